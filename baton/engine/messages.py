@@ -1,0 +1,220 @@
+"""What front and core say to each other over their socket pair: msgpack, one batch a step each way.
+
+The front numbers sequences (`seq_id`, never reused in one core's life). A sequence is one choice of
+one attempt of one request. KV bytes never cross here: both processes map the pool. Times are
+`time.monotonic()`, which both processes share.
+
+A sequence's `kind` says what the core does with it:
+
+    local    prefill and decode here
+    prefill  prefill here, sample one token, then hold the blocks until Release
+    remote   promise room (Admitted), bind blocks on Bind (Bound), decode from Start on
+"""
+
+from typing import Literal
+
+import msgspec
+
+from baton.wire.kv_spec import KVSpec
+
+SequenceKind = Literal["local", "prefill", "remote"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
+    """How one sequence chooses tokens. temperature 0 = greedy, top_p 1 and top_k 0 = off."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class AddSequence(msgspec.Struct, array_like=True, tag="add"):
+    """A new sequence.
+
+    `token_ids` (u32 little-endian) is the prompt and then `num_emitted` output tokens of earlier
+    attempts, which are never sampled again. `block_hashes` covers the full blocks of the prompt
+    part. `credit` is the output index (exclusive) up to which the sequence may emit.
+    """
+
+    seq_id: int
+    request_id: str
+    choice: int
+    kind: SequenceKind
+    token_ids: bytes
+    num_emitted: int
+    block_hashes: bytes
+    cache_key: bytes
+    sampling: SamplingParams
+    credit: int
+    priority: int = 0
+    deadline: float | None = None
+
+
+class Bind(msgspec.Struct, array_like=True, tag="bind"):
+    """A remote sequence's prefill starts now: turn its promise into blocks."""
+
+    seq_id: int
+
+
+class Start(msgspec.Struct, array_like=True, tag="start"):
+    """All blocks of a remote sequence are filled and verified: decode after `first_token`."""
+
+    seq_id: int
+    first_token: int
+
+
+class Credit(msgspec.Struct, array_like=True, tag="credit"):
+    seq_id: int
+    up_to_index: int
+
+
+class Abort(msgspec.Struct, array_like=True, tag="abort"):
+    """End a sequence and free everything, in any state. Unknown or ended ids are ignored."""
+
+    seq_id: int
+
+
+class Release(msgspec.Struct, array_like=True, tag="release"):
+    """A prefill sequence's blocks were handed over (or given up): free them into the cache."""
+
+    seq_id: int
+
+
+class SnapshotHashes(msgspec.Struct, array_like=True, tag="snapshot"):
+    """Ask for all hashes in the prefix cache (answered in StepEvents.snapshot)."""
+
+
+class Shutdown(msgspec.Struct, array_like=True, tag="shutdown"):
+    pass
+
+
+Command = AddSequence | Bind | Start | Credit | Abort | Release | SnapshotHashes | Shutdown
+
+
+class CommandBatch(msgspec.Struct, array_like=True, tag="commands"):
+    commands: list[Command]
+
+
+class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
+    """The core's first message, once the model is loaded and the pool is mapped."""
+
+    model_fp: str
+    model_name: str
+    model_revision: str
+    kv_spec: KVSpec
+    num_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    vocab_size: int
+    eos_token_ids: list[int]
+
+
+class LoadFailed(msgspec.Struct, array_like=True, tag="load_failed"):
+    """The core cannot serve this model; it exits after this message."""
+
+    message: str
+
+
+class Admitted(msgspec.Struct, array_like=True):
+    """A remote sequence has its room promised; its first `num_cached_blocks` blocks are here."""
+
+    seq_id: int
+    num_cached_blocks: int
+
+
+class SequenceRefused(msgspec.Struct, array_like=True):
+    """`reason` is one of wire.failures.REASONS; nothing is held for the sequence."""
+
+    seq_id: int
+    reason: str
+    message: str
+
+
+class Started(msgspec.Struct, array_like=True):
+    """Prefill compute of a local or prefill sequence starts in this step.
+
+    `block_ids` is the block table that covers all its tokens; the first `num_cached_tokens` tokens
+    are in the cache already and are not computed.
+    """
+
+    seq_id: int
+    block_ids: list[int]
+    num_cached_tokens: int
+
+
+class Bound(msgspec.Struct, array_like=True):
+    """The whole block table of a remote sequence, cached blocks first."""
+
+    seq_id: int
+    block_ids: list[int]
+
+
+class Progress(msgspec.Struct, array_like=True):
+    """A prefill sequence's KV is final for its first `num_computed_tokens` tokens."""
+
+    seq_id: int
+    num_computed_tokens: int
+
+
+class Finished(msgspec.Struct, array_like=True):
+    """The sequence has ended by itself: "stop" or "length", or a failure's reason.
+
+    Blocks of a prefill sequence stay held until Release; all others are free. A sequence that was
+    aborted gets no Finished.
+    """
+
+    seq_id: int
+    reason: str
+    num_output_tokens: int
+
+
+class StoredBlocks(msgspec.Struct, array_like=True):
+    """Full blocks that entered the prefix cache, as a chain below `parent_hash`."""
+
+    parent_hash: bytes
+    hashes: bytes
+
+
+class EngineLoad(msgspec.Struct, array_like=True):
+    """Measured at the end of a step; rates are exponential means, 0 = not measured yet."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks_free: int
+    num_blocks_promised: int
+    num_queued_prefill_tokens: int
+    prefill_tokens_per_s: float
+    decode_step_s: float
+
+
+class StepEvents(msgspec.Struct, array_like=True, tag="events"):
+    """Everything that one turn of the core's loop brought.
+
+    `token_seq_ids`, `token_ids` and `token_indexes` are columns: one new output token each, with
+    its index among the output tokens of its choice. KV events are in order: removed before stored.
+    """
+
+    step: int
+    load: EngineLoad
+    num_step_tokens: int = 0
+    num_step_seqs: int = 0
+    token_seq_ids: list[int] = []
+    token_ids: list[int] = []
+    token_indexes: list[int] = []
+    admitted: list[Admitted] = []
+    refused: list[SequenceRefused] = []
+    started: list[Started] = []
+    bound: list[Bound] = []
+    progress: list[Progress] = []
+    finished: list[Finished] = []
+    removed_hashes: bytes = b""
+    stored: list[StoredBlocks] = []
+    snapshot: bytes | None = None
+    num_preemptions: int = 0
+
+
+CoreMessage = EngineInfo | LoadFailed | StepEvents

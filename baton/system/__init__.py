@@ -1,0 +1,1 @@
+"""Below everything: clock, frames over a socket pair, killable children."""

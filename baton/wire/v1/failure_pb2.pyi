@@ -1,0 +1,44 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Failure(_message.Message):
+    __slots__ = ("reason", "message", "param", "retry_after_ms", "limits")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    PARAM_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    message: str
+    param: str
+    retry_after_ms: int
+    limits: LimitState
+    def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., limits: _Optional[_Union[LimitState, _Mapping]] = ...) -> None: ...
+
+class LimitState(_message.Message):
+    __slots__ = ("limit_requests", "remaining_requests", "reset_requests_ms", "limit_tokens", "remaining_tokens", "reset_tokens_ms")
+    LIMIT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    RESET_REQUESTS_MS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESET_TOKENS_MS_FIELD_NUMBER: _ClassVar[int]
+    limit_requests: int
+    remaining_requests: int
+    reset_requests_ms: int
+    limit_tokens: int
+    remaining_tokens: int
+    reset_tokens_ms: int
+    def __init__(self, limit_requests: _Optional[int] = ..., remaining_requests: _Optional[int] = ..., reset_requests_ms: _Optional[int] = ..., limit_tokens: _Optional[int] = ..., remaining_tokens: _Optional[int] = ..., reset_tokens_ms: _Optional[int] = ...) -> None: ...
+
+class StageTime(_message.Message):
+    __slots__ = ("name", "duration_us")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DURATION_US_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    duration_us: int
+    def __init__(self, name: _Optional[str] = ..., duration_us: _Optional[int] = ...) -> None: ...

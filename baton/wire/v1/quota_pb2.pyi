@@ -1,0 +1,176 @@
+from baton.wire.v1 import failure_pb2 as _failure_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class BudgetPeriod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BUDGET_PERIOD_UNSPECIFIED: _ClassVar[BudgetPeriod]
+    BUDGET_PERIOD_DAY: _ClassVar[BudgetPeriod]
+    BUDGET_PERIOD_MONTH: _ClassVar[BudgetPeriod]
+BUDGET_PERIOD_UNSPECIFIED: BudgetPeriod
+BUDGET_PERIOD_DAY: BudgetPeriod
+BUDGET_PERIOD_MONTH: BudgetPeriod
+
+class AuthenticateRequest(_message.Message):
+    __slots__ = ("key_digest",)
+    KEY_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    key_digest: bytes
+    def __init__(self, key_digest: _Optional[bytes] = ...) -> None: ...
+
+class AuthenticateResponse(_message.Message):
+    __slots__ = ("tenant", "key_id", "limits", "allowed_models", "priority", "fresh_for_s")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_MODELS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FOR_S_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    key_id: str
+    limits: Limits
+    allowed_models: _containers.RepeatedScalarFieldContainer[str]
+    priority: int
+    fresh_for_s: float
+    def __init__(self, tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., allowed_models: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ..., fresh_for_s: _Optional[float] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("requests_per_minute", "tokens_per_minute", "concurrency", "budget_tokens", "budget_period", "hard_budget")
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_PERIOD_FIELD_NUMBER: _ClassVar[int]
+    HARD_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    requests_per_minute: int
+    tokens_per_minute: int
+    concurrency: int
+    budget_tokens: int
+    budget_period: BudgetPeriod
+    hard_budget: bool
+    def __init__(self, requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., concurrency: _Optional[int] = ..., budget_tokens: _Optional[int] = ..., budget_period: _Optional[_Union[BudgetPeriod, str]] = ..., hard_budget: _Optional[bool] = ...) -> None: ...
+
+class ReserveRequest(_message.Message):
+    __slots__ = ("request_id", "tenant", "key_id", "model", "num_prompt_tokens", "num_output_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    key_id: str
+    model: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ...) -> None: ...
+
+class ReserveResponse(_message.Message):
+    __slots__ = ("granted_output_tokens", "expires_in_ms", "limits")
+    GRANTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_IN_MS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    granted_output_tokens: int
+    expires_in_ms: int
+    limits: _failure_pb2.LimitState
+    def __init__(self, granted_output_tokens: _Optional[int] = ..., expires_in_ms: _Optional[int] = ..., limits: _Optional[_Union[_failure_pb2.LimitState, _Mapping]] = ...) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("leases",)
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseRenewal]
+    def __init__(self, leases: _Optional[_Iterable[_Union[LeaseRenewal, _Mapping]]] = ...) -> None: ...
+
+class LeaseRenewal(_message.Message):
+    __slots__ = ("request_id", "tenant", "used_output_tokens", "wanted_output_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    USED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WANTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    used_output_tokens: int
+    wanted_output_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., used_output_tokens: _Optional[int] = ..., wanted_output_tokens: _Optional[int] = ...) -> None: ...
+
+class RenewResponse(_message.Message):
+    __slots__ = ("leases",)
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseState]
+    def __init__(self, leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ...) -> None: ...
+
+class LeaseState(_message.Message):
+    __slots__ = ("request_id", "granted_output_tokens", "expires_in_ms", "state")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[LeaseState.State]
+        STATE_HELD: _ClassVar[LeaseState.State]
+        STATE_REFUSED: _ClassVar[LeaseState.State]
+        STATE_LOST: _ClassVar[LeaseState.State]
+    STATE_UNSPECIFIED: LeaseState.State
+    STATE_HELD: LeaseState.State
+    STATE_REFUSED: LeaseState.State
+    STATE_LOST: LeaseState.State
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_IN_MS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    granted_output_tokens: int
+    expires_in_ms: int
+    state: LeaseState.State
+    def __init__(self, request_id: _Optional[str] = ..., granted_output_tokens: _Optional[int] = ..., expires_in_ms: _Optional[int] = ..., state: _Optional[_Union[LeaseState.State, str]] = ...) -> None: ...
+
+class SettleRequest(_message.Message):
+    __slots__ = ("usage",)
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    usage: UsageRecord
+    def __init__(self, usage: _Optional[_Union[UsageRecord, _Mapping]] = ...) -> None: ...
+
+class SettleResponse(_message.Message):
+    __slots__ = ("repeated_settle", "limits")
+    REPEATED_SETTLE_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    repeated_settle: bool
+    limits: _failure_pb2.LimitState
+    def __init__(self, repeated_settle: _Optional[bool] = ..., limits: _Optional[_Union[_failure_pb2.LimitState, _Mapping]] = ...) -> None: ...
+
+class UsageRecord(_message.Message):
+    __slots__ = ("request_id", "tenant", "key_id", "model", "model_fp", "started_unix_ms", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "num_wasted_tokens", "finish_reason", "stages", "wall_us", "endpoint", "num_attempts")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FP_FIELD_NUMBER: _ClassVar[int]
+    STARTED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WASTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    WALL_US_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    NUM_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    key_id: str
+    model: str
+    model_fp: str
+    started_unix_ms: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_wasted_tokens: int
+    finish_reason: str
+    stages: _containers.RepeatedCompositeFieldContainer[_failure_pb2.StageTime]
+    wall_us: int
+    endpoint: str
+    num_attempts: int
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., model_fp: _Optional[str] = ..., started_unix_ms: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., finish_reason: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[_failure_pb2.StageTime, _Mapping]]] = ..., wall_us: _Optional[int] = ..., endpoint: _Optional[str] = ..., num_attempts: _Optional[int] = ...) -> None: ...

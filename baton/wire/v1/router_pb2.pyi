@@ -1,0 +1,124 @@
+from baton.wire.v1 import failure_pb2 as _failure_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkerRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_ROLE_UNSPECIFIED: _ClassVar[WorkerRole]
+    WORKER_ROLE_PREFILL: _ClassVar[WorkerRole]
+    WORKER_ROLE_DECODE: _ClassVar[WorkerRole]
+WORKER_ROLE_UNSPECIFIED: WorkerRole
+WORKER_ROLE_PREFILL: WorkerRole
+WORKER_ROLE_DECODE: WorkerRole
+
+class PickRequest(_message.Message):
+    __slots__ = ("request_id", "model_fp", "block_hashes", "num_prompt_tokens", "expected_output_tokens", "tenant", "priority", "poison_fingerprint", "exclude_worker_ids", "num_choices")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FP_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    POISON_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    model_fp: str
+    block_hashes: bytes
+    num_prompt_tokens: int
+    expected_output_tokens: int
+    tenant: str
+    priority: int
+    poison_fingerprint: bytes
+    exclude_worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    num_choices: int
+    def __init__(self, request_id: _Optional[str] = ..., model_fp: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., poison_fingerprint: _Optional[bytes] = ..., exclude_worker_ids: _Optional[_Iterable[str]] = ..., num_choices: _Optional[int] = ...) -> None: ...
+
+class PickResponse(_message.Message):
+    __slots__ = ("decode", "prefill", "queue_us", "reasons", "predicted_cached_tokens")
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    decode: WorkerEndpoint
+    prefill: WorkerEndpoint
+    queue_us: int
+    reasons: str
+    predicted_cached_tokens: int
+    def __init__(self, decode: _Optional[_Union[WorkerEndpoint, _Mapping]] = ..., prefill: _Optional[_Union[WorkerEndpoint, _Mapping]] = ..., queue_us: _Optional[int] = ..., reasons: _Optional[str] = ..., predicted_cached_tokens: _Optional[int] = ...) -> None: ...
+
+class WorkerEndpoint(_message.Message):
+    __slots__ = ("worker_id", "endpoint", "boot_epoch")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    BOOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    endpoint: str
+    boot_epoch: int
+    def __init__(self, worker_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., boot_epoch: _Optional[int] = ...) -> None: ...
+
+class WatchAdmissionRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchAdmissionResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[ModelState]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ...) -> None: ...
+
+class ModelState(_message.Message):
+    __slots__ = ("model_fp", "name", "revision", "block_size", "max_model_len", "vocab_size", "eos_token_ids", "workers", "num_queued", "predicted_wait_s", "prefill_tokens_per_s", "shed_below_priority")
+    MODEL_FP_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SHED_BELOW_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    model_fp: str
+    name: str
+    revision: str
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerState]
+    num_queued: int
+    predicted_wait_s: _containers.RepeatedScalarFieldContainer[float]
+    prefill_tokens_per_s: float
+    shed_below_priority: int
+    def __init__(self, model_fp: _Optional[str] = ..., name: _Optional[str] = ..., revision: _Optional[str] = ..., block_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., num_queued: _Optional[int] = ..., predicted_wait_s: _Optional[_Iterable[float]] = ..., prefill_tokens_per_s: _Optional[float] = ..., shed_below_priority: _Optional[int] = ...) -> None: ...
+
+class WorkerState(_message.Message):
+    __slots__ = ("worker_id", "endpoint", "role", "ready", "draining", "num_running", "num_waiting", "kv_usage")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    KV_USAGE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    endpoint: str
+    role: WorkerRole
+    ready: bool
+    draining: bool
+    num_running: int
+    num_waiting: int
+    kv_usage: float
+    def __init__(self, worker_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ...) -> None: ...
