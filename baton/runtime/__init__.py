@@ -1,0 +1,1 @@
+"""What every process needs in order to be a process. No domain words."""

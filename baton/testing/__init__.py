@@ -1,0 +1,1 @@
+"""The shipped test kit: virtual clock, in-memory streams, fault tools."""

@@ -1,0 +1,113 @@
+"""A gRPC server with our limits, health service and failure translation; no reflection."""
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from baton.runtime.grpc_channel import LINK_OPTIONS, MESSAGE_OPTIONS
+from baton.wire import failures, metadata
+
+# Kept ping strikes off: our own peers ping every 100 ms (see grpc_channel.LINK_OPTIONS).
+_SERVER_OPTIONS = [
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 50),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.max_metadata_size", 16 * 1024),
+]
+_REQUEST_ID_CHARS = 128
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class GrpcServer:
+    """A running server; `port` is the bound port."""
+
+    def __init__(self, server: grpc.aio.Server, health: HealthServicer, port: int) -> None:
+        self._server = server
+        self._health = health
+        self.port = port
+
+    async def set_serving(self, serving: bool) -> None:
+        """What the health service answers."""
+        states = health_pb2.HealthCheckResponse
+        await self._health.set("", states.SERVING if serving else states.NOT_SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls at once, let running ones end within `grace_s`."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+
+async def start_server(
+    listen: str, register: Callable[[grpc.aio.Server], None], *, link: bool = False
+) -> GrpcServer:
+    """Serve on `listen` ("host:port", port 0 = any free one). `link`: serves shared streams.
+
+    Raises OSError when the address cannot be bound.
+    """
+    options = MESSAGE_OPTIONS + _SERVER_OPTIONS + (LINK_OPTIONS if link else [])
+    server = grpc.aio.server(options=[*options, ("grpc.so_reuseport", 0)])
+    health = HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    register(server)
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {listen}: {error}") from error
+    await server.start()
+    running = GrpcServer(server, health, port)
+    await running.set_serving(True)
+    return running
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """What every unary call carries besides its message."""
+
+    request_id: str
+    traceparent: str
+
+
+def incoming(context: grpc.aio.ServicerContext[Any, Any]) -> Incoming:
+    """The request id and trace context of a call."""
+    entries = dict(context.invocation_metadata() or ())
+    request_id = str(entries.get(metadata.REQUEST_ID, ""))[:_REQUEST_ID_CHARS]
+    return Incoming(request_id, str(entries.get(metadata.TRACEPARENT, "")))
+
+
+def translate_failures(method: F) -> F:
+    """Let a unary or response-streaming servicer method raise BatonError: it becomes a status."""
+
+    @functools.wraps(method)
+    async def unary(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await method(self, request, context)
+        except failures.BatonError as error:
+            await _abort(context, error)
+
+    @functools.wraps(method)
+    async def streaming(
+        self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[Any]:
+        try:
+            async for response in method(self, request, context):
+                yield response
+        except failures.BatonError as error:
+            await _abort(context, error)
+
+    return streaming if inspect.isasyncgenfunction(method) else unary  # type: ignore[return-value]
+
+
+async def _abort(
+    context: grpc.aio.ServicerContext[Any, Any], error: failures.BatonError
+) -> Awaitable[None]:
+    wire = failures.to_wire(error).SerializeToString()
+    await context.abort(
+        grpc.StatusCode[error.row.grpc_code], error.message, ((metadata.FAILURE, wire),)
+    )
+    raise AssertionError("abort always raises")

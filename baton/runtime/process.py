@@ -1,0 +1,74 @@
+"""The root of every service process: event loop, logs, telemetry, signals, exit codes.
+
+SIGTERM or SIGINT sets `Process.stopping`; the service drains and its main returns. A second
+signal ends the process at once. This is the only place that catches every exception.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+import uvloop
+
+from baton.runtime import logs, telemetry
+from baton.system.clock import Clock, SystemClock
+
+_PR_SET_PDEATHSIG = 1
+_log = logs.get("process")
+
+
+class Process:
+    """What a service's main gets: its name, its clock, and the event that asks it to drain."""
+
+    def __init__(self, service: str, clock: Clock, stopping: asyncio.Event) -> None:
+        self.service = service
+        self.clock = clock
+        self.stopping = stopping
+
+
+def run(service: str, main: Callable[[Process], Awaitable[None]]) -> NoReturn:
+    """Run `main` until it returns; never returns itself.
+
+    Exit status: 0 after a clean drain, 1 when main raised, 130 after a second signal.
+    """
+    logs.setup(service, os.environ.get("BATON_LOG_LEVEL", "INFO"))
+    if os.environ.get("BATON_DIE_WITH_PARENT") == "1":
+        die_with_parent()
+    telemetry.setup(service)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_supervised(service, main))
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _log.exception("service_failed", error=str(error)[:200])
+        telemetry.shutdown()
+        raise SystemExit(1) from None
+    telemetry.shutdown()
+    raise SystemExit(0)
+
+
+def die_with_parent() -> None:
+    """Ask Linux to end this process when its parent dies, however the parent dies."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+async def _supervised(service: str, main: Callable[[Process], Awaitable[None]]) -> None:
+    stopping = asyncio.Event()
+
+    def stop() -> None:
+        if stopping.is_set():
+            os._exit(130)
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    await main(Process(service, SystemClock(), stopping))

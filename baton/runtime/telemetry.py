@@ -1,0 +1,162 @@
+"""Spans by hand with the OpenTelemetry SDK (decision D12), and stage times always.
+
+A span is built only when its trace is sampled; otherwise `start_span` returns a span that records
+nothing but still carries the trace context on. Export is OTLP over gRPC, batched, to
+`OTEL_EXPORTER_OTLP_ENDPOINT`; without that variable nothing is exported. Spans carry ids, counts
+and reasons, never text. Names and attributes are listed in docs/telemetry.md.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from baton.system.clock import Clock
+from baton.wire.v1 import failure_pb2
+
+AttributeValue = str | int | float | bool
+
+_EXPORT_INTERVAL_MS = 500
+_propagator = TraceContextTextMapPropagator()
+
+
+class _Tracing:
+    """This process's tracer provider; records nothing until `setup`."""
+
+    provider = TracerProvider(sampler=TraceIdRatioBased(0), shutdown_on_exit=False)
+
+
+def setup(service: str, processor: SpanProcessor | None = None) -> None:
+    """Configure this process's tracer once. `processor` replaces the OTLP exporter in tests."""
+    endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+    ratio = float(os.environ.get("OTEL_TRACES_SAMPLER_ARG", "1"))
+    if not endpoint and processor is None:
+        ratio = 0.0
+    provider = TracerProvider(
+        sampler=ParentBased(TraceIdRatioBased(ratio)),
+        resource=Resource.create({"service.name": service}),
+        shutdown_on_exit=False,
+    )
+    if processor is not None:
+        provider.add_span_processor(processor)
+    elif endpoint:
+        exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
+        provider.add_span_processor(
+            BatchSpanProcessor(exporter, schedule_delay_millis=_EXPORT_INTERVAL_MS)
+        )
+    _Tracing.provider = provider
+
+
+def shutdown() -> None:
+    """Export what is still buffered and stop exporting."""
+    _Tracing.provider.shutdown()
+
+
+class Span:
+    """One stage of one request in one process. End it exactly once, or use it as a context."""
+
+    def __init__(self, span: trace.Span) -> None:
+        self._span = span
+
+    @property
+    def traceparent(self) -> str:
+        """W3C trace context for the next hop; empty when there is no valid context."""
+        carrier: dict[str, str] = {}
+        _propagator.inject(carrier, trace.set_span_in_context(self._span))
+        return carrier.get("traceparent", "")
+
+    @property
+    def trace_id(self) -> str:
+        """32 hex characters."""
+        return trace.format_trace_id(self._span.get_span_context().trace_id)
+
+    def set(self, key: str, value: AttributeValue) -> None:
+        self._span.set_attribute(key, value)
+
+    def fail(self, reason: str) -> None:
+        """Mark the span as failed, with the failure's stable reason."""
+        self._span.set_attribute("error.type", reason)
+        self._span.set_status(StatusCode.ERROR, reason)
+
+    def end(self, end_s: float | None = None) -> None:
+        """End now, or at the monotonic time `end_s`."""
+        self._span.end(_unix_ns(end_s) if end_s is not None else None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.fail(getattr(error, "reason", kind.__name__ if kind else "error"))
+        self.end()
+
+
+def start_span(
+    name: str,
+    *,
+    traceparent: str = "",
+    parent: Span | None = None,
+    request_id: str = "",
+    start_s: float | None = None,
+    attributes: Mapping[str, AttributeValue] | None = None,
+) -> Span:
+    """Start a span below `parent`, or below the remote `traceparent`, or as a root.
+
+    `start_s` is a monotonic time in the past for a stage that is reported after it ended.
+    """
+    if parent is not None:
+        context = trace.set_span_in_context(parent._span)
+    else:
+        context = _propagator.extract({"traceparent": traceparent} if traceparent else {})
+    span = _Tracing.provider.get_tracer("baton").start_span(
+        name,
+        context=context,
+        start_time=_unix_ns(start_s) if start_s is not None else None,
+        attributes={"baton.request_id": request_id, **(attributes or {})},
+    )
+    return Span(span)
+
+
+def _unix_ns(monotonic_s: float) -> int:
+    return time.time_ns() - int((time.monotonic() - monotonic_s) * 1e9)
+
+
+class StageTimer:
+    """Cuts a request's wall time into contiguous stages: their sum is the wall time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.started_s = clock.now()
+        self._last_s = self.started_s
+        self.stages: dict[str, float] = {}
+
+    def mark(self, name: str) -> float:
+        """The time since the last mark belongs to stage `name`; returns that time in seconds."""
+        now = self._clock.now()
+        spent = now - self._last_s
+        self.stages[name] = self.stages.get(name, 0.0) + spent
+        self._last_s = now
+        return spent
+
+    @property
+    def wall_s(self) -> float:
+        """From the start to the last mark."""
+        return self._last_s - self.started_s
+
+    def to_wire(self) -> list[failure_pb2.StageTime]:
+        return [
+            failure_pb2.StageTime(name=name, duration_us=round(seconds * 1e6))
+            for name, seconds in self.stages.items()
+        ]

@@ -1,0 +1,80 @@
+"""Unary calls and shared streams over real gRPC on loopback."""
+
+import grpc
+import pytest
+
+from baton.runtime import grpc_channel, grpc_server
+from baton.runtime.shared_stream import ClientFrameStream, ServerFrameStream
+from baton.wire.failures import DeadlineExceeded, LimitExceeded, Unavailable
+from baton.wire.v1 import failure_pb2, quota_pb2, quota_pb2_grpc, worker_pb2, worker_pb2_grpc
+
+
+class RefusingQuota(quota_pb2_grpc.QuotaServicer):
+    def __init__(self) -> None:
+        self.seen: list[grpc_server.Incoming] = []
+
+    @grpc_server.translate_failures
+    async def Reserve(self, request, context):
+        self.seen.append(grpc_server.incoming(context))
+        limits = failure_pb2.LimitState(limit_requests=7)
+        raise LimitExceeded("too fast", retry_after_s=2, limits=limits)
+
+
+class EchoWorker(worker_pb2_grpc.DecodeWorkerServicer):
+    async def Serve(self, request_iterator, context):
+        stream = ServerFrameStream(context)
+        while (frame := await stream.read()) is not None:
+            await stream.write(worker_pb2.WorkerFrame(bye=frame.bye))
+
+
+@pytest.fixture
+async def server():
+    quota = RefusingQuota()
+
+    def register(target: grpc.aio.Server) -> None:
+        quota_pb2_grpc.add_QuotaServicer_to_server(quota, target)
+        worker_pb2_grpc.add_DecodeWorkerServicer_to_server(EchoWorker(), target)
+
+    running = await grpc_server.start_server("127.0.0.1:0", register, link=True)
+    running.quota = quota
+    yield running
+    await running.stop(0)
+
+
+async def test_a_failure_arrives_as_the_same_error_with_its_limits(server) -> None:
+    async with grpc_channel.open_channel(f"127.0.0.1:{server.port}") as channel:
+        stub = quota_pb2_grpc.QuotaStub(channel)
+        with pytest.raises(LimitExceeded) as caught:
+            await grpc_channel.call(
+                stub.Reserve, quota_pb2.ReserveRequest(), deadline_s=5, request_id="r1"
+            )
+    assert caught.value.retry_after_s == 2
+    assert caught.value.limits.limit_requests == 7
+    assert server.quota.seen[0].request_id == "r1"
+
+
+async def test_a_passed_deadline_never_leaves_the_process(server) -> None:
+    with pytest.raises(DeadlineExceeded):
+        await grpc_channel.call(None, None, deadline_s=0)
+
+
+async def test_an_absent_server_is_unavailable() -> None:
+    async with grpc_channel.open_channel("127.0.0.1:1") as channel:
+        stub = quota_pb2_grpc.QuotaStub(channel)
+        with pytest.raises(Unavailable):
+            await grpc_channel.call(stub.Settle, quota_pb2.SettleRequest(), deadline_s=5)
+
+
+async def test_frames_go_both_ways_and_an_end_is_seen(server) -> None:
+    async with grpc_channel.open_channel(f"127.0.0.1:{server.port}", link=True) as channel:
+        stream = ClientFrameStream(worker_pb2_grpc.DecodeWorkerStub(channel).Serve())
+        await stream.write(worker_pb2.GatewayFrame(bye=worker_pb2.Bye(reason="x")))
+        frame = await stream.read()
+        assert frame.bye.reason == "x"
+        await stream.close()
+        assert await stream.read() is None
+
+
+async def test_a_taken_port_is_an_os_error(server) -> None:
+    with pytest.raises(OSError, match="cannot listen"):
+        await grpc_server.start_server(f"127.0.0.1:{server.port}", lambda _: None)

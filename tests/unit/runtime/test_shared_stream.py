@@ -1,0 +1,84 @@
+import asyncio
+
+import pytest
+
+from baton.runtime.shared_stream import FrameWriter, StreamLost
+from baton.testing.memory_stream import memory_stream_pair
+from baton.testing.virtual_clock import run_virtual
+
+
+async def read_all(stream, count: int) -> list:
+    return [await stream.read() for _ in range(count)]
+
+
+def test_control_frames_overtake_queued_ones_and_drain_comes_last() -> None:
+    async def scenario() -> list:
+        ours, theirs = memory_stream_pair()
+        merged = ["merged"]
+        writer = FrameWriter(ours, drain=lambda: merged.pop() if merged else None)
+        writer.send("queued")
+        writer.send_control("control")
+        task = asyncio.create_task(writer.run())
+        frames = await read_all(theirs, 3)
+        task.cancel()
+        return frames
+
+    assert run_virtual(scenario()) == ["control", "queued", "merged"]
+
+
+def test_what_queues_up_while_a_write_is_in_flight_is_merged() -> None:
+    async def scenario() -> list:
+        ours, theirs = memory_stream_pair(max_frames=1)
+        pending: list[int] = []
+
+        def drain() -> list[int] | None:
+            nonlocal pending
+            batch, pending = pending, []
+            return batch or None
+
+        writer = FrameWriter(ours, drain=drain)
+        task = asyncio.create_task(writer.run())
+        frames = []
+        for token in range(100):
+            pending.append(token)
+            writer.wake()
+            await asyncio.sleep(0)
+        while sum(map(len, frames)) < 100:
+            frames.append(await theirs.read())
+        task.cancel()
+        return frames
+
+    frames = run_virtual(scenario())
+    assert [token for frame in frames for token in frame] == list(range(100))
+    assert len(frames) < 10
+
+
+def test_a_full_queue_is_a_lost_stream() -> None:
+    async def scenario() -> None:
+        ours, _ = memory_stream_pair()
+        writer = FrameWriter(ours, max_queued=2)
+        writer.send(1)
+        writer.send(2)
+        with pytest.raises(StreamLost):
+            writer.send(3)
+
+    run_virtual(scenario())
+
+
+def test_flush_waits_for_everything_queued_and_returns_on_loss() -> None:
+    async def scenario() -> None:
+        ours, theirs = memory_stream_pair()
+        writer = FrameWriter(ours)
+        writer.send("bye")
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(writer.run())
+            await writer.flush()
+            assert ours.num_written == 1
+            task.cancel()
+        ours.cancel()
+        assert await theirs.read() is None
+        with pytest.raises(StreamLost):
+            writer.send("more")
+        await writer.flush()
+
+    run_virtual(scenario())

@@ -1,0 +1,49 @@
+import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from baton.runtime import telemetry
+from baton.testing.virtual_clock import VirtualClock
+from baton.wire.failures import Overloaded
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    exporter = InMemorySpanExporter()
+    telemetry.setup("test", SimpleSpanProcessor(exporter))
+    yield exporter
+    telemetry.setup("test")
+
+
+def test_remote_parent_and_request_id_tie_spans_together(spans: InMemorySpanExporter) -> None:
+    with telemetry.start_span("outer", request_id="r1") as outer:
+        with telemetry.start_span("inner", traceparent=outer.traceparent, request_id="r1"):
+            pass
+    inner, parent = spans.get_finished_spans()
+    assert inner.parent.span_id == parent.context.span_id
+    assert {span.attributes["baton.request_id"] for span in (inner, parent)} == {"r1"}
+
+
+def test_a_failure_marks_the_span_with_its_reason(spans: InMemorySpanExporter) -> None:
+    with pytest.raises(Overloaded), telemetry.start_span("work"):
+        raise Overloaded("full")
+    (span,) = spans.get_finished_spans()
+    assert span.attributes["error.type"] == "overloaded"
+
+
+def test_without_an_exporter_nothing_is_recorded_but_context_travels() -> None:
+    telemetry.setup("test")
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+    assert telemetry.start_span("x", traceparent=parent).trace_id in parent
+
+
+def test_stages_are_contiguous_and_add_up_to_the_wall_time() -> None:
+    clock = VirtualClock()
+    timer = telemetry.StageTimer(clock)
+    for name, seconds in [("auth", 0.1), ("decode", 2.0), ("auth", 0.4)]:
+        clock.advance(seconds)
+        timer.mark(name)
+    assert timer.stages == pytest.approx({"auth": 0.5, "decode": 2.0})
+    assert sum(timer.stages.values()) == pytest.approx(timer.wall_s)
+    assert [stage.duration_us for stage in timer.to_wire()] == [500_000, 2_000_000]
