@@ -274,7 +274,7 @@ class Report(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., snapshot: _Optional[_Union[KvSnapshot, _Mapping]] = ..., digest: _Optional[_Union[KvDigest, _Mapping]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("protocol", "worker_id", "boot_epoch", "role", "model_fp", "model_name", "model_revision", "kv_spec_digest", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "transports", "vocab_size", "eos_token_ids")
+    __slots__ = ("protocol", "worker_id", "boot_epoch", "role", "model_fp", "model_name", "model_revision", "kv_spec_digest", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "transports", "vocab_size", "eos_token_ids", "block_bytes")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -290,6 +290,7 @@ class Register(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker_id: str
     boot_epoch: int
@@ -305,7 +306,8 @@ class Register(_message.Message):
     transports: _containers.RepeatedScalarFieldContainer[str]
     vocab_size: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., role: _Optional[_Union[_router_pb2.WorkerRole, str]] = ..., model_fp: _Optional[str] = ..., model_name: _Optional[str] = ..., model_revision: _Optional[str] = ..., kv_spec_digest: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    block_bytes: int
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., role: _Optional[_Union[_router_pb2.WorkerRole, str]] = ..., model_fp: _Optional[str] = ..., model_name: _Optional[str] = ..., model_revision: _Optional[str] = ..., kv_spec_digest: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("step_counter", "num_running", "num_waiting", "num_blocks_total", "num_blocks_free", "num_blocks_promised", "num_queued_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "handoff_bytes_per_s", "accepted_request_ids")

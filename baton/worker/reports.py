@@ -1,0 +1,315 @@
+"""What a worker tells the routers: who it is, its load, its prefix cache, whether it drains.
+
+`ReportLog` takes the core's events once and feeds any number of router streams, each a
+`ReportSubscription` with its own sequence numbers, pace and bounded backlog. A subscription starts
+with Register and a snapshot of the stored hashes; after that come load (coalesced) and KV events
+(in the core's order, never coalesced away). One that falls too far behind drops its KV events and
+gets a new snapshot instead. Knows neither grpc nor what a router does with it.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from baton.engine.messages import EngineInfo, StepEvents
+from baton.wire.failures import Overloaded
+from baton.wire.metadata import PROTOCOL_VERSION
+from baton.wire.prefix_hash import HASH_BYTES
+from baton.wire.v1 import router_pb2, worker_pb2
+
+MAX_ROUTERS = 16
+# Load and KV events leave at most once in this time ...
+PACE_S = 0.05
+# ... and load at least once in this time, so that routers can tell silence from idleness.
+HEARTBEAT_S = 0.25
+# A subscription that has this many hashes waiting starts again from a snapshot (1 MiB).
+MAX_BACKLOG_HASHES = 65_536
+# A router that has not acknowledged this many reports gets nothing new until it does.
+MAX_UNACKNOWLEDGED = 64
+# Hashes in one KvSnapshot part or KvEvents report: half a MiB, under the frame limit.
+MAX_REPORT_HASHES = 32_768
+# Beyond this, the oldest names are dropped: the router's slot leases expire by themselves.
+MAX_ACCEPTED_IDS = 4096
+
+
+def register_message(
+    info: EngineInfo,
+    *,
+    worker_id: str,
+    boot_epoch: int,
+    role: router_pb2.WorkerRole,
+    transports: Sequence[str],
+) -> worker_pb2.Register:
+    """What a worker says of itself first; constant for the life of its core."""
+    return worker_pb2.Register(
+        protocol=PROTOCOL_VERSION,
+        worker_id=worker_id,
+        boot_epoch=boot_epoch,
+        role=role,
+        model_fp=info.model_fp,
+        model_name=info.model_name,
+        model_revision=info.model_revision,
+        kv_spec_digest=info.kv_spec.digest(),
+        block_size=info.kv_spec.block_size,
+        num_blocks=info.num_blocks,
+        max_model_len=info.max_model_len,
+        max_num_seqs=info.max_num_seqs,
+        transports=transports,
+        vocab_size=info.vocab_size,
+        eos_token_ids=info.eos_token_ids,
+        block_bytes=info.kv_spec.row_bytes,
+    )
+
+
+class ReportLog:
+    """The worker's one source of reports; lives on the front's event loop.
+
+    `request_snapshot` asks the core for all hashes in its prefix cache; the answer comes back in
+    `StepEvents.snapshot` and may arrive late, but never out of order with the KV events.
+    """
+
+    def __init__(self, register: worker_pb2.Register, request_snapshot: Callable[[], None]) -> None:
+        self.register = register
+        self.draining = False
+        self.load = worker_pb2.Load(
+            num_blocks_total=register.num_blocks, num_blocks_free=register.num_blocks
+        )
+        self._request_snapshot = request_snapshot
+        self._snapshot_requested = False
+        self._subscriptions: set[ReportSubscription] = set()
+
+    def apply(self, events: StepEvents) -> None:
+        """Take in one turn of the core: its load, its KV events, perhaps a snapshot."""
+        self.load = self._load_of(events)
+        if events.snapshot is not None:
+            self._snapshot_requested = False
+        kv_events = _kv_events(events)
+        num_hashes = (
+            len(events.removed_hashes) + sum(len(stored.hashes) for stored in events.stored)
+        ) // HASH_BYTES
+        for subscription in self._subscriptions:
+            # First the snapshot: the events of the same turn may repeat what it holds already,
+            # which is harmless, but must not be lost when the core took it before them.
+            if events.snapshot is not None:
+                subscription.take_snapshot(events.snapshot)
+            subscription.take(kv_events, num_hashes)
+
+    def accepted(self, request_id: str) -> None:
+        """This request is in the core's load from now on, or was refused, or has ended.
+
+        Call it while handling the StepEvents that show it, in the same turn as `apply`.
+        """
+        for subscription in self._subscriptions:
+            subscription.take_accepted(request_id)
+
+    def set_handoff_rate(self, bytes_per_s: float) -> None:
+        """The measured speed of handoffs; travels with the next load."""
+        self.load.handoff_bytes_per_s = bytes_per_s
+
+    def set_draining(self) -> None:
+        """Take no new requests from now on. Cannot be undone."""
+        self.draining = True
+        for subscription in self._subscriptions:
+            subscription.wake()
+
+    @contextlib.contextmanager
+    def subscribe(self) -> "Iterator[ReportSubscription]":
+        """A new router's view, from Register and snapshot on. Raises Overloaded at MAX_ROUTERS."""
+        if len(self._subscriptions) >= MAX_ROUTERS:
+            raise Overloaded(f"{MAX_ROUTERS} routers watch this worker already")
+        subscription = ReportSubscription(self)
+        self._subscriptions.add(subscription)
+        self.want_snapshot()
+        try:
+            yield subscription
+        finally:
+            self._subscriptions.discard(subscription)
+
+    def want_snapshot(self) -> None:
+        """Ask the core once, however many subscriptions wait for the answer."""
+        if not self._snapshot_requested:
+            self._snapshot_requested = True
+            self._request_snapshot()
+
+    def _load_of(self, events: StepEvents) -> worker_pb2.Load:
+        load = events.load
+        return worker_pb2.Load(
+            step_counter=events.step,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_blocks_total=self.register.num_blocks,
+            num_blocks_free=load.num_blocks_free,
+            num_blocks_promised=load.num_blocks_promised,
+            num_queued_prefill_tokens=load.num_queued_prefill_tokens,
+            prefill_tokens_per_s=load.prefill_tokens_per_s,
+            decode_step_s=load.decode_step_s,
+            handoff_bytes_per_s=self.load.handoff_bytes_per_s,
+        )
+
+
+class ReportSubscription:
+    """One router's stream: what it has not been told yet, and when it may be told."""
+
+    def __init__(self, log: ReportLog) -> None:
+        self._log = log
+        self._seq = 0
+        self._acknowledged = 0
+        self._told_load: worker_pb2.Load | None = None
+        self._told_draining = False
+        self._awaits_snapshot = True
+        self._snapshot: bytes | None = None
+        self._kv_events: list[worker_pb2.KvEvent] = []
+        self._num_hashes = 0
+        self._accepted: deque[str] = deque(maxlen=MAX_ACCEPTED_IDS)
+        self._changed = asyncio.Event()
+
+    def take_snapshot(self, hashes: bytes) -> None:
+        """All stored hashes as of now; later KV events build on it."""
+        if self._awaits_snapshot:
+            self._awaits_snapshot = False
+            self._snapshot = hashes
+            self._clear_kv_events()
+
+    def take(self, kv_events: list[worker_pb2.KvEvent], num_hashes: int) -> None:
+        """KV events of one turn. Too many waiting ones make place for a new snapshot."""
+        self._changed.set()
+        if self._awaits_snapshot:
+            return
+        self._kv_events += kv_events
+        self._num_hashes += num_hashes
+        if self._num_hashes > MAX_BACKLOG_HASHES:
+            self.start_over()
+
+    def take_accepted(self, request_id: str) -> None:
+        self._accepted.append(request_id)
+        self._changed.set()
+
+    def wake(self) -> None:
+        self._changed.set()
+
+    def start_over(self) -> None:
+        """Forget the KV events that wait; the router gets a snapshot instead."""
+        self._awaits_snapshot = True
+        self._snapshot = None
+        self._clear_kv_events()
+        self._log.want_snapshot()
+
+    def acknowledge(self, ack: worker_pb2.ReportAck) -> None:
+        """The router has taken everything up to `ack.seq`, and may ask for a snapshot."""
+        self._acknowledged = max(self._acknowledged, min(ack.seq, self._seq))
+        if ack.want_snapshot and not self._awaits_snapshot:
+            self.start_over()
+        self._changed.set()
+
+    async def next_reports(self) -> list[worker_pb2.Report]:
+        """The next reports to write, in order; waits for a change, a heartbeat and the pace.
+
+        Register is alone in the first answer. Call it again only after all were written.
+        """
+        if self._seq == 0:
+            return [self._report(register=self._log.register)]
+        if self._seq > 1:
+            await asyncio.sleep(PACE_S)
+        await self._wait_for_acknowledgements()
+        try:
+            async with asyncio.timeout(HEARTBEAT_S - PACE_S):
+                while not self._something_to_tell():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        return self._collect()
+
+    async def _wait_for_acknowledgements(self) -> None:
+        while self._seq - self._acknowledged >= MAX_UNACKNOWLEDGED:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _something_to_tell(self) -> bool:
+        return bool(
+            self._kv_events
+            or self._accepted
+            or self._snapshot is not None
+            or self._log.draining != self._told_draining
+            or self._log.load != self._told_load
+        )
+
+    def _collect(self) -> list[worker_pb2.Report]:
+        reports = self._snapshot_reports() + self._kv_reports()
+        if self._log.draining and not self._told_draining:
+            self._told_draining = True
+            reports.append(self._report(draining=True))
+        load = worker_pb2.Load()
+        load.CopyFrom(self._log.load)
+        load.accepted_request_ids.extend(self._accepted)
+        self._accepted.clear()
+        self._told_load = self._log.load
+        reports.append(self._report(load=load))
+        return reports
+
+    def _snapshot_reports(self) -> list[worker_pb2.Report]:
+        if self._snapshot is None:
+            return []
+        hashes, self._snapshot = self._snapshot, None
+        self._seq += 1
+        size = MAX_REPORT_HASHES * HASH_BYTES
+        parts = [hashes[i : i + size] for i in range(0, len(hashes), size)] or [b""]
+        return [
+            worker_pb2.Report(
+                seq=self._seq,
+                snapshot=worker_pb2.KvSnapshot(hashes=part, more=index < len(parts) - 1),
+            )
+            for index, part in enumerate(parts)
+        ]
+
+    def _kv_reports(self) -> list[worker_pb2.Report]:
+        reports = []
+        batch: list[worker_pb2.KvEvent] = []
+        num_hashes = 0
+        for event in self._kv_events:
+            size = (len(event.stored.hashes) + len(event.removed.hashes)) // HASH_BYTES
+            if batch and num_hashes + size > MAX_REPORT_HASHES:
+                reports.append(self._report(kv_events=worker_pb2.KvEvents(events=batch)))
+                batch, num_hashes = [], 0
+            batch.append(event)
+            num_hashes += size
+        if batch:
+            reports.append(self._report(kv_events=worker_pb2.KvEvents(events=batch)))
+        self._clear_kv_events()
+        return reports
+
+    def _report(
+        self,
+        *,
+        register: worker_pb2.Register | None = None,
+        load: worker_pb2.Load | None = None,
+        kv_events: worker_pb2.KvEvents | None = None,
+        draining: bool | None = None,
+    ) -> worker_pb2.Report:
+        self._seq += 1
+        return worker_pb2.Report(
+            seq=self._seq, register=register, load=load, kv_events=kv_events, draining=draining
+        )
+
+    def _clear_kv_events(self) -> None:
+        self._kv_events = []
+        self._num_hashes = 0
+
+
+def _kv_events(events: StepEvents) -> list[worker_pb2.KvEvent]:
+    """The turn's KV events on the wire, removed before stored, each within MAX_REPORT_HASHES."""
+    size = MAX_REPORT_HASHES * HASH_BYTES
+    wire = [
+        worker_pb2.KvEvent(removed=worker_pb2.KvRemoved(hashes=events.removed_hashes[i : i + size]))
+        for i in range(0, len(events.removed_hashes), size)
+    ]
+    for stored in events.stored:
+        parent = stored.parent_hash
+        for i in range(0, len(stored.hashes), size):
+            part = stored.hashes[i : i + size]
+            wire.append(
+                worker_pb2.KvEvent(stored=worker_pb2.KvStored(parent_hash=parent, hashes=part))
+            )
+            parent = part[-HASH_BYTES:]
+    return wire
