@@ -1,8 +1,7 @@
 """What the engine asks of a model: run one batch, return the sampled tokens.
 
-The torch implementation is `model/torch_runner.py`. FakeRunner, below, makes token i a hash of
-(tokens so far, seed, choice, i) and writes into each KV slot a pattern that depends on all tokens
-up to there, so that any lost, doubled, foreign or stale block shows at once (decision D11).
+The torch implementation is `model/torch_runner.py`; `baton.testing.fake_runner` needs no model and
+notices every lost, doubled, foreign or stale block (decision D11). Sampling happens in the runner.
 """
 
 from typing import Protocol
@@ -26,4 +25,8 @@ class Runner(Protocol):
         """Use `pool` (writable, num_blocks * row_bytes bytes, shared) as the cache."""
 
     def run(self, batch: StepBatch) -> NDArray[np.int64]:
-        """Compute all query tokens, store their KV, return one token for each of `sample_rows`."""
+        """Compute all query tokens, store their KV, return one token for each of `sample_rows`.
+
+        The arrays of `batch` are reused by the next step: keep no reference to them. An exception
+        ends the core.
+        """

@@ -1,0 +1,86 @@
+"""An EngineClient without a core process: the engine runs inside the front's event loop.
+
+For simulations of whole fleets on a virtual clock: a step computes at once and then takes as long
+as `step_duration` says. The reader of `events` drives the engine; nobody reading, nothing moves.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from baton.engine.batch import StepBatch
+from baton.engine.client import CoreDied
+from baton.engine.engine import Engine
+from baton.engine.messages import Command, EngineInfo, StepEvents
+from baton.engine.progress_page import CoreProgress
+from baton.system.clock import Clock
+
+StepDuration = Callable[[StepBatch], float]  # seconds
+
+
+class LocalEngineClient:
+    """Steps an Engine on the running loop's time, which `clock` must agree with."""
+
+    def __init__(self, engine: Engine, clock: Clock, step_duration: StepDuration) -> None:
+        self.info: EngineInfo = engine.info
+        self.pool = memoryview(bytearray(self.info.num_blocks * self.info.kv_spec.row_bytes))
+        engine.runner.bind_pool(self.pool)
+        self._engine = engine
+        self._clock = clock
+        self._step_duration = step_duration
+        self._commands: list[Command] = []
+        self._wake = asyncio.Event()
+        self._running_ids: tuple[str, ...] = ()
+        self._suspects: tuple[str, ...] | None = None
+
+    def send(self, command: Command) -> None:
+        self._commands.append(command)
+        self._wake.set()
+
+    async def events(self) -> StepEvents:
+        while True:
+            await self._wait_for_work()
+            if (events := await self._step()) is not None:
+                return events
+
+    def progress(self) -> CoreProgress:
+        return CoreProgress(self._engine.step_index, bool(self._running_ids), self._running_ids)
+
+    async def close(self) -> None:
+        self._suspects = self._suspects or ()
+        self._wake.set()
+
+    def die(self) -> None:
+        """Fault injection: the core is gone at this instant, as after kill -9."""
+        self._suspects = self._running_ids
+        self._wake.set()
+
+    async def _step(self) -> StepEvents | None:
+        commands, self._commands = self._commands, []
+        batch = self._engine.begin_step(commands)
+        tokens = None
+        if batch is not None:
+            self._running_ids = self._engine.batch_request_ids()
+            duration_s = self._step_duration(batch)
+            tokens = self._engine.runner.run(batch)
+            await asyncio.sleep(duration_s)
+            self._check_alive()
+            self._running_ids = ()
+        return self._engine.finish_step(tokens)
+
+    async def _wait_for_work(self) -> None:
+        self._check_alive()
+        self._wake.clear()
+        if self._commands or self._engine.has_work:
+            return
+        deadline = self._engine.next_deadline()
+        timeout_s = None if deadline is None else max(0.0, deadline - self._clock.now())
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._check_alive()
+
+    def _check_alive(self) -> None:
+        if self._suspects is not None:
+            raise CoreDied("core is gone", self._suspects)

@@ -1,0 +1,62 @@
+"""One page of shared memory in which the core says where it is, before each step.
+
+The front reads it while the core runs, hangs or is dead (reliability 5.6 and 5.10). Written under a
+sequence lock: `version` is odd while the page changes. Knows no sequences, only request ids.
+"""
+
+import mmap
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+PAGE_BYTES = 64 * 1024
+_MAX_READS = 100
+# version, step, is busy, bytes of the request ids that follow
+_HEADER = struct.Struct("<QQII")
+_VERSION = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class CoreProgress:
+    """Where the core is, readable even while it hangs. Health is that `step` moves while busy."""
+
+    step: int
+    is_busy: bool
+    request_ids: tuple[str, ...]  # of the step that runs now
+
+
+class ProgressPage:
+    """One writer (the core), any number of readers. Request ids beyond the page are left out."""
+
+    def __init__(self, page: mmap.mmap) -> None:
+        self._page = page
+        self._version = 0
+        self._step = 0
+
+    def begin_step(self, step: int, request_ids: Iterable[str]) -> None:
+        """Step `step` of these requests is about to run."""
+        self._step = step
+        self._write(True, "\n".join(request_ids).encode())
+
+    def end_work(self) -> None:
+        """Nothing runs: the core is about to wait for commands."""
+        self._write(False, b"")
+
+    def read(self) -> CoreProgress:
+        """A consistent copy, or the page as it is when its writer died in the middle of writing."""
+        for _ in range(_MAX_READS):
+            version, step, is_busy, num_bytes = _HEADER.unpack_from(self._page)
+            ids = self._page[_HEADER.size : _HEADER.size + min(num_bytes, PAGE_BYTES)]
+            if version % 2 == 0 and _VERSION.unpack_from(self._page)[0] == version:
+                break
+        request_ids = tuple(ids.decode(errors="replace").split("\n")) if ids else ()
+        return CoreProgress(step, bool(is_busy), request_ids)
+
+    def _write(self, is_busy: bool, ids: bytes) -> None:
+        if len(ids) > PAGE_BYTES - _HEADER.size:
+            ids = ids[: PAGE_BYTES - _HEADER.size].rpartition(b"\n")[0]
+        self._version += 2
+        _VERSION.pack_into(self._page, 0, self._version - 1)
+        self._page[_HEADER.size : _HEADER.size + len(ids)] = ids
+        _HEADER.pack_into(self._page, 0, self._version - 1, self._step, is_busy, len(ids))
+        _VERSION.pack_into(self._page, 0, self._version)
