@@ -88,16 +88,18 @@ class RenewRequest(_message.Message):
     def __init__(self, leases: _Optional[_Iterable[_Union[LeaseRenewal, _Mapping]]] = ...) -> None: ...
 
 class LeaseRenewal(_message.Message):
-    __slots__ = ("request_id", "tenant", "used_output_tokens", "wanted_output_tokens")
+    __slots__ = ("request_id", "tenant", "used_output_tokens", "wanted_output_tokens", "produced_output_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     USED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WANTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PRODUCED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     used_output_tokens: int
     wanted_output_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., used_output_tokens: _Optional[int] = ..., wanted_output_tokens: _Optional[int] = ...) -> None: ...
+    produced_output_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., used_output_tokens: _Optional[int] = ..., wanted_output_tokens: _Optional[int] = ..., produced_output_tokens: _Optional[int] = ...) -> None: ...
 
 class RenewResponse(_message.Message):
     __slots__ = ("leases",)
@@ -142,7 +144,7 @@ class SettleResponse(_message.Message):
     def __init__(self, repeated_settle: _Optional[bool] = ..., limits: _Optional[_Union[_failure_pb2.LimitState, _Mapping]] = ...) -> None: ...
 
 class UsageRecord(_message.Message):
-    __slots__ = ("request_id", "tenant", "key_id", "model", "model_fp", "started_unix_ms", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "num_wasted_tokens", "finish_reason", "stages", "wall_us", "endpoint", "num_attempts")
+    __slots__ = ("request_id", "tenant", "key_id", "model", "model_fp", "started_unix_ms", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "num_wasted_tokens", "finish_reason", "stages", "wall_us", "endpoint", "num_attempts", "provisional")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +160,7 @@ class UsageRecord(_message.Message):
     WALL_US_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     NUM_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    PROVISIONAL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     key_id: str
@@ -173,4 +176,5 @@ class UsageRecord(_message.Message):
     wall_us: int
     endpoint: str
     num_attempts: int
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., model_fp: _Optional[str] = ..., started_unix_ms: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., finish_reason: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[_failure_pb2.StageTime, _Mapping]]] = ..., wall_us: _Optional[int] = ..., endpoint: _Optional[str] = ..., num_attempts: _Optional[int] = ...) -> None: ...
+    provisional: bool
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., model_fp: _Optional[str] = ..., started_unix_ms: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., finish_reason: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[_failure_pb2.StageTime, _Mapping]]] = ..., wall_us: _Optional[int] = ..., endpoint: _Optional[str] = ..., num_attempts: _Optional[int] = ..., provisional: _Optional[bool] = ...) -> None: ...
