@@ -1,0 +1,1 @@
+"""Moving KV blocks from a prefill worker to a decode worker."""

@@ -1,0 +1,104 @@
+"""The prefill side of one transfer: cuts a sequence's KV into frames as it becomes final.
+
+Pull, not push: the stream's writer asks for the next frame when it can write one, so pages are
+copied out of the pool only then and nothing piles up. Blocks leave in the order in which they
+become final, layer by layer; a partial last block leaves once, at the end; the commit follows.
+Knows nothing of streams, credit or the engine.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from baton.handoff.block_bytes import BlockBytes
+from baton.handoff.ticket import Ticket
+from baton.handoff.transport import Transport
+from baton.wire.v1 import handoff_pb2
+
+
+class Sender:
+    """`block_ids` is the sequence's block table; the pool stays held by the owner."""
+
+    def __init__(
+        self, ticket: Ticket, block_ids: Sequence[int], blocks: BlockBytes, transport: Transport
+    ) -> None:
+        assert len(block_ids) >= ticket.num_blocks, "the table covers the whole prompt"
+        assert ticket.first_missing_block <= ticket.num_blocks
+        self.ticket = ticket
+        self.num_bytes_sent = 0
+        self._block_ids = block_ids
+        self._blocks = blocks
+        self._transport = transport
+        self._num_ready = ticket.first_missing_block
+        # (layer, first block, number of blocks) of the frames that can be sent now.
+        self._pieces: deque[tuple[int, int, int]] = deque()
+        self._num_messages = 0
+        self._all_final = False
+        self._committed = False
+
+    @property
+    def is_done(self) -> bool:
+        """The commit has been handed out."""
+        return self._committed
+
+    def advance(self, num_final_tokens: int) -> None:
+        """The KV of the first `num_final_tokens` tokens will not change any more."""
+        num_full = num_final_tokens // self._blocks.spec.block_size
+        self._make_ready(min(num_full, self.ticket.num_blocks))
+
+    def finish(self) -> None:
+        """All KV is final, the partial last block's too."""
+        self._make_ready(self.ticket.num_blocks)
+        self._all_final = True
+
+    def has_next(self) -> bool:
+        return bool(self._pieces) or (self._all_final and not self._committed)
+
+    def next_bytes(self) -> int:
+        """Payload bytes of the next frame (0 = the commit). Only while has_next()."""
+        if not self._pieces:
+            return 0
+        layer, _, num_blocks = self._pieces[0]
+        return num_blocks * self._blocks.page_bytes(layer)
+
+    def next_frame(self) -> handoff_pb2.PrefillFrame:
+        """The next Blocks, or the Commit after the last. Only while has_next()."""
+        assert self.has_next()
+        ticket = self.ticket
+        if not self._pieces:
+            self._committed = True
+            return handoff_pb2.PrefillFrame(
+                commit=handoff_pb2.Commit(
+                    xfer_id=ticket.xfer_id,
+                    epoch=ticket.epoch,
+                    num_messages=self._num_messages,
+                    num_blocks=ticket.num_missing_blocks,
+                )
+            )
+        layer, first, num_blocks = self._pieces.popleft()
+        frame = handoff_pb2.PrefillFrame()
+        self._fill(frame.blocks, layer, first, num_blocks)
+        return frame
+
+    def _fill(
+        self, blocks: handoff_pb2.Blocks, layer: int, first_block: int, num_blocks: int
+    ) -> None:
+        blocks.xfer_id = self.ticket.xfer_id
+        blocks.epoch = self.ticket.epoch
+        blocks.seq = self._num_messages
+        blocks.layer = layer
+        blocks.first_block = first_block
+        blocks.num_blocks = num_blocks
+        blocks.head_hi = self._blocks.spec.layers[layer].num_kv_heads
+        blocks.capability = self.ticket.capability
+        ids = self._block_ids[first_block : first_block + num_blocks]
+        self.num_bytes_sent += self._transport.pack(blocks, ids)
+        self._num_messages += 1
+
+    def _make_ready(self, num_ready: int) -> None:
+        if num_ready <= self._num_ready:
+            return
+        for layer in range(len(self._blocks.spec.layers)):
+            step = self._blocks.blocks_per_frame(layer)
+            for first in range(self._num_ready, num_ready, step):
+                self._pieces.append((layer, first, min(step, num_ready - first)))
+        self._num_ready = num_ready

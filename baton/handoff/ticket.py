@@ -1,0 +1,61 @@
+"""What binds one transfer: the decode worker issues a ticket with every Prefill.
+
+A frame counts only when it carries the ticket's epoch and capability; every other one is foreign
+(or of an older attempt) and is dropped without touching the transfer. Knows nothing of streams.
+"""
+
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass
+
+CAPABILITY_BYTES = 16
+
+
+class ForeignFrame(Exception):
+    """The frame belongs to no live transfer: drop and count it, change nothing."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"foreign frame: {cause}")
+        self.cause = cause
+
+
+class BadBlocks(Exception):
+    """The transfer's own data is wrong (checksum, size, place): it can never be completed."""
+
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One transfer of blocks `first_missing_block:num_blocks` of one sequence."""
+
+    xfer_id: int
+    request_id: str
+    epoch: int
+    capability: bytes
+    first_missing_block: int
+    # Blocks of the whole prompt (and earlier attempts' output), a partial last one included.
+    num_blocks: int
+
+    @property
+    def num_missing_blocks(self) -> int:
+        """Blocks that travel."""
+        return self.num_blocks - self.first_missing_block
+
+    def check(self, epoch: int, capability: bytes) -> None:
+        """Raises ForeignFrame when a frame's epoch or capability is not this ticket's."""
+        if epoch != self.epoch:
+            raise ForeignFrame("epoch")
+        self.check_capability(capability)
+
+    def check_capability(self, capability: bytes) -> None:
+        """Raises ForeignFrame; compares in constant time."""
+        if not hmac.compare_digest(capability, self.capability):
+            raise ForeignFrame("capability")
+
+
+def new_capability(random_bytes: Callable[[int], bytes]) -> bytes:
+    """A fresh secret for one transfer."""
+    return random_bytes(CAPABILITY_BYTES)

@@ -1,0 +1,120 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.handoff.block_bytes import BlockBytes
+from baton.handoff.grpc_stream import GrpcStreamTransport
+from baton.handoff.sender import Sender
+from baton.handoff.ticket import Ticket
+from baton.wire.kv_spec import KVSpec
+from baton.wire.v1 import handoff_pb2
+from tests.unit.handoff.conftest import SPEC, Pair, make_pair
+
+
+def drain(sender: Sender) -> list[handoff_pb2.PrefillFrame]:
+    frames = []
+    while sender.has_next():
+        frames.append(sender.next_frame())
+    return frames
+
+
+def test_full_blocks_leave_layer_by_layer_as_they_become_final(pair: Pair) -> None:
+    pair.sender.advance(9)
+
+    places = [
+        (f.blocks.layer, f.blocks.first_block, f.blocks.num_blocks) for f in drain(pair.sender)
+    ]
+
+    assert places == [(0, 0, 2), (1, 0, 2)]
+    assert not pair.sender.is_done
+
+
+def test_the_partial_last_block_leaves_once_and_the_commit_comes_last(pair: Pair) -> None:
+    pair.sender.advance(10)
+    drain(pair.sender)
+
+    pair.sender.finish()
+    frames = drain(pair.sender)
+
+    assert [f.WhichOneof("frame") for f in frames] == ["blocks", "blocks", "commit"]
+    assert [f.blocks.first_block for f in frames[:2]] == [2, 2]
+    assert frames[-1].commit.num_messages == 4
+    assert frames[-1].commit.num_blocks == 3
+    assert pair.sender.is_done
+
+
+def test_blocks_that_the_receiver_has_are_not_sent() -> None:
+    pair = make_pair(10, first_missing_block=2)
+    pair.sender.advance(8)
+    assert not pair.sender.has_next()
+
+    pair.sender.finish()
+
+    assert {f.blocks.first_block for f in drain(pair.sender)[:-1]} == {2}
+
+
+def test_with_nothing_missing_only_the_commit_travels() -> None:
+    pair = make_pair(8, first_missing_block=2)
+
+    pair.sender.finish()
+
+    frames = drain(pair.sender)
+    assert [f.WhichOneof("frame") for f in frames] == ["commit"]
+    assert frames[0].commit.num_blocks == 0
+
+
+def test_next_bytes_tells_the_size_of_the_next_frame(pair: Pair) -> None:
+    pair.sender.finish()
+    while pair.sender.has_next():
+        expected = pair.sender.next_bytes()
+        assert len(pair.sender.next_frame().blocks.data) == expected
+
+
+def test_a_long_prompt_is_cut_into_frames_below_a_mebibyte() -> None:
+    spec = KVSpec.of_layers(16, [(8, 128, 128, "float32")])
+    blocks = BlockBytes(spec, memoryview(bytearray(spec.row_bytes * 20)))
+    sender = Sender(
+        Ticket(1, "r", 1, b"c" * 16, 0, 20), range(20), blocks, GrpcStreamTransport(blocks)
+    )
+    sender.finish()
+
+    frames = drain(sender)
+
+    assert max(f.ByteSize() for f in frames) <= 1024 * 1024
+    assert sum(f.blocks.num_blocks for f in frames[:-1]) == 20
+    assert [f.blocks.seq for f in frames[:-1]] == list(range(len(frames) - 1))
+
+
+@given(
+    num_tokens=st.integers(1, 60),
+    first_missing=st.integers(0, 15),
+    chunks=st.lists(st.integers(0, 60), max_size=6),
+    seed=st.integers(0, 100),
+)
+def test_any_chunking_moves_exactly_the_missing_blocks(
+    num_tokens: int, first_missing: int, chunks: list[int], seed: int
+) -> None:
+    first_missing = min(first_missing, num_tokens // SPEC.block_size)
+    pair = make_pair(num_tokens, first_missing, seed)
+    frames = []
+    for num_final in sorted(min(chunk, num_tokens) for chunk in chunks):
+        pair.sender.advance(num_final)
+        frames += drain(pair.sender)
+    pair.sender.finish()
+    frames += drain(pair.sender)
+
+    pair.receiver.bind(pair.target_ids)
+    for frame in frames[:-1]:
+        pair.receiver.take(frame.blocks)
+    assert not pair.receiver.is_complete
+    pair.receiver.commit(frames[-1].commit)
+
+    assert pair.receiver.is_complete
+    assert sum(pair.consumed) == pair.sender.num_bytes_sent == pair.receiver.num_bytes_received
+    pair.assert_moved()
+
+
+def test_a_block_table_shorter_than_the_prompt_is_our_bug() -> None:
+    blocks = BlockBytes(SPEC, memoryview(bytearray(SPEC.row_bytes)))
+    with pytest.raises(AssertionError):
+        Sender(Ticket(1, "r", 1, b"", 0, 2), [0], blocks, GrpcStreamTransport(blocks))
