@@ -72,6 +72,7 @@ class ReportLog:
     def __init__(self, register: worker_pb2.Register, request_snapshot: Callable[[], None]) -> None:
         self.register = register
         self.draining = False
+        self.closed = False
         self.load = worker_pb2.Load(
             num_blocks_total=register.num_blocks, num_blocks_free=register.num_blocks
         )
@@ -110,6 +111,12 @@ class ReportLog:
     def set_draining(self) -> None:
         """Take no new requests from now on. Cannot be undone."""
         self.draining = True
+        for subscription in self._subscriptions:
+            subscription.wake()
+
+    def close(self) -> None:
+        """End all subscriptions, so that the server can stop."""
+        self.closed = True
         for subscription in self._subscriptions:
             subscription.wake()
 
@@ -205,7 +212,8 @@ class ReportSubscription:
     async def next_reports(self) -> list[worker_pb2.Report]:
         """The next reports to write, in order; waits for a change, a heartbeat and the pace.
 
-        Register is alone in the first answer. Call it again only after all were written.
+        Register is alone in the first answer; an empty answer means that the log is closed. Call
+        it again only after all were written.
         """
         if self._seq == 0:
             return [self._report(register=self._log.register)]
@@ -219,10 +227,10 @@ class ReportSubscription:
                     await self._changed.wait()
         except TimeoutError:
             pass
-        return self._collect()
+        return [] if self._log.closed else self._collect()
 
     async def _wait_for_acknowledgements(self) -> None:
-        while self._seq - self._acknowledged >= MAX_UNACKNOWLEDGED:
+        while self._seq - self._acknowledged >= MAX_UNACKNOWLEDGED and not self._log.closed:
             self._changed.clear()
             await self._changed.wait()
 
@@ -231,6 +239,7 @@ class ReportSubscription:
             self._kv_events
             or self._accepted
             or self._snapshot is not None
+            or self._log.closed
             or self._log.draining != self._told_draining
             or self._log.load != self._told_load
         )

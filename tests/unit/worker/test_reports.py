@@ -1,0 +1,312 @@
+"""The worker's report log and the serving of one router, on virtual time and in memory."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+
+from baton.engine.messages import EngineLoad, StepEvents, StoredBlocks
+from baton.runtime.shared_stream import StreamLost
+from baton.testing.memory_stream import memory_stream_pair
+from baton.testing.virtual_clock import run_virtual
+from baton.wire.failures import Incompatible, Overloaded
+from baton.wire.prefix_hash import HASH_BYTES
+from baton.wire.v1 import worker_pb2
+from baton.worker import reports as reports_module
+from baton.worker.reports import ReportLog, ReportSubscription
+from baton.worker.reports_servicer import serve_reports
+
+T = TypeVar("T")
+
+
+def hashes(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(HASH_BYTES, "big") for number in numbers)
+
+
+def events(
+    step: int = 1,
+    *,
+    running: int = 0,
+    removed: bytes = b"",
+    stored: bytes = b"",
+    snapshot: bytes | None = None,
+) -> StepEvents:
+    return StepEvents(
+        step=step,
+        load=EngineLoad(running, 0, 90, 5, 0, 1000.0, 0.01),
+        removed_hashes=removed,
+        stored=[StoredBlocks(hashes(0), stored)] if stored else [],
+        snapshot=snapshot,
+    )
+
+
+class Worker:
+    """A report log with one subscription and a count of the snapshots asked of the core."""
+
+    def __init__(self) -> None:
+        self.num_snapshots_asked = 0
+        register = worker_pb2.Register(worker_id="decode-0", num_blocks=100)
+        self.log = ReportLog(register, self._ask)
+
+    def _ask(self) -> None:
+        self.num_snapshots_asked += 1
+
+    def answer(self, stored: bytes = b"") -> None:
+        self.log.apply(events(snapshot=stored))
+
+
+def subscribed(scenario: Callable[[Worker, ReportSubscription], Awaitable[T]]) -> T:
+    async def main() -> T:
+        worker = Worker()
+        with worker.log.subscribe() as subscription:
+            return await scenario(worker, subscription)
+
+    return run_virtual(main())
+
+
+async def drain(subscription: ReportSubscription) -> list[worker_pb2.Report]:
+    """What the router would be sent next, acknowledged."""
+    reports = await subscription.next_reports()
+    if reports:
+        subscription.acknowledge(worker_pb2.ReportAck(seq=reports[-1].seq))
+    return reports
+
+
+async def after_start(worker: Worker, subscription: ReportSubscription) -> None:
+    """Register and an empty snapshot have been sent."""
+    worker.answer()
+    await drain(subscription)
+    await drain(subscription)
+
+
+def kinds(reports: list[worker_pb2.Report]) -> list[str | None]:
+    return [report.WhichOneof("report") for report in reports]
+
+
+def test_a_subscription_starts_with_register_then_snapshot_and_load() -> None:
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        assert worker.num_snapshots_asked == 1
+        worker.answer(hashes(1, 2))
+        assert kinds(await drain(subscription)) == ["register"]
+        snapshot, load = await drain(subscription)
+        assert snapshot.snapshot.hashes == hashes(1, 2)
+        assert load.load.num_blocks_free == 90
+        assert [snapshot.seq, load.seq] == [2, 3]
+
+    subscribed(scenario)
+
+
+def test_kv_events_before_the_snapshot_are_part_of_it() -> None:
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        await drain(subscription)
+        worker.log.apply(events(stored=hashes(1)))
+        assert kinds(await drain(subscription)) == ["load"]
+        worker.log.apply(events(2, snapshot=hashes(1), stored=hashes(2)))
+        reports = await drain(subscription)
+        assert kinds(reports) == ["snapshot", "kv_events", "load"]
+        assert reports[1].kv_events.events[0].stored.hashes == hashes(2)
+
+    subscribed(scenario)
+
+
+def test_kv_events_keep_their_order_over_steps_removed_before_stored() -> None:
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        await after_start(worker, subscription)
+        worker.log.apply(events(2, stored=hashes(1)))
+        worker.log.apply(events(3, removed=hashes(1), stored=hashes(2)))
+        sent = (await drain(subscription))[0].kv_events.events
+        assert [event.WhichOneof("event") for event in sent] == ["stored", "removed", "stored"]
+
+    subscribed(scenario)
+
+
+def test_many_steps_make_few_load_reports_and_the_last_one_counts() -> None:
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        await after_start(worker, subscription)
+        loads = []
+
+        async def read() -> None:
+            while True:
+                loads.extend(await drain(subscription))
+
+        reader = asyncio.create_task(read())
+        for step in range(2, 102):
+            worker.log.apply(events(step))
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        reader.cancel()
+        assert 15 <= len(loads) <= 25
+        assert loads[-1].load.step_counter == 101
+
+    subscribed(scenario)
+
+
+def test_an_idle_worker_reports_every_quarter_of_a_second() -> None:
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        await after_start(worker, subscription)
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        for _ in range(4):
+            assert kinds(await drain(subscription)) == ["load"]
+        assert loop.time() - before == pytest.approx(1.0)
+
+    subscribed(scenario)
+
+
+def test_accepted_requests_are_named_once() -> None:
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        await after_start(worker, subscription)
+        worker.log.accepted("r1")
+        worker.log.accepted("r2")
+        assert list((await drain(subscription))[0].load.accepted_request_ids) == ["r1", "r2"]
+        assert not (await drain(subscription))[0].load.accepted_request_ids
+
+    subscribed(scenario)
+
+
+def test_draining_is_told_at_once_and_to_routers_that_come_later() -> None:
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        await after_start(worker, subscription)
+        worker.log.set_draining()
+        assert kinds(await drain(subscription)) == ["draining", "load"]
+        with worker.log.subscribe() as late:
+            await drain(late)
+            assert "draining" in kinds(await drain(late))
+
+    subscribed(scenario)
+
+
+def test_a_backlog_that_is_too_long_becomes_a_snapshot(monkeypatch) -> None:
+    monkeypatch.setattr(reports_module, "MAX_BACKLOG_HASHES", 3)
+
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        await after_start(worker, subscription)
+        worker.log.apply(events(2, stored=hashes(1, 2, 3, 4)))
+        assert worker.num_snapshots_asked == 2
+        assert kinds(await drain(subscription)) == ["load"]
+        worker.answer(hashes(1, 2, 3, 4))
+        assert kinds(await drain(subscription)) == ["snapshot", "load"]
+
+    subscribed(scenario)
+
+
+def test_a_router_that_asks_gets_a_snapshot_and_no_events_before_it() -> None:
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        await after_start(worker, subscription)
+        worker.log.apply(events(2, stored=hashes(1)))
+        subscription.acknowledge(worker_pb2.ReportAck(seq=3, want_snapshot=True))
+        assert kinds(await drain(subscription)) == ["load"]
+        worker.answer(hashes(1))
+        assert kinds(await drain(subscription)) == ["snapshot", "load"]
+
+    subscribed(scenario)
+
+
+def test_a_large_snapshot_travels_in_parts_of_one_number(monkeypatch) -> None:
+    monkeypatch.setattr(reports_module, "MAX_REPORT_HASHES", 2)
+
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        await drain(subscription)
+        worker.answer(hashes(1, 2, 3, 4, 5))
+        parts = (await drain(subscription))[:-1]
+        assert [part.seq for part in parts] == [2, 2, 2]
+        assert [part.snapshot.more for part in parts] == [True, True, False]
+        assert b"".join(part.snapshot.hashes for part in parts) == hashes(1, 2, 3, 4, 5)
+
+    subscribed(scenario)
+
+
+def test_long_kv_events_are_cut_into_reports_below_the_frame_limit(monkeypatch) -> None:
+    monkeypatch.setattr(reports_module, "MAX_REPORT_HASHES", 2)
+
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        await after_start(worker, subscription)
+        worker.log.apply(events(2, removed=hashes(9), stored=hashes(1, 2, 3)))
+        sent = [r for r in await drain(subscription) if r.WhichOneof("report") == "kv_events"]
+        stored = [event.stored for report in sent for event in report.kv_events.events][1:]
+        assert len(sent) == 3
+        assert [s.hashes for s in stored] == [hashes(1, 2), hashes(3)]
+        assert [s.parent_hash for s in stored] == [hashes(0), hashes(2)]
+
+    subscribed(scenario)
+
+
+def test_a_router_that_acknowledges_nothing_is_sent_a_bounded_number(monkeypatch) -> None:
+    monkeypatch.setattr(reports_module, "MAX_UNACKNOWLEDGED", 5)
+
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        worker.answer()
+        num_sent = 0
+
+        async def read_without_acknowledging() -> None:
+            nonlocal num_sent
+            while True:
+                num_sent += len(await subscription.next_reports())
+
+        reader = asyncio.create_task(read_without_acknowledging())
+        await asyncio.sleep(60)
+        reader.cancel()
+        assert num_sent <= 7
+
+    subscribed(scenario)
+
+
+def test_one_answer_of_the_core_serves_all_that_wait_for_a_snapshot() -> None:
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        with worker.log.subscribe() as other:
+            assert worker.num_snapshots_asked == 1
+            worker.answer(hashes(7))
+            for each in (subscription, other):
+                await drain(each)
+                assert (await drain(each))[0].snapshot.hashes == hashes(7)
+
+    subscribed(scenario)
+
+
+def test_the_number_of_routers_is_bounded(monkeypatch) -> None:
+    monkeypatch.setattr(reports_module, "MAX_ROUTERS", 1)
+
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        with pytest.raises(Overloaded), worker.log.subscribe():
+            pass
+
+    subscribed(scenario)
+
+
+def test_serving_ends_when_the_log_is_closed() -> None:
+    async def main() -> None:
+        worker = Worker()
+        ours, theirs = memory_stream_pair()
+        await theirs.write(worker_pb2.ReportAck(protocol=1))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(serve_reports(ours, worker.log))
+            assert (await theirs.read()).register.worker_id == "decode-0"
+            worker.log.close()
+
+    run_virtual(main())
+
+
+def test_serving_ends_when_the_router_leaves() -> None:
+    async def main() -> None:
+        worker = Worker()
+        ours, theirs = memory_stream_pair()
+        await theirs.write(worker_pb2.ReportAck(protocol=1))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(serve_reports(ours, worker.log))
+            await theirs.read()
+            theirs.cancel()
+        with pytest.raises(StreamLost):
+            await ours.write(worker_pb2.Report())
+
+    run_virtual(main())
+
+
+def test_a_router_of_another_protocol_is_refused_naming_both() -> None:
+    async def main() -> None:
+        ours, theirs = memory_stream_pair()
+        await theirs.write(worker_pb2.ReportAck(protocol=99))
+        with pytest.raises(Incompatible, match=r"99.*1"):
+            await serve_reports(ours, Worker().log)
+
+    run_virtual(main())
