@@ -50,12 +50,16 @@ REASONS: dict[str, ReasonRow] = {
     "context_length_exceeded": _INVALID,
     "invalid_token_id": _INVALID,
     "invalid_json": _INVALID,
+    "invalid_unicode": _INVALID,
+    "duplicate_key": _INVALID,
+    "json_too_deep": _INVALID,
     "no_chat_template": _INVALID,
     "template_error": _INVALID,
     "run_too_long": _INVALID,
     "request_exceeds_limit": _INVALID,
     "body_too_large": ReasonRow("INVALID_ARGUMENT", 413, "invalid_request_error", False),
     "unsupported_encoding": ReasonRow("INVALID_ARGUMENT", 415, "invalid_request_error", False),
+    "request_timeout": ReasonRow("INVALID_ARGUMENT", 408, "invalid_request_error", False),
     "not_found": ReasonRow("NOT_FOUND", 404, "invalid_request_error", False),
     "method_not_allowed": ReasonRow("UNIMPLEMENTED", 405, "invalid_request_error", False),
     "model_not_found": ReasonRow("NOT_FOUND", 404, "invalid_request_error", False),
@@ -163,8 +167,8 @@ _CLASS_OF_REASON: dict[str, type[BatonError]] = {
 }  # fmt: skip
 _CLASS_OF_ROW: dict[int, type[BatonError]] = {
     400: InvalidRequest, 401: AuthenticationFailed, 404: InvalidRequest, 405: InvalidRequest,
-    413: InvalidRequest, 415: InvalidRequest, 429: LimitExceeded, 499: Cancelled,
-    500: InternalFailure, 503: Unavailable, 504: DeadlineExceeded,
+    408: InvalidRequest, 413: InvalidRequest, 415: InvalidRequest, 429: LimitExceeded,
+    499: Cancelled, 500: InternalFailure, 503: Unavailable, 504: DeadlineExceeded,
 }  # fmt: skip
 
 
