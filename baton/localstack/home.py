@@ -1,0 +1,110 @@
+"""The folder of one local stack (`.baton`): secret, keys, data, logs, and what runs right now.
+
+Everything in it survives a restart except `state.json`, which exists only while a stack runs.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO
+
+ENV_VARIABLE = "BATON_HOME"
+
+
+class AlreadyRunning(Exception):
+    """Another supervisor owns this folder."""
+
+
+@dataclass(slots=True)
+class StackState:
+    """What `status`, `down` and tests need to know of a running stack."""
+
+    supervisor_pid: int
+    base_url: str
+    ready: bool = False
+    services: dict[str, dict[str, str | int]] = field(default_factory=dict)
+
+
+class Home:
+    """Paths and small files of one local stack."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self.secret = self.root / "secret"
+        self.registry = self.root / "registry.jsonl"
+        self.dev_env = self.root / "dev.env"
+        self.logs = self.root / "logs"
+        self.redis = self.root / "redis"
+        self.usage = self.root / "usage"
+        self.outbox = self.root / "outbox"
+        self.spans = self.root / "spans.db"
+        self._state = self.root / "state.json"
+
+    @classmethod
+    def of_environment(cls) -> "Home":
+        """`$BATON_HOME`, or `.baton` in the current folder."""
+        return cls(Path(os.environ.get(ENV_VARIABLE, ".baton")))
+
+    def create(self) -> None:
+        """Make the folders that services write to; readable by the owner only."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (self.logs, self.redis, self.usage, self.outbox):
+            folder.mkdir(exist_ok=True)
+
+    def lock(self) -> IO[str]:
+        """Own this folder until the returned file is closed. Raises AlreadyRunning."""
+        file = (self.root / "lock").open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            state = self.read_state()
+            pid = f" (pid {state.supervisor_pid})" if state else ""
+            raise AlreadyRunning(f"a stack already runs in {self.root}{pid}") from None
+        return file
+
+    def read_state(self) -> StackState | None:
+        """The running stack, or None. A file left by a killed supervisor counts as none."""
+        try:
+            state = StackState(**json.loads(self._state.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+        return state if _is_alive(state.supervisor_pid) else None
+
+    def write_state(self, state: StackState | None) -> None:
+        """Replace the state file at once, or remove it (None)."""
+        if state is None:
+            self._state.unlink(missing_ok=True)
+            return
+        fresh = self._state.with_suffix(".tmp")
+        fresh.write_text(json.dumps(asdict(state), indent=1))
+        fresh.replace(self._state)
+
+    def read_dev_env(self) -> dict[str, str]:
+        """NAME=value lines of dev.env; empty when there is no such file."""
+        try:
+            lines = self.dev_env.read_text().splitlines()
+        except OSError:
+            return {}
+        return dict(line.split("=", 1) for line in lines if "=" in line)
+
+    def write_dev_env(self, values: dict[str, str]) -> None:
+        """Replace dev.env; it holds a key, so only the owner may read it."""
+        fresh = self.dev_env.with_suffix(f".{secrets.token_hex(4)}")
+        text = "".join(f"{name}={value}\n" for name, value in values.items())
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+        fresh.replace(self.dev_env)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

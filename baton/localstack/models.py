@@ -1,0 +1,75 @@
+"""Which models a local stack serves: the bundled demo model, a folder, or a Hugging Face id.
+
+An id is downloaded once, before anything starts, so that every process reads the same files.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.demo_model import demo_model_path
+
+DEMO_MODEL = "baton-demo"
+_HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
+# safetensors only: no pickled weights are ever fetched.
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+
+
+class ModelNotFound(Exception):
+    """The message is one clear line."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """One model on this machine: the name that clients use, and its folder."""
+
+    name: str
+    folder: Path
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
+
+
+def resolve(names: list[str]) -> list[LocalModel]:
+    """The models that `--model` asked for; the demo model when there is none.
+
+    Raises ModelNotFound.
+    """
+    models = [_resolve_one(name) for name in names or [DEMO_MODEL]]
+    seen: set[str] = set()
+    for model in models:
+        if model.name in seen:
+            raise ModelNotFound(f"two models would be called {model.name!r}: rename a folder")
+        seen.add(model.name)
+    return models
+
+
+def _resolve_one(name: str) -> LocalModel:
+    if name == DEMO_MODEL:
+        return LocalModel(name, demo_model_path())
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelNotFound(f"model {name!r}: the folder has no config.json")
+        if not list(folder.glob("*.safetensors")):
+            raise ModelNotFound(f"model {name!r}: the folder has no *.safetensors file")
+        return LocalModel(folder.resolve().name, folder.resolve())
+    if not _HUB_ID.match(name) or name.startswith((".", "/")):
+        raise ModelNotFound(f"model {name!r}: no such folder, and no Hugging Face id (owner/name)")
+    return LocalModel(name, _download(name))
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except LocalEntryNotFoundError as error:
+        raise ModelNotFound(
+            f"model {name!r}: not in the local cache, and the hub cannot be reached"
+        ) from error
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else "failed"
+        raise ModelNotFound(f"model {name!r}: {first_line}") from error

@@ -1,0 +1,36 @@
+"""Free TCP ports on loopback, outside the range from which the kernel takes source ports."""
+
+import random
+import socket
+
+LOOPBACK = "127.0.0.1"
+_FIRST, _LAST = 20_000, 32_000
+_MAX_TRIES = 500
+
+
+class PortTaken(Exception):
+    """The port that was asked for is in use."""
+
+
+def free_ports(count: int, draw: random.Random | None = None) -> list[int]:
+    """`count` different ports that nobody listens on now."""
+    draw = draw or random.SystemRandom()
+    ports: list[int] = []
+    for _ in range(_MAX_TRIES + count):
+        if len(ports) == count:
+            return ports
+        port = draw.randint(_FIRST, _LAST)
+        if port not in ports and is_free(port):
+            ports.append(port)
+    raise PortTaken(f"no {count} free ports between {_FIRST} and {_LAST}")
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this loopback port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+        return True

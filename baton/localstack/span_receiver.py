@@ -1,0 +1,88 @@
+"""The local OTLP receiver: a process of its own that stores spans and, if asked, forwards them.
+
+Forwarding (to Jaeger or any collector) never delays storing: a bounded queue, dropped when full.
+"""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+from baton.localstack.span_store import SpanStore, spans_of_export
+from baton.runtime import environment, logs
+from baton.runtime.grpc_channel import open_channel
+from baton.runtime.grpc_server import start_server
+from baton.runtime.process import Process, run
+
+MAX_FORWARD_QUEUE = 64
+_FORWARD_TIMEOUT_S = 5
+
+_log = logs.get("span_receiver")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """BATON_SPANS_LISTEN, BATON_SPANS_STORE, BATON_SPANS_FORWARD_TO ("http://host:port")."""
+
+    listen: str
+    store: Path
+    forward_to: str = ""
+
+
+class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
+    """OTLP's TraceService over a SpanStore."""
+
+    def __init__(self, store: SpanStore) -> None:
+        self._store = store
+        self.to_forward: asyncio.Queue[ExportTraceServiceRequest] = asyncio.Queue(MAX_FORWARD_QUEUE)
+
+    async def Export(
+        self, request: ExportTraceServiceRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> ExportTraceServiceResponse:
+        self._store.add(spans_of_export(request))
+        with contextlib.suppress(asyncio.QueueFull):
+            self.to_forward.put_nowait(request)
+        return ExportTraceServiceResponse()
+
+    async def forward(self, target: str) -> None:
+        """Send on whatever was received; an unreachable target costs only its own spans."""
+        async with open_channel(target.split("://")[-1]) as channel:
+            stub = trace_service_pb2_grpc.TraceServiceStub(channel)
+            while True:
+                request = await self.to_forward.get()
+                try:
+                    await stub.Export(request, timeout=_FORWARD_TIMEOUT_S)
+                except grpc.aio.AioRpcError as error:
+                    _log.warning("forward_failed", code=error.code().name)
+
+
+async def main(process: Process) -> None:
+    settings = environment.load(Settings, "BATON_SPANS_")
+    with SpanStore(settings.store) as store:
+        receiver = Receiver(store)
+        server = await start_server(
+            settings.listen,
+            lambda target: trace_service_pb2_grpc.add_TraceServiceServicer_to_server(
+                receiver, target
+            ),
+        )
+        async with asyncio.TaskGroup() as group:
+            forwarding = None
+            if settings.forward_to:
+                forwarding = group.create_task(receiver.forward(settings.forward_to))
+            await process.stopping.wait()
+            await server.stop(grace_s=1)
+            if forwarding:
+                forwarding.cancel()
+
+
+if __name__ == "__main__":
+    run("span-receiver", main)

@@ -1,0 +1,152 @@
+"""A small local span store: OTLP in, SQLite on disk, bounded. What `baton trace` reads.
+
+It keeps the newest MAX_SPANS spans. It understands only what Baton's own spans need (names, times,
+parents, string attributes); a real backend takes the same OTLP.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
+
+MAX_SPANS = 200_000
+_PRUNE_EVERY = 5_000
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS spans (
+    trace_id TEXT, span_id TEXT, parent_id TEXT, request_id TEXT, service TEXT, name TEXT,
+    start_ns INTEGER, end_ns INTEGER, failed INTEGER, attributes TEXT,
+    PRIMARY KEY (trace_id, span_id)
+);
+CREATE INDEX IF NOT EXISTS spans_by_request ON spans (request_id);
+"""
+_INSERT = "INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_COLUMNS = (
+    "trace_id, span_id, parent_id, request_id, service, name, start_ns, end_ns, failed, attributes"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSpan:
+    """One finished span. Ids are hex; `parent_id` is empty for a root."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str
+    request_id: str
+    service: str
+    name: str
+    start_ns: int
+    end_ns: int
+    failed: bool
+    attributes: dict[str, str]
+
+
+class SpanStore:
+    """One SQLite file. Several readers may open it while one process writes."""
+
+    def __init__(self, path: Path, max_spans: int = MAX_SPANS) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._db = sqlite3.connect(path, timeout=5)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.executescript(_SCHEMA)
+        self._max_spans = max_spans
+        self._num_since_prune = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._db.close()
+
+    def add(self, spans: Iterable[StoredSpan]) -> None:
+        """Store spans; a repeated span replaces its first copy."""
+        rows = [
+            (
+                span.trace_id,
+                span.span_id,
+                span.parent_id,
+                span.request_id,
+                span.service,
+                span.name,
+                span.start_ns,
+                span.end_ns,
+                int(span.failed),
+                json.dumps(span.attributes),
+            )
+            for span in spans
+        ]
+        with self._db:
+            self._db.executemany(_INSERT, rows)
+            self._num_since_prune += len(rows)
+            if self._num_since_prune >= min(_PRUNE_EVERY, self._max_spans):
+                self._num_since_prune = 0
+                self._db.execute(
+                    "DELETE FROM spans WHERE rowid <= (SELECT max(rowid) FROM spans) - ?",
+                    (self._max_spans,),
+                )
+
+    def of_request(self, request_id: str) -> list[StoredSpan]:
+        """All spans of all traces in which the request id occurs, by start time."""
+        query = (
+            f"SELECT {_COLUMNS} FROM spans WHERE trace_id IN "
+            "(SELECT trace_id FROM spans WHERE request_id = ?) ORDER BY start_ns"
+        )
+        return [_stored(row) for row in self._db.execute(query, (request_id,))]
+
+    def last_request_ids(self, count: int) -> list[str]:
+        """Request ids of the newest roots, newest first."""
+        query = (
+            "SELECT request_id FROM spans WHERE parent_id = '' AND request_id != '' "
+            "ORDER BY start_ns DESC LIMIT ?"
+        )
+        return [row[0] for row in self._db.execute(query, (count,))]
+
+
+def spans_of_export(request: ExportTraceServiceRequest) -> list[StoredSpan]:
+    """The spans of one OTLP export call."""
+    spans = []
+    for group in request.resource_spans:
+        service = _attributes(group.resource.attributes).get("service.name", "?")
+        for scope in group.scope_spans:
+            spans += [_from_otlp(service, span) for span in scope.spans]
+    return spans
+
+
+def _from_otlp(service: str, span: OtlpSpan) -> StoredSpan:
+    attributes = _attributes(span.attributes)
+    return StoredSpan(
+        trace_id=span.trace_id.hex(),
+        span_id=span.span_id.hex(),
+        parent_id=span.parent_span_id.hex(),
+        request_id=attributes.pop("baton.request_id", ""),
+        service=service,
+        name=span.name,
+        start_ns=span.start_time_unix_nano,
+        end_ns=span.end_time_unix_nano,
+        failed=span.status.code == Status.STATUS_CODE_ERROR,
+        attributes=attributes,
+    )
+
+
+def _attributes(pairs: Iterable[KeyValue]) -> dict[str, str]:
+    values = {}
+    for pair in pairs:
+        kind = pair.value.WhichOneof("value")
+        values[pair.key] = str(getattr(pair.value, kind)) if kind else ""
+    return values
+
+
+def _stored(row: tuple[str, str, str, str, str, str, int, int, int, str]) -> StoredSpan:
+    return StoredSpan(*row[:8], failed=bool(row[8]), attributes=json.loads(row[9]))
