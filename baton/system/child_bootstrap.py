@@ -1,0 +1,80 @@
+"""The first code that runs in a child of `child.py`: takes limits, then serves its parent.
+
+`python -m baton.system.child_bootstrap MODULE MEMORY_BYTES PARENT_PID`, with the socket to the
+parent as standard input. MODULE must offer `build_handler(setup: bytes) -> (handler, reply)`.
+A handler that raises ends the child: expected failures belong into the answer. Nothing but the kind
+and place of such an error is printed, because its text may be a user's.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import os
+import resource
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+
+import msgspec
+
+from baton.system.child import READY, ChildFrame
+from baton.system.frames import FrameSocket, PeerClosed
+
+Handler = Callable[[bytes], bytes]
+PR_SET_PDEATHSIG = 1
+
+
+def main(module: str, memory_bytes: int, parent_pid: int) -> None:
+    """Serve the parent until it closes its end."""
+    sys.excepthook = _print_place_only
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent(parent_pid)
+    _limit(memory_bytes)
+    frames = FrameSocket(socket.socket(fileno=0), msgspec.msgpack.Decoder(ChildFrame))
+    with contextlib.suppress(PeerClosed):
+        _serve(frames, module)
+
+
+def _serve(frames: FrameSocket[ChildFrame], module: str) -> None:
+    handler: Handler | None = None
+    while True:
+        for frame in frames.receive(None):
+            if frame.number == READY:
+                handler, answer = importlib.import_module(module).build_handler(frame.data)
+            else:
+                assert handler is not None
+                answer = handler(frame.data)
+            frames.send(ChildFrame(frame.number, answer))
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    # The socket tells an idle child that its parent is gone; only this tells a busy one.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        sys.exit(1)
+
+
+def _limit(memory_bytes: int) -> None:
+    # Not every system enforces each of these; where one is refused, the deadline still holds.
+    for kind, value in (
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(kind, (value, value))
+
+
+def _print_place_only(
+    kind: type[BaseException], _error: BaseException, trace: TracebackType | None
+) -> None:
+    frames = traceback.extract_tb(trace)
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    print(f"child failed: {kind.__name__}{place}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

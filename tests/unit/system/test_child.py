@@ -1,0 +1,196 @@
+"""The killable child: answers, deadlines, limits, restarts, and what it may know."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from baton.system.child import (
+    ChildDied,
+    ChildLimits,
+    ChildProcess,
+    ChildRestartsExhausted,
+    ChildTimedOut,
+)
+
+MODULE = "child_under_test"
+SOURCE = """
+import os, sys
+
+def build_handler(setup):
+    if setup == b"broken":
+        raise RuntimeError("secret text")
+    return handle, b"set up with " + setup
+
+def handle(request):
+    command, _, rest = request.partition(b" ")
+    if command == b"echo":
+        return rest
+    if command == b"hang":
+        while True:
+            pass
+    if command == b"die":
+        os._exit(3)
+    if command == b"raise":
+        raise KeyError("secret text")
+    if command == b"grow":
+        return str(len(bytearray(int(rest)))).encode()
+    if command == b"environment":
+        return "\\n".join(sorted(os.environ)).encode()
+    if command == b"pid":
+        return str(os.getpid()).encode()
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / f"{MODULE}.py").write_text(SOURCE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return MODULE
+
+
+@pytest.fixture
+async def child(module: str):
+    child = ChildProcess(module)
+    yield child
+    await child.close()
+
+
+async def test_answer_comes_back_for_each_request_in_order(child: ChildProcess):
+    answers = await asyncio.gather(
+        *(child.call(f"echo {i}".encode(), deadline_s=20) for i in range(20))
+    )
+    assert answers == [str(i).encode() for i in range(20)]
+
+
+async def test_large_frames_pass_both_ways(child: ChildProcess):
+    data = os.urandom(8 * 1024 * 1024)
+    assert await child.call(b"echo " + data, deadline_s=20) == data
+
+
+async def test_setup_reaches_every_fresh_child(module: str):
+    child = ChildProcess(module, setup=b"this")
+    assert await child.start() == b"set up with this"
+    with pytest.raises(ChildDied):
+        await child.call(b"die", deadline_s=20)
+    assert await child.start() == b"set up with this"
+    await child.close()
+
+
+async def test_child_past_its_deadline_is_killed_and_the_next_call_gets_a_fresh_one(
+    child: ChildProcess,
+):
+    await child.start()
+    pid = child.pid
+    with pytest.raises(ChildTimedOut):
+        await child.call(b"hang", deadline_s=0.05)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert await child.call(b"echo again", deadline_s=20) == b"again"
+
+
+async def test_child_that_dies_is_reported_with_its_exit_code(child: ChildProcess):
+    with pytest.raises(ChildDied, match="code 3"):
+        await child.call(b"die", deadline_s=20)
+
+
+async def test_child_killed_while_idle_is_replaced_at_the_next_call(child: ChildProcess):
+    await child.start()
+    process = child._process
+    os.kill(child.pid, signal.SIGKILL)
+    await process.wait()
+    assert await child.call(b"echo again", deadline_s=20) == b"again"
+
+
+async def test_starts_are_bounded_in_a_window(module: str):
+    child = ChildProcess(module, limits=ChildLimits(max_starts=2, start_window_s=600))
+    for _ in range(2):
+        with pytest.raises(ChildDied):
+            await child.call(b"die", deadline_s=20)
+    with pytest.raises(ChildRestartsExhausted):
+        await child.call(b"echo x", deadline_s=20)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces RLIMIT_AS")
+async def test_memory_limit_ends_a_request_that_needs_more(module: str):
+    child = ChildProcess(module, limits=ChildLimits(memory_bytes=256 * 1024 * 1024))
+    assert await child.call(b"grow 1000", deadline_s=20) == b"1000"
+    with pytest.raises(ChildDied):
+        await child.call(b"grow 1000000000", deadline_s=20)
+    await child.close()
+
+
+async def test_child_does_not_inherit_the_environment(module: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("BATON_GATEWAY_SECRET", "x")
+    child = ChildProcess(module)
+    names = (await child.call(b"environment ", deadline_s=20)).decode().split()
+    assert "BATON_GATEWAY_SECRET" not in names
+    assert "HOME" not in names
+    await child.close()
+
+
+async def test_cancelled_call_leaves_no_answer_for_the_next_one(child: ChildProcess):
+    await child.start()
+    task = asyncio.ensure_future(child.call(b"echo first", deadline_s=20))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await child.call(b"echo second", deadline_s=20) == b"second"
+
+
+async def test_failing_child_prints_no_text_of_the_error(module: str, capfd: pytest.CaptureFixture):
+    child = ChildProcess(module)
+    with pytest.raises(ChildDied):
+        await child.call(b"raise", deadline_s=20)
+    with pytest.raises(ChildDied):
+        await ChildProcess(module, setup=b"broken").start()
+    printed = capfd.readouterr().err
+    assert "KeyError" in printed
+    assert "secret text" not in printed
+
+
+async def test_child_ends_with_its_parent(module: str):
+    program = (
+        "import asyncio, os\n"
+        "from baton.system.child import ChildProcess\n"
+        "async def main():\n"
+        f"    child = ChildProcess({module!r})\n"
+        "    await child.start()\n"
+        "    print(child.pid, flush=True)\n"
+        "    await child.call(b'hang', deadline_s=60)\n"
+        "asyncio.run(main())\n"
+    )
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE
+    )
+    pid = int(await parent.stdout.readline())
+    parent.kill()
+    await parent.wait()
+    async with asyncio.timeout(20):
+        while _is_running(pid):
+            await asyncio.sleep(0.01)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_child_works_under_uvloop(module: str):
+    async def main() -> bytes:
+        child = ChildProcess(module)
+        answer = await child.call(b"echo hello", deadline_s=20)
+        with pytest.raises(ChildTimedOut):
+            await child.call(b"hang", deadline_s=0.05)
+        await child.close()
+        return answer
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(main()) == b"hello"
