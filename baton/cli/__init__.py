@@ -1,0 +1,1 @@
+"""The `baton` command: up, down, status, keys, trace."""

@@ -7,11 +7,15 @@ import fcntl
 import json
 import os
 import secrets
+import tempfile
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
 ENV_VARIABLE = "BATON_HOME"
+# The kernel limits a socket path to 107 bytes.
+MAX_SOCKET_FOLDER_CHARS = 90
 
 
 class AlreadyRunning(Exception):
@@ -53,6 +57,17 @@ class Home:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.logs, self.redis, self.usage, self.outbox):
             folder.mkdir(exist_ok=True)
+
+    def socket_folder(self) -> Path:
+        """Where Unix sockets go: here, or in the temporary folder when this path is too long."""
+        if len(str(self.root)) <= MAX_SOCKET_FOLDER_CHARS:
+            return self.root
+        name = f"baton-{os.getuid()}-{sha256(str(self.root).encode()).hexdigest()[:12]}"
+        folder = Path(tempfile.gettempdir()) / name
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            raise PermissionError(f"{folder} belongs to somebody else")
+        return folder
 
     def lock(self) -> IO[str]:
         """Own this folder until the returned file is closed. Raises AlreadyRunning."""

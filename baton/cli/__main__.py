@@ -1,0 +1,45 @@
+"""`baton`: one parser, one module per command. Exit status 2 = wrong usage or a clear refusal."""
+
+import argparse
+import sys
+
+from baton.cli import keys, stack, trace, up
+from baton.localstack.home import AlreadyRunning
+from baton.localstack.models import ModelNotFound
+from baton.localstack.ports import PortTaken
+from baton.localstack.redis_server import NoRedisServer
+from baton.localstack.supervisor import StartFailed
+from baton.wire.key_registry import RegistryError
+
+# Expected refusals: one line on stderr, no traceback.
+_REFUSALS = (
+    AlreadyRunning,
+    ModelNotFound,
+    NoRedisServer,
+    PortTaken,
+    RegistryError,
+    StartFailed,
+    stack.NotRunning,
+    up.NotEnoughMemory,
+)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    parser = argparse.ArgumentParser(prog="baton", description="Disaggregated LLM serving")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for module in (up, stack, keys, trace):
+        module.add_parsers(commands)
+    arguments = parser.parse_args()
+    try:
+        status = arguments.run(arguments)
+    except _REFUSALS as error:
+        print(f"baton: {error}", file=sys.stderr)
+        status = 2
+    except KeyboardInterrupt:
+        status = 130
+    raise SystemExit(status)
+
+
+if __name__ == "__main__":
+    main()

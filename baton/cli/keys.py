@@ -1,0 +1,129 @@
+"""`baton keys create | list | revoke`: API keys in the registry file and, at once, in Redis.
+
+The key itself is shown once and stored nowhere; the registry keeps its digest.
+"""
+
+import argparse
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from baton.localstack.home import Home
+from baton.wire import key_registry
+from baton.wire.key_registry import KeyLimits, KeyRecord, RegistryError, Revocation
+
+PERIODS = ("day", "month")
+
+
+def add_parsers(commands: Any) -> None:
+    keys = commands.add_parser("keys", help="API keys: create, list, revoke")
+    actions = keys.add_subparsers(dest="action", required=True)
+    create = actions.add_parser("create", help="make a key and show it once")
+    create.add_argument("--tenant", required=True, metavar="T")
+    create.add_argument("--rpm", type=int, default=0, metavar="N", help="requests a minute")
+    create.add_argument("--tpm", type=int, default=0, metavar="N", help="tokens a minute")
+    create.add_argument("--concurrency", type=int, default=0, metavar="N")
+    create.add_argument("--budget", default="", metavar="N/day|N/month", help="tokens, UTC windows")
+    create.add_argument("--models", default="", metavar="A,B", help="allowed models; empty = all")
+    create.set_defaults(run=_create)
+    listing = actions.add_parser("list", help="all keys: ids and limits, never the keys")
+    listing.set_defaults(run=_list)
+    revoke = actions.add_parser("revoke", help="refuse a key from now on")
+    revoke.add_argument("key_id")
+    revoke.set_defaults(run=_revoke)
+
+
+def parse_budget(text: str) -> tuple[int, str]:
+    """ "5000/day" -> (5000, "day"). Raises RegistryError."""
+    if not text:
+        return 0, ""
+    amount, _, period = text.partition("/")
+    if period not in PERIODS or not amount.isdigit() or int(amount) == 0:
+        raise RegistryError(f"--budget {text!r}: say N/day or N/month, N tokens")
+    return int(amount), period
+
+
+def create_key(home: Home, tenant: str, limits: KeyLimits, models: tuple[str, ...] = ()) -> str:
+    """Make a key, record it durably, tell a running stack; returns the key."""
+    secret = key_registry.ensure_secret(home.secret)
+    api_key, record = key_registry.new_key(
+        secret, tenant, limits, now_unix_s=time.time(), allowed_models=models
+    )
+    key_registry.append(home.registry, record)
+    _tell_redis(home, [record])
+    return api_key
+
+
+def _create(arguments: argparse.Namespace) -> int:
+    home = Home.of_environment()
+    home.create()
+    amount, period = parse_budget(arguments.budget)
+    try:
+        limits = KeyLimits(
+            requests_per_minute=arguments.rpm,
+            tokens_per_minute=arguments.tpm,
+            concurrency=arguments.concurrency,
+            budget_tokens=amount,
+            budget_period=period,  # type: ignore[arg-type]
+        )
+    except ValueError as error:
+        raise RegistryError(str(error)) from error
+    models = tuple(name for name in arguments.models.split(",") if name)
+    print(create_key(home, arguments.tenant, limits, models))
+    return 0
+
+
+def _list(_: argparse.Namespace) -> int:
+    for record in key_registry.read(Home.of_environment().registry).values():
+        print(_line(record))
+    return 0
+
+
+def _line(record: KeyRecord) -> str:
+    limits = record.limits
+    parts = [
+        record.key_id,
+        f"{record.shown}...",
+        f"tenant={record.tenant}",
+        *(
+            f"{name}={value}"
+            for name, value in (
+                ("rpm", limits.requests_per_minute),
+                ("tpm", limits.tokens_per_minute),
+                ("concurrency", limits.concurrency),
+            )
+            if value
+        ),
+    ]
+    if limits.budget_tokens:
+        parts.append(f"budget={limits.budget_tokens}/{limits.budget_period}")
+    if record.revoked:
+        parts.append("REVOKED")
+    return "  ".join(parts)
+
+
+def _revoke(arguments: argparse.Namespace) -> int:
+    home = Home.of_environment()
+    if arguments.key_id not in key_registry.read(home.registry):
+        raise RegistryError(f"no key {arguments.key_id!r}; see: baton keys list")
+    key_registry.append(home.registry, Revocation(arguments.key_id, int(time.time())))
+    _tell_redis(home, [key_registry.read(home.registry)[arguments.key_id]])
+    print(f"revoked {arguments.key_id}: refused within 5 s")
+    return 0
+
+
+def _tell_redis(home: Home, records: Iterable[KeyRecord]) -> None:
+    """Update a running stack's Redis; without one the quota service loads the file at its start."""
+    state = home.read_state()
+    if state is None:
+        return
+    import redis
+
+    url = str(state.services["redis"]["endpoint"])
+    try:
+        with redis.Redis.from_url(url, socket_timeout=5) as client:
+            for record in records:
+                for command in key_registry.redis_commands(record):
+                    client.execute_command(*command)
+    except redis.RedisError as error:
+        raise RegistryError(f"recorded, but Redis at {url} did not take it: {error}") from error

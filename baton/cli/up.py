@@ -1,0 +1,235 @@
+"""`baton up`: the whole disaggregated stack on this machine, in the foreground or detached."""
+
+import argparse
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from baton.cli import stack
+from baton.cli.keys import create_key
+from baton.localstack import models, plan
+from baton.localstack.home import Home, StackState
+from baton.localstack.models import LocalModel
+from baton.localstack.supervisor import StartFailed, Supervisor
+from baton.wire import key_registry
+from baton.wire.key_registry import KeyLimits
+
+DEV_TENANT = "dev"
+_READY_TIMEOUT_S = 600
+_POLL_S = 0.1
+_SHOW_WAITING_EVERY_S = 2.0
+_DRAIN_NOTICE = "\nstopping: finishing what runs (Ctrl-C again ends everything at once)"
+
+
+class NotEnoughMemory(Exception):
+    """The models do not fit; the message says what is needed and what is there."""
+
+
+def add_parsers(commands: Any) -> None:
+    up = commands.add_parser("up", help="run the whole stack on this machine")
+    up.add_argument("--prefill", type=int, default=1, metavar="N", help="prefill workers (1)")
+    up.add_argument("--decode", type=int, default=2, metavar="N", help="decode workers (2)")
+    help_text = "N workers that prefill by themselves, instead of the two pools"
+    up.add_argument("--aggregated", type=int, default=0, metavar="N", help=help_text)
+    up.add_argument("--disaggregate", choices=("always", "auto"), default="always")
+    help_text = "Hugging Face id or folder; repeatable; default: the bundled demo model"
+    up.add_argument("--model", action="append", default=[], metavar="NAME", help=help_text)
+    up.add_argument("--alias", action="append", default=[], metavar="PUBLIC=MODEL")
+    up.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    up.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads a worker (1)")
+    up.add_argument("--kv-mib", type=int, default=0, metavar="N", help="KV pool of each worker")
+    port = int(os.environ.get("BATON_PORT", "8080"))
+    help_text = "the gateway's port on loopback; 0 = a free one"
+    up.add_argument("--port", type=int, default=port, help=help_text)
+    up.add_argument("--detach", action="store_true", help="return when the stack is ready")
+    up.set_defaults(run=_up)
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    home = Home.of_environment()
+    home.create()
+    if arguments.detach:
+        return _detach(home)
+    with home.lock():
+        options = _options(arguments)
+        _require_memory(options)
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        return asyncio.run(_run(home, plan.make(home, options)))
+
+
+def _options(arguments: argparse.Namespace) -> plan.Options:
+    for name in ("prefill", "decode", "aggregated", "threads"):
+        if getattr(arguments, name) < 0:
+            raise StartFailed(f"--{name} {getattr(arguments, name)}: must not be negative")
+    return plan.Options(
+        models=models.resolve(arguments.model),
+        aliases=tuple(arguments.alias),
+        num_prefill=0 if arguments.aggregated else arguments.prefill,
+        num_decode=arguments.aggregated or arguments.decode,
+        disaggregate=arguments.disaggregate,
+        dtype=arguments.dtype,
+        num_threads=arguments.threads,
+        kv_bytes=arguments.kv_mib * 2**20,
+        port=arguments.port,
+        spans_forward_to=os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
+    )
+
+
+def _require_memory(options: plan.Options) -> None:
+    import psutil
+
+    available = psutil.virtual_memory().available
+    needed = options.needed_bytes()
+    if needed > available:
+        names = ", ".join(model.name for model in options.models)
+        raise NotEnoughMemory(
+            f"too little memory for {names} on {options.num_workers} workers each: "
+            f"about {needed / 2**30:.1f} GiB needed, {available / 2**30:.1f} GiB free"
+        )
+
+
+async def _run(home: Home, made: plan.Plan) -> int:
+    supervisor = Supervisor(made.services, home.logs, lambda line: print(line, flush=True))
+    state = StackState(os.getpid(), made.base_url)
+
+    def save() -> None:
+        pids = supervisor.pids()
+        state.services = {
+            spec.name: {
+                "pid": pids.get(spec.name, 0),
+                "endpoint": spec.endpoint,
+                "metrics_url": spec.metrics_url,
+            }
+            for spec in made.services
+        }
+        home.write_state(state)
+
+    supervisor.on_change = save
+    _write_dev_env(home, made)
+    print(_starting(made.options), flush=True)
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(supervisor.run())
+            with _signals(supervisor, group):
+                await _until_ready(made, running)
+                if not running.done():
+                    supervisor.mark_ready()
+                    state.ready = True
+                    save()
+                    print(_welcome(home, made, state), flush=True)
+                await running
+    except* StartFailed as failed:
+        raise failed.exceptions[0] from None
+    finally:
+        home.write_state(None)
+    print("stopped", flush=True)
+    return 0
+
+
+@contextmanager
+def _signals(supervisor: Supervisor, group: asyncio.TaskGroup) -> Iterator[None]:
+    """First SIGINT or SIGTERM: drain. Second: end everything at once."""
+    num_signals = 0
+
+    def on_signal() -> None:
+        nonlocal num_signals
+        num_signals += 1
+        if num_signals == 1:
+            print(_DRAIN_NOTICE, flush=True)
+            group.create_task(supervisor.stop())
+        else:
+            supervisor.kill()
+
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal)
+    yield
+    for number in numbers:
+        loop.remove_signal_handler(number)
+
+
+async def _until_ready(made: plan.Plan, running: "asyncio.Task[None]") -> None:
+    """Return when the gateway is ready, or when the services have ended before that."""
+    started = shown = time.monotonic()
+    while not running.done():
+        ready, reason = await asyncio.to_thread(stack.readiness, made.base_url)
+        now = time.monotonic()
+        if ready:
+            print(f"ready after {now - started:.1f} s", flush=True)
+            return
+        if now - started > _READY_TIMEOUT_S:
+            raise StartFailed(f"not ready after {_READY_TIMEOUT_S} s: {reason}")
+        if now - shown > _SHOW_WAITING_EVERY_S:
+            shown = now
+            print(f"  {now - started:4.0f} s  loading: {reason[:160]}", flush=True)
+        await asyncio.wait({running}, timeout=_POLL_S)
+
+
+def _write_dev_env(home: Home, made: plan.Plan) -> None:
+    """BASE_URL, API_KEY and METRICS_URL; the key of the last run is kept while it is valid."""
+    secret = key_registry.ensure_secret(home.secret)
+    api_key = home.read_dev_env().get("API_KEY", "")
+    digest = key_registry.key_digest(secret, api_key).hex()
+    records = key_registry.live_keys(key_registry.read(home.registry).values())
+    if not api_key or digest not in {record.digest for record in records}:
+        api_key = create_key(home, DEV_TENANT, KeyLimits())
+    home.write_dev_env(
+        {"BASE_URL": made.base_url, "API_KEY": api_key, "METRICS_URL": made.metrics_url}
+    )
+
+
+def _starting(options: plan.Options) -> str:
+    pools = (
+        f"{options.num_prefill} prefill + {options.num_decode} decode workers"
+        if options.num_prefill
+        else f"{options.num_decode} aggregated workers"
+    )
+    names = ", ".join(model.name for model in options.models)
+    return f"starting Baton: {names} on {pools} each, with gateway, quota, tokenizer, router, Redis"
+
+
+def _welcome(home: Home, made: plan.Plan, state: StackState) -> str:
+    api_key = home.read_dev_env()["API_KEY"]
+    model: LocalModel = made.options.models[0]
+    return f"""
+{stack.table(state)}
+
+base URL  {made.base_url}
+API key   {api_key}
+
+curl {made.base_url}/chat/completions -H "Authorization: Bearer {api_key}" \\
+  -H "Content-Type: application/json" \\
+  -d '{{"model": "{model.name}", "messages": [{{"role": "user", "content": "What is TTFT?"}}]}}'
+
+from openai import OpenAI
+client = OpenAI(base_url="{made.base_url}", api_key="{api_key}")
+messages = [{{"role": "user", "content": "Explain backpressure in simple terms."}}]
+for chunk in client.chat.completions.create(model="{model.name}", messages=messages, stream=True):
+    print(chunk.choices[0].delta.content or "", end="", flush=True)
+
+also in {home.dev_env}; a request's waterfall: baton trace; Ctrl-C stops everything"""
+
+
+def _detach(home: Home) -> int:
+    """Start the same command in a session of its own; return when it is ready or has failed."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
+    log = home.logs / "up.log"
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "baton.cli", *arguments],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
+    while child.poll() is None:
+        state = home.read_state()
+        if state is not None and state.supervisor_pid == child.pid and state.ready:
+            break
+        time.sleep(_POLL_S)
+    print(log.read_text(), end="")
+    return child.returncode or 0

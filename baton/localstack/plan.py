@@ -1,0 +1,202 @@
+"""From options to processes: which services a local stack runs, where, with which settings.
+
+Pure apart from looking for free ports and for the Redis binary. Settings travel in the environment
+under the names that each service declares in its settings.py.
+"""
+
+import sys
+from dataclasses import dataclass
+
+from baton.localstack import redis_server
+from baton.localstack.home import Home
+from baton.localstack.models import LocalModel
+from baton.localstack.ports import LOOPBACK, PortTaken, free_ports, is_free
+from baton.localstack.supervisor import ServiceSpec
+
+# Stopped in this order: nothing new comes in before what runs has ended.
+_STOP_GATEWAY, _STOP_ROUTER, _STOP_WORKERS, _STOP_REST, _STOP_REDIS, _STOP_SPANS = range(6)
+
+DEFAULT_KV_BYTES = 256 * 2**20
+# Measured: a worker's two processes with torch and transformers loaded, without weights and pool.
+PROCESS_BYTES = 450 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `baton up` was asked for."""
+
+    models: list[LocalModel]
+    aliases: tuple[str, ...] = ()
+    num_prefill: int = 1
+    num_decode: int = 2
+    disaggregate: str = "always"
+    dtype: str = "auto"
+    num_threads: int = 1
+    kv_bytes: int = 0
+    port: int = 8080
+    spans_forward_to: str = ""
+
+    @property
+    def num_workers(self) -> int:
+        return self.num_prefill + self.num_decode
+
+    def pool_bytes(self) -> int:
+        """KV pool of one worker."""
+        return self.kv_bytes or DEFAULT_KV_BYTES
+
+    def needed_bytes(self) -> int:
+        """Memory that all workers take, roughly: float32 weights may be twice their file."""
+        factor = 2 if self.dtype == "float32" else 1
+        each = [
+            model.weight_bytes * factor + self.pool_bytes() + PROCESS_BYTES for model in self.models
+        ]
+        return sum(each) * self.num_workers
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The processes of one stack."""
+
+    options: Options
+    services: list[ServiceSpec]
+    base_url: str
+    metrics_url: str
+
+
+class _Builder:
+    """Collects services; hands out ports and each one's common settings."""
+
+    def __init__(self, home: Home, spans_endpoint: str, ports: list[int]) -> None:
+        self._home = home
+        self._spans_endpoint = spans_endpoint
+        self._ports = ports
+        self.services: list[ServiceSpec] = []
+
+    def next_port(self) -> int:
+        return self._ports.pop()
+
+    def add(
+        self, name: str, module: str, stop_rank: int, settings: dict[str, str], port: int = 0
+    ) -> str:
+        """Add one of our services; returns its endpoint. `settings` keys end the full names."""
+        prefix = settings.pop("prefix")
+        endpoint = f"{LOOPBACK}:{port or self.next_port()}"
+        admin = f"{LOOPBACK}:{self.next_port()}"
+        settings = {"listen": endpoint, "admin_listen": admin, **settings}
+        environment = {f"{prefix}{key}".upper(): value for key, value in settings.items()}
+        environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = self._spans_endpoint
+        self.services.append(
+            ServiceSpec(
+                name,
+                [sys.executable, "-m", module],
+                environment,
+                stop_rank,
+                endpoint,
+                f"http://{admin}/metrics",
+            )
+        )
+        return endpoint
+
+
+def make(home: Home, options: Options) -> Plan:
+    """The plan. Raises PortTaken and NoRedisServer."""
+    if options.port and not is_free(options.port):
+        raise PortTaken(
+            f"port {options.port} is taken; try make up BATON_PORT=8081 (0 = a free one)"
+        )
+    num_services = 6 + options.num_workers * len(options.models)
+    ports = free_ports(2 * num_services)
+    builder = _Builder(home, f"http://{LOOPBACK}:{ports.pop()}", ports)
+    _add_spans(builder, home, options)
+    redis_url = _add_redis(builder, home)
+    quota = _add_quota(builder, home, redis_url)
+    tokenizer = _add_tokenizer(builder, options)
+    workers = [
+        endpoint for model in options.models for endpoint in _add_workers(builder, model, options)
+    ]
+    router = builder.add(
+        "router",
+        "services.router",
+        _STOP_ROUTER,
+        {
+            "prefix": "BATON_ROUTER_",
+            "workers": ",".join(workers),
+            "disaggregate": options.disaggregate,
+        },
+    )
+    gateway = builder.add(
+        "gateway",
+        "services.gateway",
+        _STOP_GATEWAY,
+        {
+            "prefix": "BATON_GATEWAY_",
+            "quota": quota,
+            "tokenizer": tokenizer,
+            "router": router,
+            "secret_file": str(home.secret),
+            "aliases": ",".join(options.aliases),
+            "outbox_dir": str(home.outbox),
+        },
+        port=options.port,
+    )
+    return Plan(
+        options,
+        builder.services,
+        f"http://{gateway}/v1",
+        builder.services[-1].metrics_url,
+    )
+
+
+def _add_spans(builder: _Builder, home: Home, options: Options) -> None:
+    endpoint = builder._spans_endpoint.removeprefix("http://")
+    environment = {
+        "BATON_SPANS_LISTEN": endpoint,
+        "BATON_SPANS_STORE": str(home.spans),
+        "BATON_SPANS_FORWARD_TO": options.spans_forward_to,
+    }
+    argv = [sys.executable, "-m", "baton.localstack.span_receiver"]
+    builder.services.append(ServiceSpec("spans", argv, environment, _STOP_SPANS, endpoint))
+
+
+def _add_redis(builder: _Builder, home: Home) -> str:
+    socket = home.socket_folder() / "redis.sock"
+    argv = redis_server.server_command(redis_server.find_server(), home.redis, socket)
+    url = f"unix://{socket}"
+    builder.services.append(ServiceSpec("redis", argv, {}, _STOP_REDIS, url))
+    return url
+
+
+def _add_quota(builder: _Builder, home: Home, redis_url: str) -> str:
+    settings = {
+        "prefix": "BATON_QUOTA_",
+        "redis_url": redis_url,
+        "registry_file": str(home.registry),
+        "usage_dir": str(home.usage),
+    }
+    return builder.add("quota", "services.quota", _STOP_REST, settings)
+
+
+def _add_tokenizer(builder: _Builder, options: Options) -> str:
+    models = ",".join(f"{model.name}={model.folder}" for model in options.models)
+    settings = {"prefix": "BATON_TOKENIZER_", "models": models}
+    return builder.add("tokenizer", "services.tokenizer", _STOP_REST, settings)
+
+
+def _add_workers(builder: _Builder, model: LocalModel, options: Options) -> list[str]:
+    suffix = f"-{model.name.replace('/', '-')}" if len(options.models) > 1 else ""
+    endpoints = []
+    for role, count in (("prefill", options.num_prefill), ("decode", options.num_decode)):
+        for number in range(1, count + 1):
+            name = f"{role}-{number}{suffix}"
+            settings = {
+                "prefix": "BATON_WORKER_",
+                "worker_id": name,
+                "model": str(model.folder),
+                "model_name": model.name,
+                "dtype": options.dtype,
+                "threads": str(options.num_threads),
+                "kv_bytes": str(options.pool_bytes()),
+            }
+            module = f"services.{role}_worker"
+            endpoints.append(builder.add(name, module, _STOP_WORKERS, settings))
+    return endpoints

@@ -1,0 +1,75 @@
+from pathlib import Path
+
+import pytest
+
+from baton.localstack import plan
+from baton.localstack.home import Home
+from baton.localstack.models import LocalModel
+from baton.localstack.ports import PortTaken
+
+
+def options(tmp_path: Path, **more) -> plan.Options:
+    return plan.Options(models=[LocalModel("m", tmp_path)], port=0, **more)
+
+
+def names(made: plan.Plan) -> list[str]:
+    return [service.name for service in made.services]
+
+
+def test_default_plan_has_one_prefill_and_two_decode_workers(tmp_path: Path) -> None:
+    made = plan.make(Home(tmp_path), options(tmp_path))
+    expected = {"spans", "redis", "quota", "tokenizer", "prefill-1", "decode-1", "decode-2"}
+    assert set(names(made)) == expected | {"router", "gateway"}
+    assert made.base_url.endswith("/v1")
+
+
+def test_the_router_knows_every_worker_and_the_gateway_every_service(tmp_path: Path) -> None:
+    made = plan.make(Home(tmp_path), options(tmp_path, aliases=("gpt-4o=m",)))
+    by_name = {service.name: service for service in made.services}
+    workers = {by_name[name].endpoint for name in ("prefill-1", "decode-1", "decode-2")}
+    assert set(by_name["router"].environment["BATON_ROUTER_WORKERS"].split(",")) == workers
+    gateway = by_name["gateway"].environment
+    for name in ("quota", "tokenizer", "router"):
+        assert gateway[f"BATON_GATEWAY_{name.upper()}"] == by_name[name].endpoint
+    assert gateway["BATON_GATEWAY_ALIASES"] == "gpt-4o=m"
+
+
+def test_all_ports_differ(tmp_path: Path) -> None:
+    made = plan.make(Home(tmp_path), options(tmp_path, num_decode=4))
+    addresses = [
+        value
+        for service in made.services
+        for key, value in service.environment.items()
+        if key.endswith("LISTEN")
+    ]
+    assert len(set(addresses)) == len(addresses)
+
+
+def test_gateway_stops_first_and_redis_after_its_users(tmp_path: Path) -> None:
+    ranks = {s.name: s.stop_rank for s in plan.make(Home(tmp_path), options(tmp_path)).services}
+    assert ranks["gateway"] == min(ranks.values())
+    assert ranks["decode-1"] < ranks["quota"] < ranks["redis"] < ranks["spans"]
+
+
+def test_two_models_get_two_pairs_of_pools(tmp_path: Path) -> None:
+    two = plan.Options([LocalModel("a", tmp_path), LocalModel("org/b", tmp_path)], port=0)
+    made = plan.make(Home(tmp_path), two)
+    assert {"prefill-1-a", "decode-2-a", "prefill-1-org-b", "decode-2-org-b"} <= set(names(made))
+
+
+def test_no_secret_is_in_arguments_or_environment(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    for service in plan.make(home, options(tmp_path)).services:
+        assert "BATON_GATEWAY_SECRET" not in service.environment
+
+
+def test_a_taken_port_is_one_clear_line(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(plan, "is_free", lambda port: False)
+    with pytest.raises(PortTaken, match="port 8080 is taken"):
+        plan.make(Home(tmp_path), plan.Options([LocalModel("m", tmp_path)], port=8080))
+
+
+def test_needed_memory_grows_with_workers_and_weights(tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(b"x" * 1000)
+    one = options(tmp_path, num_prefill=0, num_decode=1).needed_bytes()
+    assert options(tmp_path, num_prefill=1, num_decode=1).needed_bytes() == 2 * one

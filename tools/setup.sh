@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Makes the virtual environment: tools/setup.sh FOLDER. Needs Python 3.11+ and a network; never root.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=${1:-.venv}
+
+python=""
+for name in ${PYTHON:-} python3.12 python3.11 python3.13 python3; do
+    if command -v "$name" >/dev/null &&
+        "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        python=$name
+        break
+    fi
+done
+if [ -z "$python" ]; then
+    echo "Baton needs Python 3.11 or newer. On Debian or Ubuntu: sudo apt-get install python3 python3-venv" >&2
+    exit 1
+fi
+if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    echo "Python's venv module is missing. On Debian or Ubuntu: sudo apt-get install python3-venv" >&2
+    exit 1
+fi
+
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+
+# pip's own bars show progress on a terminal; in a log one line a package is enough.
+bars=on
+[ -t 1 ] || bars=off
+
+torch=$(grep '^torch==' constraints.txt)
+if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
+    if [ -n "${TORCH_INDEX_URL:-}" ]; then
+        echo "Installing $torch from TORCH_INDEX_URL (the CPU build is about 200 MB)"
+        pip install -q --progress-bar "$bars" --index-url "$TORCH_INDEX_URL" "$torch"
+    else
+        if [ "$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null && [ -t 1 ]; then
+            echo "No NVIDIA GPU found: with TORCH_INDEX_URL set to PyTorch's CPU wheel index the"
+            echo "download is about 200 MB instead of about 3 GB. See README, 'Without a GPU'."
+        fi
+        echo "Installing $torch (the CPU build is about 200 MB, the CUDA build about 3 GB)"
+        pip install -q --progress-bar "$bars" -c constraints.txt "$torch"
+    fi
+fi
+echo "Installing the other packages (about 150 MB)"
+pip install -q --progress-bar "$bars" -c constraints.txt -e '.[dev]'
+touch "$venv/.installed"
+echo "Ready: $venv"
