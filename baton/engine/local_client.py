@@ -7,6 +7,9 @@ as `step_duration` says. The reader of `events` drives the engine; nobody readin
 import asyncio
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from baton.engine.batch import StepBatch
 from baton.engine.client import CoreDied
 from baton.engine.engine import Engine
@@ -29,8 +32,11 @@ class LocalEngineClient:
         self._step_duration = step_duration
         self._commands: list[Command] = []
         self._wake = asyncio.Event()
-        self._running_ids: tuple[str, ...] = ()
-        self._suspects: tuple[str, ...] | None = None
+        self._death = asyncio.Event()
+        # Of the step that is taking its time now: what the runner returned, and when it ends.
+        self._tokens: NDArray[np.int64] | None = None
+        self._ends_at = 0.0
+        self._suspects: tuple[str, ...] = ()
 
     def send(self, command: Command) -> None:
         self._commands.append(command)
@@ -38,34 +44,45 @@ class LocalEngineClient:
 
     async def events(self) -> StepEvents:
         while True:
-            await self._wait_for_work()
-            if (events := await self._step()) is not None:
+            if self._tokens is None:
+                await self._wait_for_work()
+                self._begin_step()
+            await self._sleep_until_step_ends()
+            tokens, self._tokens = self._tokens, None
+            if (events := self._engine.finish_step(tokens)) is not None:
                 return events
 
     def progress(self) -> CoreProgress:
-        return CoreProgress(self._engine.step_index, bool(self._running_ids), self._running_ids)
+        if self._tokens is None:
+            return CoreProgress(self._engine.step_index, False, ())
+        return CoreProgress(self._engine.step_index, True, self._engine.batch_request_ids())
 
     async def close(self) -> None:
-        self._suspects = self._suspects or ()
+        self._death.set()
         self._wake.set()
 
     def die(self) -> None:
         """Fault injection: the core is gone at this instant, as after kill -9."""
-        self._suspects = self._running_ids
+        self._suspects = self.progress().request_ids
+        self._death.set()
         self._wake.set()
 
-    async def _step(self) -> StepEvents | None:
+    def _begin_step(self) -> None:
         commands, self._commands = self._commands, []
         batch = self._engine.begin_step(commands)
-        tokens = None
         if batch is not None:
-            self._running_ids = self._engine.batch_request_ids()
-            duration_s = self._step_duration(batch)
-            tokens = self._engine.runner.run(batch)
-            await asyncio.sleep(duration_s)
-            self._check_alive()
-            self._running_ids = ()
-        return self._engine.finish_step(tokens)
+            self._ends_at = self._clock.now() + self._step_duration(batch)
+            self._tokens = self._engine.runner.run(batch)
+
+    async def _sleep_until_step_ends(self) -> None:
+        remaining_s = self._ends_at - self._clock.now()
+        if self._tokens is not None and remaining_s > 0:
+            try:
+                async with asyncio.timeout(remaining_s):
+                    await self._death.wait()
+            except TimeoutError:
+                pass
+        self._check_alive()
 
     async def _wait_for_work(self) -> None:
         self._check_alive()
@@ -82,5 +99,5 @@ class LocalEngineClient:
         self._check_alive()
 
     def _check_alive(self) -> None:
-        if self._suspects is not None:
+        if self._death.is_set():
             raise CoreDied("core is gone", self._suspects)

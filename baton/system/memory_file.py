@@ -1,4 +1,4 @@
-"""Anonymous shared memory: a file without a name, mapped by every process that holds its descriptor.
+"""Anonymous shared memory: a file without a name, mapped by all who hold its descriptor.
 
 It vanishes with its last descriptor and mapping, so that no crash can leak it. Knows nothing of
 what lies in it.

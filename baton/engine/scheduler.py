@@ -1,0 +1,181 @@
+"""Decides what the next step computes: decodes first, then prefill chunks, then newcomers.
+
+One token budget per step. A sequence without credit is parked: it keeps its blocks and stays out of
+the batch. When a decode needs a block and none is left, parked sequences lose theirs first, then
+the least important, newest one; it goes back to the queue and is computed again. Knows no runner
+and no clock; arrivals, deadlines and ends are the engine's.
+"""
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+from baton.engine.block_manager import BlockManager
+from baton.engine.sequence import Sequence, SequenceState
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step: how many tokens of which sequence."""
+
+    num_tokens_left: int
+    num_seqs_left: int
+    sequences: list[Sequence] = field(default_factory=list)
+    num_new_tokens: list[int] = field(default_factory=list)
+    started: list[Sequence] = field(default_factory=list)
+    num_preemptions: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.num_tokens_left == 0 or self.num_seqs_left == 0
+
+    def add(self, seq: Sequence, num_tokens: int) -> None:
+        self.sequences.append(seq)
+        self.num_new_tokens.append(num_tokens)
+        self.num_tokens_left -= num_tokens
+        self.num_seqs_left -= 1
+
+
+class RankedList:
+    """Sequences, most important first. The engine bounds how many there are."""
+
+    def __init__(self) -> None:
+        self._items: list[Sequence] = []
+
+    def add(self, seq: Sequence) -> None:
+        insort(self._items, seq, key=_rank)
+
+    def remove(self, seq: Sequence) -> None:
+        index = bisect_left(self._items, seq.rank, key=_rank)
+        assert self._items[index] is seq
+        del self._items[index]
+
+    def snapshot(self) -> list[Sequence]:
+        """A copy that may be walked while the list changes."""
+        return self._items.copy()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class Scheduler:
+    """The queue of waiting sequences and the set of running ones."""
+
+    def __init__(self, manager: BlockManager, max_num_seqs: int, max_step_tokens: int) -> None:
+        assert max_step_tokens >= max_num_seqs, "a full batch of decodes must fit into one step"
+        self.waiting = RankedList()
+        self.running = RankedList()
+        self._manager = manager
+        self._max_num_seqs = max_num_seqs
+        self._max_step_tokens = max_step_tokens
+        # What the first waiting sequence lacked at the last step: promises must leave it.
+        self._num_blocks_awaited = 0
+
+    @property
+    def num_reserved_blocks(self) -> int:
+        """Blocks that a promise must leave free, so that what is here already can go on."""
+        return self._watermark() + self._num_blocks_awaited
+
+    @property
+    def num_batch_seqs(self) -> int:
+        """Running sequences that are not parked."""
+        return sum(not seq.is_parked for seq in self.running.snapshot())
+
+    def wait(self, seq: Sequence) -> None:
+        seq.state = SequenceState.WAITING
+        self.waiting.add(seq)
+
+    def run(self, seq: Sequence) -> None:
+        """The sequence has its blocks and joins the batch."""
+        seq.state = SequenceState.RUNNING
+        self.running.add(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """Forget a waiting or running sequence; others are unknown here and ignored."""
+        if seq.state is SequenceState.WAITING:
+            self.waiting.remove(seq)
+        elif seq.state is SequenceState.RUNNING:
+            self.running.remove(seq)
+
+    def schedule(self) -> StepPlan:
+        """Choose the next step's work. Allocates blocks; starts and preempts sequences."""
+        plan = StepPlan(self._max_step_tokens, self._max_num_seqs)
+        running = [seq for seq in self.running.snapshot() if not seq.is_parked]
+        for seq in running:
+            if plan.is_full:
+                break
+            if seq.num_uncomputed_tokens == 1 and self._make_room(seq, plan):
+                plan.add(seq, 1)
+        for seq in running:
+            if plan.is_full:
+                break
+            if seq.num_uncomputed_tokens > 1 and seq.state is SequenceState.RUNNING:
+                self._add_chunk(seq, plan)
+        if plan.num_preemptions == 0:
+            self._start_waiting(plan)
+        return plan
+
+    def num_queued_prefill_tokens(self) -> int:
+        """Tokens that wait for, or are in, prefill or recomputation."""
+        waiting = sum(seq.num_tokens for seq in self.waiting.snapshot())
+        running = (seq.num_uncomputed_tokens for seq in self.running.snapshot())
+        return waiting + sum(count for count in running if count > 1)
+
+    def _start_waiting(self, plan: StepPlan) -> None:
+        self._num_blocks_awaited = 0
+        num_active = self.num_batch_seqs if len(self.waiting) else 0
+        for seq in self.waiting.snapshot():
+            if plan.is_full or num_active >= self._max_num_seqs:
+                break
+            if seq.is_parked:
+                continue
+            placement = self._manager.place(seq)
+            if not self._manager.can_take(placement, self._watermark()):
+                self._num_blocks_awaited = placement.num_free_needed
+                break
+            self.waiting.remove(seq)
+            self._manager.begin(seq, placement)
+            self.run(seq)
+            num_active += 1
+            if not seq.was_started:
+                plan.started.append(seq)
+            self._add_chunk(seq, plan)
+
+    def _add_chunk(self, seq: Sequence, plan: StepPlan) -> None:
+        """As much as the budget allows; a chunk that is not the last ends on a full block."""
+        num_tokens = min(seq.num_uncomputed_tokens, plan.num_tokens_left)
+        if num_tokens < seq.num_uncomputed_tokens:
+            num_past_block = (seq.num_computed_tokens + num_tokens) % self._manager.block_size
+            num_tokens -= num_past_block if num_past_block < num_tokens else 0
+        plan.add(seq, num_tokens)
+
+    def _make_room(self, seq: Sequence, plan: StepPlan) -> bool:
+        """A block for the sequence's next token; False when it had to give way itself."""
+        if seq.state is not SequenceState.RUNNING:
+            return False  # a more important one has just taken its blocks
+        while not self._manager.can_grow(seq):
+            victim = self._choose_victim()
+            self._preempt(victim)
+            plan.num_preemptions += 1
+            if victim is seq:
+                return False
+        self._manager.grow(seq)
+        return True
+
+    def _choose_victim(self) -> Sequence:
+        """Never one that is in the plan already: those are more important and not parked."""
+        candidates = [seq for seq in self.running.snapshot() if seq.can_be_preempted]
+        parked = [seq for seq in candidates if seq.is_parked]
+        return (parked or candidates)[-1]
+
+    def _preempt(self, seq: Sequence) -> None:
+        self.running.remove(seq)
+        self._manager.free(seq)
+        self.wait(seq)
+
+    def _watermark(self) -> int:
+        """One block for each sequence that may grow."""
+        return sum(seq.request.kind != "prefill" for seq in self.running.snapshot())
+
+
+def _rank(seq: Sequence) -> tuple[int, int]:
+    return seq.rank

@@ -1,0 +1,132 @@
+"""One choice of one attempt of one request, as the engine sees it: tokens, blocks, progress.
+
+Holds state and answers questions about it; block manager, scheduler and engine change it. A
+sequence whose last token is not in the cache yet has `num_tokens - num_computed_tokens` tokens to
+compute: 1 for a decode, more for a prefill or a recomputation. All three are the same work.
+"""
+
+from enum import Enum, auto
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.engine.messages import AddSequence
+from baton.wire.prefix_hash import split_hashes
+
+_TOKEN = np.dtype("<u4")
+
+
+class SequenceState(Enum):
+    """Where a sequence is. Only RUNNING sequences are scheduled."""
+
+    WAITING = auto()  # for blocks and a place in the batch; holds nothing
+    PROMISED = auto()  # remote: cached blocks pinned, the others counted
+    BOUND = auto()  # remote: has its blocks, which the front fills
+    RUNNING = auto()
+    HELD = auto()  # prefill: done, its blocks wait for Release
+    ENDED = auto()
+
+
+class BlockTable:
+    """The block ids of one sequence in token order, in an int32 buffer that grows by doubling."""
+
+    __slots__ = ("_ids", "num_blocks")
+
+    def __init__(self) -> None:
+        self._ids = np.empty(16, np.int32)
+        self.num_blocks = 0
+
+    def extend(self, block_ids: list[int]) -> None:
+        end = self.num_blocks + len(block_ids)
+        if end > len(self._ids):
+            self._ids = np.resize(self._ids, max(end, 2 * len(self._ids)))
+        self._ids[self.num_blocks : end] = block_ids
+        self.num_blocks = end
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """View of the ids; valid until the table changes."""
+        return self._ids[: self.num_blocks]
+
+    def take(self) -> list[int]:
+        """All ids, leaving the table empty."""
+        block_ids: list[int] = self.ids.tolist()
+        self.num_blocks = 0
+        return block_ids
+
+
+class Sequence:
+    """Mutable state of one sequence. `rank` orders by importance: smaller goes first."""
+
+    __slots__ = (
+        "_tokens",
+        "credit",
+        "hash_chain",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "num_registered_blocks",
+        "num_tokens",
+        "rank",
+        "request",
+        "state",
+        "table",
+        "was_started",
+    )
+
+    def __init__(self, request: AddSequence, arrival: int, root_hash: bytes) -> None:
+        tokens = np.frombuffer(request.token_ids, _TOKEN)
+        self._tokens = np.empty(len(tokens) + 32, _TOKEN)
+        self._tokens[: len(tokens)] = tokens
+        self.request = request
+        self.rank = (-request.priority, arrival)
+        self.state = SequenceState.WAITING
+        self.num_tokens = len(tokens)
+        self.num_prompt_tokens = len(tokens) - request.num_emitted
+        self.num_computed_tokens = 0
+        self.credit = request.credit
+        self.table = BlockTable()
+        # Entry 0 is the root, entry i + 1 the hash of block i, as far as they are known.
+        self.hash_chain = [root_hash, *split_hashes(request.block_hashes)]
+        self.num_registered_blocks = 0
+        # Started was reported, or will never be: a remote sequence's prefill is elsewhere.
+        self.was_started = request.kind == "remote"
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens so far, earlier attempts included: the index of the next one."""
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def is_parked(self) -> bool:
+        """It has no credit for its next token."""
+        return self.num_tokens - self.num_prompt_tokens >= self.credit
+
+    @property
+    def can_be_preempted(self) -> bool:
+        """A prefill sequence's blocks are being read by the front: they must stay."""
+        return self.state is SequenceState.RUNNING and self.request.kind != "prefill"
+
+    @property
+    def last_token(self) -> int:
+        return int(self._tokens[self.num_tokens - 1])
+
+    def tokens(self, start: int, end: int) -> NDArray[np.uint32]:
+        """View of the tokens `[start, end)`; valid until the next append."""
+        return self._tokens[start:end]
+
+    def append(self, token: int) -> None:
+        """Take a new output token; its KV is not computed yet."""
+        if self.num_tokens == len(self._tokens):
+            self._tokens = np.resize(self._tokens, 2 * self.num_tokens)
+        self._tokens[self.num_tokens] = token
+        self.num_tokens += 1
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.request.seq_id}, {self.request.kind}, {self.state.name}, "
+            f"{self.num_computed_tokens}/{self.num_tokens} tokens, {self.table.num_blocks} blocks)"
+        )

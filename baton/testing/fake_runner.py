@@ -1,0 +1,130 @@
+"""A Runner without a model: token i is a hash of (all tokens so far, seed, choice, i) (D11).
+
+Each KV slot holds its token and a chained state that depends on all tokens up to there, per layer.
+Every step checks the chain of the whole context that it attends to, so that a lost, doubled, stale
+or foreign block raises AssertionError, and a whole table of another sequence changes the tokens.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.engine.batch import SampleRow, StepBatch
+from baton.engine.messages import SamplingParams
+from baton.wire.kv_spec import KVSpec
+
+_MASK = (1 << 64) - 1
+_LAYER_ROOT = 0x9E3779B97F4A7C15
+# K of a slot: token, state after it (16 bytes). V: the state's complement (8 bytes).
+_K_DIM, _V_DIM, _DTYPE = 4, 2, "float32"
+
+
+def mix(state: int, value: int) -> int:
+    """One link of the chain: 64 bits from 64 bits and a number (splitmix64's finalizer)."""
+    x = (state + (value + 1) * _LAYER_ROOT) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def _mix_all(states: NDArray[np.uint64], values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = states + (values + np.uint64(1)) * np.uint64(_LAYER_ROOT)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class FakeRunner:
+    """`mean_output_tokens` > 0 makes about one token in so many the end token; 0 = never."""
+
+    def __init__(
+        self,
+        *,
+        block_size: int = 16,
+        num_layers: int = 2,
+        vocab_size: int = 1000,
+        max_model_len: int = 4096,
+        mean_output_tokens: int = 0,
+    ) -> None:
+        self.kv_spec = KVSpec.of_layers(block_size, [(1, _K_DIM, _V_DIM, _DTYPE)] * num_layers)
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.eos_token_ids: tuple[int, ...] = (vocab_size - 1,)
+        self._mean_output_tokens = mean_output_tokens
+
+    def bind_pool(self, pool: memoryview) -> None:
+        size = self.kv_spec.block_size
+        rows = np.frombuffer(pool, np.uint64).reshape(-1, self.kv_spec.row_bytes // 8)
+        self._keys, self._values = [], []
+        for layer in self.kv_spec.layers:
+            page = rows[:, layer.offset // 8 : (layer.offset + layer.page_bytes(size)) // 8]
+            self._keys.append(page[:, : 2 * size])
+            self._values.append(page[:, 2 * size :])
+
+    def run(self, batch: StepBatch) -> NDArray[np.int64]:
+        finals = [self._compute(batch, row) for row in range(len(batch.context_lens))]
+        tokens = [self._sample(finals[row.seq_row], row) for row in batch.sample_rows]
+        return np.array(tokens, np.int64)
+
+    def lone_run(self, prompt: Iterable[int], params: SamplingParams, choice: int = 0) -> list[int]:
+        """The output that this prompt must get, whatever happens around it."""
+        states = [mix(_LAYER_ROOT, layer) for layer in range(len(self.kv_spec.layers))]
+        num_tokens = 0
+        for token in prompt:
+            states = [mix(state, token) for state in states]
+            num_tokens += 1
+        output: list[int] = []
+        while True:
+            row = SampleRow(0, params, choice, len(output))
+            output.append(token := self._sample(states, row))
+            is_end = token in self.eos_token_ids and not params.ignore_eos
+            has_all = len(output) == params.max_tokens
+            if is_end or token in params.stop_token_ids or has_all:
+                return output
+            if num_tokens + len(output) == self.max_model_len:
+                return output
+            states = [mix(state, token) for state in states]
+
+    def _compute(self, batch: StepBatch, row: int) -> list[int]:
+        """Store one sequence's new slots; returns the state after its last token, per layer."""
+        start, end = batch.query_starts[row], batch.query_starts[row + 1]
+        tokens = batch.token_ids[start:end].tolist()
+        length = int(batch.context_lens[row])
+        first = length - len(tokens)
+        assert batch.positions[start:end].tolist() == list(range(first, length))
+        positions = np.arange(length)
+        blocks = batch.block_tables[row][positions // self.kv_spec.block_size]
+        slots = positions % self.kv_spec.block_size
+        assert (blocks >= 0).all(), f"sequence {batch.seq_ids[row]} has no block for a token"
+        return [
+            self._compute_layer(layer, tokens, blocks, slots)
+            for layer in range(len(self.kv_spec.layers))
+        ]
+
+    def _compute_layer(
+        self, layer: int, tokens: list[int], blocks: NDArray[np.int32], slots: NDArray[np.int64]
+    ) -> int:
+        keys, values = self._keys[layer], self._values[layer]
+        num_cached = len(blocks) - len(tokens)
+        cached_tokens = keys[blocks[:num_cached], 2 * slots[:num_cached]]
+        states = keys[blocks[:num_cached], 2 * slots[:num_cached] + 1]
+        root = mix(_LAYER_ROOT, layer)
+        before = np.concatenate([np.array([root], np.uint64), states])
+        assert (states == _mix_all(before[:-1], cached_tokens)).all(), "broken KV chain in K"
+        assert (values[blocks[:num_cached], slots[:num_cached]] == ~states).all(), "bad KV in V"
+        state = int(before[-1])
+        for index, token in enumerate(tokens, num_cached):
+            state = mix(state, token)
+            keys[blocks[index], 2 * slots[index]] = token
+            keys[blocks[index], 2 * slots[index] + 1] = state
+            values[blocks[index], slots[index]] = ~state & _MASK
+        return state
+
+    def _sample(self, states: list[int], row: SampleRow) -> int:
+        noise = 0
+        for value in (*states, row.params.seed & _MASK, row.choice, row.output_index):
+            noise = mix(noise, value)
+        if self._mean_output_tokens and noise % self._mean_output_tokens == 0:
+            return self.eos_token_ids[0]
+        return (noise >> 8) % (self.vocab_size - 1)
