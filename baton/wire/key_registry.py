@@ -1,0 +1,253 @@
+"""API keys as everybody agrees on them: how a key looks, its digest, its line in the registry file
+and its entries in Redis. Shared because the command line writes what the quota service loads.
+
+A key is random and never stored; its digest is HMAC-SHA256(server_secret, key). The registry is an
+append-only file of JSON lines, `create` and `revoke`, the last line about a key wins. Knows no
+Redis client: `redis_commands` returns commands for whichever client the caller has.
+"""
+
+import contextlib
+import hmac
+import os
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from baton.wire.v1 import quota_pb2
+
+KEY_PREFIX = "bt-"
+SECRET_BYTES = 32
+MAX_LIMIT = 10**9
+TENANTS_KEY = "baton:tenants"
+# Its presence says that the registry file was loaded into this Redis.
+LOADED_KEY = "baton:registry"
+
+_KEY_BYTES = 32
+_SHOWN_CHARS = 7
+_MAX_LINE_BYTES = 64 * 1024
+# A tenant is part of Redis hash tags and of log lines: no braces, spaces or control characters.
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z"
+Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
+Limit = Annotated[int, msgspec.Meta(ge=0, le=MAX_LIMIT)]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Random = Callable[[int], bytes]
+Command = tuple[str | int, ...]
+
+_PERIODS = {
+    "": quota_pb2.BUDGET_PERIOD_UNSPECIFIED,
+    "day": quota_pb2.BUDGET_PERIOD_DAY,
+    "month": quota_pb2.BUDGET_PERIOD_MONTH,
+}
+
+
+class RegistryError(Exception):
+    """The registry or the secret file is unusable; the message names file and line."""
+
+
+class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one key may spend; 0 = unlimited. The budget counts tokens per UTC day or month."""
+
+    requests_per_minute: Limit = 0
+    tokens_per_minute: Limit = 0
+    concurrency: Limit = 0
+    budget_tokens: Annotated[int, msgspec.Meta(ge=0, le=10**14)] = 0
+    budget_period: Literal["", "day", "month"] = ""
+    hard_budget: bool = False
+
+    def __post_init__(self) -> None:
+        if bool(self.budget_tokens) != bool(self.budget_period):
+            raise ValueError("a budget needs both an amount of tokens and a period")
+
+    def to_wire(self) -> quota_pb2.Limits:
+        return quota_pb2.Limits(
+            requests_per_minute=self.requests_per_minute,
+            tokens_per_minute=self.tokens_per_minute,
+            concurrency=self.concurrency,
+            budget_tokens=self.budget_tokens,
+            budget_period=_PERIODS[self.budget_period],
+            hard_budget=self.hard_budget,
+        )
+
+
+class KeyRecord(msgspec.Struct, frozen=True, tag_field="op", tag="create"):
+    """One key as the registry declares it: its digest, never the key. `shown` is the key's
+    beginning, by which people recognise it."""
+
+    key_id: Name
+    tenant: Name
+    digest: Digest
+    shown: str
+    created_unix_s: int
+    limits: KeyLimits = KeyLimits()
+    allowed_models: tuple[str, ...] = ()
+    priority: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
+    revoked: bool = False
+
+
+class Revocation(msgspec.Struct, frozen=True, tag_field="op", tag="revoke"):
+    """From this line on the key is refused."""
+
+    key_id: Name
+    revoked_unix_s: int
+
+
+_decode_line = msgspec.json.Decoder(KeyRecord | Revocation).decode
+_decode_record = msgspec.json.Decoder(KeyRecord).decode
+
+
+def key_digest(server_secret: bytes, api_key: str) -> bytes:
+    """What the gateway sends instead of the key, and what the registry stores."""
+    return hmac.digest(server_secret, api_key.encode(), sha256)
+
+
+def new_key(
+    server_secret: bytes,
+    tenant: str,
+    limits: KeyLimits,
+    *,
+    now_unix_s: float,
+    random: Random = os.urandom,
+    allowed_models: tuple[str, ...] = (),
+) -> tuple[str, KeyRecord]:
+    """A fresh key, shown once to its owner, and its record. Raises RegistryError on a bad tenant
+    name or model name."""
+    api_key = KEY_PREFIX + urlsafe_b64encode(random(_KEY_BYTES)).rstrip(b"=").decode()
+    record = KeyRecord(
+        key_id=f"key_{random(8).hex()}",
+        tenant=tenant,
+        digest=key_digest(server_secret, api_key).hex(),
+        shown=api_key[:_SHOWN_CHARS],
+        created_unix_s=int(now_unix_s),
+        limits=limits,
+        allowed_models=allowed_models,
+    )
+    try:
+        # Constraints are checked on decoding: what cannot be read back must not be written.
+        return api_key, _decode_record(msgspec.json.encode(record))
+    except msgspec.ValidationError as error:
+        raise RegistryError(str(error)) from error
+
+
+def append(path: Path, entry: KeyRecord | Revocation) -> None:
+    """Add one line, durably. Creates the file readable by its owner only."""
+    line = msgspec.json.encode(entry) + b"\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, line)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path) -> dict[str, KeyRecord]:
+    """All keys by key id, revoked ones included, in order of creation. A missing file is empty; a
+    last line without its newline is still being written and is left out. Raises RegistryError."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise RegistryError(f"{path}: {error.strerror}") from error
+    records: dict[str, KeyRecord] = {}
+    complete = data[: data.rfind(b"\n") + 1]
+    for number, line in enumerate(complete.splitlines(), start=1):
+        if line.strip():
+            _apply(records, path, number, line)
+    return records
+
+
+def _apply(records: dict[str, KeyRecord], path: Path, number: int, line: bytes) -> None:
+    if len(line) > _MAX_LINE_BYTES:
+        raise RegistryError(f"{path}:{number}: longer than {_MAX_LINE_BYTES} bytes")
+    try:
+        entry = _decode_line(line)
+    except msgspec.MsgspecError as error:
+        raise RegistryError(f"{path}:{number}: {error}") from error
+    if isinstance(entry, KeyRecord):
+        records[entry.key_id] = entry
+    elif entry.key_id in records:
+        records[entry.key_id] = msgspec.structs.replace(records[entry.key_id], revoked=True)
+
+
+def principal_key(digest: bytes) -> str:
+    """Where Redis keeps the record of the key with this digest."""
+    return f"baton:key:{digest.hex()}"
+
+
+def tenant_root(tenant: str) -> str:
+    """What every Redis key of a tenant's ledger begins with; one hash slot per tenant."""
+    return f"baton:{{{tenant}}}"
+
+
+def limits_key(tenant: str, key_id: str) -> str:
+    """Where the ledger's scripts read one key's limits."""
+    return f"{tenant_root(tenant)}:limits:{key_id}"
+
+
+def redis_commands(record: KeyRecord) -> list[Command]:
+    """The commands that make Redis agree with `record`; repeating them changes nothing.
+
+    Limits stay after a revocation: what the key still owes is settled against them.
+    """
+    limits = record.limits
+    declare: list[Command] = [
+        ("SADD", TENANTS_KEY, record.tenant),
+        (
+            "HSET", limits_key(record.tenant, record.key_id),
+            "rpm", limits.requests_per_minute,
+            "tpm", limits.tokens_per_minute,
+            "concurrency", limits.concurrency,
+            "budget", limits.budget_tokens,
+            "period", int(_PERIODS[limits.budget_period]),
+            "revoked", int(record.revoked),
+        ),
+    ]  # fmt: skip
+    name = principal_key(bytes.fromhex(record.digest))
+    if record.revoked:
+        return [("DEL", name), *declare]
+    return [*declare, ("SET", name, msgspec.json.encode(record).decode())]
+
+
+def decode_record(data: bytes) -> KeyRecord:
+    """A record as `redis_commands` stored it. Raises RegistryError."""
+    try:
+        return _decode_record(data)
+    except msgspec.MsgspecError as error:
+        raise RegistryError(f"stored key record: {error}") from error
+
+
+def read_secret(path: Path) -> bytes:
+    """The server secret: SECRET_BYTES or more, hexadecimal in its file. Raises RegistryError."""
+    try:
+        secret = bytes.fromhex(path.read_text().strip())
+    except OSError as error:
+        raise RegistryError(f"{path}: {error.strerror}") from error
+    except ValueError:
+        raise RegistryError(f"{path}: not hexadecimal") from None
+    if len(secret) < SECRET_BYTES:
+        raise RegistryError(f"{path}: shorter than {SECRET_BYTES} bytes")
+    return secret
+
+
+def ensure_secret(path: Path, random: Random = os.urandom) -> bytes:
+    """As `read_secret`; makes the file, readable by its owner only, when there is none."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+            file.write(random(SECRET_BYTES).hex() + "\n")
+        # Linking fails when somebody else was first: everybody reads one complete secret.
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+        draft.unlink()
+    return read_secret(path)
+
+
+def live_keys(records: Iterable[KeyRecord], tenant: str = "") -> list[KeyRecord]:
+    """Keys that are not revoked, of one tenant or of all."""
+    return [r for r in records if not r.revoked and tenant in ("", r.tenant)]

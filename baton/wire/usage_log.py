@@ -1,0 +1,105 @@
+"""The archive of usage: daily files of JSON lines, one per finished request. Shared because the
+quota service writes what the command line and people's billing read.
+
+Files are named `usage-YYYY-MM-DD.jsonl` after the UTC day of the settling. A line with
+`"provisional": true` belongs to a request whose gateway was lost; a later line about the same
+request replaces it. A request is (tenant, request_id): ids of two tenants never meet.
+"""
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from baton.wire.v1 import quota_pb2
+
+
+class UsageLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One finished request. `stages_us` adds up to `wall_us`."""
+
+    tenant: str
+    request_id: str
+    key_id: str
+    model: str
+    settled_unix_ms: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    finish_reason: str
+    num_cached_tokens: int = 0
+    num_wasted_tokens: int = 0
+    num_attempts: int = 1
+    started_unix_ms: int = 0
+    wall_us: int = 0
+    stages_us: dict[str, int] = {}
+    endpoint: str = ""
+    model_fp: str = ""
+    provisional: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """What the request is billed."""
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def file_name(self) -> str:
+        day = datetime.fromtimestamp(self.settled_unix_ms / 1000, UTC).date()
+        return f"usage-{day.isoformat()}.jsonl"
+
+
+_decode = msgspec.json.Decoder(UsageLine).decode
+
+
+def from_record(record: quota_pb2.UsageRecord, settled_unix_ms: int) -> UsageLine:
+    """The line for a settled record."""
+    return UsageLine(
+        tenant=record.tenant,
+        request_id=record.request_id,
+        key_id=record.key_id,
+        model=record.model,
+        settled_unix_ms=settled_unix_ms,
+        num_prompt_tokens=record.num_prompt_tokens,
+        num_output_tokens=record.num_output_tokens,
+        finish_reason=record.finish_reason,
+        num_cached_tokens=record.num_cached_tokens,
+        num_wasted_tokens=record.num_wasted_tokens,
+        num_attempts=record.num_attempts,
+        started_unix_ms=record.started_unix_ms,
+        wall_us=record.wall_us,
+        stages_us={stage.name: stage.duration_us for stage in record.stages},
+        endpoint=record.endpoint,
+        model_fp=record.model_fp,
+        provisional=record.provisional,
+    )
+
+
+def encode(line: UsageLine) -> bytes:
+    return msgspec.json.encode(line) + b"\n"
+
+
+def read_file(path: Path) -> Iterator[UsageLine]:
+    """All lines of one file, in order. A torn last line (the machine died while it was written) is
+    left out: its entry was not acknowledged and is written again. Raises msgspec.MsgspecError."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return
+    for line in data[: data.rfind(b"\n") + 1].splitlines():
+        if line:
+            yield _decode(line)
+
+
+def files(folder: Path) -> list[Path]:
+    """The daily files of an archive, oldest first."""
+    return sorted(folder.glob("usage-????-??-??.jsonl"))
+
+
+def bill(lines: Iterable[UsageLine]) -> list[UsageLine]:
+    """One line per request: the final one where there is one, else the last provisional one."""
+    latest: dict[tuple[str, str], UsageLine] = {}
+    for line in lines:
+        request = (line.tenant, line.request_id)
+        known = latest.get(request)
+        if known is None or known.provisional:
+            latest[request] = line
+    return list(latest.values())

@@ -1,0 +1,246 @@
+"""From the usage streams in Redis to daily files: append, fsync, only then delete the entry.
+
+A crash between fsync and delete shows the same entries again; they are recognised by request and
+left out, as are records that a Redis failover let in twice. One archiver at a time holds a lock in
+Redis; should two overlap after a long stall, readers of the archive still bill each request once
+(`baton.wire.usage_log.bill`). The stream is a pipe: what is archived leaves Redis.
+"""
+
+import asyncio
+import os
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from baton.runtime import logs
+from baton.wire import usage_log
+from baton.wire.failures import Unavailable
+from baton.wire.key_registry import TENANTS_KEY, tenant_root
+from baton.wire.usage_log import UsageLine
+from baton.wire.v1 import quota_pb2
+from services.quota.store import Store
+
+LOCK_KEY = "baton:archiver"
+LAPSED_REASON = "lease_expired"
+REJECTED_FILE = "rejected-usage.jsonl"
+
+_LOCK_MS = 15_000
+_ENTRIES_PER_BATCH = 500
+_MAX_REMEMBERED = 262_144
+_FILES_REMEMBERED = 2
+_log = logs.get("quota.archive")
+
+RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
+Request = tuple[str, str, bool]
+
+
+async def run_in_thread(work: Callable[[], None]) -> None:
+    """Run file work without holding up the loop."""
+    await asyncio.to_thread(work)
+
+
+class UsageFiles:
+    """The archive's folder: appends lines durably, and knows which requests it has recently seen.
+    Remembers the last _MAX_REMEMBERED requests, those of the last files after a start."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: OrderedDict[Request, None] = OrderedDict()
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in usage_log.files(folder)[-_FILES_REMEMBERED:]:
+            _cut_torn_line(path)
+            for line in usage_log.read_file(path):
+                self._remember(line)
+
+    def append(self, lines: Iterable[UsageLine]) -> int:
+        """Append what is new, and fsync; returns how many lines that were. Blocks on the disk."""
+        texts: dict[str, list[bytes]] = {}
+        num_new = 0
+        for line in lines:
+            if not self._is_new(line):
+                continue
+            self._remember(line)
+            texts.setdefault(line.file_name, []).append(usage_log.encode(line))
+            num_new += 1
+        for name, parts in texts.items():
+            self._write(name, b"".join(parts))
+        return num_new
+
+    def reject(self, entries: Iterable[dict[bytes, bytes]]) -> None:
+        """Keep entries that cannot be read, for people to look at."""
+        lines = [
+            msgspec.json.encode({k.decode("latin-1"): v.hex() for k, v in entry.items()}) + b"\n"
+            for entry in entries
+        ]
+        if lines:
+            self._write(REJECTED_FILE, b"".join(lines))
+
+    def _is_new(self, line: UsageLine) -> bool:
+        final = (line.tenant, line.request_id, False)
+        return final not in self._seen and (
+            not line.provisional or (line.tenant, line.request_id, True) not in self._seen
+        )
+
+    def _remember(self, line: UsageLine) -> None:
+        request = (line.tenant, line.request_id, line.provisional)
+        self._seen[request] = None
+        self._seen.move_to_end(request)
+        if len(self._seen) > _MAX_REMEMBERED:
+            self._seen.popitem(last=False)
+
+    def _write(self, name: str, data: bytes) -> None:
+        path = self._folder / name
+        is_new_file = not path.exists()
+        with path.open("ab") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if is_new_file:
+            _sync_folder(self._folder)
+
+
+class Archiver:
+    """Empties the usage streams of all tenants into UsageFiles. `wake` says that there is work."""
+
+    def __init__(
+        self,
+        store: Store,
+        folder: Path,
+        *,
+        token: str,
+        interval_s: float = 1.0,
+        run_blocking: RunBlocking = run_in_thread,
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._token = token
+        self._interval_s = interval_s
+        self._run_blocking = run_blocking
+        self._files: UsageFiles | None = None
+        self._woken: set[str] = set()
+        self.num_archived = 0
+        self.num_repeated = 0
+
+    def wake(self, tenant: str) -> None:
+        """A record of this tenant waits; the next round archives it."""
+        self._woken.add(tenant)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Archive until `stopping`, then once more. Outages of Redis or of the disk are waited
+        out: records stay in Redis until they are safe."""
+        while not stopping.is_set():
+            await self._round()
+            try:
+                async with asyncio.timeout(self._interval_s):
+                    await stopping.wait()
+            except TimeoutError:
+                continue
+        await self._round()
+
+    async def archive_all(self) -> bool:
+        """One round over all tenants; returns whether this archiver holds the lock."""
+        woken = sorted(self._woken)
+        if woken:
+            # A tenant that no registry declares (Redis was lost) must be found by every archiver.
+            await self._store.execute("SADD", TENANTS_KEY, *woken)
+            self._woken.difference_update(woken)
+        if not await self._hold_lock():
+            self._files = None
+            return False
+        for name in await self._store.execute("SMEMBERS", TENANTS_KEY):
+            while await self._archive_batch(name.decode()) == _ENTRIES_PER_BATCH:
+                await self._hold_lock()
+        return True
+
+    async def _round(self) -> None:
+        try:
+            await self.archive_all()
+        except Unavailable:
+            _log.warning("archive_waits", why="redis")
+        except OSError as error:
+            self._files = None
+            _log.error("archive_waits", why="disk", error=str(error))
+
+    async def _hold_lock(self) -> bool:
+        if await self._store.execute("SET", LOCK_KEY, self._token, "NX", "PX", _LOCK_MS):
+            return True
+        if await self._store.execute("GET", LOCK_KEY) != self._token.encode():
+            return False
+        await self._store.execute("PEXPIRE", LOCK_KEY, _LOCK_MS)
+        return True
+
+    async def _archive_batch(self, tenant: str) -> int:
+        stream = f"{tenant_root(tenant)}:usage"
+        entries = await self._store.execute("XRANGE", stream, "-", "+", "COUNT", _ENTRIES_PER_BATCH)
+        if not entries:
+            return 0
+        lines, rejected = _read_entries(tenant, entries)
+        await self._run_blocking(lambda: self._write(lines, rejected))
+        await self._store.execute("XDEL", stream, *(entry_id for entry_id, _ in entries))
+        return len(entries)
+
+    def _write(self, lines: list[UsageLine], rejected: list[dict[bytes, bytes]]) -> None:
+        if self._files is None:
+            self._files = UsageFiles(self._folder)
+        num_new = self._files.append(lines)
+        self._files.reject(rejected)
+        self.num_archived += num_new
+        self.num_repeated += len(lines) - num_new
+
+
+def _read_entries(
+    tenant: str, entries: list[Any]
+) -> tuple[list[UsageLine], list[dict[bytes, bytes]]]:
+    """Stream entries as lines, and those that are none."""
+    lines, rejected = [], []
+    for entry_id, flat in entries:
+        fields = flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
+        settled_ms = int(entry_id.split(b"-")[0])
+        try:
+            lines.append(_read_entry(tenant, fields, settled_ms))
+        except (DecodeError, KeyError, ValueError) as error:
+            _log.error("usage_rejected", tenant=tenant, entry=entry_id.decode(), error=repr(error))
+            rejected.append(fields)
+    return lines, rejected
+
+
+def _read_entry(tenant: str, fields: dict[bytes, bytes], settled_ms: int) -> UsageLine:
+    """One entry as lua/settle.lua or, of a lapsed lease, lua/leases.lua wrote it."""
+    if b"record" in fields:
+        record = quota_pb2.UsageRecord.FromString(fields[b"record"])
+    else:
+        record = quota_pb2.UsageRecord(
+            request_id=fields[b"lapsed"].decode(),
+            tenant=tenant,
+            key_id=fields[b"key_id"].decode(),
+            model=fields[b"model"].decode(),
+            started_unix_ms=int(fields[b"started"]),
+            num_prompt_tokens=int(fields[b"prompt"]),
+            num_output_tokens=int(fields[b"produced"]),
+            finish_reason=LAPSED_REASON,
+            num_attempts=1,
+            provisional=True,
+        )
+    return usage_log.from_record(record, settled_ms)
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Cut what follows the last newline: a line that a crash left half written."""
+    with path.open("rb+") as file:
+        data = file.read()
+        end = data.rfind(b"\n") + 1
+        if end != len(data):
+            file.truncate(end)
+            os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

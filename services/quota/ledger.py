@@ -1,0 +1,256 @@
+"""Who may spend what: every decision of the quota service, as calls of its atomic scripts.
+
+A reservation is a lease: reserve, renew (and extend), settle; what is not renewed lapses. The
+protocol and its states are in README.md and in lua/leases.lua; reliability of each step under
+crashes is checked by random schedules against a real server. Knows neither gRPC nor Redis: it gets
+a store, a registry, and, in tests and simulations, a clock.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton.wire import failures
+from baton.wire.key_registry import TENANTS_KEY, tenant_root
+from baton.wire.v1 import failure_pb2, quota_pb2
+from services.quota.registry import Registry
+from services.quota.store import Argument, Store
+
+MAX_REQUEST_TOKENS = 2**40
+# One script call blocks the store for as long as it runs; this many leases take about 2 ms.
+_LEASES_PER_CALL = 64
+_MAX_ID_CHARS = 128
+_REAPED_PER_CALL = 64
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_PRINTABLE = re.compile(rf"[\x21-\x7e]{{1,{_MAX_ID_CHARS}}}")
+
+_STATES = {
+    b"held": quota_pb2.LeaseState.STATE_HELD,
+    b"refused": quota_pb2.LeaseState.STATE_REFUSED,
+    b"lost": quota_pb2.LeaseState.STATE_LOST,
+}
+_OVER_RATE = {
+    b"requests": "requests per minute",
+    b"tokens": "tokens per minute",
+    b"concurrency": "concurrent requests",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """How long a lease lives without renewal, and a finished request id is remembered."""
+
+    lease_s: float = 30.0
+    settled_kept_s: float = 86_400.0
+
+
+def store_time_ms() -> int:
+    """The clock of the product: 0 lets each script read the store's own time."""
+    return 0
+
+
+class Ledger:
+    """Limits, leases and bills of all tenants. Methods raise Unavailable when the store is away.
+
+    `on_settled` hears the tenant of every usage record that waits to be archived.
+    `clock_ms` replaces the store's time in tests and simulations only.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        terms: LeaseTerms | None = None,
+        *,
+        on_settled: Callable[[str], None] = lambda tenant: None,
+        clock_ms: Callable[[], int] = store_time_ms,
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._terms = terms or LeaseTerms()
+        self._on_settled = on_settled
+        self._clock_ms = clock_ms
+
+    async def authenticate(
+        self, request: quota_pb2.AuthenticateRequest
+    ) -> quota_pb2.AuthenticateResponse:
+        """The principal behind a key digest. Raises AuthenticationFailed."""
+        return await self._registry.authenticate(request.key_digest)
+
+    async def reserve(self, request: quota_pb2.ReserveRequest) -> quota_pb2.ReserveResponse:
+        """Hold prompt + output tokens, one request and one slot; a repeat returns the same grant.
+
+        Raises LimitExceeded (with limit state and the time to wait), InvalidRequest when the
+        request can never fit or its id was used before, AuthenticationFailed for a revoked key.
+        """
+        _check_identity(request.tenant, request.key_id, request.request_id)
+        num_tokens = request.num_prompt_tokens + request.num_output_tokens
+        if num_tokens > MAX_REQUEST_TOKENS:
+            raise _exceeds_limit(num_tokens, MAX_REQUEST_TOKENS)
+        arguments = (
+            request.request_id, request.key_id, request.model,
+            request.num_prompt_tokens, request.num_output_tokens,
+        )  # fmt: skip
+        reply = await self._run("reserve", request.tenant, arguments)
+        if reply[0] == b"unknown_key" and await self._registry.refresh():
+            reply = await self._run("reserve", request.tenant, arguments)
+        outcome, granted, wait_ms, *numbers = reply
+        limits = _limit_state(numbers)
+        if outcome != b"granted":
+            raise _refusal(outcome, wait_ms, num_tokens, limits)
+        return quota_pb2.ReserveResponse(
+            granted_output_tokens=granted, expires_in_ms=wait_ms, limits=limits
+        )
+
+    async def renew(self, request: quota_pb2.RenewRequest) -> quota_pb2.RenewResponse:
+        """Renew, and extend where asked, all leases of the message; answered in its order.
+
+        An extension is granted in full or refused. A lapsed lease is held again if there is room,
+        else lost: its holder stops producing. A lease that cannot exist is lost, too.
+        """
+        states = [quota_pb2.LeaseState(request_id=lease.request_id) for lease in request.leases]
+        of_tenant: dict[str, list[int]] = defaultdict(list)
+        for index, lease in enumerate(request.leases):
+            if _NAME.fullmatch(lease.tenant) and _PRINTABLE.fullmatch(lease.request_id):
+                of_tenant[lease.tenant].append(index)
+            else:
+                states[index].state = quota_pb2.LeaseState.STATE_LOST
+        for tenant, indexes in of_tenant.items():
+            for start in range(0, len(indexes), _LEASES_PER_CALL):
+                part = indexes[start : start + _LEASES_PER_CALL]
+                renewals = [request.leases[index] for index in part]
+                for index, state in zip(
+                    part, await self._renew_part(tenant, renewals), strict=True
+                ):
+                    states[index] = state
+        return quota_pb2.RenewResponse(leases=states)
+
+    async def settle(self, request: quota_pb2.SettleRequest) -> quota_pb2.SettleResponse:
+        """Charge what a request really used, final once; the record waits for the archiver."""
+        usage = request.usage
+        _check_identity(usage.tenant, usage.key_id, usage.request_id)
+        if usage.num_prompt_tokens + usage.num_output_tokens > MAX_REQUEST_TOKENS:
+            raise failures.InvalidRequest("token counts of the usage record are impossible")
+        reply = await self._settle(usage, key_must_be_known=True)
+        if reply[0] == b"unknown_key":
+            await self._registry.refresh()
+            reply = await self._settle(usage, key_must_be_known=False)
+        self._on_settled(usage.tenant)
+        return quota_pb2.SettleResponse(
+            repeated_settle=reply[0] == b"repeated", limits=_limit_state(reply[1:])
+        )
+
+    async def reap(self) -> int:
+        """Lapse all expired leases of all tenants; returns how many."""
+        num_reaped = 0
+        for name in await self._store.execute("SMEMBERS", TENANTS_KEY):
+            tenant = name.decode()
+            num_tenant = last = await self._run("reap", tenant, ())
+            while last >= _REAPED_PER_CALL:
+                last = await self._run("reap", tenant, ())
+                num_tenant += last
+            if num_tenant:
+                self._on_settled(tenant)
+            num_reaped += num_tenant
+        return num_reaped
+
+    async def _run(self, name: str, tenant: str, arguments: Iterable[Argument]) -> Any:
+        terms = self._terms
+        every_script = (
+            self._clock_ms(),
+            round(terms.lease_s * 1000),
+            round(terms.settled_kept_s * 1000),
+        )
+        return await self._store.run_script(name, tenant_root(tenant), (*every_script, *arguments))
+
+    async def _settle(self, usage: quota_pb2.UsageRecord, *, key_must_be_known: bool) -> Any:
+        arguments: tuple[Argument, ...] = (
+            usage.request_id, usage.key_id, usage.model,
+            usage.num_prompt_tokens, usage.num_output_tokens,
+            usage.SerializeToString(), int(key_must_be_known),
+        )  # fmt: skip
+        return await self._run("settle", usage.tenant, arguments)
+
+    async def _renew_part(
+        self, tenant: str, leases: Sequence[quota_pb2.LeaseRenewal]
+    ) -> list[quota_pb2.LeaseState]:
+        arguments: list[Argument] = []
+        for lease in leases:
+            arguments += (
+                lease.request_id,
+                min(lease.used_output_tokens, MAX_REQUEST_TOKENS),
+                min(lease.produced_output_tokens, MAX_REQUEST_TOKENS),
+                min(lease.wanted_output_tokens, MAX_REQUEST_TOKENS),
+            )
+        reply = await self._run("renew", tenant, arguments)
+        return [
+            quota_pb2.LeaseState(
+                request_id=lease.request_id,
+                state=_STATES[reply[3 * i]],
+                granted_output_tokens=reply[3 * i + 1],
+                expires_in_ms=reply[3 * i + 2],
+            )
+            for i, lease in enumerate(leases)
+        ]
+
+
+def _check_identity(tenant: str, key_id: str, request_id: str) -> None:
+    """These become parts of Redis keys: no braces or spaces in names, no unbounded ids."""
+    for param, value, pattern in (
+        ("tenant", tenant, _NAME),
+        ("key_id", key_id, _NAME),
+        ("request_id", request_id, _PRINTABLE),
+    ):
+        if not pattern.fullmatch(value):
+            raise failures.InvalidRequest(
+                f"{param} {failures.quoted(value)} is malformed", param=param
+            )
+
+
+def _limit_state(numbers: Sequence[int]) -> failure_pb2.LimitState:
+    return failure_pb2.LimitState(
+        limit_requests=numbers[0],
+        remaining_requests=numbers[1],
+        reset_requests_ms=numbers[2],
+        limit_tokens=numbers[3],
+        remaining_tokens=numbers[4],
+        reset_tokens_ms=numbers[5],
+    )
+
+
+def _exceeds_limit(
+    num_tokens: int, limit: int, limits: failure_pb2.LimitState | None = None
+) -> failures.InvalidRequest:
+    return failures.InvalidRequest(
+        f"Request too large: {num_tokens} tokens (prompt and largest answer) can never fit the "
+        f"limit of {limit} tokens per minute. Shorten the prompt or lower the maximum of tokens.",
+        reason="request_exceeds_limit",
+        limits=limits,
+    )
+
+
+def _refusal(
+    outcome: bytes, wait_ms: int, num_tokens: int, limits: failure_pb2.LimitState
+) -> failures.BatonError:
+    """Why a reservation was refused, as the client will read it."""
+    if outcome == b"exceeds_tokens":
+        return _exceeds_limit(num_tokens, limits.limit_tokens, limits)
+    if outcome == b"budget":
+        return failures.LimitExceeded(
+            f"The key's budget has no room for {num_tokens} more tokens in this period.",
+            reason="insufficient_quota",
+            retry_after_s=wait_ms / 1000,
+            limits=limits,
+        )
+    if outcome in _OVER_RATE:
+        return failures.LimitExceeded(
+            f"Rate limit reached: {_OVER_RATE[outcome]}. Try again in {wait_ms / 1000:g} s.",
+            retry_after_s=wait_ms / 1000,
+            limits=limits,
+        )
+    if outcome == b"used_request_id":
+        return failures.InvalidRequest("the request id was used before", param="request_id")
+    assert outcome in (b"unknown_key", b"revoked_key"), outcome
+    return failures.AuthenticationFailed("the API key is not valid")

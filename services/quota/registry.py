@@ -1,0 +1,117 @@
+"""Which keys exist: the registry file loaded into Redis, and the lookup of a key by its digest.
+
+The lookup is by digest, so its time tells nothing about how much of a guessed key is right. The
+file is loaded at start, when it changes, and when Redis came back empty (its marker is gone); a
+lookup that misses checks both before it refuses, so that a key works as soon as it was created.
+Knows nothing of limits' meaning; `baton.wire.key_registry` owns the formats.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from baton.runtime import logs
+from baton.wire import failures, key_registry
+from baton.wire.key_registry import KeyRecord
+from baton.wire.v1 import quota_pb2
+from services.quota.store import Store
+
+_DIGEST_BYTES = 32
+_log = logs.get("quota.registry")
+
+ReadRegistry = Callable[[Path], Awaitable[dict[str, KeyRecord]]]
+Stamp = tuple[int, int, int]
+
+
+async def read_in_thread(path: Path) -> dict[str, KeyRecord]:
+    """Read the registry file without holding up the loop."""
+    return await asyncio.to_thread(key_registry.read, path)
+
+
+class Registry:
+    """Keys in Redis, kept equal to the registry file. Without a file, Redis alone is the truth."""
+
+    def __init__(
+        self,
+        store: Store,
+        file: Path | None,
+        *,
+        fresh_for_s: float = 5.0,
+        read: ReadRegistry = read_in_thread,
+    ) -> None:
+        self._store = store
+        self._file = file
+        self._fresh_for_s = fresh_for_s
+        self._read = read
+        self._loading = asyncio.Lock()
+        self._loaded_stamp: Stamp | None = None
+
+    async def authenticate(self, digest: bytes) -> quota_pb2.AuthenticateResponse:
+        """The principal of a key. Raises AuthenticationFailed, Unavailable."""
+        if len(digest) != _DIGEST_BYTES:
+            raise failures.AuthenticationFailed("the API key is not valid")
+        name = key_registry.principal_key(digest)
+        data = await self._store.execute("GET", name)
+        if data is None and await self.refresh():
+            data = await self._store.execute("GET", name)
+        if data is None:
+            raise failures.AuthenticationFailed("the API key is not valid")
+        record = _record(data)
+        return quota_pb2.AuthenticateResponse(
+            tenant=record.tenant,
+            key_id=record.key_id,
+            limits=record.limits.to_wire(),
+            allowed_models=record.allowed_models,
+            priority=record.priority,
+            fresh_for_s=self._fresh_for_s,
+        )
+
+    async def refresh(self) -> bool:
+        """Load the file if it changed or Redis lost it; returns whether it was loaded.
+
+        A file that cannot be read leaves what was loaded in place and is logged. Raises
+        Unavailable.
+        """
+        if self._file is None:
+            return False
+        async with self._loading:
+            stamp = _stamp(self._file)
+            in_redis = await self._store.execute("EXISTS", key_registry.LOADED_KEY)
+            if in_redis and stamp == self._loaded_stamp:
+                return False
+            try:
+                await self._load(self._file, stamp)
+            except key_registry.RegistryError as error:
+                _log.error("registry_unusable", error=str(error))
+                return False
+            return True
+
+    async def _load(self, file: Path, stamp: Stamp | None) -> None:
+        records = await self._read(file)
+        await self._store.execute_all(
+            command
+            for record in records.values()
+            for command in key_registry.redis_commands(record)
+        )
+        await self._store.execute("SET", key_registry.LOADED_KEY, len(records))
+        self._loaded_stamp = stamp
+        _log.info("registry_loaded", num_keys=len(records))
+
+
+def _record(data: bytes) -> KeyRecord:
+    try:
+        return key_registry.decode_record(data)
+    except key_registry.RegistryError as error:
+        _log.error("key_record_corrupt", error=str(error))
+        raise failures.Unavailable(
+            "the key's record cannot be read", reason="quota_unavailable"
+        ) from error
+
+
+def _stamp(file: Path) -> Stamp | None:
+    """Changes whenever the file was appended to or replaced."""
+    try:
+        stat = file.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino

@@ -1,0 +1,57 @@
+"""The gRPC edge of the quota service: wire in, wire out, spans; no decisions."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from baton.runtime import telemetry
+from baton.runtime.grpc_server import incoming, translate_failures
+from baton.wire.v1 import quota_pb2, quota_pb2_grpc
+from services.quota.ledger import Ledger
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class QuotaServicer(quota_pb2_grpc.QuotaServicer):
+    """Quota service calls, answered by a Ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    @translate_failures
+    async def Authenticate(
+        self, request: quota_pb2.AuthenticateRequest, context: Context
+    ) -> quota_pb2.AuthenticateResponse:
+        with _span("quota.authenticate", context):
+            return await self._ledger.authenticate(request)
+
+    @translate_failures
+    async def Reserve(
+        self, request: quota_pb2.ReserveRequest, context: Context
+    ) -> quota_pb2.ReserveResponse:
+        with _span("quota.reserve", context, request.request_id) as span:
+            span.set("baton.tenant", request.tenant)
+            return await self._ledger.reserve(request)
+
+    @translate_failures
+    async def Renew(
+        self, request_iterator: AsyncIterator[quota_pb2.RenewRequest], context: Context
+    ) -> AsyncIterator[quota_pb2.RenewResponse]:
+        async for request in request_iterator:
+            yield await self._ledger.renew(request)
+
+    @translate_failures
+    async def Settle(
+        self, request: quota_pb2.SettleRequest, context: Context
+    ) -> quota_pb2.SettleResponse:
+        with _span("quota.settle", context, request.usage.request_id) as span:
+            span.set("baton.tenant", request.usage.tenant)
+            return await self._ledger.settle(request)
+
+
+def _span(name: str, context: Context, request_id: str = "") -> telemetry.Span:
+    call = incoming(context)
+    return telemetry.start_span(
+        name, traceparent=call.traceparent, request_id=request_id or call.request_id
+    )

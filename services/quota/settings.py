@@ -1,0 +1,37 @@
+"""Settings of the quota service, from `BATON_QUOTA_*`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "BATON_QUOTA_"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`redis_url` is unix://path or redis://[user:password@]host:port/db, rediss:// with TLS.
+
+    Without `registry_file`, keys are what Redis has; without `usage_dir`, nothing is archived.
+    """
+
+    listen: str = "127.0.0.1:0"
+    admin_listen: str = "127.0.0.1:0"
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    registry_file: Path | None = None
+    usage_dir: Path | None = None
+    redis_timeout_s: float = 0.25
+    redis_connections: int = 64
+    lease_s: float = 30.0
+    fresh_for_s: float = 5.0
+    # How long a finished request id is remembered, so that a late repeat is not billed again.
+    settled_kept_s: float = 86_400.0
+    reap_interval_s: float = 2.0
+    registry_interval_s: float = 1.0
+    archive_interval_s: float = 1.0
+    drain_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("lease_s", "settled_kept_s", "redis_timeout_s", "reap_interval_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0")
+        if self.redis_connections < 1:
+            raise ValueError("redis_connections must be at least 1")

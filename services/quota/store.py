@@ -1,0 +1,111 @@
+"""The one place that speaks to Redis: scripts by their digest, commands, and errors as ours.
+
+Every failure of Redis (gone, slow, out of memory, read-only, a corrupt value) is one
+`Unavailable("quota_unavailable")` for the call that met it; the next call tries again. All scripts
+are idempotent, so a call that finds its pooled connection dead is repeated once at once. Knows
+nothing of leases or limits.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from hashlib import sha1
+from importlib import resources
+from typing import Any, Protocol
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, RedisError
+
+from baton.runtime import logs
+from baton.wire.failures import Unavailable
+
+Argument = str | bytes | int
+
+SCRIPT_NAMES = ("reserve", "renew", "settle", "reap")
+_SHARED_PARTS = ("accounts", "leases")
+_COMMANDS_PER_ROUND_TRIP = 1000
+_log = logs.get("quota.store")
+
+
+class Store(Protocol):
+    """What ledger, registry and archiver need. Every method may raise Unavailable."""
+
+    async def run_script(self, name: str, root: str, arguments: Sequence[Argument]) -> Any:
+        """Run one of SCRIPT_NAMES, atomically, on the keys below `root`."""
+
+    async def execute(self, *command: Argument) -> Any:
+        """One command; replies are bytes, integers or lists of them."""
+
+    async def execute_all(self, commands: Iterable[Sequence[Argument]]) -> None:
+        """Many commands in few round trips, in order."""
+
+
+def script_text(name: str) -> str:
+    """A whole script: the shared parts first, for Redis 6.2 has no libraries."""
+    folder = resources.files("services.quota") / "lua"
+    return "\n".join((folder / f"{part}.lua").read_text() for part in (*_SHARED_PARTS, name))
+
+
+def connect(url: str, timeout_s: float, max_connections: int) -> "Redis":
+    """A client for `url`; connects on first use. A caller waits for a connection, connects and
+    reads for at most `timeout_s` each."""
+    pool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=max_connections,
+        timeout=timeout_s,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+        protocol=2,
+    )
+    return Redis.from_pool(pool)
+
+
+class RedisStore:
+    """Store over a redis.asyncio client (or an in-process double of one)."""
+
+    def __init__(self, client: "Redis", on_error: Callable[[], None] = lambda: None) -> None:
+        self._client = client
+        self._on_error = on_error
+        self._scripts = {name: script_text(name) for name in SCRIPT_NAMES}
+        # SHA-1 is how the server names scripts.
+        self._digests = {
+            name: sha1(text.encode(), usedforsecurity=False).hexdigest()
+            for name, text in self._scripts.items()
+        }
+
+    async def run_script(self, name: str, root: str, arguments: Sequence[Argument]) -> Any:
+        async with self._translated(name):
+            try:
+                return await self._client.evalsha(self._digests[name], 1, root, *arguments)
+            except NoScriptError:
+                return await self._client.eval(self._scripts[name], 1, root, *arguments)
+
+    async def execute(self, *command: Argument) -> Any:
+        async with self._translated(str(command[0])):
+            return await self._client.execute_command(*command)  # type: ignore[no-untyped-call]
+
+    async def execute_all(self, commands: Iterable[Sequence[Argument]]) -> None:
+        batch = list(commands)
+        async with self._translated("pipeline"):
+            for start in range(0, len(batch), _COMMANDS_PER_ROUND_TRIP):
+                async with self._client.pipeline(transaction=False) as pipeline:
+                    for command in batch[start : start + _COMMANDS_PER_ROUND_TRIP]:
+                        pipeline.execute_command(*command)
+                    await pipeline.execute()
+
+    async def close(self) -> None:
+        await self._client.aclose(close_connection_pool=True)
+
+    @asynccontextmanager
+    async def _translated(self, call: str) -> AsyncIterator[None]:
+        try:
+            yield
+        except RedisError as error:
+            self._on_error()
+            _log.warning("redis_failed", call=call, error=type(error).__name__, detail=str(error))
+            raise Unavailable(
+                "the quota store does not answer", reason="quota_unavailable", retry_after_s=1
+            ) from error

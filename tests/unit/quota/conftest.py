@@ -1,0 +1,126 @@
+"""A ledger over an in-process Redis double, with a clock that the test moves."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import fakeredis
+import pytest
+
+from baton.wire import key_registry
+from baton.wire.key_registry import KeyLimits, KeyRecord
+from baton.wire.v1 import quota_pb2
+from services.quota.ledger import Ledger, LeaseTerms
+from services.quota.registry import Registry
+from services.quota.store import RedisStore
+
+SECRET = b"s" * 32
+# 2027-01-15 08:00:00 UTC, a Friday.
+START_MS = 1_800_000_000_000
+
+
+async def read_inline(path: Path) -> dict[str, KeyRecord]:
+    return key_registry.read(path)
+
+
+@dataclass
+class QuotaBench:
+    """Ledger, store, registry file and clock of one test, with short words for common steps."""
+
+    ledger: Ledger
+    registry: Registry
+    store: RedisStore
+    file: Path
+    now_ms: list[int]
+    woken: list[str] = field(default_factory=list)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_ms[0] += round(seconds * 1000)
+
+    async def new_key(self, tenant: str = "acme", **limits: object) -> KeyRecord:
+        _, record = key_registry.new_key(
+            SECRET,
+            tenant,
+            KeyLimits(**limits),  # type: ignore[arg-type]
+            now_unix_s=START_MS / 1000,
+        )
+        await self.declare(record)
+        return record
+
+    async def declare(self, record: KeyRecord) -> None:
+        key_registry.append(self.file, record)
+        await self.registry.refresh()
+
+    async def reserve(
+        self, key: KeyRecord, request_id: str, prompt: int = 10, output: int = 90
+    ) -> quota_pb2.ReserveResponse:
+        return await self.ledger.reserve(
+            quota_pb2.ReserveRequest(
+                request_id=request_id,
+                tenant=key.tenant,
+                key_id=key.key_id,
+                model="m",
+                num_prompt_tokens=prompt,
+                num_output_tokens=output,
+            )
+        )
+
+    async def renew(
+        self, key: KeyRecord, request_id: str, used: int = 0, wanted: int = 0, produced: int = 0
+    ) -> quota_pb2.LeaseState:
+        renewal = quota_pb2.LeaseRenewal(
+            request_id=request_id,
+            tenant=key.tenant,
+            used_output_tokens=used,
+            wanted_output_tokens=wanted,
+            produced_output_tokens=produced,
+        )
+        response = await self.ledger.renew(quota_pb2.RenewRequest(leases=[renewal]))
+        return response.leases[0]
+
+    async def settle(
+        self, key: KeyRecord, request_id: str, prompt: int = 10, output: int = 20, tenant: str = ""
+    ) -> quota_pb2.SettleResponse:
+        usage = quota_pb2.UsageRecord(
+            request_id=request_id,
+            tenant=tenant or key.tenant,
+            key_id=key.key_id,
+            model="m",
+            num_prompt_tokens=prompt,
+            num_output_tokens=output,
+            finish_reason="stop",
+        )
+        return await self.ledger.settle(quota_pb2.SettleRequest(usage=usage))
+
+    async def budget(self, key: KeyRecord, window: str = "d20270115") -> tuple[int, int]:
+        """(spent, held) of a window."""
+        spent, held = await self.store.execute(
+            "HMGET", f"baton:{{{key.tenant}}}:budget:{key.key_id}:{window}", "spent", "held"
+        )
+        return int(spent or 0), int(held or 0)
+
+    async def slots(self, key: KeyRecord) -> int:
+        account = f"baton:{{{key.tenant}}}:account:{key.key_id}"
+        return int(await self.store.execute("HGET", account, "slots") or 0)
+
+    async def num_stream_entries(self, tenant: str = "acme") -> int:
+        return int(await self.store.execute("XLEN", f"baton:{{{tenant}}}:usage"))
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[QuotaBench]:
+    client = fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer(), protocol=2)
+    store = RedisStore(client)
+    file = tmp_path / "registry.jsonl"
+    registry = Registry(store, file, read=read_inline)
+    now_ms = [START_MS]
+    woken: list[str] = []
+    ledger = Ledger(
+        store,
+        registry,
+        LeaseTerms(lease_s=30, settled_kept_s=3600),
+        on_settled=woken.append,
+        clock_ms=lambda: now_ms[0],
+    )
+    yield QuotaBench(ledger, registry, store, file, now_ms, woken)
+    await store.close()
