@@ -1,0 +1,175 @@
+"""The real stack as processes, started through the same command that people use."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from baton.localstack.home import Home
+
+START_TIMEOUT_S = 90
+ROOT = Path(__file__).parents[2]
+
+
+class Stack:
+    """One `baton up` in a folder of its own."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.home = Home(folder)
+        self.arguments = list(arguments)
+        self.environment = {
+            **os.environ,
+            "BATON_HOME": str(folder),
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
+        self.environment.pop("OTEL_EXPORTER_OTLP_ENDPOINT", None)
+        self.output = folder.parent / f"{folder.name}.out"
+        self.process: subprocess.Popen | None = None
+
+    def start(self) -> "Stack":
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "baton.cli", "up", "--port", "0", *self.arguments],
+                env=self.environment,
+                cwd=ROOT,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        wait_until(self._ready, START_TIMEOUT_S)
+        return self
+
+    def _ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.output.read_text()[-4000:]
+        state = self.home.read_state()
+        return state is not None and state.ready
+
+    def pids(self) -> dict[str, int]:
+        state = self.home.read_state()
+        return {name: int(row["pid"]) for name, row in state.services.items()} if state else {}
+
+    def all_pids(self) -> list[int]:
+        """Every process of the stack, cores included."""
+        import psutil
+
+        assert self.process is not None
+        root = psutil.Process(self.process.pid)
+        return [root.pid, *(child.pid for child in root.children(recursive=True))]
+
+    def interrupt(self, times: int = 1) -> int:
+        """Ctrl-C; returns the exit status."""
+        assert self.process is not None
+        for _ in range(times):
+            self.process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+        return self.process.wait(timeout=60)
+
+    @property
+    def base_url(self) -> str:
+        return self.home.read_dev_env()["BASE_URL"]
+
+    @property
+    def api_key(self) -> str:
+        return self.home.read_dev_env()["API_KEY"]
+
+    def client(self, api_key: str = "") -> openai.OpenAI:
+        key = api_key or self.api_key
+        return openai.OpenAI(base_url=self.base_url, api_key=key, max_retries=0, timeout=60)
+
+    def async_client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            base_url=self.base_url, api_key=self.api_key, max_retries=0, timeout=60
+        )
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, "-m", "baton.cli", *arguments],
+            env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    def metric(self, service: str, name: str, **labels: str) -> float:
+        """Sum over the samples of one metric of one service that carry these labels."""
+        state = self.home.read_state()
+        assert state is not None
+        with urllib.request.urlopen(str(state.services[service]["metrics_url"])) as answer:
+            text = answer.read().decode()
+        total = 0.0
+        for line in text.splitlines():
+            match = re.match(r"([^\s{]+)(?:\{(.*)\})? (\S+)$", line)
+            if match and match[1] == name:
+                found = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
+                if all(found.get(key) == value for key, value in labels.items()):
+                    total += float(match[3])
+        return total
+
+    def workers(self) -> list[str]:
+        return [name for name in self.pids() if name.startswith(("prefill", "decode"))]
+
+    def used_blocks(self) -> dict[str, float]:
+        return {
+            name: self.metric(name, "baton_kv_blocks_used")
+            + self.metric(name, "baton_kv_blocks_promised")
+            for name in self.workers()
+        }
+
+    def usage_records(self, request_id: str) -> list[dict]:
+        lines = [
+            json.loads(line)
+            for path in sorted(self.home.usage.glob("*.jsonl"))
+            for line in path.read_text().splitlines()
+        ]
+        return [line for line in lines if line["request_id"] == request_id]
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 10) -> None:
+    """Poll until the condition holds; fails when it does not hold in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "condition not met in time"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The default stack on the demo model in float32, shared by tests that leave it as it is."""
+    folder = tmp_path_factory.mktemp("stack") / "home"
+    running = Stack(folder, "--dtype", "float32", "--alias", "gpt-4o=baton-demo").start()
+    yield running
+    assert running.interrupt() == 0, running.output.read_text()[-3000:]
+
+
+@pytest.fixture(scope="session")
+def reference() -> Callable[[str, int], tuple[str, int]]:
+    """What transformers' own `generate` answers on the same weights: (text, tokens), greedy."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from baton.demo_model import demo_model_path
+
+    torch.set_num_threads(1)
+    path = str(demo_model_path())
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+    def answer(question: str, max_tokens: int) -> tuple[str, int]:
+        messages = [{"role": "user", "content": question}]
+        inputs = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        with torch.inference_mode():
+            output = model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)
+        new = output[0][inputs["input_ids"].shape[1] :]
+        return tokenizer.decode(new, skip_special_tokens=True), len(new)
+
+    return answer

@@ -1,0 +1,146 @@
+"""Starting, restarting, breaking and ending a stack, and two models behind one gateway."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Stack, wait_until
+
+
+def running(pids: list[int]) -> list[int]:
+    alive = []
+    for pid in pids:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if state != "Z":
+            alive.append(pid)
+    return alive
+
+
+def ask(stack: Stack, question: str = "What is TTFT?", model: str = "baton-demo"):
+    answer = stack.client().chat.completions.create(
+        model=model, messages=[{"role": "user", "content": question}], temperature=0, max_tokens=20
+    )
+    return answer.choices[0].message.content
+
+
+def test_a_stack_survives_a_dead_service_keeps_its_keys_and_leaves_nothing(tmp_path: Path) -> None:
+    stack = Stack(tmp_path / "home", "--aggregated", "1").start()
+    text = ask(stack)
+    key = stack.api_key
+
+    victim = stack.pids()["tokenizer"]
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: "tokenizer ended with signal SIGKILL" in stack.output.read_text())
+    wait_until(lambda: stack.pids()["tokenizer"] not in (0, victim), 20)
+    wait_until(lambda: _answers(stack, text), 20)
+
+    pids = stack.all_pids()
+    assert stack.interrupt() == 0
+    assert running(pids) == []
+    assert stack.home.read_state() is None
+
+    stack.start()
+    assert stack.api_key == key
+    assert ask(stack) == text
+    pids = stack.all_pids()
+    stack.interrupt(times=2)
+    wait_until(lambda: running(pids) == [])
+
+
+def _answers(stack: Stack, text: str) -> bool:
+    import openai
+
+    try:
+        return ask(stack) == text
+    except openai.APIError:
+        return False
+
+
+def test_a_second_stack_in_the_same_folder_is_refused_in_one_line(stack: Stack) -> None:
+    result = stack.command("up", "--port", "0")
+    assert result.returncode == 2
+    assert "already runs" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "no-such-model"], "no-such-model"),
+        (["--kv-mib", "100000000"], "too little memory"),
+    ],
+)
+def test_what_cannot_start_says_so_in_one_line(
+    tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    result = Stack(tmp_path / "home").command("up", "--port", "0", *arguments)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_taken_port_is_named(stack: Stack, tmp_path: Path) -> None:
+    port = stack.base_url.split(":")[2].split("/")[0]
+    result = Stack(tmp_path / "home").command("up", "--port", port)
+    assert result.returncode == 2
+    assert f"port {port} is taken" in result.stderr
+
+
+def test_status_says_what_runs_where(stack: Stack) -> None:
+    result = stack.command("status")
+    assert result.returncode == 0, result.stdout + result.stderr
+    for name in ("gateway", "router", "prefill-1", "decode-2", "redis"):
+        assert name in result.stdout
+    assert stack.api_key not in result.stdout
+
+
+def make_variant(folder: Path, seed: int) -> str:
+    """A model folder with the demo model's shape and tokenizer, and random weights of its own."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from baton.demo_model import demo_model_path
+
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(demo_model_path() / name, folder / name)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    model.float().save_pretrained(folder)
+    return str(folder)
+
+
+def generate(folder: str, question: str, max_tokens: int) -> str:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    inputs = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    output = model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)
+    return tokenizer.decode(output[0][inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def test_two_models_behind_one_gateway_answer_with_their_own_weights(tmp_path: Path) -> None:
+    folders = [make_variant(tmp_path / name, seed) for seed, name in enumerate(("one", "two"))]
+    models = [argument for folder in folders for argument in ("--model", folder)]
+    stack = Stack(
+        tmp_path / "home", *models, "--decode", "1", "--dtype", "float32", "--kv-mib", "32"
+    ).start()
+    try:
+        texts = [ask(stack, model=name) for name in ("one", "two")]
+        assert texts[0] != texts[1]
+        assert texts == [generate(folder, "What is TTFT?", 20) for folder in folders]
+    finally:
+        stack.interrupt()

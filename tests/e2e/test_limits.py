@@ -1,0 +1,86 @@
+"""Limits of a key through the whole stack."""
+
+import openai
+import pytest
+
+from tests.e2e.conftest import wait_until
+
+
+def ask(client, max_tokens: int = 4):
+    return client.chat.completions.with_raw_response.create(
+        model="baton-demo",
+        messages=[{"role": "user", "content": "What is TTFT?"}],
+        max_tokens=max_tokens,
+    )
+
+
+def new_key(stack, *arguments: str) -> str:
+    result = stack.command("keys", "create", *arguments)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_requests_per_minute_end_in_429_with_openai_headers(stack) -> None:
+    client = stack.client(new_key(stack, "--tenant", "rpm", "--rpm", "2"))
+    remaining = [ask(client).headers["x-ratelimit-remaining-requests"] for _ in range(2)]
+    assert remaining == ["1", "0"]
+    with pytest.raises(openai.RateLimitError) as limited:
+        ask(client)
+    headers = limited.value.response.headers
+    assert limited.value.code == "rate_limit_exceeded"
+    assert headers["x-ratelimit-limit-requests"] == "2"
+    assert headers["x-ratelimit-remaining-requests"] == "0"
+    assert headers["x-ratelimit-reset-requests"].endswith("s")
+    assert 1 <= int(headers["retry-after"]) <= 60
+
+
+def test_tokens_per_minute_count_prompt_and_reserved_output(stack) -> None:
+    client = stack.client(new_key(stack, "--tenant", "tpm", "--tpm", "100"))
+    assert ask(client, max_tokens=50).headers["x-ratelimit-limit-tokens"] == "100"
+    with pytest.raises(openai.RateLimitError):
+        ask(client, max_tokens=80)
+
+
+def test_a_request_that_can_never_fit_is_the_clients_fault(stack) -> None:
+    client = stack.client(new_key(stack, "--tenant", "tpm", "--tpm", "100"))
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(client, max_tokens=500)
+    assert refused.value.code == "request_exceeds_limit"
+
+
+def test_a_finished_request_has_exactly_one_usage_record_with_true_counts(stack) -> None:
+    answer = ask(stack.client(new_key(stack, "--tenant", "usage")), max_tokens=9)
+    usage, request_id = answer.parse().usage, answer.headers["x-request-id"]
+    wait_until(lambda: stack.usage_records(request_id))
+    (record,) = stack.usage_records(request_id)
+    assert record["tenant"] == "usage"
+    assert record["num_prompt_tokens"] == usage.prompt_tokens
+    assert record["num_output_tokens"] == usage.completion_tokens
+
+
+def test_an_exhausted_budget_is_insufficient_quota(stack) -> None:
+    client = stack.client(new_key(stack, "--tenant", "poor", "--budget", "60/day"))
+    ask(client, max_tokens=30)
+    with pytest.raises(openai.RateLimitError) as refused:
+        for _ in range(5):
+            ask(client, max_tokens=30)
+    assert refused.value.code == "insufficient_quota"
+
+
+def test_a_revoked_key_is_refused_within_five_seconds(stack) -> None:
+    key = new_key(stack, "--tenant", "gone")
+    client = stack.client(key)
+    ask(client)
+    listing = stack.command("keys", "list").stdout
+    assert key not in listing
+    key_id = next(line.split()[0] for line in listing.splitlines() if "tenant=gone" in line)
+    assert stack.command("keys", "revoke", key_id).returncode == 0
+
+    def refused() -> bool:
+        try:
+            ask(client)
+        except openai.AuthenticationError:
+            return True
+        return False
+
+    wait_until(refused, timeout_s=8)
