@@ -8,3 +8,206 @@ request ids or anything that a client chooses freely.
 from prometheus_client import Counter, Gauge, Histogram
 
 __all__ = ["Counter", "Gauge", "Histogram"]
+
+# --- workers (decode and prefill) ---
+_MODEL = ("model_name", "engine")
+
+NUM_REQUESTS_RUNNING = Gauge("vllm:num_requests_running", "Sequences in the running batch", _MODEL)
+NUM_REQUESTS_WAITING = Gauge("vllm:num_requests_waiting", "Sequences that wait for room", _MODEL)
+KV_CACHE_USAGE = Gauge("vllm:kv_cache_usage_perc", "Used part of the KV blocks, 0 to 1", _MODEL)
+PROMPT_TOKENS = Counter("vllm:prompt_tokens", "Prompt tokens of the sequences taken in", _MODEL)
+GENERATION_TOKENS = Counter("vllm:generation_tokens", "Output tokens produced", _MODEL)
+PREFIX_CACHE_QUERIES = Counter(
+    "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", _MODEL
+)
+PREFIX_CACHE_HITS = Counter(
+    "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", _MODEL
+)
+NUM_PREEMPTIONS = Counter("vllm:num_preemptions", "Sequences that lost their blocks", _MODEL)
+ITERATION_TOKENS = Histogram(
+    "vllm:iteration_tokens_total",
+    "Tokens computed in one engine step",
+    _MODEL,
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
+)
+STEP_BATCH_SIZE = Histogram(
+    "baton_step_batch_size",
+    "Sequences computed together in one engine step",
+    _MODEL,
+    buckets=(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512),
+)
+KV_BLOCKS = Gauge("baton_kv_blocks", "Blocks in the KV pool", _MODEL)
+KV_BLOCKS_USED = Gauge("baton_kv_blocks_used", "KV blocks held by sequences", _MODEL)
+KV_BLOCKS_PROMISED = Gauge(
+    "baton_kv_blocks_promised", "KV blocks promised to sequences that wait for prefill", _MODEL
+)
+HANDOFF_BLOCKS = Counter(
+    "baton_handoff_blocks", "KV blocks of finished transfers, by direction", ("direction",)
+)
+HANDOFF_BYTES = Counter("baton_handoff_bytes", "KV bytes moved, by direction", ("direction",))
+HANDOFF_TRANSFERS = Counter(
+    "baton_handoff_transfers", "Transfers that ended, by direction and outcome",
+    ("direction", "outcome"),
+)  # fmt: skip
+HANDOFF_BAD_BLOCKS = Counter(
+    "baton_handoff_bad_blocks", "Block frames that failed verification, by cause", ("cause",)
+)
+HANDOFF_DROPPED_FRAMES = Counter(
+    "baton_handoff_dropped_frames", "Frames of no live transfer, by cause", ("cause",)
+)
+
+# --- router ---
+ROUTER_QUEUE_REQUESTS = Gauge(
+    "baton_router_queue_requests", "Requests that wait for a pick", ("model_name",)
+)
+ROUTER_QUEUE_SECONDS = Histogram(
+    "baton_router_queue_seconds",
+    "Time from the arrival of a pick to its answer",
+    ("model_name",),
+    buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
+ROUTER_PICKS = Counter(
+    "baton_router_picks",
+    "Picks by outcome: pair, local, or the reason of the refusal",
+    ("model_name", "outcome"),
+)
+ROUTER_PROMPT_TOKENS = Counter(
+    "baton_router_prompt_tokens", "Prompt tokens of the requests placed", ("model_name",)
+)
+ROUTER_PREDICTED_CACHED_TOKENS = Counter(
+    "baton_router_predicted_cached_tokens",
+    "Prompt tokens that the chosen workers are expected to have cached",
+    ("model_name",),
+)
+ROUTER_INDEX_HASHES = Gauge(
+    "baton_router_index_hashes", "Prefix hashes in the index, over all workers", ("model_name",)
+)
+ROUTER_INDEX_LEFT_OUT = Counter(
+    "baton_router_index_left_out", "Prefix hashes that did not fit into the index"
+)
+ROUTER_REPORTS_DROPPED = Counter(
+    "baton_router_reports_dropped", "Irregular worker reports, by cause: repeat, gap", ("cause",)
+)
+ROUTER_READY_WORKERS = Gauge(
+    "baton_router_ready_workers", "Workers that may be picked", ("model_name", "role")
+)
+ROUTER_QUEUED_PREFILL_TOKENS = Gauge(
+    "baton_router_queued_prefill_tokens",
+    "Uncached prompt tokens that wait for or are in prefill",
+    ("model_name", "role"),
+)
+
+# --- gateway ---
+_SERVED = ("model_name",)
+_GEN_AI = ("gen_ai_operation_name", "gen_ai_request_model")
+_FIRST_TOKEN_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10,
+)  # fmt: skip
+_PER_TOKEN_BUCKETS = (
+    0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5,
+)  # fmt: skip
+_REQUEST_BUCKETS = (
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92,
+    163.84, 327.68, 655.36,
+)  # fmt: skip
+_STAGE_BUCKETS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 600,
+)  # fmt: skip
+_TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
+
+TIME_TO_FIRST_TOKEN = Histogram(
+    "vllm:time_to_first_token_seconds",
+    "From the request's arrival to its first token",
+    _SERVED,
+    buckets=_FIRST_TOKEN_BUCKETS,
+)
+INTER_TOKEN_LATENCY = Histogram(
+    "vllm:inter_token_latency_seconds",
+    "Between two deliveries of one request's tokens",
+    _SERVED,
+    buckets=_PER_TOKEN_BUCKETS,
+)
+E2E_REQUEST_LATENCY = Histogram(
+    "vllm:e2e_request_latency_seconds",
+    "From the request's arrival to its end",
+    _SERVED,
+    buckets=_REQUEST_BUCKETS,
+)
+REQUEST_QUEUE_TIME = Histogram(
+    "vllm:request_queue_time_seconds",
+    "In the router's queue",
+    _SERVED,
+    buckets=_STAGE_BUCKETS,
+)
+REQUEST_PREFILL_TIME = Histogram(
+    "vllm:request_prefill_time_seconds",
+    "From the submit to the first token",
+    _SERVED,
+    buckets=_STAGE_BUCKETS,
+)
+REQUEST_DECODE_TIME = Histogram(
+    "vllm:request_decode_time_seconds",
+    "From the first token to the last",
+    _SERVED,
+    buckets=_STAGE_BUCKETS,
+)
+REQUEST_PROMPT_TOKENS = Histogram(
+    "vllm:request_prompt_tokens", "Prompt tokens of a request", _SERVED, buckets=_TOKEN_BUCKETS
+)
+REQUEST_GENERATION_TOKENS = Histogram(
+    "vllm:request_generation_tokens",
+    "Output tokens of a request, all choices",
+    _SERVED,
+    buckets=_TOKEN_BUCKETS,
+)
+REQUEST_PARAMS_MAX_TOKENS = Histogram(
+    "vllm:request_params_max_tokens",
+    "Most output tokens of one choice",
+    _SERVED,
+    buckets=_TOKEN_BUCKETS,
+)
+REQUEST_PARAMS_N = Histogram(
+    "vllm:request_params_n", "Choices of a request", _SERVED, buckets=(1, 2, 4, 8, 16, 32, 64, 128)
+)
+REQUEST_SUCCESS = Counter(
+    "vllm:request_success", "Choices that ended well, by reason", ("model_name", "finished_reason")
+)
+GEN_AI_REQUEST_DURATION = Histogram(
+    "gen_ai_server_request_duration_seconds",
+    "From the request's arrival to its end",
+    _GEN_AI,
+    buckets=_REQUEST_BUCKETS,
+)
+GEN_AI_TIME_TO_FIRST_TOKEN = Histogram(
+    "gen_ai_server_time_to_first_token_seconds",
+    "From the request's arrival to its first token",
+    _GEN_AI,
+    buckets=_FIRST_TOKEN_BUCKETS,
+)
+GEN_AI_TIME_PER_OUTPUT_TOKEN = Histogram(
+    "gen_ai_server_time_per_output_token_seconds",
+    "Mean time of an output token after the first",
+    _GEN_AI,
+    buckets=_PER_TOKEN_BUCKETS,
+)
+GEN_AI_TOKEN_USAGE = Histogram(
+    "gen_ai_client_token_usage",
+    "Tokens of a request, by type",
+    (*_GEN_AI, "gen_ai_token_type"),
+    buckets=_TOKEN_BUCKETS,
+)
+GATEWAY_OPEN_REQUESTS = Gauge("baton_gateway_open_requests", "Requests in the pipeline")
+GATEWAY_FAILED_REQUESTS = Counter(
+    "baton_gateway_failed_requests",
+    "Requests that failed once their model was known, by reason",
+    ("model_name", "reason"),
+)
+GATEWAY_REPEATED_PICKS = Counter(
+    "baton_gateway_repeated_picks", "Picks repeated before the first token, by reason", ("reason",)
+)
+GATEWAY_WASTED_TOKENS = Counter(
+    "baton_gateway_wasted_tokens", "Tokens that came after a request had ended", _SERVED
+)
+GATEWAY_OUTBOX_RECORDS = Gauge(
+    "baton_gateway_outbox_records", "Usage records that wait for the quota service"
+)

@@ -1,0 +1,105 @@
+"""One attempt's tokens -> text for the client, with credit following what the client accepts.
+
+Ends when every choice has ended: by the worker (stop, length), by a stop string, or because quota
+grants no more tokens. Knows nothing of how the attempt came about.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from baton.system.clock import Clock
+from baton.wire.failures import Unavailable
+from services.gateway.attempt import Arrival, Attempt, Finished, Prefilled, Tokens
+from services.gateway.choice_text import ChoiceText
+from services.gateway.credit import CreditMeter
+from services.gateway.generation import Delta
+
+# A cancelled attempt's last tokens are waited for this long, only to count them.
+DRAIN_S = 0.05
+
+Deliver = Callable[[list[Delta]], Awaitable[None]]
+
+
+class AnswerStream:
+    """Drives one attempt to its end. `run` once."""
+
+    def __init__(
+        self, attempt: Attempt, meter: CreditMeter, choices: list[ChoiceText], clock: Clock
+    ) -> None:
+        self._attempt = attempt
+        self._meter = meter
+        self._choices = choices
+        self._clock = clock
+        # By choice; see Progress.num_cached.
+        self.num_cached: dict[int, int] = {}
+
+    @property
+    def has_open_choices(self) -> bool:
+        return any(choice.finish_reason is None for choice in self._choices)
+
+    async def first(self, timeout_s: float) -> list[Delta]:
+        """Wait for the first token; the text that came with it."""
+        deadline = self._clock.now() + timeout_s
+        batch: list[Delta] = []
+        while not self._attempt.num_received and self.has_open_choices:
+            batch += self._take(await self._attempt.arrivals(deadline - self._clock.now()))
+        return batch or self._take([])
+
+    async def run(self, batch: list[Delta], deliver: Deliver, gap_s: float) -> None:
+        """Deliver `batch` and everything after it. `gap_s`: the longest wait between tokens."""
+        while True:
+            if batch:
+                await deliver(batch)
+            for choice in self._choices:
+                self._meter.accepted(choice.choice, choice.num_received)
+            if not self.has_open_choices:
+                return
+            batch = self._take(await self._attempt.arrivals(gap_s))
+
+    async def close(self) -> None:
+        """Stop the worker if it is not done, and count what it still sent."""
+        if not self._attempt.ended:
+            self._attempt.cancel()
+            await self._attempt.drained(DRAIN_S)
+
+    def _take(self, arrivals: list[Arrival]) -> list[Delta]:
+        batch: list[Delta] = []
+        for arrival in arrivals:
+            choice = self._choices[arrival.choice]
+            if isinstance(arrival, Tokens):
+                batch += self._take_tokens(choice, arrival.ids)
+            elif isinstance(arrival, Prefilled):
+                self.num_cached[choice.choice] = arrival.summary.num_cached_tokens
+            elif choice.finish_reason is None:
+                batch.append(self._finish(choice, arrival))
+        return batch + self._end_starved()
+
+    def _take_tokens(self, choice: ChoiceText, ids: list[int]) -> list[Delta]:
+        was_open = choice.finish_reason is None
+        text = choice.take(ids)
+        ended = was_open and choice.finish_reason is not None
+        if ended:
+            self._meter.end_choice(choice.choice, choice.num_received)
+        if text or ended:
+            return [Delta(choice.choice, text, choice.finish_reason)]
+        return []
+
+    def _finish(self, choice: ChoiceText, arrival: Finished) -> Delta:
+        reason = arrival.finish.reason
+        if reason == "stop":
+            delta = choice.finish("stop")
+        elif reason == "length":
+            delta = choice.finish("length")
+        else:
+            raise Unavailable(f"the worker ended with {reason!r}", reason="worker_lost")
+        self._meter.end_choice(choice.choice, choice.num_received)
+        return delta
+
+    def _end_starved(self) -> list[Delta]:
+        batch = []
+        for choice in self._choices:
+            if choice.finish_reason is None and self._meter.starved(
+                choice.choice, choice.num_received
+            ):
+                batch.append(choice.finish("length"))
+                self._meter.end_choice(choice.choice, choice.num_received)
+        return batch

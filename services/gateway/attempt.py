@@ -1,0 +1,178 @@
+"""One attempt of one request on one decode worker: what has arrived and is not yet taken.
+
+The link's reader puts things in and never waits; the request's own task takes them out. The
+buffer is bounded by the credit that the gateway gave: a worker that sends more breaks the
+protocol and loses the attempt. Only the next index of a choice is accepted, so no token is ever
+doubled or skipped.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.wire.failures import (
+    BatonError,
+    DeadlineExceeded,
+    InternalFailure,
+    Unavailable,
+    from_wire,
+)
+from baton.wire.v1 import worker_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """New tokens of one choice, in order."""
+
+    choice: int
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """Comes with the first token of a choice."""
+
+    choice: int
+    summary: worker_pb2.PrefillSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The worker ended a choice by itself: stop, length or cancelled."""
+
+    choice: int
+    finish: worker_pb2.Finish
+
+
+Arrival = Tokens | Prefilled | Finished
+
+
+class Attempt:
+    """Created by WorkerLink.submit; `arrivals` is called by one task only."""
+
+    def __init__(
+        self,
+        submit: worker_pb2.Submit,
+        *,
+        give: Callable[["Attempt", int, int], None],
+        cancel: Callable[["Attempt"], None],
+    ) -> None:
+        self.handle = submit.handle
+        self.request_id = submit.request_id
+        self.epoch = submit.epoch
+        self.num_choices = submit.sampling.num_choices
+        # Refused or lost: the worker did no work that the client saw.
+        self.failure: BatonError | None = None
+        self._give_on_link = give
+        self._cancel_on_link = cancel
+        self._credit = [submit.initial_credit_tokens] * self.num_choices
+        self._next_index = [0] * self.num_choices
+        self._finished: set[int] = set()
+        self._buffer: list[Arrival] = []
+        self._changed = asyncio.Event()
+
+    @property
+    def ended(self) -> bool:
+        """The worker owes nothing more."""
+        return self.failure is not None or len(self._finished) == self.num_choices
+
+    @property
+    def num_received(self) -> int:
+        """Tokens of all choices that arrived."""
+        return sum(self._next_index)
+
+    async def arrivals(self, timeout_s: float) -> list[Arrival]:
+        """Everything that arrived since the last call; empty after `poke`.
+
+        Raises the attempt's failure once the buffer is empty; DeadlineExceeded when nothing
+        arrives in time.
+        """
+        if not self._buffer:
+            if self.failure is not None:
+                raise self.failure
+            await self._wait(timeout_s)
+        self._changed.clear()
+        buffer, self._buffer = self._buffer, []
+        return buffer
+
+    async def drained(self, timeout_s: float) -> None:
+        """Wait until the worker owes nothing more, or for `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.ended:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def give(self, choice: int, up_to_index: int) -> None:
+        """Let the worker emit up to this output index (exclusive)."""
+        self._credit[choice] = up_to_index
+        self._give_on_link(self, choice, up_to_index)
+
+    def cancel(self) -> None:
+        """Tell the worker to stop and free everything."""
+        self._cancel_on_link(self)
+
+    def poke(self) -> None:
+        """Let `arrivals` return even though nothing arrived."""
+        self._changed.set()
+
+    def take_tokens(self, choice: int, first_index: int, ids: list[int]) -> None:
+        """From the link's reader."""
+        if choice >= self.num_choices or self.ended:
+            return
+        expected = self._next_index[choice]
+        if first_index != expected:
+            self._reject_index(first_index, expected, len(ids))
+            return
+        if expected + len(ids) > self._credit[choice]:
+            self.abandon(InternalFailure("the worker sent more tokens than it had credit for"))
+            return
+        self._next_index[choice] = expected + len(ids)
+        self._add(Tokens(choice, ids))
+
+    def take_side(self, side: worker_pb2.StepSide) -> None:
+        """From the link's reader."""
+        if side.choice >= self.num_choices:
+            return
+        if side.HasField("prefill"):
+            self._add(Prefilled(side.choice, side.prefill))
+        if side.HasField("finish"):
+            if side.finish.HasField("failure"):
+                self.fail(from_wire(side.finish.failure))
+                return
+            self._finished.add(side.choice)
+            self._add(Finished(side.choice, side.finish))
+
+    def abandon(self, error: BatonError) -> None:
+        """This side gives up: the worker is told to stop, the attempt fails with `error`."""
+        self.cancel()
+        self.fail(error)
+
+    def fail(self, error: BatonError) -> None:
+        """The attempt is over: refused, lost or broken. The first failure stands."""
+        if not self.ended:
+            self.failure = error
+        self._changed.set()
+
+    def _reject_index(self, first: int, expected: int, count: int) -> None:
+        # A repeat is dropped; after a gap the tokens in between can no longer come.
+        if first > expected:
+            self.abandon(
+                Unavailable(
+                    f"tokens {expected} to {first} never arrived ({count} after them did)",
+                    reason="worker_lost",
+                )
+            )
+
+    def _add(self, arrival: Arrival) -> None:
+        self._buffer.append(arrival)
+        self._changed.set()
+
+    async def _wait(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            raise DeadlineExceeded(f"no token came for {timeout_s:.0f} s") from None

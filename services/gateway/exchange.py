@@ -1,0 +1,136 @@
+"""Everything known about one request while it runs, and what is left of it at the end: usage for
+the client, the usage record, the access line. Decides nothing."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from baton.runtime.telemetry import Span, StageTimer
+from baton.wire.v1 import failure_pb2, quota_pb2, tokenizer_pb2
+from services.gateway.auth import Principal
+from services.gateway.choice_text import ChoiceText
+from services.gateway.detokenize import TextModel
+from services.gateway.generation import Delta, GenerationRequest, Identity, Usage
+from services.gateway.leases import Lease
+from services.gateway.models import ServedModel
+from services.gateway.openai.endpoints import Endpoint
+
+_TOKEN_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request as it came in. `authorization` is the header's value; `deadline_s` the total."""
+
+    request_id: str
+    endpoint: Endpoint
+    body: bytes
+    authorization: str | None
+    traceparent: str = ""
+    deadline_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the response's headers tell. Stage times in seconds, in order."""
+
+    stages: dict[str, float]
+    limits: failure_pb2.LimitState | None
+
+
+class Sink(Protocol):
+    """Where the answer goes. Methods return when the client's socket accepted what they wrote;
+    that is what the worker's credit follows."""
+
+    def opened(self, identity: Identity, request: GenerationRequest) -> None:
+        """The request is valid and its model known; defaults are filled in."""
+
+    async def started(self, head: Head) -> None:
+        """The first token is there."""
+
+    async def deltas(self, batch: list[Delta]) -> None:
+        """New text, in order."""
+
+    async def finished(self, usage: Usage, head: Head) -> None:
+        """All choices ended and the request is settled."""
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """One request on its way through the pipeline; each stage fills in its part."""
+
+    arrival: Arrival
+    sink: Sink
+    timer: StageTimer
+    span: Span
+    started_unix_s: float
+    principal: Principal | None = None
+    request: GenerationRequest | None = None
+    model: ServedModel | None = None
+    outcome: str = "stop"
+    progress: "Progress" = field(default_factory=lambda: Progress())
+
+    @property
+    def request_id(self) -> str:
+        return self.arrival.request_id
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """What was promised to a request and what it used so far."""
+
+    prompt: tokenizer_pb2.EncodeResponse | None = None
+    text_model: TextModel | None = None
+    max_tokens: int = 0
+    seed: int = 0
+    lease: Lease | None = None
+    limits: failure_pb2.LimitState | None = None
+    choices: list[ChoiceText] = field(default_factory=list)
+    num_attempts: int = 0
+    num_received: int = 0
+    # By choice; only the choices whose first token came.
+    num_cached: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt.token_ids) // _TOKEN_BYTES if self.prompt else 0
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that nobody computed for this request: not for any of its choices."""
+        return min(self.num_cached.values(), default=0)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(choice.num_tokens for choice in self.choices)
+
+    def usage(self) -> Usage:
+        return Usage(self.num_prompt_tokens, self.num_cached_tokens, self.num_output_tokens)
+
+
+def head_of(x: Exchange) -> Head:
+    return Head(dict(x.timer.stages), x.progress.limits)
+
+
+def usage_record(x: Exchange) -> quota_pb2.UsageRecord:
+    """The record of an admitted request. Its stages add up to its wall time."""
+    assert x.principal is not None, "only admitted requests are recorded"
+    assert x.request is not None, "only admitted requests are recorded"
+    assert x.model is not None, "only admitted requests are recorded"
+    progress = x.progress
+    return quota_pb2.UsageRecord(
+        request_id=x.request_id,
+        tenant=x.principal.tenant,
+        key_id=x.principal.key_id,
+        model=x.request.model,
+        model_fp=x.model.model_fp,
+        started_unix_ms=int(x.started_unix_s * 1000),
+        num_prompt_tokens=progress.num_prompt_tokens,
+        num_cached_tokens=progress.num_cached_tokens,
+        num_output_tokens=progress.num_output_tokens,
+        num_wasted_tokens=progress.num_received - progress.num_output_tokens,
+        finish_reason=x.outcome,
+        stages=x.timer.to_wire(),
+        wall_us=round(x.timer.wall_s * 1e6),
+        endpoint=x.arrival.endpoint.name,
+        num_attempts=progress.num_attempts,
+    )

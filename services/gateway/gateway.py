@@ -1,0 +1,139 @@
+"""The gateway's domain in one object: the pipeline and the loops that keep it supplied.
+
+Built from ports, a clock and randomness, so that it runs the same under uvicorn and gRPC as in the
+in-process simulation. Opens no socket itself.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from baton.runtime import instruments, logs
+from baton.system.clock import Clock
+from baton.wire.failures import BatonError
+from services.gateway.auth import Authenticator
+from services.gateway.detokenize import Artifacts
+from services.gateway.leases import LeaseKeeper
+from services.gateway.models import Aliases, ModelDirectory
+from services.gateway.outbox import Outbox, OutboxFile
+from services.gateway.pipeline import Limits, Parts, Pipeline
+from services.gateway.ports import (
+    Dial,
+    QuotaClient,
+    RouterClient,
+    RunInThread,
+    TokenizerClient,
+)
+from services.gateway.worker_link import WorkerLinks
+
+_WATCH_RETRY_S = 0.2
+_PROBE_TIMEOUT_S = 1.0
+
+_log = logs.get("gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """The ports that a gateway needs."""
+
+    quota: QuotaClient
+    tokenizer: TokenizerClient
+    router: RouterClient
+    dial: Dial
+    outbox_file: OutboxFile
+    in_thread: RunInThread
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this gateway is, and the secret it shares with its fleet."""
+
+    gateway_id: str
+    server_secret: bytes
+
+
+class Gateway:
+    """One gateway. `run` serves its background work until cancelled."""
+
+    def __init__(
+        self,
+        outside: Outside,
+        identity: Identity,
+        clock: Clock,
+        rng: random.Random,
+        *,
+        aliases: Aliases | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.clock = clock
+        self.rng = rng
+        self.draining = False
+        self._outside = outside
+        self._router_seen = False
+        self.directory = ModelDirectory(aliases or {}, rng)
+        self.authenticator = Authenticator(outside.quota, identity.server_secret, clock)
+        self.leases = LeaseKeeper(outside.quota, rng)
+        self.links = WorkerLinks(outside.dial, identity.gateway_id, clock)
+        self.outbox = Outbox(outside.outbox_file, outside.quota, outside.in_thread)
+        self.artifacts = Artifacts(outside.tokenizer, outside.in_thread)
+        self.pipeline = Pipeline(self._parts(identity.server_secret, limits or Limits()))
+
+    async def run(self) -> None:
+        """Follow the fleet, renew leases, own the workers' streams, replay the outbox."""
+        async with asyncio.TaskGroup() as tasks:
+            for loop in (self._follow_fleet, self.leases.run, self.links.run, self.outbox.run):
+                tasks.create_task(loop())
+
+    async def unready_reasons(self) -> list[str]:
+        """Why this gateway cannot serve; empty when it is ready."""
+        reasons = ["draining"] if self.draining else []
+        if not await _answers(self._outside.quota.probe):
+            reasons.append("quota service unreachable")
+        if not await _answers(self._outside.tokenizer.probe):
+            reasons.append("tokenizer service unreachable")
+        if not self._router_seen:
+            reasons.append("router unreachable")
+        if not self.directory.num_ready_models:
+            reasons.append("no model has a ready worker")
+        return reasons
+
+    async def _follow_fleet(self) -> None:
+        """Keep the directory at the router's view; the last view stays while none answers."""
+        while True:
+            try:
+                async for view in self._outside.router.watch_admission():
+                    self._router_seen = True
+                    self.directory.update(view.models)
+                    instruments.GATEWAY_OUTBOX_RECORDS.set(self.outbox.num_waiting)
+            except BatonError as error:
+                if self._router_seen:
+                    _log.warning("router_lost", reason=error.reason)
+            self._router_seen = False
+            await asyncio.sleep(_WATCH_RETRY_S * (0.5 + self.rng.random()))
+
+    def _parts(self, server_secret: bytes, limits: Limits) -> Parts:
+        outside = self._outside
+        return Parts(
+            clock=self.clock,
+            rng=self.rng,
+            server_secret=server_secret,
+            limits=limits,
+            authenticator=self.authenticator,
+            directory=self.directory,
+            tokenizer=outside.tokenizer,
+            artifacts=self.artifacts,
+            quota=outside.quota,
+            leases=self.leases,
+            router=outside.router,
+            links=self.links,
+            outbox=self.outbox,
+        )
+
+
+async def _answers(probe: Callable[[float], Awaitable[None]]) -> bool:
+    try:
+        await probe(_PROBE_TIMEOUT_S)
+    except BatonError:
+        return False
+    return True

@@ -1,0 +1,158 @@
+"""Quota leases of running requests: renewed together, extended before tokens may be produced.
+
+One stream to the quota service renews all leases every BEAT_S; a lease that runs short asks at
+once. A refused extension keeps the old grant, a lost lease stops its request. While the quota
+service is away leases stay as they are: soft tenants get what they ask for (settling corrects
+it), tenants with a hard budget nothing more.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from baton.runtime import logs
+from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
+from baton.wire.failures import BatonError
+from baton.wire.v1 import quota_pb2
+from services.gateway.ports import QuotaClient
+
+BEAT_S = 5.0
+# A lease with fewer granted tokens left than this asks for more.
+LOW_TOKENS = 128
+MAX_LEASES = 100_000
+_FIRST_RETRY_S = 0.1
+_LAST_RETRY_S = 2.0
+
+_log = logs.get("leases")
+
+
+def _nothing() -> None:
+    """No request listens to this lease."""
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One request's hold. Token counts are output tokens over all choices."""
+
+    request_id: str
+    tenant: str
+    num_granted: int
+    hard_budget: bool = False
+    # The most that the workers may produce with the credit they have.
+    num_credited: int = 0
+    num_produced: int = 0
+    num_wanted: int = 0
+    refused: bool = False
+    lost: bool = False
+    # Called when num_granted, refused or lost changed.
+    on_change: Callable[[], None] = field(default=_nothing)
+
+    def to_wire(self) -> quota_pb2.LeaseRenewal:
+        return quota_pb2.LeaseRenewal(
+            request_id=self.request_id,
+            tenant=self.tenant,
+            used_output_tokens=self.num_credited,
+            wanted_output_tokens=self.num_wanted if self.num_wanted > self.num_granted else 0,
+            produced_output_tokens=min(self.num_produced, self.num_credited),
+        )
+
+
+class LeaseKeeper:
+    """All leases of this gateway. `run` serves until cancelled."""
+
+    def __init__(self, quota: QuotaClient, rng: random.Random) -> None:
+        self._quota = quota
+        self._rng = rng
+        self._leases: dict[str, Lease] = {}
+        self._urgent: dict[str, Lease] = {}
+        self._beat_due = False
+        self._writer: FrameWriter[quota_pb2.RenewRequest] | None = None
+
+    def open(self, lease: Lease) -> None:
+        assert len(self._leases) < MAX_LEASES, "the number of open requests is bounded before"
+        assert lease.request_id not in self._leases, "request ids are unique"
+        self._leases[lease.request_id] = lease
+
+    def close(self, lease: Lease) -> None:
+        """No more renewals; the request settles."""
+        self._leases.pop(lease.request_id, None)
+        self._urgent.pop(lease.request_id, None)
+
+    def ask(self, lease: Lease, num_wanted: int) -> None:
+        """Ask for `num_wanted` output tokens in all; `lease.on_change` tells the answer."""
+        lease.num_wanted = num_wanted
+        if self._writer is None:
+            self._answer_alone(lease)
+        else:
+            self._urgent[lease.request_id] = lease
+            self._writer.wake()
+
+    async def run(self) -> None:
+        """Keep the renewal stream open until cancelled."""
+        retry_s = _FIRST_RETRY_S
+        while True:
+            try:
+                stream = await self._quota.open_renewals()
+                await self._renew_over(stream)
+                retry_s = _FIRST_RETRY_S
+            except BatonError as error:
+                _log.warning("renewals_unavailable", reason=error.reason)
+            await asyncio.sleep(retry_s * (0.5 + self._rng.random()))
+            retry_s = min(retry_s * 2, _LAST_RETRY_S)
+
+    async def _renew_over(
+        self, stream: FrameStream[quota_pb2.RenewResponse, quota_pb2.RenewRequest]
+    ) -> None:
+        self._writer = FrameWriter(stream, drain=self._next_request)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(self._writer.run()), tasks.create_task(self._beat())]
+                while (response := await stream.read()) is not None:
+                    self._take_in(response)
+                for task in running:
+                    task.cancel()
+        except* StreamLost:
+            _log.warning("renewals_lost", num_leases=len(self._leases))
+        finally:
+            self._writer = None
+            for lease in list(self._urgent.values()):
+                self._answer_alone(lease)
+            self._urgent.clear()
+            await stream.close()
+
+    async def _beat(self) -> None:
+        while True:
+            self._beat_due = True
+            assert self._writer is not None
+            self._writer.wake()
+            await asyncio.sleep(BEAT_S)
+
+    def _next_request(self) -> quota_pb2.RenewRequest | None:
+        leases = self._leases if self._beat_due else self._urgent
+        self._beat_due = False
+        if not leases:
+            return None
+        request = quota_pb2.RenewRequest(leases=[lease.to_wire() for lease in leases.values()])
+        self._urgent.clear()
+        return request
+
+    def _take_in(self, response: quota_pb2.RenewResponse) -> None:
+        states = quota_pb2.LeaseState
+        for state in response.leases:
+            lease = self._leases.get(state.request_id)
+            if lease is None:
+                continue
+            if state.state == states.STATE_LOST:
+                lease.lost = True
+            elif state.state == states.STATE_REFUSED:
+                lease.refused = True
+            lease.num_granted = max(lease.num_granted, state.granted_output_tokens)
+            lease.on_change()
+
+    def _answer_alone(self, lease: Lease) -> None:
+        if lease.hard_budget:
+            lease.refused = True
+        else:
+            lease.num_granted = max(lease.num_granted, lease.num_wanted)
+        lease.on_change()

@@ -1,0 +1,150 @@
+"""Public model names -> served models, from the router's view of the fleet and the aliases.
+
+A served model is known by its fingerprint; several fingerprints may share a name during a rolling
+upgrade. An alias names one or more served models with weights. The last view stays in use while
+no router answers. Knows nothing of requests.
+"""
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from baton.wire.failures import ModelNotFound, Unavailable, quoted
+from baton.wire.v1 import router_pb2
+
+MAX_MODELS = 1000
+
+
+class AliasError(ValueError):
+    """An alias entry is malformed; the message quotes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AliasTarget:
+    """A served model's name and its share of the alias's requests."""
+
+    model: str
+    weight: float = 1.0
+
+
+Aliases = Mapping[str, Sequence[AliasTarget]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One (name, revision) as its workers announce it."""
+
+    model_fp: str
+    name: str
+    revision: str
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    num_ready_decode: int = field(compare=False)
+
+    @classmethod
+    def of(cls, state: router_pb2.ModelState) -> "ServedModel":
+        decode = router_pb2.WORKER_ROLE_DECODE
+        ready = [w for w in state.workers if w.role == decode and w.ready and not w.draining]
+        return cls(
+            model_fp=state.model_fp,
+            name=state.name,
+            revision=state.revision,
+            block_size=state.block_size,
+            max_model_len=state.max_model_len,
+            vocab_size=state.vocab_size,
+            eos_token_ids=frozenset(state.eos_token_ids),
+            num_ready_decode=len(ready),
+        )
+
+
+def parse_aliases(entries: Iterable[str]) -> dict[str, list[AliasTarget]]:
+    """`alias=model` or `alias=model:weight`; an alias may come several times. Raises AliasError."""
+    aliases: dict[str, list[AliasTarget]] = {}
+    for entry in entries:
+        alias, equals, target = (part.strip() for part in entry.partition("="))
+        if not (alias and equals and target):
+            raise AliasError(f"{entry!r} is not alias=model or alias=model:weight")
+        model, colon, weight = target.rpartition(":")
+        if not colon or not weight.replace(".", "", 1).isdigit():
+            model, weight = target, "1"
+        if float(weight) <= 0:
+            raise AliasError(f"{entry!r}: the weight must be above 0")
+        aliases.setdefault(alias, []).append(AliasTarget(model, float(weight)))
+    return aliases
+
+
+class ModelDirectory:
+    """Resolves public names. `update` replaces the view of the fleet."""
+
+    def __init__(self, aliases: Aliases, rng: random.Random) -> None:
+        self._aliases = aliases
+        self._rng = rng
+        self._by_name: dict[str, list[ServedModel]] = {}
+        self._known_names: set[str] = set()
+
+    def update(self, states: Iterable[router_pb2.ModelState]) -> None:
+        """Take in the router's view, at most MAX_MODELS models of it."""
+        by_name: dict[str, list[ServedModel]] = {}
+        for state in list(states)[:MAX_MODELS]:
+            by_name.setdefault(state.name, []).append(ServedModel.of(state))
+        self._by_name = by_name
+        if len(self._known_names) < MAX_MODELS:
+            self._known_names |= by_name.keys()
+
+    def set_aliases(self, aliases: Aliases) -> None:
+        """Replace the aliases; running requests keep what they resolved."""
+        self._aliases = aliases
+
+    def resolve(self, public_name: str, allowed: Iterable[str]) -> ServedModel:
+        """The served model for a new request.
+
+        Raises ModelNotFound for a name that does not exist or is not allowed (the same answer, so
+        that nobody can probe), Unavailable `no_worker` when nothing serves it now.
+        """
+        targets = self._targets(public_name)
+        if not targets or not _is_allowed(public_name, allowed):
+            raise ModelNotFound(
+                f"model: {quoted(public_name)} does not exist or you have no access to it",
+                param="model",
+            )
+        ready = [(target, self._ready(target.model)) for target in targets]
+        ready = [(target, models) for target, models in ready if models]
+        if not ready:
+            raise Unavailable(
+                f"no ready worker serves {quoted(public_name)}", reason="no_worker", retry_after_s=2
+            )
+        ((_, models),) = self._rng.choices(ready, [target.weight for target, _ in ready])
+        (model,) = self._rng.choices(models, [model.num_ready_decode for model in models])
+        return model
+
+    def public_names(self, allowed: Iterable[str]) -> list[str]:
+        """Aliases and names with ready workers that `allowed` lets through, sorted."""
+        names = {alias for alias in self._aliases if self._any_ready(alias)}
+        names |= {name for name in self._by_name if self._ready(name)}
+        return sorted(name for name in names if _is_allowed(name, allowed))
+
+    @property
+    def num_ready_models(self) -> int:
+        return sum(1 for name in self._by_name if self._ready(name))
+
+    def served(self) -> list[ServedModel]:
+        """Every model of the last view."""
+        return [model for models in self._by_name.values() for model in models]
+
+    def _targets(self, public_name: str) -> Sequence[AliasTarget]:
+        if public_name in self._aliases:
+            return self._aliases[public_name]
+        return [AliasTarget(public_name)] if public_name in self._known_names else []
+
+    def _any_ready(self, alias: str) -> bool:
+        return any(self._ready(target.model) for target in self._aliases[alias])
+
+    def _ready(self, name: str) -> list[ServedModel]:
+        return [model for model in self._by_name.get(name, []) if model.num_ready_decode]
+
+
+def _is_allowed(name: str, allowed: Iterable[str]) -> bool:
+    names = list(allowed)
+    return not names or name in names

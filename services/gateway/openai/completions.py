@@ -1,0 +1,147 @@
+"""/v1/completions: one prompt as text or token ids, the answer as JSON or chunks."""
+
+from array import array
+from typing import Any
+
+import msgspec
+
+from baton.wire.failures import BatonError, InvalidRequest
+from services.gateway import sse
+from services.gateway.generation import (
+    Delta,
+    GenerationRequest,
+    Identity,
+    PlainText,
+    PromptTokens,
+    Usage,
+)
+from services.gateway.openai import limits
+from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
+from services.gateway.openai.errors import error_body
+from services.gateway.openai.shared_fields import (
+    HARMLESS_VALUES,
+    SharedFields,
+    sampling_of,
+    usage_object,
+)
+
+# OpenAI's own default of this endpoint.
+DEFAULT_MAX_TOKENS = 16
+
+UNSUPPORTED = {
+    **HARMLESS_VALUES,
+    "best_of": (1,),
+    "echo": (False,),
+    "logprobs": (),
+    "suffix": ("",),
+}
+
+
+class CompletionFields(SharedFields):
+    """The supported fields of a completion request."""
+
+    prompt: Any
+
+
+def parse(body: bytes) -> GenerationRequest:
+    """The request in a completion's body. Raises InvalidRequest."""
+    fields = to_struct(decode_object(body), CompletionFields, UNSUPPORTED)
+    return GenerationRequest(
+        endpoint="completions",
+        model=fields.model,
+        prompt=_prompt(fields.prompt),
+        max_tokens=DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens,
+        **sampling_of(fields),
+    )
+
+
+def _prompt(prompt: Any) -> PlainText | PromptTokens:
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
+        prompt = prompt[0]
+    if isinstance(prompt, str) and prompt:
+        return PlainText(prompt)
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], (str, list)):
+        return PromptTokens(_token_ids(prompt))
+    if isinstance(prompt, list) and len(prompt) > 1:
+        raise unsupported_field("prompt", f"got {len(prompt)} prompts; one request takes one")
+    raise InvalidRequest(
+        f"prompt: got {described(prompt)}; expected text or a list of token ids", param="prompt"
+    )
+
+
+def _token_ids(ids: list[Any]) -> bytes:
+    try:
+        checked = msgspec.convert(ids, limits.PromptTokenIds)
+    except msgspec.ValidationError:
+        for index, value in enumerate(ids):
+            if type(value) is not int or not 0 <= value < 2**32:
+                raise InvalidRequest(
+                    f"prompt[{index}]: got {described(value)}; expected a token id",
+                    reason="invalid_token_id",
+                    param=f"prompt[{index}]",
+                ) from None
+        raise InvalidRequest(f"prompt: got {len(ids)} token ids", param="prompt") from None
+    return array("I", checked).tobytes()
+
+
+class CompletionAnswer:
+    """One answer in completion form; chunks and whole answers have one shape."""
+
+    def __init__(self, identity: Identity, request: GenerationRequest) -> None:
+        self._identity = identity
+        self._include_usage = request.include_usage
+        self._templates = [
+            sse.TextTemplate(self._chunk(Delta(choice, sse.TextTemplate.MARK)))
+            for choice in range(identity.num_choices)
+        ]
+
+    def opening(self) -> bytes:
+        return b""
+
+    def deltas(self, batch: list[Delta]) -> bytes:
+        return b"".join(
+            sse.data_event(self._chunk(delta))
+            if delta.finish_reason
+            else self._templates[delta.choice].render(delta.text)
+            for delta in batch
+        )
+
+    def closing(self, usage: Usage) -> bytes:
+        if not self._include_usage:
+            return sse.DONE
+        return sse.data_event(self._frame([], usage_object(usage))) + sse.DONE
+
+    def failure(self, error: BatonError) -> bytes:
+        return b"data: " + error_body(error) + b"\n\n"
+
+    def whole(self, choices: list[Delta], usage: Usage) -> bytes:
+        """The JSON body; `choices` holds each choice's whole text."""
+        entries = [_choice_object(choice) for choice in choices]
+        return msgspec.json.encode(
+            {**self._head(), "choices": entries, "usage": usage_object(usage)}
+        )
+
+    def _chunk(self, delta: Delta) -> object:
+        return self._frame([_choice_object(delta)], None)
+
+    def _frame(self, choices: list[object], usage: object) -> object:
+        frame = {**self._head(), "choices": choices}
+        return {**frame, "usage": usage} if self._include_usage else frame
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": f"cmpl-{self._identity.request_id}",
+            "object": "text_completion",
+            "created": self._identity.created_unix_s,
+            "model": self._identity.model,
+            "system_fingerprint": f"fp_{self._identity.model_fp[:12]}",
+        }
+
+
+def _choice_object(choice: Delta) -> dict[str, Any]:
+    return {
+        "index": choice.choice,
+        "text": choice.text,
+        "logprobs": None,
+        "finish_reason": choice.finish_reason,
+    }

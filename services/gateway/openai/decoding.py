@@ -1,0 +1,161 @@
+"""Request bodies: bytes -> one JSON object -> typed fields, or an error that names the field.
+
+Refuses what JSON parsers let pass silently: duplicate keys, lone surrogates, NaN, deep nesting,
+unknown fields, and fields of features that this version does not have, unless their value asks
+for nothing. Knows no endpoint; each brings its struct and its table of unsupported fields.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from baton.wire.failures import MAX_QUOTED_CHARS, InvalidRequest
+from services.gateway.openai.limits import MAX_JSON_DEPTH
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+# Field of a feature that is not in this version -> values that ask for nothing. Null always does.
+Unsupported = Mapping[str, tuple[Any, ...]]
+
+_AT_PATH = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$\.?(?P<path>.*)`)?$", re.S)
+_MISSING = re.compile(r"^Object missing required field `(.+)`$")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(.+)`$")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """The body's JSON object. Raises InvalidRequest."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"the body is not UTF-8 (byte {error.start})", reason="invalid_unicode"
+        ) from None
+    if text.startswith("\ufeff"):
+        raise InvalidRequest("the body starts with a byte order mark", reason="invalid_unicode")
+    value = _parse(text)
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body must be a JSON object", reason="invalid_json")
+    _check_tree(value, may_hold_surrogates="\\ud" in text or "\\uD" in text)
+    return value
+
+
+def to_struct(fields: dict[str, Any], cls: type[T], unsupported: Unsupported) -> T:
+    """Typed fields of one endpoint. Raises InvalidRequest naming field, value and limit."""
+    known: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name in cls.__struct_fields__:
+            known[name] = value
+        elif name not in unsupported:
+            raise unsupported_field(name, "no such parameter")
+        elif value is not None and not any(_same(value, ok) for ok in unsupported[name]):
+            raise unsupported_field(name, f"got {described(value)}; this version does not have it")
+    try:
+        return msgspec.convert(known, cls)
+    except msgspec.ValidationError as error:
+        _refuse(str(error), known)
+
+
+def unsupported_field(name: str, why: str) -> InvalidRequest:
+    """The refusal of a field, to be raised."""
+    shown = name[:MAX_QUOTED_CHARS]
+    return InvalidRequest(f"{shown}: {why}", reason="unsupported_parameter", param=shown)
+
+
+def described(value: object) -> str:
+    """A value for an error message: itself when short, else its kind and size."""
+    if isinstance(value, str) and len(value) > MAX_QUOTED_CHARS:
+        return f"a string of {len(value)} characters"
+    if isinstance(value, (list, dict)) and value:
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
+    if isinstance(value, int) and abs(value) >= 10**MAX_QUOTED_CHARS:
+        return f"an integer of {value.bit_length()} bits"
+    return json.dumps(value)
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except RecursionError:
+        raise _too_deep() from None
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(
+            f"the body is not valid JSON: {error.msg} at character {error.pos}",
+            reason="invalid_json",
+        ) from None
+    except ValueError:
+        raise InvalidRequest("a number has too many digits", reason="invalid_json") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        shown = twice[:MAX_QUOTED_CHARS]
+        raise InvalidRequest(f"{shown}: given twice", reason="duplicate_key", param=shown)
+    return fields
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise InvalidRequest(f"{name} is not a JSON number", reason="invalid_json")
+
+
+def _check_tree(root: dict[str, Any], *, may_hold_surrogates: bool) -> None:
+    level: list[Any] = [root]
+    for _ in range(MAX_JSON_DEPTH):
+        below: list[Any] = []
+        for node in level:
+            items = node.values() if isinstance(node, dict) else node
+            below.extend(item for item in items if type(item) is dict or type(item) is list)
+            if may_hold_surrogates:
+                _check_surrogates(node)
+        if not below:
+            return
+        level = below
+    raise _too_deep()
+
+
+def _check_surrogates(node: Any) -> None:
+    texts = [*node.keys(), *node.values()] if isinstance(node, dict) else node
+    for text in texts:
+        if isinstance(text, str) and _SURROGATE.search(text):
+            raise InvalidRequest("a lone surrogate is no character", reason="invalid_unicode")
+
+
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest(f"more than {MAX_JSON_DEPTH} levels deep", reason="json_too_deep")
+
+
+def _same(value: object, accepted: object) -> bool:
+    # false must not pass for 0.
+    return value == accepted and isinstance(value, bool) == isinstance(accepted, bool)
+
+
+def _refuse(message: str, fields: dict[str, Any]) -> NoReturn:
+    match = _AT_PATH.match(message)
+    assert match is not None
+    what, path = match["what"], match["path"] or ""
+    if missing := _MISSING.match(what):
+        param = f"{path}.{missing[1]}" if path else missing[1]
+        raise InvalidRequest(f"{param}: required", param=param)
+    if unknown := _UNKNOWN.match(what):
+        param = f"{path}.{unknown[1]}" if path else unknown[1]
+        raise unsupported_field(param, "no such parameter")
+    expected = what[0].lower() + what[1:].replace("`", "")
+    place = f"a key of {path}" if match["key"] else path
+    got = "" if "got" in expected or "enum" in expected else _got(fields, path, match["key"])
+    raise InvalidRequest(f"{place}: {got}{expected}", param=path)
+
+
+def _got(fields: dict[str, Any], path: str, key: str | None) -> str:
+    if key or "[...]" in path:
+        return ""
+    node: Any = fields
+    for index, name in _STEP.findall(path):
+        node = node[int(index)] if index else node[name]
+    return f"got {described(node)}; "

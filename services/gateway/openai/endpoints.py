@@ -1,0 +1,45 @@
+"""The generating endpoints: path -> how to read its request and how to write its answer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.wire.failures import BatonError
+from services.gateway.generation import Delta, EndpointName, GenerationRequest, Identity, Usage
+from services.gateway.openai import chat, completions, responses
+from services.gateway.openai.responses_answer import ResponsesAnswer
+
+
+class AnswerFormat(Protocol):
+    """Turns one answer into one API's bytes. Use either the stream methods or `whole`."""
+
+    def opening(self) -> bytes:
+        """What comes before the first delta."""
+
+    def deltas(self, batch: list[Delta]) -> bytes:
+        """New text, in order."""
+
+    def closing(self, usage: Usage) -> bytes:
+        """The final events of a stream that ended well."""
+
+    def failure(self, error: BatonError) -> bytes:
+        """The one error event of a stream that did not."""
+
+    def whole(self, choices: list[Delta], usage: Usage) -> bytes:
+        """The body of a request that does not stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One generating endpoint."""
+
+    name: EndpointName
+    parse: Callable[[bytes], GenerationRequest]
+    answer: Callable[[Identity, GenerationRequest], AnswerFormat]
+
+
+ENDPOINTS: dict[str, Endpoint] = {
+    "/v1/chat/completions": Endpoint("chat.completions", chat.parse, chat.ChatAnswer),
+    "/v1/completions": Endpoint("completions", completions.parse, completions.CompletionAnswer),
+    "/v1/responses": Endpoint("responses", responses.parse, ResponsesAnswer),
+}

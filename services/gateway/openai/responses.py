@@ -1,0 +1,115 @@
+"""/v1/responses, the request: instructions and input -> a conversation. Nothing is ever stored."""
+
+from typing import Any
+
+import msgspec
+
+from baton.wire.failures import InvalidRequest
+from services.gateway.generation import ChatMessages, GenerationRequest
+from services.gateway.openai import limits
+from services.gateway.openai.chat import ROLES, text_of
+from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
+from services.gateway.openai.shared_fields import HARMLESS_VALUES, CommonFields, sampling_of
+
+UNSUPPORTED = {
+    **HARMLESS_VALUES,
+    "background": (False,),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "include": ([],),
+    "max_tool_calls": (),
+    "parallel_tool_calls": (True, False),
+    "previous_response_id": (),
+    "prompt": (),
+    "reasoning": ({}, {"effort": "none"}, {"effort": None, "summary": None}),
+    "access_programs": (),
+    "store": (False,),
+    "text": ({}, {"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+
+_PART_KINDS = ("input_text", "output_text", "text")
+# What clients send back of an answer's items besides role and content.
+_IGNORED_ITEM_KEYS = {"type", "id", "status", "phase"}
+
+
+class ResponseFields(CommonFields):
+    """The supported fields of a response request."""
+
+    input: Any
+    instructions: limits.Text | None = None
+    max_output_tokens: limits.MaxTokens | None = None
+
+
+def parse(body: bytes) -> GenerationRequest:
+    """The request in a response's body. Raises InvalidRequest."""
+    fields = to_struct(decode_object(body), ResponseFields, UNSUPPORTED)
+    turns = _conversation(fields.input)
+    if fields.instructions:
+        turns.insert(0, {"role": "system", "content": fields.instructions})
+    return GenerationRequest(
+        endpoint="responses",
+        model=fields.model,
+        prompt=ChatMessages(msgspec.json.encode(turns)),
+        max_tokens=fields.max_output_tokens,
+        repeated={
+            "instructions": fields.instructions,
+            "max_output_tokens": fields.max_output_tokens,
+            "metadata": fields.metadata or {},
+            "prompt_cache_key": fields.prompt_cache_key,
+            "safety_identifier": fields.safety_identifier,
+            "user": fields.user,
+        },
+        **sampling_of(fields),
+    )
+
+
+def _conversation(given: Any) -> list[dict[str, str]]:
+    if isinstance(given, str) and given:
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list) or not 1 <= len(given) <= limits.MAX_MESSAGES:
+        raise InvalidRequest(
+            f"input: got {described(given)}; expected text or 1 to {limits.MAX_MESSAGES} messages",
+            param="input",
+        )
+    return [_turn(item, f"input[{index}]") for index, item in enumerate(given)]
+
+
+def _turn(item: Any, place: str) -> dict[str, str]:
+    if not isinstance(item, dict):
+        raise InvalidRequest(f"{place}: got {described(item)}; expected a message", param=place)
+    kind = item.get("type", "message")
+    if kind != "message":
+        raise InvalidRequest(
+            f"{place}.type: got {described(kind)}; this version takes messages only",
+            reason="unsupported_content",
+            param=f"{place}.type",
+        )
+    for name in item.keys() - _IGNORED_ITEM_KEYS - {"role", "content"}:
+        raise unsupported_field(f"{place}.{name}", "no such parameter")
+    role, content = item.get("role"), item.get("content")
+    if role not in ROLES:
+        raise InvalidRequest(
+            f"{place}.role: got {described(role)}; expected one of {', '.join(ROLES)}",
+            param=f"{place}.role",
+        )
+    return {
+        "role": "system" if role == "developer" else role,
+        "content": text_of(_checked_content(content, f"{place}.content"), place, _PART_KINDS),
+    }
+
+
+def _checked_content(content: Any, place: str) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    try:
+        return msgspec.convert(content, limits.Parts)
+    except msgspec.ValidationError:
+        raise InvalidRequest(
+            f"{place}: got {described(content)}; expected text or 1 to {limits.MAX_PARTS} parts",
+            param=place,
+        ) from None

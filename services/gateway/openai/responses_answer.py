@@ -1,0 +1,173 @@
+"""/v1/responses, the answer: one message item with one text part, as JSON or as OpenAI's events.
+
+Every event carries a sequence number. The order is created, in_progress, output_item.added,
+content_part.added, output_text.delta..., output_text.done, content_part.done, output_item.done
+and then exactly one of completed, incomplete and failed.
+"""
+
+from typing import Any
+
+import msgspec
+
+from baton.wire.failures import BatonError
+from services.gateway import sse
+from services.gateway.generation import Delta, FinishReason, GenerationRequest, Identity, Usage
+
+_NUMBER_MARK = -(2**53)
+
+
+class ResponsesAnswer:
+    """One answer in Responses form; stateful along one stream."""
+
+    def __init__(self, identity: Identity, request: GenerationRequest) -> None:
+        self._identity = identity
+        self._request = request
+        self._next_number = 0
+        self._texts: list[str] = []
+        self._finish_reason: FinishReason = "stop"
+        self._delta_parts = self._delta_template()
+
+    def opening(self) -> bytes:
+        response = self._response("in_progress", [], None)
+        return b"".join(
+            [
+                self._event("response.created", response=response),
+                self._event("response.in_progress", response=response),
+                self._event(
+                    "response.output_item.added",
+                    output_index=0,
+                    item=self._item("in_progress", None),
+                ),
+                self._part_event("response.content_part.added", part=_part("")),
+            ]
+        )
+
+    def deltas(self, batch: list[Delta]) -> bytes:
+        events = []
+        for delta in batch:
+            if delta.text:
+                self._texts.append(delta.text)
+                events.append(self._delta_event(delta.text))
+            if delta.finish_reason:
+                self._finish_reason = delta.finish_reason
+        return b"".join(events)
+
+    def closing(self, usage: Usage) -> bytes:
+        text = "".join(self._texts)
+        status = _STATUS[self._finish_reason]
+        response = self._response(status, [self._item(status, text)], usage)
+        return b"".join(
+            [
+                self._part_event("response.output_text.done", text=text, logprobs=[]),
+                self._part_event("response.content_part.done", part=_part(text)),
+                self._event(
+                    "response.output_item.done", output_index=0, item=self._item(status, text)
+                ),
+                self._event(f"response.{status}", response=response),
+            ]
+        )
+
+    def failure(self, error: BatonError) -> bytes:
+        code = "rate_limit_exceeded" if error.row.http_status == 429 else "server_error"
+        output = [self._item("incomplete", "".join(self._texts))] if self._texts else []
+        response = self._response("failed", output, None)
+        response["error"] = {"code": code, "message": f"{error.reason}: {error.message}"}
+        return self._event("response.failed", response=response)
+
+    def whole(self, choices: list[Delta], usage: Usage) -> bytes:
+        """The JSON body of the finished response."""
+        (choice,) = choices
+        self._finish_reason = choice.finish_reason or "stop"
+        status = _STATUS[self._finish_reason]
+        response = self._response(status, [self._item(status, choice.text)], usage)
+        return msgspec.json.encode(response)
+
+    def _event(self, kind: str, **fields: object) -> bytes:
+        number = self._next_number
+        self._next_number += 1
+        return sse.named_event(kind, {"type": kind, **fields, "sequence_number": number})
+
+    def _part_event(self, kind: str, **fields: object) -> bytes:
+        return self._event(kind, item_id=self._item_id, output_index=0, content_index=0, **fields)
+
+    def _delta_event(self, text: str) -> bytes:
+        before, between, after = self._delta_parts
+        number = self._next_number
+        self._next_number += 1
+        return b"%b%b%b%d%b" % (before, msgspec.json.encode(text), between, number, after)
+
+    def _delta_template(self) -> tuple[bytes, bytes, bytes]:
+        self._next_number = _NUMBER_MARK
+        event = self._part_event(
+            "response.output_text.delta", delta=sse.TextTemplate.MARK, logprobs=[]
+        )
+        self._next_number = 0
+        before, _, rest = event.partition(msgspec.json.encode(sse.TextTemplate.MARK))
+        between, _, after = rest.partition(b"%d" % _NUMBER_MARK)
+        return before, between, after
+
+    @property
+    def _item_id(self) -> str:
+        return f"msg_{self._identity.request_id}"
+
+    def _item(self, status: str, text: str | None) -> dict[str, Any]:
+        return {
+            "id": self._item_id,
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": [] if text is None else [_part(text)],
+        }
+
+    def _response(self, status: str, output: list[Any], usage: Usage | None) -> dict[str, Any]:
+        incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            "id": f"resp_{self._identity.request_id}",
+            "object": "response",
+            "created_at": self._identity.created_unix_s,
+            "status": status,
+            "error": None,
+            "incomplete_details": incomplete,
+            "model": self._identity.model,
+            "output": output,
+            "usage": None if usage is None else _usage_object(usage),
+            "temperature": self._request.temperature,
+            "top_p": self._request.top_p,
+            **self._request.repeated,
+            **_FIXED,
+        }
+
+
+_STATUS = {"stop": "completed", "length": "incomplete"}
+
+# This version has no tools, no reasoning, no storage and no conversation state.
+_FIXED: dict[str, Any] = {
+    "background": False,
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "service_tier": "default",
+    "store": False,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "truncation": "disabled",
+}
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.num_prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": usage.num_cached_tokens,
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": usage.num_output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.num_prompt_tokens + usage.num_output_tokens,
+    }

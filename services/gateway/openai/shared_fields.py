@@ -1,0 +1,106 @@
+"""What the endpoints have in common: sampling fields, harmless fields, the usage object.
+
+HARMLESS_VALUES is the explicit list of fields of absent features with the values that ask for
+nothing; SharedFields' lower half lists the metadata that is accepted and has no effect.
+"""
+
+from typing import Any
+
+import msgspec
+
+from baton.wire.failures import InvalidRequest
+from services.gateway.generation import Usage
+from services.gateway.openai import limits
+from services.gateway.openai.decoding import unsupported_field
+
+HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
+    "service_tier": ("auto", "default"),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "moderation": (),
+    "prompt_cache_options": ({}, {"mode": "implicit"}),
+    # A *maximum* time to keep a prefix; ours are kept for less.
+    "prompt_cache_retention": ("in_memory", "24h"),
+}
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class CommonFields(msgspec.Struct, kw_only=True):
+    """Fields of all three endpoints."""
+
+    model: limits.ModelName
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: limits.Temperature | None = None
+    top_p: limits.TopP | None = None
+    top_k: limits.TopK | None = None
+    seed: limits.Seed | None = None
+    stop: limits.StopStrings | None = None
+    stop_token_ids: limits.StopTokenIds | None = None
+    ignore_eos: bool | None = None
+    # Separates this client's prefix cache from the rest of its tenant's.
+    cache_salt: limits.CacheSalt | None = None
+    # Accepted, without effect.
+    user: limits.UserId | None = None
+    safety_identifier: limits.SafetyId | None = None
+    prompt_cache_key: limits.CacheHint | None = None
+    metadata: limits.Metadata | None = None
+
+
+class SharedFields(CommonFields, kw_only=True):
+    """Fields of both completion endpoints."""
+
+    n: limits.NumChoices | None = None
+    max_tokens: limits.MaxTokens | None = None
+
+
+def sampling_of(fields: CommonFields) -> dict[str, Any]:
+    """The arguments of GenerationRequest that all endpoints fill alike."""
+    options = fields.stream_options or StreamOptions()
+    if fields.stream_options is not None and not fields.stream:
+        raise InvalidRequest("stream_options: only with stream true", param="stream_options")
+    if options.include_obfuscation:
+        raise unsupported_field("stream_options.include_obfuscation", "got true")
+    stop = fields.stop or []
+    return {
+        "stream": bool(fields.stream),
+        "include_usage": bool(options.include_usage),
+        "num_choices": getattr(fields, "n", None) or 1,
+        "temperature": fields.temperature,
+        "top_p": fields.top_p,
+        "top_k": max(fields.top_k or 0, 0),
+        "seed": fields.seed,
+        "stop": (stop,) if isinstance(stop, str) else tuple(stop),
+        "stop_token_ids": tuple(fields.stop_token_ids or ()),
+        "ignore_eos": bool(fields.ignore_eos),
+        "cache_salt": fields.cache_salt or "",
+    }
+
+
+def max_tokens_of(old: int | None, new: int | None) -> int | None:
+    """The limit from both of OpenAI's names. Raises InvalidRequest when they differ."""
+    if old is not None and new is not None and old != new:
+        raise InvalidRequest(
+            f"max_completion_tokens: got {new}, but max_tokens {old}; give one of them",
+            param="max_completion_tokens",
+        )
+    return old if new is None else new
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """OpenAI's usage of the completion endpoints."""
+    return {
+        "prompt_tokens": usage.num_prompt_tokens,
+        "completion_tokens": usage.num_output_tokens,
+        "total_tokens": usage.num_prompt_tokens + usage.num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }

@@ -1,0 +1,80 @@
+"""What the gateway's domain asks of the outside: protocols, implemented over gRPC in clients.py
+and by in-memory fakes in tests and the simulation.
+
+All methods raise BatonError on failure: the peer's own, Unavailable when it cannot be reached,
+DeadlineExceeded when the context's time ran out.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from baton.runtime.shared_stream import FrameStream
+from baton.wire.v1 import quota_pb2, router_pb2, tokenizer_pb2, worker_pb2
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What travels with a unary call. `deadline_s` is the remaining time."""
+
+    request_id: str
+    deadline_s: float
+    traceparent: str = ""
+
+
+class QuotaClient(Protocol):
+    async def authenticate(
+        self, key_digest: bytes, context: CallContext
+    ) -> quota_pb2.AuthenticateResponse:
+        """The principal of a key."""
+
+    async def reserve(
+        self, request: quota_pb2.ReserveRequest, context: CallContext
+    ) -> quota_pb2.ReserveResponse:
+        """A lease over prompt and output tokens."""
+
+    async def settle(self, record: quota_pb2.UsageRecord, context: CallContext) -> None:
+        """End a lease with the real numbers."""
+
+    async def open_renewals(
+        self,
+    ) -> FrameStream[quota_pb2.RenewResponse, quota_pb2.RenewRequest]:
+        """The one stream that renews all leases of this gateway."""
+
+    async def probe(self, deadline_s: float) -> None:
+        """Raises when the service does not answer."""
+
+
+class TokenizerClient(Protocol):
+    async def encode(
+        self, request: tokenizer_pb2.EncodeRequest, context: CallContext
+    ) -> tokenizer_pb2.EncodeResponse:
+        """Prompt -> token ids and block hashes."""
+
+    async def artifact(self, model_fp: str) -> bytes:
+        """The tokenizer files of a model, already checked against their digest."""
+
+    async def probe(self, deadline_s: float) -> None:
+        """Raises when the service does not answer."""
+
+
+class RouterClient(Protocol):
+    async def pick(
+        self, request: router_pb2.PickRequest, context: CallContext
+    ) -> router_pb2.PickResponse:
+        """The pair of workers; waits in the router's queue for as long as the deadline allows."""
+
+    def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
+        """The fleet, on every change. Ends or raises when the router is lost."""
+
+
+WorkerStream = FrameStream[worker_pb2.WorkerFrame, worker_pb2.GatewayFrame]
+# endpoint "host:port" -> a fresh shared stream to that decode worker.
+Dial = Callable[[str], Awaitable[WorkerStream]]
+
+
+class RunInThread(Protocol):
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
+        """Run blocking `work` without blocking the event loop."""

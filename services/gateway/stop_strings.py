@@ -1,0 +1,77 @@
+"""Stop strings in a stream of text pieces, wherever the pieces' borders fall.
+
+Text that could still become part of a stop string is held back; the stop string itself is never
+sent. Each pattern is followed with its Knuth-Morris-Pratt table, so the cost of a character does
+not depend on the patterns' lengths.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StopPattern:
+    """One stop string and, for each prefix, the length of its longest border."""
+
+    text: str
+    borders: tuple[int, ...]
+
+    @classmethod
+    def of(cls, text: str) -> "StopPattern":
+        assert text, "an empty stop string would match everywhere"
+        borders, length = [0], 0
+        for char in text[1:]:
+            while length and char != text[length]:
+                length = borders[length - 1]
+            length += char == text[length]
+            borders.append(length)
+        return cls(text, tuple(borders))
+
+    def advance(self, matched: int, char: str) -> int:
+        """Length of the pattern's longest prefix that ends with `char`."""
+        while matched and char != self.text[matched]:
+            matched = self.borders[matched - 1]
+        return matched + (char == self.text[matched])
+
+
+class StopMatcher:
+    """Follows one choice's text. Done at the first stop string that is complete."""
+
+    def __init__(self, patterns: tuple[StopPattern, ...]) -> None:
+        self._patterns = patterns
+        self._matched = [0] * len(patterns)
+        self._held = ""
+        self.done = False
+
+    def feed(self, text: str) -> str:
+        """Take in `text`; returns what may be sent now. Sets `done` when a stop string completed.
+
+        After that nothing more may be fed.
+        """
+        assert not self.done, "text after the stop"
+        if not self._patterns:
+            return text
+        buffer = self._held + text
+        for position in range(len(self._held), len(buffer)):
+            length = self._complete(buffer[position])
+            if length:
+                self.done = True
+                self._held = ""
+                return buffer[: position + 1 - length]
+        num_sendable = len(buffer) - max(self._matched)
+        self._held = buffer[num_sendable:]
+        return buffer[:num_sendable]
+
+    def flush(self) -> str:
+        """The text that was held back; it is no stop string, because nothing follows."""
+        held, self._held = self._held, ""
+        return held
+
+    def _complete(self, char: str) -> int:
+        """Length of the longest stop string that ends with this character, 0 = none."""
+        longest = 0
+        for index, pattern in enumerate(self._patterns):
+            matched = pattern.advance(self._matched[index], char)
+            self._matched[index] = matched
+            if matched == len(pattern.text):
+                longest = max(longest, matched)
+        return longest

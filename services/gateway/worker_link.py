@@ -1,0 +1,285 @@
+"""The gateway's end of the shared stream to one decode worker, and the set of all such links.
+
+One reader per stream takes Step columns apart into the attempts' buffers and never waits for a
+consumer; one writer sends, in this order, cancels, credits (merged into one frame) and submits.
+The end of a stream without Bye is a loss: every open attempt fails with `worker_lost`, and
+whoever owns it decides what to do. Knows no text, tenant or quota.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+
+from baton.runtime import logs
+from baton.runtime.shared_stream import FrameWriter, StreamLost
+from baton.system.clock import Clock
+from baton.wire.failures import BatonError, Incompatible, Unavailable, from_wire
+from baton.wire.metadata import PROTOCOL_VERSION
+from baton.wire.v1 import router_pb2, worker_pb2
+from services.gateway.attempt import Attempt
+from services.gateway.ports import Dial, WorkerStream
+
+IDLE_CLOSE_S = 60.0
+HELLO_TIMEOUT_S = 5.0
+# A frame may hold 1 MiB; ids and hashes of one part stay well below.
+PART_TOKENS = 131_072
+MAX_OPEN_ATTEMPTS = 16_384
+_TOKEN_BYTES = 4
+_HASH_BYTES = 16
+
+_log = logs.get("worker_link")
+
+
+class WorkerLink:
+    """One shared stream. `run` once; `submit` from the moment of creation."""
+
+    def __init__(self, worker: router_pb2.WorkerEndpoint, gateway_id: str, clock: Clock) -> None:
+        self.worker = worker
+        self.idle_since_s = clock.now()
+        # No new attempts: the worker drains, or the stream is gone.
+        self.closed_to_new = False
+        self._gateway_id = gateway_id
+        self._clock = clock
+        self._attempts: dict[int, Attempt] = {}
+        self._last_handle = 0
+        self._cancels: deque[worker_pb2.GatewayFrame] = deque()
+        self._credits: dict[tuple[int, int], int] = {}
+        # Handle -> frames of a submit that were not written yet.
+        self._submits: dict[int, deque[worker_pb2.GatewayFrame]] = {}
+        self._writer: FrameWriter[worker_pb2.GatewayFrame] | None = None
+        self._closing = asyncio.Event()
+
+    @property
+    def num_open(self) -> int:
+        return len(self._attempts)
+
+    def submit(self, submit: worker_pb2.Submit) -> Attempt:
+        """Queue a submit; this link sets its handle. Raises Unavailable when the link is closed
+        to new attempts or full."""
+        if self.closed_to_new or len(self._attempts) >= MAX_OPEN_ATTEMPTS:
+            raise Unavailable("the worker takes no new requests", reason="draining")
+        self._last_handle += 1
+        submit.handle = self._last_handle
+        attempt = Attempt(submit, give=self._give, cancel=self._cancel)
+        self._attempts[submit.handle] = attempt
+        self._submits[submit.handle] = deque(_submit_frames(submit))
+        self._wake()
+        return attempt
+
+    def forget(self, attempt: Attempt) -> None:
+        """The request is over; what still comes for it is dropped."""
+        self._attempts.pop(attempt.handle, None)
+        self._submits.pop(attempt.handle, None)
+        if not self._attempts:
+            self.idle_since_s = self._clock.now()
+
+    async def run(self, dial: Dial) -> None:
+        """Dial, serve until the stream ends, fail what is open then. Never raises BatonError."""
+        failure: BatonError = Unavailable("the worker was lost", reason="worker_lost")
+        stream: WorkerStream | None = None
+        try:
+            stream = await dial(self.worker.endpoint)
+            await self._greet(stream)
+            await self._serve(stream)
+        except (StreamLost, TimeoutError):
+            _log.warning("worker_stream_lost", worker_id=self.worker.worker_id)
+        except BatonError as error:
+            _log.warning("worker_refused", worker_id=self.worker.worker_id, reason=error.reason)
+            failure = error
+        finally:
+            self.closed_to_new = True
+            for attempt in list(self._attempts.values()):
+                attempt.fail(failure)
+            self._attempts.clear()
+            if stream is not None:
+                await stream.close()
+
+    def close(self) -> None:
+        """Say Bye once everything queued is written, and end."""
+        self.closed_to_new = True
+        self._closing.set()
+
+    async def _greet(self, stream: WorkerStream) -> None:
+        hello = worker_pb2.GatewayHello(protocol=PROTOCOL_VERSION, gateway_id=self._gateway_id)
+        await stream.write(worker_pb2.GatewayFrame(hello=hello))
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            frame = await stream.read()
+        if frame is None or not frame.HasField("hello"):
+            raise StreamLost("no hello")
+        if frame.hello.protocol != PROTOCOL_VERSION:
+            raise Incompatible(
+                f"the gateway speaks protocol {PROTOCOL_VERSION}, "
+                f"worker {frame.hello.worker_id} speaks {frame.hello.protocol}"
+            )
+
+    async def _serve(self, stream: WorkerStream) -> None:
+        """Until Bye. Raises StreamLost when the stream ends in any other way."""
+        self._writer = FrameWriter(stream, drain=self._next_frame)
+        self._writer.wake()
+        said_bye = False
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                writing = tasks.create_task(self._writer.run())
+                closing = tasks.create_task(self._say_bye(stream))
+                said_bye = await self._read(stream)
+                writing.cancel()
+                closing.cancel()
+        except* StreamLost:
+            said_bye = False
+        if not said_bye:
+            raise StreamLost("the stream ended without Bye")
+
+    async def _read(self, stream: WorkerStream) -> bool:
+        """Take frames in until the end; True when the end was announced."""
+        while (frame := await stream.read()) is not None:
+            if self._take_in(frame):
+                return True
+        return self._closing.is_set()
+
+    async def _say_bye(self, stream: WorkerStream) -> None:
+        await self._closing.wait()
+        assert self._writer is not None
+        await self._writer.flush()
+        await stream.write(worker_pb2.GatewayFrame(bye=worker_pb2.Bye(reason="idle")))
+        await stream.close()
+
+    def _take_in(self, frame: worker_pb2.WorkerFrame) -> bool:
+        """True when the stream ends cleanly."""
+        kind: str | None = frame.WhichOneof("frame")
+        if kind == "step":
+            self._take_step(frame.step)
+        elif kind == "refused":
+            attempt = self._attempts.get(frame.refused.handle)
+            if attempt is not None:
+                attempt.fail(from_wire(frame.refused.failure))
+        elif kind == "go_away":
+            self.closed_to_new = True
+        elif kind == "core_died":
+            for attempt in list(self._attempts.values()):
+                attempt.fail(Unavailable("the worker's core died", reason="worker_lost"))
+        return kind == "bye"
+
+    def _take_step(self, step: worker_pb2.Step) -> None:
+        ids = step.ids
+        counts = step.counts or [1] * len(step.handles)
+        start = 0
+        for handle, choice, first_index, count in zip(
+            step.handles, step.choices, step.first_index, counts, strict=True
+        ):
+            attempt = self._attempts.get(handle)
+            if attempt is not None:
+                attempt.take_tokens(choice, first_index, ids[start : start + count])
+            start += count
+        for side in step.side:
+            attempt = self._attempts.get(side.handle)
+            if attempt is not None:
+                attempt.take_side(side)
+
+    def _give(self, attempt: Attempt, choice: int, up_to_index: int) -> None:
+        if attempt.handle in self._attempts:
+            self._credits[attempt.handle, choice] = up_to_index
+            self._wake()
+
+    def _cancel(self, attempt: Attempt) -> None:
+        if attempt.handle not in self._attempts or attempt.ended:
+            return
+        frames = self._submits.get(attempt.handle)
+        if frames and frames[0].HasField("submit"):
+            # The worker never heard of it.
+            del self._submits[attempt.handle]
+            attempt.fail(Unavailable("cancelled before it was sent", reason="cancelled"))
+            return
+        self._submits.pop(attempt.handle, None)
+        cancel = worker_pb2.Cancel(request_id=attempt.request_id, epoch=attempt.epoch)
+        self._cancels.append(worker_pb2.GatewayFrame(cancel=cancel))
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._writer is not None:
+            self._writer.wake()
+
+    def _next_frame(self) -> worker_pb2.GatewayFrame | None:
+        if self._cancels:
+            return self._cancels.popleft()
+        credits = self._due_credits()
+        if credits.handles:
+            return worker_pb2.GatewayFrame(credits=credits)
+        for handle, frames in self._submits.items():
+            frame = frames.popleft()
+            if not frames:
+                del self._submits[handle]
+            return frame
+        return None
+
+    def _due_credits(self) -> worker_pb2.Credits:
+        """All credits whose submits were written; the others must not overtake theirs."""
+        due, waiting = worker_pb2.Credits(), {}
+        for (handle, choice), up_to_index in self._credits.items():
+            if handle in self._submits:
+                waiting[handle, choice] = up_to_index
+            elif handle in self._attempts:
+                due.handles.append(handle)
+                due.choices.append(choice)
+                due.up_to_index.append(up_to_index)
+        self._credits = waiting
+        return due
+
+
+def _submit_frames(submit: worker_pb2.Submit) -> Iterator[worker_pb2.GatewayFrame]:
+    """The submit and, for a long prompt, its continuation."""
+    ids, hashes = submit.prompt_ids, submit.block_hashes
+    part_bytes, num_parts = PART_TOKENS * _TOKEN_BYTES, -(-len(ids) // (PART_TOKENS * _TOKEN_BYTES))
+    hash_bytes = -(-len(hashes) // _HASH_BYTES // max(num_parts, 1)) * _HASH_BYTES
+    submit.prompt_ids, submit.block_hashes = ids[:part_bytes], hashes[:hash_bytes]
+    yield worker_pb2.GatewayFrame(submit=submit)
+    for index in range(1, num_parts):
+        part = worker_pb2.PromptPart(
+            handle=submit.handle,
+            prompt_ids=ids[index * part_bytes : (index + 1) * part_bytes],
+            block_hashes=hashes[index * hash_bytes : (index + 1) * hash_bytes],
+        )
+        yield worker_pb2.GatewayFrame(prompt_part=part)
+
+
+class WorkerLinks:
+    """All links of this gateway: dialled on the first pick, closed after IDLE_CLOSE_S idle."""
+
+    def __init__(self, dial: Dial, gateway_id: str, clock: Clock) -> None:
+        self._dial = dial
+        self._gateway_id = gateway_id
+        self._clock = clock
+        self._links: dict[tuple[str, str], WorkerLink] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Own the links' tasks until cancelled."""
+        async with asyncio.TaskGroup() as self._tasks:
+            while True:
+                await asyncio.sleep(IDLE_CLOSE_S / 4)
+                self._close_idle()
+
+    def link_to(self, worker: router_pb2.WorkerEndpoint) -> WorkerLink:
+        """The open link to a worker, dialled now if there is none."""
+        assert self._tasks is not None, "run() owns the links"
+        key = (worker.worker_id, worker.endpoint)
+        link = self._links.get(key)
+        if link is None or link.closed_to_new:
+            link = WorkerLink(worker, self._gateway_id, self._clock)
+            self._links[key] = link
+            self._tasks.create_task(link.run(self._dial))
+        return link
+
+    def close_all(self) -> None:
+        """Announce the end on every stream."""
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+    def _close_idle(self) -> None:
+        oldest_s = self._clock.now() - IDLE_CLOSE_S
+        for key, link in list(self._links.items()):
+            if link.closed_to_new:
+                del self._links[key]
+            elif not link.num_open and link.idle_since_s < oldest_s:
+                link.close()
+                del self._links[key]
