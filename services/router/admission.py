@@ -1,0 +1,71 @@
+"""What gateways are told of the fleet: each model, its workers, and how long a request would wait.
+
+Builds WatchAdmission's messages from the fleet and the queues; decides nothing.
+"""
+
+from baton.wire.v1 import router_pb2
+from services.router.fleet import Fleet, Worker
+from services.router.reported import DECODE, PREFILL, ServedModel
+
+
+class AdmissionView:
+    """The fleet as gateways see it."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def response(
+        self, num_queued: dict[str, int], queue_wait_s: dict[str, float]
+    ) -> router_pb2.WatchAdmissionResponse:
+        """All known models; `num_queued` and `queue_wait_s` are by fingerprint."""
+        served = {worker.registration.model.fp: worker for worker in self._fleet.all()}
+        models = [
+            self._model_state(
+                worker.registration.model, num_queued.get(fp, 0), queue_wait_s.get(fp, 0.0)
+            )
+            for fp, worker in sorted(served.items())
+        ]
+        return router_pb2.WatchAdmissionResponse(models=models)
+
+    def _model_state(
+        self, model: ServedModel, num_queued: int, queue_wait_s: float
+    ) -> router_pb2.ModelState:
+        decodes = self._fleet.of_model(model.fp, DECODE)
+        prefills = self._fleet.of_model(model.fp, PREFILL)
+        return router_pb2.ModelState(
+            model_fp=model.fp,
+            name=model.name,
+            revision=model.revision,
+            block_size=model.block_size,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
+            eos_token_ids=model.eos_token_ids,
+            workers=[self._worker_state(worker) for worker in decodes + prefills],
+            num_queued=num_queued,
+            predicted_wait_s=[queue_wait_s + self._prefill_wait_s(prefills or decodes)],
+            prefill_tokens_per_s=self._fleet.prefill_tokens_per_s(model.fp),
+        )
+
+    def _prefill_wait_s(self, workers: list[Worker]) -> float:
+        """The shortest queue of those that could take a prompt now."""
+        views = [self._fleet.view(worker, "", 0) for worker in workers if self._is_ready(worker)]
+        return min(
+            (v.num_queued_prefill_tokens / v.speed.prefill_tokens_per_s for v in views),
+            default=0.0,
+        )
+
+    def _worker_state(self, worker: Worker) -> router_pb2.WorkerState:
+        num_blocks = worker.registration.num_blocks
+        return router_pb2.WorkerState(
+            worker_id=worker.worker_id,
+            endpoint=worker.endpoint,
+            role=worker.registration.role,
+            ready=self._is_ready(worker),
+            draining=worker.draining,
+            num_running=worker.load.num_running,
+            num_waiting=worker.load.num_waiting,
+            kv_usage=1 - worker.load.num_blocks_free / num_blocks,
+        )
+
+    def _is_ready(self, worker: Worker) -> bool:
+        return not self._fleet.unfit(worker)

@@ -1,0 +1,236 @@
+"""The table of workers: who is there, how fresh that knowledge is, and how loaded each one is.
+
+One writer per field: a worker's figures come from its reports alone, what the router sent since is
+counted apart in slot leases, and both are added up only when a pick looks (`view`). Liveness comes
+from reports: a worker is lost when its stream broke, stale when it has been silent. Knows neither
+streams nor queues.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from baton.system.clock import Clock
+from baton.wire.failures import Incompatible
+from services.router.picker import BlockShape, Room, Speed, WorkerView
+from services.router.reported import (
+    DECODE,
+    PREFILL,
+    Registration,
+    ReportedLoad,
+    idle_load,
+)
+from services.router.settings import Settings
+from services.router.slot_lease import SlotLeases
+
+_MIN_WORKERS_TO_JUDGE = 2
+
+
+@dataclass(slots=True)
+class Worker:
+    """One address and who last registered there. `changed_at`: of connected or draining."""
+
+    endpoint: str
+    registration: Registration
+    load: ReportedLoad
+    reported_at: float
+    changed_at: float
+    connected: bool = True
+    draining: bool = False
+    leases: SlotLeases = field(default_factory=SlotLeases)
+
+    @property
+    def worker_id(self) -> str:
+        return self.registration.worker_id
+
+
+class Fleet:
+    """All workers by endpoint: at most one entry for each configured address."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._started_at = clock.now()
+        self._workers: dict[str, Worker] = {}
+
+    def register(self, endpoint: str, registration: Registration) -> bool:
+        """A worker introduced itself on a new stream. Returns whether it is a new life of it.
+
+        Raises Incompatible when another connected worker has the same id.
+        """
+        now = self._clock.now()
+        known = self._workers.get(endpoint)
+        if known is not None and _same_life(known.registration, registration):
+            known.connected = True
+            known.reported_at = known.changed_at = now
+            return False
+        self._make_place(endpoint, registration)
+        load = idle_load(registration)
+        self._workers[endpoint] = Worker(endpoint, registration, load, now, now)
+        return True
+
+    def _make_place(self, endpoint: str, registration: Registration) -> None:
+        """A worker that moved here from a lost address leaves no ghost there."""
+        for other in list(self._workers.values()):
+            if other.worker_id == registration.worker_id and other.endpoint != endpoint:
+                if other.connected:
+                    raise Incompatible(f"worker_id {other.worker_id} is in use by {other.endpoint}")
+                del self._workers[other.endpoint]
+
+    def report(self, endpoint: str, load: ReportedLoad, accepted_request_ids: list[str]) -> None:
+        """The worker's newest figures; they contain the accepted requests."""
+        worker = self._workers[endpoint]
+        worker.load = load
+        worker.reported_at = self._clock.now()
+        for request_id in accepted_request_ids:
+            worker.leases.end(request_id)
+
+    def heard(self, endpoint: str) -> None:
+        """Any report shows that the worker is alive."""
+        self._workers[endpoint].reported_at = self._clock.now()
+
+    def drain(self, endpoint: str, draining: bool) -> None:
+        worker = self._workers[endpoint]
+        if worker.draining != draining:
+            worker.draining = draining
+            worker.changed_at = self._clock.now()
+
+    def lose(self, endpoint: str) -> bool:
+        """The stream to this worker broke. Returns whether that is news."""
+        worker = self._workers.get(endpoint)
+        if worker is None or not worker.connected:
+            return False
+        worker.connected = False
+        worker.changed_at = self._clock.now()
+        worker.leases.clear()
+        return True
+
+    def end_leases(self, request_id: str) -> None:
+        """The request is not on its way to any worker."""
+        for worker in self._workers.values():
+            worker.leases.end(request_id)
+
+    def get(self, endpoint: str) -> Worker | None:
+        return self._workers.get(endpoint)
+
+    def all(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def of_model(self, model_fp: str, role: int) -> list[Worker]:
+        return [
+            worker
+            for worker in self._workers.values()
+            if worker.registration.model.fp == model_fp and worker.registration.role == role
+        ]
+
+    def find(self, worker_id: str) -> Worker:
+        return next(w for w in self._workers.values() if w.worker_id == worker_id)
+
+    def is_settled(self) -> bool:
+        """Every configured address has registered, or has had its time to do so."""
+        if len(self._workers) >= len(self._settings.workers):
+            return True
+        return self._clock.now() - self._started_at >= self._settings.settle_s
+
+    def is_isolated(self) -> bool:
+        """All of several workers went silent together: the fault is more likely here.
+
+        Then their last known state is used for a while rather than refusing everything.
+        """
+        workers = self._workers.values()
+        if len(workers) < _MIN_WORKERS_TO_JUDGE or not all(map(self._silence, workers)):
+            return False
+        since = [self._silent_since(worker) for worker in workers]
+        together = max(since) - min(since) <= self._settings.stale_after_s
+        return together and self._clock.now() - max(since) <= self._settings.isolation_s
+
+    def unfit(self, worker: Worker, isolated: bool = False) -> str:
+        """Why no request should go there now, "" = it may."""
+        if worker.draining:
+            return "draining"
+        return "" if isolated else self._silence(worker)
+
+    def unfit_since(self, worker: Worker) -> float:
+        """Since when it has been unfit; only for one that is."""
+        return worker.changed_at if worker.draining else self._silent_since(worker)
+
+    def _silent_since(self, worker: Worker) -> float:
+        if not worker.connected:
+            return worker.changed_at
+        return worker.reported_at + self._settings.stale_after_s
+
+    def _silence(self, worker: Worker) -> str:
+        if not worker.connected:
+            return "lost"
+        silent_s = self._clock.now() - worker.reported_at
+        return "stale" if silent_s > self._settings.stale_after_s else ""
+
+    def view(self, worker: Worker, unfit: str, num_cached_tokens: int) -> WorkerView:
+        """The worker as the picker sees it: its own figures plus the open leases."""
+        leases = worker.leases
+        leases.expire(self._clock.now())
+        registration, load = worker.registration, worker.load
+        num_sequences = load.num_running + load.num_waiting + leases.num_sequences
+        num_promised = load.num_blocks_promised + leases.num_blocks
+        return WorkerView(
+            worker_id=worker.worker_id,
+            unfit=unfit,
+            shape=BlockShape(
+                registration.kv_spec_digest,
+                registration.model.block_size,
+                registration.block_bytes,
+            ),
+            room=Room(
+                num_blocks=registration.num_blocks,
+                num_blocks_free=max(0, load.num_blocks_free - num_promised),
+                num_blocks_promised=num_promised,
+                num_slots=registration.max_num_seqs,
+                num_slots_free=max(0, registration.max_num_seqs - num_sequences),
+            ),
+            speed=self._speed(worker),
+            num_running=load.num_running,
+            num_sequences=num_sequences,
+            num_queued_prefill_tokens=load.num_queued_prefill_tokens + leases.num_prefill_tokens,
+            num_cached_tokens=num_cached_tokens,
+        )
+
+    def _speed(self, worker: Worker) -> Speed:
+        """Measured; else what its peers measured; else the prior."""
+        settings = self._settings
+        return Speed(
+            self._rate(worker, "prefill_tokens_per_s", settings.prior_prefill_tokens_per_s),
+            self._rate(worker, "decode_step_s", settings.prior_decode_step_s),
+            self._rate(worker, "handoff_bytes_per_s", settings.prior_handoff_bytes_per_s),
+        )
+
+    def _rate(self, worker: Worker, name: str, prior: float) -> float:
+        own: float = getattr(worker.load, name)
+        if own > 0:
+            return own
+        registration = worker.registration
+        peers = [
+            getattr(peer.load, name)
+            for peer in self.of_model(registration.model.fp, registration.role)
+        ]
+        measured = [value for value in peers if value > 0]
+        return sum(measured) / len(measured) if measured else prior
+
+    def prefill_tokens_per_s(self, model_fp: str) -> float:
+        """Measured rate of the model's ready prefill pool; of decode when there is no such pool."""
+        pool = self.of_model(model_fp, PREFILL) or self.of_model(model_fp, DECODE)
+        return sum(w.load.prefill_tokens_per_s for w in pool if not self.unfit(w))
+
+    def check_integrity(self) -> None:
+        """Assert that names are unique and all leases add up."""
+        ids = [worker.worker_id for worker in self._workers.values()]
+        assert len(ids) == len(set(ids)), ids
+        for worker in self._workers.values():
+            worker.leases.check_integrity()
+
+
+def _same_life(known: Registration, new: Registration) -> bool:
+    return (known.worker_id, known.boot_epoch, known.model.fp, known.role) == (
+        new.worker_id,
+        new.boot_epoch,
+        new.model.fp,
+        new.role,
+    )

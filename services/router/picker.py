@@ -1,0 +1,302 @@
+"""Choosing the pair of workers for one request (decision D5): filter -> score -> pick.
+
+    score(P, D) = min(wait_P + miss_P / rate_P + transfer(miss_D),  wait_D + miss_D / rate_D)
+                  + w * predicted ITL increase on D * expected output
+
+The second arm of min is "no P": the decode worker prefills by itself. Pure: the same inputs and
+the same randomness give the same choice; randomness only breaks ties. Knows neither time nor
+queues nor where the figures come from (`fleet.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+from typing import Literal
+
+MAX_REASONS = 12
+_TIE = 1e-9
+
+
+class PrefillMode(Enum):
+    """Where this request's prompt may be computed."""
+
+    REMOTE = "remote"  # on a prefill worker only
+    LOCAL = "local"  # on the decode worker only
+    EITHER = "either"  # whatever is sooner
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a request needs. `max_local_tokens`: longest prompt part that decode may prefill."""
+
+    num_prompt_tokens: int
+    expected_output_tokens: int
+    num_choices: int
+    mode: PrefillMode
+    max_local_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """Only workers of equal digests can hand blocks to each other."""
+
+    digest: str
+    block_size: int
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a worker has and what is free of it, the router's own open leases taken off."""
+
+    num_blocks: int
+    num_blocks_free: int
+    num_blocks_promised: int
+    num_slots: int
+    num_slots_free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Measured rates, or priors: never 0."""
+
+    prefill_tokens_per_s: float
+    decode_step_s: float
+    handoff_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker as it stands at the moment of the pick.
+
+    `unfit` names why it must not be picked ("" = it may). `num_running` sequences made the
+    measured step, `num_sequences` are expected to be in the next ones. `num_cached_tokens` of this
+    request's prompt are in its cache.
+    """
+
+    worker_id: str
+    unfit: str
+    shape: BlockShape
+    room: Room
+    speed: Speed
+    num_running: int
+    num_sequences: int
+    num_queued_prefill_tokens: int
+    num_cached_tokens: int
+
+    def missing_tokens(self, num_prompt_tokens: int) -> int:
+        """Prompt tokens to compute here; the last one always is, for its logits."""
+        return max(1, num_prompt_tokens - self.num_cached_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The weights of a pick; see settings.py."""
+
+    itl_weight: float
+    batch_doubling: float
+    promise_cap: float
+    growth_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The chosen pair; `prefill` None = the decode worker prefills.
+
+    `num_decode_blocks`: what the request will take on the decode worker.
+    """
+
+    decode: WorkerView
+    prefill: WorkerView | None
+    num_decode_blocks: int
+    reasons: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoChoice:
+    """no_worker: nobody fit is there. no_room: somebody is, but full. too_large: never fits."""
+
+    kind: Literal["no_worker", "no_room", "too_large"]
+    reasons: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    decode: WorkerView
+    prefill: WorkerView | None
+    # Seconds by part, in the order of the formula.
+    costs: dict[str, float]
+
+    @property
+    def score_s(self) -> float:
+        return sum(self.costs.values())
+
+    @property
+    def name(self) -> str:
+        return self.decode.worker_id + (f"+{self.prefill.worker_id}" if self.prefill else "")
+
+
+def pick(
+    ask: Ask,
+    decodes: Sequence[WorkerView],
+    prefills: Sequence[WorkerView],
+    policy: Policy,
+    random: Random,
+) -> Choice | NoChoice:
+    """The best pair that has room, or why there is none. All views are of one fingerprint."""
+    losses: list[str] = []
+    candidates: list[_Candidate] = []
+    fit_prefills = _fit(prefills, losses) if ask.mode is not PrefillMode.LOCAL else []
+    fit_decodes = _fit(decodes, losses)
+    itl_floor_s = min((_idle_step_s(view, policy) for view in fit_decodes), default=0.0)
+    kinds: set[str] = set()
+    for decode in fit_decodes:
+        itl_s = _itl_increase_s(ask, decode, policy, itl_floor_s)
+        ways = _ways(ask, decode, fit_prefills, random)
+        if not ways:
+            losses.append(f"{decode.worker_id} no_partner")
+        for prefill in ways:
+            obstacle = _obstacle(ask, decode, prefill, policy)
+            if obstacle:
+                kinds.add(obstacle)
+                losses.append(f"{decode.worker_id} {obstacle}")
+            else:
+                costs = _ttft_s(ask, decode, prefill) | {"itl": itl_s}
+                candidates.append(_Candidate(decode, prefill, costs))
+    if not candidates:
+        return NoChoice(_kind(kinds, decodes), _join(losses))
+    best = _lowest(candidates, random)
+    reasons = _explain(ask, best, candidates, losses)
+    return Choice(best.decode, best.prefill, _blocks_needed(ask, best.decode, policy), reasons)
+
+
+def _blocks_needed(ask: Ask, decode: WorkerView, policy: Policy) -> int:
+    """Blocks that the decode worker will take for this request beyond what it has cached.
+
+    Never more than the whole pool: choices that do not fit together run one after the other.
+    """
+    block_size = decode.shape.block_size
+    prompt = -(-ask.num_prompt_tokens // block_size)
+    growth = min(policy.growth_blocks, -(-max(1, ask.expected_output_tokens) // block_size))
+    own = prompt - decode.num_cached_tokens // block_size + growth
+    return min(own * ask.num_choices, decode.room.num_blocks)
+
+
+def _fit(views: Sequence[WorkerView], losses: list[str]) -> list[WorkerView]:
+    losses += [f"{view.worker_id} {view.unfit}" for view in views if view.unfit]
+    return [view for view in views if not view.unfit]
+
+
+def _ways(
+    ask: Ask, decode: WorkerView, prefills: list[WorkerView], random: Random
+) -> list[WorkerView | None]:
+    """The prefill partners that are worth scoring for this decode worker; None = no partner."""
+    ways: list[WorkerView | None] = []
+    if ask.mode is not PrefillMode.REMOTE:
+        ways.append(None)
+    if ask.mode is not PrefillMode.LOCAL:
+        partners = [view for view in prefills if view.shape.digest == decode.shape.digest]
+        if partners:
+            # wait_P + miss_P / rate_P does not depend on D: the best partner is enough.
+            soonest = min(_remote_s(ask, view) for view in partners)
+            ways.append(random.choice([v for v in partners if _remote_s(ask, v) <= soonest + _TIE]))
+    return ways
+
+
+def _remote_s(ask: Ask, prefill: WorkerView) -> float:
+    tokens = prefill.num_queued_prefill_tokens + prefill.missing_tokens(ask.num_prompt_tokens)
+    return tokens / prefill.speed.prefill_tokens_per_s
+
+
+def _obstacle(
+    ask: Ask, decode: WorkerView, prefill: WorkerView | None, policy: Policy
+) -> Literal["", "no_room", "too_large", "too_long_for_local_prefill"]:
+    """Why the pair cannot take the request now; "" = it can."""
+    room = decode.room
+    prompt_blocks = -(-(ask.num_prompt_tokens + 1) // decode.shape.block_size)
+    if prompt_blocks > room.num_blocks or (prefill and prompt_blocks > prefill.room.num_blocks):
+        return "too_large"
+    if (
+        prefill is None
+        and ask.max_local_tokens is not None
+        and decode.missing_tokens(ask.num_prompt_tokens) > ask.max_local_tokens
+    ):
+        return "too_long_for_local_prefill"
+    if room.num_slots_free < min(ask.num_choices, room.num_slots):
+        return "no_room"
+    needed = _blocks_needed(ask, decode, policy)
+    if room.num_blocks_free < needed:
+        return "no_room"
+    # A promise may exceed the cap only when it is the only one (D17).
+    promised = room.num_blocks_promised
+    if prefill and promised and promised + needed > policy.promise_cap * room.num_blocks:
+        return "no_room"
+    return ""
+
+
+def _ttft_s(ask: Ask, decode: WorkerView, prefill: WorkerView | None) -> dict[str, float]:
+    """Seconds until the first token and the blocks are where they are needed, by part."""
+    computing = prefill or decode
+    rate = computing.speed.prefill_tokens_per_s
+    costs = {
+        "wait": computing.num_queued_prefill_tokens / rate,
+        "prefill": computing.missing_tokens(ask.num_prompt_tokens) / rate,
+    }
+    if prefill:
+        shape = decode.shape
+        num_blocks = -(-decode.missing_tokens(ask.num_prompt_tokens) // shape.block_size)
+        costs["transfer"] = num_blocks * shape.block_bytes / decode.speed.handoff_bytes_per_s
+    return costs
+
+
+def _idle_step_s(decode: WorkerView, policy: Policy) -> float:
+    """The decode step of this worker with an empty batch, from what it measured with a full one."""
+    return decode.speed.decode_step_s / (1 + decode.num_running / policy.batch_doubling)
+
+
+def _itl_increase_s(ask: Ask, decode: WorkerView, policy: Policy, floor_s: float) -> float:
+    """How much longer the output takes than on the fastest idle worker, weighted."""
+    batch = decode.num_sequences + ask.num_choices
+    step_s = _idle_step_s(decode, policy) * (1 + batch / policy.batch_doubling)
+    return policy.itl_weight * (step_s - floor_s) * max(1, ask.expected_output_tokens)
+
+
+def _lowest(candidates: list[_Candidate], random: Random) -> _Candidate:
+    lowest = min(candidate.score_s for candidate in candidates)
+    return random.choice([c for c in candidates if c.score_s <= lowest + _TIE])
+
+
+def _kind(
+    obstacles: set[str], decodes: Sequence[WorkerView]
+) -> Literal["no_worker", "no_room", "too_large"]:
+    if "no_room" in obstacles or any(view.unfit == "excluded" for view in decodes):
+        return "no_room"
+    # A worker that is unfit for now might be large enough.
+    too_large = obstacles == {"too_large"} and not any(view.unfit for view in decodes)
+    return "too_large" if too_large else "no_worker"
+
+
+def _explain(ask: Ask, best: _Candidate, candidates: list[_Candidate], losses: list[str]) -> str:
+    """The winner with its costs, then each loser with how much it lost by and where most."""
+    computing = best.prefill or best.decode
+    costs = " ".join(f"{part} {seconds:.4g}" for part, seconds in best.costs.items())
+    won = (
+        f"{best.name} {best.score_s:.4g}s ({costs}; "
+        f"cached {computing.num_cached_tokens}/{ask.num_prompt_tokens})"
+    )
+    losers = sorted((c for c in candidates if c is not best), key=lambda c: c.score_s)
+    return _join([won, *(_lost_by(loser, best) for loser in losers), *losses])
+
+
+def _lost_by(loser: _Candidate, best: _Candidate) -> str:
+    parts = {part: cost - best.costs.get(part, 0.0) for part, cost in loser.costs.items()}
+    worst = max(parts, key=lambda part: parts[part])
+    return f"{loser.name} +{loser.score_s - best.score_s:.4g}s {worst}"
+
+
+def _join(parts: list[str]) -> str:
+    shown = parts[:MAX_REASONS]
+    if len(parts) > MAX_REASONS:
+        shown.append(f"and {len(parts) - MAX_REASONS} more")
+    return "; ".join(shown)

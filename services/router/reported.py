@@ -1,0 +1,125 @@
+"""What workers report, taken from the wire with every value checked.
+
+A report is another process's claim: a registration that cannot be true is refused, a load value
+that cannot be true is clamped. Decides nothing about requests.
+"""
+
+import math
+from dataclasses import dataclass
+
+from baton.wire.failures import Incompatible
+from baton.wire.metadata import PROTOCOL_VERSION
+from baton.wire.v1 import router_pb2, worker_pb2
+
+MAX_BLOCKS = 1 << 24
+MAX_BLOCK_SIZE = 4096
+MAX_SEQS = 1 << 20
+_MAX_TOKENS = 1 << 40
+_MAX_RATE = 1e15
+
+PREFILL = router_pb2.WORKER_ROLE_PREFILL
+DECODE = router_pb2.WORKER_ROLE_DECODE
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a worker says of its model; equal for all workers of one fingerprint."""
+
+    fp: str
+    name: str
+    revision: str
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One life of one worker."""
+
+    worker_id: str
+    boot_epoch: int
+    role: router_pb2.WorkerRole
+    model: ServedModel
+    kv_spec_digest: str
+    block_bytes: int
+    num_blocks: int
+    max_num_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedLoad:
+    """The worker's own figures; only its reports write them. Rates: 0 = not measured yet."""
+
+    step_counter: int
+    num_running: int
+    num_waiting: int
+    num_blocks_free: int
+    num_blocks_promised: int
+    num_queued_prefill_tokens: int
+    prefill_tokens_per_s: float
+    decode_step_s: float
+    handoff_bytes_per_s: float
+
+
+def registration_of(message: worker_pb2.Register) -> Registration:
+    """Raises Incompatible for one that cannot be true or that this version cannot serve."""
+    if message.protocol != PROTOCOL_VERSION:
+        raise Incompatible(
+            f"worker speaks protocol {message.protocol}, router speaks {PROTOCOL_VERSION}"
+        )
+    _require(bool(message.worker_id), "worker_id is empty")
+    _require(bool(message.model_fp), "model_fp is empty")
+    _require(message.role in (PREFILL, DECODE), f"role {message.role} is unknown")
+    _require(0 < message.block_size <= MAX_BLOCK_SIZE, f"block_size {message.block_size}")
+    _require(0 < message.num_blocks <= MAX_BLOCKS, f"num_blocks {message.num_blocks}")
+    _require(0 < message.max_num_seqs <= MAX_SEQS, f"max_num_seqs {message.max_num_seqs}")
+    return Registration(
+        worker_id=message.worker_id,
+        boot_epoch=message.boot_epoch,
+        role=message.role,
+        model=ServedModel(
+            fp=message.model_fp,
+            name=message.model_name,
+            revision=message.model_revision,
+            block_size=message.block_size,
+            max_model_len=message.max_model_len,
+            vocab_size=message.vocab_size,
+            eos_token_ids=tuple(message.eos_token_ids),
+        ),
+        kv_spec_digest=message.kv_spec_digest,
+        block_bytes=message.block_bytes,
+        num_blocks=message.num_blocks,
+        max_num_seqs=message.max_num_seqs,
+    )
+
+
+def load_of(message: worker_pb2.Load, registration: Registration) -> ReportedLoad:
+    """The load with each value clamped to what `registration` allows."""
+    num_blocks = registration.num_blocks
+    return ReportedLoad(
+        step_counter=message.step_counter,
+        num_running=min(message.num_running, MAX_SEQS),
+        num_waiting=min(message.num_waiting, MAX_SEQS),
+        num_blocks_free=min(message.num_blocks_free, num_blocks),
+        num_blocks_promised=min(message.num_blocks_promised, num_blocks),
+        num_queued_prefill_tokens=min(message.num_queued_prefill_tokens, _MAX_TOKENS),
+        prefill_tokens_per_s=_rate(message.prefill_tokens_per_s),
+        decode_step_s=_rate(message.decode_step_s),
+        handoff_bytes_per_s=_rate(message.handoff_bytes_per_s),
+    )
+
+
+def idle_load(registration: Registration) -> ReportedLoad:
+    """What is assumed between Register and the first Load."""
+    return ReportedLoad(0, 0, 0, registration.num_blocks, 0, 0, 0.0, 0.0, 0.0)
+
+
+def _rate(value: float) -> float:
+    return min(value, _MAX_RATE) if math.isfinite(value) and value > 0 else 0.0
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise Incompatible(f"registration refused: {message}")

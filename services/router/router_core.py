@@ -1,0 +1,192 @@
+"""The router without its network: reports in, picks out, on any event loop and clock.
+
+Puts together intake, fleet, indexes, one queue per model, and the picker. The servicer and the
+watchers call it, and so does the simulation. Times, randomness and settings are passed in.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from random import Random
+
+from baton.runtime import instruments, logs
+from baton.system.clock import Clock
+from baton.wire.failures import (
+    BatonError,
+    DeadlineExceeded,
+    Overloaded,
+    Unavailable,
+)
+from baton.wire.v1 import router_pb2, worker_pb2
+from services.router.admission import AdmissionView
+from services.router.fleet import Fleet
+from services.router.queue import RequestQueue, WaitedTooLong
+from services.router.report_intake import ReportIntake
+from services.router.selector import PickRequest, Selector
+from services.router.settings import Settings
+
+_log = logs.get("router")
+# The queue of requests for models that no worker has named yet, while the fleet settles.
+_UNKNOWN = ""
+
+Queue = RequestQueue[router_pb2.PickResponse]
+
+
+class RouterCore:
+    """All of one router's state."""
+
+    def __init__(self, settings: Settings, clock: Clock, random: Random) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._fleet = Fleet(settings, clock)
+        self._intake = ReportIntake(self._fleet, settings.router_id, settings.max_index_hashes)
+        self._selector = Selector(settings, clock, random, self._fleet, self._intake)
+        self._admission = AdmissionView(self._fleet)
+        self._queues: dict[str, Queue] = {}
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def hello(self) -> worker_pb2.ReportAck:
+        """The first message on each stream to a worker."""
+        return self._intake.hello()
+
+    def apply_report(self, endpoint: str, report: worker_pb2.Report) -> worker_pb2.ReportAck:
+        """Take in a worker's report; returns the acknowledgement to send.
+
+        Raises Incompatible or InvalidRequest when the stream is of no use (`report_intake.py`).
+        """
+        ack = self._intake.take(endpoint, report)
+        kind = report.WhichOneof("report")
+        if kind in ("register", "draining"):
+            self._announce(endpoint, kind)
+        if kind in ("register", "load"):
+            self._publish(endpoint)
+            self._pump()
+        return ack
+
+    def lose(self, endpoint: str) -> None:
+        """The stream to this worker broke or could not be opened."""
+        if self._intake.lose(endpoint):
+            self._announce(endpoint, "lost")
+            self._publish(endpoint)
+            self._pump()
+
+    async def pick(
+        self, request: router_pb2.PickRequest, timeout_s: float | None = None
+    ) -> router_pb2.PickResponse:
+        """The pair of workers for a request; waits in its model's queue for room.
+
+        `timeout_s` is the caller's remaining time. Raises ModelNotFound, InvalidRequest,
+        Overloaded (queue full, or no room within max_wait_s), Unavailable (no_worker) and
+        DeadlineExceeded. Cancelling it leaves the queue and gives back what was taken.
+        """
+        if self._closed:
+            raise Unavailable("this router is stopping", retry_after_s=1)
+        # A repeated pick: the earlier one has been refused.
+        self._fleet.end_leases(request.request_id)
+        wanted = PickRequest.of(request, self._clock.now())
+        outcome = "cancelled"
+        try:
+            response = await self._queued_pick(wanted, timeout_s)
+            outcome = "pair" if response.HasField("prefill") else "local"
+        except BatonError as error:
+            outcome = error.reason
+            raise
+        finally:
+            if outcome not in ("pair", "local"):
+                self._fleet.end_leases(request.request_id)
+            self._count(wanted, outcome)
+        queued_s = self._clock.now() - wanted.arrived_at
+        response.queue_us = round(queued_s * 1e6)
+        instruments.ROUTER_QUEUE_SECONDS.labels(self._selector.name(wanted)).observe(queued_s)
+        return response
+
+    async def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
+        """The state of the fleet: at once, on change, and every admission_interval_s."""
+        while not self._closed:
+            changed = self._changed
+            yield self.admission()
+            try:
+                async with asyncio.timeout(self._settings.admission_interval_s):
+                    await changed.wait()
+            except TimeoutError:
+                pass
+
+    def admission(self) -> router_pb2.WatchAdmissionResponse:
+        """The state of the fleet now."""
+        return self._admission.response(
+            {fp: len(queue) for fp, queue in self._queues.items()},
+            {fp: queue.predicted_wait_s() for fp, queue in self._queues.items()},
+        )
+
+    def close(self) -> None:
+        """Stop: refuse what waits, end all watches. Final."""
+        self._closed = True
+        for queue in self._queues.values():
+            queue.refuse_all("this router is stopping")
+        self._notify()
+
+    def check_integrity(self) -> None:
+        """Assert the invariants of fleet, leases and indexes."""
+        self._intake.check_integrity()
+
+    async def _queued_pick(
+        self, wanted: PickRequest, timeout_s: float | None
+    ) -> router_pb2.PickResponse:
+        settings = self._settings
+        queue = self._queue(wanted.model_fp)
+        limit_s = min(settings.max_wait_s, timeout_s if timeout_s is not None else float("inf"))
+        try:
+            return await queue.wait(lambda: self._selector.attempt(wanted), limit_s)
+        except WaitedTooLong:
+            waited = f"no worker had room within {limit_s:.3g} s"
+            if limit_s < settings.max_wait_s:
+                raise DeadlineExceeded(waited) from None
+            raise Overloaded(waited, retry_after_s=queue.retry_after_s()) from None
+
+    def _queue(self, model_fp: str) -> Queue:
+        """Only models that workers have named get a queue: clients cannot make new ones."""
+        key = model_fp if self._selector.is_known(model_fp) else _UNKNOWN
+        return self._queues.setdefault(key, RequestQueue(self._settings.max_queued))
+
+    def _pump(self) -> None:
+        for queue in self._queues.values():
+            queue.pump()
+
+    def _announce(self, endpoint: str, event: str) -> None:
+        worker = self._fleet.get(endpoint)
+        assert worker is not None
+        _log.info(
+            f"worker_{event}",
+            endpoint=endpoint,
+            worker_id=worker.worker_id,
+            boot_epoch=worker.registration.boot_epoch,
+            role=router_pb2.WorkerRole.Name(worker.registration.role),
+            model_name=worker.registration.model.name,
+            model_fp=worker.registration.model.fp,
+        )
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _publish(self, endpoint: str) -> None:
+        """Gauges of one worker's model."""
+        worker = self._fleet.get(endpoint)
+        assert worker is not None
+        model, role = worker.registration.model, worker.registration.role
+        pool = self._fleet.of_model(model.fp, role)
+        role_name = router_pb2.WorkerRole.Name(role).removeprefix("WORKER_ROLE_").lower()
+        ready = [member for member in pool if not self._fleet.unfit(member)]
+        instruments.ROUTER_READY_WORKERS.labels(model.name, role_name).set(len(ready))
+        instruments.ROUTER_QUEUED_PREFILL_TOKENS.labels(model.name, role_name).set(
+            sum(member.load.num_queued_prefill_tokens for member in ready)
+        )
+        instruments.ROUTER_INDEX_HASHES.labels(model.name).set(
+            self._intake.index(model.fp).num_hashes
+        )
+        queue = self._queues.get(model.fp)
+        instruments.ROUTER_QUEUE_REQUESTS.labels(model.name).set(len(queue) if queue else 0)
+
+    def _count(self, wanted: PickRequest, outcome: str) -> None:
+        instruments.ROUTER_PICKS.labels(self._selector.name(wanted), outcome).inc()

@@ -1,0 +1,250 @@
+"""One attempt to place one request: what the fleet looks like for it, the pick, and what follows.
+
+Between the queue, which knows only waiting, and the picker, which knows only figures: decides
+where the prompt may be computed, when waiting has become pointless, and takes the slot leases of
+the chosen pair.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Self
+
+from baton.runtime import instruments
+from baton.system.clock import Clock
+from baton.wire.failures import InvalidRequest, ModelNotFound, Unavailable
+from baton.wire.v1 import router_pb2
+from services.router.fleet import Fleet, Worker
+from services.router.picker import (
+    Ask,
+    Choice,
+    NoChoice,
+    Policy,
+    PrefillMode,
+    WorkerView,
+    pick,
+)
+from services.router.report_intake import ReportIntake, hashes_of
+from services.router.reported import DECODE, PREFILL
+from services.router.settings import Settings
+from services.router.slot_lease import SlotLease
+
+MAX_PROMPT_TOKENS = 1 << 24
+MAX_CHOICES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class PickRequest:
+    """One request as it came from the gateway, checked."""
+
+    request_id: str
+    model_fp: str
+    hashes: list[bytes]
+    num_prompt_tokens: int
+    expected_output_tokens: int
+    num_choices: int
+    excluded: frozenset[str]
+    arrived_at: float
+
+    @classmethod
+    def of(cls, request: router_pb2.PickRequest, now: float) -> Self:
+        """Raises InvalidRequest for figures that no real request has."""
+        if not 0 < request.num_prompt_tokens <= MAX_PROMPT_TOKENS:
+            raise InvalidRequest(
+                f"num_prompt_tokens {request.num_prompt_tokens} is not in 1..{MAX_PROMPT_TOKENS}",
+                param="num_prompt_tokens",
+            )
+        if request.num_choices > MAX_CHOICES:
+            raise InvalidRequest(
+                f"num_choices {request.num_choices} is over {MAX_CHOICES}", param="n"
+            )
+        return cls(
+            request_id=request.request_id,
+            model_fp=request.model_fp,
+            hashes=hashes_of(request.block_hashes)[: request.num_prompt_tokens],
+            num_prompt_tokens=request.num_prompt_tokens,
+            expected_output_tokens=min(request.expected_output_tokens, MAX_PROMPT_TOKENS),
+            num_choices=max(1, request.num_choices),
+            excluded=frozenset(request.exclude_worker_ids),
+            arrived_at=now,
+        )
+
+
+class Selector:
+    """Places requests on the fleet; synchronous."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        random: Random,
+        fleet: Fleet,
+        intake: ReportIntake,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._random = random
+        self._fleet = fleet
+        self._intake = intake
+        self._policy = Policy(
+            itl_weight=settings.itl_weight,
+            batch_doubling=settings.batch_doubling,
+            promise_cap=settings.promise_cap,
+            growth_blocks=settings.growth_blocks,
+        )
+        # Since when attempts for a model have found no worker.
+        self._no_worker_since: dict[str, float] = {}
+
+    def is_known(self, model_fp: str) -> bool:
+        """Some worker has named this model, whether it is ready or not."""
+        return any(worker.registration.model.fp == model_fp for worker in self._fleet.all())
+
+    def name(self, request: PickRequest) -> str:
+        """The model's name for metrics: never what a client chose."""
+        for worker in self._fleet.all():
+            if worker.registration.model.fp == request.model_fp:
+                return worker.registration.model.name
+        return "unknown"
+
+    def attempt(self, request: PickRequest) -> router_pb2.PickResponse | None:
+        """Place the request now; None = it should wait.
+
+        Raises ModelNotFound, InvalidRequest (it never fits) and Unavailable (no_worker) when
+        waiting longer is pointless.
+        """
+        if not self.is_known(request.model_fp):
+            self._wait_for_unknown(request)
+            return None
+        outcome = self._pick(request)
+        if isinstance(outcome, Choice):
+            self._no_worker_since.pop(request.model_fp, None)
+            self._take_leases(request, outcome)
+            return self._response(request, outcome)
+        if outcome.kind == "no_worker":
+            self._wait_for_worker(request, outcome)
+            return None
+        self._no_worker_since.pop(request.model_fp, None)
+        if outcome.kind == "too_large":
+            raise InvalidRequest(
+                f"a prompt of {request.num_prompt_tokens} tokens fits on no worker",
+                reason="context_length_exceeded",
+                param="messages",
+            )
+        return None
+
+    def _wait_for_unknown(self, request: PickRequest) -> None:
+        """Workers that did not report since this router started may serve this model."""
+        if self._fleet.is_settled():
+            raise ModelNotFound("no worker serves this model", param="model")
+        self._give_up_after(request, request.arrived_at, "no worker has registered this model")
+
+    def _wait_for_worker(self, request: PickRequest, outcome: NoChoice) -> None:
+        now = self._clock.now()
+        since = self._no_worker_since.setdefault(request.model_fp, now)
+        self._give_up_after(request, max(since, request.arrived_at), outcome.reasons)
+
+    def _give_up_after(self, request: PickRequest, since: float, reasons: str) -> None:
+        wait_s = self._settings.no_worker_wait_s
+        if self._clock.now() - since >= wait_s:
+            raise Unavailable(
+                f"no worker is ready for this model: {reasons or 'none is known'}",
+                reason="no_worker",
+                retry_after_s=wait_s,
+            )
+
+    def _pick(self, request: PickRequest) -> Choice | NoChoice:
+        decodes = self._fleet.of_model(request.model_fp, DECODE)
+        prefills = self._fleet.of_model(request.model_fp, PREFILL)
+        isolated = self._fleet.is_isolated()
+        mode, max_local_tokens = self._prefill_mode(prefills, isolated)
+        ask = Ask(
+            num_prompt_tokens=request.num_prompt_tokens,
+            expected_output_tokens=request.expected_output_tokens,
+            num_choices=request.num_choices,
+            mode=mode,
+            max_local_tokens=max_local_tokens,
+        )
+        view = self._viewer(request, isolated)
+        return pick(
+            ask,
+            [view(worker) for worker in decodes],
+            [view(worker) for worker in prefills],
+            self._policy,
+            self._random,
+        )
+
+    def _viewer(self, request: PickRequest, isolated: bool) -> Callable[[Worker], WorkerView]:
+        index = self._intake.index(request.model_fp)
+
+        def view(worker: Worker) -> WorkerView:
+            unfit = self._fleet.unfit(worker, isolated)
+            if not unfit and self._is_excluded(request, worker):
+                unfit = "excluded"
+            num_blocks = index.match(worker.endpoint, request.hashes)
+            num_cached_tokens = num_blocks * worker.registration.model.block_size
+            return self._fleet.view(
+                worker, unfit, min(num_cached_tokens, request.num_prompt_tokens)
+            )
+
+        return view
+
+    def _is_excluded(self, request: PickRequest, worker: Worker) -> bool:
+        """A worker that refused a request gets it again only after a while and a fresh report."""
+        if worker.worker_id not in request.excluded:
+            return False
+        waited_s = self._clock.now() - request.arrived_at
+        has_reported = worker.reported_at > request.arrived_at
+        return waited_s < self._settings.exclusion_s or not has_reported
+
+    def _prefill_mode(
+        self, prefills: list[Worker], isolated: bool
+    ) -> tuple[PrefillMode, int | None]:
+        """Where prompts may be computed now, and how long a local one may be."""
+        if self._settings.disaggregate == "auto":
+            return PrefillMode.EITHER, None
+        if not prefills:
+            # Decode workers alone are an aggregated fleet, once all had time to register.
+            return (PrefillMode.LOCAL if self._fleet.is_settled() else PrefillMode.REMOTE), None
+        if any(not self._fleet.unfit(worker, isolated) for worker in prefills):
+            return PrefillMode.REMOTE, None
+        since = max(self._fleet.unfit_since(worker) for worker in prefills)
+        if self._clock.now() - since < self._settings.local_prefill_after_s:
+            return PrefillMode.REMOTE, None
+        return PrefillMode.LOCAL, self._settings.local_prefill_max_tokens
+
+    def _take_leases(self, request: PickRequest, choice: Choice) -> None:
+        """Count the request on its workers until their reports do."""
+        expires_at = self._clock.now() + self._settings.slot_lease_s
+        computing = choice.prefill or choice.decode
+        for view in filter(None, (choice.decode, choice.prefill)):
+            tokens = view.missing_tokens(request.num_prompt_tokens) if view is computing else 0
+            self._fleet.find(view.worker_id).leases.take(
+                SlotLease(
+                    request_id=request.request_id,
+                    num_sequences=request.num_choices,
+                    num_blocks=choice.num_decode_blocks if view is choice.decode else 0,
+                    num_prefill_tokens=tokens,
+                    expires_at=expires_at,
+                )
+            )
+
+    def _response(self, request: PickRequest, choice: Choice) -> router_pb2.PickResponse:
+        computing = choice.prefill or choice.decode
+        num_cached = request.num_prompt_tokens - computing.missing_tokens(request.num_prompt_tokens)
+        name = self.name(request)
+        instruments.ROUTER_PROMPT_TOKENS.labels(name).inc(request.num_prompt_tokens)
+        instruments.ROUTER_PREDICTED_CACHED_TOKENS.labels(name).inc(num_cached)
+        return router_pb2.PickResponse(
+            decode=self._endpoint(choice.decode),
+            prefill=self._endpoint(choice.prefill) if choice.prefill else None,
+            reasons=choice.reasons,
+            predicted_cached_tokens=num_cached,
+        )
+
+    def _endpoint(self, view: WorkerView) -> router_pb2.WorkerEndpoint:
+        worker = self._fleet.find(view.worker_id)
+        return router_pb2.WorkerEndpoint(
+            worker_id=worker.worker_id,
+            endpoint=worker.endpoint,
+            boot_epoch=worker.registration.boot_epoch,
+        )

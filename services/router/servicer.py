@@ -1,0 +1,51 @@
+"""The router's gRPC side: Pick and WatchAdmission onto RouterCore. Decides nothing."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from baton.runtime.grpc_server import incoming, translate_failures
+from baton.runtime.telemetry import start_span
+from baton.wire.v1 import router_pb2, router_pb2_grpc
+from services.router.router_core import RouterCore
+
+# The refusal must reach the caller before its own deadline does.
+REPLY_MARGIN_S = 0.05
+
+
+class RouterServicer(router_pb2_grpc.RouterServicer):
+    """The call's deadline bounds the wait in the queue; its cancellation leaves the queue."""
+
+    def __init__(self, core: RouterCore) -> None:
+        self._core = core
+
+    @translate_failures
+    async def Pick(
+        self,
+        request: router_pb2.PickRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> router_pb2.PickResponse:
+        caller = incoming(context)
+        with start_span(
+            "queue", traceparent=caller.traceparent, request_id=request.request_id
+        ) as span:
+            response = await self._core.pick(request, _time_to_wait(context.time_remaining()))
+            span.set("baton.decode_worker", response.decode.worker_id)
+            span.set("baton.prefill_worker", response.prefill.worker_id)
+            span.set("baton.pick_reasons", response.reasons)
+            span.set("baton.predicted_cached_tokens", response.predicted_cached_tokens)
+            return response
+
+    @translate_failures
+    async def WatchAdmission(
+        self,
+        request: router_pb2.WatchAdmissionRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
+        async for response in self._core.watch_admission():
+            yield response
+
+
+def _time_to_wait(remaining_s: float | None) -> float | None:
+    return None if remaining_s is None else max(0.0, remaining_s - REPLY_MARGIN_S)

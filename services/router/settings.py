@@ -1,0 +1,70 @@
+"""The router's settings, read once from BATON_ROUTER_* variables."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+ENVIRONMENT_PREFIX = "BATON_ROUTER_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Every limit and weight of the router. Times end in _s, counts start with num_ or max_."""
+
+    listen: str = "127.0.0.1:7400"
+    admin_listen: str = "127.0.0.1:7401"
+    router_id: str = "router-0"
+    # Addresses ("host:port") of all workers, prefill and decode alike; each tells its role.
+    workers: tuple[str, ...] = ()
+    # always: every prompt goes through a prefill worker; auto: local prefill is a candidate too.
+    disaggregate: Literal["always", "auto"] = "always"
+
+    # Requests that may wait for one model, and the longest that one of them waits.
+    max_queued: int = 1024
+    max_wait_s: float = 30.0
+    # How long a request waits for a first ready worker, and how long after the router's start
+    # workers that never reported yet are waited for.
+    no_worker_wait_s: float = 5.0
+    settle_s: float = 5.0
+    # A worker without a report for this long counts as busy.
+    stale_after_s: float = 1.0
+    # When all workers fall silent together, their last known state is used for this long.
+    isolation_s: float = 30.0
+    # How long a pick counts against its workers until their reports name the request.
+    slot_lease_s: float = 2.0
+    # A worker that refused a request is left out of its next picks for this long, and until it
+    # has reported again.
+    exclusion_s: float = 0.25
+    # When no prefill worker has been ready for this long, decode workers prefill prompts of which
+    # they lack at most this many tokens (disaggregate=always only).
+    local_prefill_after_s: float = 1.0
+    local_prefill_max_tokens: int = 2048
+
+    # Seconds of slower output per second of later first token, in the score of a pair.
+    itl_weight: float = 1.0
+    # With this many sequences a decode step takes twice as long as with none.
+    batch_doubling: float = 16.0
+    # What the decode workers promise: this share of their blocks in sum, and the growth of each
+    # sequence beyond its prompt.
+    promise_cap: float = 0.3
+    growth_blocks: int = 2
+    # Until the workers have measured their own.
+    prior_prefill_tokens_per_s: float = 2000.0
+    prior_decode_step_s: float = 0.02
+    prior_handoff_bytes_per_s: float = 250e6
+
+    # Prefix hashes that the index holds for one model over all its workers.
+    max_index_hashes: int = 1_000_000
+    # How often gateways are told the state of the fleet when nothing changes.
+    admission_interval_s: float = 0.1
+    # How long running calls may go on after the router was asked to stop.
+    stop_grace_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_queued", "slot_lease_s", "batch_doubling", "max_index_hashes"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be greater than 0")
+        if not 0 < self.promise_cap <= 1:
+            raise ValueError(f"promise_cap {self.promise_cap} is not in (0, 1]")
+        for address in self.workers:
+            if not address.rpartition(":")[2].isdigit():
+                raise ValueError(f"workers: {address!r} is not host:port")

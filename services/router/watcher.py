@@ -1,0 +1,72 @@
+"""Keeps one report stream open to each configured worker address.
+
+Dials, takes reports in, acknowledges each, and dials again with jittered backoff when the stream
+is lost. Knows neither what the reports say nor gRPC: `dial` opens the streams.
+"""
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Protocol
+
+from baton.runtime import logs
+from baton.runtime.shared_stream import StreamLost
+from baton.wire.failures import BatonError
+from baton.wire.v1 import worker_pb2
+from services.router.router_core import RouterCore
+
+FIRST_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 1.0
+
+_log = logs.get("router.watcher")
+
+
+class ReportStream(Protocol):
+    """The router's side of WorkerReports.Watch."""
+
+    async def read(self) -> worker_pb2.Report | None: ...
+    async def write(self, frame: worker_pb2.ReportAck) -> None: ...
+    def cancel(self) -> None: ...
+
+
+class Watcher:
+    """Watches all workers until cancelled."""
+
+    def __init__(
+        self, core: RouterCore, dial: Callable[[str], ReportStream], random: Random
+    ) -> None:
+        self._core = core
+        self._dial = dial
+        self._random = random
+
+    async def run(self, endpoints: tuple[str, ...]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for endpoint in endpoints:
+                tasks.create_task(self._watch(endpoint))
+
+    async def _watch(self, endpoint: str) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            if await self._follow(endpoint):
+                backoff_s = FIRST_BACKOFF_S
+            self._core.lose(endpoint)
+            await asyncio.sleep(backoff_s * self._random.uniform(0.5, 1.0))
+            backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
+
+    async def _follow(self, endpoint: str) -> bool:
+        """One stream from dial to loss. Returns whether any report was taken in."""
+        stream = self._dial(endpoint)
+        has_reported = False
+        try:
+            await stream.write(self._core.hello())
+            while (report := await stream.read()) is not None:
+                ack = self._core.apply_report(endpoint, report)
+                has_reported = True
+                await stream.write(ack)
+        except StreamLost:
+            pass
+        except BatonError as error:
+            _log.warning("reports_refused", endpoint=endpoint, reason=str(error))
+        finally:
+            stream.cancel()
+        return has_reported

@@ -1,0 +1,156 @@
+from random import Random
+
+import pytest
+
+from services.router.picker import Choice, NoChoice, PrefillMode, pick
+
+
+@pytest.fixture
+def choose(ask, policy):
+    def run(decodes, prefills=(), seed=1, **changes):
+        return pick(ask(**changes), decodes, prefills, policy, Random(seed))
+
+    return run
+
+
+def test_the_pair_with_the_longest_cached_prefix_wins_when_all_are_idle(choose, view) -> None:
+    prefills = [view("p0"), view("p1", num_cached_tokens=256)]
+    decodes = [view("d0", num_cached_tokens=256), view("d1")]
+    choice = choose(decodes, prefills)
+    assert (choice.prefill.worker_id, choice.decode.worker_id) == ("p1", "d0")
+
+
+def test_a_long_queue_outweighs_a_cached_prefix(choose, view) -> None:
+    prefills = [view("p0", num_cached_tokens=256, num_queued_prefill_tokens=4000), view("p1")]
+    assert choose([view("d0")], prefills).prefill.worker_id == "p1"
+
+
+def test_a_busy_decode_worker_loses_to_an_idle_one_without_the_prefix(choose, view) -> None:
+    busy = view("d0", num_cached_tokens=512, num_running=16, num_sequences=16, decode_step_s=0.02)
+    assert choose([busy, view("d1")], [view("p0")]).decode.worker_id == "d1"
+
+
+def test_a_slow_decode_worker_is_avoided_but_still_used_alone(choose, view) -> None:
+    slow = view("d0", decode_step_s=0.1)
+    assert choose([slow, view("d1")], [view("p0")]).decode.worker_id == "d1"
+    assert choose([slow], [view("p0")]).decode.worker_id == "d0"
+
+
+def test_the_reasons_name_winner_losers_and_why(choose, view) -> None:
+    decodes = [view("d0"), view("d1", unfit="draining"), view("d2", num_blocks_free=3)]
+    prefills = [view("p0"), view("p1", unfit="stale")]
+    reasons = choose(decodes, prefills).reasons
+    assert reasons.startswith("d0+p0 ")
+    for part in ("prefill 0.512", "cached 0/512", "d1 draining", "d2 no_room", "p1 stale"):
+        assert part in reasons
+
+
+def test_a_loser_is_shown_with_the_part_that_it_lost_by(choose, view) -> None:
+    busy = view("d1", num_sequences=8)
+    assert "d1+p0 +" in (reasons := choose([view("d0"), busy], [view("p0")]).reasons)
+    assert reasons.endswith("s itl")
+
+
+def test_the_reasons_stay_short_in_a_large_fleet(choose, view) -> None:
+    decodes = [view(f"d{i}", unfit="lost") for i in range(100)] + [view("d100")]
+    reasons = choose(decodes, [view("p0")]).reasons
+    assert "and 89 more" in reasons
+    assert len(reasons) < 1000
+
+
+@pytest.mark.parametrize(
+    "lack",
+    [
+        {"num_slots_free": 0},
+        {"num_blocks_free": 33},
+        {"num_blocks_promised": 280},
+    ],
+)
+def test_a_worker_without_room_is_not_picked(choose, view, lack) -> None:
+    # 512 tokens are 32 blocks, and two more to grow into.
+    outcome = choose([view("d0", **lack)], [view("p0")])
+    assert isinstance(outcome, NoChoice)
+    assert outcome.kind == "no_room"
+
+
+def test_blocks_that_are_cached_on_decode_are_not_needed_again(choose, view) -> None:
+    decode = view("d0", num_blocks_free=4, num_cached_tokens=480)
+    assert isinstance(choose([decode], [view("p0")]), Choice)
+
+
+def test_the_only_promise_may_exceed_the_cap(choose, view) -> None:
+    outcome = choose([view("d0")], [view("p0")], num_prompt_tokens=16 * 500)
+    assert isinstance(outcome, Choice)
+
+
+def test_promises_do_not_limit_local_prefill(choose, view) -> None:
+    decode = view("d0", num_blocks_promised=290)
+    assert isinstance(choose([decode], mode=PrefillMode.LOCAL), Choice)
+
+
+def test_every_choice_of_a_request_needs_room(choose, view) -> None:
+    decode = view("d0", num_blocks_free=100)
+    assert choose([decode], [view("p0")], num_choices=2).num_decode_blocks == 68
+    assert choose([decode], [view("p0")], num_choices=3).kind == "no_room"
+
+
+def test_more_choices_than_slots_run_alone_rather_than_never(choose, view) -> None:
+    assert isinstance(choose([view("d0")], [view("p0")], num_choices=40), Choice)
+    busy = view("d0", num_slots_free=31)
+    assert choose([busy], [view("p0")], num_choices=40).kind == "no_room"
+
+
+def test_a_prompt_that_fits_nowhere_is_told_apart_from_one_that_must_wait(choose, view) -> None:
+    assert choose([view("d0")], [view("p0")], num_prompt_tokens=16_000).kind == "too_large"
+    decodes = [view("d0"), view("d1", num_blocks=5000, unfit="lost")]
+    assert choose(decodes, [view("p0")], num_prompt_tokens=16_000).kind == "no_worker"
+
+
+def test_remote_mode_without_a_prefill_worker_has_no_worker(choose, view) -> None:
+    assert choose([view("d0")]).kind == "no_worker"
+    assert choose([view("d0")], [view("p0", unfit="lost")]).kind == "no_worker"
+
+
+def test_only_workers_with_equal_blocks_are_paired(choose, view) -> None:
+    decodes = [view("d0", digest="other"), view("d1", num_sequences=10)]
+    choice = choose(decodes, [view("p0")])
+    assert choice.decode.worker_id == "d1"
+    assert "d0 no_partner" in choice.reasons
+
+
+def test_local_mode_uses_no_prefill_worker(choose, view) -> None:
+    assert choose([view("d0")], [view("p0")], mode=PrefillMode.LOCAL).prefill is None
+
+
+def test_local_prefill_beyond_its_cap_counts_the_missing_tokens_only(choose, view) -> None:
+    local = {"mode": PrefillMode.LOCAL, "max_local_tokens": 100}
+    assert choose([view("d0")], **local).kind == "no_worker"
+    assert isinstance(choose([view("d0", num_cached_tokens=448)], **local), Choice)
+
+
+def test_an_almost_fully_cached_prompt_is_prefilled_where_it_lies(choose, view) -> None:
+    decodes = [view("d0", num_cached_tokens=496), view("d1")]
+    choice = choose(decodes, [view("p0")], mode=PrefillMode.EITHER)
+    assert (choice.decode.worker_id, choice.prefill) == ("d0", None)
+
+
+def test_a_faster_prefill_worker_is_worth_the_transfer(choose, view) -> None:
+    prefill = view("p0", prefill_tokens_per_s=10_000.0)
+    assert choose([view("d0")], [prefill], mode=PrefillMode.EITHER).prefill is prefill
+
+
+def test_a_slow_link_is_not_worth_a_fast_prefill_worker(choose, view) -> None:
+    prefill = view("p0", prefill_tokens_per_s=10_000.0)
+    decode = view("d0", handoff_bytes_per_s=1e6)
+    assert choose([decode], [prefill], mode=PrefillMode.EITHER).prefill is None
+
+
+def test_equal_workers_share_and_the_same_seed_chooses_alike(choose, view) -> None:
+    decodes, prefills = [view("d0"), view("d1")], [view("p0"), view("p1")]
+
+    def chosen(seed: int) -> tuple[str, str]:
+        choice = choose(decodes, prefills, seed=seed)
+        return choice.decode.worker_id, choice.prefill.worker_id
+
+    assert chosen(7) == chosen(7)
+    assert len({chosen(seed) for seed in range(40)}) == 4

@@ -1,0 +1,178 @@
+import asyncio
+
+import pytest
+
+from baton.testing.virtual_clock import run_virtual
+from baton.wire.failures import ModelNotFound, Overloaded, Unavailable
+from services.router.queue import RETRY_S, RequestQueue, WaitedTooLong
+
+
+class Room:
+    """Grants as many results as there are slots; counts attempts."""
+
+    def __init__(self, slots: int = 0) -> None:
+        self.slots = slots
+        self.num_attempts = 0
+
+    def attempt(self) -> str | None:
+        self.num_attempts += 1
+        if self.slots == 0:
+            return None
+        self.slots -= 1
+        return "granted"
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_an_empty_queue_grants_at_once() -> None:
+    async def scenario() -> None:
+        assert await RequestQueue(10).wait(Room(1).attempt, 0.0) == "granted"
+
+    run_virtual(scenario())
+
+
+def test_waiters_are_served_in_order_of_arrival() -> None:
+    async def scenario() -> list[int]:
+        queue, room, served = RequestQueue[str](10), Room(), []
+
+        async def one(number: int) -> None:
+            await queue.wait(room.attempt, 10)
+            served.append(number)
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(3):
+                tasks.create_task(one(number))
+            await settle()
+            for _ in range(3):
+                room.slots += 1
+                queue.pump()
+                await settle()
+        return served
+
+    assert run_virtual(scenario()) == [0, 1, 2]
+
+
+def test_nobody_overtakes_the_head() -> None:
+    async def scenario() -> None:
+        queue, never, easy = RequestQueue[str](10), Room(), Room(1)
+        async with asyncio.TaskGroup() as tasks:
+            head = tasks.create_task(queue.wait(never.attempt, 10))
+            await settle()
+            second = tasks.create_task(queue.wait(easy.attempt, 10))
+            await settle()
+            queue.pump()
+            await settle()
+            assert not second.done()
+            assert easy.num_attempts == 0
+            head.cancel()
+            await settle()
+            assert second.done()
+
+    run_virtual(scenario())
+
+
+def test_room_that_comes_back_by_time_alone_is_found() -> None:
+    async def scenario() -> float:
+        queue, room = RequestQueue[str](10), Room()
+        loop = asyncio.get_running_loop()
+        loop.call_later(1.0, setattr, room, "slots", 1)
+        await queue.wait(room.attempt, 10)
+        return loop.time()
+
+    assert 1.0 <= run_virtual(scenario()) <= 1.0 + 2 * RETRY_S
+
+
+def test_a_waiter_leaves_when_its_time_is_over() -> None:
+    async def scenario() -> None:
+        queue = RequestQueue[str](10)
+        with pytest.raises(WaitedTooLong):
+            await queue.wait(Room().attempt, 3.0)
+        assert asyncio.get_running_loop().time() == pytest.approx(3.0)
+        assert len(queue) == 0
+
+    run_virtual(scenario())
+
+
+def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
+    async def scenario() -> None:
+        queue = RequestQueue[str](1)
+        first = asyncio.create_task(queue.wait(Room().attempt, 10))
+        await settle()
+        with pytest.raises(Overloaded) as caught:
+            await queue.wait(Room(1).attempt, 10)
+        assert 1 <= caught.value.retry_after_s <= 30
+        first.cancel()
+
+    run_virtual(scenario())
+
+
+def test_an_attempt_that_fails_refuses_its_waiter_and_not_the_next() -> None:
+    async def scenario() -> None:
+        queue, state = RequestQueue[str](10), {"fail": False}
+
+        def failing() -> str | None:
+            if state["fail"]:
+                raise ModelNotFound("gone")
+            return None
+
+        room = Room(1)
+        first = asyncio.create_task(queue.wait(failing, 10))
+        await settle()
+        second = asyncio.create_task(queue.wait(room.attempt, 10))
+        await settle()
+        state["fail"] = True
+        queue.pump()
+        with pytest.raises(ModelNotFound):
+            await first
+        assert await second == "granted"
+
+    run_virtual(scenario())
+
+
+def test_a_waiter_cancelled_before_its_turn_takes_nothing() -> None:
+    async def scenario() -> None:
+        queue, room = RequestQueue[str](10), Room()
+        waiter = asyncio.create_task(queue.wait(room.attempt, 10))
+        await settle()
+        waiter.cancel()
+        room.slots = 1
+        queue.pump()
+        assert room.slots == 1
+        assert len(queue) == 0
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+
+    run_virtual(scenario())
+
+
+def test_closing_refuses_all_that_wait() -> None:
+    async def scenario() -> None:
+        queue = RequestQueue[str](10)
+        waiters = [asyncio.create_task(queue.wait(Room().attempt, 10)) for _ in range(3)]
+        await settle()
+        queue.refuse_all("stopping")
+        for waiter in waiters:
+            with pytest.raises(Unavailable):
+                await waiter
+
+    run_virtual(scenario())
+
+
+def test_the_predicted_wait_follows_the_pace_of_grants() -> None:
+    async def scenario() -> float:
+        queue, room = RequestQueue[str](100), Room()
+        tasks = [asyncio.create_task(queue.wait(room.attempt, 100)) for _ in range(40)]
+        for _ in range(30):
+            await asyncio.sleep(0.5)
+            room.slots = 1
+            queue.pump()
+        await settle()
+        predicted = queue.predicted_wait_s()
+        for task in tasks:
+            task.cancel()
+        return predicted
+
+    assert run_virtual(scenario()) == pytest.approx(10 * 0.5, rel=0.1)
