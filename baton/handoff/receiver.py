@@ -95,13 +95,10 @@ class Receiver:
         num_heads = spec.layers[frame.layer].num_kv_heads
         if (frame.head_lo, frame.head_hi) != (0, num_heads):
             raise BadBlocks("heads", f"heads {frame.head_lo}:{frame.head_hi} of {num_heads}")
-        end = frame.first_block + frame.num_blocks
-        first_missing = self.ticket.first_missing_block
-        if frame.first_block < first_missing or end > self.ticket.num_blocks:
-            raise BadBlocks(
-                "range",
-                f"blocks {frame.first_block}:{end} outside {first_missing}:{self.ticket.num_blocks}",
-            )
+        first, end = frame.first_block, frame.first_block + frame.num_blocks
+        lo, hi = self.ticket.first_missing_block, self.ticket.num_blocks
+        if first < lo or end > hi:
+            raise BadBlocks("range", f"blocks {first}:{end} outside {lo}:{hi}")
         if frame.num_blocks == 0:
             raise BadBlocks("range", "a frame without blocks")
 

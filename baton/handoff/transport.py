@@ -32,6 +32,5 @@ def choose_transport(ours: Sequence[str], theirs: Sequence[str]) -> str:
     for name in ours:
         if name in theirs:
             return name
-    raise Incompatible(
-        f"no common transport: {', '.join(ours) or 'none'} here, {', '.join(theirs) or 'none'} there"
-    )
+    here, there = ", ".join(ours) or "none", ", ".join(theirs) or "none"
+    raise Incompatible(f"no common transport: {here} here, {there} there")

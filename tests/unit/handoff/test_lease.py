@@ -32,7 +32,7 @@ def test_renewal_counts_from_now() -> None:
 
 
 def test_an_ended_lease_cannot_be_renewed() -> None:
-    table, clock = make_table()
+    table, _ = make_table()
     table.grant(1)
     table.release(1)
 

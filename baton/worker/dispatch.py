@@ -1,0 +1,111 @@
+"""Brings the core's step events to the sequences that they are about.
+
+One dispatcher per core. It numbers sequences, sends commands, and calls one listener per sequence;
+observers then see the whole step (metrics, reports, stream writers). Everything here is
+synchronous: a listener that had to wait would hold up every other sequence.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from baton.engine.client import EngineClient
+from baton.engine.messages import (
+    Abort,
+    Admitted,
+    Bound,
+    Command,
+    EngineInfo,
+    Finished,
+    Progress,
+    Release,
+    SequenceRefused,
+    Started,
+    StepEvents,
+)
+
+SequenceEvent = Admitted | SequenceRefused | Started | Bound | Progress | Finished
+
+
+class SequenceListener(Protocol):
+    """What one sequence hears, in the core's order; a step's tokens come before its Finished."""
+
+    def on_event(self, event: SequenceEvent) -> None: ...
+
+    def on_token(self, token_id: int, index: int) -> None: ...
+
+
+class EngineDispatcher:
+    """The front's only way to the core. Sequence ids are never reused."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._listeners: dict[int, SequenceListener] = {}
+        self._observers: list[Callable[[StepEvents], None]] = []
+        self._last_seq_id = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._client.info
+
+    @property
+    def pool(self) -> memoryview:
+        return self._client.pool
+
+    @property
+    def num_open(self) -> int:
+        """Sequences that still hear events."""
+        return len(self._listeners)
+
+    def observe(self, observer: Callable[[StepEvents], None]) -> None:
+        """Call `observer` after the listeners, with every step."""
+        self._observers.append(observer)
+
+    def open(self, listener: SequenceListener) -> int:
+        """A new sequence id; its events go to `listener` until forget, abort or release."""
+        self._last_seq_id += 1
+        self._listeners[self._last_seq_id] = listener
+        return self._last_seq_id
+
+    def send(self, command: Command) -> None:
+        """Queue a command for the core; never blocks."""
+        self._client.send(command)
+
+    def forget(self, seq_id: int) -> None:
+        """The sequence has ended; later events of it are dropped."""
+        self._listeners.pop(seq_id, None)
+
+    def abort(self, seq_id: int) -> None:
+        """End the sequence in any state and free everything; its listener hears no more."""
+        self.forget(seq_id)
+        self._client.send(Abort(seq_id))
+
+    def release(self, seq_id: int) -> None:
+        """Free a prefill sequence's blocks into the cache; its listener hears no more."""
+        self.forget(seq_id)
+        self._client.send(Release(seq_id))
+
+    async def run(self) -> None:
+        """Dispatch until cancelled. Raises CoreDied."""
+        while True:
+            self.dispatch(await self._client.events())
+
+    def dispatch(self, events: StepEvents) -> None:
+        """Bring one step to listeners and observers."""
+        self._dispatch_group(events.admitted)
+        self._dispatch_group(events.refused)
+        self._dispatch_group(events.started)
+        self._dispatch_group(events.bound)
+        self._dispatch_group(events.progress)
+        listeners = self._listeners
+        columns = zip(events.token_seq_ids, events.token_ids, events.token_indexes, strict=True)
+        for seq_id, token_id, index in columns:
+            if (listener := listeners.get(seq_id)) is not None:
+                listener.on_token(token_id, index)
+        self._dispatch_group(events.finished)
+        for observer in self._observers:
+            observer(events)
+
+    def _dispatch_group(self, events: Sequence[SequenceEvent]) -> None:
+        for event in events:
+            if (listener := self._listeners.get(event.seq_id)) is not None:
+                listener.on_event(event)

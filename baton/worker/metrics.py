@@ -1,0 +1,51 @@
+"""The worker's metrics, from the core's step events and the fronts' own counts."""
+
+from baton.engine.messages import EngineInfo, StepEvents
+from baton.runtime import instruments
+
+
+class WorkerMetrics:
+    """One engine's series; `observe` takes every step."""
+
+    def __init__(self, info: EngineInfo) -> None:
+        labels = (info.model_name, "0")
+        self._num_blocks = info.num_blocks
+        self._running = instruments.NUM_REQUESTS_RUNNING.labels(*labels)
+        self._waiting = instruments.NUM_REQUESTS_WAITING.labels(*labels)
+        self._usage = instruments.KV_CACHE_USAGE.labels(*labels)
+        self._used = instruments.KV_BLOCKS_USED.labels(*labels)
+        self._promised = instruments.KV_BLOCKS_PROMISED.labels(*labels)
+        self._prompt_tokens = instruments.PROMPT_TOKENS.labels(*labels)
+        self._generation_tokens = instruments.GENERATION_TOKENS.labels(*labels)
+        self._cache_queries = instruments.PREFIX_CACHE_QUERIES.labels(*labels)
+        self._cache_hits = instruments.PREFIX_CACHE_HITS.labels(*labels)
+        self._preemptions = instruments.NUM_PREEMPTIONS.labels(*labels)
+        self._step_tokens = instruments.ITERATION_TOKENS.labels(*labels)
+        self._step_seqs = instruments.STEP_BATCH_SIZE.labels(*labels)
+        instruments.KV_BLOCKS.labels(*labels).set(info.num_blocks)
+        self._set_used(0)
+
+    def observe(self, events: StepEvents) -> None:
+        """Take in one turn of the core."""
+        load = events.load
+        self._running.set(load.num_running)
+        self._waiting.set(load.num_waiting)
+        self._promised.set(load.num_blocks_promised)
+        self._set_used(self._num_blocks - load.num_blocks_free)
+        if events.num_step_seqs:
+            self._step_tokens.observe(events.num_step_tokens)
+            self._step_seqs.observe(events.num_step_seqs)
+        if events.token_ids:
+            self._generation_tokens.inc(len(events.token_ids))
+        if events.num_preemptions:
+            self._preemptions.inc(events.num_preemptions)
+
+    def took_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
+        """A sequence entered the engine with this many prompt tokens, some of them cached."""
+        self._prompt_tokens.inc(num_tokens)
+        self._cache_queries.inc(num_tokens)
+        self._cache_hits.inc(num_cached_tokens)
+
+    def _set_used(self, num_used: int) -> None:
+        self._used.set(num_used)
+        self._usage.set(num_used / self._num_blocks)

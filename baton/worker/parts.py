@@ -1,0 +1,28 @@
+"""What every front is built from; `program.py` makes one set per process, tests make their own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.handoff.block_bytes import BlockBytes
+from baton.handoff.transport import Transport
+from baton.system.clock import Clock
+from baton.worker.dispatch import EngineDispatcher
+from baton.worker.metrics import WorkerMetrics
+from baton.worker.reports import ReportLog
+
+
+@dataclass(frozen=True)
+class WorkerParts:
+    """One worker's engine, pool view and surroundings."""
+
+    worker_id: str
+    # Differs in every life of this worker.
+    boot_epoch: int
+    dispatcher: EngineDispatcher
+    blocks: BlockBytes
+    transport: Transport
+    reports: ReportLog
+    metrics: WorkerMetrics
+    clock: Clock
+    # Unguessable bytes, for capabilities.
+    random_bytes: Callable[[int], bytes]

@@ -1,0 +1,209 @@
+"""One Submit of one gateway: its choices, its stages, its deadline, and its one end.
+
+An attempt ends in exactly one way: every choice finished, it failed (refused when nothing was sent
+yet, else a failed finish for every open choice), it was cancelled, or its gateway is gone. Stages
+are those of choice 0 and cut the time from submit to the last finish without gap or overlap:
+
+    remote   admit, prefill.queue, prefill.compute, handoff, decode
+    local    prefill.queue, prefill.compute, decode
+
+`handoff` is what the prefill elsewhere cost beyond its own queue and compute, up to the start of
+decoding.
+"""
+
+import asyncio
+from typing import Protocol
+
+from baton.runtime import logs
+from baton.runtime.telemetry import StageTimer, start_span
+from baton.wire import failures
+from baton.wire.v1 import handoff_pb2, worker_pb2
+from baton.worker.parts import WorkerParts
+from services.decode_worker.attempt_request import AttemptRequest
+from services.decode_worker.choice import ChoiceRun
+from services.decode_worker.prefill_link import PrefillLinks
+from services.decode_worker.step_merge import StepMerge
+
+_log = logs.get("decode_worker.attempt")
+
+
+class AttemptOutlet(Protocol):
+    """The gateway's session."""
+
+    merge: StepMerge
+
+    def wake(self) -> None:
+        """`merge` has something to write."""
+
+    def refuse(self, submit: worker_pb2.Submit, error: failures.BatonError) -> None:
+        """Nothing of this attempt was sent, and nothing will be."""
+
+    def ended(self, attempt: "Attempt") -> None:
+        """It holds nothing any more."""
+
+
+class Attempt:
+    """Owns the choices of one Submit."""
+
+    def __init__(
+        self,
+        request: AttemptRequest,
+        outlet: AttemptOutlet,
+        parts: WorkerParts,
+        links: PrefillLinks,
+    ) -> None:
+        submit = request.submit
+        self.request = request
+        self._outlet = outlet
+        self._parts = parts
+        self._timer = StageTimer(parts.clock)
+        self._span = start_span(
+            "decode",
+            traceparent=submit.traceparent,
+            request_id=submit.request_id,
+            attributes={
+                "baton.worker_id": parts.worker_id,
+                "baton.epoch": submit.epoch,
+                "baton.num_prompt_tokens": request.num_prompt_tokens,
+                "baton.prefill_endpoint": submit.prefill_endpoint or "local",
+            },
+        )
+        self._choices = [
+            ChoiceRun(request, choice, self, parts, links) for choice in range(request.num_choices)
+        ]
+        self._has_sent = False
+        self._is_ended = False
+        self._is_reported = False
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Hand the choices to the engine."""
+        if self.request.deadline_s is not None:
+            left_s = max(self.request.deadline_s - self._parts.clock.now(), 0.0)
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(left_s, self._on_deadline)
+        for choice in self._choices:
+            choice.start(self._span)
+
+    def credit(self, choice: int, up_to_index: int) -> None:
+        """Unknown choices are ignored."""
+        if choice < len(self._choices):
+            self._choices[choice].credit(up_to_index)
+
+    def cancel(self) -> None:
+        """The gateway wants no more of it: free everything, and say so."""
+        open_choices = self._abort_open(failures.Cancelled("cancelled by the gateway"))
+        for run in open_choices:
+            finish = worker_pb2.Finish(reason="cancelled", num_output_tokens=run.num_output_tokens)
+            self._outlet.merge.add_finish((self.request.submit.handle, run.choice), finish)
+        self._outlet.wake()
+        self._end("cancelled")
+
+    def drop(self) -> None:
+        """The gateway is gone: free everything, say nothing."""
+        self._abort_open(failures.Cancelled("the gateway is gone"))
+        self._end("gateway_lost")
+
+    # What choices tell (ChoiceOwner).
+
+    def reached(self, choice: int, stage: str) -> None:
+        self._report()
+        if choice == 0:
+            start_s = self._timer.started_s + self._timer.wall_s
+            self._timer.mark(stage)
+            if stage.startswith("prefill."):
+                self._local_span(stage, start_s)
+
+    def prefilled(self, choice: int, frame: handoff_pb2.FirstTokens, num_blocks: int) -> None:
+        summary = worker_pb2.PrefillSummary(
+            num_cached_tokens=frame.num_cached_tokens, num_blocks_received=num_blocks
+        )
+        if choice == 0:
+            if frame.stages:
+                self._mark_remote_stages(frame)
+            summary.stages.extend(self._timer.to_wire())
+        self._outlet.merge.add_prefill((self.request.submit.handle, choice), summary)
+
+    def token(self, choice: int, index: int, token_id: int) -> None:
+        self._has_sent = True
+        self._outlet.merge.add_token((self.request.submit.handle, choice), index, token_id)
+        self._outlet.wake()
+
+    def finished(self, choice: int, finish: worker_pb2.Finish) -> None:
+        self._has_sent = True
+        is_last = all(run.is_ended for run in self._choices)
+        if is_last:
+            self._timer.mark("decode")
+            finish.stages.extend(self._timer.to_wire())
+        self._outlet.merge.add_finish((self.request.submit.handle, choice), finish)
+        self._outlet.wake()
+        if is_last:
+            self._end(finish.reason)
+
+    def failed(self, error: failures.BatonError) -> None:
+        """End the whole attempt. Nothing happens when it has ended already."""
+        if self._is_ended:
+            return
+        submit = self.request.submit
+        _log.warning(
+            "attempt_failed",
+            request_id=submit.request_id,
+            epoch=submit.epoch,
+            reason=error.reason,
+            detail=error.message,
+        )
+        self._span.fail(error.reason)
+        open_choices = self._abort_open(error)
+        if self._has_sent:
+            for run in open_choices:
+                finish = worker_pb2.Finish(
+                    num_output_tokens=run.num_output_tokens, failure=failures.to_wire(error)
+                )
+                self._outlet.merge.add_finish((submit.handle, run.choice), finish)
+            self._outlet.wake()
+        else:
+            self._outlet.refuse(submit, error)
+        self._end(error.reason)
+
+    def _on_deadline(self) -> None:
+        self.failed(failures.DeadlineExceeded("the deadline passed"))
+
+    def _abort_open(self, error: failures.BatonError) -> list[ChoiceRun]:
+        open_choices = [run for run in self._choices if not run.is_ended]
+        for run in open_choices:
+            run.abort(error)
+        return open_choices
+
+    def _end(self, reason: str) -> None:
+        assert not self._is_ended, "an attempt ends once"
+        assert all(run.is_ended for run in self._choices)
+        self._is_ended = True
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._span.set("baton.finish_reason", reason)
+        self._span.set(
+            "baton.num_output_tokens", sum(run.num_output_tokens for run in self._choices)
+        )
+        self._span.end()
+        self._report()
+        self._outlet.ended(self)
+
+    def _report(self) -> None:
+        """Tell the routers once that the request is in the load, or will never be."""
+        if not self._is_reported:
+            self._is_reported = True
+            self._parts.reports.accepted(self.request.request_id)
+
+    def _local_span(self, stage: str, start_s: float) -> None:
+        request_id = self.request.request_id
+        start_span(stage, parent=self._span, request_id=request_id, start_s=start_s).end()
+
+    def _mark_remote_stages(self, frame: handoff_pb2.FirstTokens) -> None:
+        """Split the time since the promise into the peer's stages and the handoff's own share."""
+        left_s = self._timer.mark("handoff")
+        del self._timer.stages["handoff"]
+        for stage in frame.stages:
+            spent_s = min(stage.duration_us / 1e6, left_s)
+            self._timer.stages[stage.name] = spent_s
+            left_s -= spent_s
+        self._timer.stages["handoff"] = left_s

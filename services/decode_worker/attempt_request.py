@@ -1,0 +1,37 @@
+"""What one Submit asks for, as all its choices share it."""
+
+from dataclasses import dataclass
+
+from baton.engine.messages import SamplingParams
+from baton.wire.prefix_hash import TOKEN_BYTES
+from baton.wire.v1 import worker_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRequest:
+    """`submit` still has its fields, but the prompt is in `prompt_ids` and `block_hashes`."""
+
+    submit: worker_pb2.Submit
+    prompt_ids: bytes
+    block_hashes: bytes
+    sampling: SamplingParams
+    deadline_s: float | None  # on the worker's clock
+
+    @property
+    def request_id(self) -> str:
+        return self.submit.request_id
+
+    @property
+    def num_choices(self) -> int:
+        return max(1, self.submit.sampling.num_choices)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_ids) // TOKEN_BYTES
+
+    def emitted_ids(self, choice: int) -> bytes:
+        """Output tokens of earlier attempts."""
+        for emitted in self.submit.emitted:
+            if emitted.choice == choice:
+                return emitted.token_ids
+        return b""

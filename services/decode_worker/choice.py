@@ -1,0 +1,193 @@
+"""One choice of one attempt: a sequence in the engine and, when prefill is elsewhere, its handoff.
+
+    local    add -> started -> tokens -> finished
+    remote   add -> admitted -> Prefill -> accepted, bind -> bound, blocks -> complete, start
+             -> tokens -> finished          (the first token is forwarded as soon as it is known)
+
+Knows no gateway stream and no other choice.
+"""
+
+from typing import Protocol
+
+from baton.engine.messages import (
+    AddSequence,
+    Admitted,
+    Bind,
+    Bound,
+    Credit,
+    Finished,
+    SequenceRefused,
+    Start,
+    Started,
+)
+from baton.runtime.telemetry import Span
+from baton.wire import failures
+from baton.wire.prefix_hash import TOKEN_BYTES
+from baton.wire.v1 import failure_pb2, handoff_pb2, worker_pb2
+from baton.worker.dispatch import SequenceEvent
+from baton.worker.parts import WorkerParts
+from services.decode_worker.attempt_request import AttemptRequest
+from services.decode_worker.prefill_link import PrefillLinks
+from services.decode_worker.remote_prefill import RemotePrefill
+
+_COMPLETE = ("stop", "length")
+
+
+class ChoiceOwner(Protocol):
+    """What a choice tells its attempt."""
+
+    def reached(self, choice: int, stage: str) -> None:
+        """The stage that ends now."""
+
+    def prefilled(self, choice: int, frame: handoff_pb2.FirstTokens, num_blocks: int) -> None:
+        """The first token comes next. `frame` tells cached tokens and the prefill's own stages."""
+
+    def token(self, choice: int, index: int, token_id: int) -> None: ...
+
+    def finished(self, choice: int, finish: worker_pb2.Finish) -> None:
+        """The choice has ended by itself and holds nothing."""
+
+    def failed(self, error: failures.BatonError) -> None:
+        """The attempt cannot go on; the choice holds what it has until `abort`."""
+
+
+class ChoiceRun:
+    """Listens to its sequence. `num_output_tokens` counts earlier attempts' tokens too."""
+
+    def __init__(
+        self,
+        request: AttemptRequest,
+        choice: int,
+        owner: ChoiceOwner,
+        parts: WorkerParts,
+        links: PrefillLinks,
+    ) -> None:
+        emitted_ids = request.emitted_ids(choice)
+        self.choice = choice
+        self.num_output_tokens = len(emitted_ids) // TOKEN_BYTES
+        self.is_ended = False
+        self._num_emitted = self.num_output_tokens
+        self._token_ids = request.prompt_ids + emitted_ids
+        self._request = request
+        self._owner = owner
+        self._parts = parts
+        self._links = links
+        self._seq_id = 0
+        self._num_cached_tokens = 0
+        self._prefill: RemotePrefill | None = None
+        self._span: Span | None = None
+
+    def start(self, span: Span) -> None:
+        """Add the sequence to the engine. `span` is the attempt's."""
+        self._span = span
+        submit = self._request.submit
+        self._seq_id = self._parts.dispatcher.open(self)
+        self._parts.dispatcher.send(
+            AddSequence(
+                seq_id=self._seq_id,
+                request_id=submit.request_id,
+                choice=self.choice,
+                kind="remote" if submit.prefill_endpoint else "local",
+                token_ids=self._token_ids,
+                num_emitted=self._num_emitted,
+                block_hashes=self._request.block_hashes,
+                cache_key=submit.cache_key,
+                sampling=self._request.sampling,
+                credit=self._num_emitted + submit.initial_credit_tokens,
+                priority=submit.priority,
+                deadline=self._request.deadline_s,
+            )
+        )
+
+    def credit(self, up_to_index: int) -> None:
+        """The gateway takes output tokens up to this index (exclusive)."""
+        if not self.is_ended:
+            self._parts.dispatcher.send(Credit(self._seq_id, up_to_index))
+
+    def abort(self, error: failures.BatonError) -> None:
+        """Free everything on both sides, whatever the state. Safe to call again."""
+        if self.is_ended:
+            return
+        self.is_ended = True
+        if self._prefill is not None:
+            self._prefill.end(error)
+        self._parts.dispatcher.abort(self._seq_id)
+
+    # What the engine tells (SequenceListener).
+
+    def on_event(self, event: SequenceEvent) -> None:
+        match event:
+            case Admitted(num_cached_blocks=num_blocks):
+                self._ask_prefill(num_blocks)
+            case Bound(block_ids=block_ids):
+                assert self._prefill is not None
+                self._prefill.bound(block_ids)
+            case Started(num_cached_tokens=num_tokens):
+                self._num_cached_tokens = num_tokens
+                self._took_prompt(num_tokens)
+                self._owner.reached(self.choice, "prefill.queue")
+            case SequenceRefused(reason=reason, message=message):
+                self._owner.failed(_failure(reason, message))
+            case Finished(reason=reason) if reason in _COMPLETE:
+                self._end(reason)
+            case Finished(reason=reason):
+                self._owner.failed(_failure(reason, f"the sequence ended: {reason}"))
+
+    def on_token(self, token_id: int, index: int) -> None:
+        if index == self._num_emitted and self._prefill is None:
+            self._owner.reached(self.choice, "prefill.compute")
+            summary = handoff_pb2.FirstTokens(num_cached_tokens=self._num_cached_tokens)
+            self._owner.prefilled(self.choice, summary, 0)
+        self._forward(token_id, index)
+
+    # What the remote prefill tells (RemotePrefillOwner).
+
+    def bind_blocks(self) -> None:
+        self._parts.dispatcher.send(Bind(self._seq_id))
+
+    def first_token(self, frame: handoff_pb2.FirstTokens, num_blocks: int) -> None:
+        self._owner.prefilled(self.choice, frame, num_blocks)
+        self._forward(frame.token_id, self._num_emitted)
+        if frame.finish_reason:
+            assert self._prefill is not None
+            self._prefill.end(None)
+            self._parts.dispatcher.abort(self._seq_id)
+            self._end(frame.finish_reason)
+
+    def prefill_complete(self, first_token: int) -> None:
+        self._owner.reached(self.choice, "handoff")
+        self._parts.dispatcher.send(Start(self._seq_id, first_token))
+
+    def prefill_failed(self, error: failures.BatonError) -> None:
+        self._owner.failed(error)
+
+    def _ask_prefill(self, num_cached_blocks: int) -> None:
+        assert self._span is not None
+        self._took_prompt(num_cached_blocks * self._parts.blocks.spec.block_size)
+        self._owner.reached(self.choice, "admit")
+        self._prefill = RemotePrefill(
+            self._request, self, num_cached_blocks, self._parts, self._links
+        )
+        try:
+            self._prefill.ask(self._span)
+        except failures.BatonError as error:
+            self._owner.failed(error)
+
+    def _forward(self, token_id: int, index: int) -> None:
+        assert index == self.num_output_tokens, "output tokens are gapless"
+        self.num_output_tokens += 1
+        self._owner.token(self.choice, index, token_id)
+
+    def _end(self, reason: str) -> None:
+        self.is_ended = True
+        self._parts.dispatcher.forget(self._seq_id)
+        finish = worker_pb2.Finish(reason=reason, num_output_tokens=self.num_output_tokens)
+        self._owner.finished(self.choice, finish)
+
+    def _took_prompt(self, num_cached_tokens: int) -> None:
+        num_tokens = len(self._token_ids) // TOKEN_BYTES
+        self._parts.metrics.took_prompt(num_tokens, num_cached_tokens)
+
+
+def _failure(reason: str, message: str) -> failures.BatonError:
+    return failures.from_wire(failure_pb2.Failure(reason=reason, message=message))

@@ -1,0 +1,330 @@
+"""The shared handoff stream to one prefill worker: dial, hello, frames, credit, renewals, loss.
+
+Dialled on first use, closed after IDLE_CLOSE_S without a transfer, dialled again on next use. When
+it is lost, every transfer on it has failed; what that means is the attempts' business.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from baton.handoff.lease import LEASE_S, RENEW_INTERVAL_S, LeaseTable
+from baton.runtime import instruments, logs
+from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
+from baton.wire import failures, kv_spec
+from baton.wire.metadata import PROTOCOL_VERSION
+from baton.wire.v1 import handoff_pb2
+from baton.worker.parts import WorkerParts
+from baton.worker.prompt import split_prompt
+from baton.worker.stream_pump import StreamPump
+from services.decode_worker.transfer import DecodeTransfer
+
+CONNECT_TIMEOUT_S = 2.0
+IDLE_CLOSE_S = 60.0
+# Bytes of KV that a prefill worker may have on the way to us.
+CREDIT_WINDOW_BYTES = 16 * 1024 * 1024
+MAX_TRANSFERS_PER_LINK = 1024
+MAX_LINKS = 256
+
+HandoffStream = FrameStream[handoff_pb2.PrefillFrame, handoff_pb2.DecodeFrame]
+Dial = Callable[[str], Awaitable[HandoffStream]]
+
+_log = logs.get("decode_worker.prefill_link")
+
+
+class PrefillLink:
+    """One prefill worker. Transfers opened before the hello is answered wait for it."""
+
+    def __init__(self, endpoint: str, parts: WorkerParts) -> None:
+        self.endpoint = endpoint
+        self._parts = parts
+        self._transfers: dict[int, DecodeTransfer] = {}
+        # Transfers whose peer has computed and must now deliver.
+        self._leases: LeaseTable[int] = LeaseTable(
+            parts.clock, duration_s=LEASE_S, max_leases=MAX_TRANSFERS_PER_LINK
+        )
+        self._unsent: list[tuple[DecodeTransfer, bytes, bytes]] = []
+        self._writer: FrameWriter[handoff_pb2.DecodeFrame] | None = None
+        self._pump: StreamPump[handoff_pb2.DecodeFrame] | None = None
+        self._is_closing = False
+        self._last_used_s = parts.clock.now()
+        self._owed_bytes = 0
+        self._handlers: dict[str, Callable[[DecodeTransfer, Any], None]] = {
+            "accepted": lambda transfer, _: transfer.on_accepted(),
+            "refused": DecodeTransfer.on_refused,
+            "first_tokens": DecodeTransfer.on_first_tokens,
+            "blocks": self._on_blocks,
+            "commit": DecodeTransfer.on_commit,
+            "abort": DecodeTransfer.on_aborted,
+        }
+
+    @property
+    def is_usable(self) -> bool:
+        """New transfers may be opened on it."""
+        return not self._is_closing
+
+    @property
+    def num_transfers(self) -> int:
+        return len(self._transfers)
+
+    def open(self, transfer: DecodeTransfer, prompt_ids: bytes, block_hashes: bytes) -> None:
+        """Ask for a transfer; frames of it go to `transfer` until `end`. Raises Overloaded."""
+        assert self.is_usable
+        if len(self._transfers) >= MAX_TRANSFERS_PER_LINK:
+            raise failures.Overloaded(f"{MAX_TRANSFERS_PER_LINK} transfers are open on one link")
+        self._transfers[transfer.ticket.xfer_id] = transfer
+        if self._writer is None:
+            self._unsent.append((transfer, prompt_ids, block_hashes))
+        else:
+            self._send_prefill(transfer, prompt_ids, block_hashes)
+
+    def end(self, transfer: DecodeTransfer, error: failures.BatonError | None) -> None:
+        """Close a transfer: done (None) or aborted. Safe to call again."""
+        ticket = transfer.ticket
+        if self._transfers.pop(ticket.xfer_id, None) is None:
+            return
+        transfer.end()
+        self._leases.release(ticket.xfer_id)
+        self._last_used_s = self._parts.clock.now()
+        outcome = "complete" if error is None else "aborted"
+        instruments.HANDOFF_TRANSFERS.labels("received", outcome).inc()
+        if self._writer is None:
+            self._unsent = [entry for entry in self._unsent if entry[0] is not transfer]
+            return
+        frame = handoff_pb2.DecodeFrame()
+        ending = frame.done if error is None else frame.abort
+        ending.xfer_id = ticket.xfer_id
+        ending.capability = ticket.capability
+        if error is not None:
+            frame.abort.failure.CopyFrom(failures.to_wire(error))
+        # In order: an abort that overtook its own Prefill would leave an orphan behind.
+        self._send(frame)
+
+    def consumed(self, num_bytes: int) -> None:
+        """Memory for this many bytes is free again: give the credit back, in large pieces."""
+        self._owed_bytes += num_bytes
+        if self._owed_bytes >= CREDIT_WINDOW_BYTES // 4 and self._writer is not None:
+            credit = handoff_pb2.TransferCredit(bytes=self._owed_bytes)
+            self._owed_bytes = 0
+            self._send(handoff_pb2.DecodeFrame(credit=credit), is_control=True)
+
+    async def run(self, dial: Dial) -> None:
+        """Serve until the stream ends or is idle; then every open transfer has failed."""
+        error: failures.BatonError = failures.Unavailable(
+            f"the prefill worker at {self.endpoint} was lost", reason="handoff_failed"
+        )
+        try:
+            await self._serve(await self._connect(dial))
+        except StreamLost:
+            error = failures.Unavailable(
+                f"the prefill worker at {self.endpoint} cannot be reached", reason="handoff_failed"
+            )
+        except failures.BatonError as refusal:
+            error = refusal
+        finally:
+            self._is_closing = True
+            self._fail_all(error)
+
+    async def close(self, reason: str) -> None:
+        """Say Bye and end the stream; open transfers fail."""
+        self._is_closing = True
+        if self._pump is not None:
+            await self._pump.finish(handoff_pb2.DecodeFrame(bye={"reason": reason}))
+
+    async def _connect(self, dial: Dial) -> HandoffStream:
+        """A stream whose peer has agreed to work with us. Raises StreamLost or BatonError."""
+        stream = await dial(self.endpoint)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await stream.write(handoff_pb2.DecodeFrame(hello=self._hello()))
+                self._check_hello(await stream.read())
+        except TimeoutError as error:
+            await stream.close()
+            raise StreamLost(f"no hello within {CONNECT_TIMEOUT_S} s") from error
+        except (StreamLost, failures.BatonError):
+            await stream.close()
+            raise
+        return stream
+
+    def _hello(self) -> handoff_pb2.DecodeHello:
+        parts = self._parts
+        return handoff_pb2.DecodeHello(
+            protocol=PROTOCOL_VERSION,
+            worker_id=parts.worker_id,
+            boot_epoch=parts.boot_epoch,
+            model_fp=parts.dispatcher.info.model_fp,
+            kv_spec=kv_spec.to_wire(parts.blocks.spec),
+            tp_size=1,
+            transports=[parts.transport.name],
+        )
+
+    def _check_hello(self, answer: handoff_pb2.PrefillFrame | None) -> None:
+        if answer is None or answer.WhichOneof("frame") != "hello":
+            raise StreamLost("no hello")
+        hello, parts = answer.hello, self._parts
+        if hello.HasField("failure"):
+            raise failures.from_wire(hello.failure)
+        difference = kv_spec.from_wire(hello.kv_spec).difference(parts.blocks.spec)
+        if hello.protocol != PROTOCOL_VERSION:
+            difference = f"protocol {hello.protocol} != {PROTOCOL_VERSION}"
+        elif hello.model_fp != parts.dispatcher.info.model_fp:
+            difference = f"model_fp {hello.model_fp} != {parts.dispatcher.info.model_fp}"
+        elif hello.transport != parts.transport.name:
+            difference = f"transport {hello.transport!r} != {parts.transport.name!r}"
+        if difference is not None:
+            raise failures.Incompatible(f"prefill worker {hello.worker_id}: {difference} here")
+
+    async def _serve(self, stream: HandoffStream) -> None:
+        writer: FrameWriter[handoff_pb2.DecodeFrame] = FrameWriter(stream)
+        self._writer = writer
+        self._pump = StreamPump(stream, writer, self._on_frame)
+        credit = handoff_pb2.TransferCredit(bytes=CREDIT_WINDOW_BYTES)
+        writer.send(handoff_pb2.DecodeFrame(credit=credit))
+        unsent, self._unsent = self._unsent, []
+        for transfer, prompt_ids, block_hashes in unsent:
+            self._send_prefill(transfer, prompt_ids, block_hashes)
+        async with asyncio.TaskGroup() as group:
+            keeping = group.create_task(self._keep())
+            await self._pump.run()
+            keeping.cancel()
+
+    def _send_prefill(
+        self, transfer: DecodeTransfer, prompt_ids: bytes, block_hashes: bytes
+    ) -> None:
+        parts = split_prompt(prompt_ids, block_hashes)
+        prefill = transfer.prefill
+        prefill.prompt_ids, prefill.block_hashes = next(parts)
+        self._send(handoff_pb2.DecodeFrame(prefill=prefill))
+        for ids, hashes in parts:
+            part = handoff_pb2.PrefillPart(
+                xfer_id=transfer.ticket.xfer_id, prompt_ids=ids, block_hashes=hashes
+            )
+            self._send(handoff_pb2.DecodeFrame(prefill_part=part))
+
+    def _send(self, frame: handoff_pb2.DecodeFrame, *, is_control: bool = False) -> None:
+        assert self._writer is not None
+        assert self._pump is not None
+        try:
+            (self._writer.send_control if is_control else self._writer.send)(frame)
+        except StreamLost:
+            self._pump.stop_lost()
+
+    def _on_frame(self, frame: handoff_pb2.PrefillFrame) -> bool:
+        kind = frame.WhichOneof("frame") or ""
+        if kind == "bye":
+            return False
+        handler = self._handlers.get(kind)
+        if handler is None:
+            instruments.HANDOFF_DROPPED_FRAMES.labels("unknown").inc()
+            return True
+        message = getattr(frame, kind)
+        transfer = self._transfers.get(message.xfer_id)
+        if transfer is None:
+            instruments.HANDOFF_DROPPED_FRAMES.labels("transfer").inc()
+            if kind == "blocks":
+                self.consumed(len(message.data))
+            return True
+        self._touch(transfer)
+        handler(transfer, message)
+        return True
+
+    def _on_blocks(self, transfer: DecodeTransfer, frame: handoff_pb2.Blocks) -> None:
+        instruments.HANDOFF_BYTES.labels("received").inc(len(frame.data))
+        transfer.on_blocks(frame)
+
+    def _touch(self, transfer: DecodeTransfer) -> None:
+        """The peer is alive for this transfer."""
+        xfer_id = transfer.ticket.xfer_id
+        if not self._leases.renew(xfer_id) and self._leases.can_grant():
+            self._leases.grant(xfer_id)
+
+    async def _keep(self) -> None:
+        """Renew at the peer what is open here, end what the peer lets hang, close when idle."""
+        while True:
+            await asyncio.sleep(RENEW_INTERVAL_S)
+            self._expire()
+            if self._transfers:
+                renew = handoff_pb2.RenewTransfers(xfer_ids=self._transfers)
+                self._send(handoff_pb2.DecodeFrame(renew=renew), is_control=True)
+            elif self._parts.clock.now() - self._last_used_s >= IDLE_CLOSE_S:
+                await self.close("idle")
+
+    def _expire(self) -> None:
+        for transfer in self._transfers.values():
+            # Before the first token only the deadline limits compute; before the bind it is our
+            # own core that we wait for.
+            if not transfer.is_waiting_for_peer:
+                self._touch(transfer)
+        for xfer_id in self._leases.sweep():
+            late = self._transfers.get(xfer_id)
+            if late is None:
+                continue  # it ended with another choice of its attempt, a moment ago
+            _log.warning("transfer_expired", request_id=late.ticket.request_id)
+            error = failures.Unavailable(
+                f"no blocks from {self.endpoint} for {LEASE_S} s", reason="handoff_failed"
+            )
+            late.on_lost(error)
+
+    def _fail_all(self, error: failures.BatonError) -> None:
+        if self._transfers:
+            _log.warning(
+                "prefill_link_lost",
+                endpoint=self.endpoint,
+                num_transfers=len(self._transfers),
+                detail=error.message,
+            )
+        self._writer = None
+        for transfer in list(self._transfers.values()):
+            if not transfer.is_ended:
+                transfer.on_lost(error)
+        assert not self._transfers, "owners end their failed transfers"
+
+
+class PrefillLinks:
+    """All links of this worker, by endpoint. `run` must run while transfers are opened."""
+
+    def __init__(self, parts: WorkerParts, dial: Dial) -> None:
+        self._parts = parts
+        self._dial = dial
+        self._links: dict[str, PrefillLink] = {}
+        self._group: asyncio.TaskGroup | None = None
+        self._last_xfer_id = 0
+
+    @property
+    def num_transfers(self) -> int:
+        return sum(link.num_transfers for link in self._links.values())
+
+    def next_xfer_id(self) -> int:
+        """Never the same twice in one life of this worker."""
+        self._last_xfer_id += 1
+        return self._last_xfer_id
+
+    def get(self, endpoint: str) -> PrefillLink:
+        """The link to `endpoint`, dialling it if needed. Raises Overloaded beyond MAX_LINKS."""
+        link = self._links.get(endpoint)
+        if link is not None and link.is_usable:
+            return link
+        if len(self._links) >= MAX_LINKS:
+            raise failures.Overloaded(f"{MAX_LINKS} prefill workers are connected already")
+        assert self._group is not None, "run() first"
+        link = self._links[endpoint] = PrefillLink(endpoint, self._parts)
+        self._group.create_task(self._run_link(link))
+        return link
+
+    async def run(self) -> None:
+        """Own the links' tasks until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            await asyncio.Event().wait()
+
+    async def close(self, reason: str) -> None:
+        """Say Bye on every link."""
+        for link in list(self._links.values()):
+            await link.close(reason)
+
+    async def _run_link(self, link: PrefillLink) -> None:
+        try:
+            await link.run(self._dial)
+        finally:
+            if self._links.get(link.endpoint) is link:
+                del self._links[link.endpoint]

@@ -1,0 +1,224 @@
+"""One gateway's stream: its attempts by handle, and one Step frame for whatever they produced."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from baton.runtime import logs
+from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
+from baton.wire import failures
+from baton.wire.v1 import worker_pb2
+from baton.worker.parts import WorkerParts
+from baton.worker.prompt import PromptBuffer
+from baton.worker.sampling import to_params
+from baton.worker.stream_pump import StreamPump
+from services.decode_worker.attempt import Attempt
+from services.decode_worker.attempt_request import AttemptRequest
+from services.decode_worker.prefill_link import PrefillLinks
+from services.decode_worker.step_merge import StepMerge
+
+MAX_PARTIAL_PROMPTS = 64
+
+GatewayStream = FrameStream[worker_pb2.GatewayFrame, worker_pb2.WorkerFrame]
+
+_log = logs.get("decode_worker.session")
+
+
+class Doorkeeper(Protocol):
+    """What a session asks of the front."""
+
+    def check_admission(self) -> None:
+        """Raises Unavailable while nothing new is taken."""
+
+    def attempt_ended(self) -> None: ...
+
+
+class GatewaySession:
+    """Serves one stream after its hello."""
+
+    def __init__(
+        self,
+        stream: GatewayStream,
+        parts: WorkerParts,
+        links: PrefillLinks,
+        doorkeeper: Doorkeeper,
+        gateway_id: str,
+    ) -> None:
+        self.merge = StepMerge()
+        self.gateway_id = gateway_id
+        self._parts = parts
+        self._links = links
+        self._doorkeeper = doorkeeper
+        self._writer: FrameWriter[worker_pb2.WorkerFrame]
+        self._writer = FrameWriter(stream, drain=self.merge.take)
+        self._pump = StreamPump(stream, self._writer, self._on_frame)
+        self._attempts: dict[int, Attempt] = {}
+        self._handles: dict[str, int] = {}  # of the newest attempt of a request
+        # Submits whose prompt continues in further frames.
+        self._partial: dict[int, tuple[worker_pb2.Submit, PromptBuffer]] = {}
+        self._handlers: dict[str, Callable[[Any], None]] = {
+            "submit": self._on_submit,
+            "prompt_part": self._on_prompt_part,
+            "credits": self._on_credits,
+            "cancel": self._on_cancel,
+            "resume": self._on_resume,
+        }
+
+    @property
+    def num_attempts(self) -> int:
+        return len(self._attempts)
+
+    async def run(self) -> None:
+        """Serve until the stream ends; then everything of this gateway is freed."""
+        try:
+            await self._pump.run()
+        finally:
+            if self._pump.was_lost:
+                _log.warning(
+                    "gateway_stream_lost", gateway=self.gateway_id, num_open=len(self._attempts)
+                )
+            self._partial.clear()
+            for attempt in list(self._attempts.values()):
+                attempt.drop()
+
+    def send(self, frame: worker_pb2.WorkerFrame) -> None:
+        """A frame that overtakes tokens."""
+        try:
+            self._writer.send_control(frame)
+        except StreamLost:
+            self._pump.stop_lost()
+
+    def fail_all(self, error: failures.BatonError) -> None:
+        """Every open attempt has failed."""
+        for attempt in list(self._attempts.values()):
+            attempt.failed(error)
+
+    async def finish(self, reason: str) -> None:
+        """Write what waits, say Bye and end the stream."""
+        await self._pump.finish(worker_pb2.WorkerFrame(bye={"reason": reason}))
+
+    # What attempts tell (AttemptOutlet).
+
+    def wake(self) -> None:
+        self._writer.wake()
+
+    def refuse(self, submit: worker_pb2.Submit, error: failures.BatonError) -> None:
+        _log.info(
+            "submit_refused",
+            request_id=submit.request_id,
+            epoch=submit.epoch,
+            reason=error.reason,
+            detail=error.message,
+        )
+        refused = worker_pb2.Refused(
+            request_id=submit.request_id,
+            epoch=submit.epoch,
+            handle=submit.handle,
+            failure=failures.to_wire(error),
+        )
+        self.send(worker_pb2.WorkerFrame(refused=refused))
+
+    def ended(self, attempt: Attempt) -> None:
+        submit = attempt.request.submit
+        del self._attempts[submit.handle]
+        if self._handles.get(submit.request_id) == submit.handle:
+            del self._handles[submit.request_id]
+        self._doorkeeper.attempt_ended()
+
+    # Frames.
+
+    def _on_frame(self, frame: worker_pb2.GatewayFrame) -> bool:
+        kind = frame.WhichOneof("frame") or ""
+        if kind == "bye":
+            return False
+        if (handler := self._handlers.get(kind)) is not None:
+            handler(getattr(frame, kind))
+        return True
+
+    def _on_submit(self, submit: worker_pb2.Submit) -> None:
+        handle = submit.handle
+        if handle in self._attempts or handle in self._partial:
+            self.refuse(submit, failures.InvalidRequest(f"handle {handle} is in use"))
+            return
+        try:
+            self._check(submit)
+            buffer = PromptBuffer(
+                submit.num_prompt_tokens, self._parts.dispatcher.info.max_model_len
+            )
+            buffer.add(submit.prompt_ids, submit.block_hashes)
+        except failures.BatonError as error:
+            self._refuse_new(submit, error)
+            return
+        self._partial[handle] = (submit, buffer)
+        self._start_if_complete(handle)
+
+    def _on_prompt_part(self, part: worker_pb2.PromptPart) -> None:
+        if part.handle not in self._partial:
+            return  # of a submit that was refused or cancelled
+        submit, buffer = self._partial[part.handle]
+        try:
+            buffer.add(part.prompt_ids, part.block_hashes)
+        except failures.BatonError as error:
+            del self._partial[part.handle]
+            self._refuse_new(submit, error)
+            return
+        self._start_if_complete(part.handle)
+
+    def _check(self, submit: worker_pb2.Submit) -> None:
+        self._doorkeeper.check_admission()
+        model_fp = self._parts.dispatcher.info.model_fp
+        if submit.model_fp != model_fp:
+            raise failures.Incompatible(f"model_fp {submit.model_fp} != {model_fp} here")
+        if len(self._partial) >= MAX_PARTIAL_PROMPTS:
+            raise failures.Overloaded(f"{MAX_PARTIAL_PROMPTS} prompts are unfinished already")
+        older = self._attempts.get(self._handles.get(submit.request_id, -1))
+        if older is not None:
+            if older.request.submit.epoch >= submit.epoch:
+                raise failures.InvalidRequest(f"epoch {submit.epoch} has passed already")
+            older.cancel()
+
+    def _start_if_complete(self, handle: int) -> None:
+        submit, buffer = self._partial[handle]
+        if not buffer.is_complete:
+            return
+        del self._partial[handle]
+        try:
+            sampling = to_params(submit.sampling)
+        except failures.BatonError as error:
+            self._refuse_new(submit, error)
+            return
+        deadline_s = None
+        if submit.deadline_ms:
+            deadline_s = self._parts.clock.now() + submit.deadline_ms / 1000
+        request = AttemptRequest(
+            submit, buffer.token_ids, buffer.block_hashes, sampling, deadline_s
+        )
+        attempt = Attempt(request, self, self._parts, self._links)
+        self._attempts[handle] = attempt
+        self._handles[submit.request_id] = handle
+        attempt.start()
+
+    def _refuse_new(self, submit: worker_pb2.Submit, error: failures.BatonError) -> None:
+        self._parts.reports.accepted(submit.request_id)
+        self.refuse(submit, error)
+
+    def _on_credits(self, credits: worker_pb2.Credits) -> None:
+        columns = zip(credits.handles, credits.choices, credits.up_to_index, strict=False)
+        for handle, choice, up_to_index in columns:
+            if (attempt := self._attempts.get(handle)) is not None:
+                attempt.credit(choice, up_to_index)
+
+    def _on_cancel(self, cancel: worker_pb2.Cancel) -> None:
+        for handle, (submit, _) in list(self._partial.items()):
+            if (submit.request_id, submit.epoch) == (cancel.request_id, cancel.epoch):
+                del self._partial[handle]
+        attempt = self._attempts.get(self._handles.get(cancel.request_id, -1))
+        if attempt is not None and attempt.request.submit.epoch == cancel.epoch:
+            attempt.cancel()
+
+    def _on_resume(self, resume: worker_pb2.Resume) -> None:
+        """A lost stream frees its attempts, so there is never anything to resume."""
+        submit = worker_pb2.Submit(
+            request_id=resume.request_id, epoch=resume.epoch, handle=resume.handle
+        )
+        error = failures.Unavailable("the attempt ended with its stream", reason="worker_lost")
+        self.refuse(submit, error)

@@ -1,0 +1,129 @@
+"""One transfer as the decode worker sees it, from Prefill to Done or Abort.
+
+The link to the prefill worker calls it with that transfer's frames; it tells its owner (a choice of
+an attempt) the four things that matter. Verification is the receiver's.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from baton.handoff.receiver import Receiver
+from baton.handoff.ticket import BadBlocks, ForeignFrame, Ticket
+from baton.runtime import instruments
+from baton.wire import failures
+from baton.wire.v1 import handoff_pb2
+from baton.worker.parts import WorkerParts
+
+
+class TransferOwner(Protocol):
+    """What a transfer leads to. After `on_complete` or `on_failed` nothing more comes."""
+
+    def on_accepted(self) -> None:
+        """Compute starts now: bind blocks."""
+
+    def on_first_token(self, frame: handoff_pb2.FirstTokens) -> None:
+        """The first token, ahead of its blocks."""
+
+    def on_complete(self) -> None:
+        """Every block is here and verified, and the first token is known."""
+
+    def on_failed(self, error: failures.BatonError, *, is_bad_data: bool) -> None:
+        """It cannot be completed. `is_bad_data`: blocks were wrong, asking again may help."""
+
+
+class DecodeTransfer:
+    """State of one transfer. `prefill` is the request as it leaves, without its prompt."""
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        prefill: handoff_pb2.Prefill,
+        owner: TransferOwner,
+        parts: WorkerParts,
+        on_consumed: Callable[[int], None],
+    ) -> None:
+        self.ticket = ticket
+        self.prefill = prefill
+        self.is_ended = False
+        self.has_first_token = False
+        self._owner = owner
+        self._receiver = Receiver(ticket, parts.blocks, parts.transport, on_consumed)
+
+    @property
+    def is_waiting_for_peer(self) -> bool:
+        """The peer has computed, and it is the peer's turn: silence is suspicious."""
+        return self.has_first_token and self._receiver.is_bound
+
+    @property
+    def num_bytes_received(self) -> int:
+        return self._receiver.num_bytes_received
+
+    def bind(self, block_ids: list[int]) -> None:
+        """The blocks to write into. They stay bound until `end`."""
+        try:
+            self._receiver.bind(block_ids)
+        except BadBlocks as error:
+            self._fail_bad(error)
+            return
+        self._check_complete()
+
+    def on_accepted(self) -> None:
+        self._owner.on_accepted()
+
+    def on_refused(self, refused: handoff_pb2.TransferRefused) -> None:
+        self._owner.on_failed(failures.from_wire(refused.failure), is_bad_data=False)
+
+    def on_first_tokens(self, frame: handoff_pb2.FirstTokens) -> None:
+        if self.has_first_token:
+            return
+        self.has_first_token = True
+        self._owner.on_first_token(frame)
+        if not self.is_ended:
+            self._check_complete()
+
+    def on_blocks(self, frame: handoff_pb2.Blocks) -> None:
+        try:
+            self._receiver.take(frame)
+        except ForeignFrame as error:
+            instruments.HANDOFF_DROPPED_FRAMES.labels(error.cause).inc()
+        except BadBlocks as error:
+            self._fail_bad(error)
+        else:
+            self._check_complete()
+
+    def on_commit(self, frame: handoff_pb2.Commit) -> None:
+        if frame.epoch != self.ticket.epoch:
+            instruments.HANDOFF_DROPPED_FRAMES.labels("epoch").inc()
+            return
+        try:
+            self._receiver.commit(frame)
+        except BadBlocks as error:
+            self._fail_bad(error)
+        else:
+            self._check_complete()
+
+    def on_aborted(self, frame: handoff_pb2.TransferAbort) -> None:
+        try:
+            self.ticket.check_capability(frame.capability)
+        except ForeignFrame as error:
+            instruments.HANDOFF_DROPPED_FRAMES.labels(error.cause).inc()
+            return
+        self._owner.on_failed(failures.from_wire(frame.failure), is_bad_data=False)
+
+    def on_lost(self, error: failures.BatonError) -> None:
+        """The peer is gone, or silent for too long."""
+        self._owner.on_failed(error, is_bad_data=False)
+
+    def end(self) -> None:
+        """Nothing is written into the bound blocks any more."""
+        self.is_ended = True
+        self._receiver.close()
+
+    def _check_complete(self) -> None:
+        if self._receiver.is_complete and self.has_first_token:
+            self._owner.on_complete()
+
+    def _fail_bad(self, error: BadBlocks) -> None:
+        instruments.HANDOFF_BAD_BLOCKS.labels(error.cause).inc()
+        failure = failures.Unavailable(f"bad KV blocks: {error}", reason="handoff_failed")
+        self._owner.on_failed(failure, is_bad_data=True)

@@ -1,0 +1,172 @@
+"""The prefill worker's domain: takes handoff streams, checks the peer, keeps leases, drains.
+
+Decode drives (decision D1): this side computes what it is asked for, holds the blocks until the
+peer is done, and frees them by itself when the peer stops renewing. Knows no grpc and no torch.
+"""
+
+import asyncio
+
+from baton.engine.messages import StepEvents
+from baton.handoff.lease import SWEEP_INTERVAL_S, LeaseTable
+from baton.handoff.transport import choose_transport
+from baton.runtime import logs
+from baton.runtime.shared_stream import FrameStream, StreamLost
+from baton.wire import failures, kv_spec
+from baton.wire.metadata import PROTOCOL_VERSION
+from baton.wire.v1 import handoff_pb2
+from baton.worker.parts import WorkerParts
+from services.prefill_worker.session import HandoffSession
+from services.prefill_worker.transfer import PrefillTransfer
+
+MAX_TRANSFERS = 1024
+MAX_SESSIONS = 256
+
+_log = logs.get("prefill_worker")
+
+
+class PrefillFront:
+    """One prefill worker. `run` must run while streams are served."""
+
+    def __init__(self, parts: WorkerParts) -> None:
+        self._parts = parts
+        self._leases: LeaseTable[PrefillTransfer] = LeaseTable(
+            parts.clock, max_leases=MAX_TRANSFERS
+        )
+        self._owners: dict[PrefillTransfer, HandoffSession] = {}
+        self._sessions: set[HandoffSession] = set()
+        self._sampled: list[tuple[HandoffSession, PrefillTransfer]] = []
+        self._is_draining = False
+        self._became_idle = asyncio.Event()
+        parts.dispatcher.observe(self._end_of_step)
+        parts.dispatcher.observe(parts.metrics.observe)
+        parts.dispatcher.observe(parts.reports.apply)
+
+    @property
+    def num_transfers(self) -> int:
+        return len(self._owners)
+
+    async def run(self) -> None:
+        """Drive engine events and leases until cancelled. Raises CoreDied."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._sweep())
+            group.create_task(self._parts.dispatcher.run())
+
+    async def serve(
+        self, stream: FrameStream[handoff_pb2.DecodeFrame, handoff_pb2.PrefillFrame]
+    ) -> None:
+        """Serve one decode worker's stream until it ends."""
+        try:
+            hello = await self._exchange_hello(stream)
+        except StreamLost:
+            return
+        if hello is None:
+            await stream.close()
+            return
+        session = HandoffSession(stream, self._parts, self, hello.worker_id)
+        self._sessions.add(session)
+        try:
+            await session.run()
+        finally:
+            self._sessions.discard(session)
+
+    async def drain(self, cap_s: float) -> None:
+        """Take nothing new, let what runs end within `cap_s`, then end all streams."""
+        self._is_draining = True
+        self._parts.reports.set_draining()
+        try:
+            async with asyncio.timeout(cap_s):
+                while self._owners:
+                    self._became_idle.clear()
+                    await self._became_idle.wait()
+        except TimeoutError:
+            _log.warning("drain_cut_short", num_transfers=len(self._owners))
+        for session in list(self._sessions):
+            await session.finish("draining")
+
+    def check_integrity(self) -> None:
+        """Asserts that every transfer has exactly one lease and one owner."""
+        self._leases.check_integrity()
+        assert len(self._leases) == len(self._owners)
+        assert all(transfer in self._leases for transfer in self._owners)
+        assert self._parts.dispatcher.num_open == len(self._owners)
+
+    # What sessions ask (Keeper).
+
+    def admit(self, session: HandoffSession, transfer: PrefillTransfer) -> None:
+        if self._is_draining:
+            raise failures.Unavailable("this prefill worker is draining", reason="draining")
+        if not self._leases.can_grant():
+            raise failures.Overloaded(f"{MAX_TRANSFERS} transfers are open already")
+        self._leases.grant(transfer)
+        self._owners[transfer] = session
+
+    def renew(self, transfer: PrefillTransfer) -> None:
+        self._leases.renew(transfer)
+
+    def dismiss(self, transfer: PrefillTransfer) -> None:
+        self._leases.release(transfer)
+        del self._owners[transfer]
+        if not self._owners:
+            self._became_idle.set()
+
+    def sampled(self, session: HandoffSession, transfer: PrefillTransfer) -> None:
+        self._sampled.append((session, transfer))
+
+    async def _exchange_hello(
+        self, stream: FrameStream[handoff_pb2.DecodeFrame, handoff_pb2.PrefillFrame]
+    ) -> handoff_pb2.DecodeHello | None:
+        """The peer's hello, or None when it was refused (it has been told) or is gone."""
+        first = await stream.read()
+        if first is None or first.WhichOneof("frame") != "hello":
+            return None
+        parts = self._parts
+        answer = handoff_pb2.PrefillHello(
+            protocol=PROTOCOL_VERSION,
+            worker_id=parts.worker_id,
+            boot_epoch=parts.boot_epoch,
+            model_fp=parts.dispatcher.info.model_fp,
+            kv_spec=kv_spec.to_wire(parts.blocks.spec),
+            tp_size=1,
+        )
+        error = self._refusal(first.hello, answer)
+        if error is not None:
+            _log.warning("peer_refused", peer=first.hello.worker_id, detail=error.message)
+            answer.failure.CopyFrom(failures.to_wire(error))
+        await stream.write(handoff_pb2.PrefillFrame(hello=answer))
+        return None if error else first.hello
+
+    def _refusal(
+        self, hello: handoff_pb2.DecodeHello, answer: handoff_pb2.PrefillHello
+    ) -> failures.BatonError | None:
+        """Why this pair cannot work, naming the difference; else the answer gets its transport."""
+        if hello.protocol != PROTOCOL_VERSION:
+            return failures.Incompatible(
+                f"protocol {hello.protocol} of {hello.worker_id} != {PROTOCOL_VERSION} here"
+            )
+        if hello.model_fp != answer.model_fp:
+            return failures.Incompatible(
+                f"model_fp {hello.model_fp} of {hello.worker_id} != {answer.model_fp} here"
+            )
+        difference = kv_spec.from_wire(hello.kv_spec).difference(self._parts.blocks.spec)
+        if difference is not None:
+            return failures.Incompatible(f"kv_spec of {hello.worker_id}: {difference} here")
+        if hello.tp_size > 1:
+            return failures.Incompatible(f"tp_size {hello.tp_size} != 1 here")
+        if len(self._sessions) >= MAX_SESSIONS:
+            return failures.Overloaded(f"{MAX_SESSIONS} decode workers are connected already")
+        try:
+            answer.transport = choose_transport([self._parts.transport.name], hello.transports)
+        except failures.Incompatible as error:
+            return error
+        return None
+
+    def _end_of_step(self, _: StepEvents) -> None:
+        sampled, self._sampled = self._sampled, []
+        for session, transfer in sampled:
+            session.end_of_step(transfer)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            for transfer in self._leases.sweep():
+                self._owners[transfer].expire(transfer)

@@ -1,0 +1,269 @@
+"""One decode worker's stream: its transfers, its credit, and what leaves next.
+
+Control frames (accepted, first token, abort) overtake blocks. Blocks are pulled by the stream's
+writer, as far as the peer's credit goes, from the transfers in the order in which they had some.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from baton.handoff.ticket import CAPABILITY_BYTES, ForeignFrame
+from baton.runtime import instruments, logs
+from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
+from baton.wire import failures
+from baton.wire.v1 import handoff_pb2
+from baton.worker.parts import WorkerParts
+from baton.worker.prompt import PromptBuffer
+from baton.worker.sampling import to_params
+from baton.worker.stream_pump import StreamPump
+from services.prefill_worker.transfer import PrefillTransfer
+
+MAX_PARTIAL_PROMPTS = 64
+
+_log = logs.get("prefill_worker.session")
+
+
+class Keeper(Protocol):
+    """What a session asks of the front, which owns leases and admission."""
+
+    def admit(self, session: "HandoffSession", transfer: PrefillTransfer) -> None:
+        """Take the transfer under a lease. Raises Unavailable."""
+
+    def renew(self, transfer: PrefillTransfer) -> None:
+        """The peer still wants it."""
+
+    def dismiss(self, transfer: PrefillTransfer) -> None:
+        """It has ended; its lease with it."""
+
+    def sampled(self, session: "HandoffSession", transfer: PrefillTransfer) -> None:
+        """Call the session's `end_of_step` when the step is dispatched."""
+
+
+class HandoffSession:
+    """Serves one stream after its hello."""
+
+    def __init__(
+        self,
+        stream: FrameStream[handoff_pb2.DecodeFrame, handoff_pb2.PrefillFrame],
+        parts: WorkerParts,
+        keeper: Keeper,
+        peer: str,
+    ) -> None:
+        self.peer = peer
+        self._parts = parts
+        self._keeper = keeper
+        self._writer: FrameWriter[handoff_pb2.PrefillFrame]
+        self._writer = FrameWriter(stream, drain=self._next_blocks)
+        self._pump = StreamPump(stream, self._writer, self._on_frame)
+        self._transfers: dict[int, PrefillTransfer] = {}
+        # Prefills whose prompt continues in further frames.
+        self._partial: dict[int, tuple[handoff_pb2.Prefill, PromptBuffer]] = {}
+        self._ready: deque[PrefillTransfer] = deque()
+        self._credit_bytes = 0
+        self._handlers: dict[str, Callable[[Any], None]] = {
+            "prefill": self._on_prefill,
+            "prefill_part": self._on_prefill_part,
+            "credit": self._on_credit,
+            "renew": self._on_renew,
+            "done": self._on_done,
+            "abort": self._on_abort,
+        }
+
+    async def run(self) -> None:
+        """Serve until the stream ends; then everything of this peer is freed."""
+        try:
+            await self._pump.run()
+        finally:
+            if self._pump.was_lost:
+                _log.warning("handoff_stream_lost", peer=self.peer, num_open=len(self._transfers))
+            for transfer in list(self._transfers.values()):
+                self._end(transfer, "lost")
+            self._partial.clear()
+
+    async def finish(self, reason: str) -> None:
+        """Say Bye and end the stream."""
+        await self._pump.finish(handoff_pb2.PrefillFrame(bye={"reason": reason}))
+
+    def expire(self, transfer: PrefillTransfer) -> None:
+        """The peer has not renewed the lease: free its blocks and tell it, should it live."""
+        error = failures.Unavailable("the lease ran out", reason="handoff_failed")
+        self._abort(transfer, error, "expired")
+
+    def end_of_step(self, transfer: PrefillTransfer) -> None:
+        """Send the first token of a transfer that was sampled in the step just dispatched."""
+        if self._transfers.get(transfer.ticket.xfer_id) is not transfer:
+            return
+        self._control(handoff_pb2.PrefillFrame(first_tokens=transfer.end_of_step()))
+
+    # What transfers tell (TransferOutlet).
+
+    def accepted(self, transfer: PrefillTransfer) -> None:
+        self._parts.reports.accepted(transfer.request_id)
+        self._control(handoff_pb2.PrefillFrame(accepted={"xfer_id": transfer.ticket.xfer_id}))
+
+    def failed(self, transfer: PrefillTransfer, error: failures.BatonError) -> None:
+        if transfer.is_started:
+            self._abort(transfer, error, "failed")
+            return
+        self._parts.reports.accepted(transfer.request_id)
+        self._refuse(transfer.ticket.xfer_id, transfer.request_id, error)
+        self._end(transfer, "refused")
+
+    def sampled(self, transfer: PrefillTransfer) -> None:
+        self._keeper.sampled(self, transfer)
+
+    def blocks_ready(self, transfer: PrefillTransfer) -> None:
+        if transfer not in self._ready:
+            self._ready.append(transfer)
+        self._writer.wake()
+
+    # Frames.
+
+    def _on_frame(self, frame: handoff_pb2.DecodeFrame) -> bool:
+        kind = frame.WhichOneof("frame")
+        if kind == "bye":
+            return False
+        handler = self._handlers.get(kind or "")
+        if handler is None:
+            instruments.HANDOFF_DROPPED_FRAMES.labels("unknown").inc()
+        else:
+            handler(getattr(frame, kind))
+        return True
+
+    def _on_prefill(self, request: handoff_pb2.Prefill) -> None:
+        xfer_id = request.xfer_id
+        try:
+            if xfer_id in self._transfers or xfer_id in self._partial:
+                raise failures.InvalidRequest(f"transfer {xfer_id} exists already")
+            if len(request.capability) != CAPABILITY_BYTES:
+                raise failures.InvalidRequest(f"a capability has {CAPABILITY_BYTES} bytes")
+            if len(self._partial) >= MAX_PARTIAL_PROMPTS:
+                raise failures.Overloaded(f"{MAX_PARTIAL_PROMPTS} prompts are unfinished already")
+            max_tokens = self._parts.dispatcher.info.max_model_len
+            buffer = PromptBuffer(request.num_prompt_tokens, max_tokens)
+            buffer.add(request.prompt_ids, request.block_hashes)
+            self._partial[xfer_id] = (request, buffer)
+            self._start_if_complete(xfer_id)
+        except failures.BatonError as error:
+            self._partial.pop(xfer_id, None)
+            self._refuse(xfer_id, request.request_id, error)
+
+    def _on_prefill_part(self, part: handoff_pb2.PrefillPart) -> None:
+        if part.xfer_id not in self._partial:
+            instruments.HANDOFF_DROPPED_FRAMES.labels("transfer").inc()
+            return
+        request, buffer = self._partial[part.xfer_id]
+        try:
+            buffer.add(part.prompt_ids, part.block_hashes)
+            self._start_if_complete(part.xfer_id)
+        except failures.BatonError as error:
+            self._partial.pop(part.xfer_id, None)
+            self._refuse(part.xfer_id, request.request_id, error)
+
+    def _start_if_complete(self, xfer_id: int) -> None:
+        request, buffer = self._partial[xfer_id]
+        if not buffer.is_complete:
+            return
+        del self._partial[xfer_id]
+        sampling = to_params(request.sampling)
+        token_ids = buffer.token_ids + request.emitted_ids
+        transfer = PrefillTransfer(request, token_ids, self._parts, self)
+        self._keeper.admit(self, transfer)
+        self._transfers[xfer_id] = transfer
+        transfer.start(buffer.block_hashes, sampling)
+
+    def _on_credit(self, credit: handoff_pb2.TransferCredit) -> None:
+        self._credit_bytes += credit.bytes
+        self._writer.wake()
+
+    def _on_renew(self, renew: handoff_pb2.RenewTransfers) -> None:
+        for xfer_id in renew.xfer_ids:
+            if (transfer := self._transfers.get(xfer_id)) is not None:
+                self._keeper.renew(transfer)
+
+    def _on_done(self, done: handoff_pb2.TransferDone) -> None:
+        transfer = self._find(done.xfer_id, done.capability)
+        if transfer is not None:
+            self._end(transfer, "complete")
+
+    def _on_abort(self, abort: handoff_pb2.TransferAbort) -> None:
+        self._partial.pop(abort.xfer_id, None)
+        transfer = self._find(abort.xfer_id, abort.capability)
+        if transfer is not None:
+            _log.info(
+                "transfer_aborted", request_id=transfer.request_id, reason=abort.failure.reason
+            )
+            self._end(transfer, "aborted")
+
+    def _find(self, xfer_id: int, capability: bytes) -> PrefillTransfer | None:
+        transfer = self._transfers.get(xfer_id)
+        try:
+            if transfer is None:
+                raise ForeignFrame("transfer")
+            transfer.ticket.check_capability(capability)
+        except ForeignFrame as error:
+            instruments.HANDOFF_DROPPED_FRAMES.labels(error.cause).inc()
+            return None
+        return transfer
+
+    # Ends.
+
+    def _refuse(self, xfer_id: int, request_id: str, error: failures.BatonError) -> None:
+        _log.info("transfer_refused", request_id=request_id, reason=error.reason)
+        refused = handoff_pb2.TransferRefused(xfer_id=xfer_id, failure=failures.to_wire(error))
+        self._control(handoff_pb2.PrefillFrame(refused=refused))
+
+    def _abort(self, transfer: PrefillTransfer, error: failures.BatonError, outcome: str) -> None:
+        _log.warning(
+            "transfer_failed", request_id=transfer.request_id, reason=error.reason, outcome=outcome
+        )
+        ticket = transfer.ticket
+        self._control(
+            handoff_pb2.PrefillFrame(
+                abort=handoff_pb2.TransferAbort(
+                    xfer_id=ticket.xfer_id,
+                    capability=ticket.capability,
+                    failure=failures.to_wire(error),
+                )
+            )
+        )
+        self._end(transfer, outcome)
+
+    def _end(self, transfer: PrefillTransfer, outcome: str) -> None:
+        """Free everything of a transfer, exactly once."""
+        del self._transfers[transfer.ticket.xfer_id]
+        if transfer in self._ready:
+            self._ready.remove(transfer)
+        self._keeper.dismiss(transfer)
+        if transfer.first_token is not None:
+            self._parts.dispatcher.release(transfer.seq_id)
+        else:
+            self._parts.dispatcher.abort(transfer.seq_id)
+        instruments.HANDOFF_TRANSFERS.labels("sent", outcome).inc()
+        if outcome == "complete" and not transfer.finish_reason:
+            instruments.HANDOFF_BLOCKS.labels("sent").inc(transfer.ticket.num_missing_blocks)
+
+    # Writing.
+
+    def _next_blocks(self) -> handoff_pb2.PrefillFrame | None:
+        """The next Blocks or Commit that the credit allows (the writer's drain)."""
+        while self._ready:
+            sender = self._ready[0].sender
+            assert sender is not None
+            if not sender.has_next():
+                self._ready.popleft()
+                continue
+            num_bytes = sender.next_bytes()
+            if num_bytes > self._credit_bytes:
+                return None
+            self._credit_bytes -= num_bytes
+            instruments.HANDOFF_BYTES.labels("sent").inc(num_bytes)
+            return sender.next_frame()
+        return None
+
+    def _control(self, frame: handoff_pb2.PrefillFrame) -> None:
+        try:
+            self._writer.send_control(frame)
+        except StreamLost:
+            self._pump.stop_lost()

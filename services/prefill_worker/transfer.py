@@ -1,0 +1,184 @@
+"""One transfer as the prefill worker sees it: queue, compute, send, hold until the peer is done.
+
+    Prefill -> queued -> (Started) computing -> (first token) sending -> (Commit) held -> ended
+
+Its blocks belong to the engine's sequence, which the session releases or aborts at the end. Knows
+no streams and no leases.
+"""
+
+from typing import Protocol
+
+from baton.engine.messages import (
+    AddSequence,
+    Finished,
+    Progress,
+    SamplingParams,
+    SequenceRefused,
+    Started,
+)
+from baton.handoff.sender import Sender
+from baton.handoff.ticket import Ticket
+from baton.runtime.telemetry import Span, start_span
+from baton.wire import failures
+from baton.wire.prefix_hash import TOKEN_BYTES
+from baton.wire.v1 import failure_pb2, handoff_pb2
+from baton.worker.dispatch import SequenceEvent
+from baton.worker.parts import WorkerParts
+
+_COMPLETE = ("stop", "length")
+
+
+class TransferOutlet(Protocol):
+    """What a transfer tells its session."""
+
+    def accepted(self, transfer: "PrefillTransfer") -> None:
+        """Compute has started; the blocks are there."""
+
+    def failed(self, transfer: "PrefillTransfer", error: failures.BatonError) -> None:
+        """It cannot go on; nothing was released yet."""
+
+    def sampled(self, transfer: "PrefillTransfer") -> None:
+        """The first token is there: call `end_of_step` when the whole step is dispatched."""
+
+    def blocks_ready(self, transfer: "PrefillTransfer") -> None:
+        """Its sender has frames."""
+
+
+class PrefillTransfer:
+    """Listens to one prefill sequence. `seq_id` is 0 until `start`."""
+
+    def __init__(
+        self,
+        request: handoff_pb2.Prefill,
+        token_ids: bytes,
+        parts: WorkerParts,
+        outlet: TransferOutlet,
+    ) -> None:
+        num_tokens = len(token_ids) // TOKEN_BYTES
+        self.ticket = Ticket(
+            request.xfer_id,
+            request.request_id,
+            request.epoch,
+            request.capability,
+            request.first_missing_block,
+            parts.blocks.spec.num_blocks_for(num_tokens),
+        )
+        if self.ticket.num_missing_blocks < 0:
+            raise failures.InvalidRequest(
+                f"first_missing_block {request.first_missing_block} is behind the prompt's end"
+            )
+        self.seq_id = 0
+        self.sender: Sender | None = None
+        self.first_token: int | None = None
+        self.finish_reason = ""
+        self._token_ids = token_ids
+        self._request = request
+        self._parts = parts
+        self._outlet = outlet
+        self._queued_s = self._started_s = parts.clock.now()
+        self._num_cached_tokens = 0
+
+    @property
+    def request_id(self) -> str:
+        return self.ticket.request_id
+
+    @property
+    def is_started(self) -> bool:
+        return self.sender is not None
+
+    def start(self, block_hashes: bytes, sampling: SamplingParams) -> None:
+        """Queue the sequence at the engine."""
+        request = self._request
+        now = self._parts.clock.now()
+        num_emitted = len(request.emitted_ids) // TOKEN_BYTES
+        self.seq_id = self._parts.dispatcher.open(self)
+        self._parts.dispatcher.send(
+            AddSequence(
+                seq_id=self.seq_id,
+                request_id=request.request_id,
+                choice=request.choice,
+                kind="prefill",
+                token_ids=self._token_ids,
+                num_emitted=num_emitted,
+                block_hashes=block_hashes,
+                cache_key=request.cache_key,
+                sampling=sampling,
+                credit=num_emitted + 1,
+                priority=request.priority,
+                deadline=now + request.deadline_ms / 1000 if request.deadline_ms else None,
+            )
+        )
+
+    def on_event(self, event: SequenceEvent) -> None:
+        match event:
+            case Started():
+                self._on_started(event)
+            case Progress(num_computed_tokens=num_tokens):
+                assert self.sender is not None
+                self.sender.advance(num_tokens)
+                self._outlet.blocks_ready(self)
+            case SequenceRefused(reason=reason, message=message):
+                self._outlet.failed(self, failure(reason, message))
+            case Finished(reason=reason) if reason in _COMPLETE and self.first_token is not None:
+                self.finish_reason = reason
+            case Finished(reason=reason):
+                self._outlet.failed(self, failure(reason, f"prefill ended: {reason}"))
+
+    def on_token(self, token_id: int, index: int) -> None:
+        assert self.first_token is None, "a prefill samples one token"
+        self.first_token = token_id
+        self._outlet.sampled(self)
+
+    def end_of_step(self) -> handoff_pb2.FirstTokens:
+        """What the decode worker gets at once; afterwards the rest of the blocks may leave."""
+        assert self.first_token is not None
+        assert self.sender is not None
+        now = self._parts.clock.now()
+        self._span("prefill.compute", self._started_s).end()
+        if not self.finish_reason:
+            self.sender.finish()
+            self._outlet.blocks_ready(self)
+        return handoff_pb2.FirstTokens(
+            xfer_id=self.ticket.xfer_id,
+            token_id=self.first_token,
+            num_cached_tokens=self._num_cached_tokens,
+            finish_reason=self.finish_reason,
+            stages=[
+                _stage("prefill.queue", self._started_s - self._queued_s),
+                _stage("prefill.compute", now - self._started_s),
+            ],
+        )
+
+    def _on_started(self, event: Started) -> None:
+        parts = self._parts
+        self._started_s = parts.clock.now()
+        self._span("prefill.queue", self._queued_s).end()
+        self._num_cached_tokens = event.num_cached_tokens
+        num_tokens = len(self._token_ids) // TOKEN_BYTES
+        parts.metrics.took_prompt(num_tokens, event.num_cached_tokens)
+        self.sender = Sender(self.ticket, event.block_ids, parts.blocks, parts.transport)
+        self._outlet.accepted(self)
+        self.sender.advance(event.num_cached_tokens)
+        self._outlet.blocks_ready(self)
+
+    def _span(self, name: str, start_s: float) -> Span:
+        return start_span(
+            name,
+            traceparent=self._request.traceparent,
+            request_id=self.request_id,
+            start_s=start_s,
+            attributes={
+                "baton.worker_id": self._parts.worker_id,
+                "baton.num_tokens": len(self._token_ids) // TOKEN_BYTES,
+                "baton.num_cached_tokens": self._num_cached_tokens,
+            },
+        )
+
+
+def failure(reason: str, message: str) -> failures.BatonError:
+    """The BatonError of an engine's reason."""
+    return failures.from_wire(failure_pb2.Failure(reason=reason, message=message))
+
+
+def _stage(name: str, seconds: float) -> failure_pb2.StageTime:
+    return failure_pb2.StageTime(name=name, duration_us=round(seconds * 1e6))
