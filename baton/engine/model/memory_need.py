@@ -1,0 +1,43 @@
+"""Whether a model fits, asked before its weights are read: the kernel's answer is to kill."""
+
+from pathlib import Path
+
+from baton.engine.model.refusal import LoadError
+
+_GIB = 1024**3
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
+
+
+def check_memory(name: str, weight_bytes: int, kv_bytes: int) -> None:
+    """Raises LoadError, with both numbers, when the model cannot fit into free memory."""
+    free = free_bytes()
+    needed = weight_bytes + kv_bytes
+    if free is not None and needed > free:
+        raise LoadError(
+            f"model {name}: needs {needed / _GIB:.1f} GiB of memory ({weight_bytes / _GIB:.1f} for "
+            f"weights, {kv_bytes / _GIB:.1f} for the KV cache), {free / _GIB:.1f} GiB are free"
+        )
+
+
+def free_bytes() -> int | None:
+    """What this process can still get, from the machine and its control group; None = unknown."""
+    limits = [limit for limit in (_machine_free(), _cgroup_free()) if limit is not None]
+    return min(limits, default=None)
+
+
+def _machine_free() -> int | None:
+    if not _MEMINFO.is_file():
+        return None
+    for line in _MEMINFO.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup_free() -> int | None:
+    if not (_CGROUP_LIMIT.is_file() and _CGROUP_USED.is_file()):
+        return None
+    limit = _CGROUP_LIMIT.read_text().strip()
+    return None if limit == "max" else int(limit) - int(_CGROUP_USED.read_text())

@@ -1,0 +1,126 @@
+"""Logits to tokens, row by row and lane by lane, so that no row pays for another's settings.
+
+    greedy      temperature 0: the largest logit, ties to the lowest id
+    unlimited   temperature alone: an exponential race over the whole vocabulary
+    limited     top-k or top-p: the race over the largest CANDIDATES logits; rows whose limits reach
+                beyond those are done again over the sorted vocabulary
+
+A race draws e ~ Exp(1) for each candidate and takes the largest p / e, which is an exact sample of
+the distribution p (the Gumbel-max trick). Order of filters: temperature, top-k, top-p.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from baton.engine.batch import SampleRow
+from baton.engine.model.noise import row_key, uniforms
+
+CANDIDATES = 257  # enough for top-k 256, with one value beyond to see where equals end
+
+_Lane = Callable[[torch.Tensor, Sequence[SampleRow]], torch.Tensor]
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> NDArray[np.int64]:
+    """One token for each row of float32 `logits` `[num_rows, vocab_size]`."""
+    tokens = np.empty(len(rows), dtype=np.int64)
+    for lane, indexes in _lanes(rows, logits.shape[1]):
+        chosen = [rows[index] for index in indexes]
+        part = logits if len(indexes) == len(rows) else logits[indexes]
+        tokens[indexes] = lane(part, chosen).numpy()
+    return tokens
+
+
+def _lanes(rows: Sequence[SampleRow], vocab_size: int) -> list[tuple[_Lane, list[int]]]:
+    """The lanes that have rows, with the indexes of those."""
+    greedy: list[int] = []
+    unlimited: list[int] = []
+    limited: list[int] = []
+    for index, row in enumerate(rows):
+        params = row.params
+        if params.temperature <= 0.0 or params.top_k == 1:
+            greedy.append(index)
+        elif params.top_p < 1.0 or 0 < params.top_k < vocab_size:
+            limited.append(index)
+        else:
+            unlimited.append(index)
+    lanes: list[tuple[_Lane, list[int]]] = [
+        (_greedy, greedy),
+        (_unlimited, unlimited),
+        (_limited, limited),
+    ]
+    return [(lane, indexes) for lane, indexes in lanes if indexes]
+
+
+def _greedy(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    return logits.argmax(-1)  # the first of equals
+
+
+def _unlimited(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    ids = np.arange(logits.shape[1], dtype=np.uint32)[None]
+    return _race(_tempered(logits, rows), rows, ids).argmax(-1)
+
+
+def _limited(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    num_candidates = min(CANDIDATES, logits.shape[1])
+    tokens, is_enough = _limited_among(logits, rows, num_candidates)
+    if not bool(is_enough.all()):
+        again = torch.nonzero(~is_enough).flatten()
+        wide_rows = [rows[index] for index in again.tolist()]
+        tokens[again], _ = _limited_among(logits[again], wide_rows, logits.shape[1])
+    return tokens
+
+
+def _limited_among(
+    logits: torch.Tensor, rows: Sequence[SampleRow], num_candidates: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens, and which of them did not need more than `num_candidates` candidates."""
+    vocab_size = logits.shape[1]
+    tempered = _tempered(logits, rows)
+    values, ids = _largest(tempered, num_candidates)
+    top_k = torch.tensor([row.params.top_k or vocab_size for row in rows])[:, None]
+    top_p = torch.tensor([row.params.top_p for row in rows], dtype=torch.float64)[:, None]
+    border = values[:, -1:]
+    # What top-p is a share of: the kept top-k, or everything when top-k is off or wider.
+    is_cut = top_k <= num_candidates
+    values = values.masked_fill(torch.arange(num_candidates) >= top_k, -torch.inf)
+    everything = tempered.logsumexp(-1, keepdim=True).double()
+    total = torch.where(is_cut, values.double().logsumexp(-1, keepdim=True), everything)
+    shares = (values.double() - total).exp()
+    reached = shares.cumsum(-1)
+    is_kept = (reached - shares) < top_p
+    is_kept[:, 0] = True
+    kept = values.masked_fill(~is_kept, -torch.inf)
+    scores = _race(kept, rows, ids.numpy().astype(np.uint32))
+    tokens = ids.gather(-1, scores.argmax(-1, keepdim=True)).flatten()
+    is_enough = is_cut | ((top_k >= vocab_size) & (reached[:, -1:] >= top_p))
+    # Equals of the last candidate may be missing: it must not be among the kept ones.
+    is_enough &= values.masked_fill(~is_kept, torch.inf).amin(-1, keepdim=True) > border
+    return tokens, is_enough.flatten() | (num_candidates == vocab_size)
+
+
+def _largest(values: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `num` largest of each row with their ids, descending, equals by ascending id."""
+    if num == values.shape[1]:
+        ordered, ids = values.sort(stable=True, dim=-1, descending=True)
+        return ordered, ids
+    ids = values.topk(num, sorted=False).indices.sort(-1).values
+    ordered, order = values.gather(-1, ids).sort(stable=True, dim=-1, descending=True)
+    return ordered, ids.gather(-1, order)
+
+
+def _tempered(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """Logits / temperature, shifted so that the largest is 0 and nothing overflows."""
+    temperatures = torch.tensor([row.params.temperature for row in rows])[:, None]
+    return (logits - logits.amax(-1, keepdim=True)) / temperatures
+
+
+def _race(
+    values: torch.Tensor, rows: Sequence[SampleRow], token_ids: NDArray[np.uint32]
+) -> torch.Tensor:
+    """Log of p / e for each candidate: the largest wins."""
+    keys = [row_key(row.params.seed, row.choice, row.output_index) for row in rows]
+    noise = torch.from_numpy(uniforms(np.array(keys, dtype=np.uint64), token_ids))
+    return values - noise.neg_().log1p_().neg_().log_()

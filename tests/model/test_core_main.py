@@ -1,0 +1,63 @@
+"""The core as a real process, behind the front's own client: it serves, or says why it cannot."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from baton.engine.client import CoreNotStarted
+from baton.engine.messages import AddSequence, SamplingParams
+from baton.engine.process_client import ProcessEngineClient
+
+MODULE = "baton.worker.core_main"
+
+
+def _args(folder, *more: str) -> list[str]:
+    return ["--model", str(folder), "--dtype", "float32", *more]
+
+
+async def test_a_core_process_generates_what_the_reference_does(model_folder, load_tiny, prompts):
+    _, reference = load_tiny("qwen3")
+    client = await ProcessEngineClient.start(
+        MODULE,
+        _args(model_folder("qwen3"), "--kv-bytes", "2000000", "--max-num-seqs", "4"),
+        load_timeout_s=60,
+    )
+    try:
+        tokens = await _generate(client, prompts[0], 12)
+    finally:
+        await client.close()
+    assert client.info.model_name == "qwen3"
+    assert client.info.max_num_seqs == 4
+    assert client.info.num_blocks == 2_000_000 // client.info.kv_spec.row_bytes
+    reference.assert_same(prompts[0], reference.generate(prompts[0], 12), tokens)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--model", "./no/such/model"), "no such folder"),
+        (("--kv-bytes", "20000"), "lower --max-model-len"),
+    ],
+)
+async def test_a_core_that_cannot_serve_says_why_in_one_line(model_folder, options, reason):
+    with pytest.raises(CoreNotStarted) as caught:
+        await ProcessEngineClient.start(
+            MODULE, [*_args(model_folder("qwen3")), *options], load_timeout_s=60
+        )
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+async def _generate(client: ProcessEngineClient, prompt: list[int], num_tokens: int) -> list[int]:
+    sampling = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    token_ids = np.array(prompt, dtype="<u4").tobytes()
+    key = b"k" * 32
+    client.send(AddSequence(1, "r", 0, "local", token_ids, 0, b"", key, sampling, num_tokens))
+    tokens: list[int] = []
+    async with asyncio.timeout(60):
+        while True:
+            events = await client.events()
+            tokens += events.token_ids
+            if events.finished:
+                return tokens
