@@ -171,6 +171,8 @@ class Fleet:
         registration, load = worker.registration, worker.load
         num_sequences = load.num_running + load.num_waiting + leases.num_sequences
         num_promised = load.num_blocks_promised + leases.num_blocks
+        # The worker keeps one block back for each running sequence that may grow.
+        num_set_aside = num_promised + load.num_running
         return WorkerView(
             worker_id=worker.worker_id,
             unfit=unfit,
@@ -181,7 +183,7 @@ class Fleet:
             ),
             room=Room(
                 num_blocks=registration.num_blocks,
-                num_blocks_free=max(0, load.num_blocks_free - num_promised),
+                num_blocks_free=max(0, load.num_blocks_free - num_set_aside),
                 num_blocks_promised=num_promised,
                 num_slots=registration.max_num_seqs,
                 num_slots_free=max(0, registration.max_num_seqs - num_sequences),

@@ -56,8 +56,10 @@ class RouterCore:
         """
         ack = self._intake.take(endpoint, report)
         kind = report.WhichOneof("report")
-        if kind in ("register", "draining"):
-            self._announce(endpoint, kind)
+        if kind == "register":
+            self._announce(endpoint, "worker_registered")
+        if kind == "draining":
+            self._announce(endpoint, "worker_draining")
         if kind in ("register", "load"):
             self._publish(endpoint)
             self._pump()
@@ -66,7 +68,7 @@ class RouterCore:
     def lose(self, endpoint: str) -> None:
         """The stream to this worker broke or could not be opened."""
         if self._intake.lose(endpoint):
-            self._announce(endpoint, "lost")
+            self._announce(endpoint, "worker_lost")
             self._publish(endpoint)
             self._pump()
 
@@ -156,7 +158,7 @@ class RouterCore:
         worker = self._fleet.get(endpoint)
         assert worker is not None
         _log.info(
-            f"worker_{event}",
+            event,
             endpoint=endpoint,
             worker_id=worker.worker_id,
             boot_epoch=worker.registration.boot_epoch,

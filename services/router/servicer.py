@@ -28,7 +28,7 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
     ) -> router_pb2.PickResponse:
         caller = incoming(context)
         with start_span(
-            "queue", traceparent=caller.traceparent, request_id=request.request_id
+            "router.pick", traceparent=caller.traceparent, request_id=request.request_id
         ) as span:
             response = await self._core.pick(request, _time_to_wait(context.time_remaining()))
             span.set("baton.decode_worker", response.decode.worker_id)

@@ -182,6 +182,22 @@ def test_a_request_waits_until_a_report_shows_room(router, run) -> None:
     run(scenario)
 
 
+def test_growth_of_running_sequences_is_kept_free(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router(stale_after_s=60)
+        fleet.prefill()
+        decode = fleet.decode()
+        # 64 tokens are 4 blocks and 2 more to grow into.
+        decode.load(num_running=2, num_blocks_free=7)
+        waiting = asyncio.create_task(fleet.pick())
+        await settle()
+        assert not waiting.done()
+        decode.load(num_running=2, num_blocks_free=8)
+        await waiting
+
+    run(scenario)
+
+
 def test_no_room_until_the_deadline_is_deadline_exceeded(router, run) -> None:
     async def scenario() -> None:
         fleet = router(stale_after_s=60)
