@@ -9,10 +9,13 @@ from baton.runtime import environment, logs
 from baton.runtime.admin import start_admin
 from baton.runtime.grpc_server import GrpcServer, start_server
 from baton.runtime.process import Process, run
+from baton.system.clock import Clock
+from baton.wire.key_registry import Command, KeyRecord
 from baton.wire.v1 import quota_pb2_grpc
 from services.quota.archive import Archiver
 from services.quota.ledger import LeaseTerms, Ledger
 from services.quota.registry import Registry
+from services.quota.restore import spent_commands
 from services.quota.servicer import QuotaServicer
 from services.quota.settings import PREFIX, Settings
 from services.quota.store import RedisStore, connect
@@ -25,7 +28,7 @@ async def serve(process: Process, settings: Settings) -> None:
     """Serve until `process.stopping`; a Redis that is away at start is waited for."""
     client = connect(settings.redis_url, settings.redis_timeout_s, settings.redis_connections)
     store = RedisStore(client)
-    registry = Registry(store, settings.registry_file, fresh_for_s=settings.fresh_for_s)
+    registry = _registry(store, settings, process.clock)
     archiver = _archiver(store, settings)
     ledger = Ledger(
         store,
@@ -52,6 +55,19 @@ async def serve(process: Process, settings: Settings) -> None:
         await _drain(server, settings.drain_s, upkeep)
         archive_stopping.set()
     await store.close()
+
+
+def _registry(store: RedisStore, settings: Settings, clock: Clock) -> Registry:
+    folder = settings.usage_dir
+
+    async def restore(records: list[KeyRecord]) -> list[Command]:
+        if folder is None:
+            return []
+        return await asyncio.to_thread(spent_commands, records, folder, int(clock.unix() * 1000))
+
+    return Registry(
+        store, settings.registry_file, fresh_for_s=settings.fresh_for_s, restore=restore
+    )
 
 
 def _archiver(store: RedisStore, settings: Settings) -> Archiver | None:

@@ -162,7 +162,6 @@ class Archiver:
         except Unavailable:
             _log.warning("archive_waits", why="redis")
         except OSError as error:
-            self._files = None
             _log.error("archive_waits", why="disk", error=str(error))
 
     async def _hold_lock(self) -> bool:
@@ -178,21 +177,23 @@ class Archiver:
         entries = await self._store.execute("XRANGE", stream, "-", "+", "COUNT", _ENTRIES_PER_BATCH)
         if not entries:
             return 0
-        lines, rejected = _read_entries(tenant, entries)
+        lines, rejected = read_entries(tenant, entries)
         await self._run_blocking(lambda: self._write(lines, rejected))
         await self._store.execute("XDEL", stream, *(entry_id for entry_id, _ in entries))
         return len(entries)
 
     def _write(self, lines: list[UsageLine], rejected: list[dict[bytes, bytes]]) -> None:
-        if self._files is None:
-            self._files = UsageFiles(self._folder)
-        num_new = self._files.append(lines)
-        self._files.reject(rejected)
+        files = self._files or UsageFiles(self._folder)
+        # A failed write forgets what was seen: it may have seen lines that are not on the disk.
+        self._files = None
+        num_new = files.append(lines)
+        files.reject(rejected)
+        self._files = files
         self.num_archived += num_new
         self.num_repeated += len(lines) - num_new
 
 
-def _read_entries(
+def read_entries(
     tenant: str, entries: list[Any]
 ) -> tuple[list[UsageLine], list[dict[bytes, bytes]]]:
     """Stream entries as lines, and those that are none."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from baton.runtime import logs
 from baton.wire import failures, key_registry
-from baton.wire.key_registry import KeyRecord
+from baton.wire.key_registry import Command, KeyRecord
 from baton.wire.v1 import quota_pb2
 from services.quota.store import Store
 
@@ -20,6 +20,7 @@ _DIGEST_BYTES = 32
 _log = logs.get("quota.registry")
 
 ReadRegistry = Callable[[Path], Awaitable[dict[str, KeyRecord]]]
+Restore = Callable[[list[KeyRecord]], Awaitable[list[Command]]]
 Stamp = tuple[int, int, int]
 
 
@@ -28,8 +29,15 @@ async def read_in_thread(path: Path) -> dict[str, KeyRecord]:
     return await asyncio.to_thread(key_registry.read, path)
 
 
+async def nothing_to_restore(records: list[KeyRecord]) -> list[Command]:
+    return []
+
+
 class Registry:
-    """Keys in Redis, kept equal to the registry file. Without a file, Redis alone is the truth."""
+    """Keys in Redis, kept equal to the registry file. Without a file, Redis alone is the truth.
+
+    `restore` makes the commands that an empty Redis gets before the keys' limits.
+    """
 
     def __init__(
         self,
@@ -38,11 +46,13 @@ class Registry:
         *,
         fresh_for_s: float = 5.0,
         read: ReadRegistry = read_in_thread,
+        restore: Restore = nothing_to_restore,
     ) -> None:
         self._store = store
         self._file = file
         self._fresh_for_s = fresh_for_s
         self._read = read
+        self._restore = restore
         self._loading = asyncio.Lock()
         self._loaded_stamp: Stamp | None = None
 
@@ -80,22 +90,22 @@ class Registry:
             if in_redis and stamp == self._loaded_stamp:
                 return False
             try:
-                await self._load(self._file, stamp)
+                await self._load(self._file, stamp, came_back_empty=not in_redis)
             except key_registry.RegistryError as error:
                 _log.error("registry_unusable", error=str(error))
                 return False
             return True
 
-    async def _load(self, file: Path, stamp: Stamp | None) -> None:
-        records = await self._read(file)
+    async def _load(self, file: Path, stamp: Stamp | None, *, came_back_empty: bool) -> None:
+        records = list((await self._read(file)).values())
+        if came_back_empty:
+            await self._store.execute_all(await self._restore(records))
         await self._store.execute_all(
-            command
-            for record in records.values()
-            for command in key_registry.redis_commands(record)
+            command for record in records for command in key_registry.redis_commands(record)
         )
         await self._store.execute("SET", key_registry.LOADED_KEY, len(records))
         self._loaded_stamp = stamp
-        _log.info("registry_loaded", num_keys=len(records))
+        _log.info("registry_loaded", num_keys=len(records), came_back_empty=came_back_empty)
 
 
 def _record(data: bytes) -> KeyRecord:

@@ -26,7 +26,7 @@ class Settings:
     settled_kept_s: float = 86_400.0
     reap_interval_s: float = 2.0
     registry_interval_s: float = 1.0
-    archive_interval_s: float = 1.0
+    archive_interval_s: float = 0.5
     drain_s: float = 2.0
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from baton.wire import key_registry
 from baton.wire.key_registry import KeyLimits, KeyRecord
 from baton.wire.v1 import quota_pb2
-from services.quota.ledger import Ledger, LeaseTerms
+from services.quota.ledger import LeaseTerms, Ledger
 from services.quota.registry import Registry
 from services.quota.store import RedisStore
 

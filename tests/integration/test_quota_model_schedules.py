@@ -1,0 +1,378 @@
+"""Random schedules of the lease protocol against the real scripts on a real server.
+
+Faults: repeated and delayed messages, gateways that die (settled late from their outbox, or never),
+a failover that rolls the store back to an older state. Every answer is compared with
+`baton.testing.quota_model`; in the end:
+
+  I1  each request is billed exactly once at its real cost
+  I2  no hold, slot or lease is left after the lease time
+  I3  without failover, nothing is spent above the budget, and no more tokens or requests than the
+      buckets held and refilled
+  I4  without failover, no more holders than slots produce at any time
+
+BATON_QUOTA_SCHEDULES sets how many schedules of each kind run; BATON_SEED where they begin.
+"""
+
+import copy
+import os
+import random
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from redis.asyncio import Redis
+
+from baton.testing.quota_model import ModelLimits, QuotaModel
+from baton.testing.redis_server import RedisServer
+from baton.wire import failures, key_registry, usage_log
+from baton.wire.key_registry import KeyLimits
+from baton.wire.v1 import quota_pb2
+from services.quota.archive import read_entries
+from services.quota.ledger import LeaseTerms, Ledger
+from services.quota.registry import Registry
+from services.quota.store import RedisStore, connect
+
+NUM_SCHEDULES = int(os.environ.get("BATON_QUOTA_SCHEDULES", "75"))
+FIRST_SEED = int(os.environ.get("BATON_SEED", "1"))
+LEASE_MS = 30_000
+DAY_START_MS = 1_799_971_200_000
+# The most tokens that a holder produces between two of its renewals.
+CREDIT = 20
+# Now and then everybody stalls for the whole lease time, or for all of it but a moment.
+TIME_STEPS_MS = [0, 1, 500, 1000, 2000, 4001] * 6 + [LEASE_MS - 1, LEASE_MS, LEASE_MS + 1]
+
+# What the model's outcome looks like to a client; all others are rate limits.
+REASONS = {
+    "granted": "",
+    "budget": "insufficient_quota",
+    "exceeds_tokens": "request_exceeds_limit",
+    "used_request_id": "invalid_value",
+}
+_STATE_NAMES = {1: "held", 2: "refused", 3: "lost"}
+_SNAPSHOT = """
+local kept = {}
+for _, key in ipairs(redis.call('KEYS', ARGV[1])) do
+  kept[#kept + 1] = key
+  kept[#kept + 1] = redis.call('DUMP', key)
+end
+return kept
+"""
+_ROLL_BACK = """
+for _, key in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL', key) end
+for i = 2, #ARGV, 2 do redis.call('RESTORE', ARGV[i], 0, ARGV[i + 1]) end
+"""
+
+
+class Holder:
+    """What a gateway knows of one of its requests."""
+
+    def __init__(self, prompt: int, granted: int, now_ms: int) -> None:
+        self.prompt = prompt
+        self.granted = granted
+        self.produced = 0
+        self.confirmed = 0
+        # May produce up to here, until there; both move with every renewal that holds.
+        self.allowed = granted
+        self.fence_ms = now_ms + LEASE_MS
+
+    def may_produce(self, now_ms: int) -> bool:
+        return now_ms < self.fence_ms and self.produced < self.allowed
+
+
+class Schedule:
+    """One seeded run over a tenant of its own."""
+
+    def __init__(self, seed: int, client: Redis, *, crash: bool, failover: bool) -> None:
+        self.random = random.Random(seed)
+        self.crash, self.failover = crash, failover
+        self.tenant = f"t{seed}-{int(crash)}{int(failover)}"
+        self.client = client
+        self.start_ms = DAY_START_MS + self.random.choice([0, 8 * 3_600_000, 86_340_000])
+        self.now_ms = self.start_ms
+        choose = self.random.choice
+        self.limits = ModelLimits(
+            requests_per_minute=choose([0, 5, 20]),
+            tokens_per_minute=choose([0, 200, 700]),
+            concurrency=choose([0, 2, 5]),
+            budget_tokens=choose([0, 150, 300, 1000]),
+        )
+        self.model = QuotaModel(self.limits, LEASE_MS, self.start_ms)
+        self.store = RedisStore(client)
+        self.ledger = Ledger(
+            self.store,
+            Registry(self.store, None),
+            LeaseTerms(LEASE_MS / 1000, 3600),
+            clock_ms=lambda: self.now_ms,
+        )
+        self.live: dict[str, Holder] = {}
+        self.sent_renewals: list[tuple[str, int, int]] = []
+        self.truth: dict[str, tuple[int, int]] = {}
+        self.abandoned: dict[str, Holder] = {}
+        self.wire: list[tuple[int, str]] = []
+        self.archive: list[usage_log.UsageLine] = []
+        self.snapshots: list[tuple[list[bytes], QuotaModel]] = []
+        self.num_admitted = 0
+
+    async def run(self) -> None:
+        await self._declare_key()
+        for step in range(self.random.randint(20, 120)):
+            self.now_ms += self.random.choice(TIME_STEPS_MS)
+            if self.failover and self.random.random() < 0.4:
+                await self._snapshot()
+            await self._step(step)
+            await self._deliver(due_by_ms=self.now_ms)
+            if self.random.random() < 0.1:
+                await self._archive()
+        await self._finish()
+        await self._check()
+
+    async def _step(self, step: int) -> None:
+        draw = self.random.random()
+        if draw < 0.3:
+            await self._reserve(f"r{step}")
+        elif draw < 0.58 and self.live:
+            await self._renew(self.random.choice(list(self.live)))
+        elif draw < 0.62 and self.live:
+            self._produce(self.random.choice(list(self.live)))
+        elif draw < 0.82 and self.live:
+            delays = self.random.choices(
+                [0, 1000, 5000, 40_000], k=self.random.choice([1, 1, 2, 3])
+            )
+            self._end(self.random.choice(list(self.live)), delays)
+        elif draw < 0.87 and self.live and self.crash:
+            self._end(self.random.choice(list(self.live)), [self.random.choice([35_000, 90_000])])
+        elif draw < 0.89 and self.live and self.crash:
+            request_id = self.random.choice(list(self.live))
+            self.abandoned[request_id] = self.live.pop(request_id)
+        elif draw < 0.92 and self.failover and self.snapshots:
+            await self._fail_over()
+        elif draw < 0.95 and self.sent_renewals:
+            request_id, used, wanted = self.random.choice(self.sent_renewals)
+            await self._both_renew(request_id, used, wanted, 0)
+        elif draw < 0.97:
+            await self.ledger.reap()
+            self.model.reap(self.now_ms)
+
+    async def _reserve(self, request_id: str) -> None:
+        prompt, output = self.random.randint(1, 20), self.random.randint(9, 60)
+        outcome = await self._both_reserve(request_id, prompt, output)
+        if outcome == "granted":
+            self.num_admitted += 1
+            self.live[request_id] = Holder(prompt, output, self.now_ms)
+            if self.random.random() < 0.2:
+                assert await self._both_reserve(request_id, prompt, output) == "granted"
+        if not self.failover and self.limits.concurrency:
+            producing = sum(h.may_produce(self.now_ms) for h in self.live.values())
+            assert producing <= self.limits.concurrency, "I4"
+
+    async def _both_reserve(self, request_id: str, prompt: int, output: int) -> str:
+        """Reserve in the store and in the model; returns the outcome that both gave."""
+        expected = self.model.reserve(request_id, prompt, output, self.now_ms)
+        request = quota_pb2.ReserveRequest(
+            request_id=request_id,
+            tenant=self.tenant,
+            key_id="key",
+            num_prompt_tokens=prompt,
+            num_output_tokens=output,
+        )
+        reason = ""
+        try:
+            response = await self.ledger.reserve(request)
+        except failures.BatonError as error:
+            reason = error.reason
+        assert reason == REASONS.get(expected, "rate_limit_exceeded"), expected
+        if not reason:
+            self._compare_limits(response.limits)
+        return expected
+
+    async def _renew(self, request_id: str) -> None:
+        holder = self.live[request_id]
+        wanted = holder.granted + self.random.choice([0, 0, 10, 60])
+        used = min(wanted, holder.produced + CREDIT)
+        self.sent_renewals.append((request_id, used, wanted))
+        expected, state = await self._both_renew(request_id, used, wanted, holder.produced)
+        if expected == "lost":
+            self._end(request_id, [0])
+            return
+        holder.granted = state.granted_output_tokens
+        holder.confirmed = min(holder.produced, holder.granted)
+        holder.allowed = min(used, holder.granted)
+        holder.fence_ms = self.now_ms + state.expires_in_ms
+        self._produce(request_id)
+
+    async def _both_renew(
+        self, request_id: str, used: int, wanted: int, produced: int
+    ) -> tuple[str, quota_pb2.LeaseState]:
+        """Renew in the store and in the model; returns the answer that both gave."""
+        expected = self.model.renew(request_id, used, wanted, self.now_ms)
+        renewal = quota_pb2.LeaseRenewal(
+            request_id=request_id,
+            tenant=self.tenant,
+            used_output_tokens=used,
+            wanted_output_tokens=wanted,
+            produced_output_tokens=produced,
+        )
+        response = await self.ledger.renew(quota_pb2.RenewRequest(leases=[renewal]))
+        state = response.leases[0]
+        assert (_STATE_NAMES[state.state], state.granted_output_tokens) == expected
+        return expected[0], state
+
+    def _produce(self, request_id: str) -> None:
+        holder = self.live[request_id]
+        if holder.may_produce(self.now_ms):
+            holder.produced = min(holder.allowed, holder.produced + self.random.randint(1, CREDIT))
+
+    def _end(self, request_id: str, delays_ms: list[int]) -> None:
+        """The holder is done; its settle messages arrive after `delays_ms`."""
+        holder = self.live.pop(request_id)
+        self.truth[request_id] = (holder.prompt, holder.produced)
+        self.wire += [(self.now_ms + delay, request_id) for delay in delays_ms]
+
+    async def _deliver(self, due_by_ms: int) -> None:
+        self.random.shuffle(self.wire)
+        due = [message for message in self.wire if message[0] <= due_by_ms]
+        self.wire = [message for message in self.wire if message[0] > due_by_ms]
+        for _, request_id in due:
+            await self._settle(request_id)
+
+    async def _settle(self, request_id: str) -> None:
+        prompt, output = self.truth[request_id]
+        expected = self.model.settle(request_id, prompt, output, self.now_ms)
+        usage = quota_pb2.UsageRecord(
+            request_id=request_id,
+            tenant=self.tenant,
+            key_id="key",
+            num_prompt_tokens=prompt,
+            num_output_tokens=output,
+        )
+        response = await self.ledger.settle(quota_pb2.SettleRequest(usage=usage))
+        assert response.repeated_settle == (expected == "repeated")
+        self._compare_limits(response.limits)
+
+    def _compare_limits(self, limits) -> None:
+        for bucket, remaining in (
+            (self.model.requests, limits.remaining_requests),
+            (self.model.tokens, limits.remaining_tokens),
+        ):
+            assert remaining == max(0, bucket.level // 60_000)
+
+    async def _snapshot(self) -> None:
+        kept = await self.client.eval(_SNAPSHOT, 0, f"baton:{{{self.tenant}}}:*")
+        self.snapshots = [*self.snapshots, (kept, copy.deepcopy(self.model))][-6:]
+
+    async def _fail_over(self) -> None:
+        """An older replica is promoted; gateways replay what they settled and hold."""
+        kept, model = self.random.choice(self.snapshots)
+        await self.client.eval(_ROLL_BACK, 0, f"baton:{{{self.tenant}}}:*", *kept)
+        self.model = copy.deepcopy(model)
+        for request_id in self.truth:
+            self.wire.append((self.now_ms + self.random.choice([0, 1000, 3000]), request_id))
+        for request_id, holder in self.live.items():
+            await self._both_reserve(request_id, holder.prompt, holder.granted)
+
+    async def _archive(self) -> None:
+        stream = f"baton:{{{self.tenant}}}:usage"
+        entries = await self.store.execute("XRANGE", stream, "-", "+")
+        lines, rejected = read_entries(self.tenant, entries)
+        assert not rejected
+        self.archive += lines
+        if entries:
+            await self.store.execute("XDEL", stream, *(entry[0] for entry in entries))
+
+    async def _finish(self) -> None:
+        for request_id in list(self.live):
+            self._end(request_id, [1000])
+        last_ms = max([at for at, _ in self.wire], default=self.now_ms)
+        self.now_ms = max(self.now_ms, last_ms)
+        await self._deliver(due_by_ms=self.now_ms)
+        self.end_ms = self.now_ms
+        self.now_ms += LEASE_MS
+        await self.ledger.reap()
+        self.model.reap(self.now_ms)
+        await self._archive()
+
+    async def _check(self) -> None:
+        bills = {line.request_id: line for line in usage_log.bill(self.archive)}
+        for request_id, (prompt, output) in self.truth.items():
+            line = bills[request_id]
+            assert (line.num_prompt_tokens, line.num_output_tokens) == (prompt, output), "I1"
+            assert not line.provisional, "I1"
+        await self._check_nothing_is_left()
+        if self.failover:
+            return
+        finals = Counter(line.request_id for line in self.archive if not line.provisional)
+        assert finals == Counter(self.truth.keys()), "I1"
+        for request_id, holder in self.abandoned.items():
+            assert bills[request_id].provisional
+            assert bills[request_id].num_output_tokens == holder.confirmed, "I1"
+        self._check_nothing_was_overspent()
+
+    async def _check_nothing_is_left(self) -> None:
+        root = f"baton:{{{self.tenant}}}"
+        assert await self.store.execute("ZCARD", f"{root}:leases") == 0, "I2"
+        assert int(await self.store.execute("HGET", f"{root}:account:key", "slots") or 0) == 0, "I2"
+        spent = 0
+        for name in await self.store.execute("KEYS", f"{root}:budget:*"):
+            window_spent, held = await self.store.execute("HMGET", name, "spent", "held")
+            assert int(held or 0) == 0, "I2"
+            spent += int(window_spent or 0)
+            if not self.failover:
+                assert int(window_spent or 0) <= self.limits.budget_tokens, "I3"
+        if self.limits.budget_tokens:
+            assert spent == sum(self.model.spent.values())
+            settled = sum(prompt + output for prompt, output in self.truth.values())
+            lapsed = [x for x in self.model.leases.values() if x.state == "lapsed"]
+            assert spent == settled + sum(lease.charged for lease in lapsed), "I1"
+
+    def _check_nothing_was_overspent(self) -> None:
+        used = sum(prompt + output for prompt, output in self.truth.values())
+        used += sum(h.prompt + h.produced for h in self.abandoned.values())
+        elapsed_ms = self.end_ms - self.start_ms
+        for limit, amount in (
+            (self.limits.tokens_per_minute, used),
+            (self.limits.requests_per_minute, self.num_admitted),
+        ):
+            assert not limit or amount <= limit + limit * elapsed_ms / 60_000, "I3"
+
+    async def _declare_key(self) -> None:
+        budget = self.limits.budget_tokens
+        record = key_registry.KeyRecord(
+            key_id="key",
+            tenant=self.tenant,
+            digest="0" * 64,
+            shown="",
+            created_unix_s=0,
+            limits=KeyLimits(
+                requests_per_minute=self.limits.requests_per_minute,
+                tokens_per_minute=self.limits.tokens_per_minute,
+                concurrency=self.limits.concurrency,
+                budget_tokens=budget,
+                budget_period="day" if budget else "",
+            ),
+        )
+        await self.store.execute_all(key_registry.redis_commands(record))
+
+
+@pytest.fixture(scope="module")
+def server():
+    with TemporaryDirectory(prefix="baton-") as folder, RedisServer(Path(folder)) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("crash", "failover"),
+    [(False, False), (True, False), (True, True)],
+    ids=["late-and-repeated-messages", "and-gateway-crashes", "and-failover"],
+)
+async def test_random_schedules_bill_exactly_and_leave_nothing_behind(server, crash, failover):
+    client = connect(server.url, 5.0, 4)
+    for seed in range(FIRST_SEED, FIRST_SEED + NUM_SCHEDULES):
+        schedule = Schedule(seed, client, crash=crash, failover=failover)
+        try:
+            await schedule.run()
+        except BaseException:
+            print(f"seed {seed}: BATON_SEED={seed} BATON_QUOTA_SCHEDULES=1")
+            raise
+        await client.flushdb()
+    await client.aclose(close_connection_pool=True)

@@ -1,0 +1,183 @@
+"""Usage streams end up in files, each request once."""
+
+import json
+
+import pytest
+
+from baton.wire import usage_log
+from baton.wire.failures import Unavailable
+from services.quota.archive import LOCK_KEY, REJECTED_FILE, Archiver, UsageFiles
+
+
+async def run_inline(work):
+    work()
+
+
+def archiver(bench, folder, token="a"):
+    return Archiver(bench.store, folder, token=token, run_blocking=run_inline)
+
+
+def lines(folder):
+    return [line for file in usage_log.files(folder) for line in usage_log.read_file(file)]
+
+
+async def finish(bench, key, *request_ids):
+    for request_id in request_ids:
+        await bench.reserve(key, request_id)
+        await bench.settle(key, request_id)
+
+
+async def test_settled_requests_are_archived_once_and_leave_redis(bench, tmp_path):
+    key = await bench.new_key()
+    await finish(bench, key, "r1", "r2")
+    archive = archiver(bench, tmp_path / "usage")
+    assert await archive.archive_all()
+    assert await archive.archive_all()
+    found = lines(tmp_path / "usage")
+    assert [line.request_id for line in found] == ["r1", "r2"]
+    assert (found[0].num_prompt_tokens, found[0].num_output_tokens) == (10, 20)
+    assert found[0].key_id == key.key_id
+    assert await bench.num_stream_entries() == 0
+    assert archive.num_archived == 2
+
+
+async def test_more_entries_than_a_batch_are_archived_in_one_round(bench, tmp_path):
+    key = await bench.new_key()
+    await finish(bench, key, *(f"r{number}" for number in range(620)))
+    await archiver(bench, tmp_path).archive_all()
+    assert len(lines(tmp_path)) == 620
+
+
+async def test_entries_that_a_crash_left_in_redis_are_not_written_twice(bench, tmp_path):
+    key = await bench.new_key()
+    await finish(bench, key, "r1")
+    dump = await bench.store.execute("DUMP", "baton:{acme}:usage")
+    await archiver(bench, tmp_path).archive_all()
+    await bench.store.execute("DEL", "baton:{acme}:usage")
+    await bench.store.execute("RESTORE", "baton:{acme}:usage", 0, dump)
+    await finish(bench, key, "r2")
+    restarted = archiver(bench, tmp_path)
+    await restarted.archive_all()
+    assert [line.request_id for line in lines(tmp_path)] == ["r1", "r2"]
+    assert restarted.num_repeated == 1
+    assert await bench.num_stream_entries() == 0
+
+
+async def test_same_request_id_of_two_tenants_is_two_requests(bench, tmp_path):
+    for tenant in ("acme", "other"):
+        await finish(bench, await bench.new_key(tenant), "r1")
+    await archiver(bench, tmp_path).archive_all()
+    assert sorted(line.tenant for line in lines(tmp_path)) == ["acme", "other"]
+
+
+async def test_lapsed_request_is_billed_what_was_produced_until_it_settles(bench, tmp_path):
+    key = await bench.new_key()
+    await bench.reserve(key, "r1")
+    await bench.renew(key, "r1", used=40, produced=25)
+    bench.pass_time(31)
+    await bench.ledger.reap()
+    archive = archiver(bench, tmp_path)
+    await archive.archive_all()
+    [bill] = usage_log.bill(lines(tmp_path))
+    assert (bill.num_output_tokens, bill.provisional) == (25, True)
+    assert bill.finish_reason == "lease_expired"
+    await bench.settle(key, "r1", output=30)
+    await archive.archive_all()
+    [bill] = usage_log.bill(lines(tmp_path))
+    assert (bill.num_output_tokens, bill.provisional) == (30, False)
+
+
+async def test_only_the_holder_of_the_lock_archives(bench, tmp_path):
+    key = await bench.new_key()
+    await finish(bench, key, "r1")
+    first, second = archiver(bench, tmp_path, "a"), archiver(bench, tmp_path, "b")
+    assert await first.archive_all()
+    assert not await second.archive_all()
+    await bench.store.execute("DEL", LOCK_KEY)
+    await finish(bench, key, "r2")
+    assert await second.archive_all()
+    assert not await first.archive_all()
+    assert [line.request_id for line in lines(tmp_path)] == ["r1", "r2"]
+
+
+async def test_record_of_a_tenant_that_no_registry_declares_is_archived(bench, tmp_path):
+    key = await bench.new_key("acme")
+    await bench.settle(key, "r1", tenant="lost")
+    archive = archiver(bench, tmp_path)
+    archive.wake("lost")
+    await archive.archive_all()
+    assert [line.tenant for line in lines(tmp_path)] == ["lost"]
+
+
+async def test_unreadable_entry_is_set_aside_and_does_not_stop_the_others(bench, tmp_path):
+    key = await bench.new_key()
+    await bench.store.execute("XADD", "baton:{acme}:usage", "*", "record", b"\xff\xff\xff")
+    await bench.store.execute("XADD", "baton:{acme}:usage", "*", "other", "x")
+    await finish(bench, key, "r1")
+    await archiver(bench, tmp_path).archive_all()
+    assert [line.request_id for line in lines(tmp_path)] == ["r1"]
+    rejected = (tmp_path / REJECTED_FILE).read_text().splitlines()
+    assert [json.loads(line) for line in rejected] == [{"record": "ffffff"}, {"other": "78"}]
+
+
+async def test_records_stay_in_redis_while_the_disk_refuses_them(bench, tmp_path):
+    key = await bench.new_key()
+    await finish(bench, key, "r1")
+    folder = tmp_path / "usage"
+    folder.write_text("a file in the way")
+    archive = archiver(bench, folder)
+    with pytest.raises(OSError):
+        await archive.archive_all()
+    assert await bench.num_stream_entries() == 1
+    folder.unlink()
+    await archive.archive_all()
+    assert len(lines(folder)) == 1
+
+
+async def test_record_whose_write_failed_is_written_by_the_next_round(bench, tmp_path, monkeypatch):
+    key = await bench.new_key()
+    await finish(bench, key, "r1")
+    archive = archiver(bench, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(UsageFiles, "_write", _no_space)
+        with pytest.raises(OSError):
+            await archive.archive_all()
+    await archive.archive_all()
+    assert [line.request_id for line in usage_log.bill(lines(tmp_path))] == ["r1"]
+    assert await bench.num_stream_entries() == 0
+
+
+def _no_space(*arguments):
+    raise OSError(28, "No space left on device")
+
+
+async def test_torn_line_is_cut_before_more_is_appended(bench, tmp_path):
+    key = await bench.new_key()
+    await finish(bench, key, "r1")
+    await archiver(bench, tmp_path).archive_all()
+    [file] = usage_log.files(tmp_path)
+    with file.open("ab") as out:
+        out.write(b'{"tenant":"ac')
+    await finish(bench, key, "r2")
+    await archiver(bench, tmp_path).archive_all()
+    assert [line.request_id for line in lines(tmp_path)] == ["r1", "r2"]
+
+
+async def test_memory_of_seen_requests_is_bounded(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr("services.quota.archive._MAX_REMEMBERED", 3)
+    key = await bench.new_key()
+    await finish(bench, key, *(f"r{number}" for number in range(5)))
+    await archiver(bench, tmp_path).archive_all()
+    assert len(UsageFiles(tmp_path)._seen) == 3
+
+
+async def test_outage_of_redis_is_the_callers_to_wait_out(bench, tmp_path):
+    archive = archiver(bench, tmp_path)
+
+    async def gone(*command):
+        raise Unavailable("gone")
+
+    bench.store.execute = gone
+    with pytest.raises(Unavailable):
+        await archive.archive_all()
+    await archive._round()

@@ -1,0 +1,132 @@
+"""Keys in Redis follow the registry file."""
+
+import os
+
+import msgspec
+import pytest
+
+from baton.wire import failures, key_registry
+from baton.wire.key_registry import KeyLimits, Revocation
+from baton.wire.v1 import quota_pb2
+from services.quota.restore import spent_commands, window_id
+
+SECRET = b"s" * 32
+
+
+def authenticate(bench, digest):
+    return bench.ledger.authenticate(quota_pb2.AuthenticateRequest(key_digest=digest))
+
+
+def new_key(**options):
+    limits = KeyLimits(requests_per_minute=3, budget_tokens=50, budget_period="month")
+    return key_registry.new_key(SECRET, "acme", limits, now_unix_s=0, **options)
+
+
+async def test_key_authenticates_as_its_principal(bench):
+    key, record = new_key(allowed_models=("demo",))
+    await bench.declare(record)
+    principal = await authenticate(bench, key_registry.key_digest(SECRET, key))
+    assert (principal.tenant, principal.key_id) == ("acme", record.key_id)
+    assert principal.limits.requests_per_minute == 3
+    assert principal.limits.budget_period == quota_pb2.BUDGET_PERIOD_MONTH
+    assert list(principal.allowed_models) == ["demo"]
+    assert principal.fresh_for_s == 5
+
+
+@pytest.mark.parametrize("digest", [b"", b"x", os.urandom(32)])
+async def test_unknown_digest_is_refused(bench, digest):
+    with pytest.raises(failures.AuthenticationFailed) as refused:
+        await authenticate(bench, digest)
+    assert refused.value.reason == "invalid_api_key"
+
+
+async def test_key_works_as_soon_as_its_line_is_in_the_file(bench):
+    await bench.registry.refresh()
+    key, record = new_key()
+    key_registry.append(bench.file, record)
+    await authenticate(bench, key_registry.key_digest(SECRET, key))
+
+
+async def test_revoked_key_is_refused_after_the_next_look_at_the_file(bench):
+    key, record = new_key()
+    await bench.declare(record)
+    key_registry.append(bench.file, Revocation(record.key_id, 0))
+    assert await bench.registry.refresh()
+    with pytest.raises(failures.AuthenticationFailed):
+        await authenticate(bench, key_registry.key_digest(SECRET, key))
+
+
+async def test_unchanged_file_is_not_loaded_again(bench):
+    await bench.declare(new_key()[1])
+    assert not await bench.registry.refresh()
+
+
+async def test_redis_that_came_back_empty_is_loaded_by_the_call_that_notices(bench):
+    key, record = new_key()
+    await bench.declare(record)
+    await bench.store.execute("FLUSHALL")
+    await bench.reserve(record, "r1", prompt=1, output=2)
+    await bench.store.execute("FLUSHALL")
+    await authenticate(bench, key_registry.key_digest(SECRET, key))
+    await bench.store.execute("FLUSHALL")
+    await bench.settle(record, "r1", prompt=1, output=2)
+    assert await bench.budget(record, "m202701") == (3, 0)
+
+
+async def test_usage_of_an_undeclared_key_is_still_recorded(bench):
+    _, record = new_key()
+    response = await bench.settle(record, "r1")
+    assert not response.repeated_settle
+    assert await bench.num_stream_entries() == 1
+    assert (await bench.settle(record, "r1")).repeated_settle
+
+
+async def test_malformed_file_leaves_the_loaded_keys_in_place(bench):
+    key, record = new_key()
+    await bench.declare(record)
+    with bench.file.open("ab") as file:
+        file.write(b"nonsense\n")
+    assert not await bench.registry.refresh()
+    await authenticate(bench, key_registry.key_digest(SECRET, key))
+
+
+async def test_corrupt_record_of_one_key_is_unavailable_for_that_key_only(bench):
+    key, record = new_key()
+    await bench.declare(record)
+    digest = key_registry.key_digest(SECRET, key)
+    await bench.store.execute("SET", key_registry.principal_key(digest), "nonsense")
+    with pytest.raises(failures.Unavailable):
+        await authenticate(bench, digest)
+    other, other_record = new_key()
+    await bench.declare(other_record)
+    await authenticate(bench, key_registry.key_digest(SECRET, other))
+
+
+async def test_budget_spent_is_put_back_from_the_archive(bench, tmp_path):
+    _, record = new_key()
+    usage = tmp_path / "usage"
+    usage.mkdir()
+    now_ms = bench.now_ms[0]
+    line = {
+        "tenant": "acme", "request_id": "r1", "key_id": record.key_id, "model": "m",
+        "settled_unix_ms": now_ms, "num_prompt_tokens": 10, "num_output_tokens": 5,
+        "finish_reason": "stop",
+    }  # fmt: skip
+    last_month = line | {"request_id": "r0", "started_unix_ms": now_ms - 20 * 86_400_000}
+    foreign = line | {"tenant": "other"}
+    text = b"".join(msgspec.json.encode(x) + b"\n" for x in (line, line, last_month, foreign))
+    (usage / "usage-2027-01-10.jsonl").write_bytes(text)
+
+    async def restore(records):
+        return spent_commands(records, usage, now_ms)
+
+    bench.registry._restore = restore
+    await bench.declare(record)
+    assert await bench.budget(record, "m202701") == (15, 0)
+    with pytest.raises(failures.LimitExceeded):
+        await bench.reserve(record, "r2", prompt=10, output=26)
+
+
+def test_window_ids_are_named_after_the_utc_calendar():
+    assert window_id("day", 1_800_000_000_000) == "d20270115"
+    assert window_id("month", 1_800_000_000_000) == "m202701"
