@@ -120,7 +120,7 @@ class Engine:
             events.snapshot = self._manager.snapshot()
             self._wants_snapshot = False
         nothing = StepEvents(self.step_index, self._last_load)
-        events.load = self._last_load = self._measure_load()
+        events.load = self._last_load = self.measure_load()
         self._events = StepEvents(self.step_index, self._last_load)
         return None if events == nothing else events
 
@@ -131,6 +131,18 @@ class Engine:
     def next_deadline(self) -> float | None:
         """When to take a step although no command has come."""
         return self._sequences.next_deadline
+
+    def measure_load(self) -> EngineLoad:
+        """Where the engine stands between two steps."""
+        return EngineLoad(
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            num_blocks_free=self._manager.num_free_blocks,
+            num_blocks_promised=self._manager.num_promised_blocks,
+            num_queued_prefill_tokens=self._scheduler.num_queued_prefill_tokens(),
+            prefill_tokens_per_s=self._meter.prefill_tokens_per_s,
+            decode_step_s=self._meter.decode_step_s,
+        )
 
     def check_integrity(self) -> None:
         """Assert that no block is lost, doubled or held by nobody. Only between steps."""
@@ -265,17 +277,6 @@ class Engine:
         self._scheduler.remove(seq)
         self._manager.free(seq)
         self._sequences.remove(seq)
-
-    def _measure_load(self) -> EngineLoad:
-        return EngineLoad(
-            num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
-            num_blocks_free=self._manager.num_free_blocks,
-            num_blocks_promised=self._manager.num_promised_blocks,
-            num_queued_prefill_tokens=self._scheduler.num_queued_prefill_tokens(),
-            prefill_tokens_per_s=self._meter.prefill_tokens_per_s,
-            decode_step_s=self._meter.decode_step_s,
-        )
 
 
 def _describe(config: EngineConfig, runner: Runner) -> EngineInfo:

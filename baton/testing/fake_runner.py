@@ -90,6 +90,7 @@ class FakeRunner:
         """Store one sequence's new slots; returns the state after its last token, per layer."""
         start, end = batch.query_starts[row], batch.query_starts[row + 1]
         tokens = batch.token_ids[start:end].tolist()
+        assert tokens, f"sequence {batch.seq_ids[row]} is in the batch with nothing to compute"
         length = int(batch.context_lens[row])
         first = length - len(tokens)
         assert batch.positions[start:end].tolist() == list(range(first, length))

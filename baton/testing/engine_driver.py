@@ -1,0 +1,118 @@
+"""Plays the front of one Engine with a FakeRunner, step by step, and keeps what came out.
+
+Checks after each step that no block is lost and that the KV events add up to what is cached.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from baton.engine.engine import Engine, EngineConfig
+from baton.engine.messages import (
+    AddSequence,
+    Command,
+    SamplingParams,
+    SequenceKind,
+    SnapshotHashes,
+    StepEvents,
+)
+from baton.testing.fake_runner import FakeRunner
+from baton.testing.virtual_clock import VirtualClock
+from baton.wire.prefix_hash import split_hashes
+
+CACHE_KEY = b"k" * 32
+PLENTY_OF_CREDIT = 1_000_000
+
+
+def encode_tokens(token_ids: Sequence[int]) -> bytes:
+    """Token ids as they travel: u32 little-endian."""
+    return np.array(token_ids, "<u4").tobytes()
+
+
+class EngineDriver:
+    """`events` are of the last step; `tokens` and `finished` of all of them, by seq_id."""
+
+    def __init__(self, runner: FakeRunner, **sizes: int) -> None:
+        self.runner = runner
+        self.clock = VirtualClock()
+        self.config = EngineConfig("fake-model", "fake", "1", **sizes)
+        self.engine = Engine(self.config, runner, self.clock)
+        self.pool = bytearray(self.config.num_blocks * runner.kv_spec.row_bytes)
+        runner.bind_pool(memoryview(self.pool))
+        self.tokens: dict[int, list[int]] = {}
+        self.finished: dict[int, str] = {}
+        self.events = self._no_events()
+        self._cached: set[bytes] = set()
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.events.load.num_blocks_free
+
+    def step(self, *commands: Command) -> StepEvents:
+        """One step; its tokens must continue the indexes of each sequence."""
+        self.events = self.engine.step([*commands, SnapshotHashes()]) or self._no_events()
+        events = self.events
+        columns = zip(events.token_seq_ids, events.token_ids, events.token_indexes, strict=True)
+        for seq_id, token, index in columns:
+            output = self.tokens.setdefault(seq_id, [])
+            assert index == len(output), f"token {index} of {seq_id} after {len(output)}"
+            output.append(token)
+        for finished in events.finished:
+            assert finished.seq_id not in self.finished, "finished twice"
+            self.finished[finished.seq_id] = finished.reason
+        self.engine.check_integrity()
+        self._check_kv_events()
+        return events
+
+    def run(self, max_steps: int = 1000) -> None:
+        """Step until the engine has nothing to do."""
+        for _ in range(max_steps):
+            self.step()
+            if not self.engine.has_work:
+                return
+        raise AssertionError(f"still busy after {max_steps} steps")
+
+    def lone_run(self, prompt: Sequence[int], max_tokens: int = 8) -> list[int]:
+        """The output that this prompt must get, whatever else runs."""
+        return self.runner.lone_run(prompt, SamplingParams(max_tokens))
+
+    def row(self, block_id: int) -> memoryview:
+        """One block's bytes, writable."""
+        size = self.runner.kv_spec.row_bytes
+        return memoryview(self.pool)[block_id * size : (block_id + 1) * size]
+
+    def _no_events(self) -> StepEvents:
+        return StepEvents(self.engine.step_index, self.engine.measure_load())
+
+    def _check_kv_events(self) -> None:
+        assert self.events.snapshot is not None
+        self._cached -= set(split_hashes(self.events.removed_hashes))
+        for stored in self.events.stored:
+            self._cached |= set(split_hashes(stored.hashes))
+        assert self._cached == set(split_hashes(self.events.snapshot))
+
+
+def add_sequence(
+    seq_id: int,
+    prompt: Sequence[int],
+    *,
+    kind: SequenceKind = "local",
+    max_tokens: int = 8,
+    credit: int = PLENTY_OF_CREDIT,
+    emitted: Sequence[int] = (),
+    **fields: object,
+) -> AddSequence:
+    """An AddSequence with sensible defaults; `fields` are further fields of it or of sampling."""
+    sampling_names = SamplingParams.__struct_fields__
+    sampling = {name: fields.pop(name) for name in sampling_names if name in fields}
+    defaults: dict[str, object] = {"choice": 0, "block_hashes": b"", "cache_key": CACHE_KEY}
+    return AddSequence(
+        seq_id=seq_id,
+        request_id=f"request-{seq_id}",
+        kind=kind,
+        token_ids=encode_tokens([*prompt, *emitted]),
+        num_emitted=len(emitted),
+        sampling=SamplingParams(max_tokens, **sampling),  # type: ignore[arg-type]
+        credit=credit,
+        **(defaults | fields),  # type: ignore[arg-type]
+    )
