@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from baton.system.clock import Clock
 from baton.wire.failures import Unavailable
+from baton.wire.v1 import worker_pb2
 from services.gateway.attempt import Arrival, Attempt, Finished, Prefilled, Tokens
 from services.gateway.choice_text import ChoiceText
 from services.gateway.credit import CreditMeter
@@ -31,6 +32,8 @@ class AnswerStream:
         self._clock = clock
         # By choice; see Progress.num_cached.
         self.num_cached: dict[int, int] = {}
+        # The worker's own stages up to the first token of choice 0, in seconds.
+        self.prefill_stages: dict[str, float] = {}
 
     @property
     def has_open_choices(self) -> bool:
@@ -68,10 +71,15 @@ class AnswerStream:
             if isinstance(arrival, Tokens):
                 batch += self._take_tokens(choice, arrival.ids)
             elif isinstance(arrival, Prefilled):
-                self.num_cached[choice.choice] = arrival.summary.num_cached_tokens
+                self._take_prefill(choice.choice, arrival.summary)
             elif choice.finish_reason is None:
                 batch.append(self._finish(choice, arrival))
         return batch + self._end_starved()
+
+    def _take_prefill(self, choice: int, summary: worker_pb2.PrefillSummary) -> None:
+        self.num_cached[choice] = summary.num_cached_tokens
+        if choice == 0:
+            self.prefill_stages = {s.name: s.duration_us / 1e6 for s in summary.stages}
 
     def _take_tokens(self, choice: ChoiceText, ids: list[int]) -> list[Delta]:
         was_open = choice.finish_reason is None

@@ -5,13 +5,12 @@ for STALE_S more, only while the quota service cannot answer. The key itself goe
 its keyed digest.
 """
 
-import hmac
 from collections import OrderedDict
 from dataclasses import dataclass
-from hashlib import sha256
 
 from baton.system.clock import Clock
 from baton.wire.failures import AuthenticationFailed, DeadlineExceeded, Unavailable
+from baton.wire.key_registry import key_digest
 from baton.wire.v1 import quota_pb2
 from services.gateway.ports import CallContext, QuotaClient
 
@@ -37,11 +36,6 @@ class _Cached:
     principal: Principal
     fetched_s: float
     fresh_until_s: float
-
-
-def key_digest(server_secret: bytes, api_key: str) -> bytes:
-    """The only form in which a key leaves the gateway."""
-    return hmac.digest(server_secret, api_key.encode(), sha256)
 
 
 def bearer_key(authorization: str | None) -> str:

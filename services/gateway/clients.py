@@ -191,7 +191,7 @@ async def _call(method: Any, request: Any, context: CallContext) -> Any:
 
 
 async def _probe(channel: grpc.aio.Channel, deadline_s: float) -> None:
-    health = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+    health = health_pb2_grpc.HealthStub(channel)
     answer = await grpc_channel.call(
         health.Check, health_pb2.HealthCheckRequest(), deadline_s=deadline_s
     )

@@ -46,7 +46,7 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class GatewayIdentity:
     """Who this gateway is, and the secret it shares with its fleet."""
 
     gateway_id: str
@@ -59,7 +59,7 @@ class Gateway:
     def __init__(
         self,
         outside: Outside,
-        identity: Identity,
+        own: GatewayIdentity,
         clock: Clock,
         rng: random.Random,
         *,
@@ -72,18 +72,23 @@ class Gateway:
         self._outside = outside
         self._router_seen = False
         self.directory = ModelDirectory(aliases or {}, rng)
-        self.authenticator = Authenticator(outside.quota, identity.server_secret, clock)
+        self.authenticator = Authenticator(outside.quota, own.server_secret, clock)
         self.leases = LeaseKeeper(outside.quota, rng)
-        self.links = WorkerLinks(outside.dial, identity.gateway_id, clock)
+        self.links = WorkerLinks(outside.dial, own.gateway_id, clock)
         self.outbox = Outbox(outside.outbox_file, outside.quota, outside.in_thread)
         self.artifacts = Artifacts(outside.tokenizer, outside.in_thread)
-        self.pipeline = Pipeline(self._parts(identity.server_secret, limits or Limits()))
+        self.pipeline = Pipeline(self._parts(own.server_secret, limits or Limits()))
 
     async def run(self) -> None:
         """Follow the fleet, renew leases, own the workers' streams, replay the outbox."""
         async with asyncio.TaskGroup() as tasks:
             for loop in (self._follow_fleet, self.leases.run, self.links.run, self.outbox.run):
                 tasks.create_task(loop())
+
+    async def close(self) -> None:
+        """Announce the end on the workers' streams, once no request is open."""
+        self.links.close_all()
+        await asyncio.sleep(0)
 
     async def unready_reasons(self) -> list[str]:
         """Why this gateway cannot serve; empty when it is ready."""

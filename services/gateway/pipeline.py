@@ -36,7 +36,8 @@ AUTHENTICATE_TIMEOUT_S = 2.0
 ENCODE_TIMEOUT_S = 10.0
 RESERVE_TIMEOUT_S = 2.0
 SETTLE_ACK_S = 0.025
-MAX_ATTEMPTS = 3
+MAX_FAILURES = 3
+MAX_EXCLUDED = 16
 RETRIED_REASONS = frozenset({"no_room", "worker_lost", "draining", "unavailable", "handoff_failed"})
 
 
@@ -174,17 +175,21 @@ class Pipeline:
         self._parts.leases.open(progress.lease)
 
     async def _generate(self, x: Exchange) -> None:
-        failed_workers: list[str] = []
+        """Attempts until one has brought its first token. A worker without room only sends the
+        request back into the router's queue, until its first token is due; other failures count."""
+        refused_by: list[str] = []
+        num_failures = 0
         while True:
-            pick = await self._pick(x, failed_workers)
+            pick = await self._pick(x, refused_by)
             x.progress.num_attempts += 1
             try:
                 return await self._attempt(x, pick)
             except BatonError as error:
+                num_failures += error.reason != "no_room"
                 retried = error.reason in RETRIED_REASONS and not x.progress.num_received
-                if not retried or x.progress.num_attempts >= MAX_ATTEMPTS:
+                if not retried or num_failures >= MAX_FAILURES:
                     raise
-                failed_workers.append(pick.decode.worker_id)
+                refused_by = [*refused_by[1 - MAX_EXCLUDED :], pick.decode.worker_id]
                 reports.of_retry(x, error.reason)
 
     async def _pick(self, x: Exchange, failed_workers: list[str]) -> router_pb2.PickResponse:
@@ -246,7 +251,8 @@ class Pipeline:
 
     async def _stream_answer(self, x: Exchange, stream: AnswerStream) -> None:
         batch = await stream.first(self._first_token_left_s(x))
-        reports.of_first_token(x, x.timer.mark("prefill"))
+        prefill_s = x.timer.mark("prefill")
+        reports.of_first_token(x, prefill_s, stream.prefill_stages)
         await x.sink.started(head_of(x))
         gaps = reports.TokenGaps(x, self._parts.clock)
 

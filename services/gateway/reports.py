@@ -3,7 +3,7 @@
 No prompt or output text, no API key, and no tenant in a metric's label.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from baton.runtime import instruments, logs
@@ -50,8 +50,13 @@ def of_queue(x: Exchange, pick_span: Span, asked_s: float, queue_s: float) -> No
     instruments.REQUEST_QUEUE_TIME.labels(_model_name(x)).observe(queue_s)
 
 
-def of_first_token(x: Exchange, prefill_s: float) -> None:
-    """The first token arrived."""
+def of_first_token(x: Exchange, prefill_s: float, worker_stages: Mapping[str, float]) -> None:
+    """The first token arrived. The worker's stages take their share out of `prefill`, which keeps
+    what is left: the way to the worker and back."""
+    for stage, seconds in worker_stages.items():
+        share_s = min(seconds, x.timer.stages["prefill"])
+        x.timer.stages["prefill"] -= share_s
+        x.timer.stages[stage] = x.timer.stages.get(stage, 0.0) + share_s
     name, ttft_s = _model_name(x), x.timer.wall_s
     instruments.TIME_TO_FIRST_TOKEN.labels(name).observe(ttft_s)
     instruments.GEN_AI_TIME_TO_FIRST_TOKEN.labels(x.arrival.endpoint.name, name).observe(ttft_s)

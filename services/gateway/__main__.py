@@ -1,0 +1,98 @@
+"""The gateway process: builds the objects, serves until told to stop, then drains."""
+
+import asyncio
+import os
+import socket
+from random import SystemRandom
+
+from baton.runtime import environment, logs
+from baton.runtime.admin import start_admin
+from baton.runtime.process import Process, run
+from baton.wire.key_registry import read_secret
+from services.gateway.alias_file import follow_aliases, read_aliases
+from services.gateway.app import App
+from services.gateway.clients import GrpcQuota, GrpcRouters, GrpcTokenizer, dial_worker
+from services.gateway.gateway import Gateway, GatewayIdentity, Outside
+from services.gateway.outbox import DiskFile
+from services.gateway.pipeline import Limits
+from services.gateway.serving import HttpServer, listening_socket
+from services.gateway.settings import PREFIX, GatewaySettings
+
+OUTBOX_FILE = "usage-outbox.txt"
+
+_log = logs.get("gateway")
+
+
+async def serve(process: Process, settings: GatewaySettings) -> None:
+    """Serve until `process.stopping`, then let open requests end."""
+    quota, tokenizer = GrpcQuota(settings.quota), GrpcTokenizer(settings.tokenizer)
+    routers = GrpcRouters(settings.router)
+    outside = Outside(
+        quota=quota,
+        tokenizer=tokenizer,
+        router=routers,
+        dial=dial_worker,
+        outbox_file=DiskFile(settings.outbox_dir / OUTBOX_FILE),
+        in_thread=asyncio.to_thread,
+    )
+    gateway = _gateway(process, settings, outside)
+    app = App(
+        gateway,
+        max_body_bytes=settings.max_body_bytes,
+        max_open_requests=settings.max_open_requests,
+        deadline_s=settings.deadline_s,
+    )
+    bound = listening_socket(settings.listen)
+    server = HttpServer(app, drain_s=settings.drain_s)
+    admin_port = start_admin(settings.admin_listen)
+    _log.info("serving", port=bound.getsockname()[1], admin_port=admin_port)
+    async with asyncio.TaskGroup() as tasks:
+        background = [tasks.create_task(gateway.run())]
+        if settings.aliases_file is not None:
+            following = follow_aliases(gateway.directory, settings.aliases, settings.aliases_file)
+            background.append(tasks.create_task(following))
+        stopping = tasks.create_task(_drain_when_told(process, gateway, server))
+        await server.serve([bound])
+        stopping.cancel()
+        await gateway.close()
+        for task in background:
+            task.cancel()
+    for client in (quota, tokenizer, routers):
+        await client.close()
+    _log.info("stopped")
+
+
+def _gateway(process: Process, settings: GatewaySettings, outside: Outside) -> Gateway:
+    gateway_id = settings.gateway_id or f"{socket.gethostname()}-{os.getpid()}"
+    return Gateway(
+        outside,
+        GatewayIdentity(gateway_id, read_secret(settings.secret_file)),
+        process.clock,
+        SystemRandom(),
+        aliases=read_aliases(settings.aliases, settings.aliases_file),
+        limits=Limits(
+            default_output_reservation=settings.default_output_reservation,
+            first_token_s=settings.first_token_s,
+            token_gap_s=settings.token_gap_s,
+        ),
+    )
+
+
+async def _drain_when_told(process: Process, gateway: Gateway, server: HttpServer) -> None:
+    await process.stopping.wait()
+    gateway.draining = True
+    _log.info("draining")
+    server.drain()
+
+
+def main() -> None:
+    settings = environment.load(GatewaySettings, PREFIX)
+
+    async def served(process: Process) -> None:
+        await serve(process, settings)
+
+    run("gateway", served)
+
+
+if __name__ == "__main__":
+    main()

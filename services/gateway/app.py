@@ -1,0 +1,206 @@
+"""The HTTP edge: raw ASGI on the generating endpoints, starlette for the rest.
+
+Each generating request runs in a task group with two companions: one waits on `receive()` for the
+client to leave (a send never tells), one keeps a silent stream alive. Translates failures into
+OpenAI's bodies; decides nothing else.
+"""
+
+import asyncio
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from baton.runtime import logs
+from baton.wire.failures import (
+    BatonError,
+    Cancelled,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    Unavailable,
+    quoted,
+)
+from services.gateway.auth import Principal
+from services.gateway.exchange import Arrival
+from services.gateway.gateway import Gateway
+from services.gateway.http_request import (
+    Headers,
+    Receive,
+    RequestIds,
+    Scope,
+    Send,
+    authorization_of,
+    deadline_of,
+    read_body,
+    traceparent_of,
+)
+from services.gateway.http_response import JSON, HttpResponse, error_headers, send_error
+from services.gateway.openai.endpoints import ENDPOINTS, Endpoint
+from services.gateway.openai.errors import error_body
+from services.gateway.openai.model_list import model_body, model_list_body
+from services.gateway.pipeline import AUTHENTICATE_TIMEOUT_S
+from services.gateway.ports import CallContext
+from services.gateway.sinks import HttpSink
+
+_log = logs.get("app")
+
+
+class _ClientGone(Exception):
+    """Ends the task group of a request whose client left."""
+
+
+class App:
+    """The ASGI application."""
+
+    def __init__(
+        self, gateway: Gateway, *, max_body_bytes: int, max_open_requests: int, deadline_s: float
+    ) -> None:
+        self._gateway = gateway
+        self._max_body_bytes = max_body_bytes
+        self._max_open_requests = max_open_requests
+        self._deadline_s = deadline_s
+        self._ids = RequestIds(gateway.rng)
+        self._created_unix_s = int(gateway.clock.unix())
+        self._rest = self._starlette()
+        self.num_open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        scope["baton.request_id"] = self._ids.of(Headers(scope["headers"]))
+        endpoint = ENDPOINTS.get(scope["path"])
+        if endpoint is None or scope["method"] != "POST":
+            await self._rest(scope, receive, send)
+            return
+        self.num_open += 1
+        try:
+            await self._generate(endpoint, scope, receive, send)
+        finally:
+            self.num_open -= 1
+
+    async def _generate(
+        self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        headers, request_id = Headers(scope["headers"]), scope["baton.request_id"]
+        response = HttpResponse(send, request_id)
+        try:
+            self._check_open()
+            arrival = Arrival(
+                request_id=request_id,
+                endpoint=endpoint,
+                deadline_s=deadline_of(headers, self._deadline_s),
+                authorization=authorization_of(headers),
+                body=await read_body(headers, receive, self._max_body_bytes),
+                traceparent=traceparent_of(headers),
+            )
+        except Cancelled:
+            return
+        except BatonError as error:
+            await send_error(response, error)
+            return
+        await self._run(arrival, HttpSink(response, endpoint), receive)
+
+    async def _run(self, arrival: Arrival, sink: HttpSink, receive: Receive) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                companions = [
+                    tasks.create_task(_watch_client(receive)),
+                    tasks.create_task(sink.keep_alive()),
+                ]
+                try:
+                    await self._gateway.pipeline.run(arrival, sink)
+                except BatonError as error:
+                    await sink.failed(error)
+                for task in companions:
+                    task.cancel()
+        except* _ClientGone:
+            _log.info("client_gone", request_id=arrival.request_id)
+        except* BatonError as stalled:
+            reasons = [getattr(error, "reason", "") for error in stalled.exceptions]
+            _log.info("client_gone", request_id=arrival.request_id, reason=",".join(reasons))
+
+    def _check_open(self) -> None:
+        if self._gateway.draining:
+            raise Unavailable("this gateway is draining", reason="draining", retry_after_s=1)
+        if self.num_open > self._max_open_requests:
+            raise Overloaded(
+                f"{self._max_open_requests} requests are open already", retry_after_s=1
+            )
+
+    def _starlette(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/v1/models", self._models),
+                Route("/v1/models/{name:path}", self._model),
+                Route("/healthz", self._healthz),
+                Route("/readyz", self._readyz),
+                *(Route(path, self._never, methods=["POST"]) for path in ENDPOINTS),
+            ],
+            exception_handlers={HTTPException: _http_error, BatonError: _baton_error},
+        )
+
+    async def _models(self, request: Request) -> Response:
+        principal = await self._principal(request)
+        names = self._gateway.directory.public_names(principal.allowed_models)
+        return _json(request, model_list_body(names, self._created_unix_s))
+
+    async def _model(self, request: Request) -> Response:
+        principal = await self._principal(request)
+        name = request.path_params["name"]
+        if name not in self._gateway.directory.public_names(principal.allowed_models):
+            raise ModelNotFound(f"model: {quoted(name)} does not exist", param="model")
+        return _json(request, model_body(name, self._created_unix_s))
+
+    async def _healthz(self, request: Request) -> Response:
+        return _json(request, b'{"status":"ok"}')
+
+    async def _readyz(self, request: Request) -> Response:
+        reasons = await self._gateway.unready_reasons()
+        body = ",".join(f'"{reason}"' for reason in reasons)
+        state = b"unready" if reasons else b"ready"
+        content = b'{"status":"%b","reasons":[%b]}' % (state, body.encode())
+        return _json(request, content, 503 if reasons else 200)
+
+    async def _never(self, request: Request) -> Response:
+        raise AssertionError("POST on a generating endpoint does not come here")
+
+    async def _principal(self, request: Request) -> Principal:
+        headers = Headers(request.scope["headers"])
+        context = CallContext(
+            request.scope["baton.request_id"], AUTHENTICATE_TIMEOUT_S, traceparent_of(headers)
+        )
+        return await self._gateway.authenticator.authenticate(authorization_of(headers), context)
+
+
+async def _watch_client(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise _ClientGone
+
+
+def _json(request: Request, body: bytes, status: int = 200) -> Response:
+    headers = {"x-request-id": request.scope["baton.request_id"]}
+    return Response(body, status, headers, media_type=JSON)
+
+
+async def _baton_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, BatonError)
+    response = _json(request, error_body(error), error.row.http_status)
+    response.headers.update(error_headers(error))
+    return response
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        failure = InvalidRequest(
+            f"{request.method} is not allowed here", reason="method_not_allowed"
+        )
+    else:
+        failure = InvalidRequest("no such path", reason="not_found")
+    response = await _baton_error(request, failure)
+    response.headers.update(error.headers or {})
+    return response

@@ -1,0 +1,120 @@
+"""What the gateway reads of an HTTP request: id, trace, deadline, and its body within limits."""
+
+import asyncio
+import random
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from baton.wire.failures import Cancelled, DeadlineExceeded, InvalidRequest, quoted
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+BODY_TIMEOUT_S = 10.0
+DEADLINE_HEADER = "x-request-timeout-s"
+MAX_DEADLINE_S = 3600.0
+MAX_REMEMBERED_IDS = 100_000
+
+_SANE_ID = re.compile(r"[A-Za-z0-9_.:\-]{1,64}")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class Headers:
+    """Request headers by lower-case name; repeated ones are kept apart."""
+
+    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
+        self._raw = raw
+
+    def get(self, name: str) -> str | None:
+        """The header's value, None when it is absent or given more than once."""
+        values = self.all(name)
+        return values[0] if len(values) == 1 else None
+
+    def all(self, name: str) -> list[str]:
+        wanted = name.encode()
+        return [value.decode("latin-1") for key, value in self._raw if key == wanted]
+
+
+def authorization_of(headers: Headers) -> str | None:
+    """The Authorization header; two of them are as good as a wrong one."""
+    values = headers.all("authorization")
+    return ",".join(values) if values else None
+
+
+def traceparent_of(headers: Headers) -> str:
+    """The W3C trace context, or empty when there is none that is well-formed."""
+    value = headers.get("traceparent") or ""
+    return value if _TRACEPARENT.fullmatch(value) else ""
+
+
+def deadline_of(headers: Headers, default_s: float) -> float:
+    """Seconds that the whole request may take. Raises InvalidRequest; DeadlineExceeded for 0."""
+    value = headers.get(DEADLINE_HEADER)
+    if value is None:
+        return default_s
+    try:
+        deadline_s = float(value)
+    except ValueError:
+        deadline_s = -1.0
+    if not deadline_s >= 0:
+        raise InvalidRequest(
+            f"{DEADLINE_HEADER}: got {quoted(value)}; expected seconds", param=DEADLINE_HEADER
+        )
+    if deadline_s == 0:
+        raise DeadlineExceeded(f"{DEADLINE_HEADER}: no time at all")
+    return min(deadline_s, MAX_DEADLINE_S)
+
+
+class RequestIds:
+    """Request ids: the client's own when it is sane and new here, else a fresh one.
+
+    An id names one bill. Used twice, the second request would be settled with the first, so a
+    repeated id is replaced.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._seen: OrderedDict[str, None] = OrderedDict()
+
+    def of(self, headers: Headers) -> str:
+        given = headers.get("x-request-id") or ""
+        if not _SANE_ID.fullmatch(given) or given in self._seen:
+            return f"req_{self._rng.getrandbits(128):032x}"
+        self._seen[given] = None
+        if len(self._seen) > MAX_REMEMBERED_IDS:
+            self._seen.popitem(last=False)
+        return given
+
+
+async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
+    """The whole body. Raises InvalidRequest (too large, encoded, too slow), Cancelled when the
+    client left."""
+    if (headers.get("content-encoding") or "identity") != "identity":
+        raise InvalidRequest("send the body without encoding", reason="unsupported_encoding")
+    length = headers.get("content-length")
+    if length is not None and length.isdigit() and int(length) > max_bytes:
+        raise _too_large(max_bytes)
+    parts, num_bytes = [], 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Cancelled("the client left")
+                parts.append(message.get("body", b""))
+                num_bytes += len(parts[-1])
+                if num_bytes > max_bytes:
+                    raise _too_large(max_bytes)
+                if not message.get("more_body"):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise InvalidRequest(
+            f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s", reason="request_timeout"
+        ) from None
+
+
+def _too_large(max_bytes: int) -> InvalidRequest:
+    return InvalidRequest(f"the body is larger than {max_bytes} bytes", reason="body_too_large")

@@ -1,0 +1,107 @@
+"""One HTTP response, written piece by piece: headers once, chunks, keep-alive comments, the end.
+
+A write that the client does not take within STALL_S ends the response: credit stopped long
+before, and nobody waits for a reader that is not there.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping
+
+from baton.wire.failures import BatonError, DeadlineExceeded
+from baton.wire.v1 import failure_pb2
+from services.gateway.http_request import Send
+from services.gateway.openai.errors import error_body
+
+STALL_S = 30.0
+KEEP_ALIVE_S = 10.0
+
+JSON = "application/json"
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+
+
+class HttpResponse:
+    """Writes one response. `started` says whether its status is on the wire."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id
+        self.started = False
+        self.ended = False
+
+    async def start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
+        """Send status and headers. At most once."""
+        assert not self.started, "a response has one status"
+        self.started = True
+        fields = {"content-type": content_type, "x-request-id": self._request_id, **headers}
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in fields.items()]
+        await self._write({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def write(self, body: bytes) -> None:
+        """Returns when the socket's buffer has room again. Raises DeadlineExceeded
+        `client_stalled`."""
+        if body:
+            await self._write({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def end(self, body: bytes = b"") -> None:
+        """Send the last piece and end. At most once."""
+        assert not self.ended, "a response ends once"
+        self.ended = True
+        await self._write({"type": "http.response.body", "body": body})
+
+    async def whole(
+        self, status: int, body: bytes, headers: Mapping[str, str], content_type: str = JSON
+    ) -> None:
+        """A complete response."""
+        await self.start(status, content_type, {**headers, "content-length": str(len(body))})
+        await self.end(body)
+
+    async def _write(self, message: dict[str, object]) -> None:
+        try:
+            async with asyncio.timeout(STALL_S):
+                await self._send(message)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the client took nothing for {STALL_S:.0f} s", reason="client_stalled"
+            ) from None
+
+
+async def send_error(response: HttpResponse, error: BatonError) -> None:
+    """The error as a whole response, in OpenAI's form."""
+    await response.whole(error.row.http_status, error_body(error), error_headers(error))
+
+
+def error_headers(error: BatonError) -> dict[str, str]:
+    """Retry advice and, for limits, their state."""
+    headers = {"x-should-retry": "true" if error.row.retryable else "false"}
+    if error.retry_after_s > 0:
+        headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    return {**headers, **limit_headers(error.limits)}
+
+
+def limit_headers(limits: failure_pb2.LimitState | None) -> dict[str, str]:
+    """x-ratelimit-*; a limit of 0 means unlimited and is left out."""
+    headers: dict[str, str] = {}
+    if limits is not None and limits.limit_requests:
+        headers["x-ratelimit-limit-requests"] = str(limits.limit_requests)
+        headers["x-ratelimit-remaining-requests"] = str(limits.remaining_requests)
+        headers["x-ratelimit-reset-requests"] = duration(limits.reset_requests_ms)
+    if limits is not None and limits.limit_tokens:
+        headers["x-ratelimit-limit-tokens"] = str(limits.limit_tokens)
+        headers["x-ratelimit-remaining-tokens"] = str(limits.remaining_tokens)
+        headers["x-ratelimit-reset-tokens"] = duration(limits.reset_tokens_ms)
+    return headers
+
+
+def duration(milliseconds: int) -> str:
+    """As OpenAI writes it: 12ms, 1s, 1.5s, 6m0s."""
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest_ms = divmod(milliseconds, 60_000)
+    seconds = f"{rest_ms / 1000:.3f}".rstrip("0").rstrip(".")
+    return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
+
+
+def server_timing(stages: Mapping[str, float]) -> str:
+    """The Server-Timing header of stage times in seconds."""
+    return ", ".join(f"{name};dur={seconds * 1000:.1f}" for name, seconds in stages.items())

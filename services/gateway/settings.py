@@ -1,0 +1,41 @@
+"""Settings of the gateway: BATON_GATEWAY_*, read once at start (docs/configuration.md)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "BATON_GATEWAY_"
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Endpoints are host:port; port 0 = any free one."""
+
+    quota: str
+    tokenizer: str
+    # In order of preference.
+    router: tuple[str, ...]
+    secret_file: Path
+    listen: str = "127.0.0.1:8080"
+    admin_listen: str = "127.0.0.1:0"
+    # Name in logs and hellos; empty = host name and process id.
+    gateway_id: str = ""
+    # alias=model or alias=model:weight
+    aliases: tuple[str, ...] = ()
+    # The same, one per line; read again when it changes.
+    aliases_file: Path | None = None
+    # Usage records that wait for the quota service; one gateway per folder.
+    outbox_dir: Path = Path(".baton/outbox")
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_open_requests: int = 4096
+    default_output_reservation: int = 512
+    deadline_s: float = 600.0
+    first_token_s: float = 30.0
+    token_gap_s: float = 20.0
+    drain_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_body_bytes", "max_open_requests", "default_output_reservation"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if not self.router:
+            raise ValueError("router must name at least one endpoint")

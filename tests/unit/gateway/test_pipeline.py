@@ -1,0 +1,575 @@
+"""A request's way through the pipeline, on virtual time."""
+
+import asyncio
+
+import pytest
+
+from baton.wire.failures import (
+    AuthenticationFailed,
+    BatonError,
+    DeadlineExceeded,
+    InvalidRequest,
+    LimitExceeded,
+    ModelNotFound,
+    NoRoom,
+    Unavailable,
+)
+from baton.wire.v1 import quota_pb2
+from services.gateway.pipeline import Limits
+from tests.unit.gateway.fakes import EOS, Fleet, RecordingSink, simulate, token_bytes
+
+
+def test_text_reaches_the_sink_and_the_request_is_settled_with_the_true_counts() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.num_cached = 16
+        sink = await fleet.chat()
+        assert sink.text() == "Hello there."
+        assert sink.reason() == "stop"
+        assert sink.usage is not None
+        assert sink.usage.num_output_tokens == 13  # the end token counts
+        record = fleet.record
+        assert (record.tenant, record.key_id, record.model) == ("acme", "key-1", "demo")
+        assert record.num_output_tokens == 13
+        assert record.num_cached_tokens == 16
+        assert record.num_wasted_tokens == 0
+        assert record.finish_reason == "stop"
+        assert record.num_attempts == 1
+
+    simulate(scenario)
+
+
+def test_stages_of_the_record_add_up_to_its_wall_time() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.router.queue_s = 0.25
+        fleet.worker.prefill_stages = {"prefill.queue": 0.01, "prefill.compute": 0.03}
+        await fleet.chat()
+        record = fleet.record
+        stages = {stage.name: stage.duration_us for stage in record.stages}
+        assert sum(stages.values()) == pytest.approx(record.wall_us, abs=10)
+        assert record.wall_us == pytest.approx(0.01e6 + 0.25e6 + 0.05e6 + 13 * 0.01e6, rel=0.02)
+        assert stages["queue"] == 250_000
+        assert stages["prefill.compute"] == 30_000
+        assert {"auth", "validate", "tokenize", "reserve", "pick", "decode"} <= stages.keys()
+
+    simulate(scenario)
+
+
+def test_the_worker_gets_the_prompt_the_sampling_and_the_prefill_endpoint() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.chat(temperature=0.5, top_p=0.9, seed=-1, max_tokens=7)
+        (submit,) = fleet.worker.submits
+        (encoded,) = fleet.tokenizer.encoded
+        assert submit.prompt_ids == token_bytes(encoded.chat.messages_json)
+        assert submit.num_prompt_tokens == len(submit.prompt_ids) // 4
+        assert submit.block_hashes
+        assert submit.cache_key == encoded.cache_key
+        assert submit.prefill_endpoint == "p1:1"
+        assert submit.sampling.temperature == 0.5
+        assert submit.sampling.seed == 2**64 - 1
+        assert submit.sampling.max_tokens == 7
+        assert submit.initial_credit_tokens == 7
+        assert (submit.epoch, submit.handle) == (1, 1)
+
+    simulate(scenario)
+
+
+def test_a_seed_is_drawn_when_none_is_given() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.chat()
+        await fleet.chat()
+        first, second = fleet.worker.submits
+        assert first.sampling.seed != second.sampling.seed
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "expected"),
+    [
+        (None, None, 1.0),
+        ({"do_sample": False}, None, 0.0),
+        ({"do_sample": True}, None, 1.0),
+        ({"do_sample": False}, 0.7, pytest.approx(0.7)),
+    ],
+)
+def test_a_model_that_ships_greedy_is_greedy_by_default(config, given, expected) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        from tests.unit.gateway.fakes import artifact
+
+        fleet.tokenizer.data = artifact(config)
+        fields = {} if given is None else {"temperature": given}
+        await fleet.chat(**fields)
+        assert fleet.worker.submits[0].sampling.temperature == expected
+
+    simulate(scenario)
+
+
+def test_max_tokens_ends_with_length() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        sink = await fleet.chat(max_tokens=5)
+        assert (sink.text(), sink.reason()) == ("Hello", "length")
+        assert fleet.quota.reserved[0].num_output_tokens == 5
+        assert fleet.record.num_output_tokens == 5
+
+    simulate(scenario)
+
+
+def test_max_tokens_is_capped_by_the_context() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.chat(max_tokens=1_000_000)
+        (submit,) = fleet.worker.submits
+        assert submit.sampling.max_tokens == 2048 - submit.num_prompt_tokens
+
+    simulate(scenario)
+
+
+def test_a_prompt_that_fills_the_context_is_refused() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        with pytest.raises(InvalidRequest) as caught:
+            await fleet.chat(messages=[{"role": "user", "content": "x" * 2048}])
+        assert caught.value.reason == "context_length_exceeded"
+        assert not fleet.quota.reserved
+
+    simulate(scenario)
+
+
+def test_stop_string_across_token_borders_cancels_and_counts_up_to_the_stop() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["one END two three four"]
+        fleet.worker.step_s = 0.001
+        sink = await fleet.chat(stop=["END", "never"])
+        assert (sink.text(), sink.reason()) == ("one ", "stop")
+        assert fleet.record.num_output_tokens == len("one END")
+        assert fleet.record.finish_reason == "stop"
+        assert [cancel.request_id for cancel in fleet.worker.cancels] == ["r1"]
+
+    simulate(scenario)
+
+
+def test_tokens_after_the_stop_are_counted_as_wasted() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["abEND" + "x" * 40]
+        fleet.worker.step_s = 0.0
+        await fleet.chat(stop="END")
+        assert fleet.record.num_output_tokens == 5
+        assert 0 < fleet.record.num_wasted_tokens <= 41
+
+    simulate(scenario)
+
+
+def test_choices_are_independent_and_reserved_together() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["first", "second one", "third"]
+        sink = await fleet.chat(n=3, max_tokens=20)
+        assert [sink.text(i) for i in range(3)] == ["first", "second one", "third"]
+        assert fleet.quota.reserved[0].num_output_tokens == 60
+        assert fleet.worker.submits[0].sampling.num_choices == 3
+        assert fleet.record.finish_reason == "stop,stop,stop"
+        assert fleet.record.num_output_tokens == 6 + 11 + 6
+
+    simulate(scenario)
+
+
+def test_half_a_character_is_never_sent() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["a😀é"]
+        sink = await fleet.chat()
+        assert sink.text() == "a😀é"
+        for batch in sink.batches:
+            for delta in batch:
+                assert "\ufffd" not in delta.text
+
+    simulate(scenario)
+
+
+def test_a_character_cut_by_max_tokens_becomes_one_replacement_character() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["a😀"]
+        sink = await fleet.chat(max_tokens=3)
+        assert sink.text() == "a\ufffd"
+
+    simulate(scenario)
+
+
+def test_credit_stays_64_tokens_beyond_what_the_client_took() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["x" * 500]
+        sink = RecordingSink()
+        sink.free.clear()
+        task = fleet.tasks.create_task(fleet.chat(sink, max_tokens=400))
+        await asyncio.sleep(10)
+        assert fleet.worker.submits[0].initial_credit_tokens == 64
+        assert not fleet.worker.credit_frames
+        assert len(sink.batches) == 1
+        sink.free.set()
+        await task
+        assert len(sink.text()) == 400
+        steps = [up_to for frame in fleet.worker.credit_frames for up_to in frame.up_to_index]
+        assert steps == sorted(steps)
+        assert steps[-1] == 400
+
+    simulate(scenario)
+
+
+def test_without_max_tokens_the_default_is_reserved_and_extended_before_it_runs_out() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["x" * 1200]
+        fleet.worker.step_s = 0.001
+        sink = await fleet.chat()
+        assert fleet.quota.reserved[0].num_output_tokens == 512
+        assert len(sink.text()) == 1200
+        wanted = [r.wanted_output_tokens for r in fleet.quota.renewals if r.wanted_output_tokens]
+        assert wanted[:2] == [1024, 1536]
+        for renewal in fleet.quota.renewals:
+            assert renewal.produced_output_tokens <= renewal.used_output_tokens
+
+    simulate(scenario)
+
+
+def test_a_refused_extension_ends_with_length_at_the_grant() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["x" * 1200]
+        fleet.worker.step_s = 0.001
+        fleet.quota.on_renewal = lambda r: (512, quota_pb2.LeaseState.STATE_REFUSED)
+        sink = await fleet.chat()
+        assert sink.reason() == "length"
+        assert len(sink.text()) == 512
+        assert fleet.worker.cancels
+
+    simulate(scenario)
+
+
+def test_a_lost_lease_stops_the_request() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["x" * 1500]
+        fleet.quota.on_renewal = lambda r: (0, quota_pb2.LeaseState.STATE_LOST)
+        with pytest.raises(Unavailable) as caught:
+            await fleet.chat()
+        assert caught.value.reason == "quota_unavailable"
+        assert fleet.worker.cancels
+        assert fleet.record.finish_reason == "quota_unavailable"
+
+    simulate(scenario)
+
+
+def test_leases_are_renewed_every_five_seconds() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["x" * 200]
+        fleet.worker.step_s = 0.1
+        await fleet.chat(max_tokens=200)
+        assert 3 <= len(fleet.quota.renewals) <= 5
+
+    simulate(scenario)
+
+
+def test_extensions_are_granted_to_soft_tenants_while_quota_is_away() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["x" * 1200]
+        sink = await fleet.chat()
+        assert len(sink.text()) == 1200
+
+    simulate(scenario, prepare=lambda fleet: setattr(fleet.quota, "renewals_open", False))
+
+
+def test_extensions_are_refused_to_hard_budgets_while_quota_is_away() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.quota.principal.limits.hard_budget = True
+        fleet.worker.texts = ["x" * 1200]
+        sink = await fleet.chat()
+        assert (len(sink.text()), sink.reason()) == (512, "length")
+
+    simulate(scenario, prepare=lambda fleet: setattr(fleet.quota, "renewals_open", False))
+
+
+def test_a_worker_without_room_is_excluded_and_the_epoch_rises() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.workers["w1"].refusal = NoRoom("full")
+        sink = await fleet.chat()
+        assert sink.text() == "Hello there."
+        assert list(fleet.router.picked[1].exclude_worker_ids) == ["w1"]
+        assert fleet.workers["w2"].submits[0].epoch == 2
+        assert fleet.record.num_attempts == 2
+
+    simulate(scenario)
+
+
+def test_attempts_that_fail_are_repeated_at_most_twice() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        for worker in fleet.workers.values():
+            worker.refusal = Unavailable("gone", reason="worker_lost")
+        with pytest.raises(Unavailable):
+            await fleet.chat()
+        assert len(fleet.router.picked) == 3
+        assert fleet.record.finish_reason == "worker_lost"
+        assert fleet.record.num_output_tokens == 0
+
+    simulate(scenario)
+
+
+def test_a_request_without_room_goes_back_to_the_routers_queue_until_its_first_token_is_due() -> (
+    None
+):
+    async def scenario(fleet: Fleet) -> None:
+        fleet.router.queue_s = 1.0
+        fleet.router.ignores_exclusion = True
+        fleet.worker.refusal = NoRoom("full")
+        with pytest.raises(BatonError):
+            await fleet.chat()
+        assert len(fleet.router.picked) == pytest.approx(30, abs=1)
+        assert max(len(pick.exclude_worker_ids) for pick in fleet.router.picked) <= 16
+
+    simulate(scenario)
+
+
+def test_a_worker_lost_before_the_first_token_is_replaced() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.workers["w1"].prefill_s = 60
+        task = fleet.tasks.create_task(fleet.chat())
+        await asyncio.sleep(1)
+        fleet.workers["w1"].cut()
+        sink = await task
+        assert sink.text() == "Hello there."
+        assert fleet.workers["w2"].submits[0].epoch == 2
+
+    simulate(scenario)
+
+
+def test_an_unreachable_worker_is_replaced() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.unreachable.add("w1")
+        sink = await fleet.chat()
+        assert sink.text() == "Hello there."
+
+    simulate(scenario)
+
+
+def test_a_worker_lost_after_the_first_token_fails_the_request_and_settles_it() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["x" * 50]
+        sink = RecordingSink()
+        task = fleet.tasks.create_task(_outcome(fleet, sink))
+        await sink.started_event.wait()
+        await asyncio.sleep(0.1)
+        fleet.worker.cut()
+        error = await task
+        assert error is not None
+        assert error.reason == "worker_lost"
+        assert sink.usage is None
+        assert fleet.record.num_output_tokens == len(sink.text()) > 0
+        assert fleet.record.finish_reason == "worker_lost"
+
+    simulate(scenario)
+
+
+def test_a_client_that_leaves_cancels_the_work_and_is_billed_for_what_was_produced() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["x" * 1000]
+        sink = RecordingSink()
+        task = fleet.tasks.create_task(fleet.chat(sink))
+        await sink.started_event.wait()
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(fleet.worker.cancels) == 1
+        assert fleet.record.finish_reason == "cancelled"
+        assert fleet.record.num_output_tokens == len(sink.text())
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("stage", ["queue", "prefill"])
+def test_a_client_that_leaves_before_the_first_token_frees_everything(stage: str) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.router.queue_s = 100 if stage == "queue" else 0
+        fleet.worker.prefill_s = 20
+        task = fleet.tasks.create_task(fleet.chat())
+        await asyncio.sleep(5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(fleet.worker.cancels) == (stage == "prefill")
+        assert fleet.record.num_output_tokens == 0
+
+    simulate(scenario)
+
+
+def test_no_first_token_in_time_is_a_deadline() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.prefill_s = 1000
+        with pytest.raises(DeadlineExceeded):
+            await fleet.chat()
+        assert fleet.clock.now() == pytest.approx(30, abs=0.2)
+        assert fleet.worker.cancels
+
+    simulate(scenario)
+
+
+def test_a_gap_between_tokens_beyond_the_limit_is_a_deadline() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.step_s = 50
+        with pytest.raises(DeadlineExceeded):
+            await fleet.chat()
+        assert fleet.record.finish_reason == "deadline_exceeded"
+
+    simulate(scenario, limits=Limits(token_gap_s=20))
+
+
+def test_the_total_deadline_ends_a_running_answer() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["x" * 1000]
+        fleet.worker.step_s = 1
+        arrival = fleet.arrival(
+            "/v1/chat/completions",
+            {"model": "demo", "messages": [{"role": "user", "content": "hi"}]},
+            deadline_s=100.0,
+        )
+        with pytest.raises(DeadlineExceeded):
+            await fleet.gateway.pipeline.run(arrival, RecordingSink())
+        assert fleet.record.finish_reason == "deadline_exceeded"
+        assert 90 <= fleet.record.num_output_tokens <= 101
+
+    simulate(scenario)
+
+
+def test_a_settle_that_is_not_acknowledged_goes_to_the_outbox_and_is_replayed() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.quota.settle_failure = Unavailable("down")
+        sink = await fleet.chat()
+        assert sink.usage is not None
+        assert len(fleet.file.lines) == 1
+        assert not fleet.quota.settled
+        fleet.quota.settle_failure = None
+        await asyncio.sleep(2)
+        assert fleet.record.num_output_tokens == 13
+        assert fleet.file.lines == []
+
+    simulate(scenario)
+
+
+def test_a_slow_settle_is_waited_for_25_ms_only() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.quota.settle_delay_s = 3
+        before = fleet.clock.now()
+        await fleet.chat()
+        # tokenizer artifact 10 ms, prefill 50 ms, 13 tokens, settle 25 ms
+        assert fleet.clock.now() - before == pytest.approx(0.01 + 0.05 + 0.13 + 0.025, abs=0.005)
+        await asyncio.sleep(10)
+        assert fleet.record.request_id == "r1"
+
+    simulate(scenario)
+
+
+def test_the_final_event_comes_after_the_settle() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        settled_at_finish: list[int] = []
+
+        class Sink(RecordingSink):
+            async def finished(self, usage, head) -> None:
+                settled_at_finish.append(len(fleet.quota.settled))
+
+        await fleet.chat(Sink())
+        assert settled_at_finish == [1]
+
+    simulate(scenario)
+
+
+def test_nothing_is_reserved_for_a_bad_key_a_bad_field_or_an_unknown_model() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        arrival = fleet.arrival("/v1/chat/completions", {}, authorization="Bearer wrong")
+        with pytest.raises(AuthenticationFailed):
+            await fleet.gateway.pipeline.run(arrival, RecordingSink())
+        with pytest.raises(InvalidRequest):
+            await fleet.chat(temperature=3)
+        with pytest.raises(ModelNotFound):
+            await fleet.chat(model="other")
+        assert not fleet.quota.reserved
+        assert not fleet.quota.settled
+        assert not fleet.router.picked
+
+    simulate(scenario)
+
+
+def test_the_key_is_checked_before_the_body_is_read() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        arrival = fleet.arrival("/v1/chat/completions", {}, body=b"{broken", authorization=None)
+        with pytest.raises(AuthenticationFailed) as caught:
+            await fleet.gateway.pipeline.run(arrival, RecordingSink())
+        assert caught.value.reason == "missing_api_key"
+
+    simulate(scenario)
+
+
+def test_an_exhausted_limit_is_passed_on_with_its_state() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.quota.reserve_failure = LimitExceeded("too many", retry_after_s=1.2)
+        with pytest.raises(LimitExceeded):
+            await fleet.chat()
+        assert not fleet.router.picked
+        assert not fleet.quota.settled
+
+    simulate(scenario)
+
+
+def test_a_failed_pick_settles_the_reservation() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.router.failure = Unavailable("queue full", reason="overloaded", retry_after_s=2)
+        with pytest.raises(Unavailable):
+            await fleet.chat()
+        assert fleet.record.finish_reason == "overloaded"
+        assert fleet.record.num_output_tokens == 0
+
+    simulate(scenario)
+
+
+def test_cache_salt_changes_the_cache_key_and_prompt_cache_key_does_not() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.chat()
+        await fleet.chat(prompt_cache_key="abc")
+        await fleet.chat(cache_salt="abc")
+        keys = [encoded.cache_key for encoded in fleet.tokenizer.encoded]
+        assert keys[0] == keys[1] != keys[2]
+        assert all(len(key) == 32 for key in keys)
+
+    simulate(scenario)
+
+
+def test_the_artifact_is_fetched_once_per_model() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(5):
+                tasks.create_task(fleet.chat())
+        assert fleet.tokenizer.num_artifacts == 1
+        assert fleet.worker.num_dialled == 1
+        assert len({submit.handle for submit in fleet.worker.submits}) == 5
+
+    simulate(scenario)
+
+
+def test_end_tokens_have_no_text_even_when_they_are_ignored_as_an_end() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        sink = await fleet.chat(ignore_eos=True)
+        assert fleet.worker.submits[0].sampling.ignore_eos
+        assert chr(EOS) not in sink.text()
+        assert sink.text() == "Hello there."
+
+    simulate(scenario)
+
+
+def test_an_idle_stream_is_closed_with_bye() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.chat()
+        await asyncio.sleep(100)
+        assert fleet.worker.said_bye
+        await fleet.chat()
+        assert fleet.worker.num_dialled == 2
+
+    simulate(scenario)
+
+
+async def _outcome(fleet: Fleet, sink: RecordingSink) -> BatonError | None:
+    try:
+        await fleet.chat(sink)
+    except BatonError as error:
+        return error
+    return None
