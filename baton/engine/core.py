@@ -76,6 +76,8 @@ def _loop(link: CoreLink, engine: Engine) -> None:
         tokens = None
         if batch is not None:
             link.page.begin_step(batch.step, engine.batch_request_ids())
+            if (answers := engine.take_answers()) is not None:
+                link.send(answers)
             tokens = engine.runner.run(batch)
         events = engine.finish_step(tokens)
         if events is not None:

@@ -106,6 +106,15 @@ class Engine:
         self.step_index += 1
         return self._builder.build(self.step_index, plan)
 
+    def take_answers(self) -> StepEvents | None:
+        """Between begin_step and running its batch: what the front need not wait for that long.
+
+        Admissions, refusals, bindings, starts and ends; None when there were none.
+        """
+        events = self._events
+        answers = (events.admitted, events.refused, events.bound, events.started, events.finished)
+        return self.finish_step(None) if any(answers) else None
+
     def finish_step(self, tokens: NDArray[np.int64] | None) -> StepEvents | None:
         """Commit what the runner returned, one token per sample row (None without a batch).
 

@@ -47,6 +47,8 @@ class LocalEngineClient:
             if self._tokens is None:
                 await self._wait_for_work()
                 self._begin_step()
+                if self._tokens is not None and (answers := self._engine.take_answers()):
+                    return answers
             await self._sleep_until_step_ends()
             tokens, self._tokens = self._tokens, None
             if (events := self._engine.finish_step(tokens)) is not None:
