@@ -57,7 +57,6 @@ class StreamPump(Generic[Frame]):
             self._writer.send(bye)
             async with asyncio.timeout(FINISH_TIMEOUT_S):
                 await self._writer.flush()
-                await self._stream.close()
                 await self._ended.wait()
         except StreamLost:
             self.was_lost = True

@@ -1,0 +1,132 @@
+"""A worker process from start to exit: core, front, gRPC port, admin port, drain.
+
+The core loads first; the port opens when the worker can serve. Asked to stop, the front drains
+within `drain_s`; then streams, server and core end. When the core dies, the front tells its peers
+and the process exits with an error: whoever supervises it starts it again.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Protocol
+
+import grpc
+
+from baton.engine.client import CoreNotStarted, EngineClient
+from baton.engine.messages import SnapshotHashes
+from baton.engine.process_client import ProcessEngineClient
+from baton.handoff.block_bytes import BlockBytes
+from baton.handoff.grpc_stream import GrpcStreamTransport
+from baton.runtime import admin, logs
+from baton.runtime.grpc_server import start_server
+from baton.runtime.process import Process
+from baton.system.clock import Clock
+from baton.wire.v1 import router_pb2, worker_pb2_grpc
+from baton.worker.dispatch import EngineDispatcher
+from baton.worker.metrics import WorkerMetrics
+from baton.worker.parts import WorkerParts
+from baton.worker.reports import ReportLog, register_message
+from baton.worker.reports_servicer import WorkerReportsServicer
+from baton.worker.settings import Settings
+
+CORE_MODULE = "baton.worker.core_main"
+_STOP_GRACE_S = 1.0
+
+_log = logs.get("worker")
+
+
+class Front(Protocol):
+    """The half of a worker that differs between roles."""
+
+    async def run(self) -> None:
+        """Until cancelled. Raises CoreDied (in a group)."""
+
+    async def drain(self, cap_s: float) -> None:
+        """Take nothing new, let what runs end within `cap_s`, then end all streams."""
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add its service to the worker's port."""
+
+
+def make_parts(
+    client: EngineClient,
+    *,
+    worker_id: str,
+    role: "router_pb2.WorkerRole",
+    clock: Clock,
+    random_bytes: Callable[[int], bytes] = secrets.token_bytes,
+) -> WorkerParts:
+    """Everything a front is built from, around one core."""
+    boot_epoch = int(clock.unix() * 1000)
+    dispatcher = EngineDispatcher(client)
+    blocks = BlockBytes(client.info.kv_spec, client.pool)
+    transport = GrpcStreamTransport(blocks)
+    register = register_message(
+        client.info,
+        worker_id=worker_id,
+        boot_epoch=boot_epoch,
+        role=role,
+        transports=[transport.name],
+    )
+    return WorkerParts(
+        worker_id=worker_id,
+        boot_epoch=boot_epoch,
+        dispatcher=dispatcher,
+        blocks=blocks,
+        transport=transport,
+        reports=ReportLog(register, lambda: dispatcher.send(SnapshotHashes())),
+        metrics=WorkerMetrics(client.info),
+        clock=clock,
+        random_bytes=random_bytes,
+    )
+
+
+async def serve_worker(
+    process: Process,
+    settings: Settings,
+    role: "router_pb2.WorkerRole",
+    make_front: Callable[[WorkerParts], Front],
+) -> None:
+    """Serve until `process.stopping`. Raises CoreNotStarted, OSError, CoreDied (in a group)."""
+    client = await _start_core(settings)
+    try:
+        parts = make_parts(client, worker_id=settings.identity(), role=role, clock=process.clock)
+        await _serve(process, settings, parts, make_front(parts))
+    finally:
+        await client.close()
+    _log.info("stopped")
+
+
+async def _start_core(settings: Settings, module: str = CORE_MODULE) -> ProcessEngineClient:
+    _log.info("loading", model=settings.model)
+    try:
+        client = await ProcessEngineClient.start(
+            module, settings.core_arguments(), load_timeout_s=settings.load_timeout_s
+        )
+    except CoreNotStarted as error:
+        _log.error("core_not_started", model=settings.model, detail=str(error))
+        raise
+    info = client.info
+    _log.info("loaded", model=info.model_name, model_fp=info.model_fp, num_blocks=info.num_blocks)
+    return client
+
+
+async def _serve(process: Process, settings: Settings, parts: WorkerParts, front: Front) -> None:
+    def register(server: grpc.aio.Server) -> None:
+        front.register(server)
+        worker_pb2_grpc.add_WorkerReportsServicer_to_server(
+            WorkerReportsServicer(parts.reports), server
+        )
+
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(front.run())
+        server = await start_server(settings.listen, register, link=True)
+        try:
+            admin_port = admin.start_admin(settings.admin_listen)
+            _log.info("serving", worker_id=parts.worker_id, port=server.port, admin_port=admin_port)
+            await process.stopping.wait()
+            await front.drain(settings.drain_s)
+        finally:
+            parts.reports.close()
+            await server.stop(_STOP_GRACE_S)
+        running.cancel()

@@ -1,0 +1,69 @@
+"""Settings of a worker process, decode and prefill alike, from BATON_WORKER_* variables."""
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+ENVIRONMENT_PREFIX = "BATON_WORKER_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a worker serves, where, and with how much."""
+
+    # Local folder or Hugging Face id.
+    model: str
+    # The name under which it is served; empty = the model's own.
+    model_name: str = ""
+    listen: str = "127.0.0.1:0"
+    admin_listen: str = "127.0.0.1:0"
+    # Empty = host name and process id.
+    worker_id: str = ""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    threads: int = 1
+    kv_bytes: int = 512 * 1024 * 1024
+    block_size: int = 16
+    # None = what the model was made for, as far as the pool holds it.
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_step_tokens: int = 512
+
+    # How long loading the model may take.
+    load_timeout_s: float = 600.0
+    # How long running work may go on after the worker was asked to stop.
+    drain_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        positive = ("threads", "kv_bytes", "max_num_seqs", "max_step_tokens", "drain_s")
+        for name in positive:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be greater than 0")
+        if self.block_size not in (16, 32, 64):
+            raise ValueError(f"block_size {self.block_size} is none of 16, 32, 64")
+        if self.max_step_tokens < self.max_num_seqs:
+            raise ValueError("max_step_tokens must be at least max_num_seqs")
+
+    def identity(self) -> str:
+        """The name under which this worker is known."""
+        return self.worker_id or f"{os.uname().nodename}-{os.getpid()}"
+
+    def core_arguments(self) -> list[str]:
+        """Options of `baton.worker.core_main`."""
+        options = {
+            "--model": self.model,
+            "--model-name": self.model_name,
+            "--dtype": self.dtype,
+            "--threads": self.threads,
+            "--kv-bytes": self.kv_bytes,
+            "--block-size": self.block_size,
+            "--max-model-len": self.max_model_len,
+            "--max-num-seqs": self.max_num_seqs,
+            "--max-step-tokens": self.max_step_tokens,
+        }
+        return [
+            str(word)
+            for name, value in options.items()
+            if value not in ("", None)
+            for word in (name, value)
+        ]

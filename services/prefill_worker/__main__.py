@@ -1,0 +1,32 @@
+"""The prefill worker process: build the objects, serve until asked to stop."""
+
+import grpc
+
+from baton.runtime import environment
+from baton.runtime.process import Process, run
+from baton.wire.v1 import handoff_pb2_grpc, router_pb2
+from baton.worker.program import serve_worker
+from baton.worker.settings import ENVIRONMENT_PREFIX, Settings
+from services.prefill_worker.front import PrefillFront
+from services.prefill_worker.servicer import PrefillWorkerServicer
+
+
+class PrefillProgram(PrefillFront):
+    """The front with its gRPC service."""
+
+    def register(self, server: grpc.aio.Server) -> None:
+        servicer = PrefillWorkerServicer(self)
+        handoff_pb2_grpc.add_PrefillWorkerServicer_to_server(servicer, server)
+
+
+def main() -> None:
+    settings = environment.load(Settings, ENVIRONMENT_PREFIX)
+
+    async def served(process: Process) -> None:
+        await serve_worker(process, settings, router_pb2.WORKER_ROLE_PREFILL, PrefillProgram)
+
+    run("prefill_worker", served)
+
+
+if __name__ == "__main__":
+    main()

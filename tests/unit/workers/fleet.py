@@ -1,0 +1,337 @@
+"""One prefill worker, one decode worker and a fake gateway in one process, on virtual time."""
+
+import asyncio
+import functools
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.engine.engine import Engine, EngineConfig
+from baton.engine.local_client import LocalEngineClient
+from baton.engine.messages import SamplingParams
+from baton.runtime.shared_stream import StreamLost
+from baton.testing.engine_driver import encode_tokens
+from baton.testing.fake_runner import FakeRunner
+from baton.testing.memory_stream import MemoryStream, memory_stream_pair
+from baton.testing.virtual_clock import VirtualClock, run_virtual
+from baton.wire.metadata import PROTOCOL_VERSION
+from baton.wire.v1 import handoff_pb2, router_pb2, sampling_pb2, worker_pb2
+from baton.worker.parts import WorkerParts
+from baton.worker.program import make_parts
+from services.decode_worker.front import DecodeFront
+from services.prefill_worker.front import PrefillFront
+
+MODEL_FP = "fake-model"
+PREFILL_ENDPOINT = "prefill:1"
+STEP_S = 0.01
+
+# Gets a frame of the handoff stream on its way and returns what arrives: usually [frame].
+Tamper = Callable[[Any], list[Any]]
+
+
+def pass_on(frame: Any) -> list[Any]:
+    return [frame]
+
+
+class TamperedStream:
+    """A FrameStream whose incoming and outgoing frames may be changed, dropped, doubled or cut."""
+
+    def __init__(self, inner: MemoryStream, outgoing: Tamper, incoming: Tamper) -> None:
+        self.inner = inner
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._arrived: list[Any] = []
+
+    async def read(self) -> Any:
+        while not self._arrived:
+            frame = await self.inner.read()
+            if frame is None:
+                return None
+            copy = type(frame)()
+            copy.CopyFrom(frame)
+            self._arrived = self._incoming(copy)
+        return self._arrived.pop(0)
+
+    async def write(self, frame: Any) -> None:
+        copy = type(frame)()
+        copy.CopyFrom(frame)
+        for changed in self._outgoing(copy):
+            await self.inner.write(changed)
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+@dataclass
+class Worker:
+    """One worker's objects. `free_at_start` is what the used-blocks gauge must come back to."""
+
+    engine: Engine
+    client: LocalEngineClient
+    parts: WorkerParts
+    front: Any
+
+    @property
+    def num_used_blocks(self) -> int:
+        load = self.engine.measure_load()
+        return self.engine.info.num_blocks - load.num_blocks_free + load.num_blocks_promised
+
+    def check(self) -> None:
+        self.engine.check_integrity()
+        self.front.check_integrity()
+
+
+@dataclass
+class Answer:
+    """What the gateway got for one submit."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    prefills: dict[int, worker_pb2.PrefillSummary] = field(default_factory=dict)
+    finishes: dict[int, worker_pb2.Finish] = field(default_factory=dict)
+    refused: list[worker_pb2.Refused] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    num_choices: int = 1
+    first_index: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.refused) or len(self.finishes) == self.num_choices
+
+    async def over(self) -> "Answer":
+        while not self.is_over:
+            self.changed.clear()
+            await self.changed.wait()
+        return self
+
+    async def first_token(self) -> None:
+        while not self.tokens and not self.is_over:
+            self.changed.clear()
+            await self.changed.wait()
+
+
+class FakeGateway:
+    """Speaks the worker's stream as a gateway does, and checks that indexes are gapless."""
+
+    def __init__(self, stream: MemoryStream) -> None:
+        self.stream = stream
+        self.answers: dict[int, Answer] = {}
+        self.others: list[worker_pb2.WorkerFrame] = []
+        self.has_ended = asyncio.Event()
+        self._last_handle = 0
+
+    async def hello(self, protocol: int = PROTOCOL_VERSION) -> worker_pb2.WorkerHello:
+        hello = worker_pb2.GatewayHello(protocol=protocol, gateway_id="gateway-1")
+        await self.stream.write(worker_pb2.GatewayFrame(hello=hello))
+        answer = await self.stream.read()
+        return answer.hello
+
+    async def submit(
+        self, prompt: Iterable[int], part_tokens: int = 1_000_000, **fields: Any
+    ) -> Answer:
+        """`fields` are of Submit; those of Sampling are found by name."""
+        self._last_handle += 1
+        sampling = sampling_pb2.Sampling(num_choices=1, max_tokens=8, num_logprobs=-1)
+        for name in list(fields):
+            if name in sampling.DESCRIPTOR.fields_by_name:
+                setattr(sampling, name, fields.pop(name))
+        ids = encode_tokens(list(prompt))
+        submit = worker_pb2.Submit(
+            request_id=fields.pop("request_id", f"request-{self._last_handle}"),
+            epoch=fields.pop("epoch", 1),
+            handle=self._last_handle,
+            model_fp=fields.pop("model_fp", MODEL_FP),
+            prompt_ids=ids,
+            num_prompt_tokens=fields.pop("num_prompt_tokens", len(ids) // 4),
+            cache_key=b"k" * 32,
+            sampling=sampling,
+            prefill_endpoint=fields.pop("prefill_endpoint", PREFILL_ENDPOINT),
+            initial_credit_tokens=fields.pop("initial_credit_tokens", 1000),
+            **fields,
+        )
+        num_emitted = len(submit.emitted[0].token_ids) // 4 if submit.emitted else 0
+        answer = Answer(num_choices=sampling.num_choices, first_index=num_emitted)
+        self.answers[submit.handle] = answer
+        for frame in _frames_of(submit, part_tokens):
+            await self.stream.write(frame)
+        return answer
+
+    async def cancel(self, request_id: str, epoch: int = 1) -> None:
+        cancel = worker_pb2.Cancel(request_id=request_id, epoch=epoch)
+        await self.stream.write(worker_pb2.GatewayFrame(cancel=cancel))
+
+    async def credit(self, handle: int, choice: int, up_to_index: int) -> None:
+        credits = worker_pb2.Credits(handles=[handle], choices=[choice], up_to_index=[up_to_index])
+        await self.stream.write(worker_pb2.GatewayFrame(credits=credits))
+
+    async def run(self) -> None:
+        while (frame := await self.stream.read()) is not None:
+            kind = frame.WhichOneof("frame")
+            if kind == "step":
+                self._take_step(frame.step)
+            elif kind == "refused":
+                self._answer(frame.refused.handle).refused.append(frame.refused)
+            else:
+                self.others.append(frame)
+            if kind == "bye":
+                break
+        self.has_ended.set()
+
+    def _take_step(self, step: worker_pb2.Step) -> None:
+        counts = step.counts or [1] * len(step.handles)
+        start = 0
+        columns = zip(step.handles, step.choices, step.first_index, counts, strict=True)
+        for handle, choice, first_index, count in columns:
+            answer = self._answer(handle)
+            tokens = answer.tokens.setdefault(choice, [])
+            assert first_index == answer.first_index + len(tokens), "a gap or a repeat"
+            tokens += step.ids[start : start + count]
+            start += count
+        assert start == len(step.ids)
+        for side in step.side:
+            answer = self._answer(side.handle)
+            if side.HasField("prefill"):
+                answer.prefills[side.choice] = side.prefill
+            if side.HasField("finish"):
+                assert side.choice not in answer.finishes, "finished twice"
+                answer.finishes[side.choice] = side.finish
+
+    def _answer(self, handle: int) -> Answer:
+        answer = self.answers[handle]
+        answer.changed.set()
+        return answer
+
+
+def _frames_of(submit: worker_pb2.Submit, part_tokens: int) -> Iterable[worker_pb2.GatewayFrame]:
+    """The submit and, for a long prompt, its continuation."""
+    ids, size = submit.prompt_ids, part_tokens * 4
+    submit.prompt_ids = ids[:size]
+    yield worker_pb2.GatewayFrame(submit=submit)
+    for start in range(size, len(ids), size):
+        part = worker_pb2.PromptPart(handle=submit.handle, prompt_ids=ids[start : start + size])
+        yield worker_pb2.GatewayFrame(prompt_part=part)
+
+
+class Fleet:
+    """Built by `fleet`. Set `to_prefill` and `to_decode` to tamper with handoff frames."""
+
+    def __init__(self, decode: Worker, prefill: Worker, runner: FakeRunner) -> None:
+        self.decode = decode
+        self.prefill = prefill
+        self.runner = runner
+        self.to_prefill: Tamper = pass_on
+        self.to_decode: Tamper = pass_on
+        self.frames: list[Any] = []  # every handoff frame that was written, in order
+        self.handoff_streams: list[MemoryStream] = []
+        self.gateway: FakeGateway
+        self.tasks: asyncio.TaskGroup
+
+    def lone_run(self, prompt: Iterable[int], max_tokens: int = 8, **sampling: Any) -> list[int]:
+        choice = sampling.pop("choice", 0)
+        return self.runner.lone_run(prompt, SamplingParams(max_tokens, **sampling), choice)
+
+    def kinds(self, kind: str) -> list[Any]:
+        """Messages of all handoff frames of a kind."""
+        return [getattr(f, kind) for f in self.frames if f.WhichOneof("frame") == kind]
+
+    async def dial(self, endpoint: str) -> TamperedStream:
+        if endpoint != PREFILL_ENDPOINT:
+            raise StreamLost("connection refused")
+        ours, theirs = memory_stream_pair()
+        self.handoff_streams.append(ours)
+        self.tasks.create_task(self.prefill.front.serve(theirs))
+        return TamperedStream(ours, self._recorded("to_prefill"), self._recorded("to_decode"))
+
+    async def connect(self) -> FakeGateway:
+        """A further gateway on the decode worker, after its hello."""
+        ours, theirs = memory_stream_pair()
+        self.tasks.create_task(self.decode.front.serve(theirs))
+        gateway = FakeGateway(ours)
+        await gateway.hello()
+        self.tasks.create_task(gateway.run())
+        return gateway
+
+    async def settle(self, within_s: float) -> None:
+        """Wait until both engines hold nothing. Asserts that it happens in time."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + within_s
+        while self.decode.num_used_blocks or self.prefill.num_used_blocks:
+            assert loop.time() < end_s, f"blocks still held after {within_s} s"
+            await asyncio.sleep(STEP_S)
+        await asyncio.sleep(STEP_S)
+        self.decode.check()
+        self.prefill.check()
+        assert self.decode.parts.dispatcher.num_open == 0
+        assert self.prefill.parts.dispatcher.num_open == 0
+
+    def _recorded(self, direction: str) -> Tamper:
+        def tamper(frame: Any) -> list[Any]:
+            self.frames.append(frame)
+            changed: list[Any] = getattr(self, direction)(frame)
+            return changed
+
+        return tamper
+
+
+def make_worker(
+    name: str, role: Any, clock: VirtualClock, runner: FakeRunner, **sizes: Any
+) -> tuple[Engine, LocalEngineClient, WorkerParts]:
+    config = EngineConfig(sizes.pop("model_fp", MODEL_FP), "fake", "1", **sizes)
+    engine = Engine(config, runner, clock)
+    client = LocalEngineClient(engine, clock, lambda batch: STEP_S)
+    rng = random.Random(name)
+    parts = make_parts(client, worker_id=name, role=role, clock=clock, random_bytes=rng.randbytes)
+    return engine, client, parts
+
+
+@asynccontextmanager
+async def fleet(
+    *,
+    decode_sizes: dict[str, Any] | None = None,
+    prefill_sizes: dict[str, Any] | None = None,
+    runner_options: dict[str, Any] | None = None,
+    prefill_runner_options: dict[str, Any] | None = None,
+) -> AsyncIterator[Fleet]:
+    """A running fleet with one connected gateway; must run on a VirtualLoop."""
+    clock = asyncio.get_running_loop().clock  # type: ignore[attr-defined]
+    options = runner_options or {}
+    runner = FakeRunner(**options)
+    sizes = {"num_blocks": 64, "max_step_tokens": 64}
+    d_engine, d_client, d_parts = make_worker(
+        "decode-1", router_pb2.WORKER_ROLE_DECODE, clock, runner, **sizes | (decode_sizes or {})
+    )
+    p_engine, p_client, p_parts = make_worker(
+        "prefill-1",
+        router_pb2.WORKER_ROLE_PREFILL,
+        clock,
+        FakeRunner(**(prefill_runner_options or options)),
+        **sizes | (prefill_sizes or {}),
+    )
+    prefill = Worker(p_engine, p_client, p_parts, PrefillFront(p_parts))
+    built = Fleet(Worker(d_engine, d_client, d_parts, None), prefill, runner)
+    built.decode.front = DecodeFront(d_parts, built.dial)
+    async with asyncio.TaskGroup() as tasks:
+        built.tasks = tasks
+        running = [tasks.create_task(prefill.front.run())]
+        running.append(tasks.create_task(built.decode.front.run()))
+        built.gateway = await built.connect()
+        yield built
+        await built.decode.front.drain(1.0)
+        await prefill.front.drain(1.0)
+        for task in running:
+            task.cancel()
+
+
+def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an async test on a virtual loop: nothing in it sleeps for real."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        run_virtual(test(*args, **kwargs))
+
+    return run
+
+
+def blocks_frames(frames: list[Any]) -> list[handoff_pb2.Blocks]:
+    return [f.blocks for f in frames if f.WhichOneof("frame") == "blocks"]
