@@ -18,12 +18,9 @@ class AdmissionView:
         self, num_queued: dict[str, int], queue_wait_s: dict[str, float]
     ) -> router_pb2.WatchAdmissionResponse:
         """All known models; `num_queued` and `queue_wait_s` are by fingerprint."""
-        served = {worker.registration.model.fp: worker for worker in self._fleet.all()}
         models = [
-            self._model_state(
-                worker.registration.model, num_queued.get(fp, 0), queue_wait_s.get(fp, 0.0)
-            )
-            for fp, worker in sorted(served.items())
+            self._model_state(model, num_queued.get(fp, 0), queue_wait_s.get(fp, 0.0))
+            for fp, model in sorted(self._fleet.models.items())
         ]
         return router_pb2.WatchAdmissionResponse(models=models)
 
@@ -42,17 +39,19 @@ class AdmissionView:
             eos_token_ids=model.eos_token_ids,
             workers=[self._worker_state(worker) for worker in decodes + prefills],
             num_queued=num_queued,
-            predicted_wait_s=[queue_wait_s + self._prefill_wait_s(prefills or decodes)],
+            predicted_wait_s=[queue_wait_s + self._prefill_wait_s(model, prefills or decodes)],
             prefill_tokens_per_s=self._fleet.prefill_tokens_per_s(model.fp),
         )
 
-    def _prefill_wait_s(self, workers: list[Worker]) -> float:
+    def _prefill_wait_s(self, model: ServedModel, pool: list[Worker]) -> float:
         """The shortest queue of those that could take a prompt now."""
-        views = [self._fleet.view(worker, "", 0) for worker in workers if self._is_ready(worker)]
-        return min(
-            (v.num_queued_prefill_tokens / v.speed.prefill_tokens_per_s for v in views),
-            default=0.0,
-        )
+        if not pool:
+            return 0.0
+        typical = self._fleet.typical_speed(model.fp, pool[0].registration.role)
+        ready = [worker for worker in pool if self._is_ready(worker)]
+        views = [self._fleet.view(worker, typical, "", 0) for worker in ready]
+        waits = (v.num_queued_prefill_tokens / v.speed.prefill_tokens_per_s for v in views)
+        return min(waits, default=0.0)
 
     def _worker_state(self, worker: Worker) -> router_pb2.WorkerState:
         num_blocks = worker.registration.num_blocks

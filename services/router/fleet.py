@@ -6,7 +6,7 @@ from reports: a worker is lost when its stream broke, stale when it has been sil
 streams nor queues.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from baton.system.clock import Clock
@@ -17,6 +17,7 @@ from services.router.reported import (
     PREFILL,
     Registration,
     ReportedLoad,
+    ServedModel,
     idle_load,
 )
 from services.router.settings import Settings
@@ -42,6 +43,12 @@ class Worker:
     def worker_id(self) -> str:
         return self.registration.worker_id
 
+    @property
+    def shape(self) -> BlockShape:
+        registration = self.registration
+        block_size = registration.model.block_size
+        return BlockShape(registration.kv_spec_digest, block_size, registration.block_bytes)
+
 
 class Fleet:
     """All workers by endpoint: at most one entry for each configured address."""
@@ -51,6 +58,10 @@ class Fleet:
         self._clock = clock
         self._started_at = clock.now()
         self._workers: dict[str, Worker] = {}
+        # Derived from the workers at each registration.
+        self._pools: dict[tuple[str, int], list[Worker]] = {}
+        self._by_id: dict[str, Worker] = {}
+        self._models: dict[str, ServedModel] = {}
 
     def register(self, endpoint: str, registration: Registration) -> bool:
         """A worker introduced itself on a new stream. Returns whether it is a new life of it.
@@ -66,7 +77,17 @@ class Fleet:
         self._make_place(endpoint, registration)
         load = idle_load(registration)
         self._workers[endpoint] = Worker(endpoint, registration, load, now, now)
+        self._derive()
         return True
+
+    def _derive(self) -> None:
+        self._pools, self._by_id, self._models = {}, {}, {}
+        for worker in self._workers.values():
+            registration = worker.registration
+            key = (registration.model.fp, registration.role)
+            self._pools.setdefault(key, []).append(worker)
+            self._by_id[worker.worker_id] = worker
+            self._models[registration.model.fp] = registration.model
 
     def _make_place(self, endpoint: str, registration: Registration) -> None:
         """A worker that moved here from a lost address leaves no ghost there."""
@@ -112,18 +133,17 @@ class Fleet:
     def get(self, endpoint: str) -> Worker | None:
         return self._workers.get(endpoint)
 
-    def all(self) -> Iterator[Worker]:
-        return iter(self._workers.values())
-
     def of_model(self, model_fp: str, role: int) -> list[Worker]:
-        return [
-            worker
-            for worker in self._workers.values()
-            if worker.registration.model.fp == model_fp and worker.registration.role == role
-        ]
+        """The workers of one pool, ready or not."""
+        return self._pools.get((model_fp, role), [])
 
     def find(self, worker_id: str) -> Worker:
-        return next(w for w in self._workers.values() if w.worker_id == worker_id)
+        return self._by_id[worker_id]
+
+    @property
+    def models(self) -> Mapping[str, ServedModel]:
+        """All models that some worker has registered, ready or not, by fingerprint."""
+        return self._models
 
     def is_settled(self) -> bool:
         """Every configured address has registered, or has had its time to do so."""
@@ -164,8 +184,26 @@ class Fleet:
         silent_s = self._clock.now() - worker.reported_at
         return "stale" if silent_s > self._settings.stale_after_s else ""
 
-    def view(self, worker: Worker, unfit: str, num_cached_tokens: int) -> WorkerView:
-        """The worker as the picker sees it: its own figures plus the open leases."""
+    def typical_speed(self, model_fp: str, role: int) -> Speed:
+        """Mean of what the pool's workers have measured; the prior where none has."""
+        loads = [worker.load for worker in self.of_model(model_fp, role)]
+        prior = self._settings
+        prefills = (load.prefill_tokens_per_s for load in loads)
+        steps = (load.decode_step_s for load in loads)
+        handoffs = (load.handoff_bytes_per_s for load in loads)
+        return Speed(
+            _mean(prefills, prior.prior_prefill_tokens_per_s),
+            _mean(steps, prior.prior_decode_step_s),
+            _mean(handoffs, prior.prior_handoff_bytes_per_s),
+        )
+
+    def view(
+        self, worker: Worker, typical: Speed, unfit: str, num_cached_tokens: int
+    ) -> WorkerView:
+        """The worker as the picker sees it: its own figures plus the open leases.
+
+        `typical` stands in for what this worker has not measured yet.
+        """
         leases = worker.leases
         leases.expire(self._clock.now())
         registration, load = worker.registration, worker.load
@@ -176,11 +214,7 @@ class Fleet:
         return WorkerView(
             worker_id=worker.worker_id,
             unfit=unfit,
-            shape=BlockShape(
-                registration.kv_spec_digest,
-                registration.model.block_size,
-                registration.block_bytes,
-            ),
+            shape=worker.shape,
             room=Room(
                 num_blocks=registration.num_blocks,
                 num_blocks_free=max(0, load.num_blocks_free - num_set_aside),
@@ -188,33 +222,16 @@ class Fleet:
                 num_slots=registration.max_num_seqs,
                 num_slots_free=max(0, registration.max_num_seqs - num_sequences),
             ),
-            speed=self._speed(worker),
+            speed=Speed(
+                load.prefill_tokens_per_s or typical.prefill_tokens_per_s,
+                load.decode_step_s or typical.decode_step_s,
+                load.handoff_bytes_per_s or typical.handoff_bytes_per_s,
+            ),
             num_running=load.num_running,
             num_sequences=num_sequences,
             num_queued_prefill_tokens=load.num_queued_prefill_tokens + leases.num_prefill_tokens,
             num_cached_tokens=num_cached_tokens,
         )
-
-    def _speed(self, worker: Worker) -> Speed:
-        """Measured; else what its peers measured; else the prior."""
-        settings = self._settings
-        return Speed(
-            self._rate(worker, "prefill_tokens_per_s", settings.prior_prefill_tokens_per_s),
-            self._rate(worker, "decode_step_s", settings.prior_decode_step_s),
-            self._rate(worker, "handoff_bytes_per_s", settings.prior_handoff_bytes_per_s),
-        )
-
-    def _rate(self, worker: Worker, name: str, prior: float) -> float:
-        own: float = getattr(worker.load, name)
-        if own > 0:
-            return own
-        registration = worker.registration
-        peers = [
-            getattr(peer.load, name)
-            for peer in self.of_model(registration.model.fp, registration.role)
-        ]
-        measured = [value for value in peers if value > 0]
-        return sum(measured) / len(measured) if measured else prior
 
     def prefill_tokens_per_s(self, model_fp: str) -> float:
         """Measured rate of the model's ready prefill pool; of decode when there is no such pool."""
@@ -223,8 +240,8 @@ class Fleet:
 
     def check_integrity(self) -> None:
         """Assert that names are unique and all leases add up."""
-        ids = [worker.worker_id for worker in self._workers.values()]
-        assert len(ids) == len(set(ids)), ids
+        assert len(self._by_id) == len(self._workers), "two workers of one name"
+        assert sum(map(len, self._pools.values())) == len(self._workers)
         for worker in self._workers.values():
             worker.leases.check_integrity()
 
@@ -236,3 +253,8 @@ def _same_life(known: Registration, new: Registration) -> bool:
         new.model.fp,
         new.role,
     )
+
+
+def _mean(measured: Iterable[float], prior: float) -> float:
+    values = [value for value in measured if value > 0]
+    return sum(values) / len(values) if values else prior

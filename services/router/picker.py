@@ -8,6 +8,8 @@ the same randomness give the same choice; randomness only breaks ties. Knows nei
 queues nor where the figures come from (`fleet.py`).
 """
 
+import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -147,25 +149,27 @@ def pick(
     """The best pair that has room, or why there is none. All views are of one fingerprint."""
     losses: list[str] = []
     candidates: list[_Candidate] = []
-    fit_prefills = _fit(prefills, losses) if ask.mode is not PrefillMode.LOCAL else []
     fit_decodes = _fit(decodes, losses)
+    partners = {}
+    if ask.mode is not PrefillMode.LOCAL:
+        partners = _partners(ask, _fit(prefills, losses), losses, random)
     itl_floor_s = min((_idle_step_s(view, policy) for view in fit_decodes), default=0.0)
-    kinds: set[str] = set()
+    obstacles: set[str] = set()
     for decode in fit_decodes:
         itl_s = _itl_increase_s(ask, decode, policy, itl_floor_s)
-        ways = _ways(ask, decode, fit_prefills, random)
+        ways = _ways(ask, decode, partners)
         if not ways:
             losses.append(f"{decode.worker_id} no_partner")
         for prefill in ways:
             obstacle = _obstacle(ask, decode, prefill, policy)
             if obstacle:
-                kinds.add(obstacle)
+                obstacles.add(obstacle)
                 losses.append(f"{decode.worker_id} {obstacle}")
             else:
                 costs = _ttft_s(ask, decode, prefill) | {"itl": itl_s}
                 candidates.append(_Candidate(decode, prefill, costs))
     if not candidates:
-        return NoChoice(_kind(kinds, decodes), _join(losses))
+        return NoChoice(_kind(obstacles, decodes), _join(losses))
     best = _lowest(candidates, random)
     reasons = _explain(ask, best, candidates, losses)
     return Choice(best.decode, best.prefill, _blocks_needed(ask, best.decode, policy), reasons)
@@ -188,20 +192,41 @@ def _fit(views: Sequence[WorkerView], losses: list[str]) -> list[WorkerView]:
     return [view for view in views if not view.unfit]
 
 
-def _ways(
-    ask: Ask, decode: WorkerView, prefills: list[WorkerView], random: Random
-) -> list[WorkerView | None]:
-    """The prefill partners that are worth scoring for this decode worker; None = no partner."""
+def _partners(
+    ask: Ask, prefills: list[WorkerView], losses: list[str], random: Random
+) -> dict[str, WorkerView]:
+    """The soonest prefill worker of each block shape: wait_P + miss_P / rate_P ignores D."""
+    shapes: dict[str, list[WorkerView]] = {}
+    for view in prefills:
+        shapes.setdefault(view.shape.digest, []).append(view)
+    partners = {}
+    for digest, views in shapes.items():
+        large = [view for view in views if _prompt_blocks(ask, view) <= view.room.num_blocks]
+        seconds = {view.worker_id: _remote_s(ask, view) for view in large or views}
+        soonest_s = min(seconds.values())
+        ties = [v for v in large or views if seconds[v.worker_id] <= soonest_s + _TIE]
+        partners[digest] = random.choice(ties)
+        for view in views:
+            if view is not partners[digest]:
+                behind_s = seconds.get(view.worker_id, math.inf) - soonest_s
+                losses.append(f"{view.worker_id} +{behind_s:.4g}s until prefilled")
+    return partners
+
+
+def _ways(ask: Ask, decode: WorkerView, partners: dict[str, WorkerView]) -> list[WorkerView | None]:
+    """The prefill partners to score for this decode worker; None = it prefills by itself."""
     ways: list[WorkerView | None] = []
     if ask.mode is not PrefillMode.REMOTE:
         ways.append(None)
-    if ask.mode is not PrefillMode.LOCAL:
-        partners = [view for view in prefills if view.shape.digest == decode.shape.digest]
-        if partners:
-            # wait_P + miss_P / rate_P does not depend on D: the best partner is enough.
-            soonest = min(_remote_s(ask, view) for view in partners)
-            ways.append(random.choice([v for v in partners if _remote_s(ask, v) <= soonest + _TIE]))
+    partner = partners.get(decode.shape.digest)
+    if partner is not None:
+        ways.append(partner)
     return ways
+
+
+def _prompt_blocks(ask: Ask, view: WorkerView) -> int:
+    """Blocks of the prompt and the first token."""
+    return -(-(ask.num_prompt_tokens + 1) // view.shape.block_size)
 
 
 def _remote_s(ask: Ask, prefill: WorkerView) -> float:
@@ -213,8 +238,7 @@ def _obstacle(
     ask: Ask, decode: WorkerView, prefill: WorkerView | None, policy: Policy
 ) -> Literal["", "no_room", "too_large", "too_long_for_local_prefill"]:
     """Why the pair cannot take the request now; "" = it can."""
-    room = decode.room
-    prompt_blocks = -(-(ask.num_prompt_tokens + 1) // decode.shape.block_size)
+    room, prompt_blocks = decode.room, _prompt_blocks(ask, decode)
     if prompt_blocks > room.num_blocks or (prefill and prompt_blocks > prefill.room.num_blocks):
         return "too_large"
     if (
@@ -285,8 +309,11 @@ def _explain(ask: Ask, best: _Candidate, candidates: list[_Candidate], losses: l
         f"{best.name} {best.score_s:.4g}s ({costs}; "
         f"cached {computing.num_cached_tokens}/{ask.num_prompt_tokens})"
     )
-    losers = sorted((c for c in candidates if c is not best), key=lambda c: c.score_s)
-    return _join([won, *(_lost_by(loser, best) for loser in losers), *losses])
+    losers = heapq.nsmallest(
+        MAX_REASONS, (c for c in candidates if c is not best), key=lambda c: c.score_s
+    )
+    num_untold = len(candidates) - 1 - len(losers)
+    return _join([won, *(_lost_by(loser, best) for loser in losers), *losses], num_untold)
 
 
 def _lost_by(loser: _Candidate, best: _Candidate) -> str:
@@ -295,8 +322,7 @@ def _lost_by(loser: _Candidate, best: _Candidate) -> str:
     return f"{loser.name} +{loser.score_s - best.score_s:.4g}s {worst}"
 
 
-def _join(parts: list[str]) -> str:
+def _join(parts: list[str], num_untold: int = 0) -> str:
     shown = parts[:MAX_REASONS]
-    if len(parts) > MAX_REASONS:
-        shown.append(f"and {len(parts) - MAX_REASONS} more")
-    return "; ".join(shown)
+    num_untold += len(parts) - len(shown)
+    return "; ".join([*shown, f"and {num_untold} more"] if num_untold else shown)

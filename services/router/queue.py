@@ -1,8 +1,9 @@
 """The queue of one model: bounded, first come first served, each waiter with its own deadline.
 
-A waiter brings an `attempt` that is tried when the waiter is first in line: at once, whenever
-something changed (`pump`), and every RETRY_S because room also comes back by time alone (leases
-expire, silent workers turn stale). Knows nothing of workers.
+A waiter brings an `attempt` that is tried when the waiter is first in line: at once, when something
+changed (`notify`), and every RETRY_S because room also comes back by time alone (leases expire,
+silent workers turn stale). Many changes in a row cost one attempt per PACE_S: a full fleet that
+reports busily must not keep the router busy. Knows nothing of workers.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from typing import Generic, TypeVar
 from baton.wire.failures import BatonError, Overloaded, Unavailable
 
 RETRY_S = 0.05
+PACE_S = 0.01
 # How much one interval between two grants moves their mean.
 _SMOOTHING = 0.2
 _MIN_RETRY_AFTER_S = 1.0
@@ -41,6 +43,7 @@ class RequestQueue(Generic[T]):
         self._waiters: dict[int, _Waiter[T]] = {}
         self._next_key = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._failed_at = float("-inf")
         self._granted_at: float | None = None
         self._mean_grant_s = 0.0
 
@@ -82,6 +85,16 @@ class RequestQueue(Generic[T]):
             raise outcome
         return outcome
 
+    def notify(self) -> None:
+        """Something changed: try now, or when the pace allows."""
+        if not self._waiters:
+            return
+        due_in_s = self._failed_at + PACE_S - asyncio.get_running_loop().time()
+        if due_in_s <= 0:
+            self.pump()
+        else:
+            self._set_timer(due_in_s)
+
     def pump(self) -> None:
         """Serve from the head on, until one has to go on waiting."""
         while self._waiters:
@@ -95,12 +108,13 @@ class RequestQueue(Generic[T]):
             except BatonError as error:
                 outcome = error
             if outcome is None:
+                self._failed_at = asyncio.get_running_loop().time()
                 break
             del self._waiters[key]
             if not isinstance(outcome, BatonError):
                 self._count_grant()
             waiter.outcome.set_result(outcome)
-        self._set_timer()
+        self._set_timer(RETRY_S)
 
     def refuse_all(self, message: str) -> None:
         """Let all waiters try another router."""
@@ -108,14 +122,14 @@ class RequestQueue(Generic[T]):
         for waiter in waiters:
             if not waiter.outcome.done():
                 waiter.outcome.set_result(Unavailable(message, retry_after_s=_MIN_RETRY_AFTER_S))
-        self._set_timer()
+        self._set_timer(RETRY_S)
 
     def _enter(self, attempt: Callable[[], T | None]) -> tuple[int, _Waiter[T]]:
         key = self._next_key
         self._next_key += 1
         waiter = _Waiter(attempt, asyncio.get_running_loop().create_future())
         self._waiters[key] = waiter
-        self._set_timer()
+        self._set_timer(RETRY_S)
         return key, waiter
 
     def _leave(self, key: int) -> None:
@@ -123,15 +137,22 @@ class RequestQueue(Generic[T]):
         if self._waiters.pop(key, None) is not None:
             self.pump()
 
-    def _set_timer(self) -> None:
-        """One timer while anybody waits."""
+    def _set_timer(self, delay_s: float) -> None:
+        """One timer while anybody waits; an earlier one that is set already stays."""
         if not self._waiters:
             self._granted_at = None
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(RETRY_S, self._retry)
+            self._clear_timer()
+            return
+        loop = asyncio.get_running_loop()
+        if self._timer is not None and self._timer.when() > loop.time() + delay_s:
+            self._clear_timer()
+        if self._timer is None:
+            self._timer = loop.call_later(delay_s, self._retry)
+
+    def _clear_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _retry(self) -> None:
         self._timer = None

@@ -90,7 +90,7 @@ class ReportIntake:
         if self._fleet.register(endpoint, registration) and known is not None:
             self._indexes[known.registration.model.fp].clear(endpoint)
         self._streams[endpoint] = _Stream(report.seq)
-        served = {worker.registration.model.fp for worker in self._fleet.all()}
+        served = self._fleet.models.keys()
         for model_fp in self._indexes.keys() - served:
             del self._indexes[model_fp]
         for model_fp in served - self._indexes.keys():

@@ -62,7 +62,7 @@ class RouterCore:
             self._announce(endpoint, "worker_draining")
         if kind in ("register", "load"):
             self._publish(endpoint)
-            self._pump()
+            self._wake_queues(endpoint)
         return ack
 
     def lose(self, endpoint: str) -> None:
@@ -70,7 +70,7 @@ class RouterCore:
         if self._intake.lose(endpoint):
             self._announce(endpoint, "worker_lost")
             self._publish(endpoint)
-            self._pump()
+            self._wake_queues(endpoint)
 
     async def pick(
         self, request: router_pb2.PickRequest, timeout_s: float | None = None
@@ -150,9 +150,13 @@ class RouterCore:
         key = model_fp if self._selector.is_known(model_fp) else _UNKNOWN
         return self._queues.setdefault(key, RequestQueue(self._settings.max_queued))
 
-    def _pump(self) -> None:
-        for queue in self._queues.values():
-            queue.pump()
+    def _wake_queues(self, endpoint: str) -> None:
+        """Those whose requests the worker at `endpoint` could take."""
+        worker = self._fleet.get(endpoint)
+        assert worker is not None
+        for key in (worker.registration.model.fp, _UNKNOWN):
+            if key in self._queues:
+                self._queues[key].notify()
 
     def _announce(self, endpoint: str, event: str) -> None:
         worker = self._fleet.get(endpoint)

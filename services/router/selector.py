@@ -5,7 +5,6 @@ where the prompt may be computed, when waiting has become pointless, and takes t
 the chosen pair.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Self
@@ -97,14 +96,12 @@ class Selector:
 
     def is_known(self, model_fp: str) -> bool:
         """Some worker has named this model, whether it is ready or not."""
-        return any(worker.registration.model.fp == model_fp for worker in self._fleet.all())
+        return model_fp in self._fleet.models
 
     def name(self, request: PickRequest) -> str:
         """The model's name for metrics: never what a client chose."""
-        for worker in self._fleet.all():
-            if worker.registration.model.fp == request.model_fp:
-                return worker.registration.model.name
-        return "unknown"
+        model = self._fleet.models.get(request.model_fp)
+        return model.name if model else "unknown"
 
     def attempt(self, request: PickRequest) -> router_pb2.PickResponse | None:
         """Place the request now; None = it should wait.
@@ -164,29 +161,39 @@ class Selector:
             mode=mode,
             max_local_tokens=max_local_tokens,
         )
-        view = self._viewer(request, isolated)
+        num_cached_blocks = self._intake.index(request.model_fp).match(request.hashes)
         return pick(
             ask,
-            [view(worker) for worker in decodes],
-            [view(worker) for worker in prefills],
+            self._views(request, decodes, num_cached_blocks, isolated),
+            self._views(request, prefills, num_cached_blocks, isolated),
             self._policy,
             self._random,
         )
 
-    def _viewer(self, request: PickRequest, isolated: bool) -> Callable[[Worker], WorkerView]:
-        index = self._intake.index(request.model_fp)
-
-        def view(worker: Worker) -> WorkerView:
+    def _views(
+        self,
+        request: PickRequest,
+        pool: list[Worker],
+        num_cached_blocks: dict[str, int],
+        isolated: bool,
+    ) -> list[WorkerView]:
+        if not pool:
+            return []
+        registration = pool[0].registration
+        typical = self._fleet.typical_speed(registration.model.fp, registration.role)
+        views = []
+        for worker in pool:
             unfit = self._fleet.unfit(worker, isolated)
             if not unfit and self._is_excluded(request, worker):
                 unfit = "excluded"
-            num_blocks = index.match(worker.endpoint, request.hashes)
+            num_blocks = num_cached_blocks.get(worker.endpoint, 0)
             num_cached_tokens = num_blocks * worker.registration.model.block_size
-            return self._fleet.view(
-                worker, unfit, min(num_cached_tokens, request.num_prompt_tokens)
+            views.append(
+                self._fleet.view(
+                    worker, typical, unfit, min(num_cached_tokens, request.num_prompt_tokens)
+                )
             )
-
-        return view
+        return views
 
     def _is_excluded(self, request: PickRequest, worker: Worker) -> bool:
         """A worker that refused a request gets it again only after a while and a fresh report."""

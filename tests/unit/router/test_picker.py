@@ -51,6 +51,17 @@ def test_a_loser_is_shown_with_the_part_that_it_lost_by(choose, view) -> None:
     assert reasons.endswith("s itl")
 
 
+def test_a_prefill_worker_that_lost_is_shown_with_how_far_behind_it_was(choose, view) -> None:
+    prefills = [view("p0"), view("p1", num_queued_prefill_tokens=500)]
+    assert "p1 +0.5s until prefilled" in choose([view("d0")], prefills).reasons
+
+
+def test_a_prefill_worker_that_is_too_small_for_the_prompt_is_not_the_partner(choose, view) -> None:
+    prefills = [view("p0", num_blocks=10), view("p1", num_queued_prefill_tokens=500)]
+    assert choose([view("d0")], prefills).prefill.worker_id == "p1"
+    assert choose([view("d0")], prefills[:1]).kind == "too_large"
+
+
 def test_the_reasons_stay_short_in_a_large_fleet(choose, view) -> None:
     decodes = [view(f"d{i}", unfit="lost") for i in range(100)] + [view("d100")]
     reasons = choose(decodes, [view("p0")]).reasons

@@ -52,7 +52,7 @@ class Intake:
         return self.take(seq, snapshot=worker_pb2.KvSnapshot(hashes=joined, more=more))
 
     def held(self, *numbers: int, endpoint: str = HOST, model_fp: str = "fp-1") -> int:
-        return self.intake.index(model_fp).match(endpoint, hash_list(*numbers))
+        return self.intake.index(model_fp).match(hash_list(*numbers)).get(endpoint, 0)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import ModelNotFound, Overloaded, Unavailable
-from services.router.queue import RETRY_S, RequestQueue, WaitedTooLong
+from services.router.queue import PACE_S, RETRY_S, RequestQueue, WaitedTooLong
 
 
 class Room:
@@ -176,3 +176,33 @@ def test_the_predicted_wait_follows_the_pace_of_grants() -> None:
         return predicted
 
     assert run_virtual(scenario()) == pytest.approx(10 * 0.5, rel=0.1)
+
+
+def test_a_storm_of_changes_costs_one_attempt_per_pace() -> None:
+    async def scenario() -> None:
+        queue, room = RequestQueue[str](10), Room()
+        waiter = asyncio.create_task(queue.wait(room.attempt, 10))
+        await settle()
+        for _ in range(1000):
+            queue.notify()
+            await asyncio.sleep(0.001)
+        assert room.num_attempts <= 1 + 1.0 / PACE_S + 1
+        room.slots = 1
+        queue.notify()
+        assert await waiter == "granted"
+
+    run_virtual(scenario())
+
+
+def test_the_first_change_after_a_pause_is_tried_at_once() -> None:
+    async def scenario() -> None:
+        queue, room = RequestQueue[str](10), Room()
+        waiter = asyncio.create_task(queue.wait(room.attempt, 10))
+        await asyncio.sleep(0.03)
+        room.slots = 1
+        queue.notify()
+        await settle()
+        assert waiter.done()
+        assert asyncio.get_running_loop().time() == pytest.approx(0.03)
+
+    run_virtual(scenario())
