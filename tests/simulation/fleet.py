@@ -1,0 +1,399 @@
+"""A whole fleet in one process on virtual time: every service's real domain code, joined in memory.
+
+What is not real: sockets (memory streams), processes (one event loop), the model (FakeRunner, whose
+tokens depend on every token before them and whose KV slots are checked at each step), Redis (an
+in-process double that runs the real Lua). Everything is seeded; the same seed gives the same run.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import fakeredis
+import msgspec
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from baton.engine.batch import StepBatch
+from baton.engine.engine import Engine, EngineConfig
+from baton.engine.local_client import LocalEngineClient
+from baton.engine.messages import SamplingParams, SnapshotHashes
+from baton.handoff.block_bytes import BlockBytes
+from baton.handoff.grpc_stream import GrpcStreamTransport
+from baton.testing.fake_runner import FakeRunner
+from baton.testing.memory_stream import MemoryStream, memory_stream_pair
+from baton.testing.virtual_clock import VirtualClock
+from baton.wire import key_registry
+from baton.wire.v1 import quota_pb2, router_pb2, tokenizer_pb2
+from baton.worker.dispatch import EngineDispatcher
+from baton.worker.metrics import WorkerMetrics
+from baton.worker.parts import WorkerParts
+from baton.worker.reports import ReportLog, register_message
+from baton.worker.reports_servicer import serve_reports
+from services.decode_worker.front import DecodeFront
+from services.gateway.exchange import Arrival
+from services.gateway.gateway import Gateway, GatewayIdentity, Outside
+from services.gateway.openai.endpoints import ENDPOINTS
+from services.gateway.ports import CallContext
+from services.prefill_worker.front import PrefillFront
+from services.quota.ledger import Ledger
+from services.quota.registry import Registry
+from services.quota.store import RedisStore
+from services.router.router_core import RouterCore
+from services.router.settings import Settings as RouterSettings
+from services.router.watcher import Watcher
+from services.tokenizer.encoder import EncodeLimits, Encoder
+from services.tokenizer.model_folder import read_model_folder
+from services.tokenizer.served_model import ModelTable, ServedModel, load_model
+from services.tokenizer.template import InProcessRenderer
+
+SECRET = bytes(range(32))
+VOCAB_SIZE = 1000
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+STEP_S = 0.005
+TOKEN_S = 0.0002
+
+
+def make_model_folder(folder: Path) -> Path:
+    """A tokenizer over bytes and made-up words: all that the tokenizer service needs."""
+    folder.mkdir()
+    control = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
+    symbols = [*control, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    words = [f"w{number}" for number in range(VOCAB_SIZE - len(symbols))]
+    vocab = {symbol: index for index, symbol in enumerate(symbols + words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(control)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"vocab_size": VOCAB_SIZE, "eos_token_id": VOCAB_SIZE - 1}
+    (folder / "config.json").write_bytes(msgspec.json.encode(config))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "model.safetensors").write_bytes(b"none")
+    return folder
+
+
+async def run_inline(function: Callable[..., Any], *arguments: Any) -> Any:
+    """`run_in_thread` of a world without threads."""
+    return function(*arguments)
+
+
+class MemoryFile:
+    """The outbox's file."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+
+    def read(self) -> list[bytes]:
+        return list(self.lines)
+
+    def append(self, lines: list[bytes]) -> None:
+        self.lines += lines
+
+    def replace(self, lines: list[bytes]) -> None:
+        self.lines = list(lines)
+
+
+class LocalQuota:
+    """The gateway's QuotaClient over a Ledger in the same process."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.settled: list[quota_pb2.UsageRecord] = []
+
+    async def authenticate(
+        self, key_digest: bytes, context: CallContext
+    ) -> quota_pb2.AuthenticateResponse:
+        return await self._ledger.authenticate(quota_pb2.AuthenticateRequest(key_digest=key_digest))
+
+    async def reserve(
+        self, request: quota_pb2.ReserveRequest, context: CallContext
+    ) -> quota_pb2.ReserveResponse:
+        return await self._ledger.reserve(request)
+
+    async def settle(self, record: quota_pb2.UsageRecord, context: CallContext) -> None:
+        await self._ledger.settle(quota_pb2.SettleRequest(usage=record))
+        self.settled.append(record)
+
+    async def open_renewals(self) -> MemoryStream:
+        ours, theirs = memory_stream_pair()
+        task = asyncio.create_task(self._answer(theirs))
+        ours.answering = task  # type: ignore[attr-defined]
+        return ours
+
+    async def _answer(self, stream: MemoryStream) -> None:
+        while (request := await stream.read()) is not None:
+            await stream.write(await self._ledger.renew(request))
+
+    async def probe(self, deadline_s: float) -> None:
+        return None
+
+
+class LocalTokenizer:
+    """The gateway's TokenizerClient over an Encoder in the same process."""
+
+    def __init__(self, encoder: Encoder, model: ServedModel) -> None:
+        self._encoder = encoder
+        self._model = model
+        self.prompts: dict[str, list[int]] = {}
+
+    async def encode(
+        self, request: tokenizer_pb2.EncodeRequest, context: CallContext
+    ) -> tokenizer_pb2.EncodeResponse:
+        response = await self._encoder.encode(request)
+        ids = memoryview(response.token_ids).cast("I").tolist()
+        self.prompts[context.request_id] = ids
+        return response
+
+    async def artifact(self, model_fp: str) -> bytes:
+        return self._model.artifact.data
+
+    async def probe(self, deadline_s: float) -> None:
+        return None
+
+
+class LocalRouter:
+    """The gateway's RouterClient over a RouterCore in the same process."""
+
+    def __init__(self, core: RouterCore) -> None:
+        self._core = core
+        self.picks: list[router_pb2.PickResponse] = []
+
+    async def pick(
+        self, request: router_pb2.PickRequest, context: CallContext
+    ) -> router_pb2.PickResponse:
+        response = await self._core.pick(request, context.deadline_s)
+        self.picks.append(response)
+        return response
+
+    def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
+        return self._core.watch_admission()
+
+
+@dataclass
+class Worker:
+    """One worker: engine, front, and its address."""
+
+    endpoint: str
+    engine: Engine
+    client: LocalEngineClient
+    parts: WorkerParts
+    front: DecodeFront | PrefillFront
+
+    def check(self) -> None:
+        self.engine.check_integrity()
+        self.front.check_integrity()
+
+    @property
+    def num_blocks_held(self) -> int:
+        load = self.engine.measure_load()
+        return self.engine.info.num_blocks - load.num_blocks_free + load.num_blocks_promised
+
+
+@dataclass
+class Answer:
+    """The Sink of one request."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    finish_reasons: dict[int, str] = field(default_factory=dict)
+    usage: Any = None
+    num_batches: int = 0
+    pause_s: Callable[[], float] = lambda: 0.0
+
+    def opened(self, identity: Any, request: Any) -> None:
+        return None
+
+    async def started(self, head: Any) -> None:
+        return None
+
+    async def deltas(self, batch: list[Any]) -> None:
+        self.num_batches += 1
+        for delta in batch:
+            self.texts[delta.choice] = self.texts.get(delta.choice, "") + delta.text
+            if delta.finish_reason:
+                self.finish_reasons[delta.choice] = delta.finish_reason
+        if pause_s := self.pause_s():
+            await asyncio.sleep(pause_s)
+
+    async def finished(self, usage: Any, head: Any) -> None:
+        self.usage = usage
+
+
+class Fleet:
+    """Gateway, quota, tokenizer, router, `num_prefill` and `num_decode` workers."""
+
+    def __init__(self, seed: int, clock: VirtualClock, folder: Path) -> None:
+        self.rng = random.Random(seed)
+        self.clock = clock
+        self._folder = folder
+        self.workers: dict[str, Worker] = {}
+        self._tasks = asyncio.TaskGroup()
+
+    async def start(self, num_prefill: int, num_decode: int, num_blocks: int) -> None:
+        """Build everything and wait until the gateway is ready."""
+        self.model = await self._load_model()
+        self._detokenizer = Tokenizer.from_file(str(self._folder / "sim" / "tokenizer.json"))
+        self.runner = FakeRunner(vocab_size=VOCAB_SIZE, max_model_len=2048)
+        names = [f"prefill-{n}" for n in range(num_prefill)]
+        names += [f"decode-{n}" for n in range(num_decode)]
+        for number, name in enumerate(names):
+            worker = self._make_worker(name, f"sim:{number + 1}", num_blocks)
+            self.workers[worker.endpoint] = worker
+            self._run(worker.front.run())
+        self.router = RouterCore(RouterSettings(), self.clock, self.rng)
+        self._run(Watcher(self.router, self._dial_reports, self.rng).run(tuple(self.workers)))
+        self.api_key, self.quota = await self._make_quota()
+        encoder = Encoder(ModelTable([self.model]), EncodeLimits(), self.clock, run_inline)
+        self.tokenizer = LocalTokenizer(encoder, self.model)
+        self.local_router = LocalRouter(self.router)
+        outside = Outside(
+            self.quota,
+            self.tokenizer,
+            self.local_router,
+            self._dial_decode,
+            MemoryFile(),
+            run_inline,
+        )
+        self.gateway = Gateway(outside, GatewayIdentity("gw", SECRET), self.clock, self.rng)
+        self._run(self.gateway.run())
+        async with asyncio.timeout(60):
+            while await self.gateway.unready_reasons():
+                await asyncio.sleep(0.05)
+
+    async def ask(self, text: str, answer: Answer | None = None, **fields: Any) -> Answer:
+        """One chat request through the whole fleet."""
+        answer = answer or Answer()
+        body = {"model": "sim", "messages": [{"role": "user", "content": text}], **fields}
+        request_id = fields.pop("request_id", f"r{self.rng.getrandbits(64):x}")
+        body.pop("request_id", None)
+        arrival = Arrival(
+            request_id,
+            ENDPOINTS["/v1/chat/completions"],
+            msgspec.json.encode(body),
+            f"Bearer {self.api_key}",
+            deadline_s=600,
+        )
+        await self.gateway.pipeline.run(arrival, answer)
+        return answer
+
+    def expected(self, request_id: str, max_tokens: int, seed: int, choice: int = 0) -> str:
+        """The text that this request must get, whatever happens around it."""
+        params = SamplingParams(max_tokens, temperature=1.0, seed=seed)
+        ids = self.runner.lone_run(self.tokenizer.prompts[request_id], params, choice)
+        text = self._detokenizer.decode(ids, skip_special_tokens=True)
+        # However many bytes of a character are missing at the end, the gateway sends one U+FFFD.
+        whole = text.rstrip("\ufffd")
+        return text if whole == text else whole + "\ufffd"
+
+    async def quiet(self) -> None:
+        """Wait until no worker holds a block; fails when some stay held."""
+        async with asyncio.timeout(30):
+            while any(worker.num_blocks_held for worker in self.workers.values()):
+                await asyncio.sleep(0.05)
+        for worker in self.workers.values():
+            worker.check()
+        self.router.check_integrity()
+
+    def _run(self, work: Awaitable[None]) -> None:
+        self._tasks.create_task(work)  # type: ignore[arg-type]
+
+    async def _load_model(self) -> ServedModel:
+        path = make_model_folder(self._folder / "sim")
+
+        async def renderer(setup: Any) -> InProcessRenderer:
+            return InProcessRenderer(setup, lambda: datetime.now(UTC))
+
+        folder = read_model_folder(path, "sim")
+        return await load_model(
+            folder, path / "tokenizer.json", renderer, run_inline, self.rng.randbytes
+        )
+
+    def _make_worker(self, name: str, endpoint: str, num_blocks: int) -> Worker:
+        config = EngineConfig(self.model.folder.fingerprint, "sim", "local", num_blocks)
+        runner = FakeRunner(vocab_size=VOCAB_SIZE, max_model_len=2048)
+        engine = Engine(config, runner, self.clock)
+        client = LocalEngineClient(engine, self.clock, _step_duration)
+        dispatcher = EngineDispatcher(client)
+        blocks = BlockBytes(client.info.kv_spec, client.pool)
+        is_prefill = name.startswith("prefill")
+        role = router_pb2.WORKER_ROLE_PREFILL if is_prefill else router_pb2.WORKER_ROLE_DECODE
+        register = register_message(
+            client.info, worker_id=name, boot_epoch=1, role=role, transports=["grpc"]
+        )
+        parts = WorkerParts(
+            worker_id=name,
+            boot_epoch=1,
+            dispatcher=dispatcher,
+            blocks=blocks,
+            transport=GrpcStreamTransport(blocks),
+            reports=ReportLog(register, lambda: dispatcher.send(SnapshotHashes())),
+            metrics=WorkerMetrics(client.info),
+            clock=self.clock,
+            random_bytes=self.rng.randbytes,
+        )
+        front = PrefillFront(parts) if is_prefill else DecodeFront(parts, self._dial_prefill)
+        return Worker(endpoint, engine, client, parts, front)
+
+    async def _make_quota(self) -> tuple[str, LocalQuota]:
+        api_key, record = key_registry.new_key(
+            SECRET, "acme", key_registry.KeyLimits(), now_unix_s=0, random=self.rng.randbytes
+        )
+        store = RedisStore(fakeredis.FakeAsyncRedis())
+        await store.execute_all(key_registry.redis_commands(record))
+        registry = Registry(store, None)
+        return api_key, LocalQuota(Ledger(store, registry))
+
+    async def _dial_decode(self, endpoint: str) -> MemoryStream:
+        return self._dial(endpoint)
+
+    async def _dial_prefill(self, endpoint: str) -> MemoryStream:
+        return self._dial(endpoint)
+
+    def _dial(self, endpoint: str) -> MemoryStream:
+        ours, theirs = memory_stream_pair()
+        self._run(self._serve(self.workers[endpoint].front.serve(theirs), theirs))
+        return ours
+
+    def _dial_reports(self, endpoint: str) -> MemoryStream:
+        ours, theirs = memory_stream_pair()
+        self._run(self._serve(serve_reports(theirs, self.workers[endpoint].parts.reports), theirs))
+        return ours
+
+    @staticmethod
+    async def _serve(serving: Awaitable[None], stream: MemoryStream) -> None:
+        try:
+            await serving
+        finally:
+            await stream.close()
+
+
+def _step_duration(batch: StepBatch) -> float:
+    return STEP_S + TOKEN_S * len(batch.token_ids)
+
+
+@asynccontextmanager
+async def running_fleet(
+    seed: int,
+    clock: VirtualClock,
+    folder: Path,
+    *,
+    num_prefill: int = 1,
+    num_decode: int = 2,
+    num_blocks: int = 512,
+) -> AsyncIterator[Fleet]:
+    """A fleet that is ready; at the end nothing may be held anywhere."""
+    fleet = Fleet(seed, clock, folder)
+    async with fleet._tasks as tasks:
+        await fleet.start(num_prefill, num_decode, num_blocks)
+        yield fleet
+        await fleet.quiet()
+        for task in list(tasks._tasks):
+            task.cancel()
