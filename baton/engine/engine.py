@@ -151,6 +151,7 @@ class Engine:
             num_queued_prefill_tokens=self._scheduler.num_queued_prefill_tokens(),
             prefill_tokens_per_s=self._meter.prefill_tokens_per_s,
             decode_step_s=self._meter.decode_step_s,
+            num_not_started=self._sequences.num_not_started,
         )
 
     def check_integrity(self) -> None:

@@ -180,7 +180,10 @@ class StoredBlocks(msgspec.Struct, array_like=True):
 
 
 class EngineLoad(msgspec.Struct, array_like=True):
-    """Measured at the end of a step; rates are exponential means, 0 = not measured yet."""
+    """Measured at the end of a step; rates are exponential means, 0 = not measured yet.
+
+    `num_not_started` remote sequences are admitted but not running yet: their prompt is on its way.
+    """
 
     num_running: int
     num_waiting: int
@@ -189,6 +192,7 @@ class EngineLoad(msgspec.Struct, array_like=True):
     num_queued_prefill_tokens: int
     prefill_tokens_per_s: float
     decode_step_s: float
+    num_not_started: int = 0
 
 
 class StepEvents(msgspec.Struct, array_like=True, tag="events"):

@@ -144,7 +144,8 @@ class ReportLog:
         return worker_pb2.Load(
             step_counter=events.step,
             num_running=load.num_running,
-            num_waiting=load.num_waiting,
+            # To a router both are sequences that will be in the batch.
+            num_waiting=load.num_waiting + load.num_not_started,
             num_blocks_total=self.register.num_blocks,
             num_blocks_free=load.num_blocks_free,
             num_blocks_promised=load.num_blocks_promised,

@@ -97,7 +97,7 @@ def test_a_prefill_is_never_preempted():
     while not driver.events.num_preemptions:
         assert 2 not in driver.tokens
         driver.step()
-    assert driver.events.load.num_waiting == 1  # the decode itself gave way
+    assert driver.events.token_seq_ids == [2]  # the decode itself gave way
     driver.run()
     assert driver.tokens[2] == driver.lone_run(range(50, 70))[:1]
     driver.step(Release(2))
@@ -149,6 +149,17 @@ def test_a_promise_holds_the_prompt_and_two_blocks_to_grow():
     load = driver.events.load
     assert (load.num_blocks_free, load.num_blocks_promised) == (59, 0)
     assert len(driver.events.bound[0].block_ids) == 3
+
+
+def test_the_load_shows_a_remote_sequence_from_its_admission_on():
+    decode = make_driver()
+    decode.step(add_sequence(1, range(10), kind="remote", max_tokens=50))
+    assert decode.events.load.num_not_started == 1
+    decode.step(Bind(1))
+    assert decode.events.load.num_not_started == 1
+    decode.step(Abort(1))
+    hand_off(make_driver(), decode, 2, range(10))
+    assert (decode.events.load.num_not_started, decode.events.load.num_running) == (0, 1)
 
 
 def test_a_promise_is_no_larger_than_the_sequence_can_become():

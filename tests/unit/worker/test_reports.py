@@ -154,6 +154,16 @@ def test_an_idle_worker_reports_every_quarter_of_a_second() -> None:
     subscribed(scenario)
 
 
+def test_sequences_whose_prompt_is_on_its_way_count_as_waiting() -> None:
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        await after_start(worker, subscription)
+        load = EngineLoad(3, 1, 50, 0, 0, 0.0, 0.0, num_not_started=5)
+        worker.log.apply(StepEvents(2, load))
+        assert (await drain(subscription))[0].load.num_waiting == 6
+
+    subscribed(scenario)
+
+
 def test_accepted_requests_are_named_once() -> None:
     async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
         await after_start(worker, subscription)
