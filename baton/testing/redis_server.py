@@ -4,6 +4,7 @@ Runs without persistence, so that killing it is the same as coming back empty; `
 `kill` gives the same address with an empty server.
 """
 
+import signal
 import subprocess
 from importlib import resources
 from pathlib import Path
@@ -63,6 +64,15 @@ class RedisServer:
         self._process.wait()
         self._process.stdout.close()
         self._process = None
+
+    def pause(self) -> None:
+        """Stop the process without ending it: connections stay open and nothing is answered."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def __enter__(self) -> Self:
         self.start()

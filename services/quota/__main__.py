@@ -7,7 +7,7 @@ import grpc
 
 from baton.runtime import environment, logs
 from baton.runtime.admin import start_admin
-from baton.runtime.grpc_server import GrpcServer, start_server
+from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Process, run
 from baton.system.clock import Clock
 from baton.wire.key_registry import Command, KeyRecord
@@ -43,17 +43,18 @@ async def serve(process: Process, settings: Settings) -> None:
     server = await start_server(settings.listen, register)
     admin_port = start_admin(settings.admin_listen)
     _log.info("serving", port=server.port, admin_port=admin_port)
-    archive_stopping = asyncio.Event()
+    drained = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        upkeep = [
-            tasks.create_task(keep_registry_loaded(registry, settings.registry_interval_s)),
-            tasks.create_task(keep_reaping(ledger, settings.reap_interval_s)),
-        ]
+        tasks.create_task(
+            keep_registry_loaded(registry, settings.registry_interval_s, process.stopping)
+        )
+        tasks.create_task(keep_reaping(ledger, settings.reap_interval_s, process.stopping))
         if archiver:
-            tasks.create_task(archiver.run(archive_stopping))
+            tasks.create_task(archiver.run(drained))
         await process.stopping.wait()
-        await _drain(server, settings.drain_s, upkeep)
-        archive_stopping.set()
+        # The last settles come in while calls end; the archiver writes them after that.
+        await server.stop(settings.drain_s)
+        drained.set()
     await store.close()
 
 
@@ -79,13 +80,6 @@ def _archiver(store: RedisStore, settings: Settings) -> Archiver | None:
         token=os.urandom(16).hex(),
         interval_s=settings.archive_interval_s,
     )
-
-
-async def _drain(server: GrpcServer, grace_s: float, upkeep: list[asyncio.Task[None]]) -> None:
-    """Last settles come in while calls end; the archiver writes them after this."""
-    await server.stop(grace_s)
-    for task in upkeep:
-        task.cancel()
 
 
 async def main(process: Process) -> None:

@@ -94,7 +94,8 @@ class Ledger:
             request.num_prompt_tokens, request.num_output_tokens,
         )  # fmt: skip
         reply = await self._run("reserve", request.tenant, arguments)
-        if reply[0] == b"unknown_key" and await self._registry.refresh():
+        if reply[0] == b"unknown_key":
+            await self._registry.refresh()
             reply = await self._run("reserve", request.tenant, arguments)
         outcome, granted, wait_ms, *numbers = reply
         limits = _limit_state(numbers)

@@ -62,7 +62,9 @@ class Registry:
             raise failures.AuthenticationFailed("the API key is not valid")
         name = key_registry.principal_key(digest)
         data = await self._store.execute("GET", name)
-        if data is None and await self.refresh():
+        if data is None:
+            # Look again even if this refresh loaded nothing: another one may just have.
+            await self.refresh()
             data = await self._store.execute("GET", name)
         if data is None:
             raise failures.AuthenticationFailed("the API key is not valid")

@@ -1,9 +1,12 @@
 """What the quota service does by itself: lapse expired leases, keep the registry loaded.
 
-Both wait out an outage of Redis: the next turn tries again.
+Both wait out an outage of Redis: the next turn tries again. They end by an event, not by
+cancellation: Python 3.11's `wait_for`, which the Redis client sends with, can lose a cancellation
+that meets a finished send (python/cpython#86296).
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from baton.runtime import logs
 from baton.wire.failures import Unavailable
@@ -13,24 +16,40 @@ from services.quota.registry import Registry
 _log = logs.get("quota.upkeep")
 
 
-async def keep_reaping(ledger: Ledger, interval_s: float) -> None:
-    """Lapse expired leases every `interval_s`, until cancelled. Reserving and renewing lapse the
-    leases of their tenant, too; this serves tenants that do neither."""
-    while True:
-        await asyncio.sleep(interval_s)
-        try:
-            num_reaped = await ledger.reap()
-        except Unavailable:
-            continue
+async def keep_reaping(ledger: Ledger, interval_s: float, stopping: asyncio.Event) -> None:
+    """Lapse expired leases every `interval_s`. Reserving and renewing lapse the leases of their
+    tenant, too; this serves tenants that do neither."""
+
+    async def reap() -> None:
+        num_reaped = await ledger.reap()
         if num_reaped:
             _log.info("leases_lapsed", num_leases=num_reaped)
 
+    await every(interval_s, reap, stopping)
 
-async def keep_registry_loaded(registry: Registry, interval_s: float) -> None:
+
+async def keep_registry_loaded(
+    registry: Registry, interval_s: float, stopping: asyncio.Event
+) -> None:
     """Load the registry at once, then whenever it changed or Redis came back empty."""
-    while True:
+
+    async def refresh() -> None:
+        await registry.refresh()
+
+    await every(interval_s, refresh, stopping)
+
+
+async def every(
+    interval_s: float, work: Callable[[], Awaitable[None]], stopping: asyncio.Event
+) -> None:
+    """Do `work` now and then every `interval_s` until `stopping`."""
+    while not stopping.is_set():
         try:
-            await registry.refresh()
+            await work()
         except Unavailable:
-            _log.warning("registry_waits", why="redis")
-        await asyncio.sleep(interval_s)
+            _log.warning("upkeep_waits", why="redis")
+        try:
+            async with asyncio.timeout(interval_s):
+                await stopping.wait()
+        except TimeoutError:
+            continue

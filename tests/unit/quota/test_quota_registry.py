@@ -1,5 +1,6 @@
 """Keys in Redis follow the registry file."""
 
+import asyncio
 import os
 
 import msgspec
@@ -71,6 +72,17 @@ async def test_redis_that_came_back_empty_is_loaded_by_the_call_that_notices(ben
     await bench.store.execute("FLUSHALL")
     await bench.settle(record, "r1", prompt=1, output=2)
     assert await bench.budget(record, "m202701") == (3, 0)
+
+
+async def test_calls_that_meet_a_load_in_progress_see_its_result(bench):
+    key, record = new_key()
+    key_registry.append(bench.file, record)
+    digest = key_registry.key_digest(SECRET, key)
+    principals = await asyncio.gather(*(authenticate(bench, digest) for _ in range(5)))
+    assert {principal.key_id for principal in principals} == {record.key_id}
+    await bench.store.execute("FLUSHALL")
+    grants = await asyncio.gather(*(bench.reserve(record, f"r{n}", 1, 1) for n in range(3)))
+    assert len(grants) == 3
 
 
 async def test_usage_of_an_undeclared_key_is_still_recorded(bench):

@@ -1,0 +1,288 @@
+"""The quota service over real gRPC and a real Redis: limits under contention, outages, restarts."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import grpc
+import pytest
+
+from baton.runtime.grpc_channel import call, open_channel
+from baton.runtime.process import Process
+from baton.system.clock import SystemClock
+from baton.testing.redis_server import RedisServer
+from baton.wire import failures, key_registry, usage_log
+from baton.wire.key_registry import KeyLimits, Revocation
+from baton.wire.v1 import quota_pb2, quota_pb2_grpc
+from services.quota.__main__ import serve
+from services.quota.settings import PREFIX, Settings
+
+SECRET = b"s" * 32
+HELD = quota_pb2.LeaseState.STATE_HELD
+
+
+@pytest.fixture
+def folder():
+    # Short: a Unix socket's path is limited to about 100 characters.
+    with TemporaryDirectory(prefix="baton-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def redis(folder):
+    with RedisServer(folder) as running:
+        yield running
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def settings_for(folder: Path, redis_url: str, port: int, **options) -> Settings:
+    return Settings(
+        listen=f"127.0.0.1:{port}",
+        redis_url=redis_url,
+        registry_file=folder / "registry.jsonl",
+        usage_dir=folder / "usage",
+        archive_interval_s=0.05,
+        registry_interval_s=0.05,
+        **options,
+    )
+
+
+def new_key(folder: Path, tenant: str = "acme", **limits):
+    key, record = key_registry.new_key(SECRET, tenant, KeyLimits(**limits), now_unix_s=0)
+    key_registry.append(folder / "registry.jsonl", record)
+    return key, record
+
+
+@asynccontextmanager
+async def running_service(settings: Settings):
+    """The service's own main in this process; yields a stub connected to it."""
+    process = Process("quota", SystemClock(), asyncio.Event())
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(serve(process, settings))
+        try:
+            async with open_channel(settings.listen) as channel:
+                await asyncio.wait_for(channel.channel_ready(), 10)
+                yield quota_pb2_grpc.QuotaStub(channel)
+        finally:
+            process.stopping.set()
+            await serving
+
+
+def reservation(record, request_id: str, prompt: int = 10, output: int = 90):
+    return quota_pb2.ReserveRequest(
+        request_id=request_id,
+        tenant=record.tenant,
+        key_id=record.key_id,
+        model="m",
+        num_prompt_tokens=prompt,
+        num_output_tokens=output,
+    )
+
+
+def settlement(record, request_id: str, prompt: int = 10, output: int = 20):
+    usage = quota_pb2.UsageRecord(
+        request_id=request_id,
+        tenant=record.tenant,
+        key_id=record.key_id,
+        model="m",
+        num_prompt_tokens=prompt,
+        num_output_tokens=output,
+        finish_reason="stop",
+    )
+    return quota_pb2.SettleRequest(usage=usage)
+
+
+async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 20) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_one_request_from_key_to_archived_usage(folder, redis):
+    key, record = new_key(folder, requests_per_minute=60, tokens_per_minute=6000)
+    async with running_service(settings_for(folder, redis.url, free_port())) as quota:
+        digest = key_registry.key_digest(SECRET, key)
+        principal = await call(
+            quota.Authenticate, quota_pb2.AuthenticateRequest(key_digest=digest), deadline_s=5
+        )
+        assert (principal.tenant, principal.key_id) == ("acme", record.key_id)
+        granted = await call(quota.Reserve, reservation(record, "r1"), deadline_s=5)
+        assert granted.granted_output_tokens == 90
+        assert granted.limits.remaining_tokens == 5900
+
+        renewals = quota.Renew()
+        renewal = quota_pb2.LeaseRenewal(
+            request_id="r1", tenant="acme", used_output_tokens=60, wanted_output_tokens=200
+        )
+        await renewals.write(quota_pb2.RenewRequest(leases=[renewal]))
+        [state] = (await renewals.read()).leases
+        assert (state.state, state.granted_output_tokens) == (HELD, 200)
+        await renewals.done_writing()
+        assert await renewals.code() is grpc.StatusCode.OK
+
+        settled = await call(quota.Settle, settlement(record, "r1", output=120), deadline_s=5)
+        # 6000 less what was used, plus what flowed back since.
+        assert 5870 <= settled.limits.remaining_tokens <= 6000
+        again = await call(quota.Settle, settlement(record, "r1", output=120), deadline_s=5)
+        assert again.repeated_settle
+    # The service has drained: what it acknowledged is on the disk.
+    [line] = [x for f in usage_log.files(folder / "usage") for x in usage_log.read_file(f)]
+    assert (line.request_id, line.num_tokens) == ("r1", 130)
+
+
+async def test_refusal_travels_with_reason_wait_and_limit_state(folder, redis):
+    _, record = new_key(folder, requests_per_minute=1, tokens_per_minute=1000)
+    async with running_service(settings_for(folder, redis.url, free_port())) as quota:
+        await call(quota.Reserve, reservation(record, "r1"), deadline_s=5)
+        with pytest.raises(failures.LimitExceeded) as refused:
+            await call(quota.Reserve, reservation(record, "r2"), deadline_s=5)
+        assert refused.value.reason == "rate_limit_exceeded"
+        assert 50 < refused.value.retry_after_s <= 60
+        assert refused.value.limits.limit_requests == 1
+        assert refused.value.limits.remaining_requests == 0
+        with pytest.raises(failures.InvalidRequest) as too_large:
+            await call(quota.Reserve, reservation(record, "r3", output=991), deadline_s=5)
+        assert too_large.value.reason == "request_exceeds_limit"
+
+
+async def test_last_budget_admits_exactly_what_fits_under_contention(folder, redis):
+    _, record = new_key(folder, budget_tokens=1050, budget_period="month")
+    first = settings_for(folder, redis.url, free_port())
+    second = settings_for(folder, redis.url, free_port())
+    async with running_service(first) as one, running_service(second) as other:
+        stubs = (one, other)
+
+        async def reserve(number: int) -> str:
+            request = reservation(record, f"r{number}")
+            try:
+                await call(stubs[number % 2].Reserve, request, deadline_s=20)
+            except failures.LimitExceeded as error:
+                return error.reason
+            return "granted"
+
+        outcomes = await asyncio.gather(*(reserve(number) for number in range(200)))
+    assert outcomes.count("granted") == 10
+    assert outcomes.count("insufficient_quota") == 190
+
+
+async def test_revoked_key_stops_working_within_the_registry_interval(folder, redis):
+    key, record = new_key(folder)
+    digest = key_registry.key_digest(SECRET, key)
+    request = quota_pb2.AuthenticateRequest(key_digest=digest)
+    async with running_service(settings_for(folder, redis.url, free_port())) as quota:
+        await call(quota.Authenticate, request, deadline_s=5)
+        key_registry.append(folder / "registry.jsonl", Revocation(record.key_id, 0))
+
+        async def refused() -> bool:
+            try:
+                await call(quota.Authenticate, request, deadline_s=5)
+            except failures.AuthenticationFailed:
+                return True
+            return False
+
+        await until(refused)
+
+
+async def test_calls_fail_as_unavailable_while_redis_is_gone_and_work_when_it_is_back_empty(
+    folder, redis
+):
+    key, record = new_key(folder, tokens_per_minute=6000)
+    digest = key_registry.key_digest(SECRET, key)
+    request = quota_pb2.AuthenticateRequest(key_digest=digest)
+    async with running_service(settings_for(folder, redis.url, free_port())) as quota:
+        await call(quota.Reserve, reservation(record, "r1"), deadline_s=5)
+        redis.kill()
+        for method, message in (
+            (quota.Authenticate, request),
+            (quota.Reserve, reservation(record, "r2")),
+            (quota.Settle, settlement(record, "r1")),
+        ):
+            with pytest.raises(failures.Unavailable) as gone:
+                await call(method, message, deadline_s=5)
+            assert gone.value.reason == "quota_unavailable"
+        redis.start()
+        # No waiting: the first call after its return reconnects and reloads scripts and registry.
+        principal = await call(quota.Authenticate, request, deadline_s=5)
+        assert principal.key_id == record.key_id
+        await call(quota.Reserve, reservation(record, "r2"), deadline_s=5)
+        settled = await call(quota.Settle, settlement(record, "r1"), deadline_s=5)
+        assert not settled.repeated_settle
+
+
+async def test_stopped_redis_costs_a_call_no_more_than_its_timeout(folder, redis):
+    _, record = new_key(folder)
+    settings = settings_for(folder, redis.url, free_port(), redis_timeout_s=0.1)
+    async with running_service(settings) as quota:
+        await call(quota.Reserve, reservation(record, "r1"), deadline_s=5)
+        redis.pause()
+        with pytest.raises(failures.Unavailable):
+            await call(quota.Reserve, reservation(record, "r2"), deadline_s=5)
+        redis.resume()
+        await call(quota.Reserve, reservation(record, "r2"), deadline_s=5)
+
+
+async def test_expired_leases_are_reaped_without_anybody_asking(folder, redis):
+    _, record = new_key(folder, concurrency=1)
+    settings = settings_for(folder, redis.url, free_port(), lease_s=0.2, reap_interval_s=0.05)
+    async with running_service(settings) as quota:
+        await call(quota.Reserve, reservation(record, "r1"), deadline_s=5)
+
+        async def archived() -> bool:
+            return bool(usage_log.files(folder / "usage"))
+
+        await until(archived)
+    [line] = [x for f in usage_log.files(folder / "usage") for x in usage_log.read_file(f)]
+    assert (line.request_id, line.provisional, line.num_output_tokens) == ("r1", True, 0)
+
+
+async def test_redis_and_archive_hold_no_key_and_no_secret(folder):
+    with RedisServer(folder, "--appendonly", "yes", "--appendfsync", "always") as redis:
+        key, record = new_key(folder)
+        async with running_service(settings_for(folder, redis.url, free_port())) as quota:
+            await call(quota.Reserve, reservation(record, "r1"), deadline_s=5)
+            await call(quota.Settle, settlement(record, "r1"), deadline_s=5)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) >= 3
+    for path in files:
+        data = path.read_bytes()
+        assert key.encode() not in data
+        assert SECRET not in data
+
+
+def test_process_serves_drains_on_sigterm_and_refuses_unknown_settings(folder, redis):
+    environment = {
+        **os.environ,
+        PREFIX + "REDIS_URL": redis.url,
+        PREFIX + "USAGE_DIR": str(folder / "usage"),
+    }
+    command = [sys.executable, "-m", "services.quota"]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if '"serving"' in line:
+                break
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.wait()
+    wrong = subprocess.run(
+        command, env={**environment, PREFIX + "REDIS_ULR": "x"}, capture_output=True, text=True
+    )
+    assert wrong.returncode == 2
+    assert "BATON_QUOTA_REDIS_ULR" in wrong.stderr
