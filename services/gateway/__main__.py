@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+from collections.abc import Callable
 from random import SystemRandom
 
 from baton.runtime import environment, logs
@@ -23,8 +24,12 @@ OUTBOX_FILE = "usage-outbox.txt"
 _log = logs.get("gateway")
 
 
-async def serve(process: Process, settings: GatewaySettings) -> None:
-    """Serve until `process.stopping`, then let open requests end."""
+async def serve(
+    process: Process,
+    settings: GatewaySettings,
+    on_bound: Callable[[int], None] = lambda port: None,
+) -> None:
+    """Serve until `process.stopping`, then let open requests end. `on_bound` learns the port."""
     quota, tokenizer = GrpcQuota(settings.quota), GrpcTokenizer(settings.tokenizer)
     routers = GrpcRouters(settings.router)
     outside = Outside(
@@ -45,7 +50,9 @@ async def serve(process: Process, settings: GatewaySettings) -> None:
     bound = listening_socket(settings.listen)
     server = HttpServer(app, drain_s=settings.drain_s)
     admin_port = start_admin(settings.admin_listen)
-    _log.info("serving", port=bound.getsockname()[1], admin_port=admin_port)
+    port = bound.getsockname()[1]
+    _log.info("serving", port=port, admin_port=admin_port)
+    on_bound(port)
     async with asyncio.TaskGroup() as tasks:
         background = [tasks.create_task(gateway.run())]
         if settings.aliases_file is not None:

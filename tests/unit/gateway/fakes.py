@@ -267,6 +267,7 @@ class FakeWorker:
         self._credit: dict[tuple[int, int], int] = {}
         self._cancelled: set[int] = set()
         self._changed = asyncio.Event()
+        self._writing = asyncio.Lock()
 
     async def serve(self, stream: MemoryStream, tasks: asyncio.TaskGroup) -> None:
         self.num_dialled += 1
@@ -279,7 +280,7 @@ class FakeWorker:
 
     async def say(self, frame: worker_pb2.WorkerFrame) -> None:
         """Write a frame on the newest stream."""
-        await self.streams[-1].write(frame)
+        await self._write(self.streams[-1], frame)
 
     def cut(self) -> None:
         """Lose the newest stream."""
@@ -291,7 +292,7 @@ class FakeWorker:
         kind = frame.WhichOneof("frame")
         if kind == "hello":
             hello = worker_pb2.WorkerHello(protocol=self.protocol, worker_id=self.worker_id)
-            await stream.write(worker_pb2.WorkerFrame(hello=hello))
+            await self._write(stream, worker_pb2.WorkerFrame(hello=hello))
         elif kind == "submit":
             self.submits.append(frame.submit)
             tasks.create_task(self._answer(frame.submit, stream))
@@ -321,7 +322,7 @@ class FakeWorker:
                     handle=submit.handle,
                     failure=to_wire(self.refusal),
                 )
-                await stream.write(worker_pb2.WorkerFrame(refused=refused))
+                await self._write(stream, worker_pb2.WorkerFrame(refused=refused))
                 return
             await asyncio.sleep(self.prefill_s)
             async with asyncio.TaskGroup() as tasks:
@@ -345,7 +346,7 @@ class FakeWorker:
             if submit.handle in self._cancelled:
                 await self._finish(stream, key, "cancelled", index)
                 return
-            await stream.write(worker_pb2.WorkerFrame(step=self._step(key, index, token_id)))
+            await self._write(stream, worker_pb2.WorkerFrame(step=self._step(key, index, token_id)))
             await asyncio.sleep(self.step_s)
         if self.ends or len(ids) >= max_tokens:
             reason = "stop" if self.ends and len(ids) <= max_tokens else "length"
@@ -369,7 +370,12 @@ class FakeWorker:
         side = step.side.add(handle=key[0], choice=key[1])
         side.finish.reason = reason
         side.finish.num_output_tokens = count
-        await stream.write(worker_pb2.WorkerFrame(step=step))
+        await self._write(stream, worker_pb2.WorkerFrame(step=step))
+
+    async def _write(self, stream: MemoryStream, frame: worker_pb2.WorkerFrame) -> None:
+        # One writer at a time, as gRPC wants it.
+        async with self._writing:
+            await stream.write(frame)
 
     def _poke(self) -> None:
         self._changed.set()

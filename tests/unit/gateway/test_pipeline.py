@@ -306,9 +306,7 @@ def test_attempts_that_fail_are_repeated_at_most_twice() -> None:
     simulate(scenario)
 
 
-def test_a_request_without_room_goes_back_to_the_routers_queue_until_its_first_token_is_due() -> (
-    None
-):
+def test_a_request_without_room_goes_back_to_the_queue_until_its_first_token_is_due() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.router.queue_s = 1.0
         fleet.router.ignores_exclusion = True
