@@ -56,6 +56,33 @@ HANDOFF_DROPPED_FRAMES = Counter(
     "baton_handoff_dropped_frames", "Frames of no live transfer, by cause", ("cause",)
 )
 
+# --- quota ---
+QUOTA_RESERVATIONS = Counter(
+    "baton_quota_reservations",
+    "Reservations by outcome: granted, or what had no room (requests, tokens, budget, ...)",
+    ("outcome",),
+)
+QUOTA_RENEWALS = Counter(
+    "baton_quota_renewals", "Renewed leases by state: held, refused, lost", ("state",)
+)
+QUOTA_SETTLES = Counter(
+    "baton_quota_settles",
+    "Settles by outcome: settled, repeated, unknown (never reserved here, debited in full)",
+    ("outcome",),
+)
+QUOTA_LAPSED_LEASES = Counter("baton_quota_lapsed_leases", "Leases that the reaper lapsed")
+QUOTA_STORE_FAILURES = Counter(
+    "baton_quota_store_failures", "Calls that Redis did not answer", ("call",)
+)
+QUOTA_REGISTRY_LOADS = Counter(
+    "baton_quota_registry_loads", "Loads of the registry file, by outcome", ("outcome",)
+)
+QUOTA_ARCHIVED_RECORDS = Counter(
+    "baton_quota_archived_records",
+    "Usage records taken from Redis, by outcome: written, repeated, rejected",
+    ("outcome",),
+)
+
 # --- router ---
 ROUTER_QUEUE_REQUESTS = Gauge(
     "baton_router_queue_requests", "Requests that wait for a pick", ("model_name",)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from google.protobuf.message import DecodeError
 
-from baton.runtime import logs
+from baton.runtime import instruments, logs
 from baton.wire import usage_log
 from baton.wire.failures import Unavailable
 from baton.wire.key_registry import TENANTS_KEY, tenant_root
@@ -122,8 +122,6 @@ class Archiver:
         self._run_blocking = run_blocking
         self._files: UsageFiles | None = None
         self._woken: set[str] = set()
-        self.num_archived = 0
-        self.num_repeated = 0
 
     def wake(self, tenant: str) -> None:
         """A record of this tenant waits; the next round archives it."""
@@ -189,8 +187,10 @@ class Archiver:
         num_new = files.append(lines)
         files.reject(rejected)
         self._files = files
-        self.num_archived += num_new
-        self.num_repeated += len(lines) - num_new
+        outcomes = instruments.QUOTA_ARCHIVED_RECORDS
+        outcomes.labels("written").inc(num_new)
+        outcomes.labels("repeated").inc(len(lines) - num_new)
+        outcomes.labels("rejected").inc(len(rejected))
 
 
 def read_entries(

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from baton.runtime import logs
+from baton.runtime import instruments, logs
 from baton.wire import failures, key_registry
 from baton.wire.key_registry import Command, KeyRecord
 from baton.wire.v1 import quota_pb2
@@ -94,6 +94,7 @@ class Registry:
             try:
                 await self._load(self._file, stamp, came_back_empty=not in_redis)
             except key_registry.RegistryError as error:
+                instruments.QUOTA_REGISTRY_LOADS.labels("unusable").inc()
                 _log.error("registry_unusable", error=str(error))
                 return False
             return True
@@ -107,6 +108,7 @@ class Registry:
         )
         await self._store.execute("SET", key_registry.LOADED_KEY, len(records))
         self._loaded_stamp = stamp
+        instruments.QUOTA_REGISTRY_LOADS.labels("loaded").inc()
         _log.info("registry_loaded", num_keys=len(records), came_back_empty=came_back_empty)
 
 

@@ -6,7 +6,7 @@ are idempotent, so a call that finds its pooled connection dead is repeated once
 nothing of leases or limits.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha1
 from importlib import resources
@@ -18,7 +18,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 
-from baton.runtime import logs
+from baton.runtime import instruments, logs
 from baton.wire.failures import Unavailable
 
 Argument = str | bytes | int
@@ -48,7 +48,7 @@ def script_text(name: str) -> str:
     return "\n".join((folder / f"{part}.lua").read_text() for part in (*_SHARED_PARTS, name))
 
 
-def connect(url: str, timeout_s: float, max_connections: int) -> "Redis":
+def connect(url: str, timeout_s: float, max_connections: int) -> Redis:
     """A client for `url`; connects on first use. A caller waits for a connection, connects and
     reads for at most `timeout_s` each."""
     pool = BlockingConnectionPool.from_url(
@@ -66,9 +66,8 @@ def connect(url: str, timeout_s: float, max_connections: int) -> "Redis":
 class RedisStore:
     """Store over a redis.asyncio client (or an in-process double of one)."""
 
-    def __init__(self, client: "Redis", on_error: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, client: Redis) -> None:
         self._client = client
-        self._on_error = on_error
         self._scripts = {name: script_text(name) for name in SCRIPT_NAMES}
         # SHA-1 is how the server names scripts.
         self._digests = {
@@ -104,7 +103,7 @@ class RedisStore:
         try:
             yield
         except RedisError as error:
-            self._on_error()
+            instruments.QUOTA_STORE_FAILURES.labels(call).inc()
             _log.warning("redis_failed", call=call, error=type(error).__name__, detail=str(error))
             raise Unavailable(
                 "the quota store does not answer", reason="quota_unavailable", retry_after_s=1

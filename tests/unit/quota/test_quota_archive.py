@@ -38,7 +38,6 @@ async def test_settled_requests_are_archived_once_and_leave_redis(bench, tmp_pat
     assert (found[0].num_prompt_tokens, found[0].num_output_tokens) == (10, 20)
     assert found[0].key_id == key.key_id
     assert await bench.num_stream_entries() == 0
-    assert archive.num_archived == 2
 
 
 async def test_more_entries_than_a_batch_are_archived_in_one_round(bench, tmp_path):
@@ -56,10 +55,8 @@ async def test_entries_that_a_crash_left_in_redis_are_not_written_twice(bench, t
     await bench.store.execute("DEL", "baton:{acme}:usage")
     await bench.store.execute("RESTORE", "baton:{acme}:usage", 0, dump)
     await finish(bench, key, "r2")
-    restarted = archiver(bench, tmp_path)
-    await restarted.archive_all()
+    await archiver(bench, tmp_path).archive_all()
     assert [line.request_id for line in lines(tmp_path)] == ["r1", "r2"]
-    assert restarted.num_repeated == 1
     assert await bench.num_stream_entries() == 0
 
 
