@@ -1,0 +1,52 @@
+"""What gateways fetch to turn ids into text: a few files of one model in one run of bytes.
+
+Format: a msgpack map {file name: bytes}. `tokenizer.json` is the model's tokenizer with all tokens
+that its configuration adds; `detokenizer.json` holds what that file does not say:
+{"format": 1, "model_fp", "vocab_size", "eos_token_ids", "special_token_ids"}. The digest is the
+sha256 of the whole, in hex.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from services.tokenizer.model_folder import TOKENIZER_FILE, ModelFolder
+from services.tokenizer.prompt_tokenizer import PromptTokenizer
+
+FORMAT = 1
+DETOKENIZER_FILE = "detokenizer.json"
+CHUNK_BYTES = 512 * 1024
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """`digest` is the sha256 of `data` in hex."""
+
+    data: bytes
+    digest: str
+
+    def chunks(self) -> Iterator[bytes]:
+        for start in range(0, len(self.data), CHUNK_BYTES):
+            yield self.data[start : start + CHUNK_BYTES]
+
+
+def build_artifact(
+    folder: ModelFolder, tokenizer: PromptTokenizer, eos_token_ids: tuple[int, ...]
+) -> Artifact:
+    """The model's artifact; equal inputs give equal bytes."""
+    special = [token for token, is_special in tokenizer.added_tokens() if is_special]
+    description = {
+        "format": FORMAT,
+        "model_fp": folder.fingerprint,
+        "vocab_size": tokenizer.num_ids,
+        "eos_token_ids": list(eos_token_ids),
+        "special_token_ids": [tokenizer.token_id(token) for token in special],
+    }
+    files = {
+        DETOKENIZER_FILE: msgspec.json.encode(description),
+        TOKENIZER_FILE: tokenizer.to_json().encode(),
+    }
+    data = msgspec.msgpack.encode(files, order="deterministic")
+    return Artifact(data, hashlib.sha256(data).hexdigest())

@@ -1,0 +1,213 @@
+"""One chat template, ready to render conversations.
+
+Renders as transformers' `apply_chat_template` does, and once more with marked literals (see
+`control_tokens.py`) to learn which control tokens the template wrote. If the two texts differ, the
+second one is only believed when it wrote the same control tokens that the first one spells. Knows
+nothing of processes and of time limits.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import msgspec
+from jinja2.exceptions import SecurityError
+
+from services.tokenizer.control_tokens import ControlMarks
+from services.tokenizer.literal_marker import LiteralMarker
+from services.tokenizer.render_messages import Fault, Rendered, RenderRequest
+from services.tokenizer.template_environment import (
+    READING_NODES,
+    RefusedByTemplate,
+    create_environment,
+    literals,
+)
+
+# Names under which messages carry reasoning; templates read the first one, some the second.
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_RESERVED_KWARGS = ("messages", "tools", "documents", "add_generation_prompt")
+# What running a template that we did not write can raise, MemoryError aside.
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError, ArithmeticError, AssertionError, AttributeError, BufferError, LookupError,
+    NameError, RuntimeError, StopIteration, SyntaxError, TypeError, ValueError,
+)  # fmt: skip
+# OverflowError is what the sandbox's range() raises.
+_UNSAFE_ERRORS = (SecurityError, OverflowError, RecursionError)
+
+
+class UnusableTemplate(Exception):
+    """The template cannot be loaded; the message says why and quotes nothing of a request."""
+
+
+class RenderFailed(Exception):
+    """One rendering failed."""
+
+    def __init__(self, fault: Fault, message: str, param: str = "") -> None:
+        super().__init__(message)
+        self.answer = Rendered(fault=fault, message=message, param=param)
+
+
+class ChatTemplate:
+    """`max_output_bytes` bounds the rendered text, `now` is local time for strftime_now.
+
+    Raises UnusableTemplate.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        max_output_bytes: int,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._special_tokens = dict(special_tokens)
+        self._max_output_bytes = max_output_bytes
+        self._now = now
+        self._rendering_at = datetime.min
+        self._environment = create_environment(lambda: self._rendering_at)
+        self._tree = self._parse(source)
+        self._source = source
+        self._plain = self._environment.from_string(source)
+        self._literals = frozenset(literals(self._tree))
+
+    @property
+    def literal_text(self) -> str:
+        """All literals, joined so that no token can be found across two of them."""
+        return "\0".join(self._literals)
+
+    def mark(self, marks: ControlMarks) -> None:
+        """Say which control tokens are to be told apart; must be called before `render`."""
+        self._marks = marks
+        tree = LiteralMarker(marks).visit(self._tree)
+        code = self._environment.compile(tree)
+        self._marked = jinja2.Template.from_code(
+            self._environment, code, self._environment.make_globals(None)
+        )
+        self._marked_tokens = {
+            name: marks.mark_literal(text) for name, text in self._special_tokens.items()
+        }
+
+    def render(self, request: RenderRequest) -> Rendered:
+        """The conversation as text. Raises RenderFailed; MemoryError is the caller's."""
+        messages = _decode(request.messages_json, list, "messages")
+        tools = _decode(request.tools_json, list, "tools") or None
+        kwargs = _decode(request.template_kwargs_json, dict, "chat_template_kwargs")
+        _check(messages, kwargs)
+        context: dict[str, Any] = {
+            "messages": [_normalized(message) for message in messages],
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": request.add_generation_prompt,
+        }
+        self._rendering_at = self._now()
+        text = self._run(self._plain, {**context, **self._special_tokens, **kwargs})
+        self._check_output(text)
+        marked = self._run(self._marked, {**context, **self._marked_tokens, **kwargs})
+        return self._told_apart(text, marked)
+
+    def _told_apart(self, text: str, marked_text: str) -> Rendered:
+        written = self._marks.written_spans(marked_text)
+        spelled = self._marks.spelled_spans(text)
+        unmarked_text = self._marks.unmark(marked_text)
+        if unmarked_text == text:
+            return Rendered(text, written != spelled, written)
+        # The template treats what it wrote differently from what it was given. Equal sequences of
+        # tokens mean that none came from the request.
+        if _pieces(unmarked_text, written) == _pieces(text, spelled):
+            return Rendered(text, False, spelled)
+        raise RenderFailed(
+            Fault.AMBIGUOUS,
+            "The conversation spells control tokens that this model's chat template acts upon",
+            "messages",
+        )
+
+    def _run(self, template: jinja2.Template, context: dict[str, Any]) -> str:
+        pieces: list[str] = []
+        room = self._max_output_bytes
+        try:
+            for piece in template.generate(**context):
+                room -= len(piece)
+                if room < 0:
+                    break
+                pieces.append(piece)
+        except RefusedByTemplate as error:
+            raise RenderFailed(Fault.REFUSED, self._public_message(error), "messages") from error
+        except _TEMPLATE_ERRORS as error:
+            # The error's own text may quote the conversation.
+            message = f"The chat template cannot render this conversation ({type(error).__name__})"
+            fault = Fault.UNSAFE if isinstance(error, _UNSAFE_ERRORS) else Fault.ERROR
+            raise RenderFailed(fault, message, "messages") from error
+        if room < 0:
+            raise self._too_long()
+        return "".join(pieces)
+
+    def _check_output(self, text: str) -> None:
+        try:
+            num_bytes = len(text.encode())
+        except UnicodeEncodeError as error:
+            message = "The chat template wrote text that is not Unicode"
+            raise RenderFailed(Fault.ERROR, message, "messages") from error
+        if num_bytes > self._max_output_bytes:
+            raise self._too_long()
+
+    def _too_long(self) -> RenderFailed:
+        message = f"The rendered conversation is longer than {self._max_output_bytes} bytes"
+        return RenderFailed(Fault.OUTPUT_LIMIT, message, "messages")
+
+    def _public_message(self, error: RefusedByTemplate) -> str:
+        message = str(error.message)
+        # Only a sentence that stands in the template itself cannot hold a user's text.
+        if message.strip() and message in self._literals:
+            return message
+        return "The chat template refused the conversation"
+
+    def _parse(self, source: str) -> jinja2.nodes.Template:
+        try:
+            tree = self._environment.parse(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            line = getattr(error, "lineno", 0)
+            raise UnusableTemplate(f"{type(error).__name__} in line {line}") from error
+        for node in tree.find_all(READING_NODES):
+            name = type(node).__name__.lower()
+            raise UnusableTemplate(f"{name} in line {node.lineno}: templates read no other files")
+        return tree
+
+
+def _decode(data: bytes, kind: type, param: str) -> Any:
+    if not data:
+        return kind()
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RenderFailed(Fault.INVALID_VALUE, f"{param} is no valid JSON", param) from error
+    if not isinstance(value, kind):
+        expected = "an array" if kind is list else "an object"
+        raise RenderFailed(Fault.INVALID_VALUE, f"{param} must be {expected}", param)
+    return value
+
+
+def _check(messages: list[Any], kwargs: dict[str, Any]) -> None:
+    if not messages:
+        raise RenderFailed(Fault.INVALID_VALUE, "messages must not be empty", "messages")
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            param = f"messages[{index}]"
+            raise RenderFailed(Fault.INVALID_VALUE, f"{param} must be an object", param)
+    for name in _RESERVED_KWARGS:
+        if name in kwargs:
+            param = f"chat_template_kwargs.{name}"
+            raise RenderFailed(Fault.INVALID_VALUE, f"{param} cannot be set", param)
+
+
+def _normalized(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as transformers shows it: null fields left out, reasoning under all its names."""
+    message = {name: value for name, value in message.items() if value is not None}
+    for name in _REASONING_FIELDS:
+        if name in message:
+            return {"thinking": message[name], **message, "reasoning_content": message[name]}
+    return message
+
+
+def _pieces(text: str, spans: list[int]) -> list[str]:
+    return [text[start:end] for start, end in zip(spans[::2], spans[1::2], strict=True)]

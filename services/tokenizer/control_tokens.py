@@ -1,0 +1,135 @@
+"""Which token spellings steer the model, and how to tell a template's own from a user's.
+
+The template is rendered a second time with the control tokens in its literals written in marked
+characters (lone surrogates, which no valid JSON or UTF-8 can contain, one for each character). What
+comes out marked was written by the template; a spelling that is not marked came from the request.
+Knows nothing of jinja2 and nothing of ids.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+_FIRST_MARK = 0xD800
+_MAX_MARKS = 2048
+# A template may build a control token around a role ('<|' + role + '|>'): these, and no others.
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "model", "ipython")
+
+
+def trie_pattern(words: Iterable[str]) -> str:
+    """A regular expression for any of `words`, longest first, in time independent of their number.
+
+    An alternation of thousands of words would try each of them at every position.
+    """
+    root: dict[str, Any] = {}
+    for word in words:
+        node = root
+        for char in word:
+            node = node.setdefault(char, {})
+        node[""] = {}
+    root.pop("", None)
+    return _pattern_of(root) if root else "(?!)"
+
+
+def _pattern_of(node: dict[str, Any]) -> str:
+    is_end = "" in node
+    branches = []
+    for char, child in node.items():
+        if char == "":
+            continue
+        prefix = re.escape(char)
+        # Chains without a branch stay flat, so that long words do not nest deeply.
+        while len(child) == 1 and "" not in child:
+            ((char, child),) = child.items()
+            prefix += re.escape(char)
+        branches.append(prefix + (_pattern_of(child) if len(child) > 1 or "" not in child else ""))
+    if not branches:
+        return ""
+    joined = branches[0] if len(branches) == 1 and not is_end else f"(?:{'|'.join(branches)})"
+    return joined + "?" if is_end else joined
+
+
+def control_tokens(
+    added_tokens: Sequence[tuple[str, bool]],
+    chat_control_tokens: Sequence[str] | None,
+    template_text: str,
+) -> list[str]:
+    """Spellings that only the template may turn into ids, in the order of their ids.
+
+    Special tokens always; other added tokens when the model lists them, or else when the template
+    spells them out (except whitespace, which templates contain as ordinary text).
+    """
+    if chat_control_tokens is not None:
+        listed = set(chat_control_tokens)
+        return [text for text, special in added_tokens if special or text in listed]
+    return [
+        text
+        for text, special in added_tokens
+        if special or (text in template_text and not text.isspace())
+    ]
+
+
+class ControlMarks:
+    """Marks control tokens in a template's literals and finds marked ones in its output.
+
+    Whitespace is never marked, so that trimming works as before; a token of nothing else than
+    whitespace cannot be told apart and is left alone.
+    """
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        tokens = [token for token in tokens if token.strip()]
+        chars = sorted({char for token in tokens for char in token if not char.isspace()})
+        if len(chars) > _MAX_MARKS:
+            raise ValueError(f"{len(chars)} different characters in control tokens")
+        self._mark_of = {ord(c): _FIRST_MARK + i for i, c in enumerate(chars)}
+        self._char_of = {mark: char for char, mark in self._mark_of.items()}
+        self._spelled = re.compile(trie_pattern(tokens))
+        self._marked = re.compile(trie_pattern(self._marked_forms(tokens)))
+        self._prefixes = _fragments(token[:i] for token in tokens for i in range(1, len(token)))
+        self._suffixes = _fragments(token[i:] for token in tokens for i in range(1, len(token)))
+        self._max_fragment = max((len(token) - 1 for token in tokens), default=0)
+
+    def mark_literal(self, text: str) -> str:
+        """A template's literal with its control tokens marked, and what may become part of one:
+        a beginning at its end, an end at its beginning."""
+        marked = self._spelled.sub(lambda match: self._mark(match[0]), text)
+        for length in range(min(self._max_fragment, len(marked)), 0, -1):
+            if marked[-length:] in self._prefixes:
+                marked = marked[:-length] + self._mark(marked[-length:])
+                break
+        for length in range(min(self._max_fragment, len(marked)), 0, -1):
+            if marked[:length] in self._suffixes:
+                return self._mark(marked[:length]) + marked[length:]
+        return marked
+
+    def unmark(self, text: str) -> str:
+        """`text` with every mark replaced by the character that it stands for."""
+        return text.translate(self._char_of)
+
+    def written_spans(self, marked_text: str) -> list[int]:
+        """Flat [start, end) positions of the control tokens that the template wrote."""
+        return _flat_spans(self._marked, marked_text)
+
+    def spelled_spans(self, text: str) -> list[int]:
+        """Flat [start, end) positions of all control tokens that `text` spells."""
+        return _flat_spans(self._spelled, text)
+
+    def _mark(self, text: str) -> str:
+        return text.translate(self._mark_of)
+
+    def _marked_forms(self, tokens: Sequence[str]) -> Iterable[str]:
+        for token in tokens:
+            yield self._mark(token)
+            for role in ROLES:
+                before, found, after = token.partition(role)
+                if found and before and after:
+                    yield self._mark(before) + role + self._mark(after)
+
+
+def _fragments(parts: Iterable[str]) -> frozenset[str]:
+    # Letters and digits alone are words of templates too often to be taken for fragments.
+    return frozenset(part for part in parts if not part.isalnum() and part.strip())
+
+
+def _flat_spans(pattern: re.Pattern[str], text: str) -> list[int]:
+    return [position for match in pattern.finditer(text) for position in match.span()]

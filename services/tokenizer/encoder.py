@@ -1,0 +1,192 @@
+"""Prompt -> token ids and block hashes: render, encode in a thread, hash under the tenant's key.
+
+The top of the service's domain. Knows nothing of gRPC contexts; what blocks runs through the
+`run_in_thread` that it is given, so that the simulation can run it inline.
+"""
+
+import sys
+from array import array
+from dataclasses import dataclass
+
+from tokenizers import Encoding
+
+from baton.runtime.telemetry import StageTimer
+from baton.system.clock import Clock
+from baton.wire import prefix_hash
+from baton.wire.failures import InvalidRequest, Overloaded
+from baton.wire.v1 import tokenizer_pb2
+from services.tokenizer.render_messages import Rendered, RenderRequest
+from services.tokenizer.run_length import has_run_longer_than
+from services.tokenizer.served_model import ModelTable, RunInThread, ServedModel
+
+MAX_BLOCK_SIZE = 1024
+
+
+@dataclass(frozen=True)
+class EncodeLimits:
+    """Bounds on one prompt and on how many are in work at once."""
+
+    max_prompt_bytes: int = 1024 * 1024
+    max_run_chars: int = 65_536
+    max_concurrent: int = 256
+
+
+class Encoder:
+    """Encodes prompts for all models of the table."""
+
+    def __init__(
+        self, models: ModelTable, limits: EncodeLimits, clock: Clock, run_in_thread: RunInThread
+    ) -> None:
+        self._models = models
+        self._limits = limits
+        self._clock = clock
+        self._run_in_thread = run_in_thread
+        self._num_running = 0
+
+    async def encode(self, request: tokenizer_pb2.EncodeRequest) -> tokenizer_pb2.EncodeResponse:
+        """The request's ids, hashes and stage times. Raises InvalidRequest, ModelNotFound,
+        Overloaded, Unavailable."""
+        if self._num_running >= self._limits.max_concurrent:
+            raise Overloaded("The tokenizer has too many prompts in work", retry_after_s=1)
+        self._num_running += 1
+        try:
+            return await self._encode(request)
+        finally:
+            self._num_running -= 1
+
+    async def _encode(self, request: tokenizer_pb2.EncodeRequest) -> tokenizer_pb2.EncodeResponse:
+        model = self._models.get(request.model_fp)
+        self._check(request)
+        timer = StageTimer(self._clock)
+        if request.WhichOneof("prompt") == "chat":
+            prompt: Rendered | str | bytes = await _render(model, request.chat)
+            timer.mark("template")
+        else:
+            prompt = request.token_ids or request.text
+        work = _PromptWork(model, request, self._limits, timer)
+        response: tokenizer_pb2.EncodeResponse = await self._run_in_thread(work.run, prompt)
+        timer.mark("hash")
+        response.stages.extend(timer.to_wire())
+        return response
+
+    def _check(self, request: tokenizer_pb2.EncodeRequest) -> None:
+        if len(request.cache_key) != prefix_hash.CACHE_KEY_BYTES:
+            raise InvalidRequest("cache_key must have 32 bytes", param="cache_key")
+        if not 0 < request.block_size <= MAX_BLOCK_SIZE:
+            raise InvalidRequest(f"block_size must be 1 to {MAX_BLOCK_SIZE}", param="block_size")
+        if request.WhichOneof("prompt") is None:
+            raise InvalidRequest("No prompt was given", param="prompt")
+        num_bytes = _num_prompt_bytes(request)
+        if num_bytes > self._limits.max_prompt_bytes:
+            message = (
+                f"The prompt has {num_bytes} bytes; at most {self._limits.max_prompt_bytes} are"
+                " accepted"
+            )
+            raise InvalidRequest(message, reason="body_too_large", param=_param(request))
+
+
+class _PromptWork:
+    """The blocking half of one request; runs in a thread, touches nothing that others use."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        request: tokenizer_pb2.EncodeRequest,
+        limits: EncodeLimits,
+        timer: StageTimer,
+    ) -> None:
+        self._model = model
+        self._request = request
+        self._limits = limits
+        self._timer = timer
+
+    def run(self, prompt: Rendered | str | bytes) -> tokenizer_pb2.EncodeResponse:
+        """Ids and hashes of a rendered conversation, of plain text, or of given ids."""
+        token_ids = self._given(prompt) if isinstance(prompt, bytes) else self._encoded(prompt)
+        self._timer.mark("encode")
+        request = self._request
+        root = prefix_hash.root_hash(request.model_fp, request.block_size, request.cache_key)
+        hashes = prefix_hash.block_hashes(root, token_ids, request.block_size, request.cache_key)
+        return tokenizer_pb2.EncodeResponse(token_ids=token_ids, block_hashes=hashes)
+
+    def _encoded(self, prompt: Rendered | str) -> bytes:
+        text = prompt.text if isinstance(prompt, Rendered) else prompt
+        max_run_chars = self._limits.max_run_chars
+        if has_run_longer_than(text, max_run_chars):
+            message = (
+                f"The prompt has a stretch of more than {max_run_chars} characters without a break"
+            )
+            raise InvalidRequest(message, reason="run_too_long", param=_param(self._request))
+        encoding = self._encoding(prompt)
+        self._check_length(len(encoding))
+        ids = array("I", encoding.ids)
+        self._check_ids(ids)
+        return _little_endian(ids)
+
+    def _encoding(self, prompt: Rendered | str) -> Encoding:
+        if isinstance(prompt, Rendered):
+            return self._model.tokenizer.encode_rendered(prompt)
+        return self._model.tokenizer.encode_text(prompt)
+
+    def _given(self, token_ids: bytes) -> bytes:
+        if len(token_ids) % prefix_hash.TOKEN_BYTES:
+            raise InvalidRequest("token_ids is no whole number of tokens", param="prompt")
+        self._check_length(len(token_ids) // prefix_hash.TOKEN_BYTES)
+        ids = array("I", token_ids)
+        if sys.byteorder == "big":
+            ids.byteswap()
+        self._check_ids(ids)
+        return token_ids
+
+    def _check_length(self, num_tokens: int) -> None:
+        if not num_tokens:
+            raise InvalidRequest("The prompt must not be empty", param=_param(self._request))
+        max_tokens = self._request.max_prompt_tokens
+        if max_tokens and num_tokens > max_tokens:
+            param = _param(self._request)
+            message = (
+                f"This model's maximum context length is {max_tokens} tokens. However, your {param}"
+                f" resulted in {num_tokens} tokens. Please reduce the length of the {param}."
+            )
+            raise InvalidRequest(message, reason="context_length_exceeded", param=param)
+
+    def _check_ids(self, ids: "array[int]") -> None:
+        vocab_size = self._model.vocab_size
+        if max(ids) < vocab_size:
+            return
+        index = next(index for index, token_id in enumerate(ids) if token_id >= vocab_size)
+        message = f"Token id {ids[index]} at index {index} is not below {vocab_size}"
+        param = f"{_param(self._request)}[{index}]"
+        raise InvalidRequest(message, reason="invalid_token_id", param=param)
+
+
+async def _render(model: ServedModel, chat: tokenizer_pb2.ChatPrompt) -> Rendered:
+    if model.renderer is None:
+        message = f"The model {model.folder.name!r} has no chat template; use /v1/completions"
+        raise InvalidRequest(message, reason="no_chat_template", param="messages")
+    return await model.renderer.render(
+        RenderRequest(
+            chat.messages_json,
+            chat.tools_json,
+            chat.template_kwargs_json,
+            chat.add_generation_prompt,
+        )
+    )
+
+
+def _num_prompt_bytes(request: tokenizer_pb2.EncodeRequest) -> int:
+    chat = request.chat
+    parts = (chat.messages_json, chat.tools_json, chat.template_kwargs_json)
+    # A token stands for a byte of text at least.
+    num_tokens = len(request.token_ids) // prefix_hash.TOKEN_BYTES
+    return sum(map(len, parts)) + len(request.text.encode()) + num_tokens
+
+
+def _param(request: tokenizer_pb2.EncodeRequest) -> str:
+    return "messages" if request.WhichOneof("prompt") == "chat" else "prompt"
+
+
+def _little_endian(ids: "array[int]") -> bytes:
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tobytes()

@@ -1,0 +1,92 @@
+"""One model as the service holds it: tokenizer, renderer, artifact; and the table of all of them.
+
+Loading is blocking where it parses files and runs in a thread; the renderer is made by a function
+that is passed in, so that the simulation can render in process.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from baton.wire.failures import ModelNotFound, quoted
+from services.tokenizer.artifact import Artifact, build_artifact
+from services.tokenizer.model_folder import ModelFolder, UnusableModel, build_tokenizer
+from services.tokenizer.prompt_tokenizer import PromptTokenizer, added_tokens
+from services.tokenizer.render_messages import TemplateSetup
+from services.tokenizer.template import Renderer, TemplateRefused
+
+MakeRenderer = Callable[[TemplateSetup], Awaitable[Renderer]]
+
+
+class RunInThread(Protocol):
+    """Runs a blocking function away from the event loop (in the simulation: at once)."""
+
+    async def __call__(self, function: Callable[..., Any], *args: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """`renderer` is None for a model without chat template. `vocab_size`: ids are below it."""
+
+    folder: ModelFolder
+    tokenizer: PromptTokenizer
+    renderer: Renderer | None
+    artifact: Artifact
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+class ModelTable:
+    """Served models by fingerprint."""
+
+    def __init__(self, models: Iterable[ServedModel]) -> None:
+        self._models = {model.folder.fingerprint: model for model in models}
+
+    def get(self, model_fp: str) -> ServedModel:
+        """Raises ModelNotFound."""
+        model = self._models.get(model_fp)
+        if model is None:
+            raise ModelNotFound(f"This tokenizer does not serve the model {quoted(model_fp)}")
+        return model
+
+    def all(self) -> list[ServedModel]:
+        return list(self._models.values())
+
+    async def close(self) -> None:
+        """End the models' renderers."""
+        for model in self._models.values():
+            if model.renderer is not None:
+                await model.renderer.close()
+
+
+async def load_model(
+    folder: ModelFolder,
+    tokenizer_file: Path,
+    make_renderer: MakeRenderer,
+    run_in_thread: RunInThread,
+    random_bytes: Callable[[int], bytes],
+) -> ServedModel:
+    """Load a model. Raises UnusableModel."""
+    own = await run_in_thread(build_tokenizer, folder, tokenizer_file)
+    renderer, control_tokens = None, [token for token, special in added_tokens(own) if special]
+    if folder.templates:
+        setup = TemplateSetup(
+            folder.templates, folder.special_tokens, added_tokens(own), folder.chat_control_tokens
+        )
+        try:
+            renderer = await make_renderer(setup)
+        except TemplateRefused as error:
+            message = f"{folder.path}: its chat template is refused: {error}"
+            raise UnusableModel(message) from error
+        control_tokens = renderer.control_tokens
+    tokenizer = await run_in_thread(PromptTokenizer, own, control_tokens, random_bytes)
+    eos_token_ids = folder.eos_token_ids or _own_eos(folder, tokenizer)
+    artifact = await run_in_thread(build_artifact, folder, tokenizer, eos_token_ids)
+    vocab_size = min(tokenizer.num_ids, folder.embedding_rows or tokenizer.num_ids)
+    return ServedModel(folder, tokenizer, renderer, artifact, vocab_size, eos_token_ids)
+
+
+def _own_eos(folder: ModelFolder, tokenizer: PromptTokenizer) -> tuple[int, ...]:
+    token_id = tokenizer.token_id(folder.special_tokens.get("eos_token", ""))
+    return () if token_id is None else (token_id,)

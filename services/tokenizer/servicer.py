@@ -1,0 +1,69 @@
+"""The gRPC edge of the tokenizer service: wire in, wire out, spans; no decisions."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from baton.runtime import telemetry
+from baton.runtime.grpc_server import incoming, translate_failures
+from baton.wire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from services.tokenizer.encoder import Encoder
+from services.tokenizer.served_model import ModelTable, ServedModel
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
+    """Tokenizer service calls, answered by an Encoder and a ModelTable."""
+
+    def __init__(self, encoder: Encoder, models: ModelTable) -> None:
+        self._encoder = encoder
+        self._models = models
+
+    @translate_failures
+    async def Encode(
+        self, request: tokenizer_pb2.EncodeRequest, context: Context
+    ) -> tokenizer_pb2.EncodeResponse:
+        call = incoming(context)
+        with telemetry.start_span(
+            "tokenizer.encode",
+            traceparent=call.traceparent,
+            request_id=request.request_id or call.request_id,
+        ) as span:
+            response = await self._encoder.encode(request)
+            span.set("baton.num_prompt_tokens", len(response.token_ids) // 4)
+            for stage in response.stages:
+                span.set(f"baton.stage.{stage.name}_us", stage.duration_us)
+            return response
+
+    @translate_failures
+    async def GetArtifact(
+        self, request: tokenizer_pb2.GetArtifactRequest, context: Context
+    ) -> AsyncIterator[tokenizer_pb2.GetArtifactResponse]:
+        artifact = self._models.get(request.model_fp).artifact
+        yield tokenizer_pb2.GetArtifactResponse(
+            header=tokenizer_pb2.ArtifactHeader(
+                digest=artifact.digest, num_bytes=len(artifact.data)
+            )
+        )
+        for chunk in artifact.chunks():
+            yield tokenizer_pb2.GetArtifactResponse(data=chunk)
+
+    @translate_failures
+    async def ListModels(
+        self, request: tokenizer_pb2.ListModelsRequest, context: Context
+    ) -> tokenizer_pb2.ListModelsResponse:
+        models = [_to_wire(model) for model in self._models.all()]
+        return tokenizer_pb2.ListModelsResponse(models=models)
+
+
+def _to_wire(model: ServedModel) -> tokenizer_pb2.TokenizerModel:
+    return tokenizer_pb2.TokenizerModel(
+        model_fp=model.folder.fingerprint,
+        name=model.folder.name,
+        revision=model.folder.revision,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        has_chat_template=model.renderer is not None,
+    )

@@ -1,0 +1,40 @@
+"""Settings of the tokenizer service, from `BATON_TOKENIZER_*`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "BATON_TOKENIZER_"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`models`: comma-separated folders, each `name=folder` or a folder that names itself."""
+
+    models: tuple[str, ...]
+    listen: str = "127.0.0.1:0"
+    admin_listen: str = "127.0.0.1:0"
+    encode_threads: int = 2
+    max_concurrent: int = 256
+    max_prompt_bytes: int = 1024 * 1024
+    max_run_chars: int = 65_536
+    # Each child renders one conversation at a time, for one model.
+    template_children: int = 2
+    template_max_waiting: int = 64
+    template_cpu_s: float = 1.0
+    template_deadline_s: float = 5.0
+    template_memory_bytes: int = 512 * 1024 * 1024
+    template_max_output_bytes: int = 4 * 1024 * 1024
+    convert_deadline_s: float = 120.0
+    drain_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ValueError("models must name a folder")
+        for name, value in vars(self).items():
+            if isinstance(value, int | float) and value <= 0:
+                raise ValueError(f"{name} must be above 0")
+
+    def model_folders(self) -> list[tuple[str, Path]]:
+        """(name, folder) of each model."""
+        pairs = [entry.rpartition("=") for entry in self.models]
+        return [(name or Path(folder).name, Path(folder)) for name, _, folder in pairs]

@@ -1,0 +1,173 @@
+"""Rendering a conversation, seen from the service: in killable children, or in process.
+
+Children, because a model's template is somebody else's program. The in-process renderer serves the
+simulation, which has neither processes nor hostile templates.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+import msgspec
+
+from baton.system.child import (
+    ChildDied,
+    ChildFailed,
+    ChildLimits,
+    ChildProcess,
+    ChildRestartsExhausted,
+    ChildTimedOut,
+)
+from baton.wire.failures import InternalFailure, InvalidRequest, Overloaded, Unavailable
+from services.tokenizer.render_messages import (
+    Fault,
+    Rendered,
+    RenderRequest,
+    TemplateReady,
+    TemplateSetup,
+)
+
+CHILD_MODULE = "services.tokenizer.template_child"
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_ready = msgspec.msgpack.Decoder(TemplateReady).decode
+_decode_rendered = msgspec.msgpack.Decoder(Rendered).decode
+
+
+class TemplateRefused(Exception):
+    """A model's chat template must not be used; the message says why."""
+
+
+class Renderer(Protocol):
+    """Renders the conversations of one model."""
+
+    @property
+    def control_tokens(self) -> list[str]:
+        """Spellings that only the template may turn into ids."""
+
+    async def render(self, request: RenderRequest) -> Rendered:
+        """The prompt's text. Raises InvalidRequest, Overloaded, Unavailable."""
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class RenderLimits:
+    """Bounds on the children of one model.
+
+    `deadline_s` is wall time and kills; the processor time in TemplateLimits comes first.
+    """
+
+    num_children: int = 2
+    max_waiting: int = 64
+    deadline_s: float = 5.0
+    start_deadline_s: float = 30.0
+    memory_bytes: int = 512 * 1024 * 1024
+
+
+class ChildRenderer:
+    """Renders in `num_children` children, each one conversation at a time."""
+
+    def __init__(self, setup: TemplateSetup, limits: RenderLimits | None = None) -> None:
+        self._limits = limits or RenderLimits()
+        self._control_tokens: list[str] = []
+        child_limits = ChildLimits(
+            memory_bytes=self._limits.memory_bytes, start_deadline_s=self._limits.start_deadline_s
+        )
+        self._children = [
+            ChildProcess(CHILD_MODULE, setup=_encode(setup), limits=child_limits)
+            for _ in range(self._limits.num_children)
+        ]
+        # The child used last comes first: its pages are warm.
+        self._idle: asyncio.LifoQueue[ChildProcess] = asyncio.LifoQueue()
+        self._num_waiting = 0
+
+    @property
+    def control_tokens(self) -> list[str]:
+        return self._control_tokens
+
+    async def start(self) -> None:
+        """Start the children and load the templates. Raises TemplateRefused."""
+        for child in self._children:
+            ready = await self._load(child)
+            if ready.refusal:
+                await self.close()
+                raise TemplateRefused(ready.refusal)
+            self._control_tokens = ready.control_tokens
+            self._idle.put_nowait(child)
+
+    async def render(self, request: RenderRequest) -> Rendered:
+        if self._num_waiting >= self._limits.max_waiting:
+            raise Overloaded("Too many conversations wait for their chat template", retry_after_s=1)
+        self._num_waiting += 1
+        try:
+            child = await self._idle.get()
+        finally:
+            self._num_waiting -= 1
+        try:
+            answer = await child.call(_encode(request), deadline_s=self._limits.deadline_s)
+        except ChildFailed as error:
+            raise _failure_of(error) from error
+        finally:
+            self._idle.put_nowait(child)
+        return checked(_decode_rendered(answer))
+
+    async def close(self) -> None:
+        for child in self._children:
+            await child.close()
+
+    async def _load(self, child: ChildProcess) -> TemplateReady:
+        try:
+            return _decode_ready(await child.start())
+        except ChildTimedOut:
+            seconds = self._limits.start_deadline_s
+            return TemplateReady(refusal=f"it does not load within {seconds:g} s")
+        except ChildDied as error:
+            return TemplateReady(refusal=f"its child process died while loading it ({error})")
+
+
+class InProcessRenderer:
+    """Renders in the caller's task, without limits on time and memory. Raises TemplateRefused."""
+
+    def __init__(self, setup: TemplateSetup, now: Callable[[], datetime]) -> None:
+        # jinja2 stays out of the service's own process otherwise.
+        from services.tokenizer.chat_template import UnusableTemplate
+        from services.tokenizer.template_set import TemplateSet
+
+        try:
+            self._templates = TemplateSet(setup, now, lambda _seconds: contextlib.nullcontext())
+        except UnusableTemplate as error:
+            raise TemplateRefused(str(error)) from error
+
+    @property
+    def control_tokens(self) -> list[str]:
+        return self._templates.control_tokens
+
+    async def render(self, request: RenderRequest) -> Rendered:
+        return checked(self._templates.render(request))
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+def checked(answer: Rendered) -> Rendered:
+    """`answer` when it is a prompt; raises InvalidRequest when it is a fault."""
+    if answer.fault is None:
+        return answer
+    reason = "invalid_value" if answer.fault is Fault.INVALID_VALUE else "template_error"
+    raise InvalidRequest(answer.message, reason=reason, param=answer.param)
+
+
+def _failure_of(error: ChildFailed) -> Exception:
+    if isinstance(error, ChildTimedOut):
+        message = "The chat template needs too much time for this conversation"
+        return InvalidRequest(message, reason="template_error", param="messages")
+    if isinstance(error, ChildDied):
+        message = "The chat template failed on this conversation"
+        return InvalidRequest(message, reason="template_error", param="messages")
+    if isinstance(error, ChildRestartsExhausted):
+        return Unavailable("Chat templates cannot be rendered at the moment", retry_after_s=5)
+    return InternalFailure("The chat template's child process failed")
