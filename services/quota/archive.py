@@ -7,6 +7,7 @@ Redis; should two overlap after a long stall, readers of the archive still bill 
 """
 
 import asyncio
+import contextlib
 import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
@@ -22,7 +23,7 @@ from baton.wire.failures import Unavailable
 from baton.wire.key_registry import TENANTS_KEY, tenant_root
 from baton.wire.usage_log import UsageLine
 from baton.wire.v1 import quota_pb2
-from services.quota.store import Store
+from services.quota.store import Store, StoreRefused
 
 LOCK_KEY = "baton:archiver"
 LAPSED_REASON = "lease_expired"
@@ -150,8 +151,10 @@ class Archiver:
             self._files = None
             return False
         for name in await self._store.execute("SMEMBERS", TENANTS_KEY):
-            while await self._archive_batch(name.decode()) == _ENTRIES_PER_BATCH:
-                await self._hold_lock()
+            # One tenant's corrupt stream is logged by the store, and does not stop the others.
+            with contextlib.suppress(StoreRefused):
+                while await self._archive_batch(name.decode()) == _ENTRIES_PER_BATCH:
+                    await self._hold_lock()
         return True
 
     async def _round(self) -> None:

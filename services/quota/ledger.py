@@ -6,6 +6,7 @@ crashes is checked by random schedules against a real server. Knows neither gRPC
 a store, a registry, and, in tests and simulations, a clock.
 """
 
+import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,7 @@ from baton.wire import failures
 from baton.wire.key_registry import TENANTS_KEY, tenant_root
 from baton.wire.v1 import failure_pb2, quota_pb2
 from services.quota.registry import Registry
-from services.quota.store import Argument, Store
+from services.quota.store import Argument, Store, StoreRefused
 
 MAX_REQUEST_TOKENS = 2**40
 # One script call blocks the store for as long as it runs; this many leases take 1 to 3 ms.
@@ -111,7 +112,8 @@ class Ledger:
         """Renew, and extend where asked, all leases of the message; answered in its order.
 
         An extension is granted in full or refused. A lapsed lease is held again if there is room,
-        else lost: its holder stops producing. A lease that cannot exist is lost, too.
+        else lost: its holder stops producing. A lease that cannot exist is lost, too. The leases of
+        a tenant whose data are corrupt get no state, and stay as they are.
         """
         states = [quota_pb2.LeaseState(request_id=lease.request_id) for lease in request.leases]
         of_tenant: dict[str, list[int]] = defaultdict(list)
@@ -124,10 +126,10 @@ class Ledger:
             for start in range(0, len(indexes), _LEASES_PER_CALL):
                 part = indexes[start : start + _LEASES_PER_CALL]
                 renewals = [request.leases[index] for index in part]
-                for index, state in zip(
-                    part, await self._renew_part(tenant, renewals), strict=True
-                ):
-                    states[index] = state
+                with contextlib.suppress(StoreRefused):
+                    renewed = await self._renew_part(tenant, renewals)
+                    for index, state in zip(part, renewed, strict=True):
+                        states[index] = state
         return quota_pb2.RenewResponse(leases=states)
 
     async def settle(self, request: quota_pb2.SettleRequest) -> quota_pb2.SettleResponse:
@@ -150,16 +152,19 @@ class Ledger:
         """Lapse all expired leases of all tenants; returns how many."""
         num_reaped = 0
         for name in await self._store.execute("SMEMBERS", TENANTS_KEY):
-            tenant = name.decode()
-            num_tenant = last = await self._run("reap", tenant, ())
-            while last >= _REAPED_PER_CALL:
-                last = await self._run("reap", tenant, ())
-                num_tenant += last
-            if num_tenant:
-                instruments.QUOTA_LAPSED_LEASES.inc(num_tenant)
-                self._on_settled(tenant)
-            num_reaped += num_tenant
+            with contextlib.suppress(StoreRefused):
+                num_reaped += await self._reap_tenant(name.decode())
         return num_reaped
+
+    async def _reap_tenant(self, tenant: str) -> int:
+        num_reaped = last = await self._run("reap", tenant, ())
+        while last >= _REAPED_PER_CALL:
+            last = await self._run("reap", tenant, ())
+            num_reaped += last
+        if num_reaped:
+            instruments.QUOTA_LAPSED_LEASES.inc(num_reaped)
+            self._on_settled(tenant)
+        return int(num_reaped)
 
     async def _run(self, name: str, tenant: str, arguments: Iterable[Argument]) -> Any:
         terms = self._terms

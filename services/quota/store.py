@@ -1,9 +1,10 @@
 """The one place that speaks to Redis: scripts by their digest, commands, and errors as ours.
 
-Every failure of Redis (gone, slow, out of memory, read-only, a corrupt value) is one
-`Unavailable("quota_unavailable")` for the call that met it; the next call tries again. All scripts
-are idempotent, so a call that finds its pooled connection dead is repeated once at once. Knows
-nothing of leases or limits.
+Every failure of Redis (gone, slow, out of memory, read-only) is one
+`Unavailable("quota_unavailable")` for the call that met it; the next call tries again. A corrupt
+value is a `StoreRefused`, so that loops over tenants go on with the next one. All scripts are
+idempotent, so a call that finds its pooled connection dead is repeated once at once. Knows nothing
+of leases or limits.
 """
 
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -16,7 +17,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from baton.runtime import instruments, logs
 from baton.wire.failures import Unavailable
@@ -27,6 +28,10 @@ SCRIPT_NAMES = ("reserve", "renew", "settle", "reap")
 _SHARED_PARTS = ("accounts", "leases")
 _COMMANDS_PER_ROUND_TRIP = 1000
 _log = logs.get("quota.store")
+
+
+class StoreRefused(Unavailable):
+    """Redis answers, but not this call: most likely a value of the wrong type."""
 
 
 class Store(Protocol):
@@ -68,6 +73,8 @@ class RedisStore:
 
     def __init__(self, client: Redis) -> None:
         self._client = client
+        # Only the first failure of an outage is worth a line.
+        self._failing = False
         self._scripts = {name: script_text(name) for name in SCRIPT_NAMES}
         # SHA-1 is how the server names scripts.
         self._digests = {
@@ -104,7 +111,14 @@ class RedisStore:
             yield
         except RedisError as error:
             instruments.QUOTA_STORE_FAILURES.labels(call).inc()
-            _log.warning("redis_failed", call=call, error=type(error).__name__, detail=str(error))
-            raise Unavailable(
+            if not self._failing or isinstance(error, ResponseError):
+                _log.warning("redis_failed", call=call, kind=type(error).__name__, error=str(error))
+            self._failing = not isinstance(error, ResponseError)
+            # Subclasses of ResponseError say that the server as a whole refuses to work.
+            kind = StoreRefused if type(error) is ResponseError else Unavailable
+            raise kind(
                 "the quota store does not answer", reason="quota_unavailable", retry_after_s=1
             ) from error
+        if self._failing:
+            self._failing = False
+            _log.info("redis_answers_again", call=call)

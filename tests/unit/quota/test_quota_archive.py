@@ -160,6 +160,14 @@ async def test_torn_line_is_cut_before_more_is_appended(bench, tmp_path):
     assert [line.request_id for line in lines(tmp_path)] == ["r1", "r2"]
 
 
+async def test_corrupt_stream_of_one_tenant_does_not_stop_the_others(bench, tmp_path):
+    await bench.new_key("a-sick")
+    await bench.store.execute("SET", "baton:{a-sick}:usage", "nonsense")
+    await finish(bench, await bench.new_key("well"), "r1")
+    await archiver(bench, tmp_path).archive_all()
+    assert [line.tenant for line in lines(tmp_path)] == ["well"]
+
+
 async def test_memory_of_seen_requests_is_bounded(bench, tmp_path, monkeypatch):
     monkeypatch.setattr("services.quota.archive._MAX_REMEMBERED", 3)
     key = await bench.new_key()

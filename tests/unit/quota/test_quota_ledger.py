@@ -416,3 +416,23 @@ async def test_finished_requests_are_forgotten_after_a_while(bench):
     assert await bench.store.execute("PTTL", name) == -1
     await bench.settle(key, "r1")
     assert 0 < await bench.store.execute("PTTL", name) <= 3_600_000
+
+
+async def test_corrupt_value_of_one_tenant_leaves_the_others_alone(bench):
+    sick, well = await bench.new_key("a-sick"), await bench.new_key("well")
+    await bench.reserve(sick, "r1")
+    await bench.reserve(well, "r2")
+    await bench.store.execute("SET", "baton:{a-sick}:leases", "nonsense")
+    with pytest.raises(failures.Unavailable) as refused:
+        await bench.reserve(sick, "r3")
+    assert refused.value.reason == "quota_unavailable"
+    renewals = [
+        quota_pb2.LeaseRenewal(request_id="r1", tenant="a-sick"),
+        quota_pb2.LeaseRenewal(request_id="r2", tenant="well"),
+    ]
+    response = await bench.ledger.renew(quota_pb2.RenewRequest(leases=renewals))
+    states = [(lease.request_id, lease.state) for lease in response.leases]
+    assert states == [("r1", quota_pb2.LeaseState.STATE_UNSPECIFIED), ("r2", HELD)]
+    bench.pass_time(31)
+    assert await bench.ledger.reap() == 1
+    await bench.reserve(well, "r4")
