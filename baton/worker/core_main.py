@@ -14,6 +14,7 @@ from baton.engine.core import CoreLink, serve
 from baton.engine.engine import Engine, EngineConfig
 from baton.engine.model.load import DTYPES, LoadedModel, LoadOptions, load_model
 from baton.engine.model.refusal import LoadError
+from baton.engine.model.self_check import check_model
 from baton.engine.model.torch_runner import TorchRunner
 from baton.system.clock import SystemClock
 
@@ -49,7 +50,9 @@ def build_engine(options: argparse.Namespace) -> Engine:
         max_num_seqs=options.max_num_seqs,
         max_step_tokens=options.max_step_tokens,
     )
-    return Engine(config, TorchRunner(loaded), SystemClock())
+    runner = TorchRunner(loaded)
+    check_model(loaded, runner)
+    return Engine(config, runner, SystemClock())
 
 
 def _num_blocks(loaded: LoadedModel, kv_bytes: int) -> int:

@@ -54,8 +54,10 @@ class StreamPump(Generic[Frame]):
         """Write what is queued and then `bye`, and wait a moment for the peer to end as well."""
         self._said_bye = True
         try:
-            self._writer.send(bye)
             async with asyncio.timeout(FINISH_TIMEOUT_S):
+                # What the writer's drain has still to give goes before a queued frame would.
+                await self._writer.flush()
+                self._writer.send(bye)
                 await self._writer.flush()
                 await self._ended.wait()
         except StreamLost:

@@ -1,0 +1,539 @@
+"""What goes wrong between the workers: bad data, lost streams, silence, foreign peers."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.engine.client import CoreDied
+from baton.handoff.lease import LEASE_S
+from baton.testing.memory_stream import memory_stream_pair
+from baton.wire.v1 import handoff_pb2, worker_pb2
+from tests.unit.workers.fleet import Answer, FakeGateway, Fleet, Tamper, fleet, pass_on, virtual
+
+PROMPT = list(range(100, 150))
+
+
+def drop(*kinds: str) -> Tamper:
+    return lambda frame: [] if frame.WhichOneof("frame") in kinds else [frame]
+
+
+def flip_a_bit(*, times: int) -> Tamper:
+    """Corrupt the first `times` Blocks frames."""
+    left = [times]
+
+    def tamper(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFrame]:
+        if frame.HasField("blocks") and left[0]:
+            left[0] -= 1
+            data = bytearray(frame.blocks.data)
+            data[len(data) // 2] ^= 1
+            frame.blocks.data = bytes(data)
+        return [frame]
+
+    return tamper
+
+
+def failure_of(answer: Answer) -> str:
+    """The reason why the answer ended early, however it was told."""
+    if answer.refused:
+        return answer.refused[0].failure.reason
+    return answer.finishes[0].failure.reason
+
+
+@virtual
+async def test_a_corrupted_block_is_asked_for_again_and_never_served() -> None:
+    async with fleet() as f:
+        f.to_decode = flip_a_bit(times=1)
+
+        answer = await (await f.gateway.submit(PROMPT, temperature=0.9, seed=5)).over()
+
+        assert answer.tokens[0] == f.lone_run(PROMPT, temperature=0.9, seed=5)
+        assert len(f.kinds("prefill")) == 2
+        assert f.kinds("prefill")[0].capability != f.kinds("prefill")[1].capability
+        await f.settle(1)
+
+
+@virtual
+async def test_blocks_that_stay_bad_end_the_attempt_and_free_both_sides() -> None:
+    async with fleet() as f:
+        f.to_decode = flip_a_bit(times=1000)
+
+        answer = await (await f.gateway.submit(PROMPT)).over()
+
+        assert failure_of(answer) == "handoff_failed"
+        assert len(f.kinds("prefill")) == 2
+        await f.settle(1)
+
+
+def swap_layers(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFrame]:
+    if frame.HasField("blocks"):
+        frame.blocks.layer = 1 - frame.blocks.layer
+    return [frame]
+
+
+def truncate(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFrame]:
+    if frame.HasField("blocks"):
+        frame.blocks.data = frame.blocks.data[:-8]
+    return [frame]
+
+
+@pytest.mark.parametrize("tamper", [swap_layers, truncate])
+@virtual
+async def test_swapped_layers_and_truncated_pages_are_refused(tamper: Tamper) -> None:
+    async with fleet() as f:
+        f.to_decode = tamper
+
+        answer = await (await f.gateway.submit(PROMPT)).over()
+
+        assert failure_of(answer) == "handoff_failed"
+        await f.settle(1)
+
+
+@virtual
+async def test_doubled_frames_change_nothing() -> None:
+    async with fleet() as f:
+        f.to_decode = lambda frame: [frame] if frame.HasField("hello") else [frame, frame]
+        f.to_prefill = lambda frame: [frame, frame] if frame.HasField("done") else [frame]
+
+        answer = await (await f.gateway.submit(PROMPT)).over()
+
+        assert answer.tokens[0] == f.lone_run(PROMPT)
+        await f.settle(1)
+
+
+def forge(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFrame]:
+    """Before each real Blocks frame, garbage for the same blocks without the right ticket."""
+    if not frame.HasField("blocks"):
+        return [frame]
+    forged = []
+    for field, value in (("epoch", 9), ("capability", b"x" * 16), ("xfer_id", 4711)):
+        copy = handoff_pb2.PrefillFrame()
+        copy.CopyFrom(frame)
+        copy.blocks.data = b"\xff" * len(frame.blocks.data)
+        setattr(copy.blocks, field, value)
+        forged.append(copy)
+    return [*forged, frame]
+
+
+@virtual
+async def test_frames_of_an_old_epoch_or_a_foreign_capability_are_dropped() -> None:
+    async with fleet() as f:
+        f.to_decode = forge
+
+        answer = await (await f.gateway.submit(PROMPT)).over()
+
+        assert answer.tokens[0] == f.lone_run(PROMPT)
+        assert len(f.kinds("prefill")) == 1
+        await f.settle(1)
+
+
+@virtual
+async def test_an_abort_or_done_with_a_foreign_capability_frees_nothing() -> None:
+    async with fleet() as f:
+
+        def forge_ends(frame: handoff_pb2.DecodeFrame) -> list[handoff_pb2.DecodeFrame]:
+            if not frame.HasField("prefill"):
+                return [frame]
+            ending: dict[str, Any] = {"xfer_id": frame.prefill.xfer_id, "capability": b"x" * 16}
+            done = handoff_pb2.DecodeFrame(done=ending)
+            return [frame, handoff_pb2.DecodeFrame(abort=ending), done]
+
+        f.to_prefill = forge_ends
+
+        answer = await (await f.gateway.submit(PROMPT)).over()
+
+        assert answer.tokens[0] == f.lone_run(PROMPT)
+        await f.settle(1)
+
+
+@virtual
+async def test_a_peer_with_another_model_is_refused_naming_the_difference() -> None:
+    async with fleet(prefill_sizes={"model_fp": "other-model"}) as f:
+        answer = await (await f.gateway.submit(PROMPT)).over()
+
+        failure = answer.refused[0].failure
+        assert failure.reason == "incompatible"
+        assert "model_fp fake-model of decode-1 != other-model here" in failure.message
+        await f.settle(1)
+
+
+@virtual
+async def test_a_peer_with_another_kv_spec_is_refused_naming_the_difference() -> None:
+    async with fleet(prefill_runner_options={"num_layers": 3}) as f:
+        answer = await (await f.gateway.submit(PROMPT)).over()
+
+        failure = answer.refused[0].failure
+        assert failure.reason == "incompatible"
+        assert "row_bytes" in failure.message
+        await f.settle(1)
+
+
+@virtual
+async def test_a_peer_of_another_protocol_version_is_refused_naming_both() -> None:
+    async with fleet() as f:
+
+        def from_the_future(frame: handoff_pb2.DecodeFrame) -> list[handoff_pb2.DecodeFrame]:
+            if frame.HasField("hello"):
+                frame.hello.protocol = 7
+            return [frame]
+
+        f.to_prefill = from_the_future
+
+        answer = await (await f.gateway.submit(PROMPT)).over()
+
+        assert answer.refused[0].failure.reason == "incompatible"
+        assert "protocol 7 of decode-1 != 1 here" in answer.refused[0].failure.message
+        await f.settle(1)
+
+
+@virtual
+async def test_an_unreachable_prefill_worker_fails_the_request_only() -> None:
+    async with fleet() as f:
+        answer = await (await f.gateway.submit(PROMPT, prefill_endpoint="nowhere:1")).over()
+
+        assert failure_of(answer) == "handoff_failed"
+        await f.settle(1)
+        assert (await (await f.gateway.submit(PROMPT)).over()).tokens[0] == f.lone_run(PROMPT)
+
+
+@virtual
+async def test_a_lost_handoff_stream_frees_both_sides_and_is_dialled_again() -> None:
+    async with fleet() as f:
+        f.to_decode = drop("commit")
+        answer = await f.gateway.submit(PROMPT)
+        await answer.first_token()
+
+        f.handoff_streams[0].cancel()
+
+        assert failure_of(await answer.over()) == "handoff_failed"
+        await f.settle(1)
+        f.to_decode = pass_on
+        assert (await (await f.gateway.submit(PROMPT)).over()).tokens[0] == f.lone_run(PROMPT)
+
+
+@virtual
+async def test_blocks_that_never_arrive_end_the_attempt_within_a_lease() -> None:
+    async with fleet() as f:
+        f.to_decode = drop("blocks")
+
+        answer = await (await f.gateway.submit(PROMPT)).over()
+
+        assert failure_of(answer) == "handoff_failed"
+        assert 0 < asyncio.get_running_loop().time() <= LEASE_S + 2
+        await f.settle(1)
+
+
+@virtual
+async def test_a_prefill_worker_frees_by_itself_what_nobody_renews() -> None:
+    async with fleet() as f:
+        f.to_decode = drop("first_tokens", "blocks", "commit", "abort")
+        f.to_prefill = drop("renew", "done", "abort")
+        answer = await f.gateway.submit(PROMPT)
+        await asyncio.sleep(LEASE_S - 0.5)
+        assert f.prefill.num_used_blocks > 0
+
+        await asyncio.sleep(1.2)
+
+        assert f.prefill.num_used_blocks == 0
+        f.prefill.check()
+        await f.gateway.cancel("request-1")
+        assert (await answer.over()).finishes[0].reason == "cancelled"
+        await f.settle(1)
+
+
+@virtual
+async def test_a_renewed_lease_outlives_its_first_term() -> None:
+    async with fleet() as f:
+        f.to_decode = drop("first_tokens", "blocks", "commit")
+        answer = await f.gateway.submit(PROMPT)
+        await asyncio.sleep(4 * LEASE_S)
+        assert f.prefill.num_used_blocks > 0
+
+        await f.gateway.cancel("request-1")
+
+        await answer.over()
+        await f.settle(1)
+
+
+@virtual
+async def test_the_deadline_ends_an_attempt_in_any_phase() -> None:
+    async with fleet() as f:
+        f.to_decode = drop("first_tokens", "blocks", "commit")
+
+        answer = await (await f.gateway.submit(PROMPT, deadline_ms=1500)).over()
+
+        assert failure_of(answer) == "deadline_exceeded"
+        assert asyncio.get_running_loop().time() == pytest.approx(1.5, abs=0.1)
+        await f.settle(1)
+
+
+@virtual
+async def test_the_prefill_worker_gets_the_time_that_is_left() -> None:
+    async with fleet() as f:
+        await (await f.gateway.submit(PROMPT, deadline_ms=60_000)).over()
+
+        assert 59_000 < f.kinds("prefill")[0].deadline_ms <= 60_000
+
+
+@virtual
+async def test_no_room_at_the_decode_worker_is_told_at_once_with_its_reason() -> None:
+    async with fleet(decode_sizes={"num_blocks": 8}) as f:
+        first = await f.gateway.submit(list(range(90)))
+        second = await f.gateway.submit(list(range(300, 390)))
+
+        assert failure_of(await second.over()) == "no_room"
+        assert (await first.over()).tokens[0] == f.lone_run(list(range(90)))
+        await f.settle(1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"model_fp": "other"}, "incompatible"),
+        ({"min_p": 0.5}, "unsupported_parameter"),
+        ({"num_logprobs": 3}, "unsupported_parameter"),
+        ({"max_tokens": 0}, "invalid_value"),
+        ({"num_prompt_tokens": 5000}, "context_length_exceeded"),
+        ({"num_prompt_tokens": 3}, "invalid_value"),
+    ],
+)
+@virtual
+async def test_a_submit_that_cannot_be_served_is_refused(
+    fields: dict[str, Any], reason: str
+) -> None:
+    async with fleet() as f:
+        answer = await (await f.gateway.submit(PROMPT, **fields)).over()
+
+        assert failure_of(answer) == reason
+        await f.settle(1)
+
+
+@virtual
+async def test_an_unknown_token_id_is_refused_by_the_core() -> None:
+    async with fleet() as f:
+        answer = await (await f.gateway.submit([1, 2, 70_000])).over()
+
+        assert failure_of(answer) == "invalid_token_id"
+        await f.settle(1)
+
+
+@virtual
+async def test_a_gateway_of_another_protocol_version_gets_a_bye_naming_both() -> None:
+    async with fleet() as f:
+        ours, theirs = memory_stream_pair()
+        f.tasks.create_task(f.decode.front.serve(theirs))
+        gateway = FakeGateway(ours)
+
+        hello = await gateway.hello(protocol=9)
+        await gateway.run()
+
+        assert hello.protocol == 1
+        assert gateway.others[0].bye.reason == "protocol 9 of gateway-1 != 1 of decode-1"
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@virtual
+async def test_everything_of_a_gateway_that_leaves_is_freed(is_clean: bool) -> None:
+    async with fleet() as f:
+        gateway = await f.connect()
+        answer = await gateway.submit(PROMPT, max_tokens=500)
+        await answer.first_token()
+
+        if is_clean:
+            await gateway.stream.write(worker_pb2.GatewayFrame(bye={"reason": "scaled down"}))
+        else:
+            gateway.stream.cancel()
+
+        await f.settle(0.5)
+
+
+@virtual
+async def test_a_newer_epoch_of_a_request_ends_the_older_one() -> None:
+    async with fleet() as f:
+        old = await f.gateway.submit(PROMPT, request_id="r", epoch=1, max_tokens=500)
+        await old.first_token()
+
+        new = await f.gateway.submit(PROMPT, request_id="r", epoch=2)
+        stale = await f.gateway.submit(PROMPT, request_id="r", epoch=1)
+
+        assert (await old.over()).finishes[0].reason == "cancelled"
+        assert failure_of(await stale.over()) == "invalid_value"
+        assert (await new.over()).tokens[0] == f.lone_run(PROMPT)
+        await f.settle(1)
+
+
+@virtual
+async def test_a_cancel_of_another_epoch_is_ignored() -> None:
+    async with fleet() as f:
+        answer = await f.gateway.submit(PROMPT, epoch=3)
+
+        await f.gateway.cancel("request-1", epoch=2)
+
+        assert (await answer.over()).tokens[0] == f.lone_run(PROMPT)
+
+
+@virtual
+async def test_a_resume_is_answered_with_the_loss() -> None:
+    async with fleet() as f:
+        answer = await f.gateway.submit(PROMPT, max_tokens=1)
+        await answer.over()
+
+        resume = worker_pb2.Resume(request_id="request-1", epoch=1, handle=1, next_index=[1])
+        await f.gateway.stream.write(worker_pb2.GatewayFrame(resume=resume))
+        while not answer.refused:
+            answer.changed.clear()
+            await answer.changed.wait()
+
+        assert answer.refused[0].failure.reason == "worker_lost"
+
+
+@virtual
+async def test_a_draining_decode_worker_finishes_what_runs_and_takes_nothing_new() -> None:
+    async with fleet() as f:
+        running = await f.gateway.submit(PROMPT, max_tokens=50)
+        await running.first_token()
+        draining = asyncio.ensure_future(f.decode.front.drain(10))
+        await asyncio.sleep(0.05)
+
+        late = await (await f.gateway.submit(PROMPT)).over()
+
+        assert failure_of(late) == "draining"
+        assert (await running.over()).tokens[0] == f.lone_run(PROMPT, 50)
+        await draining
+        await f.gateway.has_ended.wait()
+        assert [frame.WhichOneof("frame") for frame in f.gateway.others] == ["go_away", "bye"]
+        await f.settle(1)
+
+
+@virtual
+async def test_a_drain_ends_at_its_cap() -> None:
+    async with fleet() as f:
+        stalled = await f.gateway.submit(PROMPT, initial_credit_tokens=1)
+        await stalled.first_token()
+
+        await f.decode.front.drain(3)
+
+        assert (await stalled.over()).finishes[0].failure.reason == "draining"
+        await f.settle(1)
+
+
+@virtual
+async def test_a_draining_prefill_worker_refuses_new_transfers() -> None:
+    async with fleet() as f:
+        await (await f.gateway.submit(PROMPT)).over()
+        f.prefill.front._is_draining = True
+
+        answer = await (await f.gateway.submit(PROMPT)).over()
+
+        assert failure_of(answer) == "draining"
+        await f.settle(1)
+
+
+PHASES = ["prefill", "accepted", "first_tokens", "blocks", "commit", "done"]
+
+
+async def cancel_at(f: Fleet, phase: str, prompt: list[int]) -> Answer:
+    """Submit, and cancel at the instant at which the first frame of a kind is on its way."""
+    reached = asyncio.Event()
+
+    def watch(frame: Any) -> list[Any]:
+        if frame.WhichOneof("frame") == phase:
+            reached.set()
+        return [frame]
+
+    f.to_decode = f.to_prefill = watch
+    answer = await f.gateway.submit(prompt, max_tokens=100)
+    await reached.wait()
+    await f.gateway.cancel("request-1")
+    return await answer.over()
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@virtual
+async def test_a_cancel_in_any_phase_frees_both_sides(phase: str) -> None:
+    async with fleet() as f:
+        answer = await cancel_at(f, phase, list(range(200)))
+
+        assert answer.finishes[0].reason == "cancelled"
+        await f.settle(0.5)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@virtual
+async def test_a_stream_lost_in_any_phase_frees_both_sides(phase: str) -> None:
+    async with fleet() as f:
+
+        def cut(frame: Any) -> list[Any]:
+            if frame.WhichOneof("frame") == phase:
+                f.handoff_streams[-1].cancel()
+                return []
+            return [frame]
+
+        f.to_decode = f.to_prefill = cut
+
+        answer = await (await f.gateway.submit(list(range(200)))).over()
+
+        if phase == "done":
+            assert answer.tokens[0] == f.lone_run(list(range(200)))
+        else:
+            assert failure_of(answer) == "handoff_failed"
+        await f.settle(1)
+
+
+@given(
+    cancel_after_s=st.integers(0, 60).map(lambda n: n / 200),
+    num_tokens=st.integers(1, 180),
+    num_choices=st.integers(1, 3),
+    bad_frames=st.integers(0, 3),
+    local_too=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_whenever_a_request_is_cancelled_nothing_is_left_and_others_are_unharmed(
+    cancel_after_s: float, num_tokens: int, num_choices: int, bad_frames: int, local_too: bool
+) -> None:
+    @virtual
+    async def scenario() -> None:
+        sizes = {"num_blocks": 256}
+        async with fleet(decode_sizes=sizes, prefill_sizes=sizes) as f:
+            other_prompt = list(range(500, 570))
+            endpoint = {"prefill_endpoint": ""} if local_too else {}
+            other = await f.gateway.submit(other_prompt, max_tokens=30, **endpoint)
+            f.to_decode = flip_a_bit(times=bad_frames)
+            prompt = list(range(num_tokens))
+            answer = await f.gateway.submit(prompt, max_tokens=20, num_choices=num_choices)
+            await asyncio.sleep(cancel_after_s)
+            await f.gateway.cancel("request-2")
+            await answer.over()
+            for choice, tokens in answer.tokens.items():
+                alone = f.lone_run(prompt, 20, choice=choice)
+                assert tokens == alone[: len(tokens)]
+            await other.over()
+            if failure_free(other):
+                assert other.tokens[0] == f.lone_run(other_prompt, 30)
+            await f.settle(1)
+
+    scenario()
+
+
+def failure_free(answer: Answer) -> bool:
+    return not answer.refused and not answer.finishes[0].HasField("failure")
+
+
+@virtual
+async def test_a_dead_core_is_told_to_gateways_with_its_suspects() -> None:
+    with pytest.raises(BaseExceptionGroup) as raised:
+        async with fleet() as f:
+            answer = await f.gateway.submit(PROMPT, max_tokens=500)
+            await answer.first_token()
+            await asyncio.sleep(0.105)
+
+            f.decode.client.die()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                frames = [frame for frame in f.gateway.others if frame.HasField("core_died")]
+                assert list(frames[0].core_died.suspect_request_ids) == ["request-1"]
+                assert failure_of(answer) == "worker_lost"
+    assert raised.value.subgroup(CoreDied) is not None
