@@ -36,7 +36,8 @@ class BlockManager:
         self._pool = BlockPool(num_blocks, self._kv_events)
         self.block_size = block_size
         self._model_fp = model_fp
-        self._promises: dict[int, int] = {}  # by seq_id
+        # (request_id, number of blocks) by seq_id.
+        self._promises: dict[int, tuple[str, int]] = {}
 
     @property
     def num_free_blocks(self) -> int:
@@ -73,19 +74,21 @@ class BlockManager:
         seq.table.extend(self._pool.allocate(placement.num_new_blocks))
         seq.num_computed_tokens = len(placement.cached_ids) * self.block_size
 
-    def can_promise(self, placement: Placement, reserve: int) -> bool:
+    def can_promise(self, seq: Sequence, placement: Placement, reserve: int) -> bool:
         can_take = self.can_take(placement, reserve)
-        return can_take and self._pool.can_promise(placement.num_new_blocks)
+        num_own = self._num_promised_to(seq.request.request_id)
+        return can_take and self._pool.can_promise(placement.num_new_blocks, num_own)
 
     def promise(self, seq: Sequence, placement: Placement) -> None:
         """Pin what is cached and set the rest aside as a number."""
+        num_own = self._num_promised_to(seq.request.request_id)
         self._pin(seq, placement.cached_ids)
-        self._pool.promise(placement.num_new_blocks)
-        self._promises[seq.request.seq_id] = placement.num_new_blocks
+        self._pool.promise(placement.num_new_blocks, num_own)
+        self._promises[seq.request.seq_id] = (seq.request.request_id, placement.num_new_blocks)
 
     def bind(self, seq: Sequence) -> list[int]:
         """Turn the promise into blocks; returns those that cover the tokens. Cannot fail."""
-        num_blocks = self._promises.pop(seq.request.seq_id)
+        _, num_blocks = self._promises.pop(seq.request.seq_id)
         self._pool.end_promise(num_blocks)
         seq.table.extend(self._pool.allocate(num_blocks))
         table: list[int] = seq.table.ids[: self.num_blocks_for(seq.num_tokens)].tolist()
@@ -112,7 +115,8 @@ class BlockManager:
 
     def free(self, seq: Sequence) -> None:
         """Give everything back, the tail first: it is the least likely to be hit again."""
-        self._pool.end_promise(self._promises.pop(seq.request.seq_id, 0))
+        _, num_promised = self._promises.pop(seq.request.seq_id, ("", 0))
+        self._pool.end_promise(num_promised)
         self._pool.release(seq.table.take()[::-1])
         seq.num_computed_tokens = 0
         seq.num_registered_blocks = 0
@@ -128,7 +132,10 @@ class BlockManager:
         """Assert that pool, tables and promises agree; `sequences` are all that live."""
         refs = Counter(block_id for seq in sequences for block_id in seq.table.ids.tolist())
         self._pool.check_integrity(dict(refs))
-        assert sum(self._promises.values()) == self._pool.num_promised
+        assert sum(count for _, count in self._promises.values()) == self._pool.num_promised
+
+    def _num_promised_to(self, request_id: str) -> int:
+        return sum(count for owner, count in self._promises.values() if owner == request_id)
 
     def _place(self, seq: Sequence, max_cached_blocks: int, num_tokens: int) -> Placement:
         assert seq.table.num_blocks == 0

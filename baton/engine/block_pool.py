@@ -36,14 +36,17 @@ class BlockPool:
         """Free blocks that are not promised."""
         return len(self._blank) + len(self._idle) - self.num_promised
 
-    def can_promise(self, num_blocks: int) -> bool:
-        """Whether the cap allows it: 30 % in sum, a single promise may exceed that."""
+    def can_promise(self, num_blocks: int, num_own: int = 0) -> bool:
+        """Whether the cap allows it: 30 % in sum, but one request alone may exceed that.
+
+        `num_own` blocks are promised to the same request already (its other choices).
+        """
         cap = int(self.num_blocks * MAX_PROMISED_SHARE)
-        within_cap = self.num_promised == 0 or self.num_promised + num_blocks <= cap
+        within_cap = self.num_promised == num_own or self.num_promised + num_blocks <= cap
         return within_cap and num_blocks <= self.num_available
 
-    def promise(self, num_blocks: int) -> None:
-        assert self.can_promise(num_blocks)
+    def promise(self, num_blocks: int, num_own: int = 0) -> None:
+        assert self.can_promise(num_blocks, num_own)
         self.num_promised += num_blocks
 
     def end_promise(self, num_blocks: int) -> None:

@@ -207,7 +207,7 @@ class Engine:
             self._refuse(seq, "no_room", f"all {self.info.max_num_seqs} places are taken")
             return
         placement = self._manager.place_remote(seq, max_total_tokens(seq, self.info))
-        if not self._manager.can_promise(placement, self._scheduler.num_reserved_blocks):
+        if not self._manager.can_promise(seq, placement, self._scheduler.num_reserved_blocks):
             self._refuse(seq, "no_room", f"{placement.num_free_needed} blocks cannot be promised")
             return
         self._manager.promise(seq, placement)

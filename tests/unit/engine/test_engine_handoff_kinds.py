@@ -1,3 +1,5 @@
+import msgspec
+
 from baton.engine.messages import Abort, Bind, Credit, Release, Start
 from baton.testing.engine_driver import EngineDriver, add_sequence
 from baton.testing.fake_runner import FakeRunner
@@ -182,6 +184,17 @@ def test_a_single_promise_may_exceed_the_cap():
     driver = make_driver(num_blocks=40)
     driver.step(add_sequence(1, range(100), kind="remote", max_tokens=50))
     assert driver.events.load.num_blocks_promised == 27
+
+
+def test_the_choices_of_one_request_may_exceed_the_cap_together():
+    driver = make_driver(num_blocks=40)  # cap: 12
+    first, second, other = (
+        add_sequence(seq_id, range(50), kind="remote", max_tokens=50) for seq_id in (1, 2, 3)
+    )
+    second = msgspec.structs.replace(second, request_id=first.request_id, choice=1)
+    driver.step(first, second, other)
+    assert [admitted.seq_id for admitted in driver.events.admitted] == [1, 2]
+    assert [refused.seq_id for refused in driver.events.refused] == [3]
 
 
 def test_nobody_else_gets_promised_blocks():
