@@ -176,15 +176,12 @@ def pick(
 
 
 def _blocks_needed(ask: Ask, decode: WorkerView, policy: Policy) -> int:
-    """Blocks that the decode worker will take for this request beyond what it has cached.
-
-    Never more than the whole pool: choices that do not fit together run one after the other.
-    """
-    block_size = decode.shape.block_size
-    prompt = -(-ask.num_prompt_tokens // block_size)
-    growth = min(policy.growth_blocks, -(-max(1, ask.expected_output_tokens) // block_size))
-    own = prompt - decode.num_cached_tokens // block_size + growth
-    return min(own * ask.num_choices, decode.room.num_blocks)
+    """Blocks that all choices will take on the decode worker beyond what it has cached."""
+    size = decode.shape.block_size
+    longest = (-(-ask.num_prompt_tokens // size) + policy.growth_blocks) * size
+    num_tokens = min(longest, ask.num_prompt_tokens + max(1, ask.expected_output_tokens))
+    num_blocks = min(-(-num_tokens // size), decode.room.num_blocks)
+    return (num_blocks - decode.num_cached_tokens // size) * ask.num_choices
 
 
 def _fit(views: Sequence[WorkerView], losses: list[str]) -> list[WorkerView]:
@@ -247,10 +244,13 @@ def _obstacle(
         and decode.missing_tokens(ask.num_prompt_tokens) > ask.max_local_tokens
     ):
         return "too_long_for_local_prefill"
+    needed = _blocks_needed(ask, decode, policy)
+    if prefill and (ask.num_choices > room.num_slots or needed > room.num_blocks):
+        return "too_large"  # all choices are promised together
+    # Local choices that do not fit together run one after the other.
     if room.num_slots_free < min(ask.num_choices, room.num_slots):
         return "no_room"
-    needed = _blocks_needed(ask, decode, policy)
-    if room.num_blocks_free < needed:
+    if room.num_blocks_free < min(needed, room.num_blocks):
         return "no_room"
     # A promise may exceed the cap only when it is the only one (D17).
     promised = room.num_blocks_promised

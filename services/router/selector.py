@@ -122,11 +122,7 @@ class Selector:
             return None
         self._no_worker_since.pop(request.model_fp, None)
         if outcome.kind == "too_large":
-            raise InvalidRequest(
-                f"a prompt of {request.num_prompt_tokens} tokens fits on no worker",
-                reason="context_length_exceeded",
-                param="messages",
-            )
+            raise _too_large(request)
         return None
 
     def _wait_for_unknown(self, request: PickRequest) -> None:
@@ -255,3 +251,17 @@ class Selector:
             endpoint=worker.endpoint,
             boot_epoch=worker.registration.boot_epoch,
         )
+
+
+def _too_large(request: PickRequest) -> InvalidRequest:
+    tokens = f"a prompt of {request.num_prompt_tokens} tokens"
+    if request.num_choices == 1:
+        reason, param, message = (
+            "context_length_exceeded",
+            "messages",
+            f"{tokens} fits on no worker",
+        )
+    else:
+        reason, param = "request_exceeds_limit", "n"
+        message = f"{request.num_choices} choices for {tokens} fit on no worker together"
+    return InvalidRequest(message, reason=reason, param=param)

@@ -84,6 +84,18 @@ def test_a_worker_without_room_is_not_picked(choose, view, lack) -> None:
     assert outcome.kind == "no_room"
 
 
+def test_a_prompt_that_fills_the_whole_pool_still_fits(choose, view) -> None:
+    outcome = choose([view("d0")], [view("p0")], num_prompt_tokens=15_990)
+    assert isinstance(outcome, Choice)
+    assert outcome.num_decode_blocks == 1000
+
+
+def test_no_more_room_is_asked_for_than_the_answer_can_need(choose, view) -> None:
+    decode = view("d0", num_blocks_free=33)
+    choice = choose([decode], [view("p0")], num_prompt_tokens=510, expected_output_tokens=5)
+    assert choice.num_decode_blocks == 33
+
+
 def test_blocks_that_are_cached_on_decode_are_not_needed_again(choose, view) -> None:
     decode = view("d0", num_blocks_free=4, num_cached_tokens=480)
     assert isinstance(choose([decode], [view("p0")]), Choice)
@@ -105,10 +117,16 @@ def test_every_choice_of_a_request_needs_room(choose, view) -> None:
     assert choose([decode], [view("p0")], num_choices=3).kind == "no_room"
 
 
-def test_more_choices_than_slots_run_alone_rather_than_never(choose, view) -> None:
-    assert isinstance(choose([view("d0")], [view("p0")], num_choices=40), Choice)
-    busy = view("d0", num_slots_free=31)
-    assert choose([busy], [view("p0")], num_choices=40).kind == "no_room"
+def test_local_choices_that_do_not_fit_together_wait_for_an_idle_worker(choose, view) -> None:
+    local = {"mode": PrefillMode.LOCAL, "num_choices": 40}
+    assert isinstance(choose([view("d0")], **local), Choice)
+    assert choose([view("d0", num_slots_free=31)], **local).kind == "no_room"
+
+
+def test_choices_that_can_never_be_promised_together_are_too_large(choose, view) -> None:
+    assert choose([view("d0")], [view("p0")], num_choices=33).kind == "too_large"
+    assert choose([view("d0")], [view("p0")], num_choices=30).kind == "too_large"
+    assert isinstance(choose([view("d0")], [view("p0")], num_choices=29), Choice)
 
 
 def test_a_prompt_that_fits_nowhere_is_told_apart_from_one_that_must_wait(choose, view) -> None:

@@ -448,6 +448,18 @@ def test_a_prompt_that_fits_on_no_worker_is_refused_at_once(router, run) -> None
     run(scenario)
 
 
+def test_too_many_choices_for_any_worker_are_refused_naming_n(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router()
+        fleet.decode()
+        fleet.prefill()
+        with pytest.raises(InvalidRequest, match="5 choices") as caught:
+            await fleet.pick(num_choices=5)
+        assert caught.value.param == "n"
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     "fields",
     [
