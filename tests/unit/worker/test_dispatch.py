@@ -1,0 +1,99 @@
+from typing import Any
+
+from baton.engine.messages import (
+    Abort,
+    Admitted,
+    Command,
+    EngineLoad,
+    Finished,
+    Progress,
+    Release,
+    Started,
+    StepEvents,
+)
+from baton.worker.dispatch import EngineDispatcher
+
+LOAD = EngineLoad(0, 0, 0, 0, 0, 0.0, 0.0)
+
+
+class SentCommands:
+    """An EngineClient that only keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Command] = []
+
+    def send(self, command: Command) -> None:
+        self.sent.append(command)
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def on_event(self, event: Any) -> None:
+        self.events.append(type(event).__name__)
+
+    def on_token(self, token_id: int, index: int) -> None:
+        self.events.append((token_id, index))
+
+
+def make() -> tuple[EngineDispatcher, SentCommands]:
+    client = SentCommands()
+    return EngineDispatcher(client), client  # type: ignore[arg-type]
+
+
+def test_a_listener_hears_its_own_events_in_the_order_of_a_sequences_life() -> None:
+    dispatcher, _ = make()
+    mine, other = Heard(), Heard()
+    first, second = dispatcher.open(mine), dispatcher.open(other)
+
+    dispatcher.dispatch(
+        StepEvents(
+            1,
+            LOAD,
+            token_seq_ids=[first],
+            token_ids=[42],
+            token_indexes=[0],
+            admitted=[Admitted(second, 0)],
+            started=[Started(first, [1], 0)],
+            progress=[Progress(first, 16)],
+            finished=[Finished(first, "stop", 1)],
+        )
+    )
+
+    assert mine.events == ["Started", "Progress", (42, 0), "Finished"]
+    assert other.events == ["Admitted"]
+
+
+def test_observers_see_the_step_after_the_listeners() -> None:
+    dispatcher, _ = make()
+    heard = Heard()
+    seq_id = dispatcher.open(heard)
+    dispatcher.observe(lambda events: heard.events.append("observed"))
+
+    dispatcher.dispatch(StepEvents(1, LOAD, finished=[Finished(seq_id, "stop", 1)]))
+
+    assert heard.events == ["Finished", "observed"]
+
+
+def test_after_an_abort_late_events_are_dropped() -> None:
+    dispatcher, client = make()
+    heard = Heard()
+    seq_id = dispatcher.open(heard)
+
+    dispatcher.abort(seq_id)
+    dispatcher.dispatch(StepEvents(1, LOAD, finished=[Finished(seq_id, "stop", 1)]))
+
+    assert client.sent == [Abort(seq_id)]
+    assert heard.events == []
+    assert dispatcher.num_open == 0
+
+
+def test_release_frees_and_sequence_ids_are_never_reused() -> None:
+    dispatcher, client = make()
+    seq_id = dispatcher.open(Heard())
+
+    dispatcher.release(seq_id)
+
+    assert client.sent == [Release(seq_id)]
+    assert dispatcher.open(Heard()) != seq_id

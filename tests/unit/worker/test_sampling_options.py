@@ -1,0 +1,48 @@
+from typing import Any
+
+import pytest
+
+from baton.wire.failures import InvalidRequest
+from baton.wire.v1 import sampling_pb2
+from baton.worker.sampling import to_params
+
+
+def make(**fields: Any) -> sampling_pb2.Sampling:
+    defaults: dict[str, Any] = {"max_tokens": 5, "num_logprobs": -1, "num_prompt_logprobs": -1}
+    return sampling_pb2.Sampling(**defaults | fields)
+
+
+def test_options_reach_the_engine_unchanged() -> None:
+    params = to_params(
+        make(temperature=0.5, top_p=0.25, top_k=7, seed=2**63, ignore_eos=True, stop_token_ids=[3])
+    )
+
+    assert (params.max_tokens, params.temperature, params.top_p) == (5, 0.5, 0.25)
+    assert (params.top_k, params.seed, params.ignore_eos) == (7, 2**63, True)
+    assert params.stop_token_ids == (3,)
+
+
+def test_an_unset_top_p_is_off() -> None:
+    assert to_params(make()).top_p == 1.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"min_p": 0.1}, "min_p"),
+        ({"presence_penalty": 1}, "presence_penalty"),
+        ({"frequency_penalty": -1}, "frequency_penalty"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"min_tokens": 1}, "min_tokens"),
+        ({"num_logprobs": 1}, "logprobs"),
+        ({"logit_bias": {1: 2.0}}, "logit_bias"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"json_object": True}, "response_format"),
+    ],
+)
+def test_what_the_engine_cannot_do_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        to_params(make(**fields))
+
+    assert raised.value.reason == "unsupported_parameter"
+    assert raised.value.param == param

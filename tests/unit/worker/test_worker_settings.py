@@ -1,0 +1,32 @@
+import pytest
+
+from baton.runtime.environment import SettingsError, parse
+from baton.worker.settings import ENVIRONMENT_PREFIX, Settings
+
+
+def load(**values: str) -> Settings:
+    environment = {ENVIRONMENT_PREFIX + name.upper(): text for name, text in values.items()}
+    return parse(Settings, ENVIRONMENT_PREFIX, environment)
+
+
+def test_the_core_gets_what_was_set_and_nothing_empty() -> None:
+    arguments = load(model="/models/demo", max_num_seqs="8").core_arguments()
+
+    pairs = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    assert pairs["--model"] == "/models/demo"
+    assert pairs["--max-num-seqs"] == "8"
+    assert "--model-name" not in pairs
+    assert "--max-model-len" not in pairs
+
+
+def test_a_worker_without_a_model_does_not_start() -> None:
+    with pytest.raises(SettingsError, match="BATON_WORKER_MODEL: not set"):
+        load()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("block_size", "17"), ("threads", "0"), ("max_step_tokens", "2")]
+)
+def test_impossible_sizes_are_named(name: str, text: str) -> None:
+    with pytest.raises(SettingsError, match=name):
+        load(model="m", **{name: text})
