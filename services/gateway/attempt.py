@@ -87,11 +87,11 @@ class Attempt:
         Raises the attempt's failure once the buffer is empty; DeadlineExceeded when nothing
         arrives in time.
         """
-        if not self._buffer:
-            if self.failure is not None:
-                raise self.failure
+        if not self._buffer and self.failure is None:
             await self._wait(timeout_s)
         self._changed.clear()
+        if not self._buffer and self.failure is not None:
+            raise self.failure
         buffer, self._buffer = self._buffer, []
         return buffer
 

@@ -1,14 +1,14 @@
 """Usage records that the quota service did not acknowledge in time: kept on disk, replayed later.
 
-One JSON line per record (base64 of the protobuf), appended with group commit: what queues up while
-one write and fsync is in flight goes into the next. Replaying is safe because settling is
+One line per record (checksum and base64 of the protobuf), appended with group commit: what queues
+up while one write and fsync is in flight goes into the next. Replaying is safe because settling is
 idempotent by request id. A torn last line, left by a crash, is skipped.
 """
 
 import asyncio
 import base64
-import binascii
 import os
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -162,11 +162,16 @@ class Outbox:
 
 
 def _line(record: quota_pb2.UsageRecord) -> bytes:
-    return base64.b64encode(record.SerializeToString())
+    data = record.SerializeToString()
+    return b"%08x %b" % (zlib.crc32(data), base64.b64encode(data))
 
 
 def _record(line: bytes) -> quota_pb2.UsageRecord | None:
+    checksum, _, encoded = line.partition(b" ")
     try:
-        return quota_pb2.UsageRecord.FromString(base64.b64decode(line, validate=True))
-    except (binascii.Error, DecodeError):
+        data = base64.b64decode(encoded, validate=True)
+        if int(checksum, 16) != zlib.crc32(data):
+            return None
+        return quota_pb2.UsageRecord.FromString(data)
+    except (ValueError, DecodeError):
         return None

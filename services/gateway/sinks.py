@@ -66,7 +66,8 @@ class HttpSink:
 
     async def failed(self, error: BatonError) -> None:
         """The request failed: its status if there is none yet, else one error event."""
-        if self._response.ended:
+        if self._response.ended or error.reason == "client_stalled":
+            # Nobody reads; returning without an end closes the connection.
             return
         if self._response.started:
             await self._response.end(self._opened_format.failure(error))

@@ -186,7 +186,7 @@ class WorkerLink:
         frames = self._submits.get(attempt.handle)
         if frames and frames[0].HasField("submit"):
             # The worker never heard of it.
-            del self._submits[attempt.handle]
+            self.forget(attempt)
             attempt.fail(Unavailable("cancelled before it was sent", reason="cancelled"))
             return
         self._submits.pop(attempt.handle, None)

@@ -99,15 +99,15 @@ def _turn(item: Any, place: str) -> dict[str, str]:
         )
     return {
         "role": "system" if role == "developer" else role,
-        "content": text_of(_checked_content(content, f"{place}.content"), place, _PART_KINDS),
+        "content": _text(content, f"{place}.content"),
     }
 
 
-def _checked_content(content: Any, place: str) -> str | list[dict[str, Any]]:
+def _text(content: Any, place: str) -> str:
     if isinstance(content, str):
         return content
     try:
-        return msgspec.convert(content, limits.Parts)
+        return text_of(msgspec.convert(content, limits.Parts), place, _PART_KINDS)
     except msgspec.ValidationError:
         raise InvalidRequest(
             f"{place}: got {described(content)}; expected text or 1 to {limits.MAX_PARTS} parts",

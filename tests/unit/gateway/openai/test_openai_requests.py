@@ -1,0 +1,395 @@
+"""What the three endpoints take, and what they refuse by name."""
+
+import json
+import typing
+from array import array
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton.wire.failures import InvalidRequest
+from services.gateway.generation import ChatMessages, PlainText, PromptTokens
+from services.gateway.openai import chat, completions, responses
+from services.gateway.openai.chat import ChatFields, ChatMessage
+from services.gateway.openai.completions import CompletionFields
+from services.gateway.openai.decoding import decode_object
+from services.gateway.openai.responses import ResponseFields
+from services.gateway.openai.shared_fields import StreamOptions
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def chat_of(**fields: Any) -> Any:
+    return chat.parse(msgspec.json.encode({"model": "m", "messages": HI, **fields}))
+
+
+def completion_of(**fields: Any) -> Any:
+    return completions.parse(msgspec.json.encode({"model": "m", "prompt": "x", **fields}))
+
+
+def response_of(**fields: Any) -> Any:
+    return responses.parse(msgspec.json.encode({"model": "m", "input": "x", **fields}))
+
+
+def refusal(parse: Any, **fields: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(**fields)
+    return caught.value
+
+
+def turns(request: Any) -> list[dict[str, str]]:
+    assert isinstance(request.prompt, ChatMessages)
+    result: list[dict[str, str]] = json.loads(request.prompt.messages_json)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "invalid_json"),
+        (b"[1]", "invalid_json"),
+        (b'{"model":"m"', "invalid_json"),
+        (b'{"a":NaN}', "invalid_json"),
+        (b'{"a":-Infinity}', "invalid_json"),
+        (b'{"a":' + b"9" * 5000 + b"}", "invalid_json"),
+        (b'{"a":1,"a":2}', "duplicate_key"),
+        (b'{"b":[{"a":1,"a":2}]}', "duplicate_key"),
+        (b'{"a":"\xff"}', "invalid_unicode"),
+        (b'{"a":"\xc0\xaf"}', "invalid_unicode"),
+        (b'{"a":"\\ud800"}', "invalid_unicode"),
+        (b'{"a":["\\uDFFF x"]}', "invalid_unicode"),
+        (b'\xef\xbb\xbf{"a":1}', "invalid_unicode"),
+        (b'{"a":' + b"[" * 100_000, "json_too_deep"),
+        (b'{"a":' + b"[" * 80 + b"]" * 80 + b"}", "json_too_deep"),
+    ],
+)
+def test_bodies_that_parsers_let_pass_are_refused(body: bytes, reason: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decode_object(body)
+    assert caught.value.reason == reason
+
+
+def test_escaped_surrogate_pairs_nul_and_control_characters_are_text() -> None:
+    assert decode_object(rb'{"a":"\ud83d\ude00\u0000\u0001"}') == {"a": "😀\0\1"}
+
+
+def test_a_body_may_be_64_levels_deep() -> None:
+    decode_object(b'{"a":' + b"[" * 63 + b"]" * 63 + b"}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"n": True}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 10**9}, "n"),
+        ({"max_tokens": 10.5}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"seed": 2**70}, "seed"),
+        ({"seed": "x"}, "seed"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", "x" * 1_000_000]}, "stop[1]"),
+        ({"user": "x" * 1_000_000}, "user"),
+        ({"metadata": {str(i): "x" for i in range(17)}}, "metadata"),
+        ({"metadata": {"a": "x" * 1000}}, "metadata[...]"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": "x" * 10_000}, "cache_salt"),
+        ({"model": ""}, "model"),
+        ({"model": None}, "model"),
+        ({"stream": "yes"}, "stream"),
+    ],
+)
+def test_a_value_beyond_its_limit_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    for parse in (chat_of, completion_of):
+        error = refusal(parse, **fields)
+        assert error.reason == "invalid_value"
+        assert error.param == param
+        assert error.message.startswith(param)
+        assert len(error.message) < 300
+
+
+def test_a_refusal_names_value_and_limit() -> None:
+    message = refusal(chat_of, temperature=2.5).message
+    assert "2.5" in message
+    assert "2.0" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "required"),
+        ("functions", [{"name": "f"}]),
+        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema", "json_schema": {}}),
+        ("logprobs", True),
+        ("top_logprobs", 5),
+        ("logit_bias", {"50256": -100}),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -1),
+        ("modalities", ["text", "audio"]),
+        ("audio", {"voice": "a"}),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("reasoning_effort", "high"),
+        ("service_tier", "flex"),
+        ("store", True),
+        ("web_search_options", {}),
+        ("prompt_embeds", "AAAA"),
+        ("use_beam_search", True),
+        ("guided_json", {}),
+        ("a" * 1000, 1),
+    ],
+)
+def test_what_this_version_does_not_have_is_refused_by_name(name: str, value: object) -> None:
+    error = refusal(chat_of, **{name: value})
+    assert error.reason == "unsupported_parameter"
+    assert error.param == name[:64]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": False, "top_logprobs": 0, "tools": [], "tool_choice": "none"},
+        {"response_format": {"type": "text"}, "parallel_tool_calls": True},
+        {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}},
+        {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"},
+        {"safety_identifier": "s", "prompt_cache_key": "k", "modalities": ["text"]},
+        {"tools": None, "logprobs": None, "stop": None, "n": None, "stream_options": None},
+    ],
+)
+def test_values_that_ask_for_nothing_are_accepted(fields: dict[str, Any]) -> None:
+    assert chat_of(**fields).num_choices == 1
+
+
+def test_false_is_not_zero() -> None:
+    assert refusal(chat_of, presence_penalty=False).reason == "unsupported_parameter"
+    assert refusal(completion_of, logprobs=0).param == "logprobs"
+
+
+def test_sampling_fields_reach_the_request() -> None:
+    request = chat_of(
+        temperature=0.5, top_p=0.9, top_k=-1, seed=-3, n=2, stop="x", stop_token_ids=[7],
+        ignore_eos=True, stream=True, stream_options={"include_usage": True}, cache_salt="s",
+        max_completion_tokens=9,
+    )  # fmt: skip
+    assert (request.temperature, request.top_p, request.top_k) == (0.5, 0.9, 0)
+    assert (request.seed, request.num_choices, request.stop) == (-3, 2, ("x",))
+    assert (request.stop_token_ids, request.ignore_eos) == ((7,), True)
+    assert (request.stream, request.include_usage, request.cache_salt) == (True, True, "s")
+    assert request.max_tokens == 9
+
+
+def test_a_number_beyond_all_floats_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat.parse(b'{"model":"m","messages":[],"temperature":1e999}')
+    assert caught.value.param == "temperature"
+
+
+def test_two_different_token_limits_are_refused() -> None:
+    assert refusal(chat_of, max_tokens=3, max_completion_tokens=4).param == "max_completion_tokens"
+    assert chat_of(max_tokens=3, max_completion_tokens=3).max_tokens == 3
+
+
+def test_stream_options_need_a_stream_and_know_no_obfuscation() -> None:
+    assert refusal(chat_of, stream_options={"include_usage": True}).param == "stream_options"
+    error = refusal(chat_of, stream=True, stream_options={"include_obfuscation": True})
+    assert error.param == "stream_options.include_obfuscation"
+    error = refusal(chat_of, stream=True, stream_options={"other": 1})
+    assert (error.reason, error.param) == ("unsupported_parameter", "stream_options.other")
+
+
+def test_conversation_is_normalised_for_the_template() -> None:
+    request = chat_of(
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}], "name": "ann"},
+            {"role": "assistant", "content": "b", "refusal": None, "tool_calls": None},
+            {"role": "user", "content": [{"type": "text", "text": t} for t in "cd"]},
+        ]
+    )
+    assert turns(request) == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "a", "name": "ann"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c\nd"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason", "param"),
+    [
+        ([], "invalid_value", "messages"),
+        ([3], "invalid_value", "messages[0]"),
+        ([{"content": "x"}], "invalid_value", "messages[0].role"),
+        ([{"role": "boss", "content": "x"}], "invalid_value", "messages[0].role"),
+        ([{"role": "user"}], "invalid_value", "messages[0].content"),
+        ([{"role": "user", "content": None}], "invalid_value", "messages[0].content"),
+        ([{"role": "user", "content": 3}], "invalid_value", "messages[0].content"),
+        ([{"role": "user", "content": []}], "invalid_value", "messages[0].content"),
+        ([*HI, {"role": "tool", "content": "x"}], "unsupported_parameter", "messages[1].role"),
+        (
+            [{"role": "assistant", "content": "x", "tool_calls": [{}]}],
+            "unsupported_parameter",
+            "messages[0].tool_calls",
+        ),
+        ([{"role": "user", "content": "x", "foo": 1}], "unsupported_parameter", "messages[0].foo"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            "unsupported_content",
+            "messages[0].content[0]",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "text"}]}],
+            "invalid_value",
+            "messages[0].content[0].text",
+        ),
+    ],
+)
+def test_messages_are_refused_by_place(messages: object, reason: str, param: str) -> None:
+    error = refusal(chat_of, messages=messages)
+    assert (error.reason, error.param) == (reason, param)
+
+
+def test_missing_fields_are_named() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat.parse(b'{"messages":[]}')
+    assert caught.value.param == "model"
+    with pytest.raises(InvalidRequest) as caught:
+        chat.parse(b'{"model":"m"}')
+    assert caught.value.param == "messages"
+
+
+def test_completion_prompts() -> None:
+    assert completion_of(prompt="abc").prompt == PlainText("abc")
+    assert completion_of(prompt=["abc"]).prompt == PlainText("abc")
+    ids = PromptTokens(array("I", [1, 2**32 - 1]).tobytes())
+    assert completion_of(prompt=[1, 2**32 - 1]).prompt == ids
+    assert completion_of(prompt=[[1, 2**32 - 1]]).prompt == ids
+    assert completion_of().max_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason", "param"),
+    [
+        ("", "invalid_value", "prompt"),
+        ([], "invalid_value", "prompt"),
+        ([[]], "invalid_value", "prompt"),
+        (None, "invalid_value", "prompt"),
+        ({"a": 1}, "invalid_value", "prompt"),
+        (["a", "b"], "unsupported_parameter", "prompt"),
+        ([[1], [2]], "unsupported_parameter", "prompt"),
+        ([1, -1], "invalid_token_id", "prompt[1]"),
+        ([1, 2.5], "invalid_token_id", "prompt[1]"),
+        ([1, 2**63], "invalid_token_id", "prompt[1]"),
+        ([1, "a"], "invalid_token_id", "prompt[1]"),
+        ([1, True], "invalid_token_id", "prompt[1]"),
+    ],
+)
+def test_bad_completion_prompts(prompt: object, reason: str, param: str) -> None:
+    error = refusal(completion_of, prompt=prompt)
+    assert (error.reason, error.param) == (reason, param)
+
+
+@pytest.mark.parametrize(("name", "value"), [("echo", True), ("best_of", 3), ("suffix", "x")])
+def test_old_completion_features_are_refused(name: str, value: object) -> None:
+    assert refusal(completion_of, **{name: value}).param == name
+
+
+def test_response_input_becomes_a_conversation() -> None:
+    request = response_of(
+        instructions="be brief",
+        input=[
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            {
+                "type": "message",
+                "role": "assistant",
+                "id": "msg_1",
+                "status": "completed",
+                "content": [
+                    {"type": "output_text", "text": "b", "annotations": [], "logprobs": []}
+                ],
+            },
+            {"role": "user", "content": "c"},
+        ],
+    )
+    assert turns(request) == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    assert turns(response_of(input="x")) == [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "param"),
+    [
+        ({"store": True}, "unsupported_parameter", "store"),
+        ({"previous_response_id": "resp_1"}, "unsupported_parameter", "previous_response_id"),
+        ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools"),
+        ({"conversation": "c"}, "unsupported_parameter", "conversation"),
+        ({"background": True}, "unsupported_parameter", "background"),
+        ({"truncation": "auto"}, "unsupported_parameter", "truncation"),
+        ({"text": {"format": {"type": "json_object"}}}, "unsupported_parameter", "text"),
+        ({"reasoning": {"effort": "high"}}, "unsupported_parameter", "reasoning"),
+        ({"max_output_tokens": 0}, "invalid_value", "max_output_tokens"),
+        ({"input": ""}, "invalid_value", "input"),
+        ({"input": []}, "invalid_value", "input"),
+        ({"input": [3]}, "invalid_value", "input[0]"),
+        ({"input": [{"type": "item_reference"}]}, "unsupported_content", "input[0].type"),
+        ({"input": [{"role": "user", "content": 3}]}, "invalid_value", "input[0].content"),
+        ({"input": [{"role": "x", "content": "a"}]}, "invalid_value", "input[0].role"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "unsupported_content",
+            "input[0].content[0]",
+        ),
+    ],
+)
+def test_response_refusals(fields: dict[str, Any], reason: str, param: str) -> None:
+    error = refusal(response_of, **fields)
+    assert (error.reason, error.param) == (reason, param)
+
+
+def test_response_accepts_what_asks_for_nothing() -> None:
+    request = response_of(
+        store=False, tools=[], text={"format": {"type": "text"}}, include=[], truncation="disabled"
+    )
+    assert request.endpoint == "responses"
+
+
+@pytest.mark.parametrize(
+    "struct", [ChatFields, ChatMessage, CompletionFields, ResponseFields, StreamOptions]
+)
+def test_every_number_text_and_list_of_a_request_has_a_cap(struct: Any) -> None:
+    # Checked by hand where they are used.
+    unchecked = {
+        "prompt", "input", "messages", "annotations", "audio", "function_call", "tool_calls",
+        "tool_call_id",
+    }  # fmt: skip
+    hints = typing.get_type_hints(struct, include_extras=True)
+    for name, hint in hints.items():
+        if name not in unchecked and not name.startswith("__"):
+            assert _is_capped(hint), f"{struct.__name__}.{name} has no cap"
+
+
+def _is_capped(hint: Any) -> bool:
+    if typing.get_origin(hint) is typing.Annotated:
+        meta = hint.__metadata__[0]
+        return meta.max_length is not None or meta.le is not None or meta.lt is not None
+    options = typing.get_args(hint)
+    if options and typing.get_origin(hint) is not list:
+        return all(_is_capped(option) for option in options)
+    return hint in (bool, type(None)) or (
+        isinstance(hint, type) and issubclass(hint, msgspec.Struct)
+    )

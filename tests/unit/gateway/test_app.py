@@ -1,0 +1,235 @@
+"""The ASGI app on virtual time: held headers, keep-alive, stalled and gone clients."""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton.wire.failures import NoRoom, Unavailable
+from services.gateway.app import App
+from tests.unit.gateway.fakes import KEY, Fleet, simulate
+
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+
+class Client:
+    """One HTTP client: sends a request, keeps what comes, may stop reading or leave."""
+
+    def __init__(self, fields: dict[str, Any], path: str = "/v1/chat/completions") -> None:
+        self.body = b""
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.ended = False
+        self.gone = asyncio.Event()
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self.scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "headers": [(b"authorization", f"Bearer {KEY}".encode())],
+        }
+        self._messages: list[dict[str, Any]] = [
+            {"type": "http.request", "body": msgspec.json.encode(fields)}
+        ]
+
+    async def receive(self) -> dict[str, Any]:
+        if self._messages:
+            return self._messages.pop(0)
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        await self.reads.wait()
+        if message["type"] == "http.response.start":
+            assert not self.status, "one status"
+            self.status = message["status"]
+            self.headers = {k.decode(): v.decode() for k, v in message["headers"]}
+        else:
+            assert self.status, "headers first"
+            assert not self.ended, "nothing after the end"
+            self.body += message["body"]
+            self.ended = not message.get("more_body")
+
+    @property
+    def events(self) -> list[str]:
+        parts = self.body.decode().split("\n\n")
+        return [part.removeprefix("data: ") for part in parts if part.startswith("data: ")]
+
+    @property
+    def comments(self) -> int:
+        return self.body.count(b": keep-alive\n\n")
+
+
+def app_of(fleet: Fleet, max_open_requests: int = 100) -> App:
+    return App(
+        fleet.gateway,
+        max_body_bytes=1_000_000,
+        max_open_requests=max_open_requests,
+        deadline_s=600.0,
+    )
+
+
+async def serve(app: App, client: Client) -> None:
+    await app(client.scope, client.receive, client.send)
+
+
+def test_headers_are_held_until_the_first_token() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.prefill_s = 5
+        client = Client(CHAT)
+        task = fleet.tasks.create_task(serve(app_of(fleet), client))
+        await asyncio.sleep(4.9)
+        assert not client.status
+        await task
+        assert client.status == 200
+        assert "prefill;dur=50" in client.headers["server-timing"]
+        assert "decode" not in client.headers["server-timing"]
+        assert client.events[-1] == "[DONE]"
+        assert client.ended
+
+    simulate(scenario)
+
+
+def test_a_refusal_before_the_first_token_keeps_its_status() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        for worker in fleet.workers.values():
+            worker.refusal = NoRoom("full", retry_after_s=0.3)
+        client = Client(CHAT)
+        await serve(app_of(fleet), client)
+        assert client.status == 503
+        assert client.headers["content-type"] == "application/json"
+        assert json.loads(client.body)["error"]["code"] in ("no_worker", "no_room")
+
+    simulate(scenario)
+
+
+def test_a_slow_start_is_kept_alive_by_comments_after_ten_seconds() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.prefill_s = 25
+        client = Client(CHAT)
+        task = fleet.tasks.create_task(serve(app_of(fleet), client))
+        await asyncio.sleep(10.5)
+        assert (client.status, client.comments) == (200, 1)
+        await task
+        assert client.comments == 2
+        assert client.events[-1] == "[DONE]"
+
+    simulate(scenario)
+
+
+def test_a_failure_after_early_headers_is_one_error_event() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.prefill_s = 1000
+        client = Client(CHAT)
+        await serve(app_of(fleet), client)
+        assert client.status == 200
+        (event,) = client.events
+        assert json.loads(event)["error"]["code"] == "deadline_exceeded"
+        assert client.ended
+
+    simulate(scenario)
+
+
+def test_a_body_that_does_not_stream_is_never_kept_alive() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.prefill_s = 25
+        client = Client({**CHAT, "stream": False})
+        await serve(app_of(fleet), client)
+        assert client.comments == 0
+        assert json.loads(client.body)["choices"][0]["message"]["content"] == "Hello there."
+
+    simulate(scenario)
+
+
+def test_a_client_that_stops_reading_is_cut_after_30_s_and_its_work_freed() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["x" * 1000]
+        client = Client(CHAT)
+        task = fleet.tasks.create_task(serve(app_of(fleet), client))
+        while not client.body:
+            await asyncio.sleep(0.01)
+        client.reads.clear()
+        before = fleet.clock.now()
+        await task
+        assert fleet.clock.now() - before == pytest.approx(30, abs=0.2)
+        assert fleet.worker.cancels
+        assert fleet.record.finish_reason == "client_stalled"
+
+    simulate(scenario)
+
+
+def test_a_client_that_leaves_ends_the_request_at_once() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.prefill_s = 20
+        client = Client(CHAT)
+        app = app_of(fleet)
+        task = fleet.tasks.create_task(serve(app, client))
+        await asyncio.sleep(1)
+        client.gone.set()
+        await task
+        assert fleet.clock.now() < 1.2
+        assert fleet.worker.cancels
+        assert fleet.record.finish_reason == "cancelled"
+        assert app.num_open == 0
+
+    simulate(scenario)
+
+
+def test_too_many_open_requests_are_refused() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        app = app_of(fleet, max_open_requests=1)
+        first, second = Client(CHAT), Client(CHAT)
+        task = fleet.tasks.create_task(serve(app, first))
+        await asyncio.sleep(0.01)
+        await serve(app, second)
+        assert second.status == 503
+        assert json.loads(second.body)["error"]["code"] == "overloaded"
+        await task
+        assert first.status == 200
+
+    simulate(scenario)
+
+
+def test_a_draining_gateway_refuses_new_requests() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.gateway.draining = True
+        client = Client(CHAT)
+        await serve(app_of(fleet), client)
+        assert client.status == 503
+        assert json.loads(client.body)["error"]["code"] == "draining"
+        assert "draining" in await fleet.gateway.unready_reasons()
+
+    simulate(scenario)
+
+
+def test_readiness_names_every_missing_part() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        assert await fleet.gateway.unready_reasons() == []
+        fleet.quota.failure = Unavailable("down")
+        fleet.tokenizer.failure = Unavailable("down")
+        fleet.router.models = []
+        await asyncio.sleep(0.2)
+        assert await fleet.gateway.unready_reasons() == [
+            "quota service unreachable",
+            "tokenizer service unreachable",
+            "no model has a ready worker",
+        ]
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("text", ["a\n\ndata: [DONE]\n\n", "event: error\r\ndata: x"])
+def test_text_that_looks_like_an_event_stays_inside_one(text: str) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = [text]
+        client = Client(CHAT)
+        await serve(app_of(fleet), client)
+        chunks = [json.loads(event) for event in client.events[:-1]]
+        contents = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+        assert "".join(contents) == text
+        assert client.events.count("[DONE]") == 1
+
+    simulate(scenario)

@@ -1,0 +1,86 @@
+"""Public names, aliases and what is ready."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from baton.wire.failures import ModelNotFound, Unavailable
+from services.gateway.alias_file import read_aliases
+from services.gateway.models import AliasError, AliasTarget, ModelDirectory, parse_aliases
+from tests.unit.gateway.fakes import model_state
+
+
+def directory(*entries: str) -> ModelDirectory:
+    return ModelDirectory(parse_aliases(entries), random.Random(1))
+
+
+def test_alias_entries() -> None:
+    assert parse_aliases(["gpt-4o=demo", "b=org/m:0.9", "b = org/n:0.1", "c=m:latest"]) == {
+        "gpt-4o": [AliasTarget("demo", 1.0)],
+        "b": [AliasTarget("org/m", 0.9), AliasTarget("org/n", 0.1)],
+        "c": [AliasTarget("m:latest", 1.0)],
+    }
+
+
+@pytest.mark.parametrize("entry", ["x", "x=", "=y", "x=y:0"])
+def test_malformed_alias_entries_are_quoted(entry: str) -> None:
+    with pytest.raises(AliasError, match=entry.replace("=", "[=]")):
+        parse_aliases([entry])
+
+
+def test_alias_file_adds_to_the_settings(tmp_path) -> None:
+    path = tmp_path / "aliases"
+    path.write_text("# canary\ngpt-4o=demo:9\n\ngpt-4o=next:1  # new\n")
+    aliases = read_aliases(["a=b"], path)
+    assert set(aliases) == {"a", "gpt-4o"}
+    assert [target.model for target in aliases["gpt-4o"]] == ["demo", "next"]
+
+
+def test_served_names_and_aliases_resolve_to_the_served_model() -> None:
+    names = directory("gpt-4o=demo")
+    names.update([model_state()])
+    assert names.resolve("demo", []).name == "demo"
+    assert names.resolve("gpt-4o", []).name == "demo"
+    assert names.public_names([]) == ["demo", "gpt-4o"]
+
+
+def test_unknown_and_not_allowed_get_the_same_answer() -> None:
+    names = directory("gpt-4o=demo")
+    names.update([model_state()])
+    with pytest.raises(ModelNotFound) as unknown:
+        names.resolve("secret", ["gpt-4o"])
+    with pytest.raises(ModelNotFound) as forbidden:
+        names.resolve("demo", ["gpt-4o"])
+    assert unknown.value.message.replace("secret", "demo") == forbidden.value.message
+    assert names.public_names(["gpt-4o"]) == ["gpt-4o"]
+    assert names.resolve("gpt-4o", ["gpt-4o"]).name == "demo"
+
+
+def test_a_known_model_without_a_ready_worker_is_no_worker() -> None:
+    names = directory("gpt-4o=demo", "later=unseen")
+    names.update([model_state()])
+    names.update([])
+    for name in ("demo", "gpt-4o", "later"):
+        with pytest.raises(Unavailable) as caught:
+            names.resolve(name, [])
+        assert caught.value.reason == "no_worker"
+    names.update([model_state(ready=False)])
+    with pytest.raises(Unavailable):
+        names.resolve("demo", [])
+    assert names.public_names([]) == []
+
+
+def test_weights_split_the_requests() -> None:
+    names = directory("ab=a:9", "ab=b:1")
+    names.update([model_state("a", "f1"), model_state("b", "f2")])
+    counts = Counter(names.resolve("ab", []).name for _ in range(1000))
+    assert 850 < counts["a"] < 950
+    names.update([model_state("b", "f2")])
+    assert names.resolve("ab", []).name == "b"
+
+
+def test_a_rolling_upgrade_serves_both_revisions_of_a_name() -> None:
+    names = directory()
+    names.update([model_state("a", "f1"), model_state("a", "f2")])
+    assert {names.resolve("a", []).model_fp for _ in range(50)} == {"f1", "f2"}

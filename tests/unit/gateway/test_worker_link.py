@@ -1,0 +1,311 @@
+"""The shared stream to a decode worker, frame by frame."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from baton.testing.memory_stream import MemoryStream, memory_stream_pair
+from baton.testing.virtual_clock import VirtualClock, run_virtual
+from baton.wire.failures import BatonError, NoRoom, Unavailable, to_wire
+from baton.wire.v1 import router_pb2, sampling_pb2, worker_pb2
+from services.gateway.attempt import Attempt, Finished, Tokens
+from services.gateway.worker_link import PART_TOKENS, WorkerLink, WorkerLinks
+
+WORKER = router_pb2.WorkerEndpoint(worker_id="w1", endpoint="w1:1")
+
+
+def submit(request_id: str = "r1", **fields: Any) -> worker_pb2.Submit:
+    values: dict[str, Any] = {
+        "request_id": request_id,
+        "epoch": 1,
+        "sampling": sampling_pb2.Sampling(num_choices=1),
+        "prompt_ids": b"\1\0\0\0",
+        "num_prompt_tokens": 1,
+        "initial_credit_tokens": 64,
+        **fields,
+    }
+    return worker_pb2.Submit(**values)
+
+
+class Pair:
+    """A link and the worker's end of its stream, after the hellos."""
+
+    def __init__(self, link: WorkerLink, far: MemoryStream) -> None:
+        self.link = link
+        self.far = far
+
+    async def next(self, kind: str) -> Any:
+        frame = await self.far.read()
+        assert frame is not None
+        assert frame.WhichOneof("frame") == kind
+        return getattr(frame, kind)
+
+    async def say(self, **fields: Any) -> None:
+        await self.far.write(worker_pb2.WorkerFrame(**fields))
+
+    async def step(self, **columns: Any) -> None:
+        await self.say(step=worker_pb2.Step(**columns))
+
+
+def linked(scenario: Any, *, protocol: int = 1) -> None:
+    async def main() -> None:
+        near, far = memory_stream_pair()
+
+        async def dial(endpoint: str) -> MemoryStream:
+            assert endpoint == "w1:1"
+            return near
+
+        link = WorkerLink(WORKER, "gw-1", VirtualClock())
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(link.run(dial))
+            pair = Pair(link, far)
+            hello = await pair.next("hello")
+            assert (hello.protocol, hello.gateway_id) == (1, "gw-1")
+            await pair.say(hello=worker_pb2.WorkerHello(protocol=protocol, worker_id="w1"))
+            await scenario(pair)
+            running.cancel()
+
+    run_virtual(main())
+
+
+async def failure_of(attempt: Attempt) -> BatonError:
+    with pytest.raises(BatonError) as caught:
+        await attempt.arrivals(60)
+    return caught.value
+
+
+def test_columns_are_taken_apart_into_the_attempts() -> None:
+    async def scenario(pair: Pair) -> None:
+        first, second = pair.link.submit(submit("r1")), pair.link.submit(submit("r2"))
+        assert [(await pair.next("submit")).handle for _ in range(2)] == [1, 2]
+        await pair.step(
+            handles=[2, 1], choices=[0, 0], first_index=[0, 0], counts=[3, 1], ids=[7, 8, 9, 5]
+        )
+        assert await first.arrivals(1) == [Tokens(0, [5])]
+        assert await second.arrivals(1) == [Tokens(0, [7, 8, 9])]
+        await pair.step(handles=[1, 2], choices=[0, 0], first_index=[1, 3], ids=[6, 10])
+        assert await first.arrivals(1) == [Tokens(0, [6])]
+        assert await second.arrivals(1) == [Tokens(0, [10])]
+
+    linked(scenario)
+
+
+def test_what_arrived_before_a_loss_is_delivered_before_the_failure() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+        await pair.step(handles=[1], choices=[0], first_index=[0], ids=[5])
+        await asyncio.sleep(0.01)
+        await pair.far.close()
+        await asyncio.sleep(0.01)
+        assert await attempt.arrivals(1) == [Tokens(0, [5])]
+        assert (await failure_of(attempt)).reason == "worker_lost"
+
+    linked(scenario)
+
+
+def test_an_end_without_bye_is_a_loss_and_closes_the_link() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+        await pair.far.close()
+        assert (await failure_of(attempt)).reason == "worker_lost"
+        with pytest.raises(Unavailable):
+            pair.link.submit(submit("r2"))
+
+    linked(scenario)
+
+
+def test_a_repeated_token_is_dropped_and_a_gap_loses_the_attempt() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+        await pair.step(handles=[1], choices=[0], first_index=[0], ids=[5])
+        await pair.step(handles=[1], choices=[0], first_index=[0], ids=[5])
+        await pair.step(handles=[1], choices=[0], first_index=[1], ids=[6])
+        await asyncio.sleep(0.01)
+        assert await attempt.arrivals(1) == [Tokens(0, [5]), Tokens(0, [6])]
+        await pair.step(handles=[1], choices=[0], first_index=[3], ids=[8])
+        assert (await failure_of(attempt)).reason == "worker_lost"
+        assert (await pair.next("cancel")).request_id == "r1"
+
+    linked(scenario)
+
+
+def test_tokens_beyond_the_credit_end_the_attempt() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit(initial_credit_tokens=2))
+        await pair.next("submit")
+        await pair.step(handles=[1], choices=[0], first_index=[0], counts=[3], ids=[1, 2, 3])
+        assert (await failure_of(attempt)).reason == "internal"
+        await pair.next("cancel")
+
+    linked(scenario)
+
+
+def test_frames_of_unknown_handles_and_choices_are_ignored() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+        await pair.step(handles=[9, 1], choices=[0, 5], first_index=[0, 0], ids=[1, 2])
+        await pair.say(refused=worker_pb2.Refused(handle=77))
+        await pair.step(handles=[1], choices=[0], first_index=[0], ids=[5])
+        assert await attempt.arrivals(1) == [Tokens(0, [5])]
+
+    linked(scenario)
+
+
+def test_a_refusal_carries_the_workers_reason() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+        failure = to_wire(NoRoom("full", retry_after_s=0.5))
+        await pair.say(refused=worker_pb2.Refused(handle=1, failure=failure))
+        error = await failure_of(attempt)
+        assert (error.reason, error.retry_after_s) == ("no_room", 0.5)
+
+    linked(scenario)
+
+
+def test_a_finish_with_a_failure_is_the_attempts_failure() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+        step = worker_pb2.Step()
+        side = step.side.add(handle=1, choice=0)
+        side.finish.failure.CopyFrom(to_wire(Unavailable("x", reason="handoff_failed")))
+        await pair.say(step=step)
+        assert (await failure_of(attempt)).reason == "handoff_failed"
+
+    linked(scenario)
+
+
+def test_credits_of_many_attempts_share_a_frame() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempts = [pair.link.submit(submit(f"r{i}")) for i in range(3)]
+        for _ in attempts:
+            await pair.next("submit")
+        for attempt in attempts:
+            attempt.give(0, 80)
+            attempt.give(0, 96)
+        credits = await pair.next("credits")
+        assert list(credits.handles) == [1, 2, 3]
+        assert list(credits.up_to_index) == [96, 96, 96]
+
+    linked(scenario)
+
+
+def test_a_cancel_overtakes_credits_and_submits() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+        attempt.give(0, 80)
+        pair.link.submit(submit("r2"))
+        attempt.cancel()
+        cancel = await pair.next("cancel")
+        assert (cancel.request_id, cancel.epoch) == ("r1", 1)
+        await pair.next("credits")
+        assert (await pair.next("submit")).request_id == "r2"
+
+    linked(scenario)
+
+
+def test_a_submit_that_was_not_written_is_simply_withdrawn() -> None:
+    async def scenario(pair: Pair) -> None:
+        withdrawn = pair.link.submit(submit("r1"))
+        withdrawn.give(0, 80)
+        withdrawn.cancel()
+        assert withdrawn.ended
+        pair.link.submit(submit("r2"))
+        assert (await pair.next("submit")).request_id == "r2"
+
+    linked(scenario)
+
+
+def test_a_cancelled_attempt_counts_its_last_tokens() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+        attempt.cancel()
+        await pair.next("cancel")
+        step = worker_pb2.Step(handles=[1], choices=[0], first_index=[0], ids=[5])
+        step.side.add(handle=1, choice=0).finish.reason = "cancelled"
+        await pair.say(step=step)
+        await attempt.drained(1)
+        assert attempt.ended
+        assert attempt.num_received == 1
+        tokens, finished = await attempt.arrivals(1)
+        assert isinstance(tokens, Tokens)
+        assert isinstance(finished, Finished)
+
+    linked(scenario)
+
+
+def test_a_prompt_too_long_for_one_frame_is_continued_before_the_next_submit() -> None:
+    async def scenario(pair: Pair) -> None:
+        num_tokens = 2 * PART_TOKENS + 100
+        ids, hashes = bytes(range(4)) * num_tokens, b"h" * 16 * (num_tokens // 16)
+        pair.link.submit(submit(prompt_ids=ids, block_hashes=hashes, num_prompt_tokens=num_tokens))
+        pair.link.submit(submit("r2"))
+        first = await pair.next("submit")
+        parts = [await pair.next("prompt_part") for _ in range(2)]
+        assert first.prompt_ids + b"".join(part.prompt_ids for part in parts) == ids
+        assert first.block_hashes + b"".join(part.block_hashes for part in parts) == hashes
+        assert first.ByteSize() < 1024 * 1024
+        assert (await pair.next("submit")).request_id == "r2"
+
+    linked(scenario)
+
+
+def test_go_away_closes_the_link_to_new_attempts_only() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+        await pair.say(go_away=worker_pb2.GoAway(deadline_ms=1000))
+        await asyncio.sleep(0.01)
+        with pytest.raises(Unavailable) as caught:
+            pair.link.submit(submit("r2"))
+        assert caught.value.reason == "draining"
+        await pair.step(handles=[1], choices=[0], first_index=[0], ids=[5])
+        assert await attempt.arrivals(1) == [Tokens(0, [5])]
+
+    linked(scenario)
+
+
+def test_a_dead_core_loses_every_attempt() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+        await pair.say(core_died=worker_pb2.CoreDied())
+        assert (await failure_of(attempt)).reason == "worker_lost"
+
+    linked(scenario)
+
+
+def test_another_protocol_is_refused_naming_both_sides() -> None:
+    async def scenario(pair: Pair) -> None:
+        error = await failure_of(pair.link.submit(submit()))
+        assert error.reason == "incompatible"
+        assert "protocol 1" in error.message
+        assert "speaks 9" in error.message
+
+    linked(scenario, protocol=9)
+
+
+def test_a_worker_that_never_says_hello_is_lost() -> None:
+    async def main() -> None:
+        near, _far = memory_stream_pair()
+
+        async def dial(endpoint: str) -> MemoryStream:
+            return near
+
+        links = WorkerLinks(dial, "gw-1", VirtualClock())
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(links.run())
+            await asyncio.sleep(0)
+            attempt = links.link_to(WORKER).submit(submit())
+            assert (await failure_of(attempt)).reason == "worker_lost"
+            running.cancel()
+
+    run_virtual(main())
