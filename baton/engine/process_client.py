@@ -12,6 +12,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 
@@ -49,8 +50,8 @@ class _CoreLink(asyncio.Protocol):
         self._is_lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are no subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self._messages += self._frames.feed(data)

@@ -1,0 +1,198 @@
+"""A real core process with a FakeRunner behind a ProcessEngineClient."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from baton.engine.client import CoreDied, CoreNotStarted
+from baton.engine.messages import Abort, Bind, Credit, Start
+from baton.engine.process_client import ProcessEngineClient
+from baton.testing.engine_driver import add_sequence
+from baton.testing.fake_runner import FakeRunner
+
+FAKE_CORE = "baton.testing.fake_core"
+
+
+@asynccontextmanager
+async def core(*args: str, stall_timeout_s: float = 60.0) -> AsyncIterator[ProcessEngineClient]:
+    client = await ProcessEngineClient.start(FAKE_CORE, args, stall_timeout_s=stall_timeout_s)
+    try:
+        yield client
+    finally:
+        await client.close()
+        assert not is_alive(client.pid)
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def num_open_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def read_tokens(client: ProcessEngineClient, num_finished: int) -> dict[int, list[int]]:
+    """Tokens by sequence, until so many sequences have finished."""
+    tokens: dict[int, list[int]] = {}
+    while num_finished:
+        events = await client.events()
+        for seq_id, token in zip(events.token_seq_ids, events.token_ids, strict=True):
+            tokens.setdefault(seq_id, []).append(token)
+        num_finished -= len(events.finished)
+    return tokens
+
+
+async def test_tokens_come_from_the_child_process():
+    async with core() as client:
+        adds = [add_sequence(i, range(10 * i + 1), max_tokens=20) for i in range(4)]
+        for add in adds:
+            client.send(add)
+        tokens = await read_tokens(client, 4)
+        assert client.info.num_blocks == 256
+        for i, add in enumerate(adds):
+            assert tokens[i] == FakeRunner().lone_run(range(10 * i + 1), add.sampling)
+
+
+async def test_both_processes_see_one_pool():
+    async with core() as client:
+        client.send(add_sequence(1, range(20), kind="prefill"))
+        events = await client.events()
+        source = events.started[0].block_ids
+        while not events.token_ids:
+            events = await client.events()
+        client.send(add_sequence(2, range(20), kind="remote", cache_key=b"x" * 32))
+        client.send(Bind(2))
+        while not events.bound:
+            events = await client.events()
+        size = client.info.kv_spec.row_bytes
+        for here, there in zip(source, events.bound[0].block_ids, strict=True):
+            row = bytes(client.pool[here * size : (here + 1) * size])
+            client.pool[there * size : (there + 1) * size] = row
+        add = add_sequence(2, [])
+        expected = FakeRunner().lone_run(range(20), add.sampling)
+        client.send(Start(2, expected[0]))
+        assert await read_tokens(client, 1) == {2: expected[1:]}
+
+
+async def test_a_killed_core_names_the_requests_of_its_last_step():
+    async with core("--step-s", "60") as client:
+        client.send(add_sequence(1, range(5)))
+        client.send(add_sequence(2, range(5)))
+        client.send(add_sequence(3, range(5), credit=0))
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(catch_death(client))
+            while not client.progress().is_busy:
+                await asyncio.sleep(0)
+            os.kill(client.pid, signal.SIGKILL)
+        assert reading.result().suspect_request_ids == ("request-1", "request-2")
+        client.send(Abort(1))
+        with pytest.raises(CoreDied):
+            await client.events()
+
+
+async def catch_death(client: ProcessEngineClient) -> CoreDied:
+    with pytest.raises(CoreDied) as death:
+        while True:
+            await client.events()
+    return death.value
+
+
+async def test_a_core_killed_while_idle_has_no_suspects():
+    async with core() as client:
+        client.send(add_sequence(1, range(5)))
+        await read_tokens(client, 1)
+        while client.progress().is_busy:
+            await asyncio.sleep(0)
+        os.kill(client.pid, signal.SIGKILL)
+        assert (await catch_death(client)).suspect_request_ids == ()
+
+
+async def test_a_core_that_hangs_in_a_step_is_killed_and_reported():
+    async with core("--step-s", "60", stall_timeout_s=0.2) as client:
+        client.send(add_sequence(1, range(5)))
+        assert (await catch_death(client)).suspect_request_ids == ("request-1",)
+
+
+async def test_an_idle_core_is_not_taken_for_a_hung_one():
+    async with core(stall_timeout_s=0.02) as client:
+        client.send(add_sequence(1, range(5), credit=2))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                while True:
+                    await client.events()
+        client.send(Credit(1, 100))
+        await read_tokens(client, 1)
+
+
+async def test_a_core_that_cannot_load_says_why():
+    with pytest.raises(CoreNotStarted, match="the disk ate it"):
+        await ProcessEngineClient.start(FAKE_CORE, ["--refuse", "the disk ate it"])
+
+
+async def test_a_core_that_crashes_at_start_leaves_nothing_behind():
+    before = num_open_fds()
+    with pytest.raises(CoreNotStarted, match="exited with 2"):
+        await ProcessEngineClient.start(FAKE_CORE, ["--no-such-option"])
+    await asyncio.sleep(0)
+    assert num_open_fds() == before
+
+
+async def test_close_leaves_no_descriptors():
+    async with core():
+        pass
+    await asyncio.sleep(0)
+    before = num_open_fds()
+    async with core() as client:
+        client.send(add_sequence(1, range(5)))
+        await client.events()
+    del client  # the last user of the mapped pool and page
+    await asyncio.sleep(0)
+    assert num_open_fds() == before
+
+
+async def test_a_core_ends_with_its_front():
+    front = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FRONT, stdout=asyncio.subprocess.PIPE
+    )
+    assert front.stdout is not None
+    core_pid = int(await front.stdout.readline())
+    assert is_alive(core_pid)
+    front.kill()
+    await front.wait()
+    while is_alive(core_pid):
+        await asyncio.sleep(0.01)
+
+
+FRONT = """
+import asyncio
+from baton.engine.process_client import ProcessEngineClient
+from baton.testing.engine_driver import add_sequence
+
+async def main():
+    client = await ProcessEngineClient.start("baton.testing.fake_core", ["--step-s", "60"])
+    client.send(add_sequence(1, range(5)))
+    while not client.progress().is_busy:
+        await asyncio.sleep(0)
+    print(client.pid, flush=True)
+    await client.events()
+
+asyncio.run(main())
+"""
+
+
+def test_a_core_is_served_on_the_loop_that_workers_use() -> None:
+    """uvloop's transports are no subclasses of asyncio's."""
+
+    async def scenario() -> None:
+        async with core() as client:
+            assert client.info.num_blocks
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(scenario())
