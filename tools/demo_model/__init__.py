@@ -1,0 +1,1 @@
+"""The demo model: corpus and training script. Repository-only, not packaged."""
