@@ -2,8 +2,9 @@
 
 Format: a msgpack map {file name: bytes}. `tokenizer.json` is the model's tokenizer with all tokens
 that its configuration adds; `detokenizer.json` holds what that file does not say:
-{"format": 1, "model_fp", "vocab_size", "eos_token_ids", "special_token_ids"}. The digest is the
-sha256 of the whole, in hex.
+{"format": 1, "model_fp", "vocab_size", "eos_token_ids", "special_token_ids"};
+`generation_config.json` is the folder's own, if it has one. The digest is the sha256 of the whole,
+in hex.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from services.tokenizer.model_folder import TOKENIZER_FILE, ModelFolder
+from services.tokenizer.model_folder import GENERATION_CONFIG_FILE, TOKENIZER_FILE, ModelFolder
 from services.tokenizer.prompt_tokenizer import PromptTokenizer
 
 FORMAT = 1
@@ -48,5 +49,7 @@ def build_artifact(
         DETOKENIZER_FILE: msgspec.json.encode(description),
         TOKENIZER_FILE: tokenizer.to_json().encode(),
     }
+    if folder.generation_config:
+        files[GENERATION_CONFIG_FILE] = folder.generation_config
     data = msgspec.msgpack.encode(files, order="deterministic")
     return Artifact(data, hashlib.sha256(data).hexdigest())

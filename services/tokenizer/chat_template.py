@@ -1,9 +1,9 @@
 """One chat template, ready to render conversations.
 
 Renders as transformers' `apply_chat_template` does, and once more with marked literals (see
-`control_tokens.py`) to learn which control tokens the template wrote. If the two texts differ, the
-second one is only believed when it wrote the same control tokens that the first one spells. Knows
-nothing of processes and of time limits.
+`control_tokens.py`) to learn which control tokens the template wrote. If the two texts differ, it
+renders a third time with the request marked instead; if that differs, too, the conversation must
+not spell any control token of its own. Knows nothing of processes and of time limits.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,6 +20,7 @@ from services.tokenizer.render_messages import Fault, Rendered, RenderRequest
 from services.tokenizer.template_environment import (
     READING_NODES,
     RefusedByTemplate,
+    attribute_names,
     create_environment,
     literals,
 )
@@ -70,6 +71,9 @@ class ChatTemplate:
         self._source = source
         self._plain = self._environment.from_string(source)
         self._literals = frozenset(literals(self._tree))
+        words = {*self._literals, *attribute_names(self._tree)}
+        # Roles, types and keys; nothing that could hold a part of a control token.
+        self._known_words = frozenset(word for word in words if word.isidentifier())
 
     @property
     def literal_text(self) -> str:
@@ -101,26 +105,29 @@ class ChatTemplate:
             "add_generation_prompt": request.add_generation_prompt,
         }
         self._rendering_at = self._now()
+        request_values = {**context, **kwargs}
         text = self._run(self._plain, {**context, **self._special_tokens, **kwargs})
         self._check_output(text)
         marked = self._run(self._marked, {**context, **self._marked_tokens, **kwargs})
-        return self._told_apart(text, marked)
+        return self._told_apart(text, marked, request_values)
 
-    def _told_apart(self, text: str, marked_text: str) -> Rendered:
-        written = self._marks.written_spans(marked_text)
-        spelled = self._marks.spelled_spans(text)
-        unmarked_text = self._marks.unmark(marked_text)
-        if unmarked_text == text:
+    def _told_apart(self, text: str, marked: str, request_values: dict[str, Any]) -> Rendered:
+        marks = self._marks
+        spelled = marks.spelled_spans(text)
+        if marks.unmark(marked) == text:
+            written = marks.written_spans(marked)
             return Rendered(text, written != spelled, written)
-        # The template treats what it wrote differently from what it was given. Equal sequences of
-        # tokens mean that none came from the request.
-        if _pieces(unmarked_text, written) == _pieces(text, spelled):
+        # The template treats what it wrote differently from what it was given.
+        marked_request = marks.mark_values(request_values, self._known_words)
+        from_marked_request = self._run(self._plain, {**self._special_tokens, **marked_request})
+        if marks.unmark(from_marked_request) == text:
+            written = marks.spelled_spans(from_marked_request)
+            return Rendered(text, written != spelled, written)
+        # Equal sequences of tokens mean that none came from the request.
+        if _pieces(marks.unmark(marked), marks.written_spans(marked)) == _pieces(text, spelled):
             return Rendered(text, False, spelled)
-        raise RenderFailed(
-            Fault.AMBIGUOUS,
-            "The conversation spells control tokens that this model's chat template acts upon",
-            "messages",
-        )
+        message = "The conversation spells control tokens that this model's chat template acts upon"
+        raise RenderFailed(Fault.AMBIGUOUS, message, "messages")
 
     def _run(self, template: jinja2.Template, context: dict[str, Any]) -> str:
         pieces: list[str] = []

@@ -3,7 +3,8 @@
 The template is rendered a second time with the control tokens in its literals written in marked
 characters (lone surrogates, which no valid JSON or UTF-8 can contain, one for each character). What
 comes out marked was written by the template; a spelling that is not marked came from the request.
-Knows nothing of jinja2 and nothing of ids.
+Where that changes what a template does, the request's strings are marked instead. Knows nothing of
+jinja2 and nothing of ids.
 """
 
 import re
@@ -101,6 +102,20 @@ class ControlMarks:
             if marked[:length] in self._suffixes:
                 return self._mark(marked[:length]) + marked[length:]
         return marked
+
+    def mark_values(self, value: Any, known_words: frozenset[str]) -> Any:
+        """A request's JSON value with its strings marked, keys included, but for `known_words`:
+        those that the template asks for by name."""
+        if isinstance(value, str):
+            return value if value in known_words else self._mark(value)
+        if isinstance(value, dict):
+            return {
+                self.mark_values(key, known_words): self.mark_values(item, known_words)
+                for key, item in value.items()
+            }
+        if isinstance(value, list):
+            return [self.mark_values(item, known_words) for item in value]
+        return value
 
     def unmark(self, text: str) -> str:
         """`text` with every mark replaced by the character that it stands for."""

@@ -58,11 +58,11 @@ class Encoder:
         model = self._models.get(request.model_fp)
         self._check(request)
         timer = StageTimer(self._clock)
-        if request.WhichOneof("prompt") == "chat":
-            prompt: Rendered | str | bytes = await _render(model, request.chat)
+        kind = request.WhichOneof("prompt")
+        prompt: Rendered | str | bytes = request.token_ids if kind == "token_ids" else request.text
+        if kind == "chat":
+            prompt = await _render(model, request.chat)
             timer.mark("template")
-        else:
-            prompt = request.token_ids or request.text
         work = _PromptWork(model, request, self._limits, timer)
         response: tokenizer_pb2.EncodeResponse = await self._run_in_thread(work.run, prompt)
         timer.mark("hash")

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 from baton.wire.fingerprint import model_fingerprint
 
 TOKENIZER_FILE = "tokenizer.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
 DEFAULT_TEMPLATE = "default"
 MAX_FILE_BYTES = 256 * 1024 * 1024
 SPECIAL_TOKEN_NAMES = (
@@ -47,6 +48,8 @@ class ModelFolder:
     eos_token_ids: tuple[int, ...]
     embedding_rows: int | None
     named_tokens: dict[str, AddedToken] = field(default_factory=dict)
+    # As it stands in the folder; empty = there is none.
+    generation_config: bytes = b""
 
     @property
     def has_tokenizer_file(self) -> bool:
@@ -78,9 +81,10 @@ def read_model_folder(path: Path, name: str) -> ModelFolder:
         added_tokens=added,
         templates=_templates(reader, tokenizer_config),
         chat_control_tokens=tokenizer_config.get("chat_control_tokens"),
-        eos_token_ids=_eos_token_ids(reader.json("generation_config.json"), config),
+        eos_token_ids=_eos_token_ids(reader.json(GENERATION_CONFIG_FILE), config),
         embedding_rows=_text_config(config).get("vocab_size"),
         named_tokens=named,
+        generation_config=(reader.text(GENERATION_CONFIG_FILE) or "").encode(),
     )
 
 

@@ -6,7 +6,7 @@ simulation, which has neither processes nor hostile templates.
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -151,6 +151,17 @@ class InProcessRenderer:
 
     async def close(self) -> None:
         """Nothing to end."""
+
+
+def in_process_renderers(
+    now: Callable[[], datetime],
+) -> Callable[[TemplateSetup], Awaitable[Renderer]]:
+    """What makes an InProcessRenderer for each model that is loaded."""
+
+    async def make(setup: TemplateSetup) -> Renderer:
+        return InProcessRenderer(setup, now)
+
+    return make
 
 
 def checked(answer: Rendered) -> Rendered:

@@ -47,6 +47,14 @@ def literals(tree: nodes.Template) -> Iterator[str]:
             yield constant.value
 
 
+def attribute_names(tree: nodes.Template) -> Iterator[str]:
+    """The names that a template reads with a dot, and those of its variables."""
+    for attribute in tree.find_all(nodes.Getattr):
+        yield attribute.attr
+    for variable in tree.find_all(nodes.Name):
+        yield variable.name
+
+
 class _GenerationBlock(Extension):
     """`{% generation %}` marks the assistant's words for training; it renders its body."""
 
