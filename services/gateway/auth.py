@@ -29,6 +29,9 @@ class Principal:
     allowed_models: tuple[str, ...] = ()
     priority: int = 0
     hard_budget: bool = False
+    # 0 = unlimited.
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ class Authenticator:
             allowed_models=tuple(answer.allowed_models),
             priority=answer.priority,
             hard_budget=answer.limits.hard_budget,
+            requests_per_minute=answer.limits.requests_per_minute,
+            tokens_per_minute=answer.limits.tokens_per_minute,
         )
         now = self._clock.now()
         fresh_s = min(answer.fresh_for_s or FRESH_S, FRESH_S)

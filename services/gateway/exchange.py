@@ -35,6 +35,8 @@ class Head:
 
     stages: dict[str, float]
     limits: failure_pb2.LimitState | None
+    # The limits are this gateway's own: quota cannot be asked.
+    degraded: bool = False
 
 
 class Sink(Protocol):
@@ -108,7 +110,9 @@ class Progress:
 
 
 def head_of(x: Exchange) -> Head:
-    return Head(dict(x.timer.stages), x.progress.limits)
+    lease = x.progress.lease
+    degraded = lease is not None and lease.local
+    return Head(dict(x.timer.stages), x.progress.limits, degraded)
 
 
 def usage_record(x: Exchange) -> quota_pb2.UsageRecord:

@@ -25,6 +25,7 @@ from services.gateway.ports import (
     RunInThread,
     TokenizerClient,
 )
+from services.gateway.quota_outage import GuardedQuota, LocalBuckets
 from services.gateway.worker_link import WorkerLinks
 
 _WATCH_RETRY_S = 0.2
@@ -66,18 +67,19 @@ class Gateway:
         aliases: Aliases | None = None,
         limits: Limits | None = None,
     ) -> None:
+        quota = GuardedQuota(outside.quota, clock, rng)
         self.clock = clock
         self.rng = rng
         self.draining = False
         self._outside = outside
         self._router_seen = False
         self.directory = ModelDirectory(aliases or {}, rng)
-        self.authenticator = Authenticator(outside.quota, own.server_secret, clock)
+        self.authenticator = Authenticator(quota, own.server_secret, clock)
         self.leases = LeaseKeeper(outside.quota, rng)
         self.links = WorkerLinks(outside.dial, own.gateway_id, clock)
         self.outbox = Outbox(outside.outbox_file, outside.quota, outside.in_thread)
         self.artifacts = Artifacts(outside.tokenizer, outside.in_thread)
-        self.pipeline = Pipeline(self._parts(own.server_secret, limits or Limits()))
+        self.pipeline = Pipeline(self._parts(quota, own.server_secret, limits or Limits()))
 
     async def run(self) -> None:
         """Follow the fleet, renew leases, own the workers' streams, replay the outbox."""
@@ -117,7 +119,7 @@ class Gateway:
             self._router_seen = False
             await asyncio.sleep(_WATCH_RETRY_S * (0.5 + self.rng.random()))
 
-    def _parts(self, server_secret: bytes, limits: Limits) -> Parts:
+    def _parts(self, quota: QuotaClient, server_secret: bytes, limits: Limits) -> Parts:
         outside = self._outside
         return Parts(
             clock=self.clock,
@@ -128,7 +130,8 @@ class Gateway:
             directory=self.directory,
             tokenizer=outside.tokenizer,
             artifacts=self.artifacts,
-            quota=outside.quota,
+            quota=quota,
+            local_buckets=LocalBuckets(self.clock),
             leases=self.leases,
             router=outside.router,
             links=self.links,

@@ -39,6 +39,8 @@ class Lease:
     tenant: str
     num_granted: int
     hard_budget: bool = False
+    # Granted by this gateway during an outage; the quota service does not know it.
+    local: bool = False
     # The most that the workers may produce with the credit they have.
     num_credited: int = 0
     num_produced: int = 0
@@ -82,7 +84,7 @@ class LeaseKeeper:
     def ask(self, lease: Lease, num_wanted: int) -> None:
         """Ask for `num_wanted` output tokens in all; `lease.on_change` tells the answer."""
         lease.num_wanted = num_wanted
-        if self._writer is None:
+        if self._writer is None or lease.local:
             self._answer_alone(lease)
         else:
             self._urgent[lease.request_id] = lease
@@ -131,11 +133,9 @@ class LeaseKeeper:
     def _next_request(self) -> quota_pb2.RenewRequest | None:
         leases = self._leases if self._beat_due else self._urgent
         self._beat_due = False
-        if not leases:
-            return None
-        request = quota_pb2.RenewRequest(leases=[lease.to_wire() for lease in leases.values()])
+        renewals = [lease.to_wire() for lease in leases.values() if not lease.local]
         self._urgent.clear()
-        return request
+        return quota_pb2.RenewRequest(leases=renewals) if renewals else None
 
     def _take_in(self, response: quota_pb2.RenewResponse) -> None:
         states = quota_pb2.LeaseState

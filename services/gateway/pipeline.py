@@ -30,11 +30,12 @@ from services.gateway.leases import Lease, LeaseKeeper
 from services.gateway.models import ModelDirectory, ServedModel
 from services.gateway.outbox import Outbox
 from services.gateway.ports import CallContext, QuotaClient, RouterClient, TokenizerClient
+from services.gateway.quota_outage import LocalBuckets, is_outage
 from services.gateway.worker_link import WorkerLink, WorkerLinks
 
-AUTHENTICATE_TIMEOUT_S = 2.0
+AUTHENTICATE_TIMEOUT_S = 1.0
 ENCODE_TIMEOUT_S = 10.0
-RESERVE_TIMEOUT_S = 2.0
+RESERVE_TIMEOUT_S = 1.0
 SETTLE_ACK_S = 0.025
 MAX_FAILURES = 3
 MAX_EXCLUDED = 16
@@ -63,6 +64,7 @@ class Parts:
     tokenizer: TokenizerClient
     artifacts: Artifacts
     quota: QuotaClient
+    local_buckets: LocalBuckets
     leases: LeaseKeeper
     router: RouterClient
     links: WorkerLinks
@@ -154,25 +156,38 @@ class Pipeline:
     async def _reserve(self, x: Exchange) -> None:
         principal, progress = _principal(x), x.progress
         with _stage(x, "reserve") as span:
-            answer = await self._parts.quota.reserve(
-                quota_pb2.ReserveRequest(
-                    request_id=x.request_id,
-                    tenant=principal.tenant,
-                    key_id=principal.key_id,
-                    model=_request(x).model,
-                    num_prompt_tokens=progress.num_prompt_tokens,
-                    num_output_tokens=self._expected_tokens(x) * _request(x).num_choices,
-                ),
-                _context(x, span, RESERVE_TIMEOUT_S),
-            )
+            answer, local = await self._reservation(x, _context(x, span, RESERVE_TIMEOUT_S))
         progress.limits = answer.limits
         progress.lease = Lease(
             request_id=x.request_id,
             tenant=principal.tenant,
             num_granted=answer.granted_output_tokens,
             hard_budget=principal.hard_budget,
+            local=local,
         )
         self._parts.leases.open(progress.lease)
+
+    async def _reservation(
+        self, x: Exchange, context: CallContext
+    ) -> tuple[quota_pb2.ReserveResponse, bool]:
+        """The grant, and whether it is this gateway's own because quota cannot be asked."""
+        principal = _principal(x)
+        request = quota_pb2.ReserveRequest(
+            request_id=x.request_id,
+            tenant=principal.tenant,
+            key_id=principal.key_id,
+            model=_request(x).model,
+            num_prompt_tokens=x.progress.num_prompt_tokens,
+            num_output_tokens=self._expected_tokens(x) * _request(x).num_choices,
+        )
+        try:
+            answer = await self._parts.quota.reserve(request, context)
+        except BatonError as error:
+            if not is_outage(error):
+                raise
+            return self._parts.local_buckets.reserve(principal, request), True
+        self._parts.local_buckets.quota_answers(principal.tenant, answer.limits)
+        return answer, False
 
     async def _generate(self, x: Exchange) -> None:
         """Attempts until one has brought its first token. A worker without room only sends the

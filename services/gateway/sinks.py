@@ -103,9 +103,11 @@ class HttpSink:
 
 
 def _told(head: Head) -> dict[str, str]:
+    degraded = {"x-ratelimit-degraded": "1"} if head.degraded else {}
     wall_ms = round(sum(head.stages.values()) * 1000)
     return {
         "server-timing": server_timing(head.stages),
         "openai-processing-ms": str(wall_ms),
         **limit_headers(head.limits),
+        **degraded,
     }
