@@ -13,6 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from typing import cast
+from typing import cast
 
 import msgspec
 

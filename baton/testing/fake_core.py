@@ -5,7 +5,12 @@ For tests that need real processes and real shared memory but no model.
 
 import argparse
 import sys
+import time
 
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.engine.batch import StepBatch
 from baton.engine.core import CoreLink, serve
 from baton.engine.engine import Engine, EngineConfig
 from baton.system.clock import SystemClock
@@ -14,18 +19,31 @@ from baton.testing.fake_runner import FakeRunner
 FAKE_MODEL_FP = "fake-model"
 
 
+class SlowRunner(FakeRunner):
+    """Each step takes `step_s` seconds."""
+
+    def __init__(self, step_s: float, mean_output_tokens: int) -> None:
+        super().__init__(mean_output_tokens=mean_output_tokens)
+        self._step_s = step_s
+
+    def run(self, batch: StepBatch) -> NDArray[np.int64]:
+        time.sleep(self._step_s)
+        return super().run(batch)
+
+
 def main(argv: list[str]) -> None:
     link, args = CoreLink.from_argv(argv)
     parser = argparse.ArgumentParser()
     parser.add_argument("--num-blocks", type=int, default=256)
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--mean-output-tokens", type=int, default=0)
+    parser.add_argument("--step-s", type=float, default=0.0, help="how long each step takes")
     parser.add_argument("--refuse", default="", help="fail to load with this message")
     options = parser.parse_args(args)
     if options.refuse:
         link.refuse(options.refuse)
         return
-    runner = FakeRunner(mean_output_tokens=options.mean_output_tokens)
+    runner = SlowRunner(options.step_s, options.mean_output_tokens)
     config = EngineConfig(
         model_fp=FAKE_MODEL_FP,
         model_name="fake",

@@ -196,3 +196,15 @@ def test_a_core_is_served_on_the_loop_that_workers_use() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(scenario())
+
+
+def test_a_front_on_uvloop_reads_tokens_and_the_death_of_its_core():
+    async def main() -> None:
+        async with core() as client:
+            client.send(add_sequence(1, range(5)))
+            assert len((await read_tokens(client, 1))[1]) == 8
+            os.kill(client.pid, signal.SIGKILL)
+            await catch_death(client)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())

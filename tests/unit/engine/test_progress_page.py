@@ -1,0 +1,39 @@
+import mmap
+
+from baton.engine.progress_page import PAGE_BYTES, CoreProgress, ProgressPage
+
+
+def make_pages() -> tuple[ProgressPage, ProgressPage]:
+    """A writer and a reader of one page."""
+    page = mmap.mmap(-1, PAGE_BYTES)
+    return ProgressPage(page), ProgressPage(page)
+
+
+def test_a_fresh_page_is_idle():
+    assert make_pages()[1].read() == CoreProgress(0, False, ())
+
+
+def test_the_reader_sees_the_step_that_runs_and_then_the_idle_core():
+    writer, reader = make_pages()
+    writer.begin_step(7, ["request-a", "request-b"])
+    assert reader.read() == CoreProgress(7, True, ("request-a", "request-b"))
+    writer.begin_step(8, ["c"])
+    assert reader.read() == CoreProgress(8, True, ("c",))
+    writer.end_work()
+    assert reader.read() == CoreProgress(8, False, ())
+
+
+def test_request_ids_beyond_the_page_are_left_out_whole():
+    writer, reader = make_pages()
+    request_ids = [f"{i:099d}" for i in range(1000)]
+    writer.begin_step(1, request_ids)
+    read = reader.read().request_ids
+    assert list(read) == request_ids[: len(read)]
+    assert 600 < len(read) < 700
+
+
+def test_a_page_whose_writer_died_while_writing_can_still_be_read():
+    page = mmap.mmap(-1, PAGE_BYTES)
+    ProgressPage(page).begin_step(3, ["a"])
+    page[0] = 3  # odd: a write has begun
+    assert ProgressPage(page).read() == CoreProgress(3, True, ("a",))
