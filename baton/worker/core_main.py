@@ -5,6 +5,7 @@ A model that cannot be served is told to the front in one line; this process the
 """
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 
@@ -19,6 +20,7 @@ from baton.engine.model.torch_runner import TorchRunner
 from baton.system.clock import SystemClock
 
 DEFAULT_KV_BYTES = 512 * 1024 * 1024
+MIN_CONTEXT_TOKENS = 256
 EXIT_CANNOT_SERVE = 3
 
 
@@ -42,11 +44,12 @@ def build_engine(options: argparse.Namespace) -> Engine:
         options.model,
         LoadOptions(options.dtype, options.block_size, options.max_model_len, options.kv_bytes),
     )
+    loaded = fit_to_pool(loaded, options.kv_bytes, is_length_wanted=bool(options.max_model_len))
     config = EngineConfig(
         model_fp=loaded.fingerprint,
         model_name=options.model_name or loaded.source.name,
         model_revision=loaded.source.revision,
-        num_blocks=_num_blocks(loaded, options.kv_bytes),
+        num_blocks=options.kv_bytes // loaded.kv_spec.row_bytes,
         max_num_seqs=options.max_num_seqs,
         max_step_tokens=options.max_step_tokens,
     )
@@ -55,18 +58,22 @@ def build_engine(options: argparse.Namespace) -> Engine:
     return Engine(config, runner, SystemClock())
 
 
-def _num_blocks(loaded: LoadedModel, kv_bytes: int) -> int:
-    """Blocks that fit into `kv_bytes`: at least one sequence of the model's whole length."""
+def fit_to_pool(loaded: LoadedModel, kv_bytes: int, *, is_length_wanted: bool) -> LoadedModel:
+    """Make sure that the pool holds one sequence of the longest length.
+
+    A length that nobody asked for is lowered to what fits. Raises LoadError.
+    """
     spec = loaded.kv_spec
-    num_blocks = kv_bytes // spec.row_bytes
-    needed = spec.num_blocks_for(loaded.max_model_len)
-    if num_blocks < needed:
-        raise LoadError(
-            f"model {loaded.source.name}: a KV cache of {kv_bytes} bytes holds "
-            f"{num_blocks * spec.block_size} tokens, one sequence may have {loaded.max_model_len}: "
-            f"raise --kv-bytes to {needed * spec.row_bytes} or lower --max-model-len"
-        )
-    return num_blocks
+    num_tokens = kv_bytes // spec.row_bytes * spec.block_size
+    if num_tokens >= loaded.max_model_len:
+        return loaded
+    if num_tokens >= MIN_CONTEXT_TOKENS and not is_length_wanted:
+        return dataclasses.replace(loaded, max_model_len=num_tokens)
+    needed = spec.num_blocks_for(loaded.max_model_len) * spec.row_bytes
+    raise LoadError(
+        f"model {loaded.source.name}: a KV cache of {kv_bytes} bytes holds {num_tokens} tokens, "
+        f"one sequence may have {loaded.max_model_len}: raise --kv-bytes to {needed}"
+    )
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

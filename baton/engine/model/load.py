@@ -28,7 +28,7 @@ from baton.engine.model.source import ModelSource, find_model
 from baton.wire.fingerprint import model_fingerprint
 from baton.wire.kv_spec import KVSpec
 
-DTYPES = ("auto", "float32", "bfloat16")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 # What transformers raises for files that are missing, malformed or do not fit together.
 _FILE_ERRORS = (
