@@ -1,0 +1,157 @@
+"""Template children under attack: each limit holds, and the service goes on."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from baton.wire.failures import InvalidRequest, Overloaded
+from services.tokenizer.render_messages import RenderRequest, TemplateLimits, TemplateSetup
+from services.tokenizer.template import ChildRenderer, RenderLimits, TemplateRefused
+
+SOURCE = """
+{%- set m = messages[0] -%}
+{%- if m.spin %}{% for a in range(m.spin) %}{% for b in range(1000) %}{% endfor %}{% endfor %}
+{%- elif m.power %}{{ (7 ** m.power) % 2 }}
+{%- elif m.grow %}{{ ('x' * m.grow) | length }}
+{%- elif m.write %}{% for a in range(m.write) %}{{ 'y' * 1000 }}{% endfor %}
+{%- else %}<s>{{ m.content }}{% endif %}"""
+SPECIAL = [("<s>", True)]
+
+
+def setup(source: str = SOURCE, **limits: float) -> TemplateSetup:
+    return TemplateSetup({"default": source}, {}, SPECIAL, limits=TemplateLimits(**limits))
+
+
+def request(**message: object) -> RenderRequest:
+    return RenderRequest(json.dumps([{"role": "user", **message}]).encode())
+
+
+async def failure(renderer: ChildRenderer, **message: object) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        await renderer.render(request(**message))
+    assert caught.value.reason == "template_error"
+    return caught.value.message
+
+
+@pytest.fixture
+async def renderer() -> AsyncIterator[ChildRenderer]:
+    renderer = ChildRenderer(setup(cpu_s=0.2), RenderLimits(num_children=1, deadline_s=1.5))
+    await renderer.start()
+    yield renderer
+    await renderer.close()
+
+
+def pid_of(renderer: ChildRenderer) -> int | None:
+    return renderer._children[0].pid
+
+
+async def test_child_tells_control_tokens_apart(renderer: ChildRenderer):
+    assert renderer.control_tokens == ["<s>"]
+    rendered = await renderer.render(request(content="x<s>"))
+    assert (rendered.text, rendered.control_spans) == ("<s>x<s>", [0, 3])
+    assert rendered.has_spelled_controls
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"spin": 90_000}, "too much time"),
+        ({"power": 10**9}, "too much time"),
+        ({"grow": 2_000_000_000}, "too much memory"),
+        ({"write": 100_000}, "longer than 4194304 bytes"),
+    ],
+)
+async def test_limit_costs_the_request_and_not_the_child(
+    renderer: ChildRenderer, message: dict, text: str
+):
+    pid = pid_of(renderer)
+    assert text in await failure(renderer, **message)
+    assert (await renderer.render(request(content="x"))).text == "<s>x"
+    assert pid_of(renderer) == pid
+
+
+async def test_child_that_does_not_answer_is_killed_and_replaced(renderer: ChildRenderer):
+    pid = pid_of(renderer)
+    os.kill(pid, signal.SIGSTOP)
+    assert "too much time" in await failure(renderer, content="x")
+    assert not Path(f"/proc/{pid}").exists()
+    assert (await renderer.render(request(content="x"))).text == "<s>x"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_child_can_open_and_write_no_files(renderer: ChildRenderer):
+    limits = Path(f"/proc/{pid_of(renderer)}/limits").read_text()
+    values = {line[:25].strip(): line[25:].split() for line in limits.splitlines()}
+    assert values["Max file size"][:2] == ["0", "0"]
+    assert int(values["Max open files"][1]) <= 16
+    assert int(values["Max address space"][1]) == 512 * 1024 * 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_child_inherits_no_secret(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("BATON_SECRET_TEXT", "x")
+    renderer = ChildRenderer(setup(), RenderLimits(num_children=1))
+    await renderer.start()
+    assert b"BATON_SECRET" not in Path(f"/proc/{pid_of(renderer)}/environ").read_bytes()
+    descriptors = os.listdir(f"/proc/{pid_of(renderer)}/fd")
+    assert len(descriptors) <= 5
+    await renderer.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "refusal"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "cpu"),
+        ("{{ range(10 ** 9) | length }}", "unsafe"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "unsafe"),
+        ("{% set n = messages|length * 10 ** 9 %}{{ ('x' * n) | length }}", "memory"),
+        ("{% for a in range(90000) %}{{ 'x' * 99 }}{% endfor %}", "output"),
+        ("{% include '/etc/passwd' %}", "include in line 1"),
+        ("{{ messages.append(messages) }}", "unsafe"),
+        ("{% for %}", "TemplateSyntaxError in line 1"),
+    ],
+)
+async def test_bomb_is_refused_at_load(source: str, refusal: str):
+    renderer = ChildRenderer(setup(source), RenderLimits(num_children=1))
+    with pytest.raises(TemplateRefused, match=refusal):
+        await renderer.start()
+    assert pid_of(renderer) is None
+
+
+async def test_template_that_never_compiles_is_refused_by_the_start_deadline():
+    """jinja2 folds constants while it compiles."""
+    limits = RenderLimits(num_children=1, start_deadline_s=2)
+    renderer = ChildRenderer(setup("{{ (7 ** (10 ** 9)) % 2 }}"), limits)
+    with pytest.raises(TemplateRefused, match="does not load within 2 s"):
+        await renderer.start()
+
+
+async def test_more_waiting_conversations_than_allowed_are_overload():
+    renderer = ChildRenderer(setup(cpu_s=0.3), RenderLimits(num_children=1, max_waiting=2))
+    await renderer.start()
+    results = await asyncio.gather(
+        renderer.render(request(spin=90_000)),
+        *(renderer.render(request(content=str(i))) for i in range(6)),
+        return_exceptions=True,
+    )
+    refused = [result for result in results if isinstance(result, Overloaded)]
+    assert isinstance(results[0], InvalidRequest)
+    assert len(refused) == 4
+    await renderer.close()
+
+
+async def test_children_work_at_the_same_time():
+    renderer = ChildRenderer(setup(cpu_s=2), RenderLimits(num_children=2))
+    await renderer.start()
+    async with asyncio.TaskGroup() as tasks:
+        slow = tasks.create_task(renderer.render(request(spin=3_000)))
+        quick = tasks.create_task(renderer.render(request(content="x")))
+        await quick
+        assert not slow.done()
+    await renderer.close()
