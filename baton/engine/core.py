@@ -70,6 +70,7 @@ def serve(link: CoreLink, engine: Engine) -> None:
 def _loop(link: CoreLink, engine: Engine) -> None:
     while True:
         commands = _next_commands(link, engine)
+        link.page.count_commands(len(commands))
         if any(isinstance(command, Shutdown) for command in commands):
             return
         batch = engine.begin_step(commands)

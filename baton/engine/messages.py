@@ -37,7 +37,9 @@ class AddSequence(msgspec.Struct, array_like=True, tag="add"):
 
     `token_ids` (u32 little-endian) is the prompt and then `num_emitted` output tokens of earlier
     attempts, which are never sampled again. `block_hashes` covers the full blocks of the prompt
-    part. `credit` is the output index (exclusive) up to which the sequence may emit.
+    part, or some first ones, or is empty: the core computes what is missing and trusts what is
+    given. `credit` is the output index (exclusive) up to which the sequence may emit; without
+    credit for its next token it is not computed either. A larger `priority` is more important.
     """
 
     seq_id: int
@@ -85,7 +87,10 @@ class Release(msgspec.Struct, array_like=True, tag="release"):
 
 
 class SnapshotHashes(msgspec.Struct, array_like=True, tag="snapshot"):
-    """Ask for all hashes in the prefix cache (answered in StepEvents.snapshot)."""
+    """Ask for all hashes in the prefix cache.
+
+    Answered in StepEvents.snapshot, as they are after the KV events of that same message.
+    """
 
 
 class Shutdown(msgspec.Struct, array_like=True, tag="shutdown"):
@@ -120,7 +125,10 @@ class LoadFailed(msgspec.Struct, array_like=True, tag="load_failed"):
 
 
 class Admitted(msgspec.Struct, array_like=True):
-    """A remote sequence has its room promised; its first `num_cached_blocks` blocks are here."""
+    """A remote sequence has its room promised; its first `num_cached_blocks` blocks are here.
+
+    That can be all blocks of the prompt: then only the first token is missing.
+    """
 
     seq_id: int
     num_cached_blocks: int
@@ -138,7 +146,7 @@ class Started(msgspec.Struct, array_like=True):
     """Prefill compute of a local or prefill sequence starts in this step.
 
     `block_ids` is the block table that covers all its tokens; the first `num_cached_tokens` tokens
-    are in the cache already and are not computed.
+    are in the cache already and are not computed. Not told again after a preemption.
     """
 
     seq_id: int
@@ -163,8 +171,9 @@ class Progress(msgspec.Struct, array_like=True):
 class Finished(msgspec.Struct, array_like=True):
     """The sequence has ended by itself: "stop" or "length", or a failure's reason.
 
-    Blocks of a prefill sequence stay held until Release; all others are free. A sequence that was
-    aborted gets no Finished.
+    Blocks of a prefill sequence that was Started stay held until Release; all others are free. A
+    sequence that was aborted gets no Finished. A remote sequence does not expire between Bound and
+    Start, since the front may be writing into its blocks: the front aborts it.
     """
 
     seq_id: int
@@ -182,6 +191,7 @@ class StoredBlocks(msgspec.Struct, array_like=True):
 class EngineLoad(msgspec.Struct, array_like=True):
     """Measured at the end of a step; rates are exponential means, 0 = not measured yet.
 
+    Free blocks include cached ones that nobody references, and promised ones.
     `num_not_started` remote sequences are admitted but not running yet: their prompt is on its way.
     """
 

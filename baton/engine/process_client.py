@@ -12,12 +12,12 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Sequence
-from typing import cast
+from contextlib import ExitStack
 from typing import cast
 
 import msgspec
 
-from baton.engine.client import CoreDied, CoreNotStarted
+from baton.engine.client import CoreDied, CoreNotStarted, ModelRefused
 from baton.engine.messages import (
     Command,
     CommandBatch,
@@ -49,6 +49,7 @@ class _CoreLink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._is_paused = False
         self._is_lost = False
+        self.num_commands_sent = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are no subclasses of asyncio's.
@@ -74,6 +75,7 @@ class _CoreLink(asyncio.Protocol):
         """Write what was sent since the last flush as one batch."""
         if self._commands and self._transport and not self._is_lost:
             self._transport.write(encode_frame(self._encoder, CommandBatch(self._commands)))
+            self.num_commands_sent += len(self._commands)
             if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
                 self._transport.abort()
         self._commands = []
@@ -125,28 +127,24 @@ class ProcessEngineClient:
     ) -> "ProcessEngineClient":
         """Run `python -m module SOCKET_FD POOL_FD PAGE_FD *args` and wait until it serves.
 
-        A core whose busy step takes longer than `stall_timeout_s` is killed and counts as died.
+        A core that spends `stall_timeout_s` in one step, or leaves a command alone for so long, is
+        killed and counts as died; it takes up to twice that time to notice.
         Raises CoreNotStarted; nothing is left behind then.
         """
-        pool_fd, page_fd = create_memory_file("baton-kv-pool"), create_memory_file("baton-progress")
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                page = ProgressPage(resize_and_map(page_fd, PAGE_BYTES))
-                fds = (theirs.fileno(), pool_fd, page_fd)
-                process = await _spawn(module, [*map(str, fds), *args], fds)
-                theirs.close()
-                _, link = await asyncio.get_running_loop().create_unix_connection(
-                    _CoreLink, sock=ours
-                )
-                client = cls(process, link, page, stall_timeout_s)
-                await client._wait_until_loaded(load_timeout_s, pool_fd)
-            except BaseException:
-                ours.close()
-                raise
-            finally:
-                os.close(pool_fd)
-                os.close(page_fd)
+        with ExitStack() as files, ExitStack() as on_failure:
+            pool_fd = _create_file(files, "baton-kv-pool")
+            page_fd = _create_file(files, "baton-progress")
+            page = ProgressPage(resize_and_map(page_fd, PAGE_BYTES))
+            ours, theirs = socket.socketpair()
+            files.enter_context(theirs)
+            loop = asyncio.get_running_loop()
+            transport, link = await loop.create_unix_connection(_CoreLink, sock=ours)
+            on_failure.callback(transport.close)
+            process = await _spawn(module, args, (theirs.fileno(), pool_fd, page_fd))
+            theirs.close()  # the child's death must end the connection
+            client = cls(process, link, page, stall_timeout_s)
+            await client._wait_until_loaded(load_timeout_s, pool_fd)
+            on_failure.pop_all()
         return client
 
     @property
@@ -182,7 +180,7 @@ class ProcessEngineClient:
             async with asyncio.timeout(timeout_s):
                 message = await self._link.receive()
             if isinstance(message, LoadFailed):
-                raise CoreNotStarted(message.message)
+                raise ModelRefused(message.message)
             if message is None:
                 await self._end_process(_EXIT_GRACE_S)
                 raise CoreNotStarted(f"core exited with {self._process.returncode} while loading")
@@ -198,16 +196,17 @@ class ProcessEngineClient:
 
     async def _receive_unless_stalled(self) -> EngineInfo | LoadFailed | StepEvents | None:
         """The next message, or None for a core that is gone; a hung one is killed first."""
-        last = self.progress()
+        last, num_sent = self.progress(), self._link.num_commands_sent
         while True:
             try:
                 async with asyncio.timeout(self._stall_timeout_s):
                     return await self._link.receive()
             except TimeoutError:
                 now = self.progress()
-                if now.is_busy and last.is_busy and now.step == last.step:
+                is_stuck = now.is_busy and last.is_busy and now.step == last.step
+                if is_stuck or now.num_commands < num_sent:
                     await self._kill()
-                last = now
+                last, num_sent = now, self._link.num_commands_sent
 
     async def _end_process(self, grace_s: float) -> None:
         """Wait for the core to exit by itself, then kill it."""
@@ -223,6 +222,13 @@ class ProcessEngineClient:
         await self._process.wait()
 
 
+def _create_file(files: ExitStack, name: str) -> int:
+    """A memory file that this process holds until `files` ends."""
+    fd = create_memory_file(name)
+    files.callback(os.close, fd)
+    return fd
+
+
 async def _spawn(
     module: str, args: Sequence[str], fds: Sequence[int]
 ) -> asyncio.subprocess.Process:
@@ -230,6 +236,7 @@ async def _spawn(
         sys.executable,
         "-m",
         module,
+        *map(str, fds),
         *args,
         stdin=asyncio.subprocess.DEVNULL,
         pass_fds=fds,

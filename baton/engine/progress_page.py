@@ -11,18 +11,22 @@ from dataclasses import dataclass
 
 PAGE_BYTES = 64 * 1024
 _MAX_READS = 100
-# version, step, is busy, bytes of the request ids that follow
-_HEADER = struct.Struct("<QQII")
+# version, step, commands taken, is busy, bytes of the request ids that follow
+_HEADER = struct.Struct("<QQQII")
 _VERSION = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
 class CoreProgress:
-    """Where the core is, readable even while it hangs. Health is that `step` moves while busy."""
+    """Where the core is, readable even while it hangs.
+
+    Health is that `step` moves while busy, and that commands are taken within a step.
+    """
 
     step: int
     is_busy: bool
     request_ids: tuple[str, ...]  # of the step that runs now
+    num_commands: int = 0  # taken in so far
 
 
 class ProgressPage:
@@ -32,6 +36,11 @@ class ProgressPage:
         self._page = page
         self._version = 0
         self._step = 0
+        self._num_commands = 0
+
+    def count_commands(self, count: int) -> None:
+        """`count` more commands were taken in; shown by the next write."""
+        self._num_commands += count
 
     def begin_step(self, step: int, request_ids: Iterable[str]) -> None:
         """Step `step` of these requests is about to run."""
@@ -45,12 +54,12 @@ class ProgressPage:
     def read(self) -> CoreProgress:
         """A consistent copy, or the page as it is when its writer died in the middle of writing."""
         for _ in range(_MAX_READS):
-            version, step, is_busy, num_bytes = _HEADER.unpack_from(self._page)
+            version, step, num_commands, is_busy, num_bytes = _HEADER.unpack_from(self._page)
             ids = self._page[_HEADER.size : _HEADER.size + min(num_bytes, PAGE_BYTES)]
             if version % 2 == 0 and _VERSION.unpack_from(self._page)[0] == version:
                 break
         request_ids = tuple(ids.decode(errors="replace").split("\n")) if ids else ()
-        return CoreProgress(step, bool(is_busy), request_ids)
+        return CoreProgress(step, bool(is_busy), request_ids, num_commands)
 
     def _write(self, is_busy: bool, ids: bytes) -> None:
         if len(ids) > PAGE_BYTES - _HEADER.size:
@@ -58,5 +67,6 @@ class ProgressPage:
         self._version += 2
         _VERSION.pack_into(self._page, 0, self._version - 1)
         self._page[_HEADER.size : _HEADER.size + len(ids)] = ids
-        _HEADER.pack_into(self._page, 0, self._version - 1, self._step, is_busy, len(ids))
+        header = (self._version - 1, self._step, self._num_commands, is_busy, len(ids))
+        _HEADER.pack_into(self._page, 0, *header)
         _VERSION.pack_into(self._page, 0, self._version)

@@ -120,6 +120,17 @@ async def test_a_core_that_hangs_in_a_step_is_killed_and_reported():
         assert (await catch_death(client)).suspect_request_ids == ("request-1",)
 
 
+async def test_a_core_that_stops_while_idle_is_found_by_a_command_that_it_leaves_alone():
+    async with core(stall_timeout_s=0.2) as client:
+        client.send(add_sequence(1, range(5)))
+        await read_tokens(client, 1)
+        while client.progress().is_busy:
+            await asyncio.sleep(0)
+        os.kill(client.pid, signal.SIGSTOP)
+        client.send(add_sequence(2, range(5)))
+        assert (await catch_death(client)).suspect_request_ids == ()
+
+
 async def test_an_idle_core_is_not_taken_for_a_hung_one():
     async with core(stall_timeout_s=0.02) as client:
         client.send(add_sequence(1, range(5), credit=2))

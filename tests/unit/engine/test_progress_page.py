@@ -23,6 +23,15 @@ def test_the_reader_sees_the_step_that_runs_and_then_the_idle_core():
     assert reader.read() == CoreProgress(8, False, ())
 
 
+def test_commands_taken_in_are_counted_up():
+    writer, reader = make_pages()
+    writer.count_commands(3)
+    writer.begin_step(1, ["a"])
+    writer.count_commands(2)
+    writer.end_work()
+    assert reader.read().num_commands == 5
+
+
 def test_request_ids_beyond_the_page_are_left_out_whole():
     writer, reader = make_pages()
     request_ids = [f"{i:099d}" for i in range(1000)]
