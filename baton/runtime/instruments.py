@@ -238,3 +238,14 @@ GATEWAY_WASTED_TOKENS = Counter(
 GATEWAY_OUTBOX_RECORDS = Gauge(
     "baton_gateway_outbox_records", "Usage records that wait for the quota service"
 )
+
+# --- tokenizer ---
+TOKENIZER_STAGE_SECONDS = Histogram(
+    "baton_tokenizer_stage_seconds",
+    "Time of one stage of encoding a prompt: template, encode, hash",
+    ("model_name", "stage"),
+    buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0),
+)
+TOKENIZER_FAILED_PROMPTS = Counter(
+    "baton_tokenizer_failed_prompts", "Prompts that were not encoded, by reason", ("reason",)
+)

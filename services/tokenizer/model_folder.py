@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from baton.runtime.process import Misconfigured
 from baton.wire.fingerprint import model_fingerprint
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -24,7 +25,7 @@ SPECIAL_TOKEN_NAMES = (
 _REVISION_CHARS = 40
 
 
-class UnusableModel(Exception):
+class UnusableModel(Misconfigured):
     """The folder cannot be served; the message is one line that names it and says why."""
 
 

@@ -5,8 +5,10 @@ from typing import Any
 
 import grpc
 
-from baton.runtime import telemetry
+from baton.runtime import instruments, telemetry
 from baton.runtime.grpc_server import incoming, translate_failures
+from baton.wire.failures import BatonError
+from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.encoder import Encoder
 from services.tokenizer.served_model import ModelTable, ServedModel
@@ -31,11 +33,20 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
             traceparent=call.traceparent,
             request_id=request.request_id or call.request_id,
         ) as span:
-            response = await self._encoder.encode(request)
-            span.set("baton.num_prompt_tokens", len(response.token_ids) // 4)
-            for stage in response.stages:
-                span.set(f"baton.stage.{stage.name}_us", stage.duration_us)
+            try:
+                response = await self._encoder.encode(request)
+            except BatonError as error:
+                instruments.TOKENIZER_FAILED_PROMPTS.labels(error.reason).inc()
+                raise
+            span.set("baton.num_prompt_tokens", len(response.token_ids) // TOKEN_BYTES)
+            self._observe(request.model_fp, response)
             return response
+
+    def _observe(self, model_fp: str, response: tokenizer_pb2.EncodeResponse) -> None:
+        name = self._models.get(model_fp).folder.name
+        for stage in response.stages:
+            seconds = stage.duration_us / 1e6
+            instruments.TOKENIZER_STAGE_SECONDS.labels(name, stage.name).observe(seconds)
 
     @translate_failures
     async def GetArtifact(
