@@ -49,9 +49,7 @@ class BatchBuilder:
         self._token_ids[start:end] = seq.tokens(first, first + count)
         np.add(self._all_positions[:count], first, out=self._positions[start:end])
 
-    def _fill_tables(
-        self, sequences: list[Sequence]
-    ) -> NDArray[np.int32]:
+    def _fill_tables(self, sequences: list[Sequence]) -> NDArray[np.int32]:
         width = max(seq.table.num_blocks for seq in sequences)
         tables = self._block_tables[: len(sequences), :width]
         tables.fill(-1)
