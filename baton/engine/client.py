@@ -14,6 +14,10 @@ class CoreNotStarted(Exception):
     """The core could not serve its model; the message is one line for a person."""
 
 
+class ModelRefused(CoreNotStarted):
+    """The core itself refused the model: starting it again would not help."""
+
+
 class CoreDied(Exception):
     """The core is gone, and with it every sequence and block.
 
