@@ -99,6 +99,7 @@ class App:
         except Cancelled:
             return
         except BatonError as error:
+            _log.info("refused", request_id=request_id, reason=error.reason)
             await send_error(response, error)
             return
         await self._run(arrival, HttpSink(response, endpoint), receive)
@@ -131,7 +132,7 @@ class App:
             )
 
     def _starlette(self) -> Starlette:
-        return Starlette(
+        app = Starlette(
             routes=[
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
@@ -141,6 +142,9 @@ class App:
             ],
             exception_handlers={HTTPException: _http_error, BatonError: _baton_error},
         )
+        # A path is what it is: nothing is guessed and redirected.
+        app.router.redirect_slashes = False
+        return app
 
     async def _models(self, request: Request) -> Response:
         principal = await self._principal(request)

@@ -27,6 +27,7 @@ from baton.wire.v1 import (
 from services.gateway.ports import CallContext, WorkerStream
 
 ARTIFACT_TIMEOUT_S = 60.0
+ENCODE_RETRY_PAUSES_S = (0.05, 0.25)
 MAX_ARTIFACT_BYTES = 256 * 1024 * 1024
 # A router that says nothing for this long is lost; it speaks every 100 ms.
 WATCH_SILENCE_S = 2.0
@@ -89,6 +90,19 @@ class GrpcTokenizer:
         self._stub = tokenizer_pb2_grpc.TokenizerStub(self._channel)
 
     async def encode(
+        self, request: tokenizer_pb2.EncodeRequest, context: CallContext
+    ) -> tokenizer_pb2.EncodeResponse:
+        """Encoding is pure, so a tokenizer that just went away is asked again."""
+        for pause_s in ENCODE_RETRY_PAUSES_S:
+            try:
+                return await self._encode_once(request, context)
+            except BatonError as error:
+                if error.reason != "unavailable":
+                    raise
+            await asyncio.sleep(pause_s)
+        return await self._encode_once(request, context)
+
+    async def _encode_once(
         self, request: tokenizer_pb2.EncodeRequest, context: CallContext
     ) -> tokenizer_pb2.EncodeResponse:
         answer: tokenizer_pb2.EncodeResponse = await _call(self._stub.Encode, request, context)

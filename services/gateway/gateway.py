@@ -89,8 +89,7 @@ class Gateway:
 
     async def close(self) -> None:
         """Announce the end on the workers' streams, once no request is open."""
-        self.links.close_all()
-        await asyncio.sleep(0)
+        await self.links.close_all()
 
     async def unready_reasons(self) -> list[str]:
         """Why this gateway cannot serve; empty when it is ready."""

@@ -21,6 +21,7 @@ from services.gateway.ports import Dial, WorkerStream
 
 IDLE_CLOSE_S = 60.0
 HELLO_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 1.0
 # A frame may hold 1 MiB; ids and hashes of one part stay well below.
 PART_TOKENS = 131_072
 MAX_OPEN_ATTEMPTS = 16_384
@@ -48,6 +49,7 @@ class WorkerLink:
         self._submits: dict[int, deque[worker_pb2.GatewayFrame]] = {}
         self._writer: FrameWriter[worker_pb2.GatewayFrame] | None = None
         self._closing = asyncio.Event()
+        self._ended = asyncio.Event()
 
     @property
     def num_open(self) -> int:
@@ -93,6 +95,11 @@ class WorkerLink:
             self._attempts.clear()
             if stream is not None:
                 await stream.close()
+            self._ended.set()
+
+    async def ended(self) -> None:
+        """Wait until the stream has ended."""
+        await self._ended.wait()
 
     def close(self) -> None:
         """Say Bye once everything queued is written, and end."""
@@ -140,8 +147,8 @@ class WorkerLink:
         await self._closing.wait()
         assert self._writer is not None
         await self._writer.flush()
+        # The worker ends the stream once it has read this; ending it here could overtake the frame.
         await stream.write(worker_pb2.GatewayFrame(bye=worker_pb2.Bye(reason="idle")))
-        await stream.close()
 
     def _take_in(self, frame: worker_pb2.WorkerFrame) -> bool:
         """True when the stream ends cleanly."""
@@ -269,11 +276,18 @@ class WorkerLinks:
             self._tasks.create_task(link.run(self._dial))
         return link
 
-    def close_all(self) -> None:
-        """Announce the end on every stream."""
-        for link in self._links.values():
-            link.close()
+    async def close_all(self) -> None:
+        """Announce the end on every stream and wait for the workers to end them."""
+        links = list(self._links.values())
         self._links.clear()
+        for link in links:
+            link.close()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                for link in links:
+                    await link.ended()
+        except TimeoutError:
+            _log.warning("streams_not_closed", num_links=len(links))
 
     def _close_idle(self) -> None:
         oldest_s = self._clock.now() - IDLE_CLOSE_S

@@ -335,6 +335,9 @@ async def test_a_client_that_leaves_before_the_first_token_cancels_too(
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("POST", "/v1/nothing", 404, "not_found"),
         ("GET", "/metrics", 404, "not_found"),
+        ("POST", "/v1/chat/completions/", 404, "not_found"),
+        ("POST", "//v1//chat/completions", 404, "not_found"),
+        ("GET", "/v1/%2e%2e/metrics", 404, "not_found"),
         ("GET", "/v1/../metrics", 404, "not_found"),
     ],
 )

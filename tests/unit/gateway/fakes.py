@@ -312,6 +312,7 @@ class FakeWorker:
             self._poke()
         elif kind == "bye":
             self.said_bye = True
+            await stream.close()
 
     async def _answer(self, submit: worker_pb2.Submit, stream: MemoryStream) -> None:
         try:

@@ -205,6 +205,15 @@ def test_a_draining_gateway_refuses_new_requests() -> None:
     simulate(scenario)
 
 
+def test_closing_says_bye_on_every_stream() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.chat()
+        await fleet.gateway.close()
+        assert fleet.worker.said_bye
+
+    simulate(scenario)
+
+
 def test_readiness_names_every_missing_part() -> None:
     async def scenario(fleet: Fleet) -> None:
         assert await fleet.gateway.unready_reasons() == []
