@@ -6,16 +6,12 @@ import pytest
 
 from baton.wire.failures import (
     AuthenticationFailed,
-    BatonError,
-    DeadlineExceeded,
     InvalidRequest,
     LimitExceeded,
     ModelNotFound,
-    NoRoom,
     Unavailable,
 )
 from baton.wire.v1 import quota_pb2
-from services.gateway.pipeline import Limits
 from tests.unit.gateway.fakes import EOS, Fleet, RecordingSink, simulate, token_bytes
 
 
@@ -281,197 +277,6 @@ def test_extensions_are_refused_to_hard_budgets_while_quota_is_away() -> None:
     simulate(scenario, prepare=lambda fleet: setattr(fleet.quota, "renewals_open", False))
 
 
-def test_a_worker_without_room_is_excluded_and_the_epoch_rises() -> None:
-    async def scenario(fleet: Fleet) -> None:
-        fleet.workers["w1"].refusal = NoRoom("full")
-        sink = await fleet.chat()
-        assert sink.text() == "Hello there."
-        assert list(fleet.router.picked[1].exclude_worker_ids) == ["w1"]
-        assert fleet.workers["w2"].submits[0].epoch == 2
-        assert fleet.record.num_attempts == 2
-
-    simulate(scenario)
-
-
-def test_attempts_that_fail_are_repeated_at_most_twice() -> None:
-    async def scenario(fleet: Fleet) -> None:
-        for worker in fleet.workers.values():
-            worker.refusal = Unavailable("gone", reason="worker_lost")
-        with pytest.raises(Unavailable):
-            await fleet.chat()
-        assert len(fleet.router.picked) == 3
-        assert fleet.record.finish_reason == "worker_lost"
-        assert fleet.record.num_output_tokens == 0
-
-    simulate(scenario)
-
-
-def test_a_request_without_room_goes_back_to_the_queue_until_its_first_token_is_due() -> None:
-    async def scenario(fleet: Fleet) -> None:
-        fleet.router.queue_s = 1.0
-        fleet.router.ignores_exclusion = True
-        fleet.worker.refusal = NoRoom("full")
-        with pytest.raises(BatonError):
-            await fleet.chat()
-        assert len(fleet.router.picked) == pytest.approx(30, abs=1)
-        assert max(len(pick.exclude_worker_ids) for pick in fleet.router.picked) <= 16
-
-    simulate(scenario)
-
-
-def test_a_worker_lost_before_the_first_token_is_replaced() -> None:
-    async def scenario(fleet: Fleet) -> None:
-        fleet.workers["w1"].prefill_s = 60
-        task = fleet.tasks.create_task(fleet.chat())
-        await asyncio.sleep(1)
-        fleet.workers["w1"].cut()
-        sink = await task
-        assert sink.text() == "Hello there."
-        assert fleet.workers["w2"].submits[0].epoch == 2
-
-    simulate(scenario)
-
-
-def test_an_unreachable_worker_is_replaced() -> None:
-    async def scenario(fleet: Fleet) -> None:
-        fleet.unreachable.add("w1")
-        sink = await fleet.chat()
-        assert sink.text() == "Hello there."
-
-    simulate(scenario)
-
-
-def test_a_worker_lost_after_the_first_token_fails_the_request_and_settles_it() -> None:
-    async def scenario(fleet: Fleet) -> None:
-        fleet.worker.texts = ["x" * 50]
-        sink = RecordingSink()
-        task = fleet.tasks.create_task(_outcome(fleet, sink))
-        await sink.started_event.wait()
-        await asyncio.sleep(0.1)
-        fleet.worker.cut()
-        error = await task
-        assert error is not None
-        assert error.reason == "worker_lost"
-        assert sink.usage is None
-        assert fleet.record.num_output_tokens == len(sink.text()) > 0
-        assert fleet.record.finish_reason == "worker_lost"
-
-    simulate(scenario)
-
-
-def test_a_client_that_leaves_cancels_the_work_and_is_billed_for_what_was_produced() -> None:
-    async def scenario(fleet: Fleet) -> None:
-        fleet.worker.texts = ["x" * 1000]
-        sink = RecordingSink()
-        task = fleet.tasks.create_task(fleet.chat(sink))
-        await sink.started_event.wait()
-        await asyncio.sleep(0.1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert len(fleet.worker.cancels) == 1
-        assert fleet.record.finish_reason == "cancelled"
-        assert fleet.record.num_output_tokens == len(sink.text())
-
-    simulate(scenario)
-
-
-@pytest.mark.parametrize("stage", ["queue", "prefill"])
-def test_a_client_that_leaves_before_the_first_token_frees_everything(stage: str) -> None:
-    async def scenario(fleet: Fleet) -> None:
-        fleet.router.queue_s = 100 if stage == "queue" else 0
-        fleet.worker.prefill_s = 20
-        task = fleet.tasks.create_task(fleet.chat())
-        await asyncio.sleep(5)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert len(fleet.worker.cancels) == (stage == "prefill")
-        assert fleet.record.num_output_tokens == 0
-
-    simulate(scenario)
-
-
-def test_no_first_token_in_time_is_a_deadline() -> None:
-    async def scenario(fleet: Fleet) -> None:
-        fleet.worker.prefill_s = 1000
-        with pytest.raises(DeadlineExceeded):
-            await fleet.chat()
-        assert fleet.clock.now() == pytest.approx(30, abs=0.2)
-        assert fleet.worker.cancels
-
-    simulate(scenario)
-
-
-def test_a_gap_between_tokens_beyond_the_limit_is_a_deadline() -> None:
-    async def scenario(fleet: Fleet) -> None:
-        fleet.worker.step_s = 50
-        with pytest.raises(DeadlineExceeded):
-            await fleet.chat()
-        assert fleet.record.finish_reason == "deadline_exceeded"
-
-    simulate(scenario, limits=Limits(token_gap_s=20))
-
-
-def test_the_total_deadline_ends_a_running_answer() -> None:
-    async def scenario(fleet: Fleet) -> None:
-        fleet.worker.texts = ["x" * 1000]
-        fleet.worker.step_s = 1
-        arrival = fleet.arrival(
-            "/v1/chat/completions",
-            {"model": "demo", "messages": [{"role": "user", "content": "hi"}]},
-            deadline_s=100.0,
-        )
-        with pytest.raises(DeadlineExceeded):
-            await fleet.gateway.pipeline.run(arrival, RecordingSink())
-        assert fleet.record.finish_reason == "deadline_exceeded"
-        assert 90 <= fleet.record.num_output_tokens <= 101
-
-    simulate(scenario)
-
-
-def test_a_settle_that_is_not_acknowledged_goes_to_the_outbox_and_is_replayed() -> None:
-    async def scenario(fleet: Fleet) -> None:
-        fleet.quota.settle_failure = Unavailable("down")
-        sink = await fleet.chat()
-        assert sink.usage is not None
-        assert len(fleet.file.lines) == 1
-        assert not fleet.quota.settled
-        fleet.quota.settle_failure = None
-        await asyncio.sleep(2)
-        assert fleet.record.num_output_tokens == 13
-        assert fleet.file.lines == []
-
-    simulate(scenario)
-
-
-def test_a_slow_settle_is_waited_for_25_ms_only() -> None:
-    async def scenario(fleet: Fleet) -> None:
-        fleet.quota.settle_delay_s = 3
-        before = fleet.clock.now()
-        await fleet.chat()
-        # tokenizer artifact 10 ms, prefill 50 ms, 13 tokens, settle 25 ms
-        assert fleet.clock.now() - before == pytest.approx(0.01 + 0.05 + 0.13 + 0.025, abs=0.005)
-        await asyncio.sleep(10)
-        assert fleet.record.request_id == "r1"
-
-    simulate(scenario)
-
-
-def test_the_final_event_comes_after_the_settle() -> None:
-    async def scenario(fleet: Fleet) -> None:
-        settled_at_finish: list[int] = []
-
-        class Sink(RecordingSink):
-            async def finished(self, usage, head) -> None:
-                settled_at_finish.append(len(fleet.quota.settled))
-
-        await fleet.chat(Sink())
-        assert settled_at_finish == [1]
-
-    simulate(scenario)
-
-
 def test_nothing_is_reserved_for_a_bad_key_a_bad_field_or_an_unknown_model() -> None:
     async def scenario(fleet: Fleet) -> None:
         arrival = fleet.arrival("/v1/chat/completions", {}, authorization="Bearer wrong")
@@ -563,11 +368,3 @@ def test_an_idle_stream_is_closed_with_bye() -> None:
         assert fleet.worker.num_dialled == 2
 
     simulate(scenario)
-
-
-async def _outcome(fleet: Fleet, sink: RecordingSink) -> BatonError | None:
-    try:
-        await fleet.chat(sink)
-    except BatonError as error:
-        return error
-    return None

@@ -1,0 +1,149 @@
+"""A decode worker in memory: answers every submit with the text it was told, within its credit."""
+
+import asyncio
+
+from baton.runtime.shared_stream import StreamLost
+from baton.testing.memory_stream import MemoryStream
+from baton.wire.failures import BatonError, to_wire
+from baton.wire.v1 import worker_pb2
+
+EOS = 256
+
+
+class FakeWorker:
+    """A decode worker that answers every submit with `texts`, one per choice (repeated)."""
+
+    def __init__(self, worker_id: str) -> None:
+        self.worker_id = worker_id
+        self.texts: list[str | bytes] = ["Hello there."]
+        self.ends = True
+        self.step_s = 0.01
+        self.prefill_s = 0.05
+        self.num_cached = 0
+        self.prefill_stages: dict[str, float] = {}
+        self.refusal: BatonError | None = None
+        self.protocol = 1
+        self.submits: list[worker_pb2.Submit] = []
+        self.prompt_parts: list[worker_pb2.PromptPart] = []
+        self.cancels: list[worker_pb2.Cancel] = []
+        self.credit_frames: list[worker_pb2.Credits] = []
+        self.num_dialled = 0
+        self.streams: list[MemoryStream] = []
+        self.said_bye = False
+        self._credit: dict[tuple[int, int], int] = {}
+        self._cancelled: set[int] = set()
+        self._changed = asyncio.Event()
+        self._writing = asyncio.Lock()
+
+    async def serve(self, stream: MemoryStream, tasks: asyncio.TaskGroup) -> None:
+        self.num_dialled += 1
+        self.streams.append(stream)
+        try:
+            while (frame := await stream.read()) is not None:
+                await self._take_in(frame, stream, tasks)
+        except StreamLost:
+            return
+
+    async def say(self, frame: worker_pb2.WorkerFrame) -> None:
+        """Write a frame on the newest stream."""
+        await self._write(self.streams[-1], frame)
+
+    def cut(self) -> None:
+        """Lose the newest stream."""
+        self.streams[-1].cancel()
+
+    async def _take_in(
+        self, frame: worker_pb2.GatewayFrame, stream: MemoryStream, tasks: asyncio.TaskGroup
+    ) -> None:
+        kind = frame.WhichOneof("frame")
+        if kind == "hello":
+            hello = worker_pb2.WorkerHello(protocol=self.protocol, worker_id=self.worker_id)
+            await self._write(stream, worker_pb2.WorkerFrame(hello=hello))
+        elif kind == "submit":
+            self.submits.append(frame.submit)
+            tasks.create_task(self._answer(frame.submit, stream))
+        elif kind == "prompt_part":
+            self.prompt_parts.append(frame.prompt_part)
+        elif kind == "credits":
+            self.credit_frames.append(frame.credits)
+            columns = (frame.credits.handles, frame.credits.choices, frame.credits.up_to_index)
+            for handle, choice, up_to in zip(*columns, strict=True):
+                self._credit[handle, choice] = up_to
+            self._poke()
+        elif kind == "cancel":
+            self.cancels.append(frame.cancel)
+            self._cancelled |= {
+                s.handle for s in self.submits if s.request_id == frame.cancel.request_id
+            }
+            self._poke()
+        elif kind == "bye":
+            self.said_bye = True
+            await stream.close()
+
+    async def _answer(self, submit: worker_pb2.Submit, stream: MemoryStream) -> None:
+        try:
+            if self.refusal is not None:
+                refused = worker_pb2.Refused(
+                    request_id=submit.request_id,
+                    epoch=submit.epoch,
+                    handle=submit.handle,
+                    failure=to_wire(self.refusal),
+                )
+                await self._write(stream, worker_pb2.WorkerFrame(refused=refused))
+                return
+            await asyncio.sleep(self.prefill_s)
+            async with asyncio.TaskGroup() as tasks:
+                for choice in range(submit.sampling.num_choices):
+                    tasks.create_task(self._write_choice(submit, choice, stream))
+        except* StreamLost:
+            pass
+
+    async def _write_choice(
+        self, submit: worker_pb2.Submit, choice: int, stream: MemoryStream
+    ) -> None:
+        text = self.texts[choice % len(self.texts)]
+        data = text.encode() if isinstance(text, str) else text
+        ids = list(data) + ([EOS] if self.ends else [])
+        key = (submit.handle, choice)
+        self._credit.setdefault(key, submit.initial_credit_tokens)
+        max_tokens = submit.sampling.max_tokens
+        for index, token_id in enumerate(ids[:max_tokens]):
+            while index >= self._credit[key] and submit.handle not in self._cancelled:
+                await self._changed.wait()
+            if submit.handle in self._cancelled:
+                await self._finish(stream, key, "cancelled", index)
+                return
+            await self._write(stream, worker_pb2.WorkerFrame(step=self._step(key, index, token_id)))
+            await asyncio.sleep(self.step_s)
+        if self.ends or len(ids) >= max_tokens:
+            reason = "stop" if self.ends and len(ids) <= max_tokens else "length"
+            await self._finish(stream, key, reason, min(len(ids), max_tokens))
+
+    def _step(self, key: tuple[int, int], index: int, token_id: int) -> worker_pb2.Step:
+        step = worker_pb2.Step(
+            handles=[key[0]], choices=[key[1]], first_index=[index], ids=[token_id]
+        )
+        if index == 0:
+            side = step.side.add(handle=key[0], choice=key[1])
+            side.prefill.num_cached_tokens = self.num_cached
+            for name, seconds in self.prefill_stages.items():
+                side.prefill.stages.add(name=name, duration_us=round(seconds * 1e6))
+        return step
+
+    async def _finish(
+        self, stream: MemoryStream, key: tuple[int, int], reason: str, count: int
+    ) -> None:
+        step = worker_pb2.Step()
+        side = step.side.add(handle=key[0], choice=key[1])
+        side.finish.reason = reason
+        side.finish.num_output_tokens = count
+        await self._write(stream, worker_pb2.WorkerFrame(step=step))
+
+    async def _write(self, stream: MemoryStream, frame: worker_pb2.WorkerFrame) -> None:
+        # One writer at a time, as gRPC wants it.
+        async with self._writing:
+            await stream.write(frame)
+
+    def _poke(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
