@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-_READY = "Ready to accept connections"
+# Servers differ in the words before it and in its case.
+_READY = "ready to accept connections"
 
 
 def server_binary() -> Path:
@@ -51,7 +52,7 @@ class RedisServer:
         lines = []
         for line in self._process.stdout:
             lines.append(line)
-            if _READY in line:
+            if _READY in line.lower():
                 return
         raise RuntimeError("the server did not start: " + "".join(lines[-5:]))
 

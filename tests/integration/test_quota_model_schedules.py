@@ -10,7 +10,7 @@ a failover that rolls the store back to an older state. Every answer is compared
       buckets held and refilled
   I4  without failover, no more holders than slots produce at any time
 
-BATON_QUOTA_SCHEDULES sets how many schedules of each kind run; BATON_SEED where they begin.
+BATON_TEST_QUOTA_SCHEDULES sets how many schedules of each kind run, BATON_TEST_SEED where they begin.
 """
 
 import copy
@@ -33,8 +33,9 @@ from services.quota.ledger import LeaseTerms, Ledger
 from services.quota.registry import Registry
 from services.quota.store import RedisStore, connect
 
-NUM_SCHEDULES = int(os.environ.get("BATON_QUOTA_SCHEDULES", "75"))
-FIRST_SEED = int(os.environ.get("BATON_SEED", "1"))
+DEFAULT_SCHEDULES = "600" if os.environ.get("BATON_TEST_LONG") else "75"
+NUM_SCHEDULES = int(os.environ.get("BATON_TEST_QUOTA_SCHEDULES", DEFAULT_SCHEDULES))
+FIRST_SEED = int(os.environ.get("BATON_TEST_SEED", "1"))
 LEASE_MS = 30_000
 DAY_START_MS = 1_799_971_200_000
 # The most tokens that a holder produces between two of its renewals.
@@ -372,7 +373,7 @@ async def test_random_schedules_bill_exactly_and_leave_nothing_behind(server, cr
         try:
             await schedule.run()
         except BaseException:
-            print(f"seed {seed}: BATON_SEED={seed} BATON_QUOTA_SCHEDULES=1")
+            print(f"seed {seed}: BATON_TEST_SEED={seed} BATON_TEST_QUOTA_SCHEDULES=1")
             raise
         await client.flushdb()
     await client.aclose(close_connection_pool=True)
