@@ -39,3 +39,14 @@ def test_a_model_shorter_than_the_check_is_checked_within_its_length(model_folde
     options = LoadOptions(dtype="float32", max_model_len=5)
     loaded = load_model(str(model_folder("llama")), options)
     check_model(loaded, TorchRunner(loaded))
+
+
+def test_a_model_that_fails_in_the_check_is_refused_in_one_line(model_folder, monkeypatch):
+    loaded = load_model(str(model_folder("llama")), LoadOptions(dtype="float32"))
+
+    def fail(*_, **__):
+        raise RuntimeError("sizes do not match\nat length")
+
+    monkeypatch.setattr(loaded.model, "forward", fail)
+    with pytest.raises(LoadError, match=r"^model llama: sizes do not match$"):
+        check_model(loaded, TorchRunner(loaded))

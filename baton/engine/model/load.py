@@ -5,16 +5,13 @@ come from safetensors alone. What cannot be served is refused (`refusal.py`, `pr
 """
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -23,24 +20,19 @@ from baton.engine.model.attention import PAGED
 from baton.engine.model.kv_pool import TORCH_DTYPES
 from baton.engine.model.memory_need import check_memory
 from baton.engine.model.probe import probe_model
-from baton.engine.model.refusal import LoadError, check_config, check_folder, check_rope
+from baton.engine.model.refusal import (
+    LoadError,
+    check_config,
+    check_folder,
+    check_rope,
+    first_line,
+    one_line_errors,
+)
 from baton.engine.model.source import ModelSource, find_model
 from baton.wire.fingerprint import model_fingerprint
 from baton.wire.kv_spec import KVSpec
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-
-# What transformers raises for files that are missing, malformed or do not fit together.
-_FILE_ERRORS = (
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    RuntimeError,
-    ImportError,
-    SafetensorError,
-    StrictDataclassError,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +65,18 @@ def load_model(name: str, options: LoadOptions) -> LoadedModel:
     folder = source.folder
     config_json = _read_config(folder)
     check_folder(folder, config_json)
-    with _one_line_errors(source.name):
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    with one_line_errors(source.name):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     model_class = _model_class(source.name, config)
     check_config(source.name, config, model_class)
     dtype = choose_dtype(options.dtype, config)
     max_model_len = choose_max_model_len(source.name, config, options.max_model_len)
     check_memory(source.name, _weight_bytes(folder, config, dtype), options.kv_bytes)
-    with _one_line_errors(source.name):
+    with one_line_errors(source.name):
         model = _read_model(source, model_class, dtype)
-    return _describe(source, model, max_model_len, options.block_size)
+        return _describe(source, model, max_model_len, options.block_size)
 
 
 def choose_dtype(wanted: str, config: PretrainedConfig) -> torch.dtype:
@@ -110,7 +104,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise LoadError(f"model {folder.name}: no config.json in its folder") from None
     except (OSError, ValueError) as error:
-        raise LoadError(f"model {folder.name}: config.json: {_first_line(error)}") from None
+        raise LoadError(f"model {folder.name}: config.json: {first_line(error)}") from None
     if not isinstance(config, dict):
         raise LoadError(f"model {folder.name}: config.json is not an object")
     return config
@@ -157,17 +151,6 @@ def _read_model(
     return model  # type: ignore[no-any-return]
 
 
-@contextmanager
-def _one_line_errors(name: str) -> Iterator[None]:
-    """What transformers raises for unusable files becomes a LoadError; its chatter is silenced."""
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    except _FILE_ERRORS as error:
-        raise LoadError(f"model {name}: {_first_line(error)}") from error
-
-
 def _describe(
     source: ModelSource, model: PreTrainedModel, max_model_len: int, block_size: int
 ) -> LoadedModel:
@@ -195,11 +178,7 @@ def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
     generation = getattr(model, "generation_config", None)
     found = getattr(generation, "eos_token_id", None)
     if found is None:
-        found = model.config.get_text_config().eos_token_id
+        found = getattr(model.config.get_text_config(), "eos_token_id", None)
     if found is None:
         return ()
     return tuple(found) if isinstance(found, Iterable) else (int(found),)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

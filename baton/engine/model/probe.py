@@ -69,8 +69,9 @@ class _Recorder:
         _check_arguments(who, kwargs)
         self.modules[layer] = module
         dtype = DTYPE_NAMES.get(key.dtype)
-        if dtype is None or value.dtype != key.dtype:
-            raise LoadError(f"{who} has keys of type {key.dtype}")
+        if dtype is None or {query.dtype, value.dtype} != {key.dtype}:
+            found = f"{query.dtype}, {key.dtype} and {value.dtype}"
+            raise LoadError(f"{who} has queries, keys and values of {found}")
         self.shapes[layer] = (key.shape[1], key.shape[3], value.shape[3], dtype)
         return query.new_zeros(1, _GRID, query.shape[1], value.shape[3]), None
 

@@ -15,7 +15,7 @@ from baton.engine.batch import SampleRow, StepBatch
 from baton.engine.messages import SamplingParams
 from baton.engine.model.attention import PAGED
 from baton.engine.model.load import LoadedModel
-from baton.engine.model.refusal import LoadError
+from baton.engine.model.refusal import LoadError, one_line_errors
 from baton.engine.model.torch_runner import TorchRunner
 
 # Query tokens of each sequence, step by step.
@@ -29,6 +29,17 @@ _ROW = SamplingParams(max_tokens=1)
 
 def check_model(loaded: LoadedModel, runner: TorchRunner) -> None:
     """Raises LoadError when the results differ. Uses a small pool of its own for a moment."""
+    with one_line_errors(loaded.source.name):
+        difference = _difference(loaded, runner)
+    if not difference <= _MAX_DIFFERENCE[loaded.kv_spec.layers[0].dtype]:
+        raise LoadError(
+            f"model {loaded.source.name}: {type(loaded.model).__name__} does not give the same "
+            f"results in batches over a paged cache (logits differ by {difference:.2g} deviations)"
+        )
+
+
+def _difference(loaded: LoadedModel, runner: TorchRunner) -> float:
+    """The largest difference of any row, in standard deviations of its logits; NaN is kept."""
     sequences = _sequences(loaded)
     expected = [_own_logits(loaded, tokens) for tokens in sequences]
     num_blocks = 2 * loaded.kv_spec.num_blocks_for(_MAX_TOKENS)
@@ -39,12 +50,7 @@ def check_model(loaded: LoadedModel, runner: TorchRunner) -> None:
         for logits, (sequence, end) in zip(runner.logits(batch), ends, strict=True):
             wanted = expected[sequence][end - 1]
             differences.append(float((logits - wanted).abs().mean() / wanted.std()))
-    difference, limit = max(differences), _MAX_DIFFERENCE[loaded.kv_spec.layers[0].dtype]
-    if not difference <= limit:
-        raise LoadError(
-            f"model {loaded.source.name}: {type(loaded.model).__name__} does not give the same "
-            f"results in batches over a paged cache (logits differ by {difference:.2g} deviations)"
-        )
+    return float(np.max(differences))
 
 
 def _sequences(loaded: LoadedModel) -> list[NDArray[np.int64]]:
