@@ -198,10 +198,11 @@ def _named_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, AddedToken]:
 
 
 def _extra_special_tokens(tokenizer_config: Mapping[str, Any]) -> tuple[AddedToken, ...]:
-    entries = tokenizer_config.get("extra_special_tokens") or tokenizer_config.get(
-        "additional_special_tokens"
-    )
-    return tuple(map(_token, entries)) if isinstance(entries, list) else ()
+    for name in ("extra_special_tokens", "additional_special_tokens"):
+        entries = tokenizer_config.get(name)
+        if entries and isinstance(entries, list):
+            return tuple(map(_token, entries))
+    return ()
 
 
 def _is_token(entry: object) -> bool:

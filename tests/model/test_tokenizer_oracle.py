@@ -146,6 +146,74 @@ def test_plain_text_is_encoded_with_the_tokenizers_own_frame(pair: Pair):
         assert pair.ours.encode_text(text).ids == pair.theirs(text)["input_ids"]
 
 
+CONFIGURATIONS = {
+    "added tokens decoder": {
+        "tokenizer_config": {
+            "added_tokens_decoder": {
+                "2000": {"content": "<late>", "special": True, "normalized": False},
+                "901": {"content": "</s>", "special": True, "rstrip": True, "normalized": False},
+                "2001": {"content": "<plain>", "special": False, "lstrip": True},
+            },
+            "pad_token": "<pad>",
+            "extra_special_tokens": ["<extra>"],
+        }
+    },
+    "named tokens of its own": {
+        "tokenizer_config": {
+            "image_token": "<image>",
+            "extra_special_tokens": {"boi_token": "<boi>"},
+            "additional_special_tokens": ["<more>"],
+            "bos_token": {"__type": "AddedToken", "content": "<bos>", "special": True},
+        }
+    },
+    "special tokens map": {
+        "special_tokens_map": {
+            "bos_token": {"content": "<s>", "lstrip": False, "normalized": False},
+            "cls_token": "<cls>",
+            "additional_special_tokens": ["<more>"],
+        }
+    },
+    "two templates": {
+        "tokenizer_config": {
+            "chat_template": [
+                {"name": "default", "template": "{{ bos_token }}{{ messages[0].content }}"},
+                {"name": "tool_use", "template": "{{ tools | tojson }}{{ eos_token }}"},
+            ]
+        },
+        "template": None,
+    },
+}
+SHOWS_ITS_TOKENS = (
+    "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ image_token }}{{ boi_token }}{{ cls_token }}"
+    "{{ messages[0].content }}</s>  x  <plain> <late><extra><more>"
+)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+async def test_tokens_and_templates_of_the_configuration_count_alike(name: str, tmp_path: Path):
+    configuration = dict(CONFIGURATIONS[name])
+    special_tokens_map = configuration.pop("special_tokens_map", None)
+    options = {"template": SHOWS_ITS_TOKENS, **configuration}
+    folder = build_tokenizer_folder(tmp_path / "model", **options)
+    if special_tokens_map:
+        (folder / "special_tokens_map.json").write_text(json.dumps(special_tokens_map))
+    pair = Pair(folder, FAMILIES[0])
+    for tools in (None, [{"type": "function", "function": {"name": "f"}}]):
+        chat = {
+            "messages": [{"role": "user", "content": "so la"}],
+            "tools": tools,
+            "template_kwargs": {},
+            "add_generation_prompt": True,
+        }
+        rendered = await pair.render(chat)
+        assert rendered is not None
+        assert rendered.text == pair.reference(chat, tokenize=False)
+        assert pair.ours.encode_rendered(rendered).ids == pair.reference(chat)
+        forced = Rendered(rendered.text, True, rendered.control_spans)
+        assert pair.ours.encode_rendered(forced).ids == pair.reference(chat)
+    assert pair.ours.num_ids == len(pair.theirs)
+
+
 def _with_text(seed: int, word: str) -> Conversation:
     chat = random_conversation(random.Random(seed))
     for message in chat["messages"]:
