@@ -1,6 +1,7 @@
 """`baton status` and `baton down`: what runs in this folder, and ending it."""
 
 import argparse
+import json
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ from baton.localstack.home import Home, StackState
 
 _DOWN_TIMEOUT_S = 60
 _POLL_S = 0.1
+_MAX_ANSWER_BYTES = 4096
 
 
 class NotRunning(Exception):
@@ -61,9 +63,17 @@ def readiness(base_url: str) -> tuple[bool, str]:
         with urllib.request.urlopen(url, timeout=2) as answer:
             return answer.status == 200, ""
     except urllib.error.HTTPError as error:
-        return False, error.read(2000).decode(errors="replace").strip()
+        return False, _reasons(error.read(_MAX_ANSWER_BYTES))
     except OSError:
         return False, "the gateway does not answer"
+
+
+def _reasons(body: bytes) -> str:
+    """The reasons in an answer of /readyz; the body itself when it has none."""
+    try:
+        return ", ".join(json.loads(body)["reasons"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace").strip()
 
 
 def _down(_: argparse.Namespace) -> int:

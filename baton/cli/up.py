@@ -116,16 +116,18 @@ async def _run(home: Home, made: plan.Plan) -> int:
     try:
         async with asyncio.TaskGroup() as group:
             running = group.create_task(supervisor.run())
-            with _signals(supervisor, group):
-                await _until_ready(made, running)
-                if not running.done():
+            with _signals(supervisor, group) as asked_to_stop:
+                await _until_ready(made, running, asked_to_stop)
+                if not running.done() and not asked_to_stop.is_set():
                     supervisor.mark_ready()
                     state.ready = True
                     save()
                     print(_welcome(home, made, state), flush=True)
                 await running
-    except* StartFailed as failed:
-        raise failed.exceptions[0] from None
+    except ExceptionGroup as group:
+        if not isinstance(group.exceptions[0], StartFailed):
+            raise
+        raise group.exceptions[0] from None
     finally:
         home.write_state(None)
     print("stopped", flush=True)
@@ -133,14 +135,13 @@ async def _run(home: Home, made: plan.Plan) -> int:
 
 
 @contextmanager
-def _signals(supervisor: Supervisor, group: asyncio.TaskGroup) -> Iterator[None]:
-    """First SIGINT or SIGTERM: drain. Second: end everything at once."""
-    num_signals = 0
+def _signals(supervisor: Supervisor, group: asyncio.TaskGroup) -> Iterator[asyncio.Event]:
+    """First SIGINT or SIGTERM: drain, and set the event. Second: end everything at once."""
+    asked_to_stop = asyncio.Event()
 
     def on_signal() -> None:
-        nonlocal num_signals
-        num_signals += 1
-        if num_signals == 1:
+        if not asked_to_stop.is_set():
+            asked_to_stop.set()
             print(_DRAIN_NOTICE, flush=True)
             group.create_task(supervisor.stop())
         else:
@@ -150,15 +151,17 @@ def _signals(supervisor: Supervisor, group: asyncio.TaskGroup) -> Iterator[None]
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in numbers:
         loop.add_signal_handler(number, on_signal)
-    yield
+    yield asked_to_stop
     for number in numbers:
         loop.remove_signal_handler(number)
 
 
-async def _until_ready(made: plan.Plan, running: "asyncio.Task[None]") -> None:
-    """Return when the gateway is ready, or when the services have ended before that."""
+async def _until_ready(
+    made: plan.Plan, running: "asyncio.Task[None]", asked_to_stop: asyncio.Event
+) -> None:
+    """Return when the gateway is ready, or when the stack ends or is to end before that."""
     started = shown = time.monotonic()
-    while not running.done():
+    while not running.done() and not asked_to_stop.is_set():
         ready, reason = await asyncio.to_thread(stack.readiness, made.base_url)
         now = time.monotonic()
         if ready:

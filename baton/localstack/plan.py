@@ -17,6 +17,8 @@ from baton.localstack.supervisor import ServiceSpec
 _STOP_GATEWAY, _STOP_ROUTER, _STOP_WORKERS, _STOP_REST, _STOP_REDIS, _STOP_SPANS = range(6)
 
 DEFAULT_KV_BYTES = 256 * 2**20
+# Longer than any answer of the demo model; below the supervisor's own patience.
+DRAIN_S = 30
 # Measured: a worker's two processes with torch and transformers loaded, without weights and pool.
 PROCESS_BYTES = 450 * 2**20
 
@@ -136,6 +138,7 @@ def make(home: Home, options: Options) -> Plan:
             "secret_file": str(home.secret),
             "aliases": ",".join(options.aliases),
             "outbox_dir": str(home.outbox),
+            "drain_s": str(DRAIN_S),
         },
         port=options.port,
     )
@@ -196,6 +199,7 @@ def _add_workers(builder: _Builder, model: LocalModel, options: Options) -> list
                 "dtype": options.dtype,
                 "threads": str(options.num_threads),
                 "kv_bytes": str(options.pool_bytes()),
+                "drain_s": str(DRAIN_S),
             }
             module = f"services.{role}_worker"
             endpoints.append(builder.add(name, module, _STOP_WORKERS, settings))

@@ -12,15 +12,15 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO
 
-from baton.runtime.process import die_with_parent
+from baton.runtime.process import STATUS_MISCONFIGURED
+from baton.system.parent_death import die_with_parent
 
 MAX_LOG_BYTES = 10 * 1024 * 1024
 SHOWN_LOG_LINES = 5
-# A service that exits with this status before the stack is ready has a configuration error.
-STATUS_MISCONFIGURED = 2
 _FIRST_BACKOFF_S = 0.25
 _MAX_BACKOFF_S = 5.0
 _STEADY_AFTER_S = 10.0
@@ -136,7 +136,7 @@ class Supervisor:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=partial(die_with_parent, signal.SIGTERM),
             )
         if child.stopping:
             self._signal(child, signal.SIGKILL)

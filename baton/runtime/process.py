@@ -5,8 +5,6 @@ signal ends the process at once. This is the only place that catches every excep
 """
 
 import asyncio
-import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -18,8 +16,12 @@ import uvloop
 from baton.runtime import logs, telemetry
 from baton.system.clock import Clock, SystemClock
 
-_PR_SET_PDEATHSIG = 1
+STATUS_MISCONFIGURED = 2
 _log = logs.get("process")
+
+
+class Misconfigured(Exception):
+    """This process can never serve as it was set up; the message is one line for people."""
 
 
 class Process:
@@ -34,15 +36,18 @@ class Process:
 def run(service: str, main: Callable[[Process], Awaitable[None]]) -> NoReturn:
     """Run `main` until it returns; never returns itself.
 
-    Exit status: 0 after a clean drain, 1 when main raised, 130 after a second signal.
+    Exit status: 0 after a clean drain, 1 when main raised, 2 when it raised Misconfigured (the
+    last line on stderr is its message), 130 after a second signal.
     """
     logs.setup(service, os.environ.get("BATON_LOG_LEVEL", "INFO"))
-    if os.environ.get("BATON_DIE_WITH_PARENT") == "1":
-        die_with_parent()
     telemetry.setup(service)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_supervised(service, main))
+    except Misconfigured as error:
+        telemetry.shutdown()
+        print(error, file=sys.stderr)
+        raise SystemExit(STATUS_MISCONFIGURED) from None
     except SystemExit:
         raise
     except BaseException as error:
@@ -51,13 +56,6 @@ def run(service: str, main: Callable[[Process], Awaitable[None]]) -> NoReturn:
         raise SystemExit(1) from None
     telemetry.shutdown()
     raise SystemExit(0)
-
-
-def die_with_parent() -> None:
-    """Ask Linux to end this process when its parent dies, however the parent dies."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 async def _supervised(service: str, main: Callable[[Process], Awaitable[None]]) -> None:

@@ -7,7 +7,7 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that spawned it ends."""
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when the thread that spawned it ends."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)

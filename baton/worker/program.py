@@ -12,14 +12,14 @@ from typing import Protocol
 
 import grpc
 
-from baton.engine.client import CoreNotStarted, EngineClient
+from baton.engine.client import CoreNotStarted, EngineClient, ModelRefused
 from baton.engine.messages import SnapshotHashes
 from baton.engine.process_client import ProcessEngineClient
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.grpc_stream import GrpcStreamTransport
 from baton.runtime import admin, logs
 from baton.runtime.grpc_server import start_server
-from baton.runtime.process import Process
+from baton.runtime.process import Misconfigured, Process
 from baton.system.clock import Clock
 from baton.wire.v1 import router_pb2, worker_pb2_grpc
 from baton.worker.dispatch import EngineDispatcher
@@ -87,14 +87,34 @@ async def serve_worker(
     role: "router_pb2.WorkerRole",
     make_front: Callable[[WorkerParts], Front],
 ) -> None:
-    """Serve until `process.stopping`. Raises CoreNotStarted, OSError, CoreDied (in a group)."""
-    client = await _start_core(settings)
+    """Serve until `process.stopping`. Raises Misconfigured, CoreNotStarted, OSError, CoreDied (in
+    a group)."""
+    client = await _start_core_unless_stopped(process, settings)
+    if client is None:
+        return
     try:
         parts = make_parts(client, worker_id=settings.identity(), role=role, clock=process.clock)
         await _serve(process, settings, parts, make_front(parts))
     finally:
         await client.close()
     _log.info("stopped")
+
+
+async def _start_core_unless_stopped(
+    process: Process, settings: Settings
+) -> ProcessEngineClient | None:
+    """The loaded core; None when the process was asked to stop before that."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            loading = tasks.create_task(_start_core(settings))
+            stopping = tasks.create_task(process.stopping.wait())
+            await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            loading.cancel()
+    except ExceptionGroup as group:
+        error = group.exceptions[0]
+        raise Misconfigured(str(error)) if isinstance(error, ModelRefused) else error from None
+    return None if loading.cancelled() else loading.result()
 
 
 async def _start_core(settings: Settings, module: str = CORE_MODULE) -> ProcessEngineClient:
