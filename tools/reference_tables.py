@@ -1,0 +1,65 @@
+"""Prints the reference tables of docs/telemetry.md (metrics) and docs/configuration.md (settings)
+from the code, so that they never have to be typed: `python -m tools.reference_tables metrics`."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+
+from prometheus_client import Counter
+from prometheus_client.metrics import MetricWrapperBase
+
+from baton.localstack import span_receiver
+from baton.runtime import instruments
+from baton.worker import settings as worker_settings
+from services.gateway import settings as gateway_settings
+from services.quota import settings as quota_settings
+from services.router import settings as router_settings
+from services.tokenizer import settings as tokenizer_settings
+
+SETTINGS = (
+    ("gateway", gateway_settings.PREFIX, gateway_settings.GatewaySettings),
+    ("quota", quota_settings.PREFIX, quota_settings.Settings),
+    ("tokenizer", tokenizer_settings.PREFIX, tokenizer_settings.Settings),
+    ("router", router_settings.ENVIRONMENT_PREFIX, router_settings.Settings),
+    ("decode and prefill worker", worker_settings.ENVIRONMENT_PREFIX, worker_settings.Settings),
+    ("local span receiver", "BATON_SPANS_", span_receiver.Settings),
+)
+
+
+def metrics() -> Iterator[str]:
+    """One line per metric: name as scraped, labels, kind and help."""
+    yield "| Metric | Labels | Kind | What |"
+    yield "|---|---|---|---|"
+    for value in vars(instruments).values():
+        if isinstance(value, MetricWrapperBase):
+            name = value._name + ("_total" if isinstance(value, Counter) else "")
+            labels = ", ".join(value._labelnames)
+            yield f"| `{name}` | {labels} | {value._type} | {value._documentation} |"
+
+
+def settings() -> Iterator[str]:
+    """One table per service: variable, type, default."""
+    for service, prefix, cls in SETTINGS:
+        yield f"\n## {service}\n"
+        yield "| Variable | Type | Default |"
+        yield "|---|---|---|"
+        for field in dataclasses.fields(cls):
+            kind = field.type if isinstance(field.type, str) else _type_name(field.type)
+            missing = field.default is dataclasses.MISSING
+            default = "required" if missing else f"`{_shown(field.default)}`"
+            yield f"| `{prefix}{field.name.upper()}` | {kind} | {default} |"
+
+
+def _type_name(kind: object) -> str:
+    text = getattr(kind, "__name__", None) if isinstance(kind, type) else str(kind)
+    text = (text or str(kind)).replace("pathlib.", "").replace("typing.", "")
+    return {"tuple[str, ...]": "comma list"}.get(text, text.replace("|", "or"))
+
+
+def _shown(value: object) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+if __name__ == "__main__":
+    for line in {"metrics": metrics, "settings": settings}[sys.argv[1]]():
+        print(line)
