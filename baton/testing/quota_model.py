@@ -40,6 +40,15 @@ class ModelLease:
         return self.prompt + self.granted
 
 
+@dataclass(frozen=True)
+class ModelHolder:
+    """What a holder says in a renewal: what it was granted, and the most that it uses of it."""
+
+    prompt: int
+    granted: int
+    used: int
+
+
 @dataclass
 class Bucket:
     """A refilling bucket in units of 1/60000; `limit` units flow back per ms."""
@@ -98,16 +107,18 @@ class QuotaModel:
         )
         return "granted"
 
-    def renew(self, request_id: str, used: int, wanted: int, now_ms: int) -> tuple[str, int]:
+    def renew(
+        self, request_id: str, holder: ModelHolder, wanted: int, now_ms: int
+    ) -> tuple[str, int]:
         """(state, granted output tokens)."""
         self._pass_time(now_ms)
-        lease = self.leases.get(request_id)
+        lease = self.leases.get(request_id) or self._recreate(request_id, holder, now_ms)
         if lease is None or lease.state == "settled":
             return "lost", 0
         if lease.state == "lapsed" and not self._reopen(lease):
             return "lost", 0
         state = self._extend(lease, wanted)
-        reported = max(lease.credit, used) if lease.renewed else used
+        reported = max(lease.credit, holder.used) if lease.renewed else holder.used
         lease.credit = min(reported, lease.granted)
         lease.renewed = True
         lease.expires_ms = max(lease.expires_ms, now_ms + self._lease_ms)
@@ -176,6 +187,18 @@ class QuotaModel:
         self.tokens.take(more)
         lease.granted = wanted
         return "held"
+
+    def _recreate(self, request_id: str, holder: ModelHolder, now_ms: int) -> ModelLease | None:
+        window = now_ms // DAY_MS
+        amount = holder.prompt + holder.granted
+        if not self._budget_has(window, amount):
+            return None
+        self.tokens.take(amount)
+        lease = ModelLease(
+            holder.prompt, holder.granted, now_ms + self._lease_ms, window, credit=holder.granted
+        )
+        self.leases[request_id] = lease
+        return lease
 
     def _reopen(self, lease: ModelLease) -> bool:
         more = lease.estimate - lease.charged

@@ -32,6 +32,7 @@ _STATES = {
     b"held": quota_pb2.LeaseState.STATE_HELD,
     b"refused": quota_pb2.LeaseState.STATE_REFUSED,
     b"lost": quota_pb2.LeaseState.STATE_LOST,
+    b"unknown_key": quota_pb2.LeaseState.STATE_LOST,
 }
 _OVER_RATE = {
     b"requests": "requests per minute",
@@ -112,8 +113,9 @@ class Ledger:
         """Renew, and extend where asked, all leases of the message; answered in its order.
 
         An extension is granted in full or refused. A lapsed lease is held again if there is room,
-        else lost: its holder stops producing. A lease that cannot exist is lost, too. The leases of
-        a tenant whose data are corrupt get no state, and stay as they are.
+        else lost: its holder stops producing. A lease that the store lost is held again if its
+        holder says what it holds. The leases of a tenant whose data are corrupt get no state, and
+        stay as they are.
         """
         states = [quota_pb2.LeaseState(request_id=lease.request_id) for lease in request.leases]
         of_tenant: dict[str, list[int]] = defaultdict(list)
@@ -186,15 +188,11 @@ class Ledger:
     async def _renew_part(
         self, tenant: str, leases: Sequence[quota_pb2.LeaseRenewal]
     ) -> list[quota_pb2.LeaseState]:
-        arguments: list[Argument] = []
-        for lease in leases:
-            arguments += (
-                lease.request_id,
-                min(lease.used_output_tokens, MAX_REQUEST_TOKENS),
-                min(lease.produced_output_tokens, MAX_REQUEST_TOKENS),
-                min(lease.wanted_output_tokens, MAX_REQUEST_TOKENS),
-            )
+        arguments = [argument for lease in leases for argument in _renewal_arguments(lease)]
         reply = await self._run("renew", tenant, arguments)
+        if b"unknown_key" in reply[::3]:
+            await self._registry.refresh()
+            reply = await self._run("renew", tenant, arguments)
         for state in reply[::3]:
             instruments.QUOTA_RENEWALS.labels(state.decode()).inc()
         return [
@@ -219,6 +217,19 @@ def _check_identity(tenant: str, key_id: str, request_id: str) -> None:
             raise failures.InvalidRequest(
                 f"{param} {failures.quoted(value)} is malformed", param=param
             )
+
+
+def _renewal_arguments(lease: quota_pb2.LeaseRenewal) -> Sequence[Argument]:
+    return (
+        lease.request_id,
+        min(lease.used_output_tokens, MAX_REQUEST_TOKENS),
+        min(lease.produced_output_tokens, MAX_REQUEST_TOKENS),
+        min(lease.wanted_output_tokens, MAX_REQUEST_TOKENS),
+        lease.key_id if _NAME.fullmatch(lease.key_id) else "",
+        lease.model,
+        lease.num_prompt_tokens,
+        min(lease.granted_output_tokens, MAX_REQUEST_TOKENS),
+    )
 
 
 def _limit_state(numbers: Sequence[int]) -> failure_pb2.LimitState:

@@ -10,7 +10,7 @@ a failover that rolls the store back to an older state. Every answer is compared
       buckets held and refilled
   I4  without failover, no more holders than slots produce at any time
 
-BATON_TEST_QUOTA_SCHEDULES sets how many schedules of each kind run, BATON_TEST_SEED where they begin.
+BATON_TEST_QUOTA_SCHEDULES sets how many schedules of each kind run, BATON_TEST_SEED the first seed.
 """
 
 import copy
@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from redis.asyncio import Redis
 
-from baton.testing.quota_model import ModelLimits, QuotaModel
+from baton.testing.quota_model import ModelHolder, ModelLimits, QuotaModel
 from baton.testing.redis_server import RedisServer
 from baton.wire import failures, key_registry, usage_log
 from baton.wire.key_registry import KeyLimits
@@ -107,7 +107,7 @@ class Schedule:
             clock_ms=lambda: self.now_ms,
         )
         self.live: dict[str, Holder] = {}
-        self.sent_renewals: list[tuple[str, int, int]] = []
+        self.sent_renewals: list[tuple[str, ModelHolder, int]] = []
         self.truth: dict[str, tuple[int, int]] = {}
         self.abandoned: dict[str, Holder] = {}
         self.wire: list[tuple[int, str]] = []
@@ -149,8 +149,8 @@ class Schedule:
         elif draw < 0.92 and self.failover and self.snapshots:
             await self._fail_over()
         elif draw < 0.95 and self.sent_renewals:
-            request_id, used, wanted = self.random.choice(self.sent_renewals)
-            await self._both_renew(request_id, used, wanted, 0)
+            request_id, said, wanted = self.random.choice(self.sent_renewals)
+            await self._both_renew(request_id, said, wanted, 0)
         elif draw < 0.97:
             await self.ledger.reap()
             self.model.reap(self.now_ms)
@@ -191,8 +191,9 @@ class Schedule:
         holder = self.live[request_id]
         wanted = holder.granted + self.random.choice([0, 0, 10, 60])
         used = min(wanted, holder.produced + CREDIT)
-        self.sent_renewals.append((request_id, used, wanted))
-        expected, state = await self._both_renew(request_id, used, wanted, holder.produced)
+        said = ModelHolder(holder.prompt, holder.granted, used)
+        self.sent_renewals.append((request_id, said, wanted))
+        expected, state = await self._both_renew(request_id, said, wanted, holder.produced)
         if expected == "lost":
             self._end(request_id, [0])
             return
@@ -203,16 +204,19 @@ class Schedule:
         self._produce(request_id)
 
     async def _both_renew(
-        self, request_id: str, used: int, wanted: int, produced: int
+        self, request_id: str, said: ModelHolder, wanted: int, produced: int
     ) -> tuple[str, quota_pb2.LeaseState]:
         """Renew in the store and in the model; returns the answer that both gave."""
-        expected = self.model.renew(request_id, used, wanted, self.now_ms)
+        expected = self.model.renew(request_id, said, wanted, self.now_ms)
         renewal = quota_pb2.LeaseRenewal(
             request_id=request_id,
             tenant=self.tenant,
-            used_output_tokens=used,
+            used_output_tokens=said.used,
             wanted_output_tokens=wanted,
             produced_output_tokens=produced,
+            key_id="key",
+            num_prompt_tokens=said.prompt,
+            granted_output_tokens=said.granted,
         )
         response = await self.ledger.renew(quota_pb2.RenewRequest(leases=[renewal]))
         state = response.leases[0]
@@ -263,14 +267,12 @@ class Schedule:
         self.snapshots = [*self.snapshots, (kept, copy.deepcopy(self.model))][-6:]
 
     async def _fail_over(self) -> None:
-        """An older replica is promoted; gateways replay what they settled and hold."""
+        """An older replica is promoted; gateways replay what they settled, and go on renewing."""
         kept, model = self.random.choice(self.snapshots)
         await self.client.eval(_ROLL_BACK, 0, f"baton:{{{self.tenant}}}:*", *kept)
         self.model = copy.deepcopy(model)
         for request_id in self.truth:
             self.wire.append((self.now_ms + self.random.choice([0, 1000, 3000]), request_id))
-        for request_id, holder in self.live.items():
-            await self._both_reserve(request_id, holder.prompt, holder.granted)
 
     async def _archive(self) -> None:
         stream = f"baton:{{{self.tenant}}}:usage"
@@ -361,6 +363,7 @@ def server():
         yield running
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("crash", "failover"),
     [(False, False), (True, False), (True, True)],

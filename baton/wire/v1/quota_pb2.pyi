@@ -88,18 +88,26 @@ class RenewRequest(_message.Message):
     def __init__(self, leases: _Optional[_Iterable[_Union[LeaseRenewal, _Mapping]]] = ...) -> None: ...
 
 class LeaseRenewal(_message.Message):
-    __slots__ = ("request_id", "tenant", "used_output_tokens", "wanted_output_tokens", "produced_output_tokens")
+    __slots__ = ("request_id", "tenant", "used_output_tokens", "wanted_output_tokens", "produced_output_tokens", "key_id", "model", "num_prompt_tokens", "granted_output_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     USED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WANTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PRODUCED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     used_output_tokens: int
     wanted_output_tokens: int
     produced_output_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., used_output_tokens: _Optional[int] = ..., wanted_output_tokens: _Optional[int] = ..., produced_output_tokens: _Optional[int] = ...) -> None: ...
+    key_id: str
+    model: str
+    num_prompt_tokens: int
+    granted_output_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., used_output_tokens: _Optional[int] = ..., wanted_output_tokens: _Optional[int] = ..., produced_output_tokens: _Optional[int] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., granted_output_tokens: _Optional[int] = ...) -> None: ...
 
 class RenewResponse(_message.Message):
     __slots__ = ("leases",)

@@ -3,6 +3,7 @@
 --   (none) -> held -> settled
 --               \-> lapsed -> settled      lapsed: reaped, charged provisionally, corrected later
 --                      \-> held            its holder came back and there is room
+--   (lost by the store) -> held            its holder says what it holds, and the budget has room
 --
 -- ROOT:request:<id> is the lease, ROOT:leases orders the held ones by expiry, ROOT:usage is the
 -- stream of usage records that the archiver empties.
@@ -51,6 +52,15 @@ local function budget_has_room(account, window, amount)
   if window == '' or account.budget == 0 then return true end
   local spent, held = budget_of(account.key_id, window)
   return spent + held + amount <= account.budget
+end
+
+-- Holds the lease's estimate in place of what it was charged before (0 for a new lease).
+local function hold(lease)
+  local account = account_of(lease.key_id)
+  take_tokens(account, estimate(lease) - lease.charged)
+  account.slots = account.slots + 1
+  charge_budget(lease.key_id, lease.window, -lease.charged, estimate(lease))
+  lease.state, lease.charged = 'held', 0
 end
 
 -- Gives the hold back and charges `actual` tokens instead. The lease was held.

@@ -1,5 +1,7 @@
--- ARGV[4..]: per lease request id, used, produced, wanted output tokens (absolute numbers).
--- Reply: per lease, in the same order: state (held, refused or lost), granted, ms until expiry.
+-- ARGV[4..]: per lease request id, used, produced, wanted output tokens (absolute numbers), and what
+-- its holder was granted: key id ('' = it does not say), model, prompt tokens, output tokens.
+-- Reply: per lease, in the same order: state (held, refused, lost; unknown_key: the store lost the
+-- keys, too), granted, ms until expiry.
 -- `used` is what was produced plus the most that can be produced before the next renewal: asked
 -- first, produced after. An extension is granted in full or refused; then the old grant holds.
 
@@ -26,21 +28,44 @@ local function reopen(lease)
     or not budget_has_room(account, lease.window, more) then
     return false
   end
-  take_tokens(account, more)
-  account.slots = account.slots + 1
-  charge_budget(lease.key_id, lease.window, -lease.charged, estimate(lease))
-  lease.state, lease.charged = 'held', 0
+  hold(lease)
   return true
 end
 
-local function renew(request_id, used, produced, wanted)
-  local lease = read_lease(request_id)
-  if not lease or lease.state == 'settled' then return 'lost', 0, 0 end
+-- Holds again a lease that the store lost. Its request was admitted once: only the budget may still
+-- refuse it. Returns nothing if it does.
+local function recreate(holder)
+  local account = account_of(holder.key_id)
+  local window = ''
+  if account.budget > 0 then window = current_window(account.period) end
+  local lease = {request_id = holder.request_id, key_id = holder.key_id, model = holder.model,
+    prompt = holder.prompt, granted = holder.granted, used = NEVER_RENEWED, produced = 0,
+    expires = NOW + LEASE_MS, window = window, charged = 0, started = NOW}
+  if not budget_has_room(account, window, estimate(lease)) then return nil end
+  hold(lease)
+  return lease
+end
+
+-- The lease, held; or nothing and the state to answer.
+local function held_lease(holder)
+  local lease = read_lease(holder.request_id)
+  if not lease then
+    if holder.key_id == '' then return nil, 'lost' end
+    if not account_of(holder.key_id).known then return nil, 'unknown_key' end
+    return recreate(holder), 'lost'
+  end
+  if lease.state == 'settled' then return nil, 'lost' end
   if lease.state == 'held' and lease.expires <= NOW then lapse(lease) end
-  if lease.state == 'lapsed' and not reopen(lease) then return 'lost', 0, 0 end
-  local state = extend(lease, wanted)
-  lease.used = math.min(math.max(lease.used, used), lease.granted)
-  lease.produced = math.min(math.max(lease.produced, produced), lease.granted)
+  if lease.state == 'lapsed' and not reopen(lease) then return nil, 'lost' end
+  return lease
+end
+
+local function renew(holder)
+  local lease, refusal = held_lease(holder)
+  if not lease then return refusal, 0, 0 end
+  local state = extend(lease, holder.wanted)
+  lease.used = math.min(math.max(lease.used, holder.used), lease.granted)
+  lease.produced = math.min(math.max(lease.produced, holder.produced), lease.granted)
   lease.expires = math.max(lease.expires, NOW + LEASE_MS)
   write_lease(lease)
   return state, lease.granted, lease.expires - NOW
@@ -48,9 +73,10 @@ end
 
 reap()
 local reply = {}
-for i = 4, #ARGV, 4 do
-  local state, granted, ms =
-    renew(ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3]))
+for i = 4, #ARGV, 8 do
+  local state, granted, ms = renew({request_id = ARGV[i], used = tonumber(ARGV[i + 1]),
+    produced = tonumber(ARGV[i + 2]), wanted = tonumber(ARGV[i + 3]), key_id = ARGV[i + 4],
+    model = ARGV[i + 5], prompt = tonumber(ARGV[i + 6]), granted = tonumber(ARGV[i + 7])})
   reply[#reply + 1] = state
   reply[#reply + 1] = granted
   reply[#reply + 1] = ms

@@ -43,10 +43,9 @@ if tokens_ms > 0 then return answer('tokens', 0, longest_ms) end
 if slots_ms > 0 then return answer('concurrency', 0, longest_ms) end
 
 take_request(account)
-take_tokens(account, amount)
-account.slots = account.slots + 1
-charge_budget(key_id, window, 0, amount)
-write_lease({request_id = request_id, state = 'held', key_id = key_id, prompt = prompt,
-  granted = output, used = NEVER_RENEWED, produced = 0, expires = NOW + LEASE_MS, window = window,
-  charged = 0, model = model, started = NOW})
+local lease = {request_id = request_id, key_id = key_id, prompt = prompt, granted = output,
+  used = NEVER_RENEWED, produced = 0, expires = NOW + LEASE_MS, window = window, charged = 0,
+  model = model, started = NOW}
+hold(lease)
+write_lease(lease)
 return answer('granted', output, LEASE_MS)

@@ -306,6 +306,36 @@ async def test_unknown_and_settled_leases_are_lost(bench):
     assert (await bench.renew(key, "r1")).state == LOST
 
 
+async def test_lease_that_the_store_lost_is_held_again_by_its_renewal(bench):
+    key = await bench.new_key(
+        tokens_per_minute=100, concurrency=1, budget_tokens=5000, budget_period="day"
+    )
+    await bench.reserve(key, "r1")
+    await bench.store.execute("FLUSHALL")
+    renewal = quota_pb2.LeaseRenewal(
+        request_id="r1", tenant=key.tenant, key_id=key.key_id, model="m",
+        num_prompt_tokens=10, granted_output_tokens=400, used_output_tokens=300,
+    )  # fmt: skip
+    response = await bench.ledger.renew(quota_pb2.RenewRequest(leases=[renewal]))
+    assert (response.leases[0].state, response.leases[0].granted_output_tokens) == (HELD, 400)
+    assert await bench.budget(key) == (0, 410)
+    assert await bench.slots(key) == 1
+    await bench.settle(key, "r1", output=350)
+    assert await bench.budget(key) == (360, 0)
+    response = await bench.ledger.renew(quota_pb2.RenewRequest(leases=[renewal]))
+    assert response.leases[0].state == LOST
+
+
+async def test_lost_lease_without_budget_for_it_stays_lost(bench):
+    key = await bench.new_key(budget_tokens=100, budget_period="day")
+    await bench.settle(key, "earlier", prompt=50, output=0)
+    renewal = quota_pb2.LeaseRenewal(
+        request_id="r1", tenant=key.tenant, key_id=key.key_id, granted_output_tokens=51
+    )
+    response = await bench.ledger.renew(quota_pb2.RenewRequest(leases=[renewal]))
+    assert response.leases[0].state == LOST
+
+
 async def test_one_message_renews_leases_of_many_tenants_in_its_order(bench):
     keys = [await bench.new_key(tenant) for tenant in ("b", "a", "b", "c")]
     renewals = []
