@@ -12,14 +12,14 @@ from typing import Protocol
 
 import grpc
 
-from baton.engine.client import CoreNotStarted, EngineClient, ModelRefused
+from baton.engine.client import CoreNotStarted, EngineClient
 from baton.engine.messages import SnapshotHashes
 from baton.engine.process_client import ProcessEngineClient
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.grpc_stream import GrpcStreamTransport
 from baton.runtime import admin, logs
 from baton.runtime.grpc_server import start_server
-from baton.runtime.process import Misconfigured, Process
+from baton.runtime.process import Process
 from baton.system.clock import Clock
 from baton.wire.v1 import router_pb2, worker_pb2_grpc
 from baton.worker.dispatch import EngineDispatcher
@@ -30,6 +30,7 @@ from baton.worker.reports_servicer import WorkerReportsServicer
 from baton.worker.settings import Settings
 
 CORE_MODULE = "baton.worker.core_main"
+EXIT_CANNOT_SERVE = 3
 _STOP_GRACE_S = 1.0
 
 _log = logs.get("worker")
@@ -87,9 +88,15 @@ async def serve_worker(
     role: "router_pb2.WorkerRole",
     make_front: Callable[[WorkerParts], Front],
 ) -> None:
-    """Serve until `process.stopping`. Raises Misconfigured, CoreNotStarted, OSError, CoreDied (in
-    a group)."""
-    client = await _start_core_unless_stopped(process, settings)
+    """Serve until `process.stopping`. Raises OSError, and CoreDied in a group.
+
+    Exits with EXIT_CANNOT_SERVE when the core cannot load the model.
+    """
+    try:
+        client = await _load(process.stopping, settings)
+    except CoreNotStarted as error:
+        _log.error("core_not_started", model=settings.model, detail=str(error))
+        raise SystemExit(EXIT_CANNOT_SERVE) from None
     if client is None:
         return
     try:
@@ -100,35 +107,33 @@ async def serve_worker(
     _log.info("stopped")
 
 
-async def _start_core_unless_stopped(
-    process: Process, settings: Settings
-) -> ProcessEngineClient | None:
-    """The loaded core; None when the process was asked to stop before that."""
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            loading = tasks.create_task(_start_core(settings))
-            stopping = tasks.create_task(process.stopping.wait())
-            await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            loading.cancel()
-    except ExceptionGroup as group:
-        error = group.exceptions[0]
-        raise Misconfigured(str(error)) if isinstance(error, ModelRefused) else error from None
-    return None if loading.cancelled() else loading.result()
-
-
-async def _start_core(settings: Settings, module: str = CORE_MODULE) -> ProcessEngineClient:
+async def _load(stopping: asyncio.Event, settings: Settings) -> ProcessEngineClient | None:
+    """The loaded core; None when asked to stop meanwhile. Raises CoreNotStarted."""
     _log.info("loading", model=settings.model)
+    async with asyncio.TaskGroup() as tasks:
+        loading = tasks.create_task(_start_core(settings))
+        stop = tasks.create_task(stopping.wait())
+        await asyncio.wait((loading, stop), return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        loading.cancel()
+    if loading.cancelled():
+        return None
+    outcome = loading.result()
+    if isinstance(outcome, CoreNotStarted):
+        raise outcome
+    info = outcome.info
+    _log.info("loaded", model=info.model_name, model_fp=info.model_fp, num_blocks=info.num_blocks)
+    return outcome
+
+
+async def _start_core(settings: Settings) -> ProcessEngineClient | CoreNotStarted:
+    """A failure is returned, so that it reaches the caller alone and not in a group."""
     try:
-        client = await ProcessEngineClient.start(
-            module, settings.core_arguments(), load_timeout_s=settings.load_timeout_s
+        return await ProcessEngineClient.start(
+            CORE_MODULE, settings.core_arguments(), load_timeout_s=settings.load_timeout_s
         )
     except CoreNotStarted as error:
-        _log.error("core_not_started", model=settings.model, detail=str(error))
-        raise
-    info = client.info
-    _log.info("loaded", model=info.model_name, model_fp=info.model_fp, num_blocks=info.num_blocks)
-    return client
+        return error
 
 
 async def _serve(process: Process, settings: Settings, parts: WorkerParts, front: Front) -> None:
