@@ -7,7 +7,7 @@ lists. The engine's core checks what they say.
 from collections.abc import Iterator
 
 from baton.wire.failures import InvalidRequest
-from baton.wire.prefix_hash import HASH_BYTES, TOKEN_BYTES
+from baton.wire.prefix_hash import CACHE_KEY_BYTES, HASH_BYTES, TOKEN_BYTES
 
 # Ids of one frame; with their hashes and the other fields a frame stays below 1 MiB.
 MAX_PART_BYTES = 512 * 1024
@@ -47,6 +47,12 @@ class PromptBuffer:
             raise InvalidRequest("the prompt has more block hashes than tokens")
         self._ids += token_ids
         self._hashes += block_hashes
+
+
+def check_cache_key(cache_key: bytes) -> None:
+    """Raises InvalidRequest; the message does not repeat the key."""
+    if len(cache_key) != CACHE_KEY_BYTES:
+        raise InvalidRequest(f"a cache key has {CACHE_KEY_BYTES} bytes, not {len(cache_key)}")
 
 
 def split_prompt(token_ids: bytes, block_hashes: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -1,5 +1,7 @@
 """Sampling options from the wire to the engine; what it cannot do is refused by name."""
 
+import math
+
 from baton.engine.messages import SamplingParams
 from baton.wire.failures import InvalidRequest
 from baton.wire.v1 import sampling_pb2
@@ -12,6 +14,10 @@ def to_params(sampling: sampling_pb2.Sampling) -> SamplingParams:
     _refuse_unsupported(sampling)
     if sampling.max_tokens == 0:
         raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
+    if not 0 <= sampling.temperature < math.inf:
+        raise InvalidRequest("temperature must be a number from 0 on", param="temperature")
+    if not 0 <= sampling.top_p <= 1:
+        raise InvalidRequest("top_p must be between 0 and 1", param="top_p")
     if sampling.num_choices > MAX_CHOICES:
         raise InvalidRequest(f"n is at most {MAX_CHOICES}", param="n")
     return SamplingParams(

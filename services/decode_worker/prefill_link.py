@@ -25,6 +25,9 @@ IDLE_CLOSE_S = 60.0
 CREDIT_WINDOW_BYTES = 16 * 1024 * 1024
 MAX_TRANSFERS_PER_LINK = 1024
 MAX_LINKS = 256
+# A transfer's tail counts as a measurement of speed from this size on, with this weight.
+MIN_RATE_BYTES = 64 * 1024
+RATE_WEIGHT = 0.2
 
 HandoffStream = FrameStream[handoff_pb2.PrefillFrame, handoff_pb2.DecodeFrame]
 Dial = Callable[[str], Awaitable[HandoffStream]]
@@ -289,10 +292,20 @@ class PrefillLinks:
         self._links: dict[str, PrefillLink] = {}
         self._group: asyncio.TaskGroup | None = None
         self._last_xfer_id = 0
+        self._bytes_per_s = 0.0
 
     @property
     def num_transfers(self) -> int:
         return sum(link.num_transfers for link in self._links.values())
+
+    def observe_rate(self, num_bytes: int, duration_s: float) -> None:
+        """So many bytes took so long after their compute was done; the router is told the mean."""
+        if num_bytes < MIN_RATE_BYTES or duration_s <= 0:
+            return
+        rate = num_bytes / duration_s
+        old = self._bytes_per_s
+        self._bytes_per_s = rate if old == 0 else old + RATE_WEIGHT * (rate - old)
+        self._parts.reports.set_handoff_rate(self._bytes_per_s)
 
     def next_xfer_id(self) -> int:
         """Never the same twice in one life of this worker."""

@@ -59,6 +59,8 @@ class RemotePrefill:
         self._block_ids: list[int] | None = None
         self._is_bind_sent = False
         self._first_token: int | None = None
+        # When the first token came, and the bytes that were here: the rest is pure transfer.
+        self._tail_start = (0.0, 0)
         self._num_tries = 0
         self._transfer: DecodeTransfer | None = None
         self._link: PrefillLink | None = None
@@ -117,6 +119,7 @@ class RemotePrefill:
             return
         self._first_token = frame.token_id
         assert self._transfer is not None
+        self._tail_start = (self._parts.clock.now(), self._transfer.num_bytes_received)
         num_blocks = 0 if frame.finish_reason else self._transfer.ticket.num_missing_blocks
         self._owner.first_token(frame, num_blocks)
 
@@ -128,6 +131,11 @@ class RemotePrefill:
         if self._span is not None:
             self._span.set("baton.num_blocks_received", num_blocks)
             self._span.set("baton.num_bytes_received", self._transfer.num_bytes_received)
+        start_s, num_bytes_before = self._tail_start
+        self._links.observe_rate(
+            self._transfer.num_bytes_received - num_bytes_before,
+            self._parts.clock.now() - start_s,
+        )
         self.end(None)
         self._owner.prefill_complete(self._first_token)
 

@@ -8,7 +8,7 @@ from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
 from baton.wire import failures
 from baton.wire.v1 import worker_pb2
 from baton.worker.parts import WorkerParts
-from baton.worker.prompt import PromptBuffer
+from baton.worker.prompt import PromptBuffer, check_cache_key
 from baton.worker.sampling import to_params
 from baton.worker.stream_pump import StreamPump
 from services.decode_worker.attempt import Attempt
@@ -168,6 +168,7 @@ class GatewaySession:
         model_fp = self._parts.dispatcher.info.model_fp
         if submit.model_fp != model_fp:
             raise failures.Incompatible(f"model_fp {submit.model_fp} != {model_fp} here")
+        check_cache_key(submit.cache_key)
         if len(self._partial) >= MAX_PARTIAL_PROMPTS:
             raise failures.Overloaded(f"{MAX_PARTIAL_PROMPTS} prompts are unfinished already")
         older = self._attempts.get(self._handles.get(submit.request_id, -1))

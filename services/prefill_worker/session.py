@@ -14,7 +14,7 @@ from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker.parts import WorkerParts
-from baton.worker.prompt import PromptBuffer
+from baton.worker.prompt import PromptBuffer, check_cache_key
 from baton.worker.sampling import to_params
 from baton.worker.stream_pump import StreamPump
 from services.prefill_worker.transfer import PrefillTransfer
@@ -138,6 +138,7 @@ class HandoffSession:
                 raise failures.InvalidRequest(f"transfer {xfer_id} exists already")
             if len(request.capability) != CAPABILITY_BYTES:
                 raise failures.InvalidRequest(f"a capability has {CAPABILITY_BYTES} bytes")
+            check_cache_key(request.cache_key)
             if len(self._partial) >= MAX_PARTIAL_PROMPTS:
                 raise failures.Overloaded(f"{MAX_PARTIAL_PROMPTS} prompts are unfinished already")
             max_tokens = self._parts.dispatcher.info.max_model_len

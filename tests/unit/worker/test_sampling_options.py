@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import pytest
@@ -24,6 +25,15 @@ def test_options_reach_the_engine_unchanged() -> None:
 
 def test_an_unset_top_p_is_off() -> None:
     assert to_params(make()).top_p == 1.0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"temperature": math.nan}, {"temperature": -1}, {"temperature": math.inf}, {"top_p": 1.5}],
+)
+def test_impossible_values_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        to_params(make(**fields))
 
 
 @pytest.mark.parametrize(

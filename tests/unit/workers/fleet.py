@@ -144,7 +144,7 @@ class FakeGateway:
             model_fp=fields.pop("model_fp", MODEL_FP),
             prompt_ids=ids,
             num_prompt_tokens=fields.pop("num_prompt_tokens", len(ids) // 4),
-            cache_key=b"k" * 32,
+            cache_key=fields.pop("cache_key", b"k" * 32),
             sampling=sampling,
             prefill_endpoint=fields.pop("prefill_endpoint", PREFILL_ENDPOINT),
             initial_credit_tokens=fields.pop("initial_credit_tokens", 1000),
