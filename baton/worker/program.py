@@ -12,14 +12,14 @@ from typing import Protocol
 
 import grpc
 
-from baton.engine.client import CoreNotStarted, EngineClient
+from baton.engine.client import CoreNotStarted, EngineClient, ModelRefused
 from baton.engine.messages import SnapshotHashes
 from baton.engine.process_client import ProcessEngineClient
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.grpc_stream import GrpcStreamTransport
 from baton.runtime import admin, logs
 from baton.runtime.grpc_server import start_server
-from baton.runtime.process import Process
+from baton.runtime.process import Misconfigured, Process
 from baton.system.clock import Clock
 from baton.wire.v1 import router_pb2, worker_pb2_grpc
 from baton.worker.dispatch import EngineDispatcher
@@ -30,7 +30,6 @@ from baton.worker.reports_servicer import WorkerReportsServicer
 from baton.worker.settings import Settings
 
 CORE_MODULE = "baton.worker.core_main"
-EXIT_CANNOT_SERVE = 3
 _STOP_GRACE_S = 1.0
 
 _log = logs.get("worker")
@@ -88,15 +87,12 @@ async def serve_worker(
     role: "router_pb2.WorkerRole",
     make_front: Callable[[WorkerParts], Front],
 ) -> None:
-    """Serve until `process.stopping`. Raises OSError, and CoreDied in a group.
-
-    Exits with EXIT_CANNOT_SERVE when the core cannot load the model.
-    """
+    """Serve until `process.stopping`. Raises Misconfigured when the core refuses the model, other
+    CoreNotStarted, OSError, and CoreDied in a group."""
     try:
         client = await _load(process.stopping, settings)
-    except CoreNotStarted as error:
-        _log.error("core_not_started", model=settings.model, detail=str(error))
-        raise SystemExit(EXIT_CANNOT_SERVE) from None
+    except ModelRefused as error:
+        raise Misconfigured(str(error)) from None
     if client is None:
         return
     try:
