@@ -1,4 +1,4 @@
-"""Reserve, renew, settle and reap over an in-process Redis double."""
+"""Reserve and settle over an in-process Redis double: buckets, slots, budgets, tenants."""
 
 from datetime import datetime
 
@@ -7,10 +7,6 @@ import pytest
 
 from baton.wire import failures, key_registry
 from baton.wire.v1 import quota_pb2
-
-HELD = quota_pb2.LeaseState.STATE_HELD
-REFUSED = quota_pb2.LeaseState.STATE_REFUSED
-LOST = quota_pb2.LeaseState.STATE_LOST
 
 
 async def test_reservation_takes_from_both_buckets_and_reports_them(bench):
@@ -206,170 +202,6 @@ async def test_month_windows_follow_the_utc_calendar(bench, now, window, end):
     assert refused.value.retry_after_s == last - start
 
 
-async def test_renewal_keeps_the_lease(bench):
-    key = await bench.new_key(concurrency=1)
-    await bench.reserve(key, "r1")
-    for _ in range(10):
-        bench.pass_time(29)
-        state = await bench.renew(key, "r1", used=50)
-        assert (state.state, state.granted_output_tokens) == (HELD, 90)
-        assert state.expires_in_ms == 30_000
-
-
-async def test_extension_is_granted_in_full_and_held(bench):
-    key = await bench.new_key(tokens_per_minute=1000, budget_tokens=1000, budget_period="day")
-    await bench.reserve(key, "r1", prompt=10, output=90)
-    state = await bench.renew(key, "r1", used=80, wanted=400)
-    assert (state.state, state.granted_output_tokens) == (HELD, 400)
-    assert await bench.budget(key) == (0, 410)
-    response = await bench.settle(key, "r1", prompt=10, output=390)
-    assert response.limits.remaining_tokens == 600
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [{"tokens_per_minute": 400}, {"budget_tokens": 400, "budget_period": "day"}],
-)
-async def test_refused_extension_leaves_the_old_grant(bench, limits):
-    key = await bench.new_key(**limits)
-    await bench.reserve(key, "r1", prompt=10, output=90)
-    state = await bench.renew(key, "r1", used=80, wanted=391)
-    assert (state.state, state.granted_output_tokens) == (REFUSED, 90)
-    assert (await bench.renew(key, "r1", used=80, wanted=390)).state == HELD
-
-
-async def test_reservation_that_was_never_renewed_is_charged_in_full_when_it_lapses(bench):
-    key = await bench.new_key(
-        tokens_per_minute=1000, concurrency=1, budget_tokens=5000, budget_period="day"
-    )
-    await bench.reserve(key, "r1")
-    bench.pass_time(30)
-    assert await bench.ledger.reap() == 1
-    assert await bench.ledger.reap() == 0
-    assert await bench.budget(key) == (100, 0)
-    assert await bench.slots(key) == 0
-
-
-async def test_lapsed_lease_is_charged_its_reported_credit_and_corrected_by_a_late_settle(bench):
-    key = await bench.new_key(budget_tokens=5000, budget_period="day")
-    await bench.reserve(key, "r1")
-    await bench.renew(key, "r1", used=40, produced=20)
-    bench.pass_time(31)
-    await bench.ledger.reap()
-    assert await bench.budget(key) == (50, 0)
-    assert not (await bench.settle(key, "r1", output=25)).repeated_settle
-    assert await bench.budget(key) == (35, 0)
-    assert (await bench.settle(key, "r1", output=90)).repeated_settle
-
-
-async def test_late_message_never_lowers_the_reported_credit(bench):
-    key = await bench.new_key(budget_tokens=5000, budget_period="day")
-    await bench.reserve(key, "r1")
-    await bench.renew(key, "r1", used=60)
-    await bench.renew(key, "r1", used=40)
-    bench.pass_time(31)
-    await bench.ledger.reap()
-    assert await bench.budget(key) == (70, 0)
-
-
-async def test_lapsed_lease_is_held_again_when_there_is_room(bench):
-    key = await bench.new_key(concurrency=1, budget_tokens=150, budget_period="day")
-    await bench.reserve(key, "r1")
-    await bench.renew(key, "r1", used=40)
-    bench.pass_time(31)
-    assert (await bench.renew(key, "r1", used=50)).state == HELD
-    assert await bench.budget(key) == (0, 100)
-    assert await bench.slots(key) == 1
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [
-        {"concurrency": 1},
-        {"budget_tokens": 150, "budget_period": "day"},
-    ],
-)
-async def test_lapsed_lease_is_lost_when_its_room_is_taken(bench, limits):
-    key = await bench.new_key(**limits)
-    await bench.reserve(key, "r1")
-    await bench.renew(key, "r1", used=20)
-    bench.pass_time(31)
-    await bench.reserve(key, "r2")
-    assert (await bench.renew(key, "r1", used=30)).state == LOST
-
-
-async def test_unknown_and_settled_leases_are_lost(bench):
-    key = await bench.new_key()
-    assert (await bench.renew(key, "never")).state == LOST
-    await bench.reserve(key, "r1")
-    await bench.settle(key, "r1")
-    assert (await bench.renew(key, "r1")).state == LOST
-
-
-async def test_lease_that_the_store_lost_is_held_again_by_its_renewal(bench):
-    key = await bench.new_key(
-        tokens_per_minute=100, concurrency=1, budget_tokens=5000, budget_period="day"
-    )
-    await bench.reserve(key, "r1")
-    await bench.store.execute("FLUSHALL")
-    renewal = quota_pb2.LeaseRenewal(
-        request_id="r1", tenant=key.tenant, key_id=key.key_id, model="m",
-        num_prompt_tokens=10, granted_output_tokens=400, used_output_tokens=300,
-    )  # fmt: skip
-    response = await bench.ledger.renew(quota_pb2.RenewRequest(leases=[renewal]))
-    assert (response.leases[0].state, response.leases[0].granted_output_tokens) == (HELD, 400)
-    assert await bench.budget(key) == (0, 410)
-    assert await bench.slots(key) == 1
-    await bench.settle(key, "r1", output=350)
-    assert await bench.budget(key) == (360, 0)
-    response = await bench.ledger.renew(quota_pb2.RenewRequest(leases=[renewal]))
-    assert response.leases[0].state == LOST
-
-
-async def test_lost_lease_without_budget_for_it_stays_lost(bench):
-    key = await bench.new_key(budget_tokens=100, budget_period="day")
-    await bench.settle(key, "earlier", prompt=50, output=0)
-    renewal = quota_pb2.LeaseRenewal(
-        request_id="r1", tenant=key.tenant, key_id=key.key_id, granted_output_tokens=51
-    )
-    response = await bench.ledger.renew(quota_pb2.RenewRequest(leases=[renewal]))
-    assert response.leases[0].state == LOST
-
-
-async def test_one_message_renews_leases_of_many_tenants_in_its_order(bench):
-    keys = [await bench.new_key(tenant) for tenant in ("b", "a", "b", "c")]
-    renewals = []
-    for number, key in enumerate(keys):
-        await bench.reserve(key, f"r{number}", output=number + 1)
-        renewals.append(quota_pb2.LeaseRenewal(request_id=f"r{number}", tenant=key.tenant))
-    renewals.append(quota_pb2.LeaseRenewal(request_id="r0", tenant="bad tenant"))
-    response = await bench.ledger.renew(quota_pb2.RenewRequest(leases=renewals))
-    assert [lease.request_id for lease in response.leases] == ["r0", "r1", "r2", "r3", "r0"]
-    assert [lease.granted_output_tokens for lease in response.leases] == [1, 2, 3, 4, 0]
-    assert response.leases[-1].state == LOST
-
-
-async def test_more_leases_than_one_call_takes_are_all_renewed(bench):
-    key = await bench.new_key()
-    ids = [f"r{number}" for number in range(150)]
-    for request_id in ids:
-        await bench.reserve(key, request_id)
-    renewals = [quota_pb2.LeaseRenewal(request_id=r, tenant=key.tenant) for r in ids]
-    response = await bench.ledger.renew(quota_pb2.RenewRequest(leases=renewals))
-    assert [lease.request_id for lease in response.leases] == ids
-    assert {lease.state for lease in response.leases} == {HELD}
-
-
-async def test_more_expired_leases_than_one_call_takes_are_all_reaped(bench):
-    key = await bench.new_key(budget_tokens=100_000, budget_period="day")
-    for number in range(150):
-        await bench.reserve(key, f"r{number}")
-    bench.pass_time(31)
-    assert await bench.ledger.reap() == 150
-    assert await bench.budget(key) == (15_000, 0)
-    assert await bench.slots(key) == 0
-
-
 async def test_settle_of_a_foreign_tenant_has_no_effect(bench):
     key = await bench.new_key("acme", budget_tokens=5000, budget_period="day", concurrency=5)
     other = await bench.new_key("other")
@@ -446,23 +278,3 @@ async def test_finished_requests_are_forgotten_after_a_while(bench):
     assert await bench.store.execute("PTTL", name) == -1
     await bench.settle(key, "r1")
     assert 0 < await bench.store.execute("PTTL", name) <= 3_600_000
-
-
-async def test_corrupt_value_of_one_tenant_leaves_the_others_alone(bench):
-    sick, well = await bench.new_key("a-sick"), await bench.new_key("well")
-    await bench.reserve(sick, "r1")
-    await bench.reserve(well, "r2")
-    await bench.store.execute("SET", "baton:{a-sick}:leases", "nonsense")
-    with pytest.raises(failures.Unavailable) as refused:
-        await bench.reserve(sick, "r3")
-    assert refused.value.reason == "quota_unavailable"
-    renewals = [
-        quota_pb2.LeaseRenewal(request_id="r1", tenant="a-sick"),
-        quota_pb2.LeaseRenewal(request_id="r2", tenant="well"),
-    ]
-    response = await bench.ledger.renew(quota_pb2.RenewRequest(leases=renewals))
-    states = [(lease.request_id, lease.state) for lease in response.leases]
-    assert states == [("r1", quota_pb2.LeaseState.STATE_UNSPECIFIED), ("r2", HELD)]
-    bench.pass_time(31)
-    assert await bench.ledger.reap() == 1
-    await bench.reserve(well, "r4")
