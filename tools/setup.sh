@@ -24,25 +24,25 @@ fi
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
-# pip's own bars show progress on a terminal; in a log one line a package is enough.
-bars=on
-[ -t 1 ] || bars=off
+# On a terminal pip's own bars show what is downloaded and how large it is; a log gets less.
+loudness=-q
+[ ! -t 1 ] || loudness=--progress-bar=on
 
 torch=$(grep '^torch==' constraints.txt)
 if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
     if [ -n "${TORCH_INDEX_URL:-}" ]; then
         echo "Installing $torch from TORCH_INDEX_URL (the CPU build is about 200 MB)"
-        pip install -q --progress-bar "$bars" --index-url "$TORCH_INDEX_URL" "$torch"
+        pip install "$loudness" --index-url "$TORCH_INDEX_URL" "$torch"
     else
         if [ "$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null && [ -t 1 ]; then
             echo "No NVIDIA GPU found: with TORCH_INDEX_URL set to PyTorch's CPU wheel index the"
             echo "download is about 200 MB instead of about 3 GB. See README, 'Without a GPU'."
         fi
         echo "Installing $torch (the CPU build is about 200 MB, the CUDA build about 3 GB)"
-        pip install -q --progress-bar "$bars" -c constraints.txt "$torch"
+        pip install "$loudness" -c constraints.txt "$torch"
     fi
 fi
-echo "Installing the other packages (about 150 MB)"
-pip install -q --progress-bar "$bars" -c constraints.txt -e '.[dev]'
+echo "Installing the other packages (about 100 MB)"
+pip install "$loudness" -c constraints.txt -e '.[dev]'
 touch "$venv/.installed"
 echo "Ready: $venv"

@@ -3,11 +3,13 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Stack, wait_until
+from tests.e2e.conftest import ROOT, Stack, wait_until
 
 
 def running(pids: list[int]) -> list[int]:
@@ -98,6 +100,35 @@ def test_status_says_what_runs_where(stack: Stack) -> None:
     for name in ("gateway", "router", "prefill-1", "decode-2", "redis"):
         assert name in result.stdout
     assert stack.api_key not in result.stdout
+
+
+def test_a_detached_stack_is_ready_when_the_command_returns_and_down_ends_it(
+    tmp_path: Path,
+) -> None:
+    stack = Stack(tmp_path / "home")
+    up = stack.command("up", "--port", "0", "--aggregated", "1", "--detach")
+    assert up.returncode == 0, up.stdout + up.stderr
+    state = stack.home.read_state()
+    assert state is not None
+    assert ask(stack)
+    down = stack.command("down")
+    assert down.returncode == 0, down.stdout + down.stderr
+    pids = [int(row["pid"]) for row in state.services.values()]
+    assert running([state.supervisor_pid, *pids]) == []
+    assert "no stack runs" in stack.command("down").stderr
+
+
+def test_the_example_in_the_readme_runs_as_it_stands(stack: Stack) -> None:
+    text = (ROOT / "README.md").read_text()
+    example = text.split("```python\n")[1].split("```")[0]
+    assert 'base_url="http://127.0.0.1:8080/v1", api_key="..."' in example
+    example = example.replace("http://127.0.0.1:8080/v1", stack.base_url)
+    example = example.replace('api_key="..."', f'api_key="{stack.api_key}"')
+    result = subprocess.run(
+        [sys.executable, "-c", example], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert "backpressure" in result.stdout.lower()
 
 
 def make_variant(folder: Path, seed: int) -> str:
