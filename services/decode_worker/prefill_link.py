@@ -28,6 +28,7 @@ MAX_LINKS = 256
 # A transfer's tail counts as a measurement of speed from this size on, with this weight.
 MIN_RATE_BYTES = 64 * 1024
 RATE_WEIGHT = 0.2
+_DELIVERIES = ("blocks", "commit")
 
 HandoffStream = FrameStream[handoff_pb2.PrefillFrame, handoff_pb2.DecodeFrame]
 Dial = Callable[[str], Awaitable[HandoffStream]]
@@ -50,7 +51,7 @@ class PrefillLink:
         self._writer: FrameWriter[handoff_pb2.DecodeFrame] | None = None
         self._pump: StreamPump[handoff_pb2.DecodeFrame] | None = None
         self._is_closing = False
-        self._last_used_s = parts.clock.now()
+        self._last_used_s = self._last_delivery_s = parts.clock.now()
         self._owed_bytes = 0
         self._handlers: dict[str, Callable[[DecodeTransfer, Any], None]] = {
             "accepted": lambda transfer, _: transfer.on_accepted(),
@@ -206,11 +207,16 @@ class PrefillLink:
 
     def _send(self, frame: handoff_pb2.DecodeFrame, *, is_control: bool = False) -> None:
         assert self._writer is not None
-        assert self._pump is not None
         try:
             (self._writer.send_control if is_control else self._writer.send)(frame)
         except StreamLost:
-            self._pump.stop_lost()
+            self._break_off()
+
+    def _break_off(self) -> None:
+        """The stream is of no more use: end it, and dial anew for the next transfer."""
+        assert self._pump is not None
+        self._is_closing = True
+        self._pump.stop_lost()
 
     def _on_frame(self, frame: handoff_pb2.PrefillFrame) -> bool:
         kind = frame.WhichOneof("frame") or ""
@@ -220,6 +226,8 @@ class PrefillLink:
         if handler is None:
             instruments.HANDOFF_DROPPED_FRAMES.labels("unknown").inc()
             return True
+        if kind in _DELIVERIES:
+            self._last_delivery_s = self._parts.clock.now()
         message = getattr(frame, kind)
         transfer = self._transfers.get(message.xfer_id)
         if transfer is None:
@@ -267,6 +275,10 @@ class PrefillLink:
                 f"no blocks from {self.endpoint} for {LEASE_S} s", reason="handoff_failed"
             )
             late.on_lost(error)
+            if self._parts.clock.now() - self._last_delivery_s >= LEASE_S:
+                # Nothing came for anybody: credit or the peer's writer is stuck, the stream is
+                # useless. Other transfers on it fail now rather than one lease later.
+                self._break_off()
 
     def _fail_all(self, error: failures.BatonError) -> None:
         if self._transfers:

@@ -226,6 +226,38 @@ async def test_blocks_that_never_arrive_end_the_attempt_within_a_lease() -> None
 
 
 @virtual
+async def test_a_handoff_stream_that_delivers_nothing_is_dialled_again() -> None:
+    async with fleet() as f:
+        f.to_prefill = drop("credit")
+        answer = await (await f.gateway.submit(PROMPT)).over()
+        assert failure_of(answer) == "handoff_failed"
+
+        f.to_prefill = pass_on
+        answer = await (await f.gateway.submit(PROMPT)).over()
+
+        assert answer.tokens[0] == f.lone_run(PROMPT)
+        assert len(f.handoff_streams) == 2
+        await f.settle(1)
+
+
+@virtual
+async def test_one_transfer_that_hangs_does_not_end_the_stream_of_the_others() -> None:
+    async with fleet() as f:
+        f.to_decode = lambda frame: (
+            [] if frame.HasField("blocks") and frame.blocks.xfer_id == 1 else [frame]
+        )
+        hanging = await f.gateway.submit(PROMPT)
+        for i in range(12):
+            await asyncio.sleep(0.5)
+            prompt = [i, *PROMPT]
+            assert (await (await f.gateway.submit(prompt)).over()).tokens[0] == f.lone_run(prompt)
+
+        assert failure_of(await hanging.over()) == "handoff_failed"
+        assert len(f.handoff_streams) == 1
+        await f.settle(1)
+
+
+@virtual
 async def test_a_prefill_worker_frees_by_itself_what_nobody_renews() -> None:
     async with fleet() as f:
         f.to_decode = drop("first_tokens", "blocks", "commit", "abort")
