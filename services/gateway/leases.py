@@ -37,6 +37,9 @@ class Lease:
 
     request_id: str
     tenant: str
+    key_id: str
+    model: str
+    num_prompt_tokens: int
     num_granted: int
     hard_budget: bool = False
     # Granted by this gateway during an outage; the quota service does not know it.
@@ -51,12 +54,17 @@ class Lease:
     on_change: Callable[[], None] = field(default=_nothing)
 
     def to_wire(self) -> quota_pb2.LeaseRenewal:
+        """Its renewal, with all that a store which lost the lease needs to hold it again."""
         return quota_pb2.LeaseRenewal(
             request_id=self.request_id,
             tenant=self.tenant,
             used_output_tokens=self.num_credited,
             wanted_output_tokens=self.num_wanted if self.num_wanted > self.num_granted else 0,
             produced_output_tokens=min(self.num_produced, self.num_credited),
+            key_id=self.key_id,
+            model=self.model,
+            num_prompt_tokens=self.num_prompt_tokens,
+            granted_output_tokens=self.num_granted,
         )
 
 

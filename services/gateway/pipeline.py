@@ -161,6 +161,9 @@ class Pipeline:
         progress.lease = Lease(
             request_id=x.request_id,
             tenant=principal.tenant,
+            key_id=principal.key_id,
+            model=_request(x).model,
+            num_prompt_tokens=progress.num_prompt_tokens,
             num_granted=answer.granted_output_tokens,
             hard_budget=principal.hard_budget,
             local=local,

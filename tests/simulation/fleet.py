@@ -346,10 +346,17 @@ class Fleet:
         api_key, record = key_registry.new_key(
             SECRET, "acme", key_registry.KeyLimits(), now_unix_s=0, random=self.rng.randbytes
         )
-        store = RedisStore(fakeredis.FakeAsyncRedis())
-        await store.execute_all(key_registry.redis_commands(record))
-        registry = Registry(store, None)
-        return api_key, LocalQuota(Ledger(store, registry))
+        self._record = record
+        self._store = RedisStore(fakeredis.FakeAsyncRedis(protocol=2))
+        await self._store.execute_all(key_registry.redis_commands(record))
+        registry = Registry(self._store, None)
+        ledger = Ledger(self._store, registry, clock_ms=lambda: round(self.clock.unix() * 1000))
+        return api_key, LocalQuota(ledger)
+
+    async def lose_redis_data(self) -> None:
+        """Redis comes back empty; the registry declares the keys anew, as it then does."""
+        await self._store.execute("FLUSHALL")
+        await self._store.execute_all(key_registry.redis_commands(self._record))
 
     async def _dial_decode(self, endpoint: str) -> MemoryStream:
         return self._dial(endpoint)

@@ -45,6 +45,23 @@ def test_a_second_request_reuses_the_blocks_of_the_first(tmp_path: Path) -> None
     run_virtual(scenario(clock), clock)
 
 
+def test_a_stream_outlives_the_loss_of_everything_in_redis(tmp_path: Path) -> None:
+    async def scenario(clock: VirtualClock) -> None:
+        async with running_fleet(4, clock, tmp_path) as fleet, asyncio.TaskGroup() as tasks:
+            asking = fleet.ask("hello", max_tokens=1500, seed=5, request_id="r1")
+            request = tasks.create_task(asking)
+            started = clock.now()
+            await asyncio.sleep(1)
+            await fleet.lose_redis_data()
+            answer = await request
+            assert clock.now() - started > 6, "no renewal came between the loss and the end"
+            assert answer.texts[0] == fleet.expected("r1", 1500, 5)
+            assert [record.num_output_tokens for record in fleet.quota.settled] == [1500]
+
+    clock = VirtualClock()
+    run_virtual(scenario(clock), clock)
+
+
 async def mixed_load(fleet: Fleet, num_requests: int) -> list[tuple]:
     """Random requests at random times, a third of which are cancelled; returns what they got."""
     rng = random.Random(fleet.rng.random())
