@@ -133,9 +133,10 @@ class HandoffSession:
 
     def _on_prefill(self, request: handoff_pb2.Prefill) -> None:
         xfer_id = request.xfer_id
+        if xfer_id in self._transfers or xfer_id in self._partial:
+            instruments.HANDOFF_DROPPED_FRAMES.labels("repeat").inc()
+            return
         try:
-            if xfer_id in self._transfers or xfer_id in self._partial:
-                raise failures.InvalidRequest(f"transfer {xfer_id} exists already")
             if len(request.capability) != CAPABILITY_BYTES:
                 raise failures.InvalidRequest(f"a capability has {CAPABILITY_BYTES} bytes")
             check_cache_key(request.cache_key)

@@ -95,7 +95,7 @@ async def test_swapped_layers_and_truncated_pages_are_refused(tamper: Tamper) ->
 async def test_doubled_frames_change_nothing() -> None:
     async with fleet() as f:
         f.to_decode = lambda frame: [frame] if frame.HasField("hello") else [frame, frame]
-        f.to_prefill = lambda frame: [frame, frame] if frame.HasField("done") else [frame]
+        f.to_prefill = lambda frame: [frame] if frame.HasField("hello") else [frame, frame]
 
         answer = await (await f.gateway.submit(PROMPT)).over()
 
