@@ -1,8 +1,8 @@
 """The HTTP edge: raw ASGI on the generating endpoints, starlette for the rest.
 
 Each generating request runs in a task group with two companions: one waits on `receive()` for the
-client to leave (a send never tells), one keeps a silent stream alive. Translates failures into
-OpenAI's bodies; decides nothing else.
+client to leave (a send never tells), one keeps a silent stream alive and notices a stalled client.
+Translates failures into OpenAI's bodies; decides nothing else.
 """
 
 import asyncio
@@ -109,7 +109,7 @@ class App:
             async with asyncio.TaskGroup() as tasks:
                 companions = [
                     tasks.create_task(_watch_client(receive)),
-                    tasks.create_task(sink.keep_alive()),
+                    tasks.create_task(sink.watch()),
                 ]
                 try:
                     await self._gateway.pipeline.run(arrival, sink)
@@ -119,9 +119,9 @@ class App:
                     task.cancel()
         except* _ClientGone:
             _log.info("client_gone", request_id=arrival.request_id)
-        except* BatonError as stalled:
-            reasons = [getattr(error, "reason", "") for error in stalled.exceptions]
-            _log.info("client_gone", request_id=arrival.request_id, reason=",".join(reasons))
+        except* BatonError:
+            # Returning without an end closes the connection.
+            _log.info("client_gone", request_id=arrival.request_id, reason=sink.gone_reason)
 
     def _check_open(self) -> None:
         if self._gateway.draining:

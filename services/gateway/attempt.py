@@ -69,7 +69,11 @@ class Attempt:
         self._next_index = [0] * self.num_choices
         self._finished: set[int] = set()
         self._buffer: list[Arrival] = []
-        self._changed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._poked = False
+        self._wait_until_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def ended(self) -> bool:
@@ -87,9 +91,9 @@ class Attempt:
         Raises the attempt's failure once the buffer is empty; DeadlineExceeded when nothing
         arrives in time.
         """
-        if not self._buffer and self.failure is None:
+        if not self._buffer and self.failure is None and not self._poked:
             await self._wait(timeout_s)
-        self._changed.clear()
+        self._poked = False
         if not self._buffer and self.failure is not None:
             raise self.failure
         buffer, self._buffer = self._buffer, []
@@ -97,13 +101,12 @@ class Attempt:
 
     async def drained(self, timeout_s: float) -> None:
         """Wait until the worker owes nothing more, or for `timeout_s`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not self.ended:
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            return
+        deadline_s = self._loop.time() + timeout_s
+        while not self.ended:
+            try:
+                await self._wait(deadline_s - self._loop.time())
+            except DeadlineExceeded:
+                return
 
     def give(self, choice: int, up_to_index: int) -> None:
         """Let the worker emit up to this output index (exclusive)."""
@@ -115,8 +118,14 @@ class Attempt:
         self._cancel_on_link(self)
 
     def poke(self) -> None:
-        """Let `arrivals` return even though nothing arrived."""
-        self._changed.set()
+        """Let this or the next call of `arrivals` return even though nothing arrived."""
+        self._poked = True
+        self._wake()
+
+    def release(self) -> None:
+        """The request is over; nobody waits any more."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def take_tokens(self, choice: int, first_index: int, ids: list[int]) -> None:
         """From the link's reader."""
@@ -154,7 +163,7 @@ class Attempt:
         """The attempt is over: refused, lost or broken. The first failure stands."""
         if not self.ended:
             self.failure = error
-        self._changed.set()
+        self._wake()
 
     def _reject_index(self, first: int, expected: int, count: int) -> None:
         # A repeat is dropped; after a gap the tokens in between can no longer come.
@@ -168,11 +177,37 @@ class Attempt:
 
     def _add(self, arrival: Arrival) -> None:
         self._buffer.append(arrival)
-        self._changed.set()
+        self._wake()
 
     async def _wait(self, timeout_s: float) -> None:
+        """Until something changes. Raises DeadlineExceeded.
+
+        A token comes every few milliseconds and the timeout almost never fires, so the timer is
+        left running from one wait to the next and looks at `_wait_until_s` when it fires.
+        """
+        self._wait_until_s = self._loop.time() + timeout_s
+        if self._timer is None or self._timer.when() > self._wait_until_s:
+            self._set_timer()
+        self._waiter = self._loop.create_future()
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
-        except TimeoutError:
-            raise DeadlineExceeded(f"no token came for {timeout_s:.0f} s") from None
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._wait_until_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._loop.time() < self._wait_until_s:
+            self._set_timer()
+        else:
+            self._waiter.set_exception(DeadlineExceeded("no token came in time"))
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -43,6 +43,10 @@ class Sink(Protocol):
     """Where the answer goes. Methods return when the client's socket accepted what they wrote;
     that is what the worker's credit follows."""
 
+    @property
+    def gone_reason(self) -> str:
+        """Why the client is gone, once the request was cancelled."""
+
     def opened(self, identity: Identity, request: GenerationRequest) -> None:
         """The request is valid and its model known; defaults are filled in."""
 

@@ -1,12 +1,13 @@
 """One HTTP response, written piece by piece: headers once, chunks, keep-alive comments, the end.
 
-A write that the client does not take within STALL_S ends the response: credit stopped long
-before, and nobody waits for a reader that is not there.
+A client that takes nothing for STALL_S has stalled: credit stopped long before, and nobody waits
+for a reader that is not there. Each write only notes when it began; `watch` runs beside the
+request and looks from time to time, which is cheaper than a timer around every write.
 """
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from baton.wire.failures import BatonError, DeadlineExceeded
 from baton.wire.v1 import failure_pb2
@@ -15,6 +16,7 @@ from services.gateway.openai.errors import error_body
 
 STALL_S = 30.0
 KEEP_ALIVE_S = 10.0
+_SHORTEST_LOOK_S = 0.05
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
@@ -26,6 +28,10 @@ class HttpResponse:
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
         self._request_id = request_id
+        self._now = asyncio.get_running_loop().time
+        self._last_write_s = self._now()
+        # Since when a write has been waiting for the client.
+        self._waiting_since_s: float | None = None
         self.started = False
         self.ended = False
 
@@ -38,8 +44,7 @@ class HttpResponse:
         await self._write({"type": "http.response.start", "status": status, "headers": raw})
 
     async def write(self, body: bytes) -> None:
-        """Returns when the socket's buffer has room again. Raises DeadlineExceeded
-        `client_stalled`."""
+        """Returns when the socket's buffer has room again."""
         if body:
             await self._write({"type": "http.response.body", "body": body, "more_body": True})
 
@@ -56,14 +61,40 @@ class HttpResponse:
         await self.start(status, content_type, {**headers, "content-length": str(len(body))})
         await self.end(body)
 
+    async def watch(self, on_silence: Callable[[], Awaitable[None]]) -> None:
+        """Call `on_silence` whenever nothing was written for KEEP_ALIVE_S, until cancelled.
+
+        Raises DeadlineExceeded `client_stalled`.
+        """
+        while True:
+            await asyncio.sleep(self._next_look_s())
+            if self._waiting_since_s is not None:
+                if self._now() - self._waiting_since_s >= STALL_S:
+                    raise _stalled()
+            elif self._now() - self._last_write_s >= KEEP_ALIVE_S:
+                self._last_write_s = self._now()
+                try:
+                    async with asyncio.timeout(STALL_S):
+                        await on_silence()
+                except TimeoutError:
+                    raise _stalled() from None
+
+    def _next_look_s(self) -> float:
+        if self._waiting_since_s is not None:
+            due_s = self._waiting_since_s + STALL_S
+        else:
+            due_s = self._last_write_s + KEEP_ALIVE_S
+        return max(due_s - self._now(), _SHORTEST_LOOK_S)
+
     async def _write(self, message: dict[str, object]) -> None:
-        try:
-            async with asyncio.timeout(STALL_S):
-                await self._send(message)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"the client took nothing for {STALL_S:.0f} s", reason="client_stalled"
-            ) from None
+        self._waiting_since_s = self._now()
+        await self._send(message)
+        self._waiting_since_s = None
+        self._last_write_s = self._now()
+
+
+def _stalled() -> DeadlineExceeded:
+    return DeadlineExceeded(f"the client took nothing for {STALL_S:.0f} s", reason="client_stalled")
 
 
 async def send_error(response: HttpResponse, error: BatonError) -> None:

@@ -106,7 +106,7 @@ class Pipeline:
         except asyncio.CancelledError:
             spent_s = self._parts.clock.now() - x.timer.started_s
             late = spent_s >= x.arrival.deadline_s
-            x.outcome = "deadline_exceeded" if late else "cancelled"
+            x.outcome = "deadline_exceeded" if late else x.sink.gone_reason
             raise
         finally:
             await self._settle(x)

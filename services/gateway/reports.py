@@ -25,7 +25,7 @@ def of_request(x: Exchange) -> Iterator[None]:
         _end(x, error.reason, error.row.http_status)
         raise
     except BaseException:
-        _end(x, "cancelled", 499)
+        _end(x, x.sink.gone_reason, 499)
         raise
     else:
         _end(x, x.outcome, 200)

@@ -1,15 +1,12 @@
 """Where an answer goes: an event stream, or one JSON body. Both hold the status back until the
 first token (the stream) or the end (the body), so that refusals keep theirs."""
 
-import asyncio
-
-from baton.wire.failures import BatonError
+from baton.wire.failures import BatonError, DeadlineExceeded
 from services.gateway import sse
 from services.gateway.exchange import Head
 from services.gateway.generation import Delta, FinishReason, GenerationRequest, Identity, Usage
 from services.gateway.http_response import (
     EVENT_STREAM,
-    KEEP_ALIVE_S,
     HttpResponse,
     limit_headers,
     send_error,
@@ -28,7 +25,7 @@ class HttpSink:
         self._endpoint = endpoint
         self._format: AnswerFormat | None = None
         self._streams = False
-        self._wrote = asyncio.Event()
+        self._gone_reason = "cancelled"
         self._texts: list[list[str]] = []
         self._reasons: list[FinishReason | None] = []
 
@@ -43,11 +40,11 @@ class HttpSink:
             return
         if not self._response.started:
             await self._response.start(200, EVENT_STREAM, {**_STREAM_HEADERS, **_told(head)})
-        await self._write(self._opened_format.opening())
+        await self._response.write(self._opened_format.opening())
 
     async def deltas(self, batch: list[Delta]) -> None:
         if self._streams:
-            await self._write(self._opened_format.deltas(batch))
+            await self._response.write(self._opened_format.deltas(batch))
             return
         for delta in batch:
             self._texts[delta.choice].append(delta.text)
@@ -66,35 +63,33 @@ class HttpSink:
 
     async def failed(self, error: BatonError) -> None:
         """The request failed: its status if there is none yet, else one error event."""
-        if self._response.ended or error.reason == "client_stalled":
-            # Nobody reads; returning without an end closes the connection.
+        if self._response.ended:
             return
         if self._response.started:
             await self._response.end(self._opened_format.failure(error))
         else:
             await send_error(self._response, error)
 
-    async def keep_alive(self) -> None:
-        """Send a comment whenever a stream was silent for KEEP_ALIVE_S; the first one brings the
-        headers. Runs beside the request until cancelled."""
-        while True:
-            self._wrote.clear()
-            try:
-                async with asyncio.timeout(KEEP_ALIVE_S):
-                    await self._wrote.wait()
-            except TimeoutError:
-                if self._streams:
-                    await self._comment()
+    @property
+    def gone_reason(self) -> str:
+        return self._gone_reason
+
+    async def watch(self) -> None:
+        """Keep a silent stream alive; runs beside the request until cancelled. Raises
+        DeadlineExceeded when the client stalled, which ends the request."""
+        try:
+            await self._response.watch(self._comment)
+        except DeadlineExceeded as stalled:
+            self._gone_reason = stalled.reason
+            raise
 
     async def _comment(self) -> None:
+        if not self._streams:
+            return
         if not self._response.started:
             await self._response.start(200, EVENT_STREAM, _STREAM_HEADERS)
         if not self._response.ended:
             await self._response.write(sse.KEEP_ALIVE)
-
-    async def _write(self, body: bytes) -> None:
-        self._wrote.set()
-        await self._response.write(body)
 
     @property
     def _opened_format(self) -> AnswerFormat:

@@ -70,6 +70,7 @@ class WorkerLink:
 
     def forget(self, attempt: Attempt) -> None:
         """The request is over; what still comes for it is dropped."""
+        attempt.release()
         self._attempts.pop(attempt.handle, None)
         self._submits.pop(attempt.handle, None)
         if not self._attempts:

@@ -56,6 +56,8 @@ class MemoryFile:
 class RecordingSink:
     """Keeps what the pipeline delivers; `hold` makes it a client that stops reading."""
 
+    gone_reason = "cancelled"
+
     def __init__(self) -> None:
         self.identity: Identity | None = None
         self.request: GenerationRequest | None = None

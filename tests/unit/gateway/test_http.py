@@ -155,8 +155,16 @@ def test_a_client_that_takes_nothing_for_30_s_is_given_up() -> None:
         async def send(message) -> None:
             await asyncio.sleep(3600)
 
+        async def silence() -> None:
+            raise AssertionError("a waiting write is no silence")
+
+        response = HttpResponse(send, "r1")
+        writing = asyncio.ensure_future(response.start(200, "text/plain", {}))
+        await asyncio.sleep(1)
         with pytest.raises(DeadlineExceeded) as caught:
-            await HttpResponse(send, "r1").start(200, "text/plain", {})
+            await response.watch(silence)
         assert caught.value.reason == "client_stalled"
+        assert asyncio.get_running_loop().time() == pytest.approx(30, abs=0.1)
+        writing.cancel()
 
     run_virtual(scenario())

@@ -235,6 +235,32 @@ def test_a_refused_extension_ends_with_length_at_the_grant() -> None:
     simulate(scenario)
 
 
+def test_a_refusal_while_the_client_is_slow_still_ends_the_answer() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["x" * 1200]
+        fleet.worker.step_s = 0.001
+        sink = RecordingSink()
+        asked = asyncio.Event()
+
+        def refuse_later(renewal: quota_pb2.LeaseRenewal) -> tuple[int, int]:
+            if not renewal.wanted_output_tokens:
+                return 512, quota_pb2.LeaseState.STATE_HELD
+            asked.set()
+            sink.free.clear()
+            return 512, quota_pb2.LeaseState.STATE_REFUSED
+
+        fleet.quota.on_renewal = refuse_later
+        task = fleet.tasks.create_task(fleet.chat(sink))
+        await asked.wait()
+        await asyncio.sleep(5)
+        sink.free.set()
+        await task
+        assert (len(sink.text()), sink.reason()) == (512, "length")
+        assert fleet.clock.now() < 10
+
+    simulate(scenario)
+
+
 def test_a_lost_lease_stops_the_request() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.worker.texts = ["x" * 1500]
