@@ -390,6 +390,15 @@ async def test_drain_lets_a_running_stream_end(stack: Stack, client: openai.Asyn
     assert text == "x" * 60
 
 
+async def test_a_drained_gateway_says_bye_to_its_workers(tmp_path: Path) -> None:
+    async with running_stack(tmp_path) as stack:
+        await until_ready(stack)
+        async with openai.AsyncOpenAI(base_url=f"{stack.root}/v1", api_key=KEY) as client:
+            await client.completions.create(model="demo", prompt="x")
+        assert not stack.worker.said_bye
+    assert stack.worker.said_bye
+
+
 async def _break_protocol(stack: Stack) -> None:
     """The worker skips tokens of every open attempt: a gap can only be a loss."""
     from baton.wire.v1 import worker_pb2

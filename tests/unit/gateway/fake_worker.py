@@ -37,10 +37,14 @@ class FakeWorker:
 
     async def serve(self, stream: MemoryStream, tasks: asyncio.TaskGroup) -> None:
         self.num_dialled += 1
+        self.said_bye = False
         self.streams.append(stream)
         try:
             while (frame := await stream.read()) is not None:
                 await self._take_in(frame, stream, tasks)
+                if self.said_bye:
+                    await stream.close()
+                    return
         except StreamLost:
             return
 
@@ -78,7 +82,6 @@ class FakeWorker:
             self._poke()
         elif kind == "bye":
             self.said_bye = True
-            await stream.close()
 
     async def _answer(self, submit: worker_pb2.Submit, stream: MemoryStream) -> None:
         try:

@@ -166,6 +166,20 @@ def test_choices_are_independent_and_reserved_together() -> None:
     simulate(scenario)
 
 
+def test_a_stop_string_in_one_choice_leaves_the_others_alone() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["abEND" + "x" * 300, "y" * 200]
+        sink = await fleet.chat(n=2, stop="END")
+        assert (sink.text(0), sink.text(1)) == ("ab", "y" * 200)
+        assert [sink.reason(0), sink.reason(1)] == ["stop", "stop"]
+        assert fleet.record.num_output_tokens == 5 + 201
+        # The stopped choice gets no more credit; the request is cancelled when all have ended.
+        assert 0 < fleet.record.num_wasted_tokens <= 64
+        assert len(fleet.worker.cancels) == 1
+
+    simulate(scenario)
+
+
 def test_half_a_character_is_never_sent() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.worker.texts = ["a😀é"]
