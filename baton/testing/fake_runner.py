@@ -32,7 +32,8 @@ def _mix_all(states: NDArray[np.uint64], values: NDArray[np.uint64]) -> NDArray[
     x = states + (values + np.uint64(1)) * np.uint64(_LAYER_ROOT)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    mixed: NDArray[np.uint64] = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 class FakeRunner:
