@@ -202,6 +202,8 @@ class Worker:
 class Answer:
     """The Sink of one request."""
 
+    gone_reason = "cancelled"
+
     texts: dict[int, str] = field(default_factory=dict)
     finish_reasons: dict[int, str] = field(default_factory=dict)
     usage: Any = None
