@@ -44,6 +44,11 @@ class BlockManager:
         return self._pool.num_free
 
     @property
+    def num_available_blocks(self) -> int:
+        """Free blocks that are not promised."""
+        return self._pool.num_available
+
+    @property
     def num_promised_blocks(self) -> int:
         return self._pool.num_promised
 

@@ -2,8 +2,9 @@
 
 One token budget per step. A sequence without credit is parked: it keeps its blocks and stays out of
 the batch. When a decode needs a block and none is left, parked sequences lose theirs first, then
-the least important, newest one; it goes back to the queue and is computed again. Knows no runner
-and no clock; arrivals, deadlines and ends are the engine's.
+the least important, newest one; it goes back to the queue and is computed again. Parked sequences
+also give way to a waiting one when nothing else could run. Knows no runner and no clock; arrivals,
+deadlines and ends are the engine's.
 """
 
 from bisect import bisect_left, insort
@@ -112,6 +113,8 @@ class Scheduler:
                 self._add_chunk(seq, plan)
         if plan.num_preemptions == 0:
             self._start_waiting(plan)
+            if self._num_blocks_awaited and not plan.sequences:
+                self._displace_parked(plan)
         return plan
 
     def num_queued_prefill_tokens(self) -> int:
@@ -139,6 +142,23 @@ class Scheduler:
             if not seq.was_started:
                 plan.started.append(seq)
             self._add_chunk(seq, plan)
+
+    def _displace_parked(self, plan: StepPlan) -> None:
+        """Nothing can run: parked sequences must not keep the first waiting one from its blocks.
+
+        The next step starts it. Nobody is displaced when all of them would not be enough.
+        """
+        parked = [seq for seq in self.running.snapshot() if seq.can_be_preempted]
+        num_missing = self._num_blocks_awaited - self._manager.num_available_blocks
+        if sum(seq.table.num_blocks for seq in parked) < num_missing:
+            return
+        while parked and self._num_blocks_lacking() > 0:
+            self._preempt(parked.pop())
+            plan.num_preemptions += 1
+
+    def _num_blocks_lacking(self) -> int:
+        wanted = self._num_blocks_awaited + self._watermark()
+        return wanted - self._manager.num_available_blocks
 
     def _add_chunk(self, seq: Sequence, plan: StepPlan) -> None:
         """As much as the budget allows; a chunk that is not the last ends on a full block."""

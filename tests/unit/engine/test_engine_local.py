@@ -230,6 +230,33 @@ def test_parked_sequences_lose_their_blocks_first():
     assert driver.tokens[1] == driver.runner.lone_run(range(8), sampling)
 
 
+def test_parked_sequences_give_way_to_a_waiting_one_when_nothing_else_runs():
+    driver = make_driver(num_blocks=16)
+    driver.step(add_sequence(1, range(40), max_tokens=9, credit=1))
+    driver.run()
+    driver.step(add_sequence(2, range(100, 130), max_tokens=20))
+    driver.run()
+    assert driver.finished == {2: "length"}
+    assert driver.tokens[2] == driver.lone_run(range(100, 130), 20)
+    driver.step(Credit(1, 100))
+    driver.run()
+    assert driver.tokens[1] == driver.lone_run(range(40), 9)
+    assert driver.num_free_blocks == 16
+
+
+def test_parked_sequences_keep_their_blocks_when_those_would_not_be_enough():
+    driver = make_driver(num_blocks=16)
+    driver.step(
+        add_sequence(1, range(40), max_tokens=9, kind="prefill"),
+        add_sequence(2, range(50, 54), credit=1),
+    )
+    driver.run()
+    driver.step(add_sequence(3, range(100, 130)))
+    assert driver.events.num_preemptions == 0
+    assert driver.events.load.num_waiting == 1
+    assert not driver.engine.has_work
+
+
 def test_a_newcomer_waits_for_its_blocks_and_one_for_each_running_sequence():
     driver = make_driver(num_blocks=10)
     driver.step(add_sequence(1, range(24), max_tokens=5))
