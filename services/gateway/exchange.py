@@ -93,6 +93,9 @@ class Progress:
     choices: list[ChoiceText] = field(default_factory=list)
     num_attempts: int = 0
     num_received: int = 0
+    # A worker produced a token of it, or was at work on it when the client left. A prompt that
+    # never got that far (refused, queued, lost with its worker) costs nothing.
+    prompt_was_read: bool = False
     # By choice; only the choices whose first token came.
     num_cached: dict[int, int] = field(default_factory=dict)
 
@@ -120,8 +123,8 @@ def head_of(x: Exchange) -> Head:
 
 
 def usage_record(x: Exchange) -> quota_pb2.UsageRecord:
-    """The record of an admitted request. Its stages add up to its wall time."""
-    assert x.principal is not None, "only admitted requests are recorded"
+    """What a request is billed for. Its stages add up to its wall time."""
+    assert x.principal is not None, "only requests that were reserved are recorded"
     assert x.request is not None, "only admitted requests are recorded"
     assert x.model is not None, "only admitted requests are recorded"
     progress = x.progress
@@ -132,7 +135,7 @@ def usage_record(x: Exchange) -> quota_pb2.UsageRecord:
         model=x.request.model,
         model_fp=x.model.model_fp,
         started_unix_ms=int(x.started_unix_s * 1000),
-        num_prompt_tokens=progress.num_prompt_tokens,
+        num_prompt_tokens=progress.num_prompt_tokens if progress.prompt_was_read else 0,
         num_cached_tokens=progress.num_cached_tokens,
         num_output_tokens=progress.num_output_tokens,
         num_wasted_tokens=progress.num_received - progress.num_output_tokens,

@@ -185,12 +185,25 @@ class Pipeline:
         )
         try:
             answer = await self._parts.quota.reserve(request, context)
+        except asyncio.CancelledError:
+            await self._let_go(x, x.sink.gone_reason)
+            raise
         except BatonError as error:
             if not is_outage(error):
                 raise
-            return self._parts.local_buckets.reserve(principal, request), True
+            try:
+                return self._parts.local_buckets.reserve(principal, request), True
+            except BatonError as refusal:
+                if isinstance(error, DeadlineExceeded):
+                    await self._let_go(x, refusal.reason)
+                raise
         self._parts.local_buckets.quota_answers(principal.tenant, answer.limits)
         return answer, False
+
+    async def _let_go(self, x: Exchange, outcome: str) -> None:
+        """Quota was asked and did not answer: what it may hold for this request is freed later."""
+        x.outcome = outcome
+        await self._parts.outbox.put(usage_record(x))
 
     async def _generate(self, x: Exchange) -> None:
         """Attempts until one has brought its first token. A worker without room only sends the
@@ -252,6 +265,9 @@ class Pipeline:
         try:
             self._connect(progress.lease, meter, attempt)
             await self._stream_answer(x, stream)
+        except asyncio.CancelledError:
+            progress.prompt_was_read = attempt.failure is None
+            raise
         finally:
             await self._leave(x, stream, attempt, link)
 
@@ -290,6 +306,7 @@ class Pipeline:
         finally:
             link.forget(attempt)
             x.progress.num_received = attempt.num_received
+            x.progress.prompt_was_read |= attempt.num_received > 0
             x.progress.num_cached = stream.num_cached
             x.timer.mark("decode" if attempt.num_received else "prefill")
 
@@ -298,12 +315,17 @@ class Pipeline:
         self._parts.leases.close(x.progress.lease)
         with _stage(x, "settle") as span:
             record = usage_record(x)
+            acknowledged = False
             try:
                 async with asyncio.timeout(SETTLE_ACK_S):
                     await self._parts.quota.settle(record, _context(x, span, SETTLE_ACK_S))
+                acknowledged = True
             except (TimeoutError, BatonError):
                 span.set("baton.settle.outbox", True)
-                await self._parts.outbox.put(record)
+            finally:
+                # Also when the client leaves at this very moment: the bill is not its to stop.
+                if not acknowledged:
+                    await self._parts.outbox.put(record)
 
     def _cache_key(self, x: Exchange) -> bytes:
         return derive_cache_key(

@@ -70,6 +70,7 @@ class FakeQuota:
         self.settle_failure: BatonError | None = None
         self.settle_delay_s = 0.0
         self.reserve_failure: BatonError | None = None
+        self.reserve_delay_s = 0.0
         self.num_authenticated = 0
         self.reserved: list[quota_pb2.ReserveRequest] = []
         self.settled: list[quota_pb2.UsageRecord] = []
@@ -96,6 +97,7 @@ class FakeQuota:
         self, request: quota_pb2.ReserveRequest, context: CallContext
     ) -> quota_pb2.ReserveResponse:
         self._raise(self.failure)
+        await asyncio.sleep(self.reserve_delay_s)
         self._raise(self.reserve_failure)
         self.reserved.append(request)
         self.contexts["reserve"] = context

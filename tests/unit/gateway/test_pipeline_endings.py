@@ -211,3 +211,73 @@ async def _outcome(fleet: Fleet, sink: RecordingSink) -> BatonError | None:
     except BatonError as error:
         return error
     return None
+
+
+def test_a_client_that_leaves_while_its_request_settles_is_billed_all_the_same() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.quota.settle_delay_s = 0.02
+        sink = RecordingSink()
+        task = fleet.tasks.create_task(fleet.chat(sink))
+        await sink.started_event.wait()
+        while not sink.batches[-1:] or sink.reason() is None:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.sleep(3)
+        assert fleet.record.num_output_tokens == 13
+
+    simulate(scenario)
+
+
+def test_a_client_that_leaves_while_quota_is_asked_frees_what_quota_may_hold() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.quota.reserve_delay_s = 0.5
+        task = fleet.tasks.create_task(fleet.chat())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.sleep(3)
+        assert fleet.record.request_id == "r1"
+        assert fleet.record.num_prompt_tokens + fleet.record.num_output_tokens == 0
+
+    simulate(scenario)
+
+
+def test_a_reservation_without_an_answer_is_freed_when_its_request_is_refused() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.quota.principal.limits.hard_budget = True
+        fleet.quota.reserve_failure = DeadlineExceeded("no answer")
+        with pytest.raises(Unavailable):
+            await fleet.chat()
+        await asyncio.sleep(3)
+        assert fleet.record.num_prompt_tokens == 0
+
+    simulate(scenario)
+
+
+def test_a_prompt_that_no_worker_read_costs_nothing() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.router.queue_s = 5.0
+        task = fleet.tasks.create_task(fleet.chat())
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.sleep(0.1)
+        fleet.router.queue_s = 0.0
+        fleet.router.failure = Unavailable("overloaded", reason="overloaded")
+        with pytest.raises(Unavailable):
+            await fleet.chat()
+        assert [record.num_prompt_tokens for record in fleet.quota.settled] == [0, 0]
+
+    simulate(scenario)
+
+
+def test_a_client_that_leaves_during_prefill_pays_for_its_prompt() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.prefill_s = 5.0
+        task = fleet.tasks.create_task(fleet.chat())
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.sleep(1)
+        assert fleet.record.num_prompt_tokens > 0
+        assert fleet.record.num_output_tokens == 0
+
+    simulate(scenario)
