@@ -1,19 +1,18 @@
 """`baton status` and `baton down`: what runs in this folder, and ending it."""
 
 import argparse
-import json
+import asyncio
 import os
 import signal
 import time
-import urllib.error
-import urllib.request
 from typing import Any
 
 from baton.localstack.home import Home, StackState
+from baton.localstack.plan import WORKER_PREFIXES
+from baton.localstack.readiness import stack_reason
 
 _DOWN_TIMEOUT_S = 60
 _POLL_S = 0.1
-_MAX_ANSWER_BYTES = 4096
 
 
 class NotRunning(Exception):
@@ -50,30 +49,12 @@ def table(state: StackState) -> str:
 
 def _status(_: argparse.Namespace) -> int:
     state = running_state(Home.of_environment())
-    ready, reason = readiness(state.base_url)
+    workers = [name for name in state.services if name.startswith(WORKER_PREFIXES)]
+    router = str(state.services["router"]["endpoint"])
+    reason = asyncio.run(stack_reason(state.base_url, router, workers))
     print(table(state))
-    print(f"\nbase URL {state.base_url}  {'ready' if ready else 'not ready: ' + reason}")
-    return 0 if ready else 1
-
-
-def readiness(base_url: str) -> tuple[bool, str]:
-    """What the gateway's /readyz says: (ready, reason)."""
-    url = base_url.removesuffix("/v1") + "/readyz"
-    try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
-            return answer.status == 200, ""
-    except urllib.error.HTTPError as error:
-        return False, _reasons(error.read(_MAX_ANSWER_BYTES))
-    except OSError:
-        return False, "the gateway does not answer"
-
-
-def _reasons(body: bytes) -> str:
-    """The reasons in an answer of /readyz; the body itself when it has none."""
-    try:
-        return ", ".join(json.loads(body)["reasons"])
-    except (ValueError, KeyError, TypeError):
-        return body.decode(errors="replace").strip()
+    print(f"\nbase URL {state.base_url}  {'not ready: ' + reason if reason else 'ready'}")
+    return 1 if reason else 0
 
 
 def _down(_: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from baton.cli.keys import create_key
 from baton.localstack import models, plan
 from baton.localstack.home import Home, StackState
 from baton.localstack.models import LocalModel
+from baton.localstack.readiness import stack_reason
 from baton.localstack.supervisor import StartFailed, Supervisor
 from baton.wire import key_registry
 from baton.wire.key_registry import KeyLimits
@@ -159,12 +160,12 @@ def _signals(supervisor: Supervisor, group: asyncio.TaskGroup) -> Iterator[async
 async def _until_ready(
     made: plan.Plan, running: "asyncio.Task[None]", asked_to_stop: asyncio.Event
 ) -> None:
-    """Return when the gateway is ready, or when the stack ends or is to end before that."""
+    """Return when gateway and all workers are ready, or when the stack ends before that."""
     started = shown = time.monotonic()
     while not running.done() and not asked_to_stop.is_set():
-        ready, reason = await asyncio.to_thread(stack.readiness, made.base_url)
+        reason = await stack_reason(made.base_url, made.router, made.worker_ids)
         now = time.monotonic()
-        if ready:
+        if not reason:
             print(f"ready after {now - started:.1f} s", flush=True)
             return
         if now - started > _READY_TIMEOUT_S:

@@ -16,6 +16,8 @@ from baton.localstack.supervisor import ServiceSpec
 # Stopped in this order: nothing new comes in before what runs has ended.
 _STOP_GATEWAY, _STOP_ROUTER, _STOP_WORKERS, _STOP_REST, _STOP_REDIS, _STOP_SPANS = range(6)
 
+# A worker's service is called after its role.
+WORKER_PREFIXES = ("prefill-", "decode-")
 DEFAULT_KV_BYTES = 256 * 2**20
 # Longer than any answer of the demo model; below the supervisor's own patience.
 DRAIN_S = 30
@@ -63,6 +65,16 @@ class Plan:
     services: list[ServiceSpec]
     base_url: str
     metrics_url: str
+
+    @property
+    def worker_ids(self) -> list[str]:
+        names = [service.name for service in self.services]
+        return [name for name in names if name.startswith(WORKER_PREFIXES)]
+
+    @property
+    def router(self) -> str:
+        """The router's address."""
+        return next(service.endpoint for service in self.services if service.name == "router")
 
 
 class _Builder:
