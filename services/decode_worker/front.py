@@ -40,14 +40,15 @@ class DecodeFront:
         return sum(session.num_attempts for session in self._sessions)
 
     async def run(self) -> None:
-        """Drive engine events and prefill links until cancelled. Raises CoreDied."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._links.run())
+        """Drive engine events and prefill links until cancelled. Raises CoreDied, in a group."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._links.run())
+            try:
                 await self._parts.dispatcher.run()
-        except* CoreDied as group_error:
-            await self._report_death(group_error)
-            raise
+            except CoreDied as died:
+                # Before the links end: their transfers are lost because of this.
+                await self._report_death(died)
+                raise
 
     async def serve(self, stream: GatewayStream) -> None:
         """Serve one gateway's stream until it ends."""
@@ -80,7 +81,7 @@ class DecodeFront:
             _log.warning("drain_cut_short", num_attempts=self.num_attempts)
         for session in list(self._sessions):
             session.fail_all(failures.Unavailable("this worker is draining", reason="draining"))
-            await session.finish("draining")
+        await self._finish_sessions("draining")
         await self._links.close("draining")
 
     def check_integrity(self) -> None:
@@ -131,12 +132,17 @@ class DecodeFront:
         for session in self._sessions:
             session.merge.step = events.step
 
-    async def _report_death(self, group: BaseExceptionGroup[CoreDied]) -> None:
+    async def _report_death(self, died: CoreDied) -> None:
         """Tell every gateway that the core is gone, and which requests are suspects."""
-        died = group.exceptions[0]
-        suspects = died.suspect_request_ids if isinstance(died, CoreDied) else ()
+        suspects = died.suspect_request_ids
         error = failures.Unavailable("the engine core died", reason="worker_lost")
         for session in list(self._sessions):
             session.send(worker_pb2.WorkerFrame(core_died={"suspect_request_ids": suspects}))
             session.fail_all(error)
-            await session.finish("core died")
+        await self._finish_sessions("core died")
+
+    async def _finish_sessions(self, reason: str) -> None:
+        """Say Bye to all gateways at once: one that does not answer must not hold up the rest."""
+        async with asyncio.TaskGroup() as group:
+            for session in self._sessions:
+                group.create_task(session.finish(reason))

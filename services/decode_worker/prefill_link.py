@@ -21,6 +21,8 @@ from services.decode_worker.transfer import DecodeTransfer
 
 CONNECT_TIMEOUT_S = 2.0
 IDLE_CLOSE_S = 60.0
+# A link that delivered blocks of any transfer in this time is busy: the others wait in line.
+BUSY_S = 2 * RENEW_INTERVAL_S
 # Bytes of KV that a prefill worker may have on the way to us.
 CREDIT_WINDOW_BYTES = 16 * 1024 * 1024
 MAX_TRANSFERS_PER_LINK = 1024
@@ -261,10 +263,11 @@ class PrefillLink:
                 await self.close("idle")
 
     def _expire(self) -> None:
+        silent_s = self._parts.clock.now() - self._last_delivery_s
         for transfer in self._transfers.values():
             # Before the first token only the deadline limits compute; before the bind it is our
             # own core that we wait for.
-            if not transfer.is_waiting_for_peer:
+            if silent_s < BUSY_S or not transfer.is_waiting_for_peer:
                 self._touch(transfer)
         for xfer_id in self._leases.sweep():
             late = self._transfers.get(xfer_id)
@@ -275,7 +278,7 @@ class PrefillLink:
                 f"no blocks from {self.endpoint} for {LEASE_S} s", reason="handoff_failed"
             )
             late.on_lost(error)
-            if self._parts.clock.now() - self._last_delivery_s >= LEASE_S:
+            if silent_s >= LEASE_S:
                 # Nothing came for anybody: credit or the peer's writer is stuck, the stream is
                 # useless. Other transfers on it fail now rather than one lease later.
                 self._break_off()

@@ -47,6 +47,7 @@ class DecodeTransfer:
         self.is_ended = False
         self.has_first_token = False
         self._owner = owner
+        self._vocab_size = parts.dispatcher.info.vocab_size
         self._receiver = Receiver(ticket, parts.blocks, parts.transport, on_consumed)
 
     @property
@@ -75,6 +76,11 @@ class DecodeTransfer:
 
     def on_first_tokens(self, frame: handoff_pb2.FirstTokens) -> None:
         if self.has_first_token:
+            return
+        if frame.token_id >= self._vocab_size:
+            message = f"first token {frame.token_id} is not below {self._vocab_size}"
+            error = failures.Unavailable(message, reason="handoff_failed")
+            self._owner.on_failed(error, is_bad_data=False)
             return
         self.has_first_token = True
         self._owner.on_first_token(frame)

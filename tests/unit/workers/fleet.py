@@ -38,8 +38,15 @@ def pass_on(frame: Any) -> list[Any]:
 class TamperedStream:
     """A FrameStream whose incoming and outgoing frames may be changed, dropped, doubled or cut."""
 
-    def __init__(self, inner: MemoryStream, outgoing: Tamper, incoming: Tamper) -> None:
+    def __init__(
+        self,
+        inner: MemoryStream,
+        outgoing: Tamper,
+        incoming: Tamper,
+        delay_s: Callable[[Any], float],
+    ) -> None:
         self.inner = inner
+        self._delay_s = delay_s
         self._outgoing = outgoing
         self._incoming = incoming
         self._arrived: list[Any] = []
@@ -49,6 +56,7 @@ class TamperedStream:
             frame = await self.inner.read()
             if frame is None:
                 return None
+            await asyncio.sleep(self._delay_s(frame))
             copy = type(frame)()
             copy.CopyFrom(frame)
             self._arrived = self._incoming(copy)
@@ -222,6 +230,8 @@ class Fleet:
         self.runner = runner
         self.to_prefill: Tamper = pass_on
         self.to_decode: Tamper = pass_on
+        # How long a frame to the decode worker takes.
+        self.delay_s: Callable[[Any], float] = lambda frame: 0.0
         self.frames: list[Any] = []  # every handoff frame that was written, in order
         self.handoff_streams: list[MemoryStream] = []
         self.gateway: FakeGateway
@@ -241,7 +251,9 @@ class Fleet:
         ours, theirs = memory_stream_pair()
         self.handoff_streams.append(ours)
         self.tasks.create_task(self.prefill.front.serve(theirs))
-        return TamperedStream(ours, self._recorded("to_prefill"), self._recorded("to_decode"))
+        return TamperedStream(
+            ours, self._recorded("to_prefill"), self._recorded("to_decode"), self.delay_s
+        )
 
     async def connect(self) -> FakeGateway:
         """A further gateway on the decode worker, after its hello."""

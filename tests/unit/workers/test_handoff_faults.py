@@ -258,6 +258,40 @@ async def test_one_transfer_that_hangs_does_not_end_the_stream_of_the_others() -
 
 
 @virtual
+async def test_transfers_that_wait_in_line_on_a_slow_stream_do_not_expire(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.decode_worker.prefill_link.CREDIT_WINDOW_BYTES", 2048)
+    async with fleet(decode_sizes={"num_blocks": 256}, prefill_sizes={"num_blocks": 256}) as f:
+        f.delay_s = lambda frame: 0.5 if frame.HasField("blocks") else 0.0
+        prompts = [[i, *PROMPT] for i in range(10)]
+        answers = [await f.gateway.submit(prompt) for prompt in prompts]
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert (await answer.over()).tokens[0] == f.lone_run(prompt)
+
+        assert asyncio.get_running_loop().time() > 2 * LEASE_S
+        await f.settle(1)
+
+
+@virtual
+async def test_a_first_token_that_is_none_never_reaches_the_core() -> None:
+    async with fleet() as f:
+
+        def no_token(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFrame]:
+            if frame.HasField("first_tokens"):
+                frame.first_tokens.token_id = 70_000
+            return [frame]
+
+        f.to_decode = no_token
+
+        answer = await (await f.gateway.submit(PROMPT)).over()
+
+        assert failure_of(answer) == "handoff_failed"
+        assert not answer.tokens
+        await f.settle(1)
+
+
+@virtual
 async def test_a_prefill_worker_frees_by_itself_what_nobody_renews() -> None:
     async with fleet() as f:
         f.to_decode = drop("first_tokens", "blocks", "commit", "abort")
@@ -570,3 +604,19 @@ async def test_a_dead_core_is_told_to_gateways_with_its_suspects() -> None:
                 assert list(frames[0].core_died.suspect_request_ids) == ["request-1"]
                 assert failure_of(answer) == "worker_lost"
     assert raised.value.subgroup(CoreDied) is not None
+
+
+@virtual
+async def test_a_core_that_dies_during_a_handoff_is_the_reason_that_the_gateway_gets() -> None:
+    with pytest.raises(BaseExceptionGroup) as raised:
+        async with fleet() as f:
+            f.to_decode = drop("blocks")
+            answer = await f.gateway.submit(PROMPT)
+            await answer.first_token()
+
+            f.decode.client.die()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                assert failure_of(answer) == "worker_lost"
+    assert raised.value.subgroup(AssertionError) is None
