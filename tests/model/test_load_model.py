@@ -176,3 +176,12 @@ def test_a_model_that_does_not_fit_into_memory_is_refused_with_the_numbers(
 
 def test_a_context_beyond_the_models_own_is_refused(model_folder):
     assert "exceeds the model's 192" in refusal_of(model_folder("llama"), max_model_len=193)
+
+
+def test_cached_files_do_not_count_against_a_memory_limit(tmp_path, monkeypatch):
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 100\nactive_file 200\ninactive_file 400\n")
+    monkeypatch.setattr(memory_need, "_CGROUP", tmp_path)
+
+    assert memory_need.free_bytes() == 700

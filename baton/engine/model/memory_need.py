@@ -6,8 +6,7 @@ from baton.engine.model.refusal import LoadError
 
 _GIB = 1024**3
 _MEMINFO = Path("/proc/meminfo")
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-_CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def check_memory(name: str, weight_bytes: int, kv_bytes: int) -> None:
@@ -37,7 +36,15 @@ def _machine_free() -> int | None:
 
 
 def _cgroup_free() -> int | None:
-    if not (_CGROUP_LIMIT.is_file() and _CGROUP_USED.is_file()):
+    limit_file, used_file, parts_file = (
+        _CGROUP / name for name in ("memory.max", "memory.current", "memory.stat")
+    )
+    if not (limit_file.is_file() and used_file.is_file() and parts_file.is_file()):
         return None
-    limit = _CGROUP_LIMIT.read_text().strip()
-    return None if limit == "max" else int(limit) - int(_CGROUP_USED.read_text())
+    limit = limit_file.read_text().strip()
+    if limit == "max":
+        return None
+    parts = dict(line.split() for line in parts_file.read_text().splitlines())
+    # Pages of files (a model just downloaded) count as used, but give way.
+    reclaimable = sum(int(parts.get(name, 0)) for name in ("active_file", "inactive_file"))
+    return int(limit) - int(used_file.read_text()) + reclaimable
