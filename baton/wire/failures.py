@@ -59,6 +59,8 @@ REASONS: dict[str, ReasonRow] = {
     "request_exceeds_limit": _INVALID,
     "body_too_large": ReasonRow("INVALID_ARGUMENT", 413, "invalid_request_error", False),
     "unsupported_encoding": ReasonRow("INVALID_ARGUMENT", 415, "invalid_request_error", False),
+    "headers_too_large": ReasonRow("INVALID_ARGUMENT", 431, "invalid_request_error", False),
+    "invalid_http": _INVALID,
     "request_timeout": ReasonRow("INVALID_ARGUMENT", 408, "invalid_request_error", False),
     "not_found": ReasonRow("NOT_FOUND", 404, "invalid_request_error", False),
     "method_not_allowed": ReasonRow("UNIMPLEMENTED", 405, "invalid_request_error", False),
@@ -168,7 +170,8 @@ _CLASS_OF_REASON: dict[str, type[BatonError]] = {
 _CLASS_OF_ROW: dict[int, type[BatonError]] = {
     400: InvalidRequest, 401: AuthenticationFailed, 404: InvalidRequest, 405: InvalidRequest,
     408: InvalidRequest, 413: InvalidRequest, 415: InvalidRequest, 429: LimitExceeded,
-    499: Cancelled, 500: InternalFailure, 503: Unavailable, 504: DeadlineExceeded,
+    431: InvalidRequest, 499: Cancelled, 500: InternalFailure, 503: Unavailable,
+    504: DeadlineExceeded,
 }  # fmt: skip
 
 

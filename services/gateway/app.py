@@ -45,6 +45,8 @@ from services.gateway.pipeline import AUTHENTICATE_TIMEOUT_S
 from services.gateway.ports import CallContext
 from services.gateway.sinks import HttpSink
 
+_MODEL_NAME_PATH = b"/v1/models/"
+
 _log = logs.get("app")
 
 
@@ -72,6 +74,9 @@ class App:
             return
         scope["baton.request_id"] = self._ids.of(Headers(scope["headers"]))
         endpoint = ENDPOINTS.get(scope["path"])
+        if _hides_a_slash(scope):
+            await send_error(HttpResponse(send, scope["baton.request_id"]), _no_such_path())
+            return
         if endpoint is None or scope["method"] != "POST":
             await self._rest(scope, receive, send)
             return
@@ -179,6 +184,17 @@ class App:
         return await self._gateway.authenticator.authenticate(authorization_of(headers), context)
 
 
+def _no_such_path() -> InvalidRequest:
+    return InvalidRequest("no such path", reason="not_found")
+
+
+def _hides_a_slash(scope: Scope) -> bool:
+    """Whether the path has a slash that a proxy in front took for a character of a name. Only
+    names of models may have one."""
+    raw: bytes = scope.get("raw_path", b"")
+    return b"%2f" in raw.lower() and not raw.startswith(_MODEL_NAME_PATH)
+
+
 async def _watch_client(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -204,7 +220,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
             f"{request.method} is not allowed here", reason="method_not_allowed"
         )
     else:
-        failure = InvalidRequest("no such path", reason="not_found")
+        failure = _no_such_path()
     response = await _baton_error(request, failure)
     response.headers.update(error.headers or {})
     return response

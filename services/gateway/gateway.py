@@ -135,6 +135,7 @@ class Gateway:
             router=outside.router,
             links=self.links,
             outbox=self.outbox,
+            in_thread=outside.in_thread,
         )
 
 

@@ -99,7 +99,11 @@ def _stalled() -> DeadlineExceeded:
 
 async def send_error(response: HttpResponse, error: BatonError) -> None:
     """The error as a whole response, in OpenAI's form."""
-    await response.whole(error.row.http_status, error_body(error), error_headers(error))
+    headers = error_headers(error)
+    if error.reason == "request_timeout":
+        # The rest of the body may still come, and is no next request.
+        headers["connection"] = "close"
+    await response.whole(error.row.http_status, error_body(error), headers)
 
 
 def error_headers(error: BatonError) -> dict[str, str]:

@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from baton.runtime.telemetry import Span, StageTimer, start_span
 from baton.system.clock import Clock
@@ -29,7 +30,13 @@ from services.gateway.generation import Delta, GenerationRequest, Identity
 from services.gateway.leases import Lease, LeaseKeeper
 from services.gateway.models import ModelDirectory, ServedModel
 from services.gateway.outbox import Outbox
-from services.gateway.ports import CallContext, QuotaClient, RouterClient, TokenizerClient
+from services.gateway.ports import (
+    CallContext,
+    QuotaClient,
+    RouterClient,
+    RunInThread,
+    TokenizerClient,
+)
 from services.gateway.quota_outage import LocalBuckets, is_outage
 from services.gateway.worker_link import WorkerLink, WorkerLinks
 
@@ -39,6 +46,8 @@ RESERVE_TIMEOUT_S = 1.0
 SETTLE_ACK_S = 0.025
 MAX_FAILURES = 3
 MAX_EXCLUDED = 16
+# Parsing takes up to a quarter of a second a MiB; what is longer than this must not hold up others.
+LARGE_BODY_BYTES = 64 * 1024
 RETRIED_REASONS = frozenset({"no_room", "worker_lost", "draining", "unavailable", "handoff_failed"})
 
 
@@ -69,6 +78,7 @@ class Parts:
     router: RouterClient
     links: WorkerLinks
     outbox: Outbox
+    in_thread: RunInThread
 
 
 class Pipeline:
@@ -76,6 +86,8 @@ class Pipeline:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        # Large bodies are parsed one at a time: each takes up to 100 times its size in memory.
+        self._parsing_large = asyncio.Lock()
 
     async def run(self, arrival: Arrival, sink: Sink) -> None:
         """Serve one request to its end. Raises BatonError; the caller turns that into a status or,
@@ -94,7 +106,7 @@ class Pipeline:
 
     async def _serve(self, x: Exchange) -> None:
         await self._authenticate(x)
-        self._validate(x)
+        await self._validate(x)
         await self._tokenize(x)
         await self._reserve(x)
         try:
@@ -119,10 +131,16 @@ class Pipeline:
                 x.arrival.authorization, context
             )
 
-    def _validate(self, x: Exchange) -> None:
+    async def _validate(self, x: Exchange) -> None:
         with _stage(x, "validate"):
-            x.request = x.arrival.endpoint.parse(x.arrival.body)
+            x.request = await self._parsed(x.arrival)
             x.model = self._parts.directory.resolve(x.request.model, _principal(x).allowed_models)
+
+    async def _parsed(self, arrival: Arrival) -> GenerationRequest:
+        if len(arrival.body) <= LARGE_BODY_BYTES:
+            return arrival.endpoint.parse(arrival.body)
+        async with self._parsing_large:
+            return await self._parts.in_thread(partial(arrival.endpoint.parse, arrival.body))
 
     async def _tokenize(self, x: Exchange) -> None:
         request, model, progress = _request(x), _model(x), x.progress

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from services.gateway.app import App
+from services.gateway.http_protocol import BoundedHttpProtocol
 
 # Accepted sockets inherit it. The default lets megabytes of tokens pile up unseen in the kernel
 # before a client that stopped reading is noticed.
@@ -35,7 +36,7 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="none",
-                http="httptools",
+                http=BoundedHttpProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
