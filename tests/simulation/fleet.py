@@ -19,11 +19,13 @@ import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from baton.engine.batch import StepBatch
+from baton.engine.client import CoreDied
 from baton.engine.engine import Engine, EngineConfig
 from baton.engine.local_client import LocalEngineClient
 from baton.engine.messages import SamplingParams, SnapshotHashes
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.grpc_stream import GrpcStreamTransport
+from baton.runtime.shared_stream import StreamLost
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import VirtualClock
@@ -238,6 +240,8 @@ class Fleet:
         self._folder = folder
         self.workers: dict[str, Worker] = {}
         self._tasks = asyncio.TaskGroup()
+        # The servers' ends, by the endpoint that they belong to.
+        self._streams: dict[str, list[MemoryStream]] = {}
 
     async def start(self, num_prefill: int, num_decode: int, num_blocks: int) -> None:
         """Build everything and wait until the gateway is ready."""
@@ -249,7 +253,7 @@ class Fleet:
         for number, name in enumerate(names):
             worker = self._make_worker(name, f"sim:{number + 1}", num_blocks)
             self.workers[worker.endpoint] = worker
-            self._run(worker.front.run())
+            self._run(self._run_worker(worker))
         self.router = RouterCore(RouterSettings(), self.clock, self.rng)
         self._run(Watcher(self.router, self._dial_reports, self.rng).run(tuple(self.workers)))
         self.api_key, self.quota = await self._make_quota()
@@ -355,6 +359,10 @@ class Fleet:
         ledger = Ledger(self._store, registry, clock_ms=lambda: round(self.clock.unix() * 1000))
         return api_key, LocalQuota(ledger)
 
+    def kill(self, endpoint: str) -> None:
+        """A worker's core dies, and its process soon after; nobody listens there any more."""
+        self.workers.pop(endpoint).client.die()
+
     async def lose_redis_data(self) -> None:
         """Redis comes back empty; the registry declares the keys anew, as it then does."""
         await self._store.execute("FLUSHALL")
@@ -367,14 +375,31 @@ class Fleet:
         return self._dial(endpoint)
 
     def _dial(self, endpoint: str) -> MemoryStream:
-        ours, theirs = memory_stream_pair()
+        if endpoint not in self.workers:
+            raise StreamLost("connection refused")
+        ours, theirs = self._stream_to(endpoint)
         self._run(self._serve(self.workers[endpoint].front.serve(theirs), theirs))
         return ours
 
     def _dial_reports(self, endpoint: str) -> MemoryStream:
-        ours, theirs = memory_stream_pair()
+        ours, theirs = self._stream_to(endpoint)
+        if endpoint not in self.workers:
+            theirs.cancel()
+            return ours
         self._run(self._serve(serve_reports(theirs, self.workers[endpoint].parts.reports), theirs))
         return ours
+
+    def _stream_to(self, endpoint: str) -> tuple[MemoryStream, MemoryStream]:
+        ours, theirs = memory_stream_pair()
+        self._streams.setdefault(endpoint, []).append(theirs)
+        return ours, theirs
+
+    async def _run_worker(self, worker: Worker) -> None:
+        try:
+            await worker.front.run()
+        except* CoreDied:
+            for stream in self._streams[worker.endpoint]:
+                stream.cancel()
 
     @staticmethod
     async def _serve(serving: Awaitable[None], stream: MemoryStream) -> None:
