@@ -118,6 +118,8 @@ class RemotePrefill:
         if self._first_token is not None:
             return
         self._first_token = frame.token_id
+        if self._num_tries > 1:
+            frame.num_cached_tokens = 0  # an earlier try computed them for this request
         assert self._transfer is not None
         self._tail_start = (self._parts.clock.now(), self._transfer.num_bytes_received)
         num_blocks = 0 if frame.finish_reason else self._transfer.ticket.num_missing_blocks

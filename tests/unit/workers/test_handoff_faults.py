@@ -56,6 +56,17 @@ async def test_a_corrupted_block_is_asked_for_again_and_never_served() -> None:
 
 
 @virtual
+async def test_what_a_first_try_computed_does_not_count_as_cached_in_the_second() -> None:
+    async with fleet() as f:
+        f.to_decode = flip_a_bit(times=1)
+
+        answer = await (await f.gateway.submit(list(range(200)))).over()
+
+        assert [first.xfer_id for first in f.kinds("first_tokens")] == [2]
+        assert answer.prefills[0].num_cached_tokens == 0
+
+
+@virtual
 async def test_blocks_that_stay_bad_end_the_attempt_and_free_both_sides() -> None:
     async with fleet() as f:
         f.to_decode = flip_a_bit(times=1000)
