@@ -347,8 +347,9 @@ class PrefillLinks:
 
     async def close(self, reason: str) -> None:
         """Say Bye on every link."""
-        for link in list(self._links.values()):
-            await link.close(reason)
+        async with asyncio.TaskGroup() as group:
+            for link in self._links.values():
+                group.create_task(link.close(reason))
 
     async def _run_link(self, link: PrefillLink) -> None:
         try:

@@ -80,8 +80,9 @@ class PrefillFront:
                     await self._became_idle.wait()
         except TimeoutError:
             _log.warning("drain_cut_short", num_transfers=len(self._owners))
-        for session in list(self._sessions):
-            await session.finish("draining")
+        async with asyncio.TaskGroup() as group:
+            for session in self._sessions:
+                group.create_task(session.finish("draining"))
 
     def check_integrity(self) -> None:
         """Asserts that every transfer has exactly one lease and one owner."""

@@ -16,6 +16,7 @@ from baton.testing.engine_driver import encode_tokens
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import VirtualClock, run_virtual
+from baton.wire.kv_spec import to_wire
 from baton.wire.metadata import PROTOCOL_VERSION
 from baton.wire.v1 import handoff_pb2, router_pb2, sampling_pb2, worker_pb2
 from baton.worker.parts import WorkerParts
@@ -263,6 +264,16 @@ class Fleet:
         await gateway.hello()
         self.tasks.create_task(gateway.run())
         return gateway
+
+    def hello(self, worker_id: str) -> handoff_pb2.DecodeHello:
+        """What a further decode worker of the same model says first."""
+        return handoff_pb2.DecodeHello(
+            protocol=PROTOCOL_VERSION,
+            worker_id=worker_id,
+            model_fp=MODEL_FP,
+            kv_spec=to_wire(self.runner.kv_spec),
+            transports=["grpc"],
+        )
 
     async def settle(self, within_s: float) -> None:
         """Wait until both engines hold nothing. Asserts that it happens in time."""

@@ -631,3 +631,22 @@ async def test_a_core_that_dies_during_a_handoff_is_the_reason_that_the_gateway_
             finally:
                 assert failure_of(answer) == "worker_lost"
     assert raised.value.subgroup(AssertionError) is None
+
+
+@virtual
+async def test_peers_that_do_not_answer_a_bye_hold_up_the_end_together_not_in_turn() -> None:
+    async with fleet() as f:
+        for number in range(5):
+            ours, theirs = memory_stream_pair()
+            f.tasks.create_task(f.decode.front.serve(theirs))
+            await FakeGateway(ours).hello()
+            ours, theirs = memory_stream_pair()
+            f.tasks.create_task(f.prefill.front.serve(theirs))
+            await ours.write(handoff_pb2.DecodeFrame(hello=f.hello(f"decode-{number}")))
+            assert not (await ours.read()).hello.HasField("failure")
+        started_s = asyncio.get_running_loop().time()
+
+        await f.decode.front.drain(1.0)
+        await f.prefill.front.drain(1.0)
+
+        assert asyncio.get_running_loop().time() - started_s < 2.5
