@@ -20,6 +20,7 @@ from services.gateway.serving import HttpServer, listening_socket
 from services.gateway.settings import PREFIX, GatewaySettings
 
 OUTBOX_FILE = "usage-outbox.txt"
+LAST_SETTLES_S = 2.0
 
 _log = logs.get("gateway")
 
@@ -61,6 +62,8 @@ async def serve(
         stopping = tasks.create_task(_drain_when_told(process, gateway, server))
         await server.serve([bound])
         stopping.cancel()
+        # What the drain cut off is settled, too.
+        await app.idle(LAST_SETTLES_S)
         await gateway.close()
         for task in background:
             task.cancel()

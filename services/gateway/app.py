@@ -68,6 +68,16 @@ class App:
         self._created_unix_s = int(gateway.clock.unix())
         self._rest = self._starlette()
         self.num_open = 0
+        self._none_open = asyncio.Event()
+        self._none_open.set()
+
+    async def idle(self, timeout_s: float) -> None:
+        """Wait until no request is open, for at most `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._none_open.wait()
+        except TimeoutError:
+            _log.warning("requests_not_ended", num_requests=self.num_open)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,10 +91,13 @@ class App:
             await self._rest(scope, receive, send)
             return
         self.num_open += 1
+        self._none_open.clear()
         try:
             await self._generate(endpoint, scope, receive, send)
         finally:
             self.num_open -= 1
+            if not self.num_open:
+                self._none_open.set()
 
     async def _generate(
         self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send

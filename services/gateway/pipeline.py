@@ -215,7 +215,7 @@ class Pipeline:
                 if isinstance(error, DeadlineExceeded):
                     await self._let_go(x, refusal.reason)
                 raise
-        self._parts.local_buckets.quota_answers(principal.tenant, answer.limits)
+        self._parts.local_buckets.quota_answers(principal, answer.limits)
         return answer, False
 
     async def _let_go(self, x: Exchange, outcome: str) -> None:

@@ -19,7 +19,7 @@ from services.gateway.ports import CallContext, QuotaClient
 
 MAX_FAILURES = 5
 OPEN_S = 1.0
-MAX_TENANTS = 10_000
+MAX_KEYS = 10_000
 _MINUTE_S = 60.0
 _NO_ANSWER = frozenset({"unavailable", "quota_unavailable", "deadline_exceeded"})
 
@@ -67,6 +67,7 @@ class GuardedQuota:
         """Its short deadline says nothing about the service, so failures do not count."""
         self._check()
         await self._quota.settle(record, context)
+        self._num_failures = 0
 
     async def open_renewals(self) -> FrameStream[quota_pb2.RenewResponse, quota_pb2.RenewRequest]:
         return await self._quota.open_renewals()
@@ -116,19 +117,19 @@ class _Bucket:
 
 
 class LocalBuckets:
-    """Requests and tokens per minute of each tenant, as far as this gateway knows."""
+    """Requests and tokens per minute of each key, as far as this gateway knows."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._told: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._buckets: OrderedDict[str, tuple[_Bucket, _Bucket]] = OrderedDict()
 
-    def quota_answers(self, tenant: str, limits: failure_pb2.LimitState) -> None:
+    def quota_answers(self, principal: Principal, limits: failure_pb2.LimitState) -> None:
         """The quota service told what is left: that is where an outage would start."""
-        self._buckets.pop(tenant, None)
-        self._told[tenant] = (limits.remaining_requests, limits.remaining_tokens)
-        self._told.move_to_end(tenant)
-        if len(self._told) > MAX_TENANTS:
+        self._buckets.pop(principal.key_id, None)
+        self._told[principal.key_id] = (limits.remaining_requests, limits.remaining_tokens)
+        self._told.move_to_end(principal.key_id)
+        if len(self._told) > MAX_KEYS:
             self._told.popitem(last=False)
 
     def reserve(
@@ -154,14 +155,14 @@ class LocalBuckets:
         )
 
     def _of(self, principal: Principal) -> tuple[_Bucket, _Bucket]:
-        now_s, tenant = self._clock.now(), principal.tenant
-        pair = self._buckets.get(tenant)
+        now_s, key_id = self._clock.now(), principal.key_id
+        pair = self._buckets.get(key_id)
         if pair is None:
             limits = (principal.requests_per_minute, principal.tokens_per_minute)
-            requests, tokens = self._told.get(tenant, limits)
+            requests, tokens = self._told.get(key_id, limits)
             pair = _Bucket(limits[0], requests, now_s), _Bucket(limits[1], tokens, now_s)
-            self._buckets[tenant] = pair
-            if len(self._buckets) > MAX_TENANTS:
+            self._buckets[key_id] = pair
+            if len(self._buckets) > MAX_KEYS:
                 self._buckets.popitem(last=False)
         for bucket in pair:
             bucket.refill(now_s)

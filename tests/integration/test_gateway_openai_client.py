@@ -390,6 +390,23 @@ async def test_drain_lets_a_running_stream_end(stack: Stack, client: openai.Asyn
     assert text == "x" * 60
 
 
+async def test_streams_that_outlast_the_drain_are_billed(tmp_path: Path) -> None:
+    async with running_stack(tmp_path, drain_s=1.0) as stack:
+        await until_ready(stack)
+        stack.worker.texts = ["x" * 2000]
+        stack.quota.settle_delay_s = 0.02
+        async with openai.AsyncOpenAI(base_url=f"{stack.root}/v1", api_key=KEY) as client:
+            stream = await client.completions.create(
+                model="demo", prompt="x", max_tokens=2000, stream=True
+            )
+            stack.stopping.set()
+            with pytest.raises(openai.APIConnectionError):
+                async for _ in stream:
+                    pass
+    (record,) = stack.quota.settled
+    assert record.num_output_tokens > 10
+
+
 async def test_a_drained_gateway_says_bye_to_its_workers(tmp_path: Path) -> None:
     async with running_stack(tmp_path) as stack:
         await until_ready(stack)

@@ -68,7 +68,7 @@ def test_a_local_bucket_starts_at_what_quota_told_last_and_refills() -> None:
     principal = Principal("acme", "k", requests_per_minute=60, tokens_per_minute=600)
     request = quota_pb2.ReserveRequest(num_prompt_tokens=10, num_output_tokens=90)
     told = failure_pb2.LimitState(remaining_requests=5, remaining_tokens=120)
-    buckets.quota_answers("acme", told)
+    buckets.quota_answers(principal, told)
     answer = buckets.reserve(principal, request)
     assert answer.granted_output_tokens == 90
     assert (answer.limits.remaining_requests, answer.limits.remaining_tokens) == (4, 20)
@@ -86,6 +86,30 @@ def test_a_tenant_without_limits_has_none_locally() -> None:
     request = quota_pb2.ReserveRequest(num_output_tokens=10**9)
     for _ in range(100):
         buckets.reserve(Principal("acme", "k"), request)
+
+
+def test_keys_of_one_tenant_have_buckets_of_their_own() -> None:
+    buckets = LocalBuckets(VirtualClock())
+    request = quota_pb2.ReserveRequest(num_output_tokens=10)
+    free, narrow = Principal("acme", "free"), Principal("acme", "narrow", requests_per_minute=1)
+    buckets.reserve(free, request)
+    buckets.reserve(narrow, request)
+    with pytest.raises(LimitExceeded):
+        buckets.reserve(narrow, request)
+    buckets.reserve(free, request)
+
+
+async def test_a_settle_that_is_acknowledged_closes_the_breaker() -> None:
+    clock, quota = VirtualClock(), FakeQuota()
+    guarded = GuardedQuota(quota, clock, random.Random(1))
+    quota.failure = DeadlineExceeded("hangs")
+    for _ in range(5):
+        with pytest.raises(DeadlineExceeded):
+            await guarded.authenticate(b"x", CONTEXT)
+    clock.advance(1.6)
+    quota.failure = None
+    await guarded.settle(quota_pb2.UsageRecord(), CONTEXT)
+    await guarded.reserve(quota_pb2.ReserveRequest(), CONTEXT)
 
 
 async def test_the_breaker_opens_after_five_failures_and_lets_one_probe_through() -> None:
