@@ -96,6 +96,7 @@ class Worker:
 class Answer:
     """What the gateway got for one submit."""
 
+    handle: int = 0
     tokens: dict[int, list[int]] = field(default_factory=dict)
     prefills: dict[int, worker_pb2.PrefillSummary] = field(default_factory=dict)
     finishes: dict[int, worker_pb2.Finish] = field(default_factory=dict)
@@ -160,7 +161,9 @@ class FakeGateway:
             **fields,
         )
         num_emitted = len(submit.emitted[0].token_ids) // 4 if submit.emitted else 0
-        answer = Answer(num_choices=sampling.num_choices, first_index=num_emitted)
+        answer = Answer(
+            handle=submit.handle, num_choices=sampling.num_choices, first_index=num_emitted
+        )
         self.answers[submit.handle] = answer
         for frame in _frames_of(submit, part_tokens):
             await self.stream.write(frame)
