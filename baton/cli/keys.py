@@ -38,7 +38,8 @@ def parse_budget(text: str) -> tuple[int, str]:
     if not text:
         return 0, ""
     amount, _, period = text.partition("/")
-    if period not in PERIODS or not amount.isdigit() or int(amount) == 0:
+    is_number = amount.isascii() and amount.isdigit()
+    if period not in PERIODS or not is_number or int(amount) == 0:
         raise RegistryError(f"--budget {text!r}: say N/day or N/month, N tokens")
     return int(amount), period
 

@@ -23,6 +23,9 @@ def add_parsers(commands: Any) -> None:
 
 def _trace(arguments: argparse.Namespace) -> int:
     home = Home.of_environment()
+    if not home.spans.exists():
+        print(f"no spans in {home.root}: no stack has run there")
+        return 1
     with SpanStore(home.spans) as store:
         if not arguments.request_id:
             print("\n".join(store.last_request_ids(_SHOWN_IDS)) or "no requests yet")

@@ -45,9 +45,9 @@ def add_parsers(commands: Any) -> None:
     up.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     up.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads a worker (1)")
     up.add_argument("--kv-mib", type=int, default=0, metavar="N", help="KV pool of each worker")
-    port = int(os.environ.get("BATON_PORT", "8080"))
+    port = os.environ.get("BATON_PORT", "8080")
     help_text = "the gateway's port on loopback; 0 = a free one"
-    up.add_argument("--port", type=int, default=port, help=help_text)
+    up.add_argument("--port", default=port, metavar="N", help=help_text)
     up.add_argument("--detach", action="store_true", help="return when the stack is ready")
     up.set_defaults(run=_up)
 
@@ -65,11 +65,16 @@ def _up(arguments: argparse.Namespace) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> plan.Options:
-    for name in ("prefill", "decode", "aggregated", "threads"):
-        if getattr(arguments, name) < 0:
-            raise StartFailed(f"--{name} {getattr(arguments, name)}: must not be negative")
+    least = {"prefill": 0, "decode": 1, "aggregated": 0, "threads": 1, "kv_mib": 0}
+    for name, lowest in least.items():
+        if getattr(arguments, name) < lowest:
+            option = name.replace("_", "-")
+            raise StartFailed(f"--{option} {getattr(arguments, name)}: must be {lowest} or more")
+    port = _port(arguments.port)
+    served = models.resolve(arguments.model)
+    _check_aliases(arguments.alias, [model.name for model in served])
     return plan.Options(
-        models=models.resolve(arguments.model),
+        models=served,
         aliases=tuple(arguments.alias),
         num_prefill=0 if arguments.aggregated else arguments.prefill,
         num_decode=arguments.aggregated or arguments.decode,
@@ -77,9 +82,26 @@ def _options(arguments: argparse.Namespace) -> plan.Options:
         dtype=arguments.dtype,
         num_threads=arguments.threads,
         kv_bytes=arguments.kv_mib * 2**20,
-        port=arguments.port,
+        port=port,
         spans_forward_to=os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
     )
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 2**16):
+        raise StartFailed(f"port {text!r}: must be a number from 0 to 65535; 0 = a free one")
+    return int(text)
+
+
+def _check_aliases(aliases: list[str], served: list[str]) -> None:
+    """Each is PUBLIC=MODEL or PUBLIC=MODEL:WEIGHT, of a model that this stack serves."""
+    for alias in aliases:
+        public, equals, target = alias.partition("=")
+        if not (public and equals) or "," in alias:
+            raise StartFailed(f"--alias {alias!r}: say PUBLIC=MODEL or PUBLIC=MODEL:WEIGHT")
+        if target not in served and target.rpartition(":")[0] not in served:
+            names = ", ".join(served)
+            raise StartFailed(f"--alias {alias!r}: this stack serves {names}, not {target!r}")
 
 
 def _require_memory(options: plan.Options) -> None:
@@ -224,6 +246,9 @@ also in {home.dev_env}; a request's waterfall: baton trace; Ctrl-C stops everyth
 def _detach(home: Home) -> int:
     """Start the same command in a session of its own; return when it is ready or has failed."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
+    if home.read_state() is None:
+        # What a killed supervisor left: from here on a state is the child's own.
+        home.write_state(None)
     log = home.logs / "up.log"
     with log.open("wb") as output:
         child = subprocess.Popen(

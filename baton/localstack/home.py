@@ -71,14 +71,20 @@ class Home:
 
     def lock(self) -> IO[str]:
         """Own this folder until the returned file is closed. Raises AlreadyRunning."""
+        file = self._try_lock()
+        if file is None:
+            state = self.read_state()
+            pid = f" (pid {state.supervisor_pid})" if state else ""
+            raise AlreadyRunning(f"a stack already runs in {self.root}{pid}")
+        return file
+
+    def _try_lock(self) -> IO[str] | None:
         file = (self.root / "lock").open("w")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
-            state = self.read_state()
-            pid = f" (pid {state.supervisor_pid})" if state else ""
-            raise AlreadyRunning(f"a stack already runs in {self.root}{pid}") from None
+            return None
         return file
 
     def read_state(self) -> StackState | None:
@@ -87,7 +93,15 @@ class Home:
             state = StackState(**json.loads(self._state.read_text()))
         except (OSError, ValueError, TypeError):
             return None
-        return state if _is_alive(state.supervisor_pid) else None
+        return state if self._is_owned() else None
+
+    def _is_owned(self) -> bool:
+        """Whether a supervisor lives: it holds the lock. Its pid may be somebody else's by now."""
+        file = self._try_lock()
+        if file is None:
+            return True
+        file.close()
+        return False
 
     def write_state(self, state: StackState | None) -> None:
         """Replace the state file at once, or remove it (None)."""
@@ -113,13 +127,3 @@ class Home:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
         fresh.replace(self.dev_env)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -8,12 +8,13 @@ from random import SystemRandom
 
 from baton.runtime import environment, logs
 from baton.runtime.admin import start_admin
-from baton.runtime.process import Process, run
-from baton.wire.key_registry import read_secret
+from baton.runtime.process import Misconfigured, Process, run
+from baton.wire.key_registry import RegistryError, read_secret
 from services.gateway.alias_file import follow_aliases, read_aliases
 from services.gateway.app import App
 from services.gateway.clients import GrpcQuota, GrpcRouters, GrpcTokenizer, dial_worker
 from services.gateway.gateway import Gateway, GatewayIdentity, Outside
+from services.gateway.models import AliasError
 from services.gateway.outbox import DiskFile
 from services.gateway.pipeline import Limits
 from services.gateway.serving import HttpServer, listening_socket
@@ -30,7 +31,10 @@ async def serve(
     settings: GatewaySettings,
     on_bound: Callable[[int], None] = lambda port: None,
 ) -> None:
-    """Serve until `process.stopping`, then let open requests end. `on_bound` learns the port."""
+    """Serve until `process.stopping`, then let open requests end. `on_bound` learns the port.
+
+    Raises Misconfigured.
+    """
     quota, tokenizer = GrpcQuota(settings.quota), GrpcTokenizer(settings.tokenizer)
     routers = GrpcRouters(settings.router)
     outside = Outside(
@@ -48,7 +52,7 @@ async def serve(
         max_open_requests=settings.max_open_requests,
         deadline_s=settings.deadline_s,
     )
-    bound = listening_socket(settings.listen)
+    bound = _bound(settings.listen)
     server = HttpServer(app, drain_s=settings.drain_s)
     admin_port = start_admin(settings.admin_listen)
     port = bound.getsockname()[1]
@@ -72,14 +76,26 @@ async def serve(
     _log.info("stopped")
 
 
+def _bound(listen: str) -> socket.socket:
+    try:
+        return listening_socket(listen)
+    except OSError as error:
+        raise Misconfigured(f"cannot listen on {listen}: {error.strerror}") from error
+
+
 def _gateway(process: Process, settings: GatewaySettings, outside: Outside) -> Gateway:
     gateway_id = settings.gateway_id or f"{socket.gethostname()}-{os.getpid()}"
+    try:
+        identity = GatewayIdentity(gateway_id, read_secret(settings.secret_file))
+        aliases = read_aliases(settings.aliases, settings.aliases_file)
+    except (AliasError, RegistryError, OSError) as error:
+        raise Misconfigured(str(error)) from error
     return Gateway(
         outside,
-        GatewayIdentity(gateway_id, read_secret(settings.secret_file)),
+        identity,
         process.clock,
         SystemRandom(),
-        aliases=read_aliases(settings.aliases, settings.aliases_file),
+        aliases=aliases,
         limits=Limits(
             default_output_reservation=settings.default_output_reservation,
             first_token_s=settings.first_token_s,

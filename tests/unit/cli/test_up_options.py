@@ -1,0 +1,89 @@
+"""`baton` refuses what cannot run in one line, before anything starts."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from baton.cli import __main__ as cli
+
+
+def baton(monkeypatch: pytest.MonkeyPatch, home: Path, *arguments: str) -> int | str | None:
+    monkeypatch.setenv("BATON_HOME", str(home))
+    monkeypatch.setattr(sys, "argv", ["baton", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--port", "abc"], "port 'abc'"),
+        (["--port", "65536"], "port '65536'"),
+        (["--port", "-1"], "port '-1'"),
+        (["--decode", "0"], "--decode 0"),
+        (["--threads", "0"], "--threads 0"),
+        (["--kv-mib", "-5"], "--kv-mib -5"),
+        (["--alias", "foo"], "PUBLIC=MODEL"),
+        (["--alias", "foo=nosuch"], "serves small, not 'nosuch'"),
+    ],
+)
+def test_an_option_that_cannot_work_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    model: str,
+    options: list[str],
+    words: str,
+) -> None:
+    arguments = ["up", "--model", model, *(["--port", "0"] if "--port" not in options else [])]
+    assert baton(monkeypatch, tmp_path / "home", *arguments, *options) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
+def test_a_bad_port_in_the_environment_concerns_only_the_command_that_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BATON_PORT", "abc")
+    assert baton(monkeypatch, tmp_path, "status") == 2
+    assert "no stack runs" in capsys.readouterr().err
+
+
+def test_trace_where_nothing_has_run_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert baton(monkeypatch, tmp_path / "home", "trace", "req_1") == 1
+    assert "no stack has run" in capsys.readouterr().out
+    assert not (tmp_path / "home").exists()
+
+
+def test_down_leaves_a_stranger_with_a_supervisors_old_pid_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        state = f'{{"supervisor_pid": {stranger.pid}, "base_url": "http://127.0.0.1:1/v1"}}'
+        (tmp_path / "state.json").write_text(state)
+        assert baton(monkeypatch, tmp_path, "down") == 2
+        assert stranger.poll() is None
+        stranger.communicate(b"\n")
+    assert stranger.returncode == 0
+
+
+def test_a_budget_in_digits_of_another_script_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("keys", "create", "--tenant", "a", "--budget", "\u00b2/day")
+    assert baton(monkeypatch, tmp_path, *arguments) == 2
+    assert "say N/day or N/month" in capsys.readouterr().err
