@@ -38,7 +38,7 @@ def test_socket_delivers_frames_and_reports_a_closed_peer() -> None:
     one.close()
     with pytest.raises(PeerClosed):
         two.receive(None)
-    with pytest.raises(PeerClosed):  # noqa: PT012
+    with pytest.raises(PeerClosed):
         for _ in range(2):
             two.send(Note("lost"))
     two.close()
