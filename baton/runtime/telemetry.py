@@ -10,7 +10,8 @@ import os
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+from urllib.parse import urlsplit
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -50,11 +51,21 @@ def setup(service: str, processor: SpanProcessor | None = None) -> None:
     if processor is not None:
         provider.add_span_processor(processor)
     elif endpoint:
-        exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
+        exporter = OTLPSpanExporter(
+            endpoint=endpoint,
+            insecure=endpoint.startswith("http://"),
+            channel_options=_channel_options(endpoint),
+        )
         provider.add_span_processor(
             BatchSpanProcessor(exporter, schedule_delay_millis=_EXPORT_INTERVAL_MS)
         )
     _Tracing.provider = provider
+
+
+def _channel_options(endpoint: str) -> Any:
+    """A proxy of the environment is for elsewhere, not for a receiver on this machine."""
+    is_local = urlsplit(endpoint).hostname in ("127.0.0.1", "::1", "localhost")
+    return (("grpc.enable_http_proxy", 0),) if is_local else None
 
 
 def shutdown() -> None:
