@@ -97,10 +97,10 @@ class FakeQuota:
         self, request: quota_pb2.ReserveRequest, context: CallContext
     ) -> quota_pb2.ReserveResponse:
         self._raise(self.failure)
-        await asyncio.sleep(self.reserve_delay_s)
         self._raise(self.reserve_failure)
         self.reserved.append(request)
         self.contexts["reserve"] = context
+        await asyncio.sleep(self.reserve_delay_s)
         return quota_pb2.ReserveResponse(
             granted_output_tokens=request.num_output_tokens,
             expires_in_ms=30_000,

@@ -12,6 +12,7 @@ from baton.wire.failures import (
     Unavailable,
 )
 from baton.wire.v1 import quota_pb2
+from tests.unit.gateway import fakes
 from tests.unit.gateway.fakes import EOS, Fleet, RecordingSink, simulate, token_bytes
 
 
@@ -340,6 +341,26 @@ def test_the_key_is_checked_before_the_body_is_read() -> None:
             await fleet.gateway.pipeline.run(arrival, RecordingSink())
         assert caught.value.reason == "missing_api_key"
 
+    simulate(scenario)
+
+
+def test_a_large_body_is_parsed_away_from_the_event_loop(monkeypatch) -> None:
+    works: list[object] = []
+
+    async def recorded(work):
+        works.append(work)
+        return work()
+
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.chat()
+        num_works = len(works)
+        await fleet.chat()
+        assert len(works) == num_works
+        with pytest.raises(InvalidRequest, match="takes 2048"):
+            await fleet.chat(messages=[{"role": "user", "content": "x" * 100}] * 1000)
+        assert len(works) == num_works + 1
+
+    monkeypatch.setattr(fakes, "inline", recorded)
     simulate(scenario)
 
 

@@ -281,3 +281,24 @@ def test_a_client_that_leaves_during_prefill_pays_for_its_prompt() -> None:
         assert fleet.record.num_output_tokens == 0
 
     simulate(scenario)
+
+
+@pytest.mark.parametrize("cancelled_after_ms", range(0, 320, 4))
+def test_a_client_that_leaves_at_any_moment_leaves_one_bill_and_nothing_else(
+    cancelled_after_ms: int,
+) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.quota.reserve_delay_s = fleet.router.queue_s = fleet.quota.settle_delay_s = 0.02
+        task = fleet.tasks.create_task(fleet.chat())
+        await asyncio.sleep(cancelled_after_ms / 1000 + 0.0005)
+        task.cancel()
+        await asyncio.sleep(5)
+        assert len({r.request_id for r in fleet.quota.settled}) == len(fleet.quota.reserved)
+        assert {r.SerializeToString() for r in fleet.quota.settled[1:]} <= {
+            r.SerializeToString() for r in fleet.quota.settled[:1]
+        }
+        assert not fleet.gateway.leases._leases
+        assert not any(link.num_open for link in fleet.gateway.links._links.values())
+        assert not fleet.gateway.outbox.num_waiting
+
+    simulate(scenario)
