@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from baton.cli import keys, stack, trace, up
-from baton.localstack.home import AlreadyRunning
+from baton.localstack.home import AlreadyRunning, HomeNotWritable
 from baton.localstack.models import ModelNotFound
 from baton.localstack.ports import PortTaken
 from baton.localstack.redis_server import NoRedisServer
@@ -14,6 +14,7 @@ from baton.wire.key_registry import RegistryError
 # Expected refusals: one line on stderr, no traceback.
 _REFUSALS = (
     AlreadyRunning,
+    HomeNotWritable,
     ModelNotFound,
     NoRedisServer,
     PortTaken,

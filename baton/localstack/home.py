@@ -18,6 +18,10 @@ ENV_VARIABLE = "BATON_HOME"
 MAX_SOCKET_FOLDER_CHARS = 90
 
 
+class HomeNotWritable(Exception):
+    """The folder cannot be made or written to; the message is one clear line."""
+
+
 class AlreadyRunning(Exception):
     """Another supervisor owns this folder."""
 
@@ -53,10 +57,16 @@ class Home:
         return cls(Path(os.environ.get(ENV_VARIABLE, ".baton")))
 
     def create(self) -> None:
-        """Make the folders that services write to; readable by the owner only."""
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for folder in (self.logs, self.redis, self.usage, self.outbox):
-            folder.mkdir(exist_ok=True)
+        """Make the folders that services write to; readable by the owner only.
+
+        Raises HomeNotWritable.
+        """
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (self.logs, self.redis, self.usage, self.outbox):
+                folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise HomeNotWritable(f"{error.filename}: {error.strerror}") from error
 
     def socket_folder(self) -> Path:
         """Where Unix sockets go: here, or in the temporary folder when this path is too long."""

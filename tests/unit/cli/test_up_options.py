@@ -87,3 +87,16 @@ def test_a_budget_in_digits_of_another_script_is_one_line(
     arguments = ("keys", "create", "--tenant", "a", "--budget", "\u00b2/day")
     assert baton(monkeypatch, tmp_path, *arguments) == 2
     assert "say N/day or N/month" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [("up",), ("keys", "create", "--tenant", "a")])
+def test_a_folder_that_cannot_be_made_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert baton(monkeypatch, tmp_path / "file" / "home", *arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "file" in line
