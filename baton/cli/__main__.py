@@ -1,6 +1,7 @@
 """`baton`: one parser, one module per command. Exit status 2 = wrong usage or a clear refusal."""
 
 import argparse
+import os
 import sys
 
 from baton.cli import keys, stack, trace, up
@@ -39,6 +40,10 @@ def main() -> None:
         status = 2
     except KeyboardInterrupt:
         status = 130
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; Python must not complain when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
     raise SystemExit(status)
 
 
