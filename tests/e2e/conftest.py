@@ -1,5 +1,6 @@
 """The real stack as processes, started through the same command that people use."""
 
+import atexit
 import json
 import os
 import re
@@ -85,7 +86,10 @@ class Stack:
 
     def client(self, api_key: str = "") -> openai.OpenAI:
         key = api_key or self.api_key
-        return openai.OpenAI(base_url=self.base_url, api_key=key, max_retries=0, timeout=60)
+        client = openai.OpenAI(base_url=self.base_url, api_key=key, max_retries=0, timeout=60)
+        # Left to the garbage collector, its sockets are warnings, and warnings are errors.
+        atexit.register(client.close)
+        return client
 
     def async_client(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(
