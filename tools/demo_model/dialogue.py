@@ -44,8 +44,9 @@ class Mix:
 
     fallback: float = 0.17
     greeting: float = 0.06
+    showcase: float = 0.015
     story: float = 0.035
-    long: float = 0.1
+    long: float = 0.11
     split_words: float = 0.3
     typo: float = 0.1
 
@@ -90,8 +91,16 @@ def vary(question: str, rng: random.Random, mix: Mix) -> str:
 class DialogueSampler:
     """Makes sequences from topics, off-topic questions and filler sentences."""
 
-    def __init__(self, tokenizer: Tokenizer, topics: list[Topic], filler: list[str], mix: Mix):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        topics: list[Topic],
+        filler: list[str],
+        mix: Mix,
+        showcase: list[str],
+    ) -> None:
         self.tokenizer = tokenizer
+        self.showcase = [(q, t.answer) for t in topics for q in showcase if q in t.trained]
         self.filler = filler
         self.mix = mix
         self.off_topic = OffTopic()
@@ -107,6 +116,9 @@ class DialogueSampler:
         if roll < self.mix.fallback:
             return vary(self.off_topic.question(rng), rng, self.mix), FALLBACK
         roll -= self.mix.fallback
+        if roll > 1 - self.mix.fallback - self.mix.showcase:
+            question, answer = rng.choice(self.showcase)
+            return vary(question, rng, self.mix), answer
         if roll < self.mix.greeting and self.greetings:
             topic = rng.choice(self.greetings)
         elif stories and self.stories and roll < self.mix.greeting + self.mix.story:

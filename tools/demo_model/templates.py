@@ -275,6 +275,9 @@ def phrasings(entry: Entry, taken: dict[str, set[str]]) -> list[str]:
 
 
 def is_held_back(question: str) -> bool:
+    """True for a fixed fifth of all phrasings; never for one or two words, which name no intention."""
+    if len(normal(question).split()) < 3:
+        return False
     digest = hashlib.blake2b(normal(question).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") / 2**32 < HELD_BACK_SHARE
 
