@@ -92,6 +92,8 @@ class Progress:
     limits: failure_pb2.LimitState | None = None
     choices: list[ChoiceText] = field(default_factory=list)
     num_attempts: int = 0
+    # Attempts that ended in more than a refusal for room: they may have computed blocks.
+    num_failed_attempts: int = 0
     num_received: int = 0
     # A worker produced a token of it, or was at work on it when the client left. A prompt that
     # never got that far (refused, queued, lost with its worker) costs nothing.
@@ -106,6 +108,8 @@ class Progress:
     @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens that nobody computed for this request: not for any of its choices."""
+        if self.num_failed_attempts:
+            return 0
         return min(self.num_cached.values(), default=0)
 
     @property

@@ -226,22 +226,21 @@ class Pipeline:
     async def _generate(self, x: Exchange) -> None:
         """Attempts until one has brought its first token. A worker without room only sends the
         request back into the router's queue, until its first token is due; other failures count."""
-        refused_by: list[str] = []
-        num_failures = 0
+        excluded: list[str] = []
         while True:
-            pick = await self._pick(x, refused_by)
+            pick = await self._pick(x, excluded)
             x.progress.num_attempts += 1
             try:
                 return await self._attempt(x, pick)
             except BatonError as error:
-                num_failures += error.reason != "no_room"
+                x.progress.num_failed_attempts += error.reason != "no_room"
                 retried = error.reason in RETRIED_REASONS and not x.progress.num_received
-                if not retried or num_failures >= MAX_FAILURES:
+                if not retried or x.progress.num_failed_attempts >= MAX_FAILURES:
                     raise
-                refused_by = [*refused_by[1 - MAX_EXCLUDED :], pick.decode.worker_id]
+                excluded = [*excluded[1 - MAX_EXCLUDED :], _at_fault(pick, error)]
                 reports.of_retry(x, error.reason)
 
-    async def _pick(self, x: Exchange, failed_workers: list[str]) -> router_pb2.PickResponse:
+    async def _pick(self, x: Exchange, excluded: list[str]) -> router_pb2.PickResponse:
         request, progress, clock = _request(x), x.progress, self._parts.clock
         assert progress.prompt is not None, "tokenized before"
         with _stage(x, "pick") as span:
@@ -255,7 +254,7 @@ class Pipeline:
                     expected_output_tokens=self._expected_tokens(x),
                     tenant=_principal(x).tenant,
                     priority=_principal(x).priority,
-                    exclude_worker_ids=failed_workers,
+                    exclude_worker_ids=excluded,
                     num_choices=request.num_choices,
                 ),
                 _context(x, span, self._first_token_left_s(x)),
@@ -363,6 +362,12 @@ class Pipeline:
     def _first_token_left_s(self, x: Exchange) -> float:
         waited_s = self._parts.clock.now() - x.timer.started_s
         return min(self._parts.limits.first_token_s, x.arrival.deadline_s) - waited_s
+
+
+def _at_fault(pick: router_pb2.PickResponse, error: BatonError) -> str:
+    """The worker that the next pick shall avoid."""
+    is_prefill = error.reason == "handoff_failed" and pick.HasField("prefill")
+    return pick.prefill.worker_id if is_prefill else pick.decode.worker_id
 
 
 @contextmanager

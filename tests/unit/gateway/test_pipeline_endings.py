@@ -65,6 +65,28 @@ def test_a_worker_lost_before_the_first_token_is_replaced() -> None:
     simulate(scenario)
 
 
+def test_a_prefill_worker_whose_handoff_failed_is_the_one_that_is_excluded() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.workers["w1"].refusal = Unavailable("bad blocks", reason="handoff_failed")
+        fleet.router.ignores_exclusion = True
+        with pytest.raises(Unavailable):
+            await fleet.chat()
+        assert list(fleet.router.picked[1].exclude_worker_ids) == ["p1"]
+
+    simulate(scenario)
+
+
+def test_what_a_failed_attempt_computed_does_not_count_as_cached_in_the_next() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.workers["w1"].refusal = Unavailable("gone", reason="worker_lost")
+        fleet.workers["w2"].num_cached = 3
+        await fleet.chat()
+        assert fleet.record.num_attempts == 2
+        assert fleet.record.num_cached_tokens == 0
+
+    simulate(scenario)
+
+
 def test_an_unreachable_worker_is_replaced() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.unreachable.add("w1")
