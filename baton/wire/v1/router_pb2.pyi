@@ -1,4 +1,3 @@
-from baton.wire.v1 import failure_pb2 as _failure_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
