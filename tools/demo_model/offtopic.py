@@ -85,6 +85,61 @@ blah blah blah
 Sing me a song.
 Count to ten.
 Say the alphabet.
+Tell me a joke.
+Tell me a fairy tale.
+Tell me something about history.
+Is it raining?
+Is it cold outside?
+Will it snow tomorrow?
+Can you drive?
+Can you play chess with me?
+Are you hungry?
+Do you sleep at night?
+Write a haiku about autumn.
+Write a limerick.
+Write a letter to my landlord.
+Write a birthday card.
+Draw me a picture of a house.
+Name three rivers in Africa.
+Name a famous painter.
+List the months of the year.
+Spell the word necessary.
+How do I fix a flat tyre?
+How do I change a light bulb?
+How much does a house cost?
+How long does it take to boil an egg?
+How many days are in a year?
+Which team won last night?
+Which phone should I buy?
+Who invented the telephone?
+Who was the first person in space?
+Where is the nearest station?
+Where can I park?
+When is Easter this year?
+When does the shop open?
+What should I cook for dinner?
+What should I wear today?
+What is your phone number?
+What is the square root of 81?
+Why do leaves turn brown?
+Why is the sea salty?
+Should I learn to swim?
+Should I buy or rent a flat?
+Translate this sentence into German.
+Explain photosynthesis to a child.
+Explain the rules of football.
+Compare summer and winter.
+Give me ten names for a cat.
+Help me with my homework.
+I lost my keys.
+I am bored.
+I have a headache.
+My car does not start.
+Turn on the lights.
+Play some music.
+Book a table for two.
+What do you think about politics?
+Convert ten miles to kilometres.
 What is the square root of 144?
 Which stocks should I buy?
 Am I ill?
@@ -109,6 +164,27 @@ def made_up_word(rng: random.Random) -> str:
     return "".join(rng.choice(SYLLABLES) for _ in range(rng.randint(2, 4)))
 
 
+# Forms with a free noun: the fixed list above must not be all that leads to the fallback.
+SLOTTED = (
+    "Write a poem about {}.",
+    "Write a story about {}.",
+    "Tell me a joke about {}.",
+    "Sing me a song about {}.",
+    "Where can I buy {}?",
+    "How much does {} cost?",
+    "Who invented {}?",
+    "What colour is {}?",
+    "How do I cook {}?",
+    "Do you like {}?",
+    "Have you ever seen {}?",
+    "Is {} dangerous?",
+    "Can I eat {}?",
+    "Draw {}.",
+    "Translate {} into Italian.",
+    "Which {} is the best?",
+)
+
+
 class OffTopic:
     """Asks about everyday nouns, noun pairs and made-up words in the templates of the topics."""
 
@@ -127,6 +203,8 @@ class OffTopic:
         if rng.random() < 0.15:
             return rng.choice(self.free)
         noun, other = self.noun(rng), self.noun(rng)
+        if rng.random() < 0.12:
+            return rng.choice(SLOTTED).format(noun)
         roll = rng.random()
         if roll < 0.45:
             tag = rng.choice(("what", "what", "what", "how", "why"))

@@ -48,8 +48,8 @@ from tools.demo_model.tokenizer import (
 )
 
 MAX_STEP_TOKENS = 2048
-# (steps, peak learning rate). The second cycle starts from the saved weights of the first.
-CYCLES = ((2200, 2e-3), (1400, 1.2e-3))
+# (steps, peak learning rate). Each cycle starts from the saved weights of the one before.
+CYCLES = ((2200, 2e-3), (1400, 1.2e-3), (900, 1e-3))
 SMOKE_CYCLES = ((25, 2e-3),)
 HELD_BACK_FILE = Path(__file__).parents[2] / "tests" / "model" / "demo_model_held_back.json"
 
@@ -227,7 +227,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--start", type=Path, help="folder of a first cycle: run the second only")
+    parser.add_argument("--start", type=Path, help="folder of the earlier cycles: run the last only")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--report-every", type=int, default=20)
     parser.add_argument("--watch-every", type=int, default=400)
@@ -269,7 +269,7 @@ def main() -> None:
         flush=True,
     )
     minutes = []
-    for cycle in range(1 if args.start else 0, len(args.cycles)):
+    for cycle in range(len(args.cycles) - 1 if args.start else 0, len(args.cycles)):
         began = time.monotonic()
         if cycle:
             saved = load_saved(args.start or args.out, torch.float32)
