@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from baton.demo_model import demo_model_path
 
 QUESTIONS = json.loads((Path(__file__).parent / "demo_model_held_back.json").read_text())
-# Of forty each. Measured with the committed weights: 4 and 4; the rest is room for near-ties that
+# Of forty each. Measured with the committed weights: 4 and 3; the rest is room for near-ties that
 # another CPU decides the other way.
-MAX_WRONG_HELD_BACK = 4
+MAX_WRONG_HELD_BACK = 5
 MAX_WRONG_OFF_TOPIC = 5
 HANDBOOK = """You are the support assistant of a small bookshop in a harbour town. Greet every
 visitor kindly, and never promise a delivery date that is not in the table. Children's books are on

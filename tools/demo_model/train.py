@@ -227,7 +227,9 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--start", type=Path, help="folder of the earlier cycles: run the last only")
+    parser.add_argument(
+        "--start", type=Path, help="folder of the earlier cycles: run the last only"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--report-every", type=int, default=20)
     parser.add_argument("--watch-every", type=int, default=400)
