@@ -1,4 +1,4 @@
-"""Reference tables in docs/ say what the code says. To renew them: see tools/reference_tables.py."""
+"""Reference tables in docs/ say what the code says; tools/reference_tables.py renews them."""
 
 from pathlib import Path
 
