@@ -190,3 +190,11 @@ def test_stages_in_the_usage_record_add_up_to_the_wall_time(stack) -> None:
     tolerance_us = max(0.02 * record["wall_us"], 1000)
     assert abs(total_us - record["wall_us"]) <= tolerance_us
     assert record["wall_us"] <= wall_s * 1e6
+    # The record is what is settled, so settling itself is not in it; the trace has the rest.
+    spans = spans_of(stack, request_id)
+    whole, settle = (_duration_us(spans[name]) for name in ("gateway.request", "settle"))
+    assert abs(total_us + settle - whole) <= max(0.02 * whole, 1000)
+
+
+def _duration_us(span: StoredSpan) -> float:
+    return (span.end_ns - span.start_ns) / 1000
