@@ -40,7 +40,11 @@ def run(service: str, main: Callable[[Process], Awaitable[None]]) -> NoReturn:
     last line on stderr is its message), 130 after a second signal.
     """
     logs.setup(service, os.environ.get("BATON_LOG_LEVEL", "INFO"))
-    telemetry.setup(service)
+    try:
+        telemetry.setup(service)
+    except ValueError as error:
+        print(f"OTEL_TRACES_SAMPLER_ARG: {error}", file=sys.stderr)
+        raise SystemExit(STATUS_MISCONFIGURED) from None
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_supervised(service, main))

@@ -1,0 +1,113 @@
+"""Clients that are killed in each phase of their request give back every block. Each test proves
+that the phase was really there when the client died."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Stack, wait_until
+
+# Posts one streaming chat request and reads it slowly, one line at a time.
+CLIENT = """
+import http.client, json, sys, time
+host, key, question = sys.argv[1:]
+connection = http.client.HTTPConnection(host, timeout=60)
+body = {"model": "baton-demo", "stream": True, "temperature": 0,
+        "messages": [{"role": "user", "content": question}]}
+headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+answer = connection.getresponse()
+while line := answer.readline():
+    print("line", flush=True)
+"""
+STORY = "Tell me the life of a request."
+# About 1,300 prompt tokens: a prefill of several steps.
+LONG = "Tell me, in a few words, about the price of tea and the way to the station. " * 60
+
+
+class Client:
+    """One client process."""
+
+    def __init__(self, stack: Stack, question: str) -> None:
+        host = stack.base_url.removeprefix("http://").removesuffix("/v1")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CLIENT, host, stack.api_key, question],
+            stdout=subprocess.PIPE,
+        )
+
+    def wait_for_tokens(self, count: int) -> None:
+        assert self.process.stdout is not None
+        for _ in range(count):
+            assert self.process.stdout.readline() == b"line\n"
+
+    def kill(self) -> None:
+        assert self.process.poll() is None, "the client had ended before it was killed"
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One pair of workers with room for about four stories at once."""
+    folder = tmp_path_factory.mktemp("small") / "home"
+    arguments = ("--decode", "1", "--dtype", "float32", "--kv-mib", "8")
+    running = Stack(folder, *arguments).start()
+    yield running
+    assert running.interrupt() == 0, running.output.read_text()[-3000:]
+
+
+def num_queued(stack: Stack) -> float:
+    return stack.metric("router", "baton_router_queue_requests")
+
+
+def is_idle(stack: Stack) -> bool:
+    return not any(stack.used_blocks().values())
+
+
+def test_killed_in_mid_stream(small: Stack) -> None:
+    client = Client(small, STORY)
+    client.wait_for_tokens(6)
+    assert small.used_blocks()["decode-1"] > 0
+    client.kill()
+    wait_until(lambda: is_idle(small))
+
+
+def test_killed_in_prefill(small: Stack) -> None:
+    def generated() -> float:
+        return small.metric("prefill-1", "vllm:generation_tokens_total")
+
+    # A prefill is short: on a busy machine it may be over before the client is dead.
+    for number in range(10):
+        before = generated()
+        client = Client(small, f"{number} {LONG}")
+        wait_until(lambda: small.used_blocks()["prefill-1"] > 0)
+        client.kill()
+        wait_until(lambda: is_idle(small))
+        if generated() == before:
+            return
+    pytest.fail("no client was killed before its prefill had ended")
+
+
+def test_killed_in_the_queue(small: Stack) -> None:
+    # Each holds most of the pool's promises while it reads its long prompt.
+    clients = [Client(small, f"{number} {LONG}") for number in range(6)]
+    wait_until(lambda: num_queued(small) > 0)
+    for client in clients:
+        client.process.kill()
+    for client in clients:
+        client.process.wait()
+        assert client.process.stdout is not None
+        client.process.stdout.close()
+    wait_until(lambda: num_queued(small) == 0 and is_idle(small))
+    assert small.client().models.list().data[0].id == "baton-demo"
+
+
+def test_all_processes_are_still_the_first_ones(small: Stack) -> None:
+    """Nothing died on the way: the gauges are those of processes that lived through it all."""
+    assert "ended with" not in small.output.read_text()
+    assert Path(f"/proc/{small.pids()['decode-1']}").exists()
