@@ -6,6 +6,8 @@ Translates failures into OpenAI's bodies; decides nothing else.
 """
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,7 +18,6 @@ from starlette.routing import Route
 from baton.runtime import logs
 from baton.wire.failures import (
     BatonError,
-    Cancelled,
     InvalidRequest,
     ModelNotFound,
     Overloaded,
@@ -29,12 +30,12 @@ from services.gateway.gateway import Gateway
 from services.gateway.http_request import (
     Headers,
     Receive,
+    RequestBody,
     RequestIds,
     Scope,
     Send,
     authorization_of,
     deadline_of,
-    read_body,
     traceparent_of,
 )
 from services.gateway.http_response import JSON, HttpResponse, error_headers, send_error
@@ -104,6 +105,7 @@ class App:
     ) -> None:
         headers, request_id = Headers(scope["headers"]), scope["baton.request_id"]
         response = HttpResponse(send, request_id)
+        body = RequestBody(headers, receive, self._max_body_bytes)
         try:
             self._check_open()
             arrival = Arrival(
@@ -111,22 +113,22 @@ class App:
                 endpoint=endpoint,
                 deadline_s=deadline_of(headers, self._deadline_s),
                 authorization=authorization_of(headers),
-                body=await read_body(headers, receive, self._max_body_bytes),
+                read_body=body.read,
                 traceparent=traceparent_of(headers),
             )
-        except Cancelled:
-            return
         except BatonError as error:
             _log.info("refused", request_id=request_id, reason=error.reason)
             await send_error(response, error)
             return
-        await self._run(arrival, HttpSink(response, endpoint), receive)
+        await self._run(arrival, HttpSink(response, endpoint), _client_left(body, receive))
 
-    async def _run(self, arrival: Arrival, sink: HttpSink, receive: Receive) -> None:
+    async def _run(
+        self, arrival: Arrival, sink: HttpSink, client_left: Coroutine[Any, Any, None]
+    ) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
                 companions = [
-                    tasks.create_task(_watch_client(receive)),
+                    tasks.create_task(client_left),
                     tasks.create_task(sink.watch()),
                 ]
                 try:
@@ -208,7 +210,9 @@ def _hides_a_slash(scope: Scope) -> bool:
     return b"%2f" in raw.lower() and not raw.startswith(_MODEL_NAME_PATH)
 
 
-async def _watch_client(receive: Receive) -> None:
+async def _client_left(body: RequestBody, receive: Receive) -> None:
+    """Raises _ClientGone when the client leaves; until the body was read, reading it tells."""
+    await body.was_read.wait()
     while (await receive())["type"] != "http.disconnect":
         pass
     raise _ClientGone

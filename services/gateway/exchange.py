@@ -1,6 +1,7 @@
 """Everything known about one request while it runs, and what is left of it at the end: usage for
 the client, the usage record, the access line. Decides nothing."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,11 +20,14 @@ _TOKEN_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request as it came in. `authorization` is the header's value; `deadline_s` the total."""
+    """A request as it came in. `authorization` is the header's value; `deadline_s` the total.
+
+    `read_body` brings the body, once; it is called when the sender is known. Raises BatonError.
+    """
 
     request_id: str
     endpoint: Endpoint
-    body: bytes
+    read_body: Callable[[], Awaitable[bytes]]
     authorization: str | None
     traceparent: str = ""
     deadline_s: float = 600.0

@@ -89,31 +89,51 @@ class RequestIds:
         return given
 
 
-async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
-    """The whole body. Raises InvalidRequest (too large, encoded, too slow), Cancelled when the
-    client left."""
-    if (headers.get("content-encoding") or "identity") != "identity":
-        raise InvalidRequest("send the body without encoding", reason="unsupported_encoding")
-    length = headers.get("content-length")
-    if length is not None and length.isdigit() and int(length) > max_bytes:
-        raise _too_large(max_bytes)
-    parts, num_bytes = [], 0
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Cancelled("the client left")
-                parts.append(message.get("body", b""))
-                num_bytes += len(parts[-1])
-                if num_bytes > max_bytes:
-                    raise _too_large(max_bytes)
-                if not message.get("more_body"):
-                    return b"".join(parts)
-    except TimeoutError:
-        raise InvalidRequest(
-            f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s", reason="request_timeout"
-        ) from None
+class RequestBody:
+    """A request's body, read only when it is asked for: not before its sender is known.
+
+    `was_read` is set once `read` has returned or raised; until then nobody else may call `receive`.
+    """
+
+    def __init__(self, headers: Headers, receive: Receive, max_bytes: int) -> None:
+        self._headers = headers
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self.was_read = asyncio.Event()
+
+    async def read(self) -> bytes:
+        """The whole body. Raises InvalidRequest (too large, encoded, too slow), Cancelled when
+        the client left."""
+        try:
+            self._check_headers()
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                return await self._read()
+        except TimeoutError:
+            raise InvalidRequest(
+                f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s", reason="request_timeout"
+            ) from None
+        finally:
+            self.was_read.set()
+
+    def _check_headers(self) -> None:
+        if (self._headers.get("content-encoding") or "identity") != "identity":
+            raise InvalidRequest("send the body without encoding", reason="unsupported_encoding")
+        length = self._headers.get("content-length")
+        if length is not None and length.isdigit() and int(length) > self._max_bytes:
+            raise _too_large(self._max_bytes)
+
+    async def _read(self) -> bytes:
+        parts, num_bytes = [], 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Cancelled("the client left")
+            parts.append(message.get("body", b""))
+            num_bytes += len(parts[-1])
+            if num_bytes > self._max_bytes:
+                raise _too_large(self._max_bytes)
+            if not message.get("more_body"):
+                return b"".join(parts)
 
 
 def _too_large(max_bytes: int) -> InvalidRequest:

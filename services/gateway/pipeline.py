@@ -137,10 +137,11 @@ class Pipeline:
             x.model = self._parts.directory.resolve(x.request.model, _principal(x).allowed_models)
 
     async def _parsed(self, arrival: Arrival) -> GenerationRequest:
-        if len(arrival.body) <= LARGE_BODY_BYTES:
-            return arrival.endpoint.parse(arrival.body)
+        body = await arrival.read_body()
+        if len(body) <= LARGE_BODY_BYTES:
+            return arrival.endpoint.parse(body)
         async with self._parsing_large:
-            return await self._parts.in_thread(partial(arrival.endpoint.parse, arrival.body))
+            return await self._parts.in_thread(partial(arrival.endpoint.parse, body))
 
     async def _tokenize(self, x: Exchange) -> None:
         request, model, progress = _request(x), _model(x), x.progress

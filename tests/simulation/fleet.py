@@ -280,10 +280,14 @@ class Fleet:
         body = {"model": "sim", "messages": [{"role": "user", "content": text}], **fields}
         request_id = fields.pop("request_id", f"r{self.rng.getrandbits(64):x}")
         body.pop("request_id", None)
+
+        async def read_body() -> bytes:
+            return msgspec.json.encode(body)
+
         arrival = Arrival(
             request_id,
             ENDPOINTS["/v1/chat/completions"],
-            msgspec.json.encode(body),
+            read_body,
             f"Bearer {self.api_key}",
             deadline_s=600,
         )

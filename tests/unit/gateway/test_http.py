@@ -9,10 +9,10 @@ from baton.wire.failures import DeadlineExceeded, InvalidRequest, LimitExceeded,
 from baton.wire.v1 import failure_pb2
 from services.gateway.http_request import (
     Headers,
+    RequestBody,
     RequestIds,
     authorization_of,
     deadline_of,
-    read_body,
     traceparent_of,
 )
 from services.gateway.http_response import (
@@ -89,22 +89,22 @@ def test_deadline_header() -> None:
 
 async def test_a_body_in_pieces_is_joined() -> None:
     receive = receiver(body(b"ab", True), body(b"cd"))
-    assert await read_body(headers(), receive, 4) == b"abcd"
+    assert await RequestBody(headers(), receive, 4).read() == b"abcd"
 
 
 async def test_a_body_over_the_limit_is_refused_before_and_while_reading() -> None:
     with pytest.raises(InvalidRequest) as caught:
-        await read_body(headers(content_length="5"), receiver(), 4)
+        await RequestBody(headers(content_length="5"), receiver(), 4).read()
     assert caught.value.row.http_status == 413
     with pytest.raises(InvalidRequest) as caught:
-        await read_body(headers(), receiver(body(b"abcde", True)), 4)
+        await RequestBody(headers(), receiver(body(b"abcde", True)), 4).read()
     assert caught.value.row.http_status == 413
 
 
 def test_a_body_that_stalls_is_a_408_after_ten_seconds() -> None:
     async def scenario() -> None:
         with pytest.raises(InvalidRequest) as caught:
-            await read_body(headers(), receiver(body(b"a", True)), 4)
+            await RequestBody(headers(), receiver(body(b"a", True)), 4).read()
         assert caught.value.row.http_status == 408
 
     run_virtual(scenario())

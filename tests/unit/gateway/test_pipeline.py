@@ -336,7 +336,11 @@ def test_nothing_is_reserved_for_a_bad_key_a_bad_field_or_an_unknown_model() -> 
 
 def test_the_key_is_checked_before_the_body_is_read() -> None:
     async def scenario(fleet: Fleet) -> None:
-        arrival = fleet.arrival("/v1/chat/completions", {}, body=b"{broken", authorization=None)
+        async def read_body() -> bytes:
+            raise AssertionError("nobody may read the body of a stranger")
+
+        changes = {"read_body": read_body, "authorization": None}
+        arrival = fleet.arrival("/v1/chat/completions", {}, **changes)
         with pytest.raises(AuthenticationFailed) as caught:
             await fleet.gateway.pipeline.run(arrival, RecordingSink())
         assert caught.value.reason == "missing_api_key"
