@@ -100,7 +100,13 @@ class GrpcTokenizer:
                 if error.reason != "unavailable":
                     raise
             await asyncio.sleep(pause_s)
-        return await self._encode_once(request, context)
+        try:
+            return await self._encode_once(request, context)
+        except BatonError as error:
+            if error.reason != "unavailable":
+                raise
+            # Clients read this: gRPC's own words name internal addresses.
+            raise Unavailable("no tokenizer answers", retry_after_s=1) from error
 
     async def _encode_once(
         self, request: tokenizer_pb2.EncodeRequest, context: CallContext
