@@ -145,8 +145,9 @@ class _PromptWork:
         if max_tokens and num_tokens > max_tokens:
             param = _param(self._request)
             message = (
-                f"This model's maximum context length is {max_tokens} tokens. However, your {param}"
-                f" resulted in {num_tokens} tokens. Please reduce the length of the {param}."
+                f"This model's maximum context length is {max_tokens + 1} tokens, of which at least"
+                f" 1 is for the answer. However, your {param} resulted in {num_tokens} tokens."
+                f" Please reduce the length of the {param}."
             )
             raise InvalidRequest(message, reason="context_length_exceeded", param=param)
 

@@ -113,8 +113,8 @@ async def test_too_many_tokens_are_refused_in_openais_words(chatml: ServedModel,
     error = await refusal(encoder(chatml), request(chatml, max_prompt_tokens=2, **prompt))
     assert error.reason == "context_length_exceeded"
     assert error.message == (
-        "This model's maximum context length is 2 tokens. However, your prompt resulted in 3"
-        " tokens. Please reduce the length of the prompt."
+        "This model's maximum context length is 3 tokens, of which at least 1 is for the answer."
+        " However, your prompt resulted in 3 tokens. Please reduce the length of the prompt."
     )
 
 
