@@ -21,7 +21,7 @@ $(INSTALLED): pyproject.toml constraints.txt tools/setup.sh
 up: $(INSTALLED) ## run the whole stack on this machine (ARGS="--decode 3", BATON_PORT=8080)
 	@exec $(VENV)/bin/baton up --port $(BATON_PORT) $(ARGS)
 
-down: $(INSTALLED) ## stop a stack that was started with ARGS=--detach
+down: $(INSTALLED) ## stop the stack of this folder
 	@$(VENV)/bin/baton down
 
 status: $(INSTALLED) ## what runs where

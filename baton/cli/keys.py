@@ -22,7 +22,7 @@ def add_parsers(commands: Any) -> None:
     create.add_argument("--tenant", required=True, metavar="T")
     create.add_argument("--rpm", type=int, default=0, metavar="N", help="requests a minute")
     create.add_argument("--tpm", type=int, default=0, metavar="N", help="tokens a minute")
-    create.add_argument("--concurrency", type=int, default=0, metavar="N")
+    create.add_argument("--concurrency", type=int, default=0, metavar="N", help="open requests")
     create.add_argument("--budget", default="", metavar="N/day|N/month", help="tokens, UTC windows")
     create.add_argument("--models", default="", metavar="A,B", help="allowed models; empty = all")
     create.set_defaults(run=_create)
@@ -59,6 +59,9 @@ def _create(arguments: argparse.Namespace) -> int:
     home = Home.of_environment()
     home.create()
     amount, period = parse_budget(arguments.budget)
+    for name in ("rpm", "tpm", "concurrency"):
+        if (limit := getattr(arguments, name)) < 0:
+            raise RegistryError(f"--{name} {limit}: must be 0 or more; 0 = unlimited")
     try:
         limits = KeyLimits(
             requests_per_minute=arguments.rpm,

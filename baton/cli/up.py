@@ -38,13 +38,19 @@ def add_parsers(commands: Any) -> None:
     up.add_argument("--decode", type=int, default=2, metavar="N", help="decode workers (2)")
     help_text = "N workers that prefill by themselves, instead of the two pools"
     up.add_argument("--aggregated", type=int, default=0, metavar="N", help=help_text)
-    up.add_argument("--disaggregate", choices=("always", "auto"), default="always")
+    help_text = "auto: a decode worker prefills by itself where that is sooner (always)"
+    up.add_argument("--disaggregate", choices=("always", "auto"), default="always", help=help_text)
     help_text = "Hugging Face id or folder; repeatable; default: the bundled demo model"
     up.add_argument("--model", action="append", default=[], metavar="NAME", help=help_text)
-    up.add_argument("--alias", action="append", default=[], metavar="PUBLIC=MODEL")
-    up.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    help_text = "another public name of a model; repeatable"
+    up.add_argument("--alias", action="append", default=[], metavar="PUBLIC=MODEL", help=help_text)
+    help_text = "of weights and KV cache; auto: the checkpoint's, float32 for float16"
+    up.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help=help_text
+    )
     up.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads a worker (1)")
-    up.add_argument("--kv-mib", type=int, default=0, metavar="N", help="KV pool of each worker")
+    help_text = f"KV pool of each worker, in MiB ({plan.DEFAULT_KV_BYTES // 2**20})"
+    up.add_argument("--kv-mib", type=int, default=0, metavar="N", help=help_text)
     port = os.environ.get("BATON_PORT", "8080")
     help_text = "the gateway's port on loopback; 0 = a free one"
     up.add_argument("--port", default=port, metavar="N", help=help_text)
@@ -218,7 +224,10 @@ def _starting(options: plan.Options) -> str:
         else f"{options.num_decode} aggregated workers"
     )
     names = ", ".join(model.name for model in options.models)
-    return f"starting Baton: {names} on {pools} each, with gateway, quota, tokenizer, router, Redis"
+    each = " each" if len(options.models) > 1 else ""
+    return (
+        f"starting Baton: {names} on {pools}{each}, with gateway, quota, tokenizer, router, Redis"
+    )
 
 
 def _welcome(home: Home, made: plan.Plan, state: StackState) -> str:
@@ -240,7 +249,8 @@ messages = [{{"role": "user", "content": "Explain backpressure in simple terms."
 for chunk in client.chat.completions.create(model="{model.name}", messages=messages, stream=True):
     print(chunk.choices[0].delta.content or "", end="", flush=True)
 
-also in {home.dev_env}; a request's waterfall: baton trace; Ctrl-C stops everything"""
+also in {home.dev_env}
+a request's waterfall: .venv/bin/baton trace REQUEST_ID; stop: Ctrl-C, or make down"""
 
 
 def _detach(home: Home) -> int:

@@ -100,3 +100,12 @@ def test_a_folder_that_cannot_be_made_is_one_line(
     assert baton(monkeypatch, tmp_path / "file" / "home", *arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "file" in line
+
+
+@pytest.mark.parametrize("limit", ["--rpm", "--tpm", "--concurrency"])
+def test_a_limit_below_0_is_one_line_that_names_the_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], limit: str
+) -> None:
+    assert baton(monkeypatch, tmp_path, "keys", "create", "--tenant", "a", limit, "-3") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"baton: {limit} -3: must be 0 or more; 0 = unlimited"
