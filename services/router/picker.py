@@ -14,9 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from random import Random
+from statistics import median_low
 from typing import Literal
 
 MAX_REASONS = 12
+# Measured step times of equal workers differ by less: cold steps, lagging means, old figures.
+NOISE_FACTOR = 4.0
 _TIE = 1e-9
 
 
@@ -153,10 +156,10 @@ def pick(
     partners = {}
     if ask.mode is not PrefillMode.LOCAL:
         partners = _partners(ask, _fit(prefills, losses), losses, random)
-    itl_floor_s = min((_idle_step_s(view, policy) for view in fit_decodes), default=0.0)
+    pool_step_s = _pool_step_s(fit_decodes, policy)
     obstacles: set[str] = set()
     for decode in fit_decodes:
-        itl_s = _itl_increase_s(ask, decode, policy, itl_floor_s)
+        itl_s = _itl_increase_s(ask, decode, policy, pool_step_s)
         ways = _ways(ask, decode, partners)
         if not ways:
             losses.append(f"{decode.worker_id} no_partner")
@@ -279,11 +282,24 @@ def _idle_step_s(decode: WorkerView, policy: Policy) -> float:
     return decode.speed.decode_step_s / (1 + decode.num_running / policy.batch_doubling)
 
 
-def _itl_increase_s(ask: Ask, decode: WorkerView, policy: Policy, floor_s: float) -> float:
-    """How much longer the output takes than on the fastest idle worker, weighted."""
+def _pool_step_s(decodes: Sequence[WorkerView], policy: Policy) -> float:
+    """The pool's own idle step: the lower median, so that one slow worker does not count."""
+    steps = [_idle_step_s(decode, policy) for decode in decodes]
+    return median_low(steps) if steps else 0.0
+
+
+def _itl_increase_s(ask: Ask, decode: WorkerView, policy: Policy, pool_step_s: float) -> float:
+    """How much longer the output takes than on an idle worker of the pool, weighted.
+
+    A pool's workers are taken as equally fast: a mean that lags behind a changing batch, or was
+    taken long ago, would send whole bursts to one of them. Only one that is running right now and
+    is slower by more than NOISE_FACTOR counts as slow; when idle it is tried again.
+    """
+    step_s = _idle_step_s(decode, policy)
+    is_slow = decode.num_running > 0 and step_s > NOISE_FACTOR * pool_step_s
     batch = decode.num_sequences + ask.num_choices
-    step_s = _idle_step_s(decode, policy) * (1 + batch / policy.batch_doubling)
-    return policy.itl_weight * (step_s - floor_s) * max(1, ask.expected_output_tokens)
+    longer_s = (step_s if is_slow else pool_step_s) * (1 + batch / policy.batch_doubling)
+    return policy.itl_weight * (longer_s - pool_step_s) * max(1, ask.expected_output_tokens)
 
 
 def _lowest(candidates: list[_Candidate], random: Random) -> _Candidate:

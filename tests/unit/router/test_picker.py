@@ -31,9 +31,31 @@ def test_a_busy_decode_worker_loses_to_an_idle_one_without_the_prefix(choose, vi
 
 
 def test_a_slow_decode_worker_is_avoided_but_still_used_alone(choose, view) -> None:
-    slow = view("d0", decode_step_s=0.1)
-    assert choose([slow, view("d1")], [view("p0")]).decode.worker_id == "d1"
+    slow = view("d0", decode_step_s=0.1, num_running=1, num_sequences=1)
+    fast = view("d1", num_running=3, num_sequences=3)
+    assert choose([slow, fast], [view("p0")]).decode.worker_id == "d1"
     assert choose([slow], [view("p0")]).decode.worker_id == "d0"
+
+
+def test_an_idle_worker_is_not_avoided_for_what_it_measured_long_ago(choose, view) -> None:
+    once_slow = view("d0", decode_step_s=0.1)
+    busy = view("d1", num_running=2, num_sequences=2)
+    assert choose([once_slow, busy], [view("p0")]).decode.worker_id == "d0"
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0, 3.0])
+@pytest.mark.parametrize("running", [0, 8])
+def test_a_burst_spreads_evenly_over_equal_workers_whatever_their_means_say(
+    choose, view, factor: float, running: int
+) -> None:
+    counts = {"d0": 0, "d1": 0}
+    for number in range(20):
+        decodes = [
+            view(name, decode_step_s=0.01 * scale, num_running=running, num_sequences=running + n)
+            for (name, n), scale in zip(counts.items(), (1.0, factor), strict=True)
+        ]
+        counts[choose(decodes, [view("p0")], seed=number).decode.worker_id] += 1
+    assert counts == {"d0": 10, "d1": 10}
 
 
 def test_the_reasons_name_winner_losers_and_why(choose, view) -> None:
