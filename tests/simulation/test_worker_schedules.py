@@ -12,7 +12,7 @@ import pytest
 from baton.testing.engine_driver import encode_tokens
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.v1 import worker_pb2
-from tests.unit.workers.fleet import Answer, FakeGateway, Fleet, fleet
+from tests.simulation.workers.fleet import Answer, FakeGateway, Fleet, fleet
 
 NUM_SEEDS = 200 if os.environ.get("BATON_TEST_LONG") else 15
 NUM_REQUESTS = 25

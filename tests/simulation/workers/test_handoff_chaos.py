@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.workers.fleet import Answer, Fleet, fleet, virtual
+from tests.simulation.workers.fleet import Answer, Fleet, fleet, virtual
 
 HANDSHAKE = ("hello", "bye")
 

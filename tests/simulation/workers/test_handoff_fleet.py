@@ -8,7 +8,7 @@ from baton.testing.engine_driver import encode_tokens
 from baton.wire.v1 import worker_pb2
 from baton.worker import prompt as prompt_module
 from services.decode_worker import prefill_link
-from tests.unit.workers.fleet import fleet, virtual
+from tests.simulation.workers.fleet import fleet, virtual
 
 PROMPT = list(range(100, 150))  # 50 tokens: three full blocks and a partial one
 

@@ -11,7 +11,15 @@ from baton.engine.client import CoreDied
 from baton.handoff.lease import LEASE_S
 from baton.testing.memory_stream import memory_stream_pair
 from baton.wire.v1 import handoff_pb2, worker_pb2
-from tests.unit.workers.fleet import Answer, FakeGateway, Fleet, Tamper, fleet, pass_on, virtual
+from tests.simulation.workers.fleet import (
+    Answer,
+    FakeGateway,
+    Fleet,
+    Tamper,
+    fleet,
+    pass_on,
+    virtual,
+)
 
 PROMPT = list(range(100, 150))
 
