@@ -7,7 +7,6 @@ and place of such an error is printed, because its text may be a user's.
 """
 
 import contextlib
-import ctypes
 import importlib
 import os
 import resource
@@ -22,16 +21,16 @@ import msgspec
 
 from baton.system.child import READY, ChildFrame
 from baton.system.frames import FrameSocket, PeerClosed
+from baton.system.parent_death import die_with_parent
 
 Handler = Callable[[bytes], bytes]
-PR_SET_PDEATHSIG = 1
 
 
 def main(module: str, memory_bytes: int, parent_pid: int) -> None:
     """Serve the parent until it closes its end."""
     sys.excepthook = _print_place_only
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent(parent_pid)
+    _end_with(parent_pid)
     _limit(memory_bytes)
     frames = FrameSocket(socket.socket(fileno=0), msgspec.msgpack.Decoder(ChildFrame))
     with contextlib.suppress(PeerClosed):
@@ -50,10 +49,9 @@ def _serve(frames: FrameSocket[ChildFrame], module: str) -> None:
             frames.send(ChildFrame(frame.number, answer))
 
 
-def _die_with_parent(parent_pid: int) -> None:
+def _end_with(parent_pid: int) -> None:
     # The socket tells an idle child that its parent is gone; only this tells a busy one.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     if os.getppid() != parent_pid:
         sys.exit(1)
 
