@@ -3,8 +3,10 @@
 import argparse
 import asyncio
 import os
+import select
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 from baton.localstack.home import Home, StackState
@@ -59,13 +61,33 @@ def _status(_: argparse.Namespace) -> int:
 
 def _down(_: argparse.Namespace) -> int:
     state = running_state(Home.of_environment())
+    has_ended = _ended_probe(state.supervisor_pid)
     os.kill(state.supervisor_pid, signal.SIGTERM)
     deadline = time.monotonic() + _DOWN_TIMEOUT_S
-    home = Home.of_environment()
-    while home.read_state() is not None:
+    while not has_ended():
         if time.monotonic() > deadline:
             print(f"pid {state.supervisor_pid} has not ended after {_DOWN_TIMEOUT_S} s")
             return 1
         time.sleep(_POLL_S)
     print("stopped")
     return 0
+
+
+def _ended_probe(pid: int) -> Callable[[], bool]:
+    """Tells whether this very process has ended, also while nobody has reaped it.
+
+    The state file is no answer: the supervisor removes it before its interpreter ends.
+    """
+    if hasattr(os, "pidfd_open"):
+        ended = select.poll()
+        ended.register(os.pidfd_open(pid), select.POLLIN)
+        return lambda: bool(ended.poll(0))
+    return lambda: not _exists(pid)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
