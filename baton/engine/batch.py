@@ -1,6 +1,7 @@
-"""One step's work as flat arrays, the only thing that a runner sees. No torch, no sequences."""
+"""One step's work as flat arrays, the only thing that a runner sees, and its result. No torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,15 +9,38 @@ from numpy.typing import NDArray
 from baton.engine.messages import SamplingParams
 
 
+class TokenHistory(NamedTuple):
+    """The tokens before the one to sample; the first `num_prompt_tokens` are the prompt."""
+
+    tokens: NDArray[np.uint32]
+    num_prompt_tokens: int
+
+
 @dataclass(slots=True)
 class SampleRow:
-    """One token to sample: from the last scheduled token of batch sequence `seq_row`."""
+    """One use of the logits after flat query token `token_row`: a token to sample, or to judge."""
 
-    seq_row: int
+    token_row: int
     params: SamplingParams
     choice: int
     # Index of the new token among the output tokens of its choice: the noise counter.
     output_index: int
+    # Set when `params.needs_history`; a view that is valid during the step.
+    history: TokenHistory | None = None
+    # From 0 on: nothing is sampled, the logprobs of this token are wanted.
+    forced_token: int = -1
+    # The row of `StepBatch.masks` that limits this one; -1 = every token is allowed.
+    mask_row: int = -1
+
+
+class TokenMasks(Protocol):
+    """Which tokens structured output allows, worked out while the model runs."""
+
+    def start(self) -> None:
+        """Begin; called before the forward pass."""
+
+    def result(self) -> NDArray[np.int32]:
+        """`[num_masks, ceil(vocab_size / 32)]`, bit = allowed; valid until the next step."""
 
 
 @dataclass(slots=True)
@@ -35,3 +59,22 @@ class StepBatch:
     block_tables: NDArray[np.int32]  # [S, B], padded with -1
     seq_ids: list[int]  # [S], for diagnosis only
     sample_rows: list[SampleRow]
+    # (source, target): whole blocks to copy, in order, before anything is computed.
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
+    masks: TokenMasks | None = None
+
+
+class RowLogprobs(NamedTuple):
+    """Log probabilities under the raw logits: of the row's token, and of the likeliest ones."""
+
+    logprob: float
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a batch's sample rows brought, in their order; R rows."""
+
+    tokens: NDArray[np.int64]  # [R], the forced token where there was one
+    logprobs: list[RowLogprobs | None] = field(default_factory=list)  # [R], or empty: nobody asked

@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.engine.batch import SampleRow, StepBatch
-from baton.engine.scheduler import StepPlan
-from baton.engine.sequence import Sequence
+from baton.engine.sample_rows import rows_of
+from baton.engine.scheduler import StepPlan, Work
 
 
 class BatchBuilder:
@@ -21,47 +21,45 @@ class BatchBuilder:
 
     def build(self, step: int, plan: StepPlan) -> StepBatch:
         """The batch of a plan that has work."""
-        num_seqs = len(plan.sequences)
+        num_seqs = len(plan.works)
+        sample_rows: list[SampleRow] = []
         start = 0
-        for row, (seq, count) in enumerate(zip(plan.sequences, plan.num_new_tokens, strict=True)):
-            self._fill_tokens(seq, start, count)
-            start += count
+        for row, work in enumerate(plan.works):
+            self._fill_tokens(work, start)
+            work.rows = rows_of(work, start)
+            sample_rows += work.rows
+            start += work.num_query_tokens
             self._query_starts[row + 1] = start
-            self._context_lens[row] = seq.num_computed_tokens + count
+            self._context_lens[row] = work.seq.num_computed_tokens + work.num_query_tokens
         return StepBatch(
             step=step,
             token_ids=self._token_ids[:start],
             positions=self._positions[:start],
             query_starts=self._query_starts[: num_seqs + 1],
             context_lens=self._context_lens[:num_seqs],
-            block_tables=self._fill_tables(plan.sequences),
-            seq_ids=[seq.request.seq_id for seq in plan.sequences],
-            sample_rows=_sample_rows(plan),
+            block_tables=self._fill_tables(plan.works),
+            seq_ids=[work.seq.request.seq_id for work in plan.works],
+            sample_rows=sample_rows,
         )
 
-    def _fill_tokens(self, seq: Sequence, start: int, count: int) -> None:
+    def _fill_tokens(self, work: Work, start: int) -> None:
+        seq, count = work.seq, work.num_query_tokens
         first = seq.num_computed_tokens
         if count == 1:
             self._token_ids[start] = seq.tokens(first, first + 1)[0]
             self._positions[start] = first
             return
         end = start + count
-        self._token_ids[start:end] = seq.tokens(first, first + count)
+        drafted = end - len(work.draft)
+        self._token_ids[start:drafted] = seq.tokens(first, first + work.num_new_tokens)
+        self._token_ids[drafted:end] = work.draft
         np.add(self._all_positions[:count], first, out=self._positions[start:end])
 
-    def _fill_tables(self, sequences: list[Sequence]) -> NDArray[np.int32]:
-        width = max(seq.table.num_blocks for seq in sequences)
-        tables = self._block_tables[: len(sequences), :width]
+    def _fill_tables(self, works: list[Work]) -> NDArray[np.int32]:
+        width = max(work.seq.table.num_blocks for work in works)
+        tables = self._block_tables[: len(works), :width]
         tables.fill(-1)
-        for row, seq in enumerate(sequences):
-            tables[row, : seq.table.num_blocks] = seq.table.ids
+        for row, work in enumerate(works):
+            table = work.seq.table
+            tables[row, : table.num_blocks] = table.ids
         return tables
-
-
-def _sample_rows(plan: StepPlan) -> list[SampleRow]:
-    """One row for each sequence that this step computes to its last token."""
-    return [
-        SampleRow(row, seq.request.sampling, seq.request.choice, seq.num_output_tokens)
-        for row, (seq, count) in enumerate(zip(plan.sequences, plan.num_new_tokens, strict=True))
-        if count == seq.num_uncomputed_tokens
-    ]

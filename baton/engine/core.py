@@ -74,13 +74,13 @@ def _loop(link: CoreLink, engine: Engine) -> None:
         if any(isinstance(command, Shutdown) for command in commands):
             return
         batch = engine.begin_step(commands)
-        tokens = None
+        result = None
         if batch is not None:
             link.page.begin_step(batch.step, engine.batch_request_ids())
             if (answers := engine.take_answers()) is not None:
                 link.send(answers)
-            tokens = engine.runner.run(batch)
-        events = engine.finish_step(tokens)
+            result = engine.runner.run(batch)
+        events = engine.finish_step(result)
         if events is not None:
             link.send(events)
 

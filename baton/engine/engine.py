@@ -8,11 +8,8 @@ or event loops. The three kinds of sequences are described in `messages.py`.
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from baton.engine.admission import find_fault, finish_reason, is_exhausted, max_total_tokens
-from baton.engine.batch import StepBatch
+from baton.engine.batch import RowLogprobs, SampleRow, StepBatch, StepResult
 from baton.engine.batch_builder import BatchBuilder
 from baton.engine.block_manager import BlockManager
 from baton.engine.load_report import LoadMeter
@@ -35,9 +32,10 @@ from baton.engine.messages import (
     Start,
     Started,
     StepEvents,
+    TokenLogprobs,
 )
 from baton.engine.runner import Runner
-from baton.engine.scheduler import Scheduler, StepPlan
+from baton.engine.scheduler import Scheduler, StepPlan, Work
 from baton.engine.sequence import Sequence, SequenceState
 from baton.engine.sequence_table import SequenceTable
 from baton.system.clock import Clock
@@ -97,11 +95,11 @@ class Engine:
             self._finish(seq, "deadline_exceeded")
         self._plan = plan = self._scheduler.schedule()
         self._events.num_preemptions = plan.num_preemptions
-        self.has_work = bool(plan.sequences or plan.num_preemptions)
+        self.has_work = bool(plan.works or plan.num_preemptions)
         for seq in plan.started:
             self._report_started(seq)
         self._began_at = self._clock.now()
-        if not plan.sequences:
+        if not plan.works:
             return None
         self.step_index += 1
         return self._builder.build(self.step_index, plan)
@@ -115,13 +113,13 @@ class Engine:
         answers = (events.admitted, events.refused, events.bound, events.started, events.finished)
         return self.finish_step(None) if any(answers) else None
 
-    def finish_step(self, tokens: NDArray[np.int64] | None) -> StepEvents | None:
-        """Commit what the runner returned, one token per sample row (None without a batch).
+    def finish_step(self, result: StepResult | None) -> StepEvents | None:
+        """Commit what the runner returned (None without a batch).
 
         Returns everything that happened since the last finish_step, None when nothing did.
         """
-        if tokens is not None:
-            self._commit(tokens.tolist())
+        if result is not None:
+            self._commit(result)
         events = self._events
         events.step = self.step_index
         events.removed_hashes, events.stored = self._manager.take_kv_events()
@@ -135,7 +133,7 @@ class Engine:
 
     def batch_request_ids(self) -> tuple[str, ...]:
         """Requests in the step that has begun, each once."""
-        return tuple(dict.fromkeys(seq.request.request_id for seq in self._plan.sequences))
+        return tuple(dict.fromkeys(work.seq.request.request_id for work in self._plan.works))
 
     def next_deadline(self) -> float | None:
         """When to take a step although no command has come."""
@@ -238,29 +236,58 @@ class Engine:
         started = Started(seq.request.seq_id, block_ids, seq.num_computed_tokens)
         self._events.started.append(started)
 
-    def _commit(self, tokens: list[int]) -> None:
-        """Take the step's results: KV that is final now, and sampled tokens in batch order."""
-        plan, events = self._plan, self._events
-        num_decodes = sum(seq.num_uncomputed_tokens == 1 for seq in plan.sequences)
-        next_token = iter(tokens)
-        for seq, count in zip(plan.sequences, plan.num_new_tokens, strict=True):
-            seq.num_computed_tokens += count
+    def _commit(self, result: StepResult) -> None:
+        """Take the step's results: KV that is final now, and what the rows brought."""
+        works, events = self._plan.works, self._events
+        num_decodes = sum(work.seq.num_uncomputed_tokens == 1 for work in works)
+        tokens = iter(result.tokens.tolist())
+        logprobs = iter(result.logprobs or [None] * len(result.tokens))
+        for work in works:
+            seq = work.seq
+            seq.num_computed_tokens += work.num_new_tokens
             self._manager.register_full_blocks(seq)
             if seq.request.kind == "prefill":
                 events.progress.append(Progress(seq.request.seq_id, seq.num_computed_tokens))
-            if seq.num_uncomputed_tokens == 0:
-                self._take_token(seq, next(next_token))
-        assert next(next_token, None) is None, "more tokens than sample rows"
-        events.num_step_seqs = len(plan.sequences)
-        events.num_step_tokens = sum(plan.num_new_tokens)
+            self._take_rows(work, [(row, next(tokens), next(logprobs)) for row in work.rows])
+        assert next(tokens, None) is None, "more tokens than sample rows"
+        events.num_step_seqs = len(works)
+        events.num_step_tokens = sum(work.num_query_tokens for work in works)
         duration_s = self._clock.now() - self._began_at
         self._meter.observe(duration_s, events.num_step_tokens - num_decodes, num_decodes)
 
-    def _take_token(self, seq: Sequence, token: int) -> None:
+    def _take_rows(
+        self, work: Work, results: list[tuple[SampleRow, int, RowLogprobs | None]]
+    ) -> None:
+        """Judged prompt tokens, then the sampled token, then those that the draft had right."""
+        seq, events = work.seq, self._events
+        num_sampled = 0
+        for row, token, logprobs in results:
+            if row.forced_token >= 0:
+                assert logprobs is not None
+                judged = TokenLogprobs(seq.request.seq_id, seq.num_judged_tokens, token, *logprobs)
+                events.prompt_logprobs.append(judged)
+                seq.num_judged_tokens += 1
+                continue
+            if num_sampled > 0:
+                if seq.state is not SequenceState.RUNNING:
+                    break
+                if work.draft[num_sampled - 1] != seq.last_token:
+                    break
+                seq.num_computed_tokens += 1
+                self._manager.register_full_blocks(seq)
+                events.num_accepted += 1
+            self._take_token(seq, token, logprobs)
+            num_sampled += 1
+        events.num_drafted += len(work.draft)
+
+    def _take_token(self, seq: Sequence, token: int, logprobs: RowLogprobs | None) -> None:
         events, seq_id = self._events, seq.request.seq_id
         events.token_seq_ids.append(seq_id)
         events.token_ids.append(token)
         events.token_indexes.append(seq.num_output_tokens)
+        if logprobs is not None:
+            told = TokenLogprobs(seq_id, seq.num_output_tokens, token, *logprobs)
+            events.logprobs.append(told)
         seq.append(token)
         reason = finish_reason(seq, self.info)
         if reason is not None:

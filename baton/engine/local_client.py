@@ -7,10 +7,7 @@ as `step_duration` says. The reader of `events` drives the engine; nobody readin
 import asyncio
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
-from baton.engine.batch import StepBatch
+from baton.engine.batch import StepBatch, StepResult
 from baton.engine.client import CoreDied
 from baton.engine.engine import Engine
 from baton.engine.messages import Command, EngineInfo, StepEvents
@@ -34,7 +31,7 @@ class LocalEngineClient:
         self._wake = asyncio.Event()
         self._death = asyncio.Event()
         # Of the step that is taking its time now: what the runner returned, and when it ends.
-        self._tokens: NDArray[np.int64] | None = None
+        self._result: StepResult | None = None
         self._ends_at = 0.0
         self._suspects: tuple[str, ...] = ()
 
@@ -44,18 +41,18 @@ class LocalEngineClient:
 
     async def events(self) -> StepEvents:
         while True:
-            if self._tokens is None:
+            if self._result is None:
                 await self._wait_for_work()
                 self._begin_step()
-                if self._tokens is not None and (answers := self._engine.take_answers()):
+                if self._result is not None and (answers := self._engine.take_answers()):
                     return answers
             await self._sleep_until_step_ends()
-            tokens, self._tokens = self._tokens, None
+            tokens, self._result = self._result, None
             if (events := self._engine.finish_step(tokens)) is not None:
                 return events
 
     def progress(self) -> CoreProgress:
-        if self._tokens is None:
+        if self._result is None:
             return CoreProgress(self._engine.step_index, False, ())
         return CoreProgress(self._engine.step_index, True, self._engine.batch_request_ids())
 
@@ -74,11 +71,11 @@ class LocalEngineClient:
         batch = self._engine.begin_step(commands)
         if batch is not None:
             self._ends_at = self._clock.now() + self._step_duration(batch)
-            self._tokens = self._engine.runner.run(batch)
+            self._result = self._engine.runner.run(batch)
 
     async def _sleep_until_step_ends(self) -> None:
         remaining_s = self._ends_at - self._clock.now()
-        if self._tokens is not None and remaining_s > 0:
+        if self._result is not None and remaining_s > 0:
             try:
                 async with asyncio.timeout(remaining_s):
                     await self._death.wait()

@@ -20,8 +20,19 @@ from baton.wire.kv_spec import KVSpec
 SequenceKind = Literal["local", "prefill", "remote"]
 
 
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """What structured output must look like; `choice` holds a JSON list of strings."""
+
+    kind: Literal["json_schema", "json_object", "regex", "choice", "ebnf"]
+    text: str = ""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
-    """How one sequence chooses tokens. temperature 0 = greedy, top_p 1 and top_k 0 = off."""
+    """How one sequence chooses tokens. temperature 0 = greedy, top_p 1 and top_k 0 = off.
+
+    Penalties and biases as OpenAI and vLLM define them; 0 (repetition: 1) = off. Logprobs are of
+    the raw logits: -1 = none, 0 = of the token alone, N = also of the N likeliest tokens.
+    """
 
     max_tokens: int
     temperature: float = 0.0
@@ -30,6 +41,25 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     seed: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    # End and stop tokens are not sampled before this many output tokens.
+    min_tokens: int = 0
+    # (token id, added to its logit)
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    num_logprobs: int = -1
+    num_prompt_logprobs: int = -1
+    # Beams of a beam search; 0 = sampling.
+    beam_width: int = 0
+    grammar: Grammar | None = None
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the tokens so far change the next one's probabilities."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1)
+        return any(penalties)
 
 
 class AddSequence(msgspec.Struct, array_like=True, tag="add"):
@@ -181,6 +211,17 @@ class Finished(msgspec.Struct, array_like=True):
     num_output_tokens: int
 
 
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """Of output token `index`, or of prompt token `index` (never of the first, which is given)."""
+
+    seq_id: int
+    index: int
+    token_id: int
+    logprob: float
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
 class StoredBlocks(msgspec.Struct, array_like=True):
     """Full blocks that entered the prefix cache, as a chain below `parent_hash`."""
 
@@ -229,6 +270,11 @@ class StepEvents(msgspec.Struct, array_like=True, tag="events"):
     stored: list[StoredBlocks] = []
     snapshot: bytes | None = None
     num_preemptions: int = 0
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] = []
+    # Speculated tokens of this step, and how many of them were right.
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 CoreMessage = EngineInfo | LoadFailed | StepEvents

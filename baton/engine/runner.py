@@ -6,10 +6,7 @@ notices every lost, doubled, foreign or stale block (decision D11). Sampling hap
 
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from baton.engine.batch import StepBatch
+from baton.engine.batch import StepBatch, StepResult
 from baton.wire.kv_spec import KVSpec
 
 
@@ -24,8 +21,8 @@ class Runner(Protocol):
     def bind_pool(self, pool: memoryview) -> None:
         """Use `pool` (writable, num_blocks * row_bytes bytes, shared) as the cache."""
 
-    def run(self, batch: StepBatch) -> NDArray[np.int64]:
-        """Compute all query tokens, store their KV, return one token for each of `sample_rows`.
+    def run(self, batch: StepBatch) -> StepResult:
+        """Copy blocks, compute all query tokens, store their KV; one result per sample row.
 
         The arrays of `batch` are reused by the next step: keep no reference to them. An exception
         ends the core.

@@ -10,8 +10,29 @@ deadlines and ends are the engine's.
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
+from baton.engine.batch import SampleRow
 from baton.engine.block_manager import BlockManager
 from baton.engine.sequence import Sequence, SequenceState
+
+
+@dataclass(slots=True)
+class Work:
+    """One sequence's part of a step: its next tokens, and guesses of those that follow them."""
+
+    seq: Sequence
+    num_new_tokens: int
+    draft: tuple[int, ...] = ()
+    # What the step asks of the logits; set when the batch is built.
+    rows: list[SampleRow] = field(default_factory=list)
+
+    @property
+    def num_query_tokens(self) -> int:
+        return self.num_new_tokens + len(self.draft)
+
+    @property
+    def completes(self) -> bool:
+        """The step computes the sequence to its last token: another one follows."""
+        return self.num_new_tokens == self.seq.num_uncomputed_tokens
 
 
 @dataclass(slots=True)
@@ -20,8 +41,7 @@ class StepPlan:
 
     num_tokens_left: int
     num_seqs_left: int
-    sequences: list[Sequence] = field(default_factory=list)
-    num_new_tokens: list[int] = field(default_factory=list)
+    works: list[Work] = field(default_factory=list)
     started: list[Sequence] = field(default_factory=list)
     num_preemptions: int = 0
 
@@ -30,8 +50,7 @@ class StepPlan:
         return self.num_tokens_left == 0 or self.num_seqs_left == 0
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
-        self.sequences.append(seq)
-        self.num_new_tokens.append(num_tokens)
+        self.works.append(Work(seq, num_tokens))
         self.num_tokens_left -= num_tokens
         self.num_seqs_left -= 1
 
@@ -113,7 +132,7 @@ class Scheduler:
                 self._add_chunk(seq, plan)
         if plan.num_preemptions == 0:
             self._start_waiting(plan)
-            if self._num_blocks_awaited and not plan.sequences:
+            if self._num_blocks_awaited and not plan.works:
                 self._displace_parked(plan)
         return plan
 

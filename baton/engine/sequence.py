@@ -63,6 +63,7 @@ class Sequence:
         "credit",
         "hash_chain",
         "num_computed_tokens",
+        "num_judged_tokens",
         "num_prompt_tokens",
         "num_registered_blocks",
         "num_tokens",
@@ -83,6 +84,8 @@ class Sequence:
         self.num_tokens = len(tokens)
         self.num_prompt_tokens = len(tokens) - request.num_emitted
         self.num_computed_tokens = 0
+        # Prompt tokens whose logprobs were reported; the first has none.
+        self.num_judged_tokens = 1
         self.credit = request.credit
         self.table = BlockTable()
         # Entry 0 is the root, entry i + 1 the hash of block i, as far as they are known.
@@ -117,6 +120,11 @@ class Sequence:
     def tokens(self, start: int, end: int) -> NDArray[np.uint32]:
         """View of the tokens `[start, end)`; valid until the next append."""
         return self._tokens[start:end]
+
+    def tokens_with(self, draft: tuple[int, ...]) -> NDArray[np.uint32]:
+        """All tokens and then `draft`; a view, or a copy when there is a draft."""
+        tokens = self._tokens[: self.num_tokens]
+        return np.append(tokens, np.array(draft, _TOKEN)) if draft else tokens
 
     def append(self, token: int) -> None:
         """Take a new output token; its KV is not computed yet."""

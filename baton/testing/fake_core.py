@@ -7,10 +7,7 @@ import argparse
 import sys
 import time
 
-import numpy as np
-from numpy.typing import NDArray
-
-from baton.engine.batch import StepBatch
+from baton.engine.batch import StepBatch, StepResult
 from baton.engine.core import CoreLink, serve
 from baton.engine.engine import Engine, EngineConfig
 from baton.system.clock import SystemClock
@@ -26,7 +23,7 @@ class SlowRunner(FakeRunner):
         super().__init__(mean_output_tokens=mean_output_tokens)
         self._step_s = step_s
 
-    def run(self, batch: StepBatch) -> NDArray[np.int64]:
+    def run(self, batch: StepBatch) -> StepResult:
         time.sleep(self._step_s)
         return super().run(batch)
 

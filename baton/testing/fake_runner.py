@@ -3,6 +3,7 @@
 Each KV slot holds its token and a chained state that depends on all tokens up to there, per layer.
 Every step checks the chain of the whole context that it attends to, so that a lost, doubled, stale
 or foreign block raises AssertionError, and a whole table of another sequence changes the tokens.
+Logprobs are made of the same hash.
 """
 
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.engine.batch import SampleRow, StepBatch
+from baton.engine.batch import RowLogprobs, SampleRow, StepBatch, StepResult
 from baton.engine.messages import SamplingParams
 from baton.wire.kv_spec import KVSpec
 
@@ -63,10 +64,37 @@ class FakeRunner:
             self._keys.append(page[:, : 2 * size])
             self._values.append(page[:, 2 * size :])
 
-    def run(self, batch: StepBatch) -> NDArray[np.int64]:
-        finals = [self._compute(batch, row) for row in range(len(batch.context_lens))]
-        tokens = [self._sample(finals[row.seq_row], row) for row in batch.sample_rows]
-        return np.array(tokens, np.int64)
+    def run(self, batch: StepBatch) -> StepResult:
+        for source, target in batch.block_copies:
+            for pages in (*self._keys, *self._values):
+                pages[target] = pages[source]
+        for row in range(len(batch.context_lens)):
+            self._compute(batch, row)
+        states = [self._states_after(batch, row.token_row) for row in batch.sample_rows]
+        tokens = [self._sample(*pair) for pair in zip(states, batch.sample_rows, strict=True)]
+        logprobs: list[RowLogprobs | None] = []
+        if any(_asks_logprobs(row) for row in batch.sample_rows):
+            logprobs = [
+                self.logprobs(state, row, token) if _asks_logprobs(row) else None
+                for state, row, token in zip(states, batch.sample_rows, tokens, strict=True)
+            ]
+        return StepResult(np.array(tokens, np.int64), logprobs)
+
+    def logprobs(self, states: list[int], row: SampleRow, token: int) -> RowLogprobs:
+        """A falling line over the tokens after `token`, from a start that is the state's own."""
+        judges_prompt = row.forced_token >= 0
+        params = row.params
+        num_top = params.num_prompt_logprobs if judges_prompt else params.num_logprobs
+        start = -1.0 - (states[0] % 997) / 997
+        top_ids = [(token + index) % self.vocab_size for index in range(num_top)]
+        return RowLogprobs(start, top_ids, [start - index for index in range(num_top)])
+
+    def _states_after(self, batch: StepBatch, token_row: int) -> list[int]:
+        """Per layer, the stored state of flat query token `token_row`."""
+        seq_row = int(np.searchsorted(batch.query_starts, token_row, side="right")) - 1
+        block, slot = divmod(int(batch.positions[token_row]), self.kv_spec.block_size)
+        block_id = batch.block_tables[seq_row][block]
+        return [int(keys[block_id, 2 * slot + 1]) for keys in self._keys]
 
     def lone_run(self, prompt: Iterable[int], params: SamplingParams, choice: int = 0) -> list[int]:
         """The output that this prompt must get, whatever happens around it."""
@@ -87,8 +115,8 @@ class FakeRunner:
                 return output
             states = [mix(state, token) for state in states]
 
-    def _compute(self, batch: StepBatch, row: int) -> list[int]:
-        """Store one sequence's new slots; returns the state after its last token, per layer."""
+    def _compute(self, batch: StepBatch, row: int) -> None:
+        """Check one sequence's context and store its new slots."""
         start, end = batch.query_starts[row], batch.query_starts[row + 1]
         tokens = batch.token_ids[start:end].tolist()
         assert tokens, f"sequence {batch.seq_ids[row]} is in the batch with nothing to compute"
@@ -99,14 +127,12 @@ class FakeRunner:
         blocks = batch.block_tables[row][positions // self.kv_spec.block_size]
         slots = positions % self.kv_spec.block_size
         assert (blocks >= 0).all(), f"sequence {batch.seq_ids[row]} has no block for a token"
-        return [
+        for layer in range(len(self.kv_spec.layers)):
             self._compute_layer(layer, tokens, blocks, slots)
-            for layer in range(len(self.kv_spec.layers))
-        ]
 
     def _compute_layer(
         self, layer: int, tokens: list[int], blocks: NDArray[np.int32], slots: NDArray[np.int64]
-    ) -> int:
+    ) -> None:
         keys, values = self._keys[layer], self._values[layer]
         num_cached = len(blocks) - len(tokens)
         cached_tokens = keys[blocks[:num_cached], 2 * slots[:num_cached]]
@@ -121,12 +147,18 @@ class FakeRunner:
             keys[blocks[index], 2 * slots[index]] = token
             keys[blocks[index], 2 * slots[index] + 1] = state
             values[blocks[index], slots[index]] = ~state & _MASK
-        return state
 
     def _sample(self, states: list[int], row: SampleRow) -> int:
+        if row.forced_token >= 0:
+            return row.forced_token
         noise = 0
         for value in (*states, row.params.seed & _MASK, row.choice, row.output_index):
             noise = mix(noise, value)
         if self._mean_output_tokens and noise % self._mean_output_tokens == 0:
             return self.eos_token_ids[0]
         return (noise >> 8) % (self.vocab_size - 1)
+
+
+def _asks_logprobs(row: SampleRow) -> bool:
+    params = row.params
+    return (params.num_prompt_logprobs if row.forced_token >= 0 else params.num_logprobs) >= 0

@@ -51,7 +51,7 @@ def test_a_batch_without_rows_to_sample_returns_no_tokens(sequences, load_tiny):
     runner.bind_pool(memoryview(bytearray(NUM_BLOCKS * loaded.kv_spec.row_bytes)))
     batch, _ = next(_steps(sequences))
     batch.sample_rows = []
-    assert runner.run(batch).tolist() == []
+    assert runner.run(batch).tokens.tolist() == []
 
 
 def _steps(sequences, only=None):
@@ -79,5 +79,5 @@ def _batch(step, parts, sequences, tables):
         context_lens=np.array([b for _, _, b in parts], np.int32),
         block_tables=np.stack([tables[s] for s, _, _ in parts]).astype(np.int32),
         seq_ids=[s for s, _, _ in parts],
-        sample_rows=[SampleRow(row, greedy, 0, 0) for row in range(len(parts))],
+        sample_rows=[SampleRow(int(end) - 1, greedy, 0, 0) for end in starts[1:]],
     )

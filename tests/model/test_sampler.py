@@ -29,8 +29,8 @@ def _logits(num_rows: int, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
     return torch.randn(num_rows, VOCAB, generator=generator) * scale
 
 
-def _row(seq_row: int, index: int = 0, choice: int = 0, **params: float) -> SampleRow:
-    return SampleRow(seq_row, SamplingParams(max_tokens=1, **params), choice, index)
+def _row(token_row: int, index: int = 0, choice: int = 0, **params: float) -> SampleRow:
+    return SampleRow(token_row, SamplingParams(max_tokens=1, **params), choice, index)
 
 
 def _exact(logits: torch.Tensor, temperature=1.0, top_k=0, top_p=1.0) -> np.ndarray:

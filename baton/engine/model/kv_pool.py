@@ -26,12 +26,17 @@ class KVPool:
         assert num_bytes % spec.row_bytes == 0, (num_bytes, spec.row_bytes)
         self.spec = spec
         self.num_blocks = num_bytes // spec.row_bytes
+        self._rows = torch.frombuffer(pool, dtype=torch.uint8).view(self.num_blocks, -1)
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         for layer in spec.layers:
             keys, values = self._page_views(pool, layer)
             self.keys.append(keys)
             self.values.append(values)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy all layers of one block."""
+        self._rows[target] = self._rows[source]
 
     def _page_views(self, pool: memoryview, layer: LayerSpec) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = TORCH_DTYPES[layer.dtype]

@@ -97,13 +97,14 @@ def _batch(
     tables: NDArray[np.int32],
 ) -> StepBatch:
     counts = [end - start for _, start, end in parts]
+    starts = np.cumsum([0, *counts], dtype=np.int32)
     return StepBatch(
         step=step,
         token_ids=np.concatenate([sequences[s][start:end] for s, start, end in parts]),
         positions=np.concatenate([np.arange(start, end) for _, start, end in parts]),
-        query_starts=np.cumsum([0, *counts], dtype=np.int32),
+        query_starts=starts,
         context_lens=np.array([end for _, _, end in parts], dtype=np.int32),
         block_tables=tables[[s for s, _, _ in parts]],
         seq_ids=[s for s, _, _ in parts],
-        sample_rows=[SampleRow(row, _ROW, 0, 0) for row in range(len(parts))],
+        sample_rows=[SampleRow(int(end) - 1, _ROW, 0, 0) for end in starts[1:]],
     )

@@ -6,9 +6,8 @@ apart, and only the rows to sample from reach the output layer. Knows no sequenc
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from baton.engine.batch import StepBatch
+from baton.engine.batch import StepBatch, StepResult
 from baton.engine.model.attention import AttentionBackend, attach
 from baton.engine.model.kv_pool import KVPool
 from baton.engine.model.load import LoadedModel
@@ -36,26 +35,28 @@ class TorchRunner:
         attach(loaded.attention_modules, self._backend)
 
     def bind_pool(self, pool: memoryview) -> None:
-        self._backend.bind(KVPool(self.kv_spec, pool))
+        self._pool = KVPool(self.kv_spec, pool)
+        self._backend.bind(self._pool)
 
     @torch.inference_mode()
-    def run(self, batch: StepBatch) -> NDArray[np.int64]:
+    def run(self, batch: StepBatch) -> StepResult:
+        for source, target in batch.block_copies:
+            self._pool.copy_block(source, target)
         logits = self.logits(batch)
         if not batch.sample_rows:
-            return np.empty(0, dtype=np.int64)
-        return sample(logits, batch.sample_rows)
+            return StepResult(np.empty(0, np.int64))
+        return StepResult(sample(logits, batch.sample_rows))
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> torch.Tensor:
         """Compute the batch and return float32 logits, one row for each of `sample_rows`."""
         self._backend.begin_step(batch)
-        ends = batch.query_starts[1:]
-        last_tokens = [ends[row.seq_row] - 1 for row in batch.sample_rows]
+        token_rows = [row.token_row for row in batch.sample_rows]
         output = self._model(
             input_ids=torch.from_numpy(batch.token_ids)[None],
             position_ids=torch.from_numpy(batch.positions)[None],
             use_cache=False,
-            logits_to_keep=torch.tensor(last_tokens, dtype=torch.int64),
+            logits_to_keep=torch.tensor(token_rows, dtype=torch.int64),
         )
         logits: torch.Tensor = output.logits[0]
         return logits.float()

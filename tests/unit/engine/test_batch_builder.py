@@ -22,7 +22,9 @@ def test_decodes_and_chunks_become_flat_arrays_padded_with_minus_one():
     assert batch.query_starts.tolist() == [0, 1, 4]
     assert batch.context_lens.tolist() == [9, 7]
     assert batch.block_tables.tolist() == [[5, 6, 7], [3, 4, -1]]
-    assert [(row.seq_row, row.choice, row.output_index) for row in batch.sample_rows] == [(0, 1, 0)]
+    assert [(row.token_row, row.choice, row.output_index) for row in batch.sample_rows] == [
+        (0, 1, 0)
+    ]
 
 
 def test_reused_buffers_keep_nothing_of_the_step_before():
