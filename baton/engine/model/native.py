@@ -1,0 +1,47 @@
+"""Finds and loads the compiled kernels (`csrc/`), which `build_native.py` makes; None without them.
+
+The library's name carries a digest of its sources, so that one that was built from others is never
+loaded: rebuilding, not a version number, makes the two agree. It is plain C for ctypes and knows
+no torch, but takes its threads from the OpenMP library that torch has loaded, whose pool it shares.
+"""
+
+import ctypes
+import hashlib
+import platform
+from functools import cache
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "csrc"
+BUILT = SOURCES / "build"
+# In the order of `Isa` in isa.h: a machine that has one has all before it.
+ISAS = ("portable", "avx2", "avx512", "amx")
+
+
+def source_files() -> list[Path]:
+    """Everything that is compiled or included, in a fixed order."""
+    return sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])
+
+
+def library_path() -> Path:
+    """Where the library of the present sources is, or will be once it is built."""
+    digest = hashlib.sha256(platform.machine().encode())
+    for path in [*source_files(), Path(__file__).with_name("build_native.py")]:
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode() + content)
+    return BUILT / f"native-{digest.hexdigest()[:16]}.so"
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The library, loaded once; None when it is not built or this system cannot load it."""
+    import torch  # noqa: F401 - its OpenMP library has to be there first, to be the only one
+
+    try:
+        return ctypes.CDLL(str(library_path()))
+    except OSError:
+        return None
+
+
+def num_usable_isas(loaded: ctypes.CDLL) -> int:
+    """How many of ISAS this machine can run: the first so many."""
+    return int(loaded.baton_best_isa()) + 1

@@ -1,0 +1,76 @@
+"""Building and finding the compiled kernels, on a folder with one tiny unit."""
+
+import ctypes
+from pathlib import Path
+
+import pytest
+
+from baton.engine.model import build_native, native
+
+HEADER = '#define EXPORT extern "C" __attribute__((visibility("default")))\n'
+UNIT = '#include "answer.h"\nEXPORT int answer() { return 42; }\n'
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(native, "SOURCES", tmp_path)
+    monkeypatch.setattr(native, "BUILT", tmp_path / "build")
+    (tmp_path / "answer.h").write_text(HEADER)
+    (tmp_path / "answer.cpp").write_text(UNIT)
+    return tmp_path
+
+
+def needs_compiler() -> None:
+    if build_native.find_compiler() is None:
+        pytest.skip("no C++ compiler")
+
+
+def test_the_library_of_the_present_sources_is_built_once(sources, capsys):
+    needs_compiler()
+    assert build_native.main() == 0
+    assert ctypes.CDLL(str(native.library_path())).answer() == 42
+    assert build_native.main() == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("Compiled kernels are up to date")
+
+
+def test_changed_sources_have_another_library_and_the_old_one_goes(sources):
+    needs_compiler()
+    build_native.main()
+    before = native.library_path()
+    (sources / "answer.h").write_text((sources / "answer.h").read_text() + "// changed\n")
+    assert native.library_path() != before
+    build_native.main()
+    assert list(native.BUILT.iterdir()) == [native.library_path()]
+
+
+def test_a_unit_that_does_not_compile_leaves_no_library_and_says_why(sources, capsys):
+    needs_compiler()
+    (sources / "broken.cpp").write_text("int broken( {\n")
+    assert build_native.main() == build_native.EXIT_NOT_BUILT
+    assert "broken.cpp" in capsys.readouterr().err
+    assert list(native.BUILT.iterdir()) == []
+
+
+def test_without_a_compiler_one_line_says_what_adds_it(sources, monkeypatch, capsys):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(sources))
+    assert build_native.main() == build_native.EXIT_NOT_BUILT
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "sudo apt-get install g++" in lines[0]
+
+
+def test_a_compiler_that_cannot_be_started_is_told_like_one_that_refuses(
+    sources, monkeypatch, capsys
+):
+    monkeypatch.setenv("CXX", str(sources / "no-such-compiler"))
+    assert build_native.main() == build_native.EXIT_NOT_BUILT
+    assert "plain torch is used" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("unit", "isa"),
+    [("attention.cpp", None), ("attention_amx.cpp", "amx"), ("isa.cpp", None), ("x_y.cpp", None)],
+)
+def test_the_end_of_a_unit_name_says_its_instruction_set(unit, isa):
+    assert build_native.isa_of(Path(unit)) == isa
