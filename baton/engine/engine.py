@@ -12,6 +12,7 @@ from baton.engine.admission import find_fault, finish_reason, is_exhausted, max_
 from baton.engine.batch import RowLogprobs, SampleRow, StepBatch, StepResult
 from baton.engine.batch_builder import BatchBuilder
 from baton.engine.block_manager import BlockManager
+from baton.engine.chunk_policy import ChunkPolicy
 from baton.engine.load_report import LoadMeter
 from baton.engine.messages import (
     Abort,
@@ -53,7 +54,9 @@ class EngineConfig:
     model_revision: str
     num_blocks: int
     max_num_seqs: int = 64
-    max_step_tokens: int = 512
+    max_step_tokens: int = 2048
+    # How long a step should take at most; None = as long as its tokens need.
+    max_step_s: float | None = 0.1
     max_waiting: int = 256
 
 
@@ -71,7 +74,8 @@ class Engine:
         self._max_waiting = config.max_waiting
         self._clock = clock
         self._manager = BlockManager(config.num_blocks, spec.block_size, config.model_fp)
-        self._scheduler = Scheduler(self._manager, max_seqs, max_tokens)
+        self._chunks = ChunkPolicy(max_tokens, config.max_step_s)
+        self._scheduler = Scheduler(self._manager, max_seqs, max_tokens, self._chunks)
         self._builder = BatchBuilder(max_seqs, max_tokens, max_blocks)
         self._meter = LoadMeter()
         self._sequences = SequenceTable()
@@ -253,7 +257,9 @@ class Engine:
         events.num_step_seqs = len(works)
         events.num_step_tokens = sum(work.num_query_tokens for work in works)
         duration_s = self._clock.now() - self._began_at
-        self._meter.observe(duration_s, events.num_step_tokens - num_decodes, num_decodes)
+        num_prefill_tokens = sum(work.num_new_tokens for work in works) - num_decodes
+        self._meter.observe(duration_s, num_prefill_tokens, num_decodes)
+        self._chunks.observe(duration_s, num_prefill_tokens, num_decodes)
 
     def _take_rows(
         self, work: Work, results: list[tuple[SampleRow, int, RowLogprobs | None]]

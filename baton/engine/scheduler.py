@@ -1,10 +1,10 @@
 """Decides what the next step computes: decodes first, then prefill chunks, then newcomers.
 
-One token budget per step. A sequence without credit is parked: it keeps its blocks and stays out of
-the batch. When a decode needs a block and none is left, parked sequences lose theirs first, then
-the least important, newest one; it goes back to the queue and is computed again. Parked sequences
-also give way to a waiting one when nothing else could run. Knows no runner and no clock; arrivals,
-deadlines and ends are the engine's.
+One token budget per step; `chunk_policy.py` says how much of it prefill may use. A sequence without
+credit is parked: it keeps its blocks and stays out of the batch. When a decode needs a block and
+none is left, parked sequences lose theirs first, then the least important, newest one; it goes back
+to the queue and is computed again. Parked sequences also give way to a waiting one when nothing
+else could run. Knows no runner and no clock; arrivals, deadlines and ends are the engine's.
 """
 
 from bisect import bisect_left, insort
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from baton.engine.batch import SampleRow
 from baton.engine.block_manager import BlockManager
+from baton.engine.chunk_policy import ChunkPolicy
 from baton.engine.sequence import Sequence, SequenceState
 
 
@@ -49,6 +50,10 @@ class StepPlan:
     def is_full(self) -> bool:
         return self.num_tokens_left == 0 or self.num_seqs_left == 0
 
+    def limit_prefill(self, num_tokens: int) -> None:
+        """What comes from now on may have this many tokens in all."""
+        self.num_tokens_left = min(self.num_tokens_left, num_tokens)
+
     def add(self, seq: Sequence, num_tokens: int) -> None:
         self.works.append(Work(seq, num_tokens))
         self.num_tokens_left -= num_tokens
@@ -80,13 +85,20 @@ class RankedList:
 class Scheduler:
     """The queue of waiting sequences and the set of running ones."""
 
-    def __init__(self, manager: BlockManager, max_num_seqs: int, max_step_tokens: int) -> None:
+    def __init__(
+        self,
+        manager: BlockManager,
+        max_num_seqs: int,
+        max_step_tokens: int,
+        chunks: ChunkPolicy | None = None,
+    ) -> None:
         assert max_step_tokens >= max_num_seqs, "a full batch of decodes must fit into one step"
         self.waiting = RankedList()
         self.running = RankedList()
         self._manager = manager
         self._max_num_seqs = max_num_seqs
         self._max_step_tokens = max_step_tokens
+        self._chunks = chunks or ChunkPolicy(max_step_tokens, max_step_s=None)
         # What the first waiting sequence lacked at the last step: promises must leave it.
         self._num_blocks_awaited = 0
 
@@ -125,6 +137,7 @@ class Scheduler:
                 break
             if seq.num_uncomputed_tokens == 1 and self._make_room(seq, plan):
                 plan.add(seq, 1)
+        plan.limit_prefill(self._chunks.max_prefill_tokens(num_decodes=len(plan.works)))
         for seq in running:
             if plan.is_full:
                 break
