@@ -27,7 +27,7 @@ EXIT_CANNOT_SERVE = 3
 def main(argv: Sequence[str]) -> int:
     """Load, then step until the front says Shutdown or is gone. Returns the exit code."""
     link, rest = CoreLink.from_argv(argv)
-    options = _parse(rest)
+    options = parse_options(rest)
     torch.set_num_threads(options.threads)
     try:
         engine = build_engine(options)
@@ -52,6 +52,7 @@ def build_engine(options: argparse.Namespace) -> Engine:
         num_blocks=options.kv_bytes // loaded.kv_spec.row_bytes,
         max_num_seqs=options.max_num_seqs,
         max_step_tokens=options.max_step_tokens,
+        max_step_s=options.max_step_ms / 1000 or None,
     )
     runner = TorchRunner(loaded)
     check_model(loaded, runner)
@@ -76,7 +77,8 @@ def fit_to_pool(loaded: LoadedModel, kv_bytes: int, *, is_length_wanted: bool) -
     )
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def parse_options(argv: Sequence[str]) -> argparse.Namespace:
+    """The options after the three descriptors."""
     parser = argparse.ArgumentParser(prog="baton.worker.core_main", description=__doc__)
     parser.add_argument("--model", required=True, help="local folder or Hugging Face id")
     parser.add_argument("--model-name", default="", help="the name to serve it under")
@@ -86,7 +88,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--max-model-len", type=int, default=None)
     parser.add_argument("--max-num-seqs", type=int, default=64)
-    parser.add_argument("--max-step-tokens", type=int, default=512)
+    parser.add_argument("--max-step-tokens", type=int, default=2048)
+    parser.add_argument("--max-step-ms", type=float, default=100.0)
     return parser.parse_args(argv)
 
 

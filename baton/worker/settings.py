@@ -27,7 +27,9 @@ class Settings:
     # None = what the model was made for, as far as the pool holds it.
     max_model_len: int | None = None
     max_num_seqs: int = 64
-    max_step_tokens: int = 512
+    max_step_tokens: int = 2048
+    # How long a step with running streams should take at most, in ms; 0 = no limit.
+    max_step_ms: float = 100.0
 
     # How long loading the model may take.
     load_timeout_s: float = 600.0
@@ -39,6 +41,8 @@ class Settings:
         for name in positive:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be greater than 0")
+        if self.max_step_ms < 0:
+            raise ValueError("max_step_ms must not be below 0")
         if self.block_size not in (16, 32, 64):
             raise ValueError(f"block_size {self.block_size} is none of 16, 32, 64")
         if self.max_step_tokens < self.max_num_seqs:
@@ -60,6 +64,7 @@ class Settings:
             "--max-model-len": self.max_model_len,
             "--max-num-seqs": self.max_num_seqs,
             "--max-step-tokens": self.max_step_tokens,
+            "--max-step-ms": self.max_step_ms,
         }
         return [
             str(word)
