@@ -3,12 +3,15 @@ SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
+# The lowest transformers that pyproject.toml allows, and what it needs older than constraints.txt.
+OLDEST_VENV := .venv-oldest
+OLDEST := transformers==5.17.0 huggingface_hub==1.33.0
 BATON_PORT ?= 8080
 ARGS ?=
 export BATON_PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status test test-long check fmt protos clean
+.PHONY: help setup up down status test test-long test-oldest check fmt protos clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,6 +36,14 @@ test: $(INSTALLED) ## all tests, with a table of times
 test-long: $(INSTALLED) ## the same with the large counts
 	@BATON_TEST_LONG=1 $(PYTHON) tools/run_tests.py
 
+# Without the tokenizer's oracle: chat templates are rendered as the newest transformers does.
+test-oldest: $(OLDEST_VENV)/.installed ## the models' tests on the oldest supported transformers
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(OLDEST_VENV)/bin/python -m pytest tests/model \
+		--ignore=tests/model/test_tokenizer_oracle.py
+
+$(OLDEST_VENV)/.installed: pyproject.toml constraints.txt tools/setup.sh Makefile
+	@tools/setup.sh $(OLDEST_VENV) $(OLDEST)
+
 check: $(INSTALLED) ## format, lint, types, import contracts, generated code: in seconds
 	@tools/check.sh $(VENV)
 
@@ -43,4 +54,4 @@ protos: $(INSTALLED) ## generate baton/wire/v1 from protos/
 	@tools/protos.sh $(VENV) .
 
 clean: ## remove caches and the virtual environment (keeps .baton)
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	@rm -rf $(VENV) $(OLDEST_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Makes the virtual environment: tools/setup.sh FOLDER. Needs Python 3.11+ and a network; never root.
+# Makes the virtual environment: tools/setup.sh FOLDER [NAME==VERSION...]. Needs Python 3.11+ and a
+# network; never root. Versions are those of constraints.txt, unless one is given here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${1:-.venv}
+shift || true
 
 python=""
 for name in ${PYTHON:-} python3.12 python3.11 python3.13 python3; do
@@ -22,13 +24,19 @@ if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
 fi
 
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+constraints=$venv/constraints.txt
+cp constraints.txt "$constraints"
+for pin in "$@"; do
+    sed -i.bak "/^${pin%%==*}==/d" "$constraints"
+    echo "$pin" >>"$constraints"
+done
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
 # On a terminal pip's own bars show what is downloaded and how large it is; a log gets less.
 loudness=-q
 [ ! -t 1 ] || loudness=--progress-bar=on
 
-torch=$(grep '^torch==' constraints.txt)
+torch=$(grep '^torch==' "$constraints")
 if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
     if [ -n "${TORCH_INDEX_URL:-}" ]; then
         echo "Installing $torch from TORCH_INDEX_URL (the CPU build is about 200 MB)"
@@ -39,10 +47,10 @@ if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
             echo "download is about 200 MB instead of about 3 GB. See README, 'Without a GPU'."
         fi
         echo "Installing $torch (the CPU build is about 200 MB, the CUDA build about 3 GB)"
-        pip install "$loudness" -c constraints.txt "$torch"
+        pip install "$loudness" -c "$constraints" "$torch"
     fi
 fi
 echo "Installing the other packages (about 100 MB)"
-pip install "$loudness" -c constraints.txt -e '.[dev]'
+pip install "$loudness" -c "$constraints" -e '.[dev]'
 touch "$venv/.installed"
 echo "Ready: $venv"
