@@ -1,9 +1,11 @@
-"""Prints the reference tables of docs/telemetry.md (metrics) and docs/configuration.md (settings)
-from the code, so that they never have to be typed: `python -m tools.reference_tables metrics`."""
+"""Renews the tables that end docs/telemetry.md (metrics) and docs/configuration.md (settings).
+
+They are made from the code, never typed: `python -m tools.reference_tables`.
+"""
 
 import dataclasses
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from prometheus_client import Counter
 from prometheus_client.metrics import MetricWrapperBase
@@ -16,6 +18,7 @@ from services.quota import settings as quota_settings
 from services.router import settings as router_settings
 from services.tokenizer import settings as tokenizer_settings
 
+ROOT = Path(__file__).parents[1]
 SETTINGS = (
     ("gateway", gateway_settings.PREFIX, gateway_settings.GatewaySettings),
     ("quota", quota_settings.PREFIX, quota_settings.Settings),
@@ -60,6 +63,17 @@ def _shown(value: object) -> str:
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
+def renewed(page: str) -> str:
+    """The page with its table made anew; the table is the end of the page."""
+    table = list(PAGES[page]())
+    start = next(line for line in table if line.strip()).strip()
+    kept, found, _ = (ROOT / page).read_text().partition(f"\n{start}\n")
+    assert found, f"{page} has no line {start!r}"
+    return kept + "\n" + "\n".join(table).lstrip("\n") + "\n"
+
+
+PAGES = {"docs/telemetry.md": metrics, "docs/configuration.md": settings}
+
 if __name__ == "__main__":
-    for line in {"metrics": metrics, "settings": settings}[sys.argv[1]]():
-        print(line)
+    for page in PAGES:
+        (ROOT / page).write_text(renewed(page))
