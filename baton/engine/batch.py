@@ -10,10 +10,15 @@ from baton.engine.messages import SamplingParams
 
 
 class TokenHistory(NamedTuple):
-    """The tokens before the one to sample; the first `num_prompt_tokens` are the prompt."""
+    """The tokens before the one to sample: `tokens`, whose first are the prompt, and then `draft`.
 
+    From step to step `tokens` of one `seq_id` only grows, so that a runner can count as it grows.
+    """
+
+    seq_id: int
     tokens: NDArray[np.uint32]
     num_prompt_tokens: int
+    draft: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

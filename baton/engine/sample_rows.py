@@ -51,4 +51,5 @@ def _sampled_row(work: Work, last_row: int, ahead: int) -> SampleRow:
 
 
 def _history(seq: Sequence, work: Work, ahead: int) -> TokenHistory:
-    return TokenHistory(seq.tokens_with(work.draft[:ahead]), seq.num_prompt_tokens)
+    tokens = seq.tokens(0, seq.num_tokens)
+    return TokenHistory(seq.request.seq_id, tokens, seq.num_prompt_tokens, work.draft[:ahead])

@@ -121,11 +121,6 @@ class Sequence:
         """View of the tokens `[start, end)`; valid until the next append."""
         return self._tokens[start:end]
 
-    def tokens_with(self, draft: tuple[int, ...]) -> NDArray[np.uint32]:
-        """All tokens and then `draft`; a view, or a copy when there is a draft."""
-        tokens = self._tokens[: self.num_tokens]
-        return np.append(tokens, np.array(draft, _TOKEN)) if draft else tokens
-
     def append(self, token: int) -> None:
         """Take a new output token; its KV is not computed yet."""
         if self.num_tokens == len(self._tokens):

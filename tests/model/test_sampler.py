@@ -6,6 +6,7 @@ import torch
 
 from baton.engine.batch import SampleRow
 from baton.engine.messages import SamplingParams
+from baton.engine.model import sampler
 from baton.engine.model.noise import row_key, uniforms
 from baton.engine.model.sampler import CANDIDATES, sample
 
@@ -21,6 +22,9 @@ SETTINGS = {
     "top-p": {"temperature": 1.0, "top_p": 0.6},
     "wide top-p": {"temperature": 2.5, "top_p": 0.97},
     "top-k and top-p": {"temperature": 1.2, "top_k": 30, "top_p": 0.8},
+    "min-p": {"temperature": 0.8, "min_p": 0.1},
+    "wide min-p": {"temperature": 2.5, "min_p": 0.004},
+    "top-p and min-p": {"temperature": 1.5, "top_p": 0.7, "min_p": 0.05},
 }
 
 
@@ -33,7 +37,7 @@ def _row(token_row: int, index: int = 0, choice: int = 0, **params: float) -> Sa
     return SampleRow(token_row, SamplingParams(max_tokens=1, **params), choice, index)
 
 
-def _exact(logits: torch.Tensor, temperature=1.0, top_k=0, top_p=1.0) -> np.ndarray:
+def _exact(logits: torch.Tensor, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
     """The distribution that settings mean, by sorting the whole vocabulary."""
     shares = (logits.double() / temperature).softmax(-1)
     ordered, ids = shares.sort(descending=True)
@@ -41,6 +45,7 @@ def _exact(logits: torch.Tensor, temperature=1.0, top_k=0, top_p=1.0) -> np.ndar
         ordered[top_k:] = 0
         ordered /= ordered.sum()
     ordered[(ordered.cumsum(-1) - ordered) >= top_p] = 0
+    ordered[ordered < min_p * ordered[0]] = 0
     return torch.zeros(VOCAB, dtype=torch.float64).scatter(0, ids, ordered / ordered.sum()).numpy()
 
 
@@ -76,6 +81,29 @@ def test_top_k_of_equals_keeps_the_lowest_ids():
     rows = [_row(0, index, temperature=1.0, top_k=3, seed=1) for index in range(200)]
     tokens = sample(torch.zeros(200, VOCAB), rows)
     assert set(tokens.tolist()) == {0, 1, 2}
+
+
+def test_a_forced_token_is_given_and_leaves_its_batch_mates_alone():
+    logits = _logits(3, seed=2)
+    rows = [_row(0, 0, temperature=1.0), _row(1), _row(2, 2, temperature=1.0, top_p=0.5)]
+    free = sample(logits, rows)
+    rows[1].forced_token = 77
+    assert sample(logits, rows).tolist() == [free[0], 77, free[2]]
+
+
+def test_limits_among_few_allowed_tokens_need_no_sorted_vocabulary(monkeypatch):
+    allowed = [5, 50, 500]
+    logits = torch.full((4, VOCAB), -torch.inf)
+    logits[:, allowed] = torch.tensor([1.0, 2.0, 3.0])
+    limits = [{"top_k": 400}, {"top_p": 0.99}, {"min_p": 0.01}, {"top_k": 400, "top_p": 0.9}]
+    rows = [_row(i, i, temperature=1.0, **limit) for i, limit in enumerate(limits)]
+    widths = []
+    inner = sampler._limited_among
+    monkeypatch.setattr(
+        sampler, "_limited_among", lambda *args: widths.append(args[2]) or inner(*args)
+    )
+    assert set(sample(logits, rows).tolist()) <= set(allowed)
+    assert widths == [CANDIDATES]
 
 
 def test_a_token_does_not_depend_on_batch_mates_or_on_repeating():

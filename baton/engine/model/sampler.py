@@ -1,12 +1,13 @@
 """Logits to tokens, row by row and lane by lane, so that no row pays for another's settings.
 
+    forced      nothing is chosen: the token is given
     greedy      temperature 0: the largest logit, ties to the lowest id
     unlimited   temperature alone: an exponential race over the whole vocabulary
-    limited     top-k or top-p: the race over the largest CANDIDATES logits; rows whose limits reach
-                beyond those are done again over the sorted vocabulary
+    limited     top-k, top-p or min-p: the race over the largest CANDIDATES logits; rows whose
+                limits reach beyond those are done again over the sorted vocabulary
 
 A race draws e ~ Exp(1) for each candidate and takes the largest p / e, which is an exact sample of
-the distribution p (the Gumbel-max trick). Order of filters: temperature, top-k, top-p.
+the distribution p (the Gumbel-max trick). Order of filters: temperature, top-k, top-p, min-p.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ _Lane = Callable[[torch.Tensor, Sequence[SampleRow]], torch.Tensor]
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> NDArray[np.int64]:
     """One token for each row of float32 `logits` `[num_rows, vocab_size]`."""
-    tokens = np.empty(len(rows), dtype=np.int64)
+    tokens = np.array([row.forced_token for row in rows], dtype=np.int64)
     for lane, indexes in _lanes(rows, logits.shape[1]):
         chosen = [rows[index] for index in indexes]
         part = logits if len(indexes) == len(rows) else logits[indexes]
@@ -40,9 +41,11 @@ def _lanes(rows: Sequence[SampleRow], vocab_size: int) -> list[tuple[_Lane, list
     limited: list[int] = []
     for index, row in enumerate(rows):
         params = row.params
+        if row.forced_token >= 0:
+            continue
         if params.temperature <= 0.0 or params.top_k == 1:
             greedy.append(index)
-        elif params.top_p < 1.0 or 0 < params.top_k < vocab_size:
+        elif params.top_p < 1.0 or 0 < params.top_k < vocab_size or params.min_p > 0.0:
             limited.append(index)
         else:
             unlimited.append(index)
@@ -81,7 +84,12 @@ def _limited_among(
     tempered = _tempered(logits, rows)
     values, ids = _largest(tempered, num_candidates)
     top_k = torch.tensor([row.params.top_k or vocab_size for row in rows])[:, None]
-    top_p = torch.tensor([row.params.top_p for row in rows], dtype=torch.float64)[:, None]
+    # Off = infinite: rounded sums of shares may reach 1 before the last candidate.
+    shares_wanted = [row.params.top_p if row.params.top_p < 1.0 else np.inf for row in rows]
+    top_p = torch.tensor(shares_wanted, dtype=torch.float64)[:, None]
+    # The largest value is 0, so min-p is a floor of the others; forbidden tokens are below any.
+    floor = torch.tensor([row.params.min_p for row in rows]).log()[:, None]
+    floor = floor.clamp(min=torch.finfo(floor.dtype).min)
     border = values[:, -1:]
     # What top-p is a share of: the kept top-k, or everything when top-k is off or wider.
     is_cut = top_k <= num_candidates
@@ -91,11 +99,12 @@ def _limited_among(
     shares = (values.double() - total).exp()
     reached = shares.cumsum(-1)
     is_kept = (reached - shares) < top_p
+    is_kept &= values >= floor
     is_kept[:, 0] = True
     kept = values.masked_fill(~is_kept, -torch.inf)
     scores = _race(kept, rows, ids.numpy().astype(np.uint32))
     tokens = ids.gather(-1, scores.argmax(-1, keepdim=True)).flatten()
-    is_enough = is_cut | ((top_k >= vocab_size) & (reached[:, -1:] >= top_p))
+    is_enough = is_cut | ((top_k >= vocab_size) & (reached[:, -1:] >= top_p)) | (border < floor)
     # Equals of the last candidate may be missing: it must not be among the kept ones.
     is_enough &= values.masked_fill(~is_kept, torch.inf).amin(-1, keepdim=True) > border
     return tokens, is_enough.flatten() | (num_candidates == vocab_size)

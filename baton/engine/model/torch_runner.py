@@ -11,7 +11,7 @@ from baton.engine.batch import StepBatch, StepResult
 from baton.engine.model.attention import AttentionBackend, attach
 from baton.engine.model.kv_pool import KVPool
 from baton.engine.model.load import LoadedModel
-from baton.engine.model.sampler import sample
+from baton.engine.model.row_sampler import RowSampler
 from baton.engine.model.torch_attention import TorchAttention
 from baton.wire.kv_spec import KVSpec
 
@@ -31,6 +31,7 @@ class TorchRunner:
         self.max_model_len = loaded.max_model_len
         self.eos_token_ids = loaded.eos_token_ids
         self._model = loaded.model
+        self._sampler = RowSampler(loaded.eos_token_ids)
         self._backend = backend if backend is not None else TorchAttention()
         attach(loaded.attention_modules, self._backend)
 
@@ -42,10 +43,13 @@ class TorchRunner:
     def run(self, batch: StepBatch) -> StepResult:
         for source, target in batch.block_copies:
             self._pool.copy_block(source, target)
+        if batch.masks is not None:
+            batch.masks.start()
         logits = self.logits(batch)
         if not batch.sample_rows:
             return StepResult(np.empty(0, np.int64))
-        return StepResult(sample(logits, batch.sample_rows))
+        masks = None if batch.masks is None else batch.masks.result()
+        return self._sampler.result(logits, batch.sample_rows, masks)
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> torch.Tensor:
