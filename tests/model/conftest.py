@@ -1,4 +1,4 @@
-"""Tiny random models of many architectures, and transformers' own answers to compare with."""
+"""Tiny random models, made and loaded once, and transformers' own answers to compare with."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,128 +8,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from torch import nn
 
 from baton.engine.engine import Engine, EngineConfig
 from baton.engine.messages import AddSequence, SamplingParams, StepEvents
 from baton.engine.model.load import LoadedModel, LoadOptions, load_model
 from baton.engine.model.torch_runner import TorchRunner
 from baton.system.clock import SystemClock
+from baton.testing.tiny_models import REFUSED, SERVED, VOCAB_SIZE, make_model
 from baton.wire.prefix_hash import block_hashes, root_hash
 
-VOCAB = 512
-MAX_LEN = 192
 CACHE_KEY = b"k" * 32
 TIE = 1e-4  # a smaller top-2 gap of the reference counts as a tie
-
-_SMALL = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": MAX_LEN,
-    "initializer_range": 0.15,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "tie_word_embeddings": False,  # tied random models repeat one token
-}
-_HEAD = {"head_dim": 16}
-_MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
-_WINDOW = {"sliding_window": 16}
-_ROPE3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-_YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 48,
-}
-_MIXED_LAYERS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-
-# name -> (configuration class, what differs from _SMALL)
-ARCHITECTURES: dict[str, tuple[str, dict[str, object]]] = {
-    "llama": ("LlamaConfig", {}),
-    "llama-rope3": ("LlamaConfig", {"rope_parameters": _ROPE3}),
-    "qwen2-yarn": ("Qwen2Config", {"rope_parameters": _YARN}),
-    "qwen3": ("Qwen3Config", _HEAD),
-    "mistral-window": ("MistralConfig", _WINDOW),
-    "gemma2": ("Gemma2Config", _HEAD | _WINDOW | {"query_pre_attn_scalar": 16}),
-    "gemma3": ("Gemma3TextConfig", _HEAD | _WINDOW | _MIXED_LAYERS),
-    "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "qwen3-moe": ("Qwen3MoeConfig", _HEAD | _MOE | {"num_experts": 4}),
-    "gpt-oss": ("GptOssConfig", _HEAD | _WINDOW | _MIXED_LAYERS | {"num_local_experts": 4}),
-    "phi3": ("Phi3Config", {}),
-    "olmo2": ("Olmo2Config", {}),
-    "granite": ("GraniteConfig", {"attention_multiplier": 0.2, "logits_scaling": 2.0}),
-    "cohere": ("CohereConfig", {}),
-    "glm4": ("Glm4Config", _HEAD),
-    "smollm3": ("SmolLM3Config", {}),
-    "deepseek-v3": (
-        "DeepseekV3Config",
-        {
-            "num_key_value_heads": 4,
-            "kv_lora_rank": 16,
-            "q_lora_rank": 16,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 16,
-            "v_head_dim": 24,
-            "n_routed_experts": 4,
-            "n_group": 2,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-        }
-        | _MOE,
-    ),
-    "gpt-neox": ("GPTNeoXConfig", {}),
-    "opt": ("OPTConfig", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
-    "gpt2": ("GPT2Config", {"n_positions": MAX_LEN}),
-}
-# Architectures that paged attention cannot serve, and a word of the reason.
-REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
-    "llama-dynamic": (
-        "LlamaConfig",
-        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
-        "dynamic",
-    ),
-    "phi3-longrope": (
-        "Phi3Config",
-        {
-            "original_max_position_embeddings": 64,
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 10000.0,
-                "short_factor": [1.0] * 8,
-                "long_factor": [2.0] * 8,
-                "original_max_position_embeddings": 64,
-            },
-        },
-        "--max-model-len 64",
-    ),
-    "falcon": ("FalconConfig", {}, "FalconForCausalLM does not support replaceable attention"),
-    "bloom": ("BloomConfig", {"n_head": 4, "n_layer": 2}, "BloomForCausalLM does not support"),
-    "mamba": ("MambaConfig", {"state_size": 4}, "recurrent state"),
-    "qwen3-next": (
-        "Qwen3NextConfig",
-        _MOE | {"num_experts": 4, "layer_types": ["linear_attention"] * 2 + ["full_attention"]},
-        "Qwen3NextForCausalLM",
-    ),
-    "llama4-chunked": (
-        "Llama4TextConfig",
-        _HEAD | {"attention_chunk_size": 32, "num_local_experts": 2, "intermediate_size_mlp": 96},
-        "neither causal nor a sliding window",
-    ),
-    "bert": ("BertConfig", {}, "BertSelfAttention"),
-    "t5": ("T5Config", {"d_model": 64, "num_layers": 2}, "generates no text"),
-}
 
 ModelFolder = Callable[..., Path]
 
@@ -151,25 +40,11 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
         key = f"{name}{sorted(changes.items())}"
         if key not in made:
             folder = tmp_path_factory.mktemp("models") / name
-            config_name, differences = {**ARCHITECTURES, **REFUSED}[name][:2]
-            config = getattr(transformers, config_name)(**(_SMALL | differences | changes))
-            _random_model(config).save_pretrained(folder)
+            make_model(name, folder, **changes)
             made[key] = folder
         return made[key]
 
     return make
-
-
-def _random_model(config: transformers.PretrainedConfig) -> transformers.PreTrainedModel:
-    torch.manual_seed(1234)
-    is_text = config.model_type != "t5"
-    auto = transformers.AutoModelForCausalLM if is_text else transformers.AutoModel
-    model = auto.from_config(config, dtype=torch.float32)
-    for name, parameter in model.named_parameters():
-        # Norm weights, biases and sinks start as constants, which would hide mistakes.
-        if parameter.dim() == 1:
-            nn.init.normal_(parameter, 0.0 if "norm" not in name else 1.0, 0.2)
-    return model.eval()
 
 
 @dataclass(frozen=True)
@@ -216,7 +91,7 @@ def reference_of(folder: Path) -> Reference:
     return Reference(model.eval())
 
 
-@pytest.fixture(params=sorted(ARCHITECTURES))
+@pytest.fixture(params=sorted(SERVED))
 def architecture(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -225,14 +100,14 @@ def architecture(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=sorted(REFUSED))
 def refused_architecture(request: pytest.FixtureRequest) -> tuple[str, str]:
     """Name, and what the refusal must say."""
-    return request.param, REFUSED[request.param][2]
+    return request.param, REFUSED[request.param].reason
 
 
 @pytest.fixture
 def prompts() -> list[list[int]]:
     """Three prompts of 40, 7 and 23 tokens."""
     rng = np.random.default_rng(7)
-    return [rng.integers(3, VOCAB, size).tolist() for size in (40, 7, 23)]
+    return [rng.integers(3, VOCAB_SIZE, size).tolist() for size in (40, 7, 23)]
 
 
 class EngineDriver:
@@ -296,12 +171,19 @@ def greedy_sampling() -> Callable[[int], SamplingParams]:
     return greedy
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def load_tiny(model_folder: ModelFolder) -> Callable[..., tuple[LoadedModel, Reference]]:
-    """Loads an architecture through the product's own loader, and its reference."""
+    """Loads (once) an architecture through the product's own loader, and its reference.
+
+    A runner takes the module over from the one before it; nothing else may be done to it.
+    """
+    loaded: dict[Path, tuple[LoadedModel, Reference]] = {}
 
     def load(name: str, **changes: object) -> tuple[LoadedModel, Reference]:
         folder = model_folder(name, **changes)
-        return load_model(str(folder), LoadOptions(dtype="float32")), reference_of(folder)
+        if folder not in loaded:
+            model = load_model(str(folder), LoadOptions(dtype="float32"))
+            loaded[folder] = model, reference_of(folder)
+        return loaded[folder]
 
     return load

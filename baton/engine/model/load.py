@@ -114,7 +114,8 @@ def _model_class(name: str, config: PretrainedConfig) -> type[PreTrainedModel]:
     """The class that generates text from this configuration; some types have several."""
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if found is None:
-        raise LoadError(f"model {name}: type {config.model_type!r} generates no text")
+        kind = "an encoder-decoder" if config.is_encoder_decoder else "no causal text model"
+        raise LoadError(f"model {name}: type {config.model_type!r} is {kind}, which is not served")
     classes = found if isinstance(found, tuple) else (found,)
     named = [one for one in classes if one.__name__ in (config.architectures or ())]
     return (named or classes)[0]  # type: ignore[no-any-return]
