@@ -24,6 +24,10 @@ def find_fault(request: AddSequence, info: EngineInfo) -> SequenceRefused | None
     if largest >= info.vocab_size:
         message = f"token id {quoted(largest)} is not below {info.vocab_size}"
         return _refused(request, "invalid_token_id", message)
+    named = [*request.sampling.stop_token_ids, *(id for id, _ in request.sampling.logit_bias)]
+    if named and not 0 <= min(named) <= max(named) < info.vocab_size:
+        message = f"a stop or biased token id is not below {info.vocab_size}"
+        return _refused(request, "invalid_token_id", message)
     num_hashes, rest = divmod(len(request.block_hashes), HASH_BYTES)
     if rest or num_hashes > num_prompt_tokens // info.kv_spec.block_size:
         return _refused(request, "invalid_value", "block_hashes does not fit the prompt")

@@ -59,8 +59,12 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def place(self, seq: Sequence) -> Placement:
-        """Where a sequence that computes here would go: its last token is never a cache hit."""
-        return self._place(seq, (seq.num_tokens - 1) // self.block_size, seq.num_tokens)
+        """Where a sequence that computes here would go: its last token is never a cache hit.
+
+        Nor is a prompt token whose successor is still to be judged: that takes its logits.
+        """
+        num_cacheable = seq.num_judged_tokens if seq.judges_prompt else seq.num_tokens
+        return self._place(seq, (num_cacheable - 1) // self.block_size, seq.num_tokens)
 
     def place_remote(self, seq: Sequence, max_tokens: int) -> Placement:
         """The same for a remote one: every full block may hit; room to grow, up to `max_tokens`."""

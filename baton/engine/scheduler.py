@@ -16,6 +16,11 @@ from baton.engine.chunk_policy import ChunkPolicy
 from baton.engine.sequence import Sequence, SequenceState
 
 
+# Prompt tokens that one step computes of sequences that want logprobs of their prompt: each needs a
+# row of logits as wide as the vocabulary.
+MAX_JUDGED_TOKENS = 128
+
+
 @dataclass(slots=True)
 class Work:
     """One sequence's part of a step: its next tokens, and guesses of those that follow them."""
@@ -42,6 +47,7 @@ class StepPlan:
 
     num_tokens_left: int
     num_seqs_left: int
+    num_judged_tokens_left: int = MAX_JUDGED_TOKENS
     works: list[Work] = field(default_factory=list)
     started: list[Sequence] = field(default_factory=list)
     num_preemptions: int = 0
@@ -161,7 +167,7 @@ class Scheduler:
         for seq in self.waiting.snapshot():
             if plan.is_full or num_active >= self._max_num_seqs:
                 break
-            if seq.is_parked:
+            if seq.is_parked or (seq.judges_prompt and plan.num_judged_tokens_left == 0):
                 continue
             placement = self._manager.place(seq)
             if not self._manager.can_take(placement, self._watermark()):
@@ -195,6 +201,11 @@ class Scheduler:
     def _add_chunk(self, seq: Sequence, plan: StepPlan) -> None:
         """As much as the budget allows; a chunk that is not the last ends on a full block."""
         num_tokens = min(seq.num_uncomputed_tokens, plan.num_tokens_left)
+        if seq.judges_prompt:
+            num_tokens = min(num_tokens, plan.num_judged_tokens_left)
+            plan.num_judged_tokens_left -= num_tokens
+            if num_tokens == 0:
+                return
         if num_tokens < seq.num_uncomputed_tokens:
             num_past_block = (seq.num_computed_tokens + num_tokens) % self._manager.block_size
             num_tokens -= num_past_block if num_past_block < num_tokens else 0

@@ -104,6 +104,12 @@ class Sequence:
         return self.num_tokens - self.num_computed_tokens
 
     @property
+    def judges_prompt(self) -> bool:
+        """Logprobs of prompt tokens are wanted that were not reported yet."""
+        is_asked = self.request.sampling.num_prompt_logprobs >= 0
+        return is_asked and self.num_judged_tokens < self.num_prompt_tokens
+
+    @property
     def is_parked(self) -> bool:
         """It has no credit for its next token."""
         return self.num_tokens - self.num_prompt_tokens >= self.credit

@@ -70,8 +70,13 @@ class FakeRunner:
                 pages[target] = pages[source]
         for row in range(len(batch.context_lens)):
             self._compute(batch, row)
+        masks = None
+        if batch.masks is not None:
+            batch.masks.start()
+            masks = batch.masks.result()
         states = [self._states_after(batch, row.token_row) for row in batch.sample_rows]
-        tokens = [self._sample(*pair) for pair in zip(states, batch.sample_rows, strict=True)]
+        pairs = zip(states, batch.sample_rows, strict=True)
+        tokens = [self._sample(*pair, masks) for pair in pairs]
         logprobs: list[RowLogprobs | None] = []
         if any(_asks_logprobs(row) for row in batch.sample_rows):
             logprobs = [
@@ -148,9 +153,22 @@ class FakeRunner:
             keys[blocks[index], 2 * slots[index] + 1] = state
             values[blocks[index], slots[index]] = ~state & _MASK
 
-    def _sample(self, states: list[int], row: SampleRow) -> int:
+    def _sample(
+        self, states: list[int], row: SampleRow, masks: NDArray[np.int32] | None = None
+    ) -> int:
         if row.forced_token >= 0:
             return row.forced_token
+        token = self._draw(states, row)
+        if masks is not None and row.mask_row >= 0:
+            bits = np.unpackbits(masks[row.mask_row].view(np.uint8), bitorder="little")
+            (allowed,) = np.nonzero(bits[: self.vocab_size])
+            token = int(allowed[token % len(allowed)])
+        ends = (*self.eos_token_ids, *row.params.stop_token_ids)
+        while row.output_index < row.params.min_tokens and row.mask_row < 0 and token in ends:
+            token = (token + 1) % self.vocab_size
+        return token
+
+    def _draw(self, states: list[int], row: SampleRow) -> int:
         noise = 0
         for value in (*states, row.params.seed & _MASK, row.choice, row.output_index):
             noise = mix(noise, value)
