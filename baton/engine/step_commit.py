@@ -1,0 +1,60 @@
+"""Takes a step's results: KV that is final from now on, and what its rows of logits brought."""
+
+from baton.engine.batch import RowLogprobs, StepResult
+from baton.engine.engine_state import EngineState
+from baton.engine.messages import Progress, TokenLogprobs
+from baton.engine.scheduler import Work
+from baton.engine.sequence import Sequence, SequenceState
+
+# What one sampled row brought.
+_Sampled = tuple[int, RowLogprobs | None]
+
+
+class StepCommit:
+    """Of one engine."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+
+    def commit(self, works: list[Work], result: StepResult) -> None:
+        """`works` ran with their rows, whose results `result` holds in order."""
+        tokens = iter(result.tokens.tolist())
+        logprobs = iter(result.logprobs or [None] * len(result.tokens))
+        for work in works:
+            seq = work.seq
+            seq.num_computed_tokens += work.num_new_tokens
+            self._state.manager.register_full_blocks(seq)
+            if seq.request.kind == "prefill":
+                progress = Progress(seq.request.seq_id, seq.num_computed_tokens)
+                self._state.events.progress.append(progress)
+            sampled: list[_Sampled] = []
+            for row in work.rows:
+                token, token_logprobs = next(tokens), next(logprobs)
+                if row.forced_token >= 0:
+                    self._take_judged(seq, token, token_logprobs)
+                else:
+                    sampled.append((token, token_logprobs))
+            self._take_sampled(work, sampled)
+        assert next(tokens, None) is None, "more tokens than sample rows"
+
+    def _take_judged(self, seq: Sequence, token: int, logprobs: RowLogprobs | None) -> None:
+        """A prompt token whose logprobs were wanted."""
+        assert logprobs is not None
+        judged = TokenLogprobs(seq.request.seq_id, seq.num_judged_tokens, token, *logprobs)
+        self._state.events.prompt_logprobs.append(judged)
+        seq.num_judged_tokens += 1
+
+    def _take_sampled(self, work: Work, sampled: list[_Sampled]) -> None:
+        """The sampled token, then those that the draft had right."""
+        seq, state = work.seq, self._state
+        for index, (token, logprobs) in enumerate(sampled):
+            if index > 0:
+                if seq.state is not SequenceState.RUNNING:
+                    break
+                if work.draft[index - 1] != seq.last_token:
+                    break
+                seq.num_computed_tokens += 1
+                state.manager.register_full_blocks(seq)
+                state.events.num_accepted += 1
+            state.take_token(seq, token, logprobs)
+        state.events.num_drafted += len(work.draft)
