@@ -67,8 +67,16 @@ class BlockPool:
         """Referencing it would take it from the free blocks."""
         return block_id in self._idle
 
+    def ref_count(self, block_id: int) -> int:
+        """Tables that name the block."""
+        return self._ref_counts[block_id]
+
+    def is_shared(self, block_id: int) -> bool:
+        """More than one table names it: nobody may write into it."""
+        return self._ref_counts[block_id] > 1
+
     def retain(self, block_id: int) -> None:
-        """One reference more to a cached block."""
+        """One reference more to a cached or referenced block."""
         if self._ref_counts[block_id] == 0:
             assert self.num_available > 0
             del self._idle[block_id]
