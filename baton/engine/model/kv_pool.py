@@ -14,36 +14,37 @@ TORCH_DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_BYTE = torch.uint8
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 class KVPool:
     """Per layer, K `[num_blocks, num_kv_heads, block_size, k_dim]` and V alike, in place."""
 
-    def __init__(self, spec: KVSpec, pool: memoryview) -> None:
-        """View `pool` (writable, whole rows). The views keep its memory alive."""
-        num_bytes = len(pool) if pool.format == "B" else pool.nbytes
-        assert num_bytes % spec.row_bytes == 0, (num_bytes, spec.row_bytes)
+    def __init__(self, spec: KVSpec, pool: memoryview | torch.Tensor) -> None:
+        """View `pool` (writable, whole rows; a tensor is of bytes). The views keep it alive."""
+        values = pool if isinstance(pool, torch.Tensor) else torch.frombuffer(pool, dtype=_BYTE)
+        assert values.numel() % spec.row_bytes == 0, (values.numel(), spec.row_bytes)
         self.spec = spec
-        self.num_blocks = num_bytes // spec.row_bytes
-        self._rows = torch.frombuffer(pool, dtype=torch.uint8).view(self.num_blocks, -1)
+        self.num_blocks = values.numel() // spec.row_bytes
+        self.rows = values.view(self.num_blocks, -1)
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         for layer in spec.layers:
-            keys, values = self._page_views(pool, layer)
+            keys, values = self._page_views(layer)
             self.keys.append(keys)
             self.values.append(values)
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy all layers of one block."""
-        self._rows[target] = self._rows[source]
+        self.rows[target] = self.rows[source]
 
-    def _page_views(self, pool: memoryview, layer: LayerSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    def _page_views(self, layer: LayerSpec) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = TORCH_DTYPES[layer.dtype]
         size, block_size = dtype.itemsize, self.spec.block_size
         assert self.spec.row_bytes % size == 0, (self.spec.row_bytes, layer.dtype)
         assert layer.offset % size == 0, (layer.offset, layer.dtype)
-        flat = torch.frombuffer(pool, dtype=dtype)
+        flat = self.rows.view(dtype).flatten()
         row, start = self.spec.row_bytes // size, layer.offset // size
         heads = layer.num_kv_heads
 
