@@ -2,12 +2,14 @@
 
 Placing a sequence is a question (`place`, `can_take`) and then one of two actions: `begin` (blocks
 now) or `promise` and later `bind` (a remote sequence: cached blocks pinned now, ids for the others
-when its prefill starts). Knows nothing of steps, priorities or queues.
+when its prefill starts). A fork shares its parent's blocks; full blocks are never written again, so
+only the last one is copied, by whoever writes into it while others still refer to it (copy on
+write, after vLLM's block manager, SOSP 2023). Knows nothing of steps, priorities or queues.
 """
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.engine.block_pool import BlockPool
 from baton.engine.kv_events import KvEventLog
@@ -26,6 +28,21 @@ class Placement:
     num_new_blocks: int
     # New blocks, and cached ones that would leave the free blocks.
     num_free_needed: int
+    # What its forks will need of their own.
+    num_fork_blocks: int = 0
+
+
+@dataclass(slots=True)
+class _Promise:
+    """Blocks set aside: for the sequence until it is bound, for its forks until they start."""
+
+    request_id: str
+    num_blocks: int
+    num_fork_blocks: int
+
+    @property
+    def num_left(self) -> int:
+        return self.num_blocks + self.num_fork_blocks
 
 
 class BlockManager:
@@ -36,8 +53,8 @@ class BlockManager:
         self._pool = BlockPool(num_blocks, self._kv_events)
         self.block_size = block_size
         self._model_fp = model_fp
-        # (request_id, number of blocks) by seq_id.
-        self._promises: dict[int, tuple[str, int]] = {}
+        self._promises: dict[int, _Promise] = {}  # by seq_id
+        self._block_copies: list[tuple[int, int]] = []
 
     @property
     def num_free_blocks(self) -> int:
@@ -66,13 +83,16 @@ class BlockManager:
         num_cacheable = seq.num_judged_tokens if seq.judges_prompt else seq.num_tokens
         return self._place(seq, (num_cacheable - 1) // self.block_size, seq.num_tokens)
 
-    def place_remote(self, seq: Sequence, max_tokens: int) -> Placement:
+    def place_remote(self, seq: Sequence, max_tokens: int, num_forks: int = 0) -> Placement:
         """The same for a remote one: every full block may hit; room to grow, up to `max_tokens`."""
+        num_full = seq.num_tokens // self.block_size
         growth = NUM_GROWTH_BLOCKS * self.block_size
         rounded = self.num_blocks_for(seq.num_tokens) * self.block_size
-        return self._place(
-            seq, seq.num_tokens // self.block_size, min(rounded + growth, max_tokens)
-        )
+        num_tokens = min(rounded + growth, max_tokens)
+        found = self._place(seq, num_full, num_tokens)
+        num_fork_blocks = num_forks * (self.num_blocks_for(num_tokens) - num_full)
+        num_free_needed = found.num_free_needed + num_fork_blocks
+        return replace(found, num_free_needed=num_free_needed, num_fork_blocks=num_fork_blocks)
 
     def can_take(self, placement: Placement, reserve: int) -> bool:
         return placement.num_free_needed + reserve <= self._pool.num_available
@@ -86,30 +106,91 @@ class BlockManager:
     def can_promise(self, seq: Sequence, placement: Placement, reserve: int) -> bool:
         can_take = self.can_take(placement, reserve)
         num_own = self._num_promised_to(seq.request.request_id)
-        return can_take and self._pool.can_promise(placement.num_new_blocks, num_own)
+        num_blocks = placement.num_new_blocks + placement.num_fork_blocks
+        return can_take and self._pool.can_promise(num_blocks, num_own)
 
     def promise(self, seq: Sequence, placement: Placement) -> None:
         """Pin what is cached and set the rest aside as a number."""
-        num_own = self._num_promised_to(seq.request.request_id)
+        request = seq.request
+        num_own = self._num_promised_to(request.request_id)
+        promise = _Promise(request.request_id, placement.num_new_blocks, placement.num_fork_blocks)
         self._pin(seq, placement.cached_ids)
-        self._pool.promise(placement.num_new_blocks, num_own)
-        self._promises[seq.request.seq_id] = (seq.request.request_id, placement.num_new_blocks)
+        self._pool.promise(promise.num_left, num_own)
+        self._promises[request.seq_id] = promise
 
     def bind(self, seq: Sequence) -> list[int]:
         """Turn the promise into blocks; returns those that cover the tokens. Cannot fail."""
-        _, num_blocks = self._promises.pop(seq.request.seq_id)
-        self._pool.end_promise(num_blocks)
-        seq.table.extend(self._pool.allocate(num_blocks))
+        promise = self._promises[seq.request.seq_id]
+        self._pool.end_promise(promise.num_blocks)
+        seq.table.extend(self._pool.allocate(promise.num_blocks))
+        promise.num_blocks = 0
         table: list[int] = seq.table.ids[: self.num_blocks_for(seq.num_tokens)].tolist()
         return table
 
-    def can_grow(self, seq: Sequence) -> bool:
-        """Whether the KV of the sequence's last token has a block, or can get one."""
-        return self._has_slot(seq) or self._pool.num_available > 0
+    def end_promise(self, seq: Sequence) -> None:
+        """What is still promised, to its forks, is theirs to take from now on."""
+        promise = self._promises.pop(seq.request.seq_id, None)
+        if promise is not None:
+            self._pool.end_promise(promise.num_left)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """The child, without blocks and with the same tokens, shares all that the parent computed.
+
+        Nothing is copied before one of them writes.
+        """
+        assert child.table.num_blocks == 0
+        num_shared = self.num_blocks_for(parent.num_computed_tokens)
+        self._share(parent, child, num_shared)
+        child.num_registered_blocks = parent.num_registered_blocks
+        child.num_computed_tokens = parent.num_computed_tokens
+        child.hash_chain = parent.hash_chain.copy()
+
+    def begin_beside(self, parent: Sequence, child: Sequence) -> None:
+        """A child that lost its blocks begins again: the parent's full blocks, and its own."""
+        assert child.table.num_blocks == 0
+        num_shared = parent.num_tokens // self.block_size
+        self._share(parent, child, num_shared)
+        child.table.extend(self._pool.allocate(self.num_blocks_beside(parent, child)))
+        child.num_registered_blocks = num_shared
+        child.num_computed_tokens = num_shared * self.block_size
+
+    def num_blocks_beside(self, parent: Sequence, child: Sequence) -> int:
+        """Blocks of its own that `begin_beside` gives to the child."""
+        num_shared = parent.num_tokens // self.block_size
+        return self.num_blocks_for(child.num_tokens) - num_shared
+
+    def can_grow(self, seqs: Iterable[Sequence]) -> bool:
+        """Whether the KV of each one's last token has a block of its own, or can get one."""
+        num_needed = 0
+        num_writers: Counter[int] = Counter()
+        for seq in seqs:
+            if not self._has_slot(seq):
+                num_needed += 1
+            elif self._pool.is_shared(block_id := self._last_block(seq)):
+                num_writers[block_id] += 1
+        if num_writers:
+            # The last reference to a block needs no copy.
+            num_needed += sum(
+                min(count, self._pool.ref_count(block_id) - 1)
+                for block_id, count in num_writers.items()
+            )
+        return num_needed <= self._pool.num_available
 
     def grow(self, seq: Sequence) -> None:
+        """Make sure that the last token's KV can be written, into a block that nobody shares."""
         if not self._has_slot(seq):
             seq.table.extend(self._pool.allocate(1))
+        elif self._pool.is_shared(shared := self._last_block(seq)):
+            assert seq.num_computed_tokens % self.block_size, "a full block is never written again"
+            [own] = self._pool.allocate(1)
+            self._block_copies.append((shared, own))
+            self._pool.release([shared])
+            seq.table.replace((seq.num_tokens - 1) // self.block_size, own)
+
+    def take_block_copies(self) -> list[tuple[int, int]]:
+        """(source, target) of all copies since the last call, in order."""
+        copies, self._block_copies = self._block_copies, []
+        return copies
 
     def register_full_blocks(self, seq: Sequence) -> None:
         """Enter the blocks that are full and computed by now into the prefix cache."""
@@ -124,8 +205,7 @@ class BlockManager:
 
     def free(self, seq: Sequence) -> None:
         """Give everything back, the tail first: it is the least likely to be hit again."""
-        _, num_promised = self._promises.pop(seq.request.seq_id, ("", 0))
-        self._pool.end_promise(num_promised)
+        self.end_promise(seq)
         self._pool.release(seq.table.take()[::-1])
         seq.num_computed_tokens = 0
         seq.num_registered_blocks = 0
@@ -139,12 +219,19 @@ class BlockManager:
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Assert that pool, tables and promises agree; `sequences` are all that live."""
-        refs = Counter(block_id for seq in sequences for block_id in seq.table.ids.tolist())
+        refs: Counter[int] = Counter()
+        places: dict[int, int] = {}
+        for seq in sequences:
+            for index, block_id in enumerate(seq.table.ids.tolist()):
+                refs[block_id] += 1
+                assert places.setdefault(block_id, index) == index, f"block {block_id} moved"
         self._pool.check_integrity(dict(refs))
-        assert sum(count for _, count in self._promises.values()) == self._pool.num_promised
+        num_promised = sum(promise.num_left for promise in self._promises.values())
+        assert num_promised == self._pool.num_promised
+        assert not self._block_copies, "a copy was not handed to a batch"
 
     def _num_promised_to(self, request_id: str) -> int:
-        return sum(count for owner, count in self._promises.values() if owner == request_id)
+        return sum(p.num_left for p in self._promises.values() if p.request_id == request_id)
 
     def _place(self, seq: Sequence, max_cached_blocks: int, num_tokens: int) -> Placement:
         assert seq.table.num_blocks == 0
@@ -163,6 +250,16 @@ class BlockManager:
             self._pool.retain(block_id)
         seq.table.extend(cached_ids)
         seq.num_registered_blocks = len(cached_ids)
+
+    def _share(self, parent: Sequence, child: Sequence, num_blocks: int) -> None:
+        block_ids: list[int] = parent.table.ids[:num_blocks].tolist()
+        for block_id in block_ids:
+            self._pool.retain(block_id)
+        child.table.extend(block_ids)
+
+    def _last_block(self, seq: Sequence) -> int:
+        """The block of the sequence's last token, which has one."""
+        return int(seq.table.ids[(seq.num_tokens - 1) // self.block_size])
 
     def _has_slot(self, seq: Sequence) -> bool:
         return seq.num_tokens <= seq.table.num_blocks * self.block_size

@@ -15,7 +15,6 @@ from baton.engine.block_manager import BlockManager
 from baton.engine.chunk_policy import ChunkPolicy
 from baton.engine.sequence import Sequence, SequenceState
 
-
 # Prompt tokens that one step computes of sequences that want logprobs of their prompt: each needs a
 # row of logits as wide as the vocabulary.
 MAX_JUDGED_TOKENS = 128
@@ -215,7 +214,7 @@ class Scheduler:
         """A block for the sequence's next token; False when it had to give way itself."""
         if seq.state is not SequenceState.RUNNING:
             return False  # a more important one has just taken its blocks
-        while not self._manager.can_grow(seq):
+        while not self._manager.can_grow((seq,)):
             victim = self._choose_victim()
             self._preempt(victim)
             plan.num_preemptions += 1

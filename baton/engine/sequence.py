@@ -43,6 +43,9 @@ class BlockTable:
         self._ids[self.num_blocks : end] = block_ids
         self.num_blocks = end
 
+    def replace(self, index: int, block_id: int) -> None:
+        self._ids[index] = block_id
+
     @property
     def ids(self) -> NDArray[np.int32]:
         """View of the ids; valid until the table changes."""
