@@ -20,7 +20,7 @@ from baton.engine.model import native
 EXIT_NOT_BUILT = 1
 FLAGS = [
     *("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-exceptions"),
-    *("-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wextra"),
+    *("-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),
 ]
 _AVX2 = ["-mavx2", "-mfma"]
 _AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16"]

@@ -42,6 +42,7 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
-def num_usable_isas(loaded: ctypes.CDLL) -> int:
-    """How many of ISAS this machine can run: the first so many."""
-    return int(loaded.baton_best_isa()) + 1
+def usable_isas() -> tuple[str, ...]:
+    """Instruction sets that both this machine and the library have; the last is the best."""
+    loaded = library()
+    return ISAS[: loaded.baton_best_isa() + 1] if loaded is not None else ()

@@ -9,6 +9,7 @@ import torch
 
 from baton.engine.batch import StepBatch, StepResult
 from baton.engine.model.attention import AttentionBackend, attach
+from baton.engine.model.cpu_attention import CpuAttention
 from baton.engine.model.kv_pool import KVPool
 from baton.engine.model.load import LoadedModel
 from baton.engine.model.row_sampler import RowSampler
@@ -32,7 +33,7 @@ class TorchRunner:
         self.eos_token_ids = loaded.eos_token_ids
         self._model = loaded.model
         self._sampler = RowSampler(loaded.eos_token_ids)
-        self._backend = backend if backend is not None else TorchAttention()
+        self._backend = backend if backend is not None else default_backend(loaded.kv_spec)
         attach(loaded.attention_modules, self._backend)
 
     def bind_pool(self, pool: memoryview) -> None:
@@ -64,3 +65,8 @@ class TorchRunner:
         )
         logits: torch.Tensor = output.logits[0]
         return logits.float()
+
+
+def default_backend(spec: KVSpec) -> AttentionBackend:
+    """The fastest one that is there: compiled kernels, else plain torch."""
+    return CpuAttention() if CpuAttention.supports(spec) else TorchAttention()
