@@ -3,6 +3,8 @@ SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
+KERNELS := $(VENV)/.kernels
+CSRC := $(wildcard baton/engine/model/csrc/*.cpp baton/engine/model/csrc/*.h)
 # The lowest transformers that pyproject.toml allows, and what it needs older than constraints.txt.
 OLDEST_VENV := .venv-oldest
 OLDEST := transformers==5.17.0 huggingface_hub==1.33.0
@@ -16,12 +18,15 @@ export BATON_PORT
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: $(INSTALLED) ## make the virtual environment in .venv, and nothing else
+setup: $(KERNELS) ## make the virtual environment in .venv, and nothing else
 
 $(INSTALLED): pyproject.toml constraints.txt tools/setup.sh
 	@tools/setup.sh $(VENV)
 
-up: $(INSTALLED) ## run the whole stack on this machine (ARGS="--decode 3", BATON_PORT=8080)
+$(KERNELS): $(INSTALLED) $(CSRC) baton/engine/model/build_native.py tools/kernels.sh
+	@tools/kernels.sh $(VENV)
+
+up: $(KERNELS) ## run the whole stack on this machine (ARGS="--decode 3", BATON_PORT=8080)
 	@exec $(VENV)/bin/baton up --port $(BATON_PORT) $(ARGS)
 
 down: $(INSTALLED) ## stop the stack of this folder
@@ -30,10 +35,10 @@ down: $(INSTALLED) ## stop the stack of this folder
 status: $(INSTALLED) ## what runs where
 	@$(VENV)/bin/baton status
 
-test: $(INSTALLED) ## all tests, with a table of times
+test: $(KERNELS) ## all tests, with a table of times
 	@$(PYTHON) tools/run_tests.py
 
-test-long: $(INSTALLED) ## the same with the large counts
+test-long: $(KERNELS) ## the same with the large counts
 	@BATON_TEST_LONG=1 $(PYTHON) tools/run_tests.py
 
 # Without the tokenizer's oracle: chat templates are rendered as the newest transformers does. One

@@ -53,4 +53,5 @@ fi
 echo "Installing the other packages (about 100 MB)"
 pip install "$loudness" -c "$constraints" -e '.[dev]'
 touch "$venv/.installed"
+tools/kernels.sh "$venv"
 echo "Ready: $venv"

@@ -20,7 +20,13 @@ from baton.engine.model import native
 EXIT_NOT_BUILT = 1
 FLAGS = [
     *("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-exceptions"),
-    *("-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),
+    *(
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-Wall",
+        "-Wno-uninitialized",
+        "-Wno-maybe-uninitialized",
+    ),
 ]
 _AVX2 = ["-mavx2", "-mfma"]
 _AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16"]
@@ -28,7 +34,7 @@ ISA_FLAGS = {"avx2": _AVX2, "avx512": _AVX512, "amx": [*_AVX512, "-mamx-tile", "
 NO_COMPILER = (
     "No C++ compiler found: on a CPU, attention and other layers will run in plain torch, which is "
     "several times slower. On Debian or Ubuntu: sudo apt-get install g++, then "
-    "python -m baton.engine.model.build_native"
+    f"{sys.executable} -m baton.engine.model.build_native"
 )
 
 
