@@ -21,9 +21,11 @@ from baton.engine.messages import (
     SequenceRefused,
     Started,
     StepEvents,
+    TokenLogprobs,
 )
 
-SequenceEvent = Admitted | SequenceRefused | Started | Bound | Progress | Finished
+# TokenLogprobs: of a prompt token; those of output tokens come with their tokens.
+SequenceEvent = Admitted | SequenceRefused | Started | Bound | Progress | TokenLogprobs | Finished
 
 
 class SequenceListener(Protocol):
@@ -31,7 +33,8 @@ class SequenceListener(Protocol):
 
     def on_event(self, event: SequenceEvent) -> None: ...
 
-    def on_token(self, token_id: int, index: int) -> None: ...
+    def on_token(self, token_id: int, index: int, logprobs: TokenLogprobs | None) -> None:
+        """The next output token; `logprobs` where the sequence asked for them."""
 
 
 class EngineDispatcher:
@@ -96,11 +99,13 @@ class EngineDispatcher:
         self._dispatch_group(events.started)
         self._dispatch_group(events.bound)
         self._dispatch_group(events.progress)
+        self._dispatch_group(events.prompt_logprobs)
         listeners = self._listeners
+        logprobs = {(told.seq_id, told.index): told for told in events.logprobs}
         columns = zip(events.token_seq_ids, events.token_ids, events.token_indexes, strict=True)
         for seq_id, token_id, index in columns:
             if (listener := listeners.get(seq_id)) is not None:
-                listener.on_token(token_id, index)
+                listener.on_token(token_id, index, logprobs.get((seq_id, index)))
         self._dispatch_group(events.finished)
         for observer in self._observers:
             observer(events)

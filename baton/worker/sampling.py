@@ -7,19 +7,15 @@ from baton.wire.failures import InvalidRequest
 from baton.wire.v1 import sampling_pb2
 
 MAX_CHOICES = 128
+# Likeliest tokens told of one token, and biased tokens.
+MAX_LOGPROBS = 20
+MAX_BIASES = 1024
 
 
 def to_params(sampling: sampling_pb2.Sampling) -> SamplingParams:
     """The engine's parameters. Raises InvalidRequest naming the field."""
     _refuse_unsupported(sampling)
-    if sampling.max_tokens == 0:
-        raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
-    if not 0 <= sampling.temperature < math.inf:
-        raise InvalidRequest("temperature must be a number from 0 on", param="temperature")
-    if not 0 <= sampling.top_p <= 1:
-        raise InvalidRequest("top_p must be between 0 and 1", param="top_p")
-    if sampling.num_choices > MAX_CHOICES:
-        raise InvalidRequest(f"n is at most {MAX_CHOICES}", param="n")
+    _check_ranges(sampling)
     return SamplingParams(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
@@ -28,19 +24,40 @@ def to_params(sampling: sampling_pb2.Sampling) -> SamplingParams:
         seed=sampling.seed,
         ignore_eos=sampling.ignore_eos,
         stop_token_ids=tuple(sampling.stop_token_ids),
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty or 1.0,
+        min_tokens=sampling.min_tokens,
+        logit_bias=tuple(sampling.logit_bias.items()),
+        num_logprobs=sampling.num_logprobs,
+        num_prompt_logprobs=sampling.num_prompt_logprobs,
     )
+
+
+def _check_ranges(sampling: sampling_pb2.Sampling) -> None:
+    """Refuse what no sampler could use; the gateway's own limits are narrower."""
+    biases = sampling.logit_bias.values()
+    is_fine = {
+        "max_tokens": sampling.max_tokens > 0,
+        "temperature": 0 <= sampling.temperature < math.inf,
+        "top_p": 0 <= sampling.top_p <= 1,
+        "min_p": 0 <= sampling.min_p <= 1,
+        "presence_penalty": math.isfinite(sampling.presence_penalty),
+        "frequency_penalty": math.isfinite(sampling.frequency_penalty),
+        "repetition_penalty": 0 <= sampling.repetition_penalty < math.inf,
+        "logit_bias": len(biases) <= MAX_BIASES and all(map(math.isfinite, biases)),
+        "n": sampling.num_choices <= MAX_CHOICES,
+        "logprobs": -1 <= sampling.num_logprobs <= MAX_LOGPROBS,
+        "prompt_logprobs": -1 <= sampling.num_prompt_logprobs <= MAX_LOGPROBS,
+    }
+    for param, fine in is_fine.items():
+        if not fine:
+            raise InvalidRequest(f"{param} has a value that means nothing", param=param)
 
 
 def _refuse_unsupported(sampling: sampling_pb2.Sampling) -> None:
     asked = {
-        "min_p": sampling.min_p != 0,
-        "presence_penalty": sampling.presence_penalty != 0,
-        "frequency_penalty": sampling.frequency_penalty != 0,
-        "repetition_penalty": sampling.repetition_penalty not in (0, 1),
-        "min_tokens": sampling.min_tokens > 0,
-        "logprobs": sampling.num_logprobs > 0,
-        "prompt_logprobs": sampling.num_prompt_logprobs > 0,
-        "logit_bias": len(sampling.logit_bias) > 0,
         "use_beam_search": sampling.use_beam_search,
         "response_format": sampling.WhichOneof("structured_output") is not None,
     }

@@ -65,7 +65,9 @@ class Attempt:
                 "baton.worker_id": parts.worker_id,
                 "baton.epoch": submit.epoch,
                 "baton.num_prompt_tokens": request.num_prompt_tokens,
-                "baton.prefill_endpoint": submit.prefill_endpoint or "local",
+                "baton.prefill_endpoint": "local"
+                if request.prefills_here
+                else submit.prefill_endpoint,
             },
         )
         self._choices = [
@@ -124,9 +126,17 @@ class Attempt:
             summary.stages.extend(self._timer.to_wire())
         self._outlet.merge.add_prefill((self.request.submit.handle, choice), summary)
 
-    def token(self, choice: int, index: int, token_id: int) -> None:
+    def token(
+        self, choice: int, index: int, token_id: int, logprobs: worker_pb2.TokenLogprobs | None
+    ) -> None:
         self._has_sent = True
-        self._outlet.merge.add_token((self.request.submit.handle, choice), index, token_id)
+        key = (self.request.submit.handle, choice)
+        self._outlet.merge.add_token(key, index, token_id, logprobs)
+        self._outlet.wake()
+
+    def judged(self, choice: int, logprobs: worker_pb2.TokenLogprobs) -> None:
+        self._has_sent = True
+        self._outlet.merge.add_judged((self.request.submit.handle, choice), logprobs)
         self._outlet.wake()
 
     def finished(self, choice: int, finish: worker_pb2.Finish) -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from baton.engine.messages import SamplingParams
 from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import worker_pb2
@@ -28,6 +30,17 @@ class AttemptRequest:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_ids) // TOKEN_BYTES
+
+    @property
+    def prefills_here(self) -> bool:
+        """Logprobs of the prompt take logits that only its prefill has: it is not handed over."""
+        return not self.submit.prefill_endpoint or self.sampling.num_prompt_logprobs >= 0
+
+    def sampling_of(self, choice: int) -> SamplingParams:
+        """The prompt is judged once: by choice 0, and not again after its first token."""
+        if choice == 0 and not self.emitted_ids(0):
+            return self.sampling
+        return msgspec.structs.replace(self.sampling, num_prompt_logprobs=-1)
 
     def emitted_ids(self, choice: int) -> bytes:
         """Output tokens of earlier attempts."""

@@ -19,6 +19,7 @@ from baton.engine.messages import (
     SequenceRefused,
     Start,
     Started,
+    TokenLogprobs,
 )
 from baton.runtime.telemetry import Span
 from baton.wire import failures
@@ -26,6 +27,7 @@ from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import failure_pb2, handoff_pb2, worker_pb2
 from baton.worker.dispatch import SequenceEvent
 from baton.worker.parts import WorkerParts
+from baton.worker.token_logprobs import to_wire
 from services.decode_worker.attempt_request import AttemptRequest
 from services.decode_worker.prefill_link import PrefillLinks
 from services.decode_worker.remote_prefill import RemotePrefill
@@ -42,7 +44,12 @@ class ChoiceOwner(Protocol):
     def prefilled(self, choice: int, frame: handoff_pb2.FirstTokens, num_blocks: int) -> None:
         """The first token comes next. `frame` tells cached tokens and the prefill's own stages."""
 
-    def token(self, choice: int, index: int, token_id: int) -> None: ...
+    def token(
+        self, choice: int, index: int, token_id: int, logprobs: worker_pb2.TokenLogprobs | None
+    ) -> None: ...
+
+    def judged(self, choice: int, logprobs: worker_pb2.TokenLogprobs) -> None:
+        """Of the next prompt token."""
 
     def finished(self, choice: int, finish: worker_pb2.Finish) -> None:
         """The choice has ended by itself and holds nothing."""
@@ -87,12 +94,12 @@ class ChoiceRun:
                 seq_id=self._seq_id,
                 request_id=submit.request_id,
                 choice=self.choice,
-                kind="remote" if submit.prefill_endpoint else "local",
+                kind="local" if self._request.prefills_here else "remote",
                 token_ids=self._token_ids,
                 num_emitted=self._num_emitted,
                 block_hashes=self._request.block_hashes,
                 cache_key=submit.cache_key,
-                sampling=self._request.sampling,
+                sampling=self._request.sampling_of(self.choice),
                 credit=self._num_emitted + submit.initial_credit_tokens,
                 priority=submit.priority,
                 deadline=self._request.deadline_s,
@@ -126,6 +133,8 @@ class ChoiceRun:
                 self._num_cached_tokens = num_tokens
                 self._took_prompt(num_tokens)
                 self._owner.reached(self.choice, "prefill.queue")
+            case TokenLogprobs():
+                self._owner.judged(self.choice, to_wire(event))
             case SequenceRefused(reason=reason, message=message):
                 self._owner.failed(_failure(reason, message))
             case Finished(reason=reason) if reason in _COMPLETE:
@@ -133,12 +142,12 @@ class ChoiceRun:
             case Finished(reason=reason):
                 self._owner.failed(_failure(reason, f"the sequence ended: {reason}"))
 
-    def on_token(self, token_id: int, index: int) -> None:
+    def on_token(self, token_id: int, index: int, logprobs: TokenLogprobs | None) -> None:
         if index == self._num_emitted and self._prefill is None:
             self._owner.reached(self.choice, "prefill.compute")
             summary = handoff_pb2.FirstTokens(num_cached_tokens=self._num_cached_tokens)
             self._owner.prefilled(self.choice, summary, 0)
-        self._forward(token_id, index)
+        self._forward(token_id, index, None if logprobs is None else to_wire(logprobs))
 
     # What the remote prefill tells (RemotePrefillOwner).
 
@@ -147,7 +156,8 @@ class ChoiceRun:
 
     def first_token(self, frame: handoff_pb2.FirstTokens, num_blocks: int) -> None:
         self._owner.prefilled(self.choice, frame, num_blocks)
-        self._forward(frame.token_id, self._num_emitted)
+        logprobs = frame.logprobs if frame.HasField("logprobs") else None
+        self._forward(frame.token_id, self._num_emitted, logprobs)
         if frame.finish_reason:
             assert self._prefill is not None
             self._prefill.end(None)
@@ -173,10 +183,12 @@ class ChoiceRun:
         except failures.BatonError as error:
             self._owner.failed(error)
 
-    def _forward(self, token_id: int, index: int) -> None:
+    def _forward(
+        self, token_id: int, index: int, logprobs: worker_pb2.TokenLogprobs | None
+    ) -> None:
         assert index == self.num_output_tokens, "output tokens are gapless"
         self.num_output_tokens += 1
-        self._owner.token(self.choice, index, token_id)
+        self._owner.token(self.choice, index, token_id, logprobs)
 
     def _end(self, reason: str) -> None:
         self.is_ended = True

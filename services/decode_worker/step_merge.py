@@ -2,34 +2,60 @@
 
 The stream's writer takes a frame whenever it can write one; everything that came meanwhile is
 merged into columns, at most one entry per choice (token-path.md: without merging, a slow gateway
-makes frames shrink to one token each). Bounded by the credit of the sequences.
+makes frames shrink to one token each). Bounded by the credit of the sequences, and by their prompts
+where logprobs of those are wanted.
 """
+
+from collections import deque
+from typing import NamedTuple
 
 from baton.wire.v1 import worker_pb2
 
 # Entries of one frame: with their tokens and side entries it stays below 1 MiB.
 MAX_FRAME_ENTRIES = 1024
 MAX_FRAME_TOKENS = 65_536
+# Log probabilities of one frame, at most 10 bytes each; the last entry may exceed it.
+MAX_FRAME_LOGPROBS = 32_768
 
 Key = tuple[int, int]  # handle, choice
+
+
+class _Entry(NamedTuple):
+    """New tokens of one choice; `logprobs` is empty or has one for each."""
+
+    first_index: int
+    ids: list[int]
+    logprobs: list[worker_pb2.TokenLogprobs]
 
 
 class StepMerge:
     """What was produced and not yet written."""
 
     def __init__(self) -> None:
-        self._tokens: dict[Key, tuple[int, list[int]]] = {}
+        self._tokens: dict[Key, _Entry] = {}
+        self._judged: deque[tuple[Key, worker_pb2.TokenLogprobs]] = deque()
         self._sides: dict[Key, worker_pb2.StepSide] = {}
         self.step = 0
 
-    def add_token(self, key: Key, index: int, token_id: int) -> None:
+    def add_token(
+        self,
+        key: Key,
+        index: int,
+        token_id: int,
+        logprobs: worker_pb2.TokenLogprobs | None = None,
+    ) -> None:
         """The next output token of a choice; indexes are gapless."""
-        if key not in self._tokens:
-            self._tokens[key] = (index, [token_id])
-            return
-        first, ids = self._tokens[key]
-        assert index == first + len(ids), "tokens of a choice arrive in order"
-        ids.append(token_id)
+        entry = self._tokens.get(key)
+        if entry is None:
+            entry = self._tokens[key] = _Entry(index, [], [])
+        assert index == entry.first_index + len(entry.ids), "tokens of a choice arrive in order"
+        entry.ids.append(token_id)
+        if logprobs is not None:
+            entry.logprobs.append(logprobs)
+
+    def add_judged(self, key: Key, logprobs: worker_pb2.TokenLogprobs) -> None:
+        """Of the next prompt token; leaves before every token that comes later."""
+        self._judged.append((key, logprobs))
 
     def add_prefill(self, key: Key, summary: worker_pb2.PrefillSummary) -> None:
         self._side(key).prefill.CopyFrom(summary)
@@ -40,24 +66,44 @@ class StepMerge:
 
     def take(self) -> worker_pb2.WorkerFrame | None:
         """One Step frame with what waits, or None."""
-        if not self._tokens and not self._sides:
+        if not self._tokens and not self._sides and not self._judged:
             return None
         step = worker_pb2.Step(step=self.step)
-        counts = self._take_tokens(step)
+        num_logprobs = self._take_judged(step)
+        if self._judged:
+            return worker_pb2.WorkerFrame(step=step)
+        counts = self._take_tokens(step, num_logprobs)
         if any(count != 1 for count in counts):
             step.counts.extend(counts)
         self._take_sides(step)
         return worker_pb2.WorkerFrame(step=step)
 
-    def _take_tokens(self, step: worker_pb2.Step) -> list[int]:
+    def _take_judged(self, step: worker_pb2.Step) -> int:
+        """As many as fit; returns their number of log probabilities."""
+        sides: dict[Key, worker_pb2.StepSide] = {}
+        num_logprobs = 0
+        while self._judged and num_logprobs < MAX_FRAME_LOGPROBS:
+            key, logprobs = self._judged.popleft()
+            if key not in sides:
+                sides[key] = worker_pb2.StepSide(handle=key[0], choice=key[1])
+            sides[key].prompt_logprobs.append(logprobs)
+            num_logprobs += 1 + len(logprobs.top_ids)
+        step.side.extend(sides.values())
+        return num_logprobs
+
+    def _take_tokens(self, step: worker_pb2.Step, num_logprobs: int) -> list[int]:
         counts: list[int] = []
         handles, choices, firsts = step.handles, step.choices, step.first_index
         while self._tokens and len(counts) < MAX_FRAME_ENTRIES:
-            if counts and len(step.ids) >= MAX_FRAME_TOKENS:
+            if len(step.ids) >= MAX_FRAME_TOKENS or num_logprobs >= MAX_FRAME_LOGPROBS:
                 break
             # The oldest first: dictionaries keep the order of insertion.
             key = next(iter(self._tokens))
-            first, ids = self._tokens.pop(key)
+            first, ids, logprobs = self._tokens.pop(key)
+            if logprobs:
+                self._side(key).logprobs.extend(logprobs)
+                step.side.append(self._sides.pop(key))
+                num_logprobs += sum(1 + len(one.top_ids) for one in logprobs)
             handles.append(key[0])
             choices.append(key[1])
             firsts.append(first)

@@ -15,15 +15,17 @@ from baton.engine.messages import (
     SamplingParams,
     SequenceRefused,
     Started,
+    TokenLogprobs,
 )
 from baton.handoff.sender import Sender
 from baton.handoff.ticket import Ticket
 from baton.runtime.telemetry import Span, start_span
 from baton.wire import failures
 from baton.wire.prefix_hash import TOKEN_BYTES
-from baton.wire.v1 import failure_pb2, handoff_pb2
+from baton.wire.v1 import failure_pb2, handoff_pb2, worker_pb2
 from baton.worker.dispatch import SequenceEvent
 from baton.worker.parts import WorkerParts
+from baton.worker.token_logprobs import to_wire
 
 _COMPLETE = ("stop", "length")
 
@@ -70,6 +72,7 @@ class PrefillTransfer:
         self.seq_id = 0
         self.sender: Sender | None = None
         self.first_token: int | None = None
+        self._logprobs: worker_pb2.TokenLogprobs | None = None
         self.finish_reason = ""
         self._token_ids = token_ids
         self._request = request
@@ -124,9 +127,10 @@ class PrefillTransfer:
             case Finished(reason=reason):
                 self._outlet.failed(self, failure(reason, f"prefill ended: {reason}"))
 
-    def on_token(self, token_id: int, index: int) -> None:
+    def on_token(self, token_id: int, index: int, logprobs: TokenLogprobs | None) -> None:
         assert self.first_token is None, "a prefill samples one token"
         self.first_token = token_id
+        self._logprobs = None if logprobs is None else to_wire(logprobs)
         self._outlet.sampled(self)
 
     def end_of_step(self) -> handoff_pb2.FirstTokens:
@@ -141,6 +145,7 @@ class PrefillTransfer:
         return handoff_pb2.FirstTokens(
             xfer_id=self.ticket.xfer_id,
             token_id=self.first_token,
+            logprobs=self._logprobs,
             num_cached_tokens=self._num_cached_tokens,
             finish_reason=self.finish_reason,
             stages=[

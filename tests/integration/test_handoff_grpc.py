@@ -84,7 +84,12 @@ def submit_frame(
             num_prompt_tokens=len(prompt),
             cache_key=b"k" * 32,
             sampling=sampling_pb2.Sampling(
-                max_tokens=max_tokens, num_choices=1, num_logprobs=-1, seed=5, temperature=0.7
+                max_tokens=max_tokens,
+                num_choices=1,
+                num_logprobs=-1,
+                num_prompt_logprobs=-1,
+                seed=5,
+                temperature=0.7,
             ),
             prefill_endpoint=f"127.0.0.1:{prefill_port}",
             initial_credit_tokens=1000,

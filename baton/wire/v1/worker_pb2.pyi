@@ -172,18 +172,20 @@ class Step(_message.Message):
     def __init__(self, step: _Optional[int] = ..., handles: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[int]] = ..., first_index: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., ids: _Optional[_Iterable[int]] = ..., side: _Optional[_Iterable[_Union[StepSide, _Mapping]]] = ...) -> None: ...
 
 class StepSide(_message.Message):
-    __slots__ = ("handle", "choice", "finish", "prefill", "logprobs")
+    __slots__ = ("handle", "choice", "finish", "prefill", "logprobs", "prompt_logprobs")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     choice: int
     finish: Finish
     prefill: PrefillSummary
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    def __init__(self, handle: _Optional[int] = ..., choice: _Optional[int] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., prefill: _Optional[_Union[PrefillSummary, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    def __init__(self, handle: _Optional[int] = ..., choice: _Optional[int] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., prefill: _Optional[_Union[PrefillSummary, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("reason", "num_output_tokens", "stages", "failure")

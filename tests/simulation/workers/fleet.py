@@ -100,6 +100,8 @@ class Answer:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     prefills: dict[int, worker_pb2.PrefillSummary] = field(default_factory=dict)
     finishes: dict[int, worker_pb2.Finish] = field(default_factory=dict)
+    logprobs: dict[int, list[worker_pb2.TokenLogprobs]] = field(default_factory=dict)
+    judged: list[worker_pb2.TokenLogprobs] = field(default_factory=list)
     refused: list[worker_pb2.Refused] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     num_choices: int = 1
@@ -142,7 +144,9 @@ class FakeGateway:
     ) -> Answer:
         """`fields` are of Submit; those of Sampling are found by name."""
         self._last_handle += 1
-        sampling = sampling_pb2.Sampling(num_choices=1, max_tokens=8, num_logprobs=-1)
+        sampling = sampling_pb2.Sampling(
+            num_choices=1, max_tokens=8, num_logprobs=-1, num_prompt_logprobs=-1
+        )
         for name in list(fields):
             if name in sampling.DESCRIPTOR.fields_by_name:
                 setattr(sampling, name, fields.pop(name))
@@ -191,6 +195,10 @@ class FakeGateway:
         self.has_ended.set()
 
     def _take_step(self, step: worker_pb2.Step) -> None:
+        for side in step.side:
+            answer = self._answer(side.handle)
+            assert not side.prompt_logprobs or 0 not in answer.tokens, "the prompt comes first"
+            answer.judged += side.prompt_logprobs
         counts = step.counts or [1] * len(step.handles)
         start = 0
         columns = zip(step.handles, step.choices, step.first_index, counts, strict=True)
@@ -203,6 +211,7 @@ class FakeGateway:
         assert start == len(step.ids)
         for side in step.side:
             answer = self._answer(side.handle)
+            answer.logprobs.setdefault(side.choice, []).extend(side.logprobs)
             if side.HasField("prefill"):
                 answer.prefills[side.choice] = side.prefill
             if side.HasField("finish"):

@@ -377,8 +377,8 @@ async def test_no_room_at_the_decode_worker_is_told_at_once_with_its_reason() ->
     ("fields", "reason"),
     [
         ({"model_fp": "other"}, "incompatible"),
-        ({"min_p": 0.5}, "unsupported_parameter"),
-        ({"num_logprobs": 3}, "unsupported_parameter"),
+        ({"min_p": 1.5}, "invalid_value"),
+        ({"num_logprobs": 21}, "invalid_value"),
         ({"max_tokens": 0}, "invalid_value"),
         ({"cache_key": b"k" * 65}, "invalid_value"),
         ({"num_prompt_tokens": 5000}, "context_length_exceeded"),

@@ -87,6 +87,30 @@ async def test_each_choice_is_a_sequence_with_a_handoff_of_its_own() -> None:
 
 
 @virtual
+async def test_every_token_brings_its_logprobs_also_the_prefill_workers_first() -> None:
+    async with fleet() as f:
+        answer = await (await f.gateway.submit(PROMPT, num_logprobs=2, num_choices=2)).over()
+
+        for choice in range(2):
+            told = answer.logprobs[choice]
+            assert [one.index for one in told] == list(range(8))
+            assert [list(one.top_ids)[:1] for one in told] == [[t] for t in answer.tokens[choice]]
+        assert len(f.kinds("prefill")) == 2
+        await f.settle(1)
+
+
+@virtual
+async def test_a_judged_prompt_is_prefilled_here_and_judged_once_for_all_choices() -> None:
+    async with fleet() as f:
+        answer = await (await f.gateway.submit(PROMPT, num_prompt_logprobs=1, num_choices=2)).over()
+
+        assert [one.index for one in answer.judged] == list(range(1, 50))
+        assert answer.tokens == {choice: f.lone_run(PROMPT, choice=choice) for choice in range(2)}
+        assert f.frames == []
+        await f.settle(1)
+
+
+@virtual
 async def test_blocks_that_decode_has_do_not_travel_again() -> None:
     async with fleet() as f:
         await (await f.gateway.submit(prompt_of(40))).over()

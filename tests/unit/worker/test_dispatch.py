@@ -10,6 +10,7 @@ from baton.engine.messages import (
     Release,
     Started,
     StepEvents,
+    TokenLogprobs,
 )
 from baton.worker.dispatch import EngineDispatcher
 
@@ -33,8 +34,9 @@ class Heard:
     def on_event(self, event: Any) -> None:
         self.events.append(type(event).__name__)
 
-    def on_token(self, token_id: int, index: int) -> None:
-        self.events.append((token_id, index))
+    def on_token(self, token_id: int, index: int, logprobs: TokenLogprobs | None) -> None:
+        told = () if logprobs is None else (logprobs.logprob,)
+        self.events.append((token_id, index, *told))
 
 
 def make() -> tuple[EngineDispatcher, SentCommands]:
@@ -97,3 +99,24 @@ def test_release_frees_and_sequence_ids_are_never_reused() -> None:
 
     assert client.sent == [Release(seq_id)]
     assert dispatcher.open(Heard()) != seq_id
+
+
+def test_logprobs_come_with_their_token_and_those_of_the_prompt_before_it() -> None:
+    dispatcher, _ = make()
+    first, second = Heard(), Heard()
+    ids = [dispatcher.open(first), dispatcher.open(second)]
+
+    dispatcher.dispatch(
+        StepEvents(
+            1,
+            LOAD,
+            token_seq_ids=ids,
+            token_ids=[42, 43],
+            token_indexes=[5, 5],
+            logprobs=[TokenLogprobs(ids[1], 5, 43, -0.5, [], [])],
+            prompt_logprobs=[TokenLogprobs(ids[0], 9, 7, -2.0, [], [])],
+        )
+    )
+
+    assert first.events == ["TokenLogprobs", (42, 5)]
+    assert second.events == [(43, 5, -0.5)]

@@ -23,13 +23,42 @@ def test_options_reach_the_engine_unchanged() -> None:
     assert params.stop_token_ids == (3,)
 
 
-def test_an_unset_top_p_is_off() -> None:
-    assert to_params(make()).top_p == 1.0
+def test_penalties_biases_and_logprobs_reach_the_engine() -> None:
+    params = to_params(
+        make(
+            min_p=0.25, presence_penalty=0.5, frequency_penalty=-1, repetition_penalty=1.5,
+            min_tokens=3, logit_bias={7: -100}, num_logprobs=0, num_prompt_logprobs=20,
+        )
+    )  # fmt: skip
+
+    assert (params.min_p, params.presence_penalty, params.frequency_penalty) == (0.25, 0.5, -1)
+    assert (params.repetition_penalty, params.min_tokens) == (1.5, 3)
+    assert params.logit_bias == ((7, -100.0),)
+    assert (params.num_logprobs, params.num_prompt_logprobs) == (0, 20)
+
+
+def test_what_is_unset_is_off() -> None:
+    params = to_params(make())
+    assert (params.top_p, params.repetition_penalty, params.needs_history) == (1.0, 1.0, False)
 
 
 @pytest.mark.parametrize(
     "fields",
-    [{"temperature": math.nan}, {"temperature": -1}, {"temperature": math.inf}, {"top_p": 1.5}],
+    [
+        {"temperature": math.nan},
+        {"temperature": -1},
+        {"temperature": math.inf},
+        {"top_p": 1.5},
+        {"min_p": -0.1},
+        {"presence_penalty": math.nan},
+        {"frequency_penalty": math.inf},
+        {"repetition_penalty": -1},
+        {"logit_bias": {1: math.nan}},
+        {"logit_bias": dict.fromkeys(range(1025), 1.0)},
+        {"num_logprobs": 21},
+        {"num_logprobs": -2},
+        {"num_prompt_logprobs": 21},
+    ],
 )
 def test_impossible_values_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
@@ -39,13 +68,6 @@ def test_impossible_values_are_refused(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"min_p": 0.1}, "min_p"),
-        ({"presence_penalty": 1}, "presence_penalty"),
-        ({"frequency_penalty": -1}, "frequency_penalty"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty"),
-        ({"min_tokens": 1}, "min_tokens"),
-        ({"num_logprobs": 1}, "logprobs"),
-        ({"logit_bias": {1: 2.0}}, "logit_bias"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"json_object": True}, "response_format"),
     ],
