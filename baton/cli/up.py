@@ -18,6 +18,7 @@ from baton.localstack.home import Home, StackState
 from baton.localstack.models import LocalModel
 from baton.localstack.readiness import stack_reason
 from baton.localstack.supervisor import StartFailed, Supervisor
+from baton.system.byte_size import format_bytes, parse_bytes
 from baton.wire import key_registry
 from baton.wire.key_registry import KeyLimits
 
@@ -25,6 +26,7 @@ DEV_TENANT = "dev"
 _READY_TIMEOUT_S = 600
 _POLL_S = 0.1
 _SHOW_WAITING_EVERY_S = 2.0
+_AUTO_MEMORY = f"auto: {plan.MEMORY_SHARE:.0%} of free memory for all workers (auto)"
 _DRAIN_NOTICE = "\nstopping: finishing what runs (Ctrl-C again ends everything at once)"
 
 
@@ -48,9 +50,14 @@ def add_parsers(commands: Any) -> None:
     up.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help=help_text
     )
-    up.add_argument("--threads", type=int, default=1, metavar="N", help="CPU threads a worker (1)")
-    help_text = f"KV pool of each worker, in MiB ({plan.DEFAULT_KV_BYTES // 2**20})"
-    up.add_argument("--kv-mib", type=int, default=0, metavar="N", help=help_text)
+    help_text = "CPU threads of each worker (all cores, divided by the workers)"
+    up.add_argument("--threads", type=int, default=None, metavar="N", help=help_text)
+    help_text = f"KV pool of each worker, such as 2GiB; {_AUTO_MEMORY}"
+    up.add_argument("--kv-memory", default=plan.AUTO, metavar="SIZE", help=help_text)
+    help_text = "longest prompt and answer together, in tokens (what model and pool allow)"
+    up.add_argument("--max-model-len", type=int, default=None, metavar="N", help=help_text)
+    help_text = "sequences that a worker computes at once (64)"
+    up.add_argument("--max-batch", type=int, default=None, metavar="N", help=help_text)
     port = os.environ.get("BATON_PORT", "8080")
     help_text = "the gateway's port on loopback; 0 = a free one"
     up.add_argument("--port", default=port, metavar="N", help=help_text)
@@ -71,11 +78,7 @@ def _up(arguments: argparse.Namespace) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> plan.Options:
-    least = {"prefill": 0, "decode": 1, "aggregated": 0, "threads": 1, "kv_mib": 0}
-    for name, lowest in least.items():
-        if getattr(arguments, name) < lowest:
-            option = name.replace("_", "-")
-            raise StartFailed(f"--{option} {getattr(arguments, name)}: must be {lowest} or more")
+    _check_numbers(arguments)
     port = _port(arguments.port)
     served = models.resolve(arguments.model)
     _check_aliases(arguments.alias, [model.name for model in served])
@@ -85,12 +88,32 @@ def _options(arguments: argparse.Namespace) -> plan.Options:
         num_prefill=0 if arguments.aggregated else arguments.prefill,
         num_decode=arguments.aggregated or arguments.decode,
         disaggregate=arguments.disaggregate,
-        dtype=arguments.dtype,
-        num_threads=arguments.threads,
-        kv_bytes=arguments.kv_mib * 2**20,
+        worker=plan.WorkerOptions(
+            arguments.dtype,
+            arguments.threads,
+            arguments.kv_memory,
+            arguments.max_model_len,
+            arguments.max_batch,
+        ),
         port=port,
         spans_forward_to=os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
     )
+
+
+def _check_numbers(arguments: argparse.Namespace) -> None:
+    least = {"prefill": 0, "decode": 1, "aggregated": 0}
+    for name, lowest in (
+        least | dict.fromkeys(("threads", "max_model_len", "max_batch"), 1)
+    ).items():
+        value = getattr(arguments, name)
+        if value is not None and value < lowest:
+            option = name.replace("_", "-")
+            raise StartFailed(f"--{option} {value}: must be {lowest} or more")
+    if arguments.kv_memory != plan.AUTO:
+        try:
+            parse_bytes(arguments.kv_memory)
+        except ValueError as error:
+            raise StartFailed(f"--kv-memory {error}") from None
 
 
 def _port(text: str) -> int:
@@ -118,8 +141,8 @@ def _require_memory(options: plan.Options) -> None:
     if needed > available:
         names = ", ".join(model.name for model in options.models)
         raise NotEnoughMemory(
-            f"too little memory for {names} on {options.num_workers} workers each: "
-            f"about {needed / 2**30:.1f} GiB needed, {available / 2**30:.1f} GiB free"
+            f"too little memory for {names} on {options.num_workers} workers: "
+            f"about {format_bytes(needed)} needed, {format_bytes(available)} free"
         )
 
 

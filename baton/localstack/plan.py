@@ -12,17 +12,32 @@ from baton.localstack.home import Home
 from baton.localstack.models import LocalModel
 from baton.localstack.ports import LOOPBACK, PortTaken, free_ports, is_free
 from baton.localstack.supervisor import ServiceSpec
+from baton.system.byte_size import parse_bytes
+from baton.system.cores import num_available_cores
 
 # Stopped in this order: nothing new comes in before what runs has ended.
 _STOP_GATEWAY, _STOP_ROUTER, _STOP_WORKERS, _STOP_REST, _STOP_REDIS, _STOP_SPANS = range(6)
 
+AUTO = "auto"
 # A worker's service is called after its role.
 WORKER_PREFIXES = ("prefill-", "decode-")
-DEFAULT_KV_BYTES = 256 * 2**20
+# Of free memory, for all workers together: the rest is for whoever works on this machine.
+MEMORY_SHARE = 0.5
 # Longer than any answer of the demo model; below the supervisor's own patience.
 DRAIN_S = 30
 # Measured: a worker's two processes with torch and transformers loaded, without weights and pool.
 PROCESS_BYTES = 450 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What every worker is told. None = the worker's own default."""
+
+    dtype: str = "auto"
+    num_threads: int | None = None  # None = all cores, divided by the workers
+    kv_memory: str = AUTO  # auto = each worker takes its part of MEMORY_SHARE
+    max_model_len: int | None = None
+    max_batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,27 +49,36 @@ class Options:
     num_prefill: int = 1
     num_decode: int = 2
     disaggregate: str = "always"
-    dtype: str = "auto"
-    num_threads: int = 1
-    kv_bytes: int = 0
+    worker: WorkerOptions = WorkerOptions()
     port: int = 8080
     spans_forward_to: str = ""
 
     @property
     def num_workers(self) -> int:
-        return self.num_prefill + self.num_decode
-
-    def pool_bytes(self) -> int:
-        """KV pool of one worker."""
-        return self.kv_bytes or DEFAULT_KV_BYTES
+        """Of all models."""
+        return (self.num_prefill + self.num_decode) * len(self.models)
 
     def needed_bytes(self) -> int:
-        """Memory that all workers take, roughly: float32 weights may be twice their file."""
-        factor = 2 if self.dtype == "float32" else 1
-        each = [
-            model.weight_bytes * factor + self.pool_bytes() + PROCESS_BYTES for model in self.models
-        ]
-        return sum(each) * self.num_workers
+        """Memory that all workers take at least, roughly: each tells its own need when it loads."""
+        # Float32 weights may be twice their file.
+        factor = 2 if self.worker.dtype == "float32" else 1
+        pool = 0 if self.worker.kv_memory == AUTO else parse_bytes(self.worker.kv_memory)
+        each = [model.weight_bytes * factor + pool + PROCESS_BYTES for model in self.models]
+        return sum(each) * self.num_workers // len(self.models)
+
+    def worker_settings(self) -> dict[str, str]:
+        """Settings that all workers share, under the names of `baton.worker.settings`."""
+        worker = self.worker
+        settings = {
+            "dtype": worker.dtype,
+            "threads": worker.num_threads or max(1, num_available_cores() // self.num_workers),
+            "kv_memory": worker.kv_memory,
+            "memory_share": round(MEMORY_SHARE / self.num_workers, 4),
+            "max_model_len": worker.max_model_len,
+            "max_batch": worker.max_batch,
+            "drain_s": DRAIN_S,
+        }
+        return {name: str(value) for name, value in settings.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +142,7 @@ def make(home: Home, options: Options) -> Plan:
         raise PortTaken(
             f"port {options.port} is taken; try make up BATON_PORT=8081 (0 = a free one)"
         )
-    num_services = 6 + options.num_workers * len(options.models)
+    num_services = 6 + options.num_workers
     ports = free_ports(2 * num_services)
     builder = _Builder(home, f"http://{LOOPBACK}:{ports.pop()}", ports)
     _add_spans(builder, home, options)
@@ -208,10 +232,7 @@ def _add_workers(builder: _Builder, model: LocalModel, options: Options) -> list
                 "worker_id": name,
                 "model": str(model.folder),
                 "model_name": model.name,
-                "dtype": options.dtype,
-                "threads": str(options.num_threads),
-                "kv_bytes": str(options.pool_bytes()),
-                "drain_s": str(DRAIN_S),
+                **options.worker_settings(),
             }
             module = f"services.{role}_worker"
             endpoints.append(builder.add(name, module, _STOP_WORKERS, settings))

@@ -4,7 +4,10 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
+from baton.system.byte_size import parse_bytes
+
 ENVIRONMENT_PREFIX = "BATON_WORKER_"
+AUTO = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +24,17 @@ class Settings:
     worker_id: str = ""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    threads: int = 1
-    kv_bytes: int = 512 * 1024 * 1024
+    # None = all cores that it may use.
+    threads: int | None = None
+    # Size of the KV pool, such as 2GiB; auto = what `memory_share` leaves of the free memory.
+    kv_memory: str = AUTO
+    # Of the memory that is free before loading: for weights, activations and pool together.
+    memory_share: float = 0.8
     block_size: int = 16
     # None = what the model was made for, as far as the pool holds it.
     max_model_len: int | None = None
-    max_num_seqs: int = 64
+    # Sequences in one step.
+    max_batch: int = 64
     max_step_tokens: int = 2048
     # How long a step with running streams should take at most, in ms; 0 = no limit.
     max_step_ms: float = 100.0
@@ -37,16 +45,20 @@ class Settings:
     drain_s: float = 120.0
 
     def __post_init__(self) -> None:
-        positive = ("threads", "kv_bytes", "max_num_seqs", "max_step_tokens", "drain_s")
-        for name in positive:
-            if getattr(self, name) <= 0:
+        for name in ("threads", "max_model_len", "max_batch", "max_step_tokens", "drain_s"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
                 raise ValueError(f"{name} must be greater than 0")
+        if not 0 < self.memory_share <= 1:
+            raise ValueError("memory_share must be above 0 and at most 1")
+        if self.kv_memory != AUTO and _num_bytes("kv_memory", self.kv_memory) <= 0:
+            raise ValueError("kv_memory must be greater than 0")
         if self.max_step_ms < 0:
             raise ValueError("max_step_ms must not be below 0")
         if self.block_size not in (16, 32, 64):
             raise ValueError(f"block_size {self.block_size} is none of 16, 32, 64")
-        if self.max_step_tokens < self.max_num_seqs:
-            raise ValueError("max_step_tokens must be at least max_num_seqs")
+        if self.max_step_tokens < self.max_batch:
+            raise ValueError("max_step_tokens must be at least max_batch")
 
     def identity(self) -> str:
         """The name under which this worker is known."""
@@ -59,10 +71,11 @@ class Settings:
             "--model-name": self.model_name,
             "--dtype": self.dtype,
             "--threads": self.threads,
-            "--kv-bytes": self.kv_bytes,
+            "--kv-memory": None if self.kv_memory == AUTO else self.kv_memory,
+            "--memory-share": self.memory_share,
             "--block-size": self.block_size,
             "--max-model-len": self.max_model_len,
-            "--max-num-seqs": self.max_num_seqs,
+            "--max-batch": self.max_batch,
             "--max-step-tokens": self.max_step_tokens,
             "--max-step-ms": self.max_step_ms,
         }
@@ -72,3 +85,10 @@ class Settings:
             if value not in ("", None)
             for word in (name, value)
         ]
+
+
+def _num_bytes(name: str, text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None

@@ -55,7 +55,7 @@ class Client:
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One pair of workers with room for about four stories at once."""
     folder = tmp_path_factory.mktemp("small") / "home"
-    arguments = ("--decode", "1", "--dtype", "float32", "--kv-mib", "8")
+    arguments = ("--decode", "1", "--dtype", "float32", "--kv-memory", "8MiB")
     running = Stack(folder, *arguments).start()
     yield running
     assert running.interrupt() == 0, running.output.read_text()[-3000:]

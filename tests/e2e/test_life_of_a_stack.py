@@ -75,7 +75,7 @@ def test_a_second_stack_in_the_same_folder_is_refused_in_one_line(stack: Stack) 
     ("arguments", "words"),
     [
         (["--model", "no-such-model"], "no-such-model"),
-        (["--kv-mib", "100000000"], "too little memory"),
+        (["--kv-memory", "100TB"], "too little memory"),
     ],
 )
 def test_what_cannot_start_says_so_in_one_line(
@@ -167,7 +167,7 @@ def test_two_models_behind_one_gateway_answer_with_their_own_weights(tmp_path: P
     folders = [make_variant(tmp_path / name, seed) for seed, name in enumerate(("one", "two"))]
     models = [argument for folder in folders for argument in ("--model", folder)]
     stack = Stack(
-        tmp_path / "home", *models, "--decode", "1", "--dtype", "float32", "--kv-mib", "32"
+        tmp_path / "home", *models, "--decode", "1", "--dtype", "float32", "--kv-memory", "32MiB"
     ).start()
     try:
         texts = [ask(stack, model=name) for name in ("one", "two")]

@@ -7,10 +7,7 @@ import pytest
 
 from baton.engine.client import CoreNotStarted
 from baton.engine.messages import AddSequence, SamplingParams
-from baton.engine.model.load import LoadOptions, load_model
-from baton.engine.model.refusal import LoadError
 from baton.engine.process_client import ProcessEngineClient
-from baton.worker.core_main import fit_to_pool
 
 MODULE = "baton.worker.core_main"
 
@@ -23,7 +20,7 @@ async def test_a_core_process_generates_what_the_reference_does(model_folder, lo
     _, reference = load_tiny("qwen3")
     client = await ProcessEngineClient.start(
         MODULE,
-        _args(model_folder("qwen3"), "--kv-bytes", "2000000", "--max-num-seqs", "4"),
+        _args(model_folder("qwen3"), "--kv-memory", "2MB", "--max-batch", "4"),
         load_timeout_s=60,
     )
     try:
@@ -40,7 +37,7 @@ async def test_a_core_process_generates_what_the_reference_does(model_folder, lo
     ("options", "reason"),
     [
         (("--model", "./no/such/model"), "no such folder"),
-        (("--kv-bytes", "20000"), "raise --kv-bytes to"),
+        (("--kv-memory", "20KB"), "raise --kv-memory to"),
     ],
 )
 async def test_a_core_that_cannot_serve_says_why_in_one_line(model_folder, options, reason):
@@ -50,15 +47,6 @@ async def test_a_core_that_cannot_serve_says_why_in_one_line(model_folder, optio
         )
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_length_that_nobody_asked_for_is_lowered_to_what_the_pool_holds(model_folder):
-    loaded = load_model(str(model_folder("llama", max_position_embeddings=4096)), LoadOptions())
-    kv_bytes = loaded.kv_spec.row_bytes * 20 + 5
-    fitted = fit_to_pool(loaded, kv_bytes, is_length_wanted=False)
-    assert fitted.max_model_len == 320
-    with pytest.raises(LoadError, match=f"raise --kv-bytes to {loaded.kv_spec.row_bytes * 256}"):
-        fit_to_pool(loaded, kv_bytes, is_length_wanted=True)
 
 
 async def _generate(client: ProcessEngineClient, prompt: list[int], num_tokens: int) -> list[int]:

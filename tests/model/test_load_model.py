@@ -170,8 +170,8 @@ def test_a_model_that_does_not_fit_into_memory_is_refused_with_the_numbers(
 ):
     monkeypatch.setattr(memory_need, "free_bytes", lambda: 3 * 2**30)
     message = refusal_of(model_folder("llama"), kv_bytes=4 * 2**30)
-    assert "4.0 for the KV cache" in message
-    assert "3.0 GiB are free" in message
+    assert "4.00 GiB for the KV cache" in message
+    assert "3.00 GiB are free" in message
 
 
 def test_a_context_beyond_the_models_own_is_refused(model_folder):

@@ -6,7 +6,7 @@ come from safetensors alone. What cannot be served is refused (`refusal.py`, `pr
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from baton.engine.model.attention import PAGED
 from baton.engine.model.kv_pool import TORCH_DTYPES
-from baton.engine.model.memory_need import check_memory
+from baton.engine.model.memory_need import LargestStep, MemoryNeed, memory_need
 from baton.engine.model.probe import probe_model
 from baton.engine.model.refusal import (
     LoadError,
@@ -37,12 +37,13 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How to load. `kv_bytes` is only added to the weights when free memory is checked."""
+    """How to load. `kv_bytes` and `largest_step` only count when free memory is checked."""
 
     dtype: str = "auto"
     block_size: int = 16
     max_model_len: int | None = None  # None = the model's own
     kv_bytes: int = 0
+    largest_step: LargestStep = field(default_factory=LargestStep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class LoadedModel:
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+    memory: MemoryNeed
 
 
 def load_model(name: str, options: LoadOptions) -> LoadedModel:
@@ -73,10 +75,11 @@ def load_model(name: str, options: LoadOptions) -> LoadedModel:
     check_config(source.name, config, model_class)
     dtype = choose_dtype(options.dtype, config)
     max_model_len = choose_max_model_len(source.name, config, options.max_model_len)
-    check_memory(source.name, _weight_bytes(folder, config, dtype), options.kv_bytes)
+    memory = memory_need(source.name, model_class, config, dtype, options.largest_step)
+    memory.check(source.name, options.kv_bytes)
     with one_line_errors(source.name):
         model = _read_model(source, model_class, dtype)
-        return _describe(source, model, max_model_len, options.block_size)
+        return _describe(source, model, max_model_len, options.block_size, memory)
 
 
 def choose_dtype(wanted: str, config: PretrainedConfig) -> torch.dtype:
@@ -121,12 +124,6 @@ def _model_class(name: str, config: PretrainedConfig) -> type[PreTrainedModel]:
     return (named or classes)[0]  # type: ignore[no-any-return]
 
 
-def _weight_bytes(folder: Path, config: PretrainedConfig, dtype: torch.dtype) -> int:
-    stored: Any = config.get_text_config().dtype or torch.float32
-    file_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    return file_bytes * dtype.itemsize // int(stored.itemsize)
-
-
 def _read_model(
     source: ModelSource, model_class: type[PreTrainedModel], dtype: torch.dtype
 ) -> PreTrainedModel:
@@ -153,7 +150,11 @@ def _read_model(
 
 
 def _describe(
-    source: ModelSource, model: PreTrainedModel, max_model_len: int, block_size: int
+    source: ModelSource,
+    model: PreTrainedModel,
+    max_model_len: int,
+    block_size: int,
+    memory: MemoryNeed,
 ) -> LoadedModel:
     check_rope(source.name, model, max_model_len)
     embeddings: Any = model.get_input_embeddings()
@@ -171,6 +172,7 @@ def _describe(
         vocab_size=vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=_eos_token_ids(model),
+        memory=memory,
     )
 
 

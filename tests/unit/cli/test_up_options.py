@@ -34,7 +34,7 @@ def model(tmp_path: Path) -> str:
         (["--port", "-1"], "port '-1'"),
         (["--decode", "0"], "--decode 0"),
         (["--threads", "0"], "--threads 0"),
-        (["--kv-mib", "-5"], "--kv-mib -5"),
+        (["--kv-memory", "much"], "--kv-memory 'much'"),
         (["--alias", "foo"], "PUBLIC=MODEL"),
         (["--alias", "foo=nosuch"], "serves small, not 'nosuch'"),
     ],

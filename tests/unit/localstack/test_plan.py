@@ -73,3 +73,24 @@ def test_needed_memory_grows_with_workers_and_weights(tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(b"x" * 1000)
     one = options(tmp_path, num_prefill=0, num_decode=1).needed_bytes()
     assert options(tmp_path, num_prefill=1, num_decode=1).needed_bytes() == 2 * one
+
+
+def test_workers_share_cores_and_memory_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "num_available_cores", lambda: 10)
+    settings = options(tmp_path).worker_settings()
+    assert settings["threads"] == "3"
+    assert float(settings["memory_share"]) == pytest.approx(plan.MEMORY_SHARE / 3, abs=1e-4)
+    assert not {"max_model_len", "max_batch"} & set(settings)
+    told = options(tmp_path, worker=plan.WorkerOptions("auto", 2, "1GiB", 4096, 8))
+    assert told.worker_settings()["threads"] == "2"
+    assert told.worker_settings()["max_model_len"] == "4096"
+    assert told.needed_bytes() > 3 * 2**30
+
+
+def test_more_workers_than_cores_have_one_thread_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "num_available_cores", lambda: 2)
+    assert options(tmp_path).worker_settings()["threads"] == "1"

@@ -10,13 +10,15 @@ def load(**values: str) -> Settings:
 
 
 def test_the_core_gets_what_was_set_and_nothing_empty() -> None:
-    arguments = load(model="/models/demo", max_num_seqs="8").core_arguments()
+    arguments = load(model="/models/demo", max_batch="8", kv_memory="1GiB").core_arguments()
 
     pairs = dict(zip(arguments[::2], arguments[1::2], strict=True))
     assert pairs["--model"] == "/models/demo"
-    assert pairs["--max-num-seqs"] == "8"
+    assert pairs["--max-batch"] == "8"
+    assert pairs["--kv-memory"] == "1GiB"
     assert "--model-name" not in pairs
     assert "--max-model-len" not in pairs
+    assert "--kv-memory" not in load(model="m").core_arguments()
 
 
 def test_a_worker_without_a_model_does_not_start() -> None:
@@ -25,7 +27,16 @@ def test_a_worker_without_a_model_does_not_start() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("block_size", "17"), ("threads", "0"), ("max_step_tokens", "2")]
+    ("name", "text"),
+    [
+        ("block_size", "17"),
+        ("threads", "0"),
+        ("max_step_tokens", "2"),
+        ("max_model_len", "0"),
+        ("kv_memory", "much"),
+        ("kv_memory", "0"),
+        ("memory_share", "1.5"),
+    ],
 )
 def test_impossible_sizes_are_named(name: str, text: str) -> None:
     with pytest.raises(SettingsError, match=name):
