@@ -42,8 +42,8 @@ def choose_pool(loaded: LoadedModel, options: PoolOptions) -> int:
         raise LoadError(
             f"model {loaded.source.name}: needs {format_bytes(memory.weight_bytes)} for weights, "
             f"{format_bytes(memory.activation_bytes)} for activations and at least "
-            f"{format_bytes(least)} for the KV cache; it may use {options.memory_share:.2f} of "
-            f"the {format_bytes(memory.free_bytes)} that are free: say --kv-memory"
+            f"{format_bytes(least)} for the KV cache, its share of what is free is "
+            f"{format_bytes(memory.free_bytes * options.memory_share)}: say --kv-memory"
         )
     return min(left // spec.row_bytes, most) * spec.row_bytes
 
