@@ -3,9 +3,11 @@
 Pure questions about one sequence and the engine's limits; room in the pool is not asked here.
 """
 
+import msgspec
 import numpy as np
 
-from baton.engine.messages import AddSequence, EngineInfo, SequenceRefused
+from baton.engine.beam_search import num_top
+from baton.engine.messages import AddSequence, EngineInfo, SamplingParams, SequenceRefused
 from baton.engine.sequence import Sequence
 from baton.wire.failures import quoted
 from baton.wire.prefix_hash import HASH_BYTES, TOKEN_BYTES
@@ -31,12 +33,55 @@ def find_fault(request: AddSequence, info: EngineInfo) -> SequenceRefused | None
     num_hashes, rest = divmod(len(request.block_hashes), HASH_BYTES)
     if rest or num_hashes > num_prompt_tokens // info.kv_spec.block_size:
         return _refused(request, "invalid_value", "block_hashes does not fit the prompt")
+    if request.forks and request.num_emitted:
+        return _refused(request, "invalid_value", "forks have no output of earlier attempts")
+    return _find_beam_fault(request, info) if request.sampling.beam_width else None
+
+
+def _find_beam_fault(request: AddSequence, info: EngineInfo) -> SequenceRefused | None:
+    """Why this beam search can never run here, or None. Alone in the pool it must fit."""
+    params, size = request.sampling, info.kv_spec.block_size
+    width, num_prompt_tokens = params.beam_width, len(request.token_ids) // TOKEN_BYTES
+    if request.num_emitted or (request.kind != "prefill" and len(request.forks) != width - 1):
+        message = "a beam search starts anew, with one sequence for each result"
+        return _refused(request, "invalid_value", message)
+    num_top_ids = num_top(params, end_ids(params, info))
+    if width > info.max_num_seqs or num_top_ids > info.vocab_size:
+        limit = f"{info.max_num_seqs} places and {info.vocab_size} tokens"
+        return _refused(request, "invalid_value", f"{width} beams exceed {limit}")
+    num_tokens = min(num_prompt_tokens + params.max_tokens, info.max_model_len)
+    num_shared, rest = divmod(num_prompt_tokens, size)
+    num_own = info.kv_spec.num_blocks_for(num_tokens) - num_shared
+    num_blocks = num_shared + bool(rest) + width * num_own
+    if num_blocks > info.num_blocks:
+        message = f"{width} beams of {num_tokens} tokens need {num_blocks} of {info.num_blocks}"
+        return _refused(request, "invalid_value", f"{message} blocks: lower max_tokens or n")
     return None
 
 
+def with_beam_logprobs(request: AddSequence, info: EngineInfo) -> AddSequence:
+    """The request, asking for what each step of its beam search needs, if it is one."""
+    params = request.sampling
+    if not params.beam_width:
+        return request
+    num_logprobs = num_top(params, end_ids(params, info))
+    sampling = msgspec.structs.replace(params, num_logprobs=num_logprobs, temperature=0.0)
+    return msgspec.structs.replace(request, sampling=sampling)
+
+
+def end_ids(params: SamplingParams, info: EngineInfo) -> frozenset[int]:
+    """Tokens after which an output ends."""
+    return frozenset(params.stop_token_ids).union(() if params.ignore_eos else info.eos_token_ids)
+
+
 def finish_reason(seq: Sequence, info: EngineInfo) -> str | None:
-    """Whether the output token just appended ends the sequence: "stop", "length" or None."""
+    """Whether the output token just appended ends the sequence: "stop", "length" or None.
+
+    A beam search decides that by itself.
+    """
     sampling, token = seq.request.sampling, seq.last_token
+    if sampling.beam_width:
+        return None
     if token in sampling.stop_token_ids:
         return "stop"
     if token in info.eos_token_ids and not sampling.ignore_eos:

@@ -159,6 +159,10 @@ class BlockManager:
         num_shared = parent.num_tokens // self.block_size
         return self.num_blocks_for(child.num_tokens) - num_shared
 
+    def num_blocks_of(self, seqs: Iterable[Sequence]) -> int:
+        """Different blocks that they refer to."""
+        return len({block_id for seq in seqs for block_id in seq.table.ids.tolist()})
+
     def can_grow(self, seqs: Iterable[Sequence]) -> bool:
         """Whether the KV of each one's last token has a block of its own, or can get one."""
         num_needed = 0

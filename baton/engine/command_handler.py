@@ -1,6 +1,7 @@
 """The front's commands, applied to the engine's state between two steps."""
 
-from baton.engine.admission import find_fault, is_exhausted, max_total_tokens
+from baton.engine.admission import find_fault, is_exhausted, max_total_tokens, with_beam_logprobs
+from baton.engine.choices import Choices
 from baton.engine.engine_state import EngineState
 from baton.engine.messages import (
     Abort,
@@ -23,9 +24,10 @@ from baton.engine.sequence import Sequence, SequenceState
 class CommandHandler:
     """`wants_snapshot` stays set until somebody has taken it."""
 
-    def __init__(self, state: EngineState, max_waiting: int) -> None:
+    def __init__(self, state: EngineState, choices: Choices, max_waiting: int) -> None:
         self.wants_snapshot = False
         self._state = state
+        self._choices = choices
         self._max_waiting = max_waiting
 
     def apply(self, command: Command) -> None:
@@ -43,10 +45,14 @@ class CommandHandler:
         match command:
             case Credit(up_to_index=index):
                 seq.credit = max(seq.credit, index)
+                if seq.state is SequenceState.EMITTING:
+                    self._choices.emit(seq)
             case Bind():
                 self._bind(seq)
             case Start():
                 self._start(seq, command)
+            case Abort() | Release() if seq.group is not None:
+                self._choices.abort(seq, seq.group)
             case Abort() | Release():
                 self._state.drop(seq)
 
@@ -56,6 +62,7 @@ class CommandHandler:
         if fault is not None:
             state.events.refused.append(fault)
             return
+        request = with_beam_logprobs(request, state.info)
         arrival = state.sequences.next_arrival()
         seq = Sequence(request, arrival, state.manager.root_hash(request))
         if is_exhausted(seq, state.info):
@@ -66,23 +73,33 @@ class CommandHandler:
         elif len(state.scheduler.waiting) >= self._max_waiting:
             self._refuse(seq, "overloaded", f"{self._max_waiting} sequences wait already")
         else:
-            state.sequences.add(seq)
+            self._register(seq)
             state.scheduler.wait(seq)
+
+    def _register(self, seq: Sequence) -> None:
+        self._state.sequences.add(seq)
+        request = seq.request
+        is_searching = request.sampling.beam_width > 0 and request.kind != "prefill"
+        if request.forks or is_searching:
+            self._choices.form_group(seq)
 
     def _promise(self, seq: Sequence) -> None:
         """Admit a remote sequence: its cached blocks are pinned, room for the others is sure."""
         state, scheduler, manager = self._state, self._state.scheduler, self._state.manager
+        max_num_seqs, num_forks = state.info.max_num_seqs, len(seq.request.forks)
         num_batch_seqs = scheduler.num_batch_seqs + state.sequences.num_not_started
-        if num_batch_seqs >= state.info.max_num_seqs:
-            self._refuse(seq, "no_room", f"all {state.info.max_num_seqs} places are taken")
+        # More forks than there are places take turns.
+        if num_batch_seqs + min(1 + num_forks, max_num_seqs) > max_num_seqs:
+            message = f"{num_batch_seqs} of {max_num_seqs} places are taken"
+            self._refuse(seq, "no_room", message)
             return
-        placement = manager.place_remote(seq, max_total_tokens(seq, state.info))
+        placement = manager.place_remote(seq, max_total_tokens(seq, state.info), num_forks)
         if not manager.can_promise(seq, placement, scheduler.num_reserved_blocks):
             self._refuse(seq, "no_room", f"{placement.num_free_needed} blocks cannot be promised")
             return
         manager.promise(seq, placement)
         seq.state = SequenceState.PROMISED
-        state.sequences.add(seq)
+        self._register(seq)
         admitted = Admitted(seq.request.seq_id, len(placement.cached_ids))
         state.events.admitted.append(admitted)
 
@@ -101,4 +118,7 @@ class CommandHandler:
         assert seq.state is SequenceState.BOUND, seq
         seq.num_computed_tokens = seq.num_tokens
         self._state.manager.register_full_blocks(seq)
-        self._state.go_on(seq, command.first_token)
+        if seq.group is not None:
+            self._choices.start(seq, seq.group, command)
+        else:
+            self._state.go_on(seq, command.first_token)

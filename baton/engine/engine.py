@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from baton.engine.batch import StepBatch, StepResult
 from baton.engine.batch_builder import BatchBuilder
 from baton.engine.block_manager import BlockManager
+from baton.engine.choices import Choices
 from baton.engine.chunk_policy import ChunkPolicy
 from baton.engine.command_handler import CommandHandler
 from baton.engine.engine_state import EngineState
@@ -18,7 +19,7 @@ from baton.engine.load_report import LoadMeter
 from baton.engine.messages import Command, EngineInfo, EngineLoad, Started, StepEvents
 from baton.engine.runner import Runner
 from baton.engine.scheduler import Scheduler, StepPlan
-from baton.engine.sequence import Sequence
+from baton.engine.sequence import Sequence, SequenceState
 from baton.engine.step_commit import StepCommit
 from baton.system.clock import Clock
 
@@ -61,8 +62,9 @@ class Engine:
         self._state = EngineState(
             self.info, self._manager, self._scheduler, StepEvents(0, _NO_LOAD)
         )
-        self._commands = CommandHandler(self._state, config.max_waiting)
-        self._commit = StepCommit(self._state)
+        self._choices = Choices(self._state)
+        self._commands = CommandHandler(self._state, self._choices, config.max_waiting)
+        self._commit = StepCommit(self._state, self._choices)
         # Of the step between begin_step and finish_step.
         self._plan = StepPlan(0, 0)
         self._began_at = 0.0
@@ -77,8 +79,7 @@ class Engine:
         """Apply the commands and choose what to run; None when there is nothing to run."""
         for command in commands:
             self._commands.apply(command)
-        for seq in self._state.sequences.expired(self._clock.now()):
-            self._state.finish(seq, "deadline_exceeded")
+        self._expire()
         self._plan = plan = self._scheduler.schedule()
         self._state.events.num_preemptions = plan.num_preemptions
         self.has_work = bool(plan.works or plan.num_preemptions)
@@ -88,16 +89,19 @@ class Engine:
         if not plan.works:
             return None
         self.step_index += 1
-        return self._builder.build(self.step_index, plan)
+        batch = self._builder.build(self.step_index, plan)
+        batch.block_copies = self._manager.take_block_copies()
+        return batch
 
     def take_answers(self) -> StepEvents | None:
         """Between begin_step and running its batch: what the front need not wait for that long.
 
-        Admissions, refusals, bindings, starts and ends; None when there were none.
+        Admissions, refusals, bindings, starts, ends, and results that got credit; None when there
+        were none.
         """
         events = self._state.events
         answers = (events.admitted, events.refused, events.bound, events.started, events.finished)
-        return self.finish_step(None) if any(answers) else None
+        return self.finish_step(None) if any(answers) or events.token_ids else None
 
     def finish_step(self, result: StepResult | None) -> StepEvents | None:
         """Commit what the runner returned (None without a batch).
@@ -129,7 +133,7 @@ class Engine:
         """Where the engine stands between two steps."""
         return EngineLoad(
             num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
+            num_waiting=self._scheduler.num_waiting_choices,
             num_blocks_free=self._manager.num_free_blocks,
             num_blocks_promised=self._manager.num_promised_blocks,
             num_queued_prefill_tokens=self._scheduler.num_queued_prefill_tokens(),
@@ -140,7 +144,22 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Assert that no block is lost, doubled or held by nobody. Only between steps."""
-        self._manager.check_integrity(self._state.sequences.all())
+        holders: list[Sequence] = []
+        for seq in self._state.sequences.all():
+            holders.append(seq)
+            if seq.group is not None and seq.group.leader is seq:
+                holders += seq.group.beams
+        self._manager.check_integrity(holders)
+
+    def _expire(self) -> None:
+        """End sequences whose deadline has come, and what waits for them."""
+        for seq in self._state.sequences.expired(self._clock.now()):
+            if seq.state is SequenceState.ENDED:
+                continue
+            if seq.group is not None:
+                self._choices.finish(seq, seq.group, "deadline_exceeded")
+            else:
+                self._state.finish(seq, "deadline_exceeded")
 
     def _report_started(self, seq: Sequence) -> None:
         seq.was_started = True

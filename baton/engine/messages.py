@@ -18,6 +18,7 @@ import msgspec
 from baton.wire.kv_spec import KVSpec
 
 SequenceKind = Literal["local", "prefill", "remote"]
+EarlyStopping = Literal["heuristic", "full", "never"]
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
@@ -51,8 +52,12 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_logprobs: int = -1
     num_prompt_logprobs: int = -1
-    # Beams of a beam search; 0 = sampling.
+    # Beams of a beam search; 0 = sampling. A result scores sum of logprobs / length^length_penalty.
     beam_width: int = 0
+    length_penalty: float = 1.0
+    # A search ends when no live beam is likely to beat the results ("heuristic"), when there are
+    # `beam_width` results ("full"), or when none can beat them ("never"), as transformers has it.
+    early_stopping: EarlyStopping = "heuristic"
     grammar: Grammar | None = None
 
     @property
@@ -60,6 +65,13 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
         """Whether the tokens so far change the next one's probabilities."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1)
         return any(penalties)
+
+
+class Fork(msgspec.Struct, frozen=True, array_like=True):
+    """A further choice of a request, as a sequence of its own."""
+
+    seq_id: int
+    choice: int
 
 
 class AddSequence(msgspec.Struct, array_like=True, tag="add"):
@@ -70,6 +82,11 @@ class AddSequence(msgspec.Struct, array_like=True, tag="add"):
     part, or some first ones, or is empty: the core computes what is missing and trusts what is
     given. `credit` is the output index (exclusive) up to which the sequence may emit; without
     credit for its next token it is not computed either. A larger `priority` is more important.
+
+    `forks` are further choices of the same request, without emitted tokens, that share the prompt:
+    it is computed once, and each fork's first token comes from the same logits. From then on they
+    are sequences like any other. They have the same fields, are told of by their own seq_id, and
+    can be credited and aborted at any time. In a beam search they are the other results.
     """
 
     seq_id: int
@@ -84,6 +101,7 @@ class AddSequence(msgspec.Struct, array_like=True, tag="add"):
     credit: int
     priority: int = 0
     deadline: float | None = None
+    forks: tuple[Fork, ...] = ()
 
 
 class Bind(msgspec.Struct, array_like=True, tag="bind"):
@@ -93,10 +111,17 @@ class Bind(msgspec.Struct, array_like=True, tag="bind"):
 
 
 class Start(msgspec.Struct, array_like=True, tag="start"):
-    """All blocks of a remote sequence are filled and verified: decode after `first_token`."""
+    """All blocks of a remote sequence are filled and verified: decode after `first_token`.
+
+    `fork_tokens` are the first tokens of its forks, as (seq_id, token). A beam search begins with
+    the likeliest first tokens instead, `top_ids` and `top_logprobs`.
+    """
 
     seq_id: int
     first_token: int
+    fork_tokens: tuple[tuple[int, int], ...] = ()
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
 
 
 class Credit(msgspec.Struct, array_like=True, tag="credit"):

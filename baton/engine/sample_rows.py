@@ -1,7 +1,7 @@
 """Which rows of logits a sequence's part of a step uses: prompt tokens to judge, tokens to sample.
 
 The logits after position p are about the token at position p + 1. Rows of a sequence are in the
-order of their positions, all its prompt rows first.
+order of their positions, all its prompt rows first; those of its forks come last.
 """
 
 from baton.engine.batch import SampleRow, TokenHistory
@@ -14,7 +14,9 @@ def rows_of(work: Work, first_row: int) -> list[SampleRow]:
     rows = _prompt_rows(work, first_row)
     if work.completes:
         last_row = first_row + work.num_new_tokens - 1
-        rows += [_sampled_row(work, last_row, ahead) for ahead in range(len(work.draft) + 1)]
+        for ahead in range(len(work.draft) + 1):
+            rows.append(_sampled_row(work.seq, last_row, work.draft[:ahead]))
+        rows += [_sampled_row(fork, last_row) for fork in work.forks]
     return rows
 
 
@@ -34,22 +36,17 @@ def _prompt_rows(work: Work, first_row: int) -> list[SampleRow]:
     ]
 
 
-def _sampled_row(work: Work, last_row: int, ahead: int) -> SampleRow:
-    """The row after the sequence's last token (0) or after its draft's first `ahead` tokens."""
-    seq = work.seq
+def _sampled_row(seq: Sequence, last_row: int, draft: tuple[int, ...] = ()) -> SampleRow:
+    """The row after the sequence's last token, which is token `last_row`, and then its draft."""
     request = seq.request
     history = None
     if request.sampling.needs_history:
-        history = _history(seq, work, ahead)
+        tokens = seq.tokens(0, seq.num_tokens)
+        history = TokenHistory(request.seq_id, tokens, seq.num_prompt_tokens, draft)
     return SampleRow(
-        last_row + ahead,
+        last_row + len(draft),
         request.sampling,
         request.choice,
-        seq.num_output_tokens + ahead,
+        seq.num_output_tokens + len(draft),
         history=history,
     )
-
-
-def _history(seq: Sequence, work: Work, ahead: int) -> TokenHistory:
-    tokens = seq.tokens(0, seq.num_tokens)
-    return TokenHistory(seq.request.seq_id, tokens, seq.num_prompt_tokens, work.draft[:ahead])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from baton.engine.batch import SampleRow
 from baton.engine.block_manager import BlockManager
+from baton.engine.choice_group import ChoiceGroup
 from baton.engine.chunk_policy import ChunkPolicy
 from baton.engine.sequence import Sequence, SequenceState
 
@@ -27,6 +28,8 @@ class Work:
     seq: Sequence
     num_new_tokens: int
     draft: tuple[int, ...] = ()
+    # Further choices that go on from the same logits: the step completes the prompt they wait for.
+    forks: list[Sequence] = field(default_factory=list)
     # What the step asks of the logits; set when the batch is built.
     rows: list[SampleRow] = field(default_factory=list)
 
@@ -115,7 +118,12 @@ class Scheduler:
     @property
     def num_batch_seqs(self) -> int:
         """Running sequences that are not parked."""
-        return sum(not seq.is_parked for seq in self.running.snapshot())
+        return sum(seq.num_places for seq in self.running.snapshot() if not seq.is_parked)
+
+    @property
+    def num_waiting_choices(self) -> int:
+        """Waiting sequences, and those that wait for their prompts."""
+        return sum(seq.num_choices for seq in self.waiting.snapshot())
 
     def wait(self, seq: Sequence) -> None:
         seq.state = SequenceState.WAITING
@@ -133,6 +141,15 @@ class Scheduler:
         elif seq.state is SequenceState.RUNNING:
             self.running.remove(seq)
 
+    def requeue(self, seq: Sequence) -> None:
+        """Take a running sequence's blocks: it waits, and is computed again."""
+        self.running.remove(seq)
+        self._manager.free(seq)
+        if seq.group is not None:
+            for beam in seq.group.beams:
+                self._manager.free(beam)
+        self.wait(seq)
+
     def schedule(self) -> StepPlan:
         """Choose the next step's work. Allocates blocks; starts and preempts sequences."""
         plan = StepPlan(self._max_step_tokens, self._max_num_seqs)
@@ -140,18 +157,22 @@ class Scheduler:
         for seq in running:
             if plan.is_full:
                 break
-            if seq.num_uncomputed_tokens == 1 and self._make_room(seq, plan):
-                plan.add(seq, 1)
+            if self._is_ready(seq, plan) and self._make_room(seq, plan):
+                for member in seq.members:
+                    plan.add(member, 1)
         plan.limit_prefill(self._chunks.max_prefill_tokens(num_decodes=len(plan.works)))
         for seq in running:
-            if plan.is_full:
-                break
-            if seq.num_uncomputed_tokens > 1 and seq.state is SequenceState.RUNNING:
-                self._add_chunk(seq, plan)
+            if seq.state is SequenceState.RUNNING:
+                for member in seq.members:
+                    if member.num_uncomputed_tokens > 1 and not plan.is_full:
+                        self._add_chunk(member, plan)
         if plan.num_preemptions == 0:
             self._start_waiting(plan)
             if self._num_blocks_awaited and not plan.works:
                 self._displace_parked(plan)
+        for work in plan.works:
+            if work.seq.group is not None and work.seq.group.search is None and work.completes:
+                self._admit_forks(work, work.seq.group)
         return plan
 
     def num_queued_prefill_tokens(self) -> int:
@@ -164,18 +185,22 @@ class Scheduler:
         self._num_blocks_awaited = 0
         num_active = self.num_batch_seqs if len(self.waiting) else 0
         for seq in self.waiting.snapshot():
-            if plan.is_full or num_active >= self._max_num_seqs:
+            if plan.is_full or num_active + seq.num_places > self._max_num_seqs:
                 break
             if seq.is_parked or (seq.judges_prompt and plan.num_judged_tokens_left == 0):
                 continue
             placement = self._manager.place(seq)
-            if not self._manager.can_take(placement, self._watermark()):
-                self._num_blocks_awaited = placement.num_free_needed
+            beams = seq.group.beams if seq.group is not None else ()
+            num_beside = sum(self._manager.num_blocks_beside(seq, beam) for beam in beams)
+            if not self._manager.can_take(placement, self._watermark() + num_beside):
+                self._num_blocks_awaited = placement.num_free_needed + num_beside
                 break
             self.waiting.remove(seq)
             self._manager.begin(seq, placement)
+            for beam in beams:
+                self._manager.begin_beside(seq, beam)
             self.run(seq)
-            num_active += 1
+            num_active += seq.num_places
             if not seq.was_started:
                 plan.started.append(seq)
             self._add_chunk(seq, plan)
@@ -187,10 +212,10 @@ class Scheduler:
         """
         parked = [seq for seq in self.running.snapshot() if seq.can_be_preempted]
         num_missing = self._num_blocks_awaited - self._manager.num_available_blocks
-        if sum(seq.table.num_blocks for seq in parked) < num_missing:
+        if self._manager.num_blocks_of(parked) < num_missing:
             return
         while parked and self._num_blocks_lacking() > 0:
-            self._preempt(parked.pop())
+            self.requeue(parked.pop())
             plan.num_preemptions += 1
 
     def _num_blocks_lacking(self) -> int:
@@ -199,7 +224,8 @@ class Scheduler:
 
     def _add_chunk(self, seq: Sequence, plan: StepPlan) -> None:
         """As much as the budget allows; a chunk that is not the last ends on a full block."""
-        num_tokens = min(seq.num_uncomputed_tokens, plan.num_tokens_left)
+        # Beams take their last token's step together.
+        num_tokens = min(seq.num_uncomputed_tokens - seq.is_beam, plan.num_tokens_left)
         if seq.judges_prompt:
             num_tokens = min(num_tokens, plan.num_judged_tokens_left)
             plan.num_judged_tokens_left -= num_tokens
@@ -210,17 +236,38 @@ class Scheduler:
             num_tokens -= num_past_block if num_past_block < num_tokens else 0
         plan.add(seq, num_tokens)
 
+    def _is_ready(self, seq: Sequence, plan: StepPlan) -> bool:
+        """Whether it only lacks its last token, and the step has places for all its members."""
+        if seq.num_uncomputed_tokens > 1:
+            return False
+        members = seq.members
+        is_ready = all(member.num_uncomputed_tokens == 1 for member in members)
+        return is_ready and len(members) <= min(plan.num_seqs_left, plan.num_tokens_left)
+
+    def _admit_forks(self, work: Work, group: ChoiceGroup) -> None:
+        """Let forks go on from the prompt that `work` completes, as far as there is room for them.
+
+        Each takes a place and a block. The others, and those without credit, queue.
+        """
+        work.forks = [fork for fork in group.forks if fork.credit > 0]
+        if work.seq.request.kind == "prefill":
+            return
+        num_places = self._max_num_seqs - self.num_batch_seqs
+        num_blocks = self._manager.num_available_blocks - self._watermark()
+        del work.forks[max(0, min(num_places, num_blocks)) :]
+
     def _make_room(self, seq: Sequence, plan: StepPlan) -> bool:
-        """A block for the sequence's next token; False when it had to give way itself."""
+        """Blocks for its members' next tokens; False when it had to give way itself."""
         if seq.state is not SequenceState.RUNNING:
             return False  # a more important one has just taken its blocks
-        while not self._manager.can_grow((seq,)):
+        while not self._manager.can_grow(seq.members):
             victim = self._choose_victim()
-            self._preempt(victim)
+            self.requeue(victim)
             plan.num_preemptions += 1
             if victim is seq:
                 return False
-        self._manager.grow(seq)
+        for member in seq.members:
+            self._manager.grow(member)
         return True
 
     def _choose_victim(self) -> Sequence:
@@ -229,14 +276,10 @@ class Scheduler:
         parked = [seq for seq in candidates if seq.is_parked]
         return (parked or candidates)[-1]
 
-    def _preempt(self, seq: Sequence) -> None:
-        self.running.remove(seq)
-        self._manager.free(seq)
-        self.wait(seq)
-
     def _watermark(self) -> int:
-        """One block for each sequence that may grow."""
-        return sum(seq.request.kind != "prefill" for seq in self.running.snapshot())
+        """One block for each sequence, or beam, that may grow."""
+        running = self.running.snapshot()
+        return sum(seq.num_places for seq in running if seq.request.kind != "prefill")
 
 
 def _rank(seq: Sequence) -> tuple[int, int]:

@@ -5,13 +5,20 @@ sequence whose last token is not in the cache yet has `num_tokens - num_computed
 compute: 1 for a decode, more for a prefill or a recomputation. All three are the same work.
 """
 
+from collections.abc import Collection
+from copy import copy
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baton.engine.messages import AddSequence
 from baton.wire.prefix_hash import split_hashes
+
+if TYPE_CHECKING:
+    from baton.engine.beam_search import BeamResult
+    from baton.engine.choice_group import ChoiceGroup
 
 _TOKEN = np.dtype("<u4")
 
@@ -24,6 +31,8 @@ class SequenceState(Enum):
     BOUND = auto()  # remote: has its blocks, which the front fills
     RUNNING = auto()
     HELD = auto()  # prefill: done, its blocks wait for Release
+    FORKING = auto()  # waits for the prompt that its group's leader computes; holds nothing
+    EMITTING = auto()  # its beam search is over: its tokens are known and wait for credit
     ENDED = auto()
 
 
@@ -64,6 +73,7 @@ class Sequence:
     __slots__ = (
         "_tokens",
         "credit",
+        "group",
         "hash_chain",
         "num_computed_tokens",
         "num_judged_tokens",
@@ -72,6 +82,7 @@ class Sequence:
         "num_tokens",
         "rank",
         "request",
+        "result",
         "state",
         "table",
         "was_started",
@@ -94,6 +105,10 @@ class Sequence:
         # Entry 0 is the root, entry i + 1 the hash of block i, as far as they are known.
         self.hash_chain = [root_hash, *split_hashes(request.block_hashes)]
         self.num_registered_blocks = 0
+        # Set while choices of the same request depend on one another.
+        self.group: ChoiceGroup | None = None
+        # What it emits when it is EMITTING.
+        self.result: BeamResult | None = None
         # Started was reported, or will never be: a remote sequence's prefill is elsewhere.
         self.was_started = request.kind == "remote"
 
@@ -114,8 +129,33 @@ class Sequence:
 
     @property
     def is_parked(self) -> bool:
-        """It has no credit for its next token."""
-        return self.num_tokens - self.num_prompt_tokens >= self.credit
+        """Neither it nor anybody who waits for its prompt has credit for the next token."""
+        if self.num_tokens - self.num_prompt_tokens < self.credit:
+            return False
+        return self.group is None or not self.group.has_credit
+
+    @property
+    def members(self) -> Collection["Sequence"]:
+        """What is computed for it: once its prompt is, its beams together; else itself."""
+        if self.group is None or not self.group.beams or self.num_uncomputed_tokens:
+            return (self,)
+        return self.group.beams
+
+    @property
+    def num_places(self) -> int:
+        """Places in the batch that it takes, or will."""
+        is_searching = self.request.kind != "prefill"
+        return max(1, self.request.sampling.beam_width) if is_searching else 1
+
+    @property
+    def num_choices(self) -> int:
+        """It, and those that wait for its prompt."""
+        return 1 if self.group is None else 1 + len(self.group.forks)
+
+    @property
+    def is_beam(self) -> bool:
+        """One hypothesis of a beam search."""
+        return self.group is not None and self.group.leader is not self
 
     @property
     def can_be_preempted(self) -> bool:
@@ -136,6 +176,13 @@ class Sequence:
             self._tokens = np.resize(self._tokens, 2 * self.num_tokens)
         self._tokens[self.num_tokens] = token
         self.num_tokens += 1
+
+    def branch(self) -> "Sequence":
+        """A copy with the same tokens and no blocks."""
+        twin = copy(self)
+        twin._tokens = self._tokens.copy()
+        twin.table = BlockTable()
+        return twin
 
     def __repr__(self) -> str:
         return (

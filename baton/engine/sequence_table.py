@@ -5,7 +5,13 @@ from collections.abc import Iterable
 from baton.engine.sequence import Sequence, SequenceState
 
 # The front may be reading or writing the blocks of the others: they end on its word alone.
-_EXPIRING_STATES = (SequenceState.WAITING, SequenceState.RUNNING, SequenceState.PROMISED)
+_EXPIRING_STATES = (
+    SequenceState.WAITING,
+    SequenceState.RUNNING,
+    SequenceState.PROMISED,
+    SequenceState.FORKING,
+    SequenceState.EMITTING,
+)
 
 
 class SequenceTable:
@@ -43,9 +49,10 @@ class SequenceTable:
 
     @property
     def num_not_started(self) -> int:
-        """Remote sequences that have a promise or blocks and will join the batch."""
+        """Places for remote sequences that have a promise or blocks and will join the batch."""
         states = (SequenceState.PROMISED, SequenceState.BOUND)
-        return sum(seq.state in states for seq in self._by_id.values())
+        joining = (seq for seq in self._by_id.values() if seq.state in states)
+        return sum(max(seq.num_places, seq.num_choices) for seq in joining)
 
     def all(self) -> Iterable[Sequence]:
         return self._by_id.values()

@@ -1,20 +1,19 @@
 """Takes a step's results: KV that is final from now on, and what its rows of logits brought."""
 
 from baton.engine.batch import RowLogprobs, StepResult
+from baton.engine.choices import Choices, Sampled
 from baton.engine.engine_state import EngineState
 from baton.engine.messages import Progress, TokenLogprobs
 from baton.engine.scheduler import Work
 from baton.engine.sequence import Sequence, SequenceState
 
-# What one sampled row brought.
-_Sampled = tuple[int, RowLogprobs | None]
-
 
 class StepCommit:
     """Of one engine."""
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: EngineState, choices: Choices) -> None:
         self._state = state
+        self._choices = choices
 
     def commit(self, works: list[Work], result: StepResult) -> None:
         """`works` ran with their rows, whose results `result` holds in order."""
@@ -27,14 +26,17 @@ class StepCommit:
             if seq.request.kind == "prefill":
                 progress = Progress(seq.request.seq_id, seq.num_computed_tokens)
                 self._state.events.progress.append(progress)
-            sampled: list[_Sampled] = []
+            sampled: list[Sampled] = []
             for row in work.rows:
                 token, token_logprobs = next(tokens), next(logprobs)
                 if row.forced_token >= 0:
                     self._take_judged(seq, token, token_logprobs)
                 else:
                     sampled.append((token, token_logprobs))
-            self._take_sampled(work, sampled)
+            if sampled and seq.group is not None:
+                self._choices.take_sampled(work, seq.group, sampled)
+            else:
+                self._take_sampled(work, sampled)
         assert next(tokens, None) is None, "more tokens than sample rows"
 
     def _take_judged(self, seq: Sequence, token: int, logprobs: RowLogprobs | None) -> None:
@@ -44,7 +46,7 @@ class StepCommit:
         self._state.events.prompt_logprobs.append(judged)
         seq.num_judged_tokens += 1
 
-    def _take_sampled(self, work: Work, sampled: list[_Sampled]) -> None:
+    def _take_sampled(self, work: Work, sampled: list[Sampled]) -> None:
         """The sampled token, then those that the draft had right."""
         seq, state = work.seq, self._state
         for index, (token, logprobs) in enumerate(sampled):

@@ -120,6 +120,13 @@ class FakeRunner:
                 return output
             states = [mix(state, token) for state in states]
 
+    def lone_logprobs(self, tokens: Iterable[int], row: SampleRow) -> RowLogprobs:
+        """What `row` must bring after these tokens."""
+        states = [mix(_LAYER_ROOT, layer) for layer in range(len(self.kv_spec.layers))]
+        for token in tokens:
+            states = [mix(state, token) for state in states]
+        return self.logprobs(states, row, self._sample(states, row))
+
     def _compute(self, batch: StepBatch, row: int) -> None:
         """Check one sequence's context and store its new slots."""
         start, end = batch.query_starts[row], batch.query_starts[row + 1]
