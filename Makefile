@@ -13,7 +13,7 @@ ARGS ?=
 export BATON_PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status test test-long test-oldest check fmt protos clean
+.PHONY: help setup up down status test test-long test-oldest bench bench-peers check fmt protos clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,12 @@ test-oldest: $(OLDEST_VENV)/.installed ## the models' tests on the oldest suppor
 
 $(OLDEST_VENV)/.installed: pyproject.toml constraints.txt tools/setup.sh Makefile
 	@tools/setup.sh $(OLDEST_VENV) $(OLDEST)
+
+bench: $(KERNELS) ## the engine beside its peers (ARGS="--quick"; see docs/benchmarks)
+	@$(VENV)/bin/baton bench engine $(ARGS)
+
+bench-peers: $(INSTALLED) ## install the peers that `make bench` compares with
+	@PYTHON=$(CURDIR)/$(PYTHON) tools/bench_peers.sh
 
 check: $(INSTALLED) ## format, lint, types, import contracts, generated code: in seconds
 	@tools/check.sh $(VENV)

@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 
-from baton.cli import keys, stack, trace, up
+from baton.cli import bench, keys, stack, trace, up
 from baton.localstack.home import AlreadyRunning, HomeNotWritable
 from baton.localstack.models import ModelNotFound
 from baton.localstack.ports import PortTaken
@@ -21,6 +21,7 @@ _REFUSALS = (
     PortTaken,
     RegistryError,
     StartFailed,
+    bench.BadBenchOption,
     stack.NotRunning,
     up.NotEnoughMemory,
 )
@@ -30,7 +31,7 @@ def main() -> None:
     """Entry point of the console script."""
     parser = argparse.ArgumentParser(prog="baton", description="Disaggregated LLM serving")
     commands = parser.add_subparsers(dest="command", required=True)
-    for module in (up, stack, keys, trace):
+    for module in (up, stack, keys, trace, bench):
         module.add_parsers(commands)
     arguments = parser.parse_args()
     try:

@@ -1,0 +1,1 @@
+"""Benchmarks of Baton beside its peers: same work, same machine, one run. See docs/benchmarks."""

@@ -1,0 +1,1 @@
+"""What the peers' own Pythons run; imports nothing of Baton."""

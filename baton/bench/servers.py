@@ -1,0 +1,130 @@
+"""Starts what is measured through HTTP: the whole local stack with one worker, and vLLM's server.
+
+Both get the same threads, pool and model; a server is ready when it says so itself.
+"""
+
+import shutil
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from baton.bench.contenders import (
+    BATON,
+    POOL_NAME,
+    Parity,
+    clean_environment,
+    vllm_command,
+    vllm_environment,
+)
+from baton.bench.machine import process_tree, tree_memory_bytes
+from baton.bench.measured_process import MeasuredProcess, put_ahead
+from baton.localstack.home import Home
+from baton.localstack.ports import LOOPBACK, free_ports
+
+_START_TIMEOUT_S = 600.0
+_POLL_S = 0.02
+# Waiting for a place in a full batch is what a benchmark wants to see, not a refusal.
+_PATIENCE = {"BATON_GATEWAY_FIRST_TOKEN_S": "600", "BATON_GATEWAY_TOKEN_GAP_S": "600"}
+
+
+@dataclass(slots=True)
+class Server:
+    """A server that runs. `ready_s`: from its start until it said that it serves."""
+
+    name: str
+    process: MeasuredProcess
+    started_at: float
+    ready_s: float = 0.0
+    base_url: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    model: str = ""
+    on_stop: Callable[[], None] = lambda: None
+
+    def memory_bytes(self, parity: Parity) -> dict[str, int]:
+        """Resident bytes of all its processes, and those of the KV pool among them."""
+        all_bytes, pool_bytes = tree_memory_bytes(self.process.pid, POOL_NAME)
+        # vLLM's pool has no name, and is touched as a whole when it is made.
+        reserved = 0 if self.name == BATON else parity.kv_bytes
+        return {"memory_bytes": all_bytes, "pool_bytes": pool_bytes or reserved}
+
+    def stop(self) -> None:
+        self.process.stop()
+        self.on_stop()
+
+
+def start_server(name: str, model: Path, parity: Parity, log: Path) -> Server:
+    """Start a server and wait until it is ready. Raises RunnerFailed."""
+    server, is_ready = (_start_baton if name == BATON else _start_vllm)(model, parity, log)
+    try:
+        while not is_ready():
+            waited_s = time.perf_counter() - server.started_at
+            if server.process.process.poll() is not None or waited_s > _START_TIMEOUT_S:
+                raise server.process.failure()
+            time.sleep(_POLL_S)
+    except BaseException:
+        server.stop()
+        raise
+    server.ready_s = time.perf_counter() - server.started_at
+    for process in process_tree(server.process.pid):
+        put_ahead(process.pid)
+    return server
+
+
+def _start_baton(model: Path, parity: Parity, log: Path) -> tuple[Server, Callable[[], bool]]:
+    folder = Path(tempfile.mkdtemp(prefix="baton-bench-"))
+    home = Home(folder / "home")
+    options = {
+        "--aggregated": 1,
+        "--model": model,
+        "--dtype": parity.dtype,
+        "--threads": parity.num_threads,
+        "--kv-memory": parity.kv_bytes,
+        "--port": 0,
+    }
+    words = [str(word) for pair in options.items() for word in pair]
+    environment = {**clean_environment(), **_PATIENCE, "BATON_HOME": str(home.root)}
+    started_at = time.perf_counter()
+    process = MeasuredProcess([sys.executable, "-m", "baton.cli", "up", *words], log, environment)
+    server = Server(BATON, process, started_at, model=model.name)
+    server.on_stop = lambda: shutil.rmtree(folder, ignore_errors=True)
+
+    def is_ready() -> bool:
+        state = home.read_state()
+        if state is None or not state.ready:
+            return False
+        server.base_url = state.base_url
+        server.headers = {"Authorization": f"Bearer {home.read_dev_env()['API_KEY']}"}
+        return True
+
+    return server, is_ready
+
+
+def _start_vllm(model: Path, parity: Parity, log: Path) -> tuple[Server, Callable[[], bool]]:
+    port = free_ports(1)[0]
+    options = {
+        "--host": LOOPBACK,
+        "--port": port,
+        "--dtype": parity.dtype,
+        "--max-model-len": 2048,
+        "--served-model-name": model.name,
+    }
+    words = [str(word) for pair in options.items() for word in pair]
+    argv = [vllm_command(), "serve", str(model), *words, "--no-enable-log-requests"]
+    environment = {**clean_environment(), **vllm_environment(parity)}
+    started_at = time.perf_counter()
+    server = Server("vllm", MeasuredProcess(argv, log, environment), started_at, model=model.name)
+    server.base_url = f"http://{LOOPBACK}:{port}/v1"
+    return server, lambda: _answers(f"http://{LOOPBACK}:{port}/health")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1.0):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False

@@ -1,0 +1,125 @@
+"""`baton bench engine`: the engine beside its peers, as a table and as JSON lines."""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from baton.system.byte_size import parse_bytes
+
+_BEGIN, _END = "<!-- bench:begin -->", "<!-- bench:end -->"
+_QUICK_MODELS, _QUICK_BATCHES = "tiny", "1,8"
+_MODELS, _BATCHES = "tiny,small", "1,8,32"
+
+
+class BadBenchOption(Exception):
+    """The message names the option."""
+
+
+def add_parsers(commands: Any) -> None:
+    bench = commands.add_parser("bench", help="benchmarks")
+    kinds = bench.add_subparsers(dest="kind", required=True)
+    engine = kinds.add_parser("engine", help="speed beside vLLM and transformers on this machine")
+    help_text = "machine, core, offline, served (default: all)"
+    engine.add_argument("--part", default="machine,core,offline,served", help=help_text)
+    help_text = f"models to make and run ({_MODELS}; also: nano)"
+    engine.add_argument("--model", default=_MODELS, metavar="A,B", help=help_text)
+    help_text = f"batch sizes and concurrencies ({_BATCHES})"
+    engine.add_argument("--batch", default=_BATCHES, metavar="N,M", help=help_text)
+    help_text = "baton, vllm, transformers, transformers-continuous (default: what is installed)"
+    engine.add_argument("--engine", default="", metavar="A,B", help=help_text)
+    engine.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of a cell (3)")
+    help_text = "requests per connection of a served run (10)"
+    engine.add_argument("--requests", type=int, default=10, metavar="N", help=help_text)
+    help_text = "at most so many requests in a served run (320)"
+    engine.add_argument("--max-requests", type=int, default=320, metavar="N", help=help_text)
+    engine.add_argument("--threads", type=int, default=2, metavar="N", help="CPU threads (2)")
+    engine.add_argument("--kv-memory", default="4GiB", metavar="SIZE", help="KV pool (4GiB)")
+    help_text = f"minutes: {_QUICK_MODELS} at {_QUICK_BATCHES}, fewer rounds and requests"
+    engine.add_argument("--quick", action="store_true", help=help_text)
+    help_text = "folder for models and logs (~/.cache/baton-bench)"
+    engine.add_argument("--cache", type=Path, metavar="FOLDER", help=help_text)
+    help_text = "append JSON lines here (default: a new file in the cache folder)"
+    engine.add_argument("--output", type=Path, metavar="FILE", help=help_text)
+    help_text = "measure nothing; render these results"
+    engine.add_argument("--report", type=Path, nargs="+", metavar="FILE", help=help_text)
+    help_text = "with --report: put the tables between the marks of this Markdown file"
+    engine.add_argument("--into", type=Path, metavar="FILE", help=help_text)
+    engine.set_defaults(run=_engine)
+
+
+def _engine(arguments: argparse.Namespace) -> int:
+    # Imported here: other commands need none of it.
+    from baton.bench.engine_bench import read_records, run_bench
+    from baton.bench.report import render
+
+    if not arguments.report:
+        options = _options(arguments)
+        name = time.strftime("engine-%Y%m%d-%H%M%S.jsonl")
+        output = arguments.output or options.cache / "results" / name
+        run_bench(options, output, lambda line: print(line, flush=True))
+        print(f"\nJSON lines: {output}\n")
+        arguments.report = [output]
+    text = render(read_records(arguments.report))
+    if arguments.into:
+        arguments.into.write_text(replace_between_marks(arguments.into.read_text(), text))
+    else:
+        print(text)
+    return 0
+
+
+def replace_between_marks(document: str, text: str) -> str:
+    """The document with what lies between its marks replaced. Raises BadBenchOption."""
+    before, begin, rest = document.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise BadBenchOption(f"--into: the file has no {_BEGIN} and {_END}")
+    return f"{before}{begin}\n{text}{end}{after}"
+
+
+def _options(arguments: argparse.Namespace) -> Any:
+    from baton.bench.contenders import Parity
+    from baton.bench.engine_bench import PARTS, BenchOptions
+    from baton.bench.models import SHAPES, cache_folder
+
+    if arguments.quick:
+        _make_quick(arguments)
+    batches = _words("--batch", arguments.batch)
+    if not all(batch.isdigit() and int(batch) for batch in batches):
+        raise BadBenchOption(f"--batch {arguments.batch!r}: say numbers from 1 on, as in 1,8")
+    return BenchOptions(
+        parts=_words("--part", arguments.part, PARTS),
+        models=_words("--model", arguments.model, tuple(SHAPES)),
+        batches=tuple(int(batch) for batch in batches),
+        engines=_words("--engine", arguments.engine),
+        num_rounds=arguments.rounds,
+        requests_per_client=arguments.requests,
+        max_requests=arguments.max_requests,
+        parity=Parity(arguments.threads, _bytes("--kv-memory", arguments.kv_memory)),
+        cache=arguments.cache or cache_folder(),
+    )
+
+
+def _make_quick(arguments: argparse.Namespace) -> None:
+    """Smaller values for what was not asked for otherwise."""
+    if arguments.model == _MODELS:
+        arguments.model = _QUICK_MODELS
+    if arguments.batch == _BATCHES:
+        arguments.batch = _QUICK_BATCHES
+    arguments.rounds = min(arguments.rounds, 2)
+    arguments.requests = min(arguments.requests, 3)
+
+
+def _bytes(option: str, text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise BadBenchOption(f"{option} {error}") from None
+
+
+def _words(option: str, text: str, allowed: tuple[str, ...] = ()) -> tuple[str, ...]:
+    words = tuple(word for word in text.split(",") if word)
+    for word in words:
+        if allowed and word not in allowed:
+            raise BadBenchOption(f"{option} {word!r}: is none of {', '.join(allowed)}")
+    return words
