@@ -164,9 +164,9 @@ class ChoiceLives(RuleBasedStateMachine):
         self.aborted |= set(seq_ids)
         request = self.request_of[seq_ids[0]]
         self.step_decode(*[Abort(seq_id) for seq_id in seq_ids])
-        if not self.live & request.choices.keys():
-            if self.handoffs.pop(request.add.seq_id, None) is not None:
-                self.step_prefill(*[Release(seq_id) for seq_id in request.choices])
+        is_over = not self.live & request.choices.keys()
+        if is_over and self.handoffs.pop(request.add.seq_id, None) is not None:
+            self.step_prefill(*[Release(seq_id) for seq_id in request.choices])
 
     def step_decode(self, *commands: Command) -> None:
         events = self.decode.step(*commands)
