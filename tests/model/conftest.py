@@ -13,6 +13,7 @@ from baton.engine.engine import Engine, EngineConfig
 from baton.engine.messages import AddSequence, SamplingParams, StepEvents
 from baton.engine.model.load import LoadedModel, LoadOptions, load_model
 from baton.engine.model.torch_runner import TorchRunner
+from baton.engine.runner import Runner
 from baton.system.clock import SystemClock
 from baton.testing.tiny_models import REFUSED, SERVED, VOCAB_SIZE, make_model
 from baton.wire.prefix_hash import block_hashes, root_hash
@@ -111,13 +112,20 @@ def prompts() -> list[list[int]]:
 
 
 class EngineDriver:
-    """A real Engine with a TorchRunner, stepped by hand until nothing is left to do."""
+    """A real Engine, by default with a TorchRunner, stepped by hand until nothing is left to do."""
 
-    def __init__(self, loaded: LoadedModel, *, num_blocks: int = 64, max_step_tokens: int) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        num_blocks: int = 64,
+        max_step_tokens: int,
+        runner: Runner | None = None,
+    ) -> None:
         self.spec = loaded.kv_spec
         self.pool = memoryview(bytearray(num_blocks * self.spec.row_bytes))
         self.fingerprint = loaded.fingerprint
-        runner = TorchRunner(loaded)
+        runner = runner or TorchRunner(loaded)
         runner.bind_pool(self.pool)
         config = EngineConfig(
             loaded.fingerprint, "tiny", "local", num_blocks, 8, max_step_tokens=max_step_tokens

@@ -6,6 +6,7 @@ values, or looks across the batch, differs grossly, and is refused rather than s
 """
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from baton.engine.messages import SamplingParams
 from baton.engine.model.attention import PAGED
 from baton.engine.model.load import LoadedModel
 from baton.engine.model.refusal import LoadError, one_line_errors
-from baton.engine.model.torch_runner import TorchRunner
 
 # Query tokens of each sequence, step by step.
 _CHUNKS = ((9, 1, 12, 1), (1, 11, 1, 4))
@@ -27,7 +27,17 @@ _MAX_DIFFERENCE = {"float32": 1e-3, "bfloat16": 0.3, "float16": 0.3}
 _ROW = SamplingParams(max_tokens=1)
 
 
-def check_model(loaded: LoadedModel, runner: TorchRunner) -> None:
+class CheckedRunner(Protocol):
+    """A Runner that also tells its logits."""
+
+    def bind_pool(self, pool: memoryview) -> None:
+        """As in Runner."""
+
+    def logits(self, batch: StepBatch) -> torch.Tensor:
+        """Float32 logits of the batch's sample rows, on the model's device."""
+
+
+def check_model(loaded: LoadedModel, runner: CheckedRunner) -> None:
     """Raises LoadError when the results differ. Uses a small pool of its own for a moment."""
     with one_line_errors(loaded.source.name):
         difference = _difference(loaded, runner)
@@ -38,7 +48,7 @@ def check_model(loaded: LoadedModel, runner: TorchRunner) -> None:
         )
 
 
-def _difference(loaded: LoadedModel, runner: TorchRunner) -> float:
+def _difference(loaded: LoadedModel, runner: CheckedRunner) -> float:
     """The largest difference of any row, in standard deviations of its logits; NaN is kept."""
     sequences = _sequences(loaded)
     expected = [_own_logits(loaded, tokens) for tokens in sequences]
@@ -64,9 +74,10 @@ def _sequences(loaded: LoadedModel) -> list[NDArray[np.int64]]:
 def _own_logits(loaded: LoadedModel, tokens: NDArray[np.int64]) -> torch.Tensor:
     """Float32 logits after each token by transformers' eager attention, `[num_tokens, vocab]`."""
     loaded.model.set_attn_implementation("eager")
+    device = loaded.model.device
     output = loaded.model(
-        input_ids=torch.from_numpy(tokens)[None],
-        position_ids=torch.arange(len(tokens))[None],
+        input_ids=torch.from_numpy(tokens)[None].to(device),
+        position_ids=torch.arange(len(tokens), device=device)[None],
         use_cache=False,
     )
     loaded.model.set_attn_implementation(PAGED)

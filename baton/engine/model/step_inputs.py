@@ -41,7 +41,7 @@ class StepInputs:
             "token_ids": tokens,
             "positions": tokens,
             "slots": tokens,
-            "logit_rows": tokens,
+            "logit_rows": tokens + seqs,
             "query_starts": seqs + 1,
             "context_lens": seqs,
             "table_starts": seqs + 1,
@@ -49,8 +49,10 @@ class StepInputs:
         starts = list(accumulate((_aligned(size) for size in sizes.values()), initial=0))
         self._tables_start = starts[-1]
         num_values = self._tables_start + seqs * limits.max_blocks_per_seq
-        self._host = torch.zeros(num_values, dtype=torch.int32, pin_memory=device.type == "cuda")
+        is_gpu = device.type == "cuda"
+        self._host = torch.zeros(num_values, dtype=torch.int32, pin_memory=is_gpu)
         self._device = torch.zeros(num_values, dtype=torch.int32, device=device)
+        self._copied = torch.cuda.Event() if is_gpu else None  # type: ignore[no-untyped-call]
         places = dict(zip([*sizes, "tables"], starts, strict=True))
         self._arrays = {name: self._host.numpy()[start:] for name, start in places.items()}
         self._tensors = {name: self._device[start:] for name, start in places.items()}
@@ -62,15 +64,15 @@ class StepInputs:
     def fill(self, batch: StepBatch, logit_rows: NDArray[np.int64], num_padded: int = 0) -> None:
         """Pack `batch` and start the copy. `logit_rows` are flat tokens whose logits are wanted.
 
-        `num_padded` more sequences of one token each are added. The buffer must not be in use by an
-        earlier step any more: its results were read.
+        `num_padded` more sequences of one token each are added.
         """
+        if self._copied is not None:
+            self._copied.synchronize()  # the last step's copy may still be reading
         num_seqs, num_tokens = len(batch.context_lens), len(batch.token_ids)
         counts = np.diff(batch.query_starts)
         self.num_seqs, self.num_tokens = num_seqs + num_padded, num_tokens + num_padded
-        self.min_queries, self.max_queries = int(counts.min()), int(counts.max())
-        if num_padded:
-            self.min_queries = 1
+        self.min_queries = 1 if num_padded else int(counts.min())
+        self.max_queries = int(counts.max(initial=1))
         self._put("token_ids", batch.token_ids, num_padded, 0)
         self._put("positions", batch.positions, num_padded, 0)
         self._put("slots", self._slots(batch, counts), num_padded, NO_SLOT)
@@ -81,6 +83,15 @@ class StepInputs:
         self._put("context_lens", batch.context_lens, num_padded, 0)
         num_used = self._fill_tables(batch, num_padded)
         self._device[:num_used].copy_(self._host[:num_used], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+    def fill_padding(self, num_seqs: int) -> None:
+        """A step of nothing but padding: decode tokens that store and see nothing."""
+        nothing, none = np.empty(0, np.int64), np.empty(0, np.int32)
+        tables = np.empty((0, 0), np.int32)
+        batch = StepBatch(0, nothing, nothing, np.zeros(1, np.int32), none, tables, [], [])
+        self.fill(batch, nothing, num_seqs)
 
     def _put(self, name: str, values: NDArray[np.generic], num_padded: int, padding: int) -> None:
         target = self._arrays[name]

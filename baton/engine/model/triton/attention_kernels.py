@@ -161,7 +161,7 @@ def _store_rows(to_ptr, places, is_row, rows, DIM: tl.constexpr, PAD: tl.constex
     tl.store(to, rows.to(to_ptr.dtype.element_ty), mask=is_row[:, None] & (dims < DIM)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs", "window"])
 def paged_attention_kernel(
     query_ptr, key_pool_ptr, value_pool_ptr, sinks_ptr, output_ptr, partials_ptr, stats_ptr,
     query_starts_ptr, context_lens_ptr, table_starts_ptr, tables_ptr, num_seqs,

@@ -1,0 +1,146 @@
+"""Runs one batch on a GPU: the `engine.Runner` of a model whose weights and cache lie there.
+
+A step is one copy of its inputs, one forward pass, one small copy of the tokens back. Pure decode
+steps are padded to a fixed size and replayed as a CUDA graph, from embedding to greedy tokens;
+steps with prefill chunks run as they are. Tokens are chosen on the device: logits never leave it.
+With a CPU as its device it is the same program without graphs, which is how it is tested.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from baton.engine.batch import SampleRow, StepBatch, StepResult
+from baton.engine.model.attention import attach
+from baton.engine.model.decode_graphs import DecodeGraphs, graph_sizes
+from baton.engine.model.kv_pool import KVPool
+from baton.engine.model.load import LoadedModel
+from baton.engine.model.logit_edits import is_edited
+from baton.engine.model.logprobs import num_asked
+from baton.engine.model.row_sampler import RowSampler
+from baton.engine.model.step_inputs import StepInputs, StepLimits
+from baton.engine.model.triton.attention import TritonAttention, Tuning
+from baton.wire.kv_spec import KVSpec
+
+
+class _DecodeOutputs(NamedTuple):
+    """Where decode steps leave their results; graphs write there whatever their size."""
+
+    logits: torch.Tensor  # float32 [max_seqs, num_logits]
+    greedy: torch.Tensor  # int64 [max_seqs], the likeliest tokens
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, max_seqs: int, device: torch.device) -> "_DecodeOutputs":
+        layer: Any = loaded.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        num_logits = loaded.vocab_size if layer is None else layer.weight.shape[0]
+        return cls(
+            torch.empty(max_seqs, num_logits, device=device),
+            torch.empty(max_seqs, dtype=torch.int64, device=device),
+        )
+
+
+class GpuRunner:
+    """A loaded model on a device; `bind_pool` comes before the first `run`."""
+
+    kv_spec: KVSpec
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        limits: StepLimits,
+        device: torch.device,
+        tuning: Tuning | None = None,
+    ) -> None:
+        """Takes over `loaded.model` and moves it to the device."""
+        self.kv_spec = loaded.kv_spec
+        self.vocab_size = loaded.vocab_size
+        self.max_model_len = loaded.max_model_len
+        self.eos_token_ids = loaded.eos_token_ids
+        self._model = loaded.model.to(device)  # type: ignore[arg-type]
+        self._sampler = RowSampler(loaded.eos_token_ids)
+        self._inputs = StepInputs(limits, loaded.kv_spec.block_size, device)
+        self._backend = TritonAttention(self._inputs, tuning)
+        attach(loaded.attention_modules, self._backend)
+        self._outputs = _DecodeOutputs.of(loaded, limits.max_seqs, device)
+        sizes = graph_sizes(limits.max_seqs)
+        self._graphs = DecodeGraphs(sizes, device, self._decode, self._inputs.fill_padding)
+
+    def bind_pool(self, pool: memoryview) -> None:
+        """Make a cache of that size on the device.
+
+        `pool` itself stays as it is: no block that this runner computes is ever seen there.
+        """
+        data = torch.zeros(len(pool), dtype=torch.uint8, device=self._outputs.logits.device)
+        self._pool = KVPool(self.kv_spec, data)
+        self._backend.bind(self._pool)
+        self._graphs.clear()
+
+    @torch.inference_mode()
+    def capture_graphs(self, sizes: list[int] | None = None) -> None:
+        """Capture decode steps over the pool that is bound now; until then they run as they are.
+
+        Raises RuntimeError when the model does something that cannot be captured.
+        """
+        self._graphs.capture(sizes)
+
+    @torch.inference_mode()
+    def run(self, batch: StepBatch) -> StepResult:
+        for source, target in batch.block_copies:
+            self._pool.copy_block(source, target)
+        if batch.masks is not None:
+            batch.masks.start()
+        logits, greedy = self._compute(batch)
+        rows = batch.sample_rows
+        if all(map(_is_plain_greedy, rows)):
+            return StepResult(greedy.cpu().numpy())
+        masks = None if batch.masks is None else batch.masks.result()
+        return self._sampler.result(logits, rows, masks)
+
+    @torch.inference_mode()
+    def logits(self, batch: StepBatch) -> torch.Tensor:
+        """Compute the batch; float32 logits of its `sample_rows`, on the device, used up soon."""
+        return self._compute(batch)[0]
+
+    def _compute(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits and likeliest token of each of `sample_rows`."""
+        rows = np.array([row.token_row for row in batch.sample_rows], dtype=np.int64)
+        num_seqs, num_tokens = len(batch.context_lens), len(batch.token_ids)
+        size = self._graphs.size_for(num_seqs) if num_seqs == num_tokens else None
+        if size is None:
+            self._inputs.fill(batch, rows)
+            logits = self._forward(num_tokens, self._inputs["logit_rows"][: len(rows)].long())
+            return logits.float(), logits.argmax(-1)
+        self._inputs.fill(batch, rows, size - num_seqs)
+        self._graphs.run(size)
+        logits, greedy = self._outputs
+        if np.array_equal(rows, np.arange(len(rows))):
+            return logits[: len(rows)], greedy[: len(rows)]
+        wanted = self._inputs["logit_rows"][: len(rows)].long()
+        return logits[wanted], greedy[wanted]
+
+    def _decode(self, size: int) -> None:
+        """One token of `size` sequences, into the outputs."""
+        logits, greedy = self._outputs
+        logits[:size] = self._forward(size, 0)
+        torch.argmax(logits[:size], -1, out=greedy[:size])
+
+    def _forward(self, num_tokens: int, logits_to_keep: int | torch.Tensor) -> torch.Tensor:
+        """Logits `[num_rows, num_logits]` of what the inputs hold, in the model's dtype."""
+        output = self._model(
+            input_ids=self._inputs["token_ids"][:num_tokens].long()[None],
+            position_ids=self._inputs["positions"][:num_tokens].long()[None],
+            use_cache=False,
+            logits_to_keep=logits_to_keep,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+
+def _is_plain_greedy(row: SampleRow) -> bool:
+    """Whether the row wants the likeliest token and nothing else."""
+    is_greedy = row.params.temperature <= 0.0 and row.forced_token < 0
+    return is_greedy and not is_edited(row) and num_asked(row) < 0

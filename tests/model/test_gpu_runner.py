@@ -1,0 +1,107 @@
+"""GpuRunner says what the model says by itself: on a GPU, else as the same program on the CPU."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from baton.engine.batch import SampleRow, StepBatch
+from baton.engine.messages import SamplingParams
+from baton.engine.model.gpu_runner import GpuRunner
+from baton.engine.model.load import LoadOptions, load_model
+from baton.engine.model.self_check import check_model
+from baton.engine.model.step_inputs import StepLimits
+from baton.engine.model.triton.attention import Tuning
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+LIMITS = StepLimits(max_tokens=64, max_seqs=6, max_blocks_per_seq=12)
+NUM_BLOCKS = 24
+SMALL = {"num_hidden_layers": 1}
+
+
+# The interpreter takes milliseconds for each program of a kernel, even for one without work.
+FEW_PROGRAMS = Tuning(num_segments=2, min_segment_keys=16)
+
+
+@pytest.fixture
+def load(model_folder):
+    """A model of its own for each test: the runner moves it to the device."""
+
+    def load(name, **changes):
+        loaded = load_model(str(model_folder(name, **changes)), LoadOptions(dtype="float32"))
+        return loaded, GpuRunner(loaded, LIMITS, DEVICE, FEW_PROGRAMS)
+
+    return load
+
+
+# Sinks and windows; softcap; K dim != V dim; 7 query heads to a KV head are in the kernel's tests.
+@pytest.mark.parametrize("name", ["gpt-oss", "gemma2", "deepseek-v3"])
+def test_a_model_gives_its_own_logits_through_the_paged_kernels(name, load):
+    loaded, runner = load(name)
+    check_model(loaded, runner)
+
+
+def test_greedy_output_of_a_batch_equals_generate(load, load_tiny, drive, prompts, greedy_sampling):
+    _, reference = load_tiny("qwen3", **SMALL)
+    loaded, runner = load("qwen3", **SMALL)
+    driver = drive(loaded, max_step_tokens=32, runner=runner)
+    driver.run([driver.request(i, p, greedy_sampling(4)) for i, p in enumerate(prompts)])
+    for index, prompt in enumerate(prompts):
+        reference.assert_same(prompt, reference.generate(prompt, 4), driver.tokens[index])
+
+
+def test_sampled_output_is_the_same_as_on_the_cpu(load, load_tiny, drive, prompts):
+    sampling = [
+        SamplingParams(max_tokens=2, temperature=0.9, seed=5, ignore_eos=True),
+        SamplingParams(max_tokens=2, temperature=1.1, top_p=0.8, seed=6, ignore_eos=True),
+        SamplingParams(max_tokens=2, presence_penalty=1.0, num_logprobs=2, ignore_eos=True),
+    ]
+    ours, runner = load("qwen3", **SMALL)
+    drivers = [
+        drive(ours, max_step_tokens=32, runner=runner),
+        drive(load_tiny("qwen3", **SMALL)[0], max_step_tokens=32),
+    ]
+    for driver in drivers:
+        requests = zip(prompts, sampling, strict=True)
+        driver.run([driver.request(i, p, params) for i, (p, params) in enumerate(requests)])
+    assert drivers[0].tokens == drivers[1].tokens
+
+
+def test_a_decode_step_runs_at_the_next_size_and_rows_come_in_their_order(load):
+    loaded, runner = load("llama", **SMALL)
+    runner.bind_pool(memoryview(bytearray(NUM_BLOCKS * loaded.kv_spec.row_bytes)))
+    sizes = []
+    forward = runner._graphs._forward
+    runner._graphs._forward = lambda size: (sizes.append(size), forward(size))
+    all_rows = runner.run(decode_batch([0, 1, 2])).tokens.tolist()
+    some_rows = runner.run(decode_batch([2, 0])).tokens.tolist()
+    assert some_rows == [all_rows[2], all_rows[0]]
+    assert sizes == [4, 4]
+
+
+def test_copied_blocks_are_copied_before_the_step(load):
+    loaded, runner = load("llama", **SMALL)
+    runner.bind_pool(memoryview(bytearray(NUM_BLOCKS * loaded.kv_spec.row_bytes)))
+    runner.run(decode_batch([0]))
+    before = runner._pool.rows[0].clone()
+    batch = decode_batch([0])
+    batch.block_copies = [(0, 20), (20, 21)]
+    runner.run(batch)
+    assert before.any()
+    assert torch.equal(runner._pool.rows[21], before)
+
+
+def decode_batch(token_rows):
+    """Three sequences of one token each, in a block of their own."""
+    greedy = SamplingParams(max_tokens=1)
+    return StepBatch(
+        step=1,
+        token_ids=np.array([5, 6, 7]),
+        positions=np.zeros(3, np.int64),
+        query_starts=np.arange(4, dtype=np.int32),
+        context_lens=np.ones(3, np.int32),
+        block_tables=np.array([[0], [1], [2]], np.int32),
+        seq_ids=[0, 1, 2],
+        sample_rows=[SampleRow(row, greedy, 0, 0) for row in token_rows],
+    )
