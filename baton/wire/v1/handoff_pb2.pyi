@@ -120,7 +120,7 @@ class PrefillHello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., model_fp: _Optional[str] = ..., kv_spec: _Optional[_Union[KvSpec, _Mapping]] = ..., tp_rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., transport: _Optional[str] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("xfer_id", "request_id", "epoch", "choice", "capability", "prompt_ids", "num_prompt_tokens", "block_hashes", "cache_key", "first_missing_block", "sampling", "emitted_ids", "deadline_ms", "traceparent", "priority")
+    __slots__ = ("xfer_id", "request_id", "epoch", "choice", "capability", "prompt_ids", "num_prompt_tokens", "block_hashes", "cache_key", "first_missing_block", "sampling", "emitted_ids", "deadline_ms", "traceparent", "priority", "fork_choices")
     XFER_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +136,7 @@ class Prefill(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    FORK_CHOICES_FIELD_NUMBER: _ClassVar[int]
     xfer_id: int
     request_id: str
     epoch: int
@@ -151,7 +152,8 @@ class Prefill(_message.Message):
     deadline_ms: int
     traceparent: str
     priority: int
-    def __init__(self, xfer_id: _Optional[int] = ..., request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., choice: _Optional[int] = ..., capability: _Optional[bytes] = ..., prompt_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., block_hashes: _Optional[bytes] = ..., cache_key: _Optional[bytes] = ..., first_missing_block: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., emitted_ids: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+    fork_choices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, xfer_id: _Optional[int] = ..., request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., choice: _Optional[int] = ..., capability: _Optional[bytes] = ..., prompt_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., block_hashes: _Optional[bytes] = ..., cache_key: _Optional[bytes] = ..., first_missing_block: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., emitted_ids: _Optional[bytes] = ..., deadline_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., priority: _Optional[int] = ..., fork_choices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PrefillPart(_message.Message):
     __slots__ = ("xfer_id", "prompt_ids", "block_hashes")
@@ -208,20 +210,32 @@ class TransferRefused(_message.Message):
     def __init__(self, xfer_id: _Optional[int] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class FirstTokens(_message.Message):
-    __slots__ = ("xfer_id", "token_id", "logprobs", "num_cached_tokens", "stages", "finish_reason")
+    __slots__ = ("xfer_id", "token_id", "logprobs", "num_cached_tokens", "stages", "finish_reason", "forks")
     XFER_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    FORKS_FIELD_NUMBER: _ClassVar[int]
     xfer_id: int
     token_id: int
     logprobs: _worker_pb2.TokenLogprobs
     num_cached_tokens: int
     stages: _containers.RepeatedCompositeFieldContainer[_failure_pb2.StageTime]
     finish_reason: str
-    def __init__(self, xfer_id: _Optional[int] = ..., token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_worker_pb2.TokenLogprobs, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[_failure_pb2.StageTime, _Mapping]]] = ..., finish_reason: _Optional[str] = ...) -> None: ...
+    forks: _containers.RepeatedCompositeFieldContainer[ForkToken]
+    def __init__(self, xfer_id: _Optional[int] = ..., token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_worker_pb2.TokenLogprobs, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[_failure_pb2.StageTime, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., forks: _Optional[_Iterable[_Union[ForkToken, _Mapping]]] = ...) -> None: ...
+
+class ForkToken(_message.Message):
+    __slots__ = ("token_id", "logprobs", "finish_reason")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    logprobs: _worker_pb2.TokenLogprobs
+    finish_reason: str
+    def __init__(self, token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_worker_pb2.TokenLogprobs, _Mapping]] = ..., finish_reason: _Optional[str] = ...) -> None: ...
 
 class Blocks(_message.Message):
     __slots__ = ("xfer_id", "epoch", "seq", "layer", "first_block", "num_blocks", "head_lo", "head_hi", "capability", "checksum", "data", "shm_ref", "rdma_ref")

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GatewayFrame(_message.Message):
-    __slots__ = ("hello", "submit", "prompt_part", "credits", "cancel", "resume", "bye")
+    __slots__ = ("hello", "submit", "prompt_part", "credits", "cancel", "resume", "bye", "cancel_choices")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_PART_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class GatewayFrame(_message.Message):
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_CHOICES_FIELD_NUMBER: _ClassVar[int]
     hello: GatewayHello
     submit: Submit
     prompt_part: PromptPart
@@ -25,7 +26,8 @@ class GatewayFrame(_message.Message):
     cancel: Cancel
     resume: Resume
     bye: Bye
-    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., prompt_part: _Optional[_Union[PromptPart, _Mapping]] = ..., credits: _Optional[_Union[Credits, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ...) -> None: ...
+    cancel_choices: CancelChoices
+    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., prompt_part: _Optional[_Union[PromptPart, _Mapping]] = ..., credits: _Optional[_Union[Credits, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., cancel_choices: _Optional[_Union[CancelChoices, _Mapping]] = ...) -> None: ...
 
 class GatewayHello(_message.Message):
     __slots__ = ("protocol", "gateway_id")
@@ -104,6 +106,14 @@ class Cancel(_message.Message):
     request_id: str
     epoch: int
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class CancelChoices(_message.Message):
+    __slots__ = ("handle", "choices")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    choices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, handle: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("request_id", "epoch", "handle", "next_index")
