@@ -7,7 +7,7 @@ import torch
 from baton.engine.batch import SampleRow
 from baton.engine.messages import SamplingParams
 from baton.engine.model import sampler
-from baton.engine.model.noise import row_key, uniforms
+from baton.engine.model.noise import device_uniforms, row_key, uniforms
 from baton.engine.model.sampler import CANDIDATES, sample
 
 VOCAB = 600
@@ -153,6 +153,13 @@ def test_noise_has_its_committed_values():
     keys = np.array([row_key(0, 0, 0), row_key(2**63, 3, 1000)], dtype=np.uint64)
     values = uniforms(keys, np.array([[0, 1, 31_999]], dtype=np.uint32))
     assert values.flatten().tolist() == pytest.approx(COMMITTED, abs=1e-7)
+
+
+def test_noise_on_a_device_is_the_same_bit_by_bit():
+    keys = np.array([row_key(seed, 1, 2) for seed in (0, 7, 2**63)], dtype=np.uint64)
+    ids = np.random.default_rng(2).integers(0, 200_000, (3, 500))
+    on_device = device_uniforms(keys, torch.from_numpy(ids))
+    assert torch.equal(on_device, torch.from_numpy(uniforms(keys, ids.astype(np.uint32))))
 
 
 def test_a_tiny_temperature_is_greedy_and_finite():

@@ -7,11 +7,14 @@ the same stream. Hashes: splitmix64 for the row's key, then two rounds of the 32
 """
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 _MASK_64 = (1 << 64) - 1
 _GOLDEN_64 = 0x9E3779B97F4A7C15
+_MASK_32 = (1 << 32) - 1
 _GOLDEN_32 = np.uint32(0x9E3779B9)
+_MIX_1, _MIX_2 = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 
 
 def row_key(seed: int, choice: int, output_index: int) -> int:
@@ -34,6 +37,24 @@ def uniforms(keys: NDArray[np.uint64], token_ids: NDArray[np.uint32]) -> NDArray
     return (bits.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
 
 
+def device_uniforms(keys: NDArray[np.uint64], token_ids: torch.Tensor) -> torch.Tensor:
+    """The same numbers as `uniforms`, bit by bit, on the device of int64 `token_ids`."""
+    halves = np.stack([keys & np.uint64(_MASK_32), keys >> np.uint64(32)]).astype(np.int64)
+    low, high = torch.from_numpy(halves).to(token_ids.device)[:, :, None].unbind()
+    bits = (token_ids * int(_GOLDEN_32) + low) & _MASK_32
+    bits = _mixed(_mixed(bits) ^ high)
+    return (bits.float() + 0.5) * 2.0**-32
+
+
+def _mixed(bits: torch.Tensor) -> torch.Tensor:
+    """`_lowbias32` of the 32-bit numbers in int64."""
+    bits = bits ^ (bits >> 16)
+    bits = (bits * int(_MIX_1)) & _MASK_32
+    bits = bits ^ (bits >> 15)
+    bits = (bits * int(_MIX_2)) & _MASK_32
+    return bits ^ (bits >> 16)
+
+
 def _splitmix64(value: int) -> int:
     value = (value + _GOLDEN_64) & _MASK_64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
@@ -44,8 +65,8 @@ def _splitmix64(value: int) -> int:
 def _lowbias32(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Mix in place; returns its argument."""
     bits ^= bits >> np.uint32(16)
-    bits *= np.uint32(0x7FEB352D)
+    bits *= _MIX_1
     bits ^= bits >> np.uint32(15)
-    bits *= np.uint32(0x846CA68B)
+    bits *= _MIX_2
     bits ^= bits >> np.uint32(16)
     return bits

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from baton.engine.batch import SampleRow
-from baton.engine.model.noise import row_key, uniforms
+from baton.engine.model.noise import device_uniforms, row_key, uniforms
 
 CANDIDATES = 257  # enough for top-k 256, with one value beyond to see where equals end
 
@@ -25,12 +25,12 @@ _Lane = Callable[[torch.Tensor, Sequence[SampleRow]], torch.Tensor]
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> NDArray[np.int64]:
-    """One token for each row of float32 `logits` `[num_rows, vocab_size]`."""
+    """One token for each row of float32 `logits` `[num_rows, vocab_size]`, on their device."""
     tokens = np.array([row.forced_token for row in rows], dtype=np.int64)
     for lane, indexes in _lanes(rows, logits.shape[1]):
         chosen = [rows[index] for index in indexes]
         part = logits if len(indexes) == len(rows) else logits[indexes]
-        tokens[indexes] = lane(part, chosen).numpy()
+        tokens[indexes] = lane(part, chosen).cpu().numpy()
     return tokens
 
 
@@ -62,7 +62,7 @@ def _greedy(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
 
 
 def _unlimited(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    ids = np.arange(logits.shape[1], dtype=np.uint32)[None]
+    ids = torch.arange(logits.shape[1], device=logits.device)[None]
     return _race(_tempered(logits, rows), rows, ids).argmax(-1)
 
 
@@ -83,17 +83,18 @@ def _limited_among(
     vocab_size = logits.shape[1]
     tempered = _tempered(logits, rows)
     values, ids = _largest(tempered, num_candidates)
-    top_k = torch.tensor([row.params.top_k or vocab_size for row in rows])[:, None]
+    device = logits.device
+    top_k = torch.tensor([row.params.top_k or vocab_size for row in rows], device=device)[:, None]
     # Off = infinite: rounded sums of shares may reach 1 before the last candidate.
     shares_wanted = [row.params.top_p if row.params.top_p < 1.0 else np.inf for row in rows]
-    top_p = torch.tensor(shares_wanted, dtype=torch.float64)[:, None]
+    top_p = torch.tensor(shares_wanted, dtype=torch.float64, device=device)[:, None]
     # The largest value is 0, so min-p is a floor of the others; forbidden tokens are below any.
-    floor = torch.tensor([row.params.min_p for row in rows]).log()[:, None]
+    floor = torch.tensor([row.params.min_p for row in rows], device=device).log()[:, None]
     floor = floor.clamp(min=torch.finfo(floor.dtype).min)
     border = values[:, -1:]
     # What top-p is a share of: the kept top-k, or everything when top-k is off or wider.
     is_cut = top_k <= num_candidates
-    values = values.masked_fill(torch.arange(num_candidates) >= top_k, -torch.inf)
+    values = values.masked_fill(torch.arange(num_candidates, device=device) >= top_k, -torch.inf)
     everything = tempered.logsumexp(-1, keepdim=True).double()
     total = torch.where(is_cut, values.double().logsumexp(-1, keepdim=True), everything)
     shares = (values.double() - total).exp()
@@ -102,7 +103,7 @@ def _limited_among(
     is_kept &= values >= floor
     is_kept[:, 0] = True
     kept = values.masked_fill(~is_kept, -torch.inf)
-    scores = _race(kept, rows, ids.numpy().astype(np.uint32))
+    scores = _race(kept, rows, ids)
     tokens = ids.gather(-1, scores.argmax(-1, keepdim=True)).flatten()
     is_enough = is_cut | ((top_k >= vocab_size) & (reached[:, -1:] >= top_p)) | (border < floor)
     # Equals of the last candidate may be missing: it must not be among the kept ones.
@@ -122,14 +123,17 @@ def _largest(values: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor
 
 def _tempered(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     """Logits / temperature, shifted so that the largest is 0 and nothing overflows."""
-    temperatures = torch.tensor([row.params.temperature for row in rows])[:, None]
-    return (logits - logits.amax(-1, keepdim=True)) / temperatures
+    temperatures = torch.tensor([row.params.temperature for row in rows], device=logits.device)
+    return (logits - logits.amax(-1, keepdim=True)) / temperatures[:, None]
 
 
-def _race(
-    values: torch.Tensor, rows: Sequence[SampleRow], token_ids: NDArray[np.uint32]
-) -> torch.Tensor:
-    """Log of p / e for each candidate: the largest wins."""
-    keys = [row_key(row.params.seed, row.choice, row.output_index) for row in rows]
-    noise = torch.from_numpy(uniforms(np.array(keys, dtype=np.uint64), token_ids))
+def _race(values: torch.Tensor, rows: Sequence[SampleRow], token_ids: torch.Tensor) -> torch.Tensor:
+    """Log of p / e for each candidate: the largest wins. `token_ids` is `[num_rows or 1, N]`."""
+    keys = np.array(
+        [row_key(row.params.seed, row.choice, row.output_index) for row in rows], dtype=np.uint64
+    )
+    if values.device.type == "cpu":
+        noise = torch.from_numpy(uniforms(keys, token_ids.numpy().astype(np.uint32)))
+    else:
+        noise = device_uniforms(keys, token_ids)
     return values - noise.neg_().log1p_().neg_().log_()
