@@ -35,6 +35,9 @@ def find_fault(request: AddSequence, info: EngineInfo) -> SequenceRefused | None
         return _refused(request, "invalid_value", "block_hashes does not fit the prompt")
     if request.forks and request.num_emitted:
         return _refused(request, "invalid_value", "forks have no output of earlier attempts")
+    if request.sampling.grammar is not None and not info.tokenizer_file:
+        message = "this worker cannot serve structured output for its model"
+        return _refused(request, "unsupported_parameter", message)
     return _find_beam_fault(request, info) if request.sampling.beam_width else None
 
 
@@ -84,7 +87,8 @@ def finish_reason(seq: Sequence, info: EngineInfo) -> str | None:
         return None
     if token in sampling.stop_token_ids:
         return "stop"
-    if token in info.eos_token_ids and not sampling.ignore_eos:
+    # Nothing but the end may follow what completes a grammar.
+    if token in info.eos_token_ids and (not sampling.ignore_eos or sampling.grammar is not None):
         return "stop"
     return "length" if is_exhausted(seq, info) else None
 

@@ -191,6 +191,18 @@ class BlockManager:
             self._pool.release([shared])
             seq.table.replace((seq.num_tokens - 1) // self.block_size, own)
 
+    def num_slots_ahead(self, seq: Sequence, num_tokens: int, reserve: int) -> int:
+        """For how many of `num_tokens` tokens behind its last one the sequence could have slots."""
+        num_free = max(0, self._pool.num_available - reserve)
+        num_slots = (seq.table.num_blocks + num_free) * self.block_size - seq.num_tokens
+        return min(num_tokens, num_slots)
+
+    def grow_ahead(self, seq: Sequence, num_tokens: int) -> None:
+        """Slots for that many tokens behind its last one. They may stay unused for a while."""
+        num_missing = self.num_blocks_for(seq.num_tokens + num_tokens) - seq.table.num_blocks
+        if num_missing > 0:
+            seq.table.extend(self._pool.allocate(num_missing))
+
     def take_block_copies(self) -> list[tuple[int, int]]:
         """(source, target) of all copies since the last call, in order."""
         copies, self._block_copies = self._block_copies, []

@@ -31,6 +31,11 @@ class ChoiceGroup:
         return any(fork.credit > 0 for fork in self.forks)
 
     @property
+    def awaits_grammar(self) -> bool:
+        """Whether a fork's first token cannot be chosen yet."""
+        return any(fork.awaits_grammar for fork in self.forks)
+
+    @property
     def live(self) -> list[Sequence]:
         """What the next step of a search extends."""
         return self.beams or [self.leader]

@@ -13,7 +13,7 @@ from baton.engine.batch import RowLogprobs
 from baton.engine.beam_search import BeamSearch, Survivor
 from baton.engine.choice_group import ChoiceGroup
 from baton.engine.engine_state import EngineState
-from baton.engine.messages import Start
+from baton.engine.messages import Progress, Start
 from baton.engine.scheduler import Work
 from baton.engine.sequence import Sequence, SequenceState
 
@@ -43,7 +43,7 @@ class Choices:
             seq.num_judged_tokens = seq.num_prompt_tokens
             seq.group = group
             group.forks.append(seq)
-            state.sequences.add(seq)
+            state.add(seq)
 
     def abort(self, seq: Sequence, group: ChoiceGroup) -> None:
         """End one sequence of a group, in any state."""
@@ -55,20 +55,20 @@ class Choices:
         if group.is_leader_aborted and not group.forks:
             self._drop_leader(group)
 
-    def finish(self, seq: Sequence, group: ChoiceGroup, reason: str) -> None:
+    def finish(self, seq: Sequence, group: ChoiceGroup, reason: str, message: str = "") -> None:
         """A sequence of a group ends by itself; with the leader, all that wait for it do."""
         if seq is not group.leader:
             group.leave(seq)
-            self._state.finish(seq, reason)
+            self._state.finish(seq, reason, message)
             return
         for fork in list(group.forks):
-            self.finish(fork, group, reason)
+            self.finish(fork, group, reason, message)
         if group.is_leader_aborted:
             self._drop_leader(group)
         else:
             self._free_beams(group)
             group.leave(seq)
-            self._state.finish(seq, reason)
+            self._state.finish(seq, reason, message)
 
     def start(self, leader: Sequence, group: ChoiceGroup, command: Start) -> None:
         """The leader's prompt and the first tokens came from a prefill worker."""
@@ -81,8 +81,12 @@ class Choices:
             return
         tokens = dict(command.fork_tokens)
         for fork in group.dissolve():
+            token = tokens.get(fork.request.seq_id)
+            if token is None:  # a prefill worker that knows no forks
+                state.scheduler.wait(fork)
+                continue
             state.manager.fork(leader, fork)
-            state.go_on(fork, tokens[fork.request.seq_id])
+            state.go_on(fork, token)
         if group.is_leader_aborted:
             state.drop(leader)
         else:
@@ -93,6 +97,8 @@ class Choices:
         if group.search is None:
             self._share_prompt(work, group, sampled)
         elif work.seq.is_beam or not group.beams:
+            if not group.beams:
+                self._tell_begin(group.leader)
             [(_, logprobs)] = sampled
             assert logprobs is not None
             group.tops.append(list(zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)))
@@ -130,6 +136,11 @@ class Choices:
             state.take_token(leader, token, logprobs)
         for fork, (token, logprobs) in zip(work.forks, others, strict=True):
             state.take_token(fork, token, logprobs)
+
+    def _tell_begin(self, leader: Sequence) -> None:
+        """The first token may be long in coming: tell that the prompt is done."""
+        progress = Progress(leader.request.seq_id, leader.num_computed_tokens)
+        self._state.events.progress.append(progress)
 
     def _advance(self, group: ChoiceGroup, tops: list[list[tuple[int, float]]]) -> None:
         """One step of a search: `tops` are the likeliest next tokens of each live beam."""

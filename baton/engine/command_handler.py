@@ -77,7 +77,7 @@ class CommandHandler:
             state.scheduler.wait(seq)
 
     def _register(self, seq: Sequence) -> None:
-        self._state.sequences.add(seq)
+        self._state.add(seq)
         request = seq.request
         is_searching = request.sampling.beam_width > 0 and request.kind != "prefill"
         if request.forks or is_searching:

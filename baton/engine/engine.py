@@ -14,7 +14,9 @@ from baton.engine.block_manager import BlockManager
 from baton.engine.choices import Choices
 from baton.engine.chunk_policy import ChunkPolicy
 from baton.engine.command_handler import CommandHandler
+from baton.engine.drafts import Drafter
 from baton.engine.engine_state import EngineState
+from baton.engine.grammar.grammars import POLL_S, Grammars
 from baton.engine.load_report import LoadMeter
 from baton.engine.messages import Command, EngineInfo, EngineLoad, Started, StepEvents
 from baton.engine.runner import Runner
@@ -40,28 +42,35 @@ class EngineConfig:
     # How long a step should take at most; None = as long as its tokens need.
     max_step_s: float | None = 0.1
     max_waiting: int = 256
+    # Most tokens of one sequence that a step guesses and checks; 0 = no speculation.
+    num_draft_tokens: int = 0
 
 
 class Engine:
     """Owns all sequences and blocks of one worker; single-threaded."""
 
-    def __init__(self, config: EngineConfig, runner: Runner, clock: Clock) -> None:
+    def __init__(
+        self, config: EngineConfig, runner: Runner, clock: Clock, grammars: Grammars | None = None
+    ) -> None:
+        """Without `grammars`, sequences that have one are refused."""
         self.runner = runner
-        self.info = _describe(config, runner)
+        self.info = _describe(config, runner, grammars)
         self.step_index = 0
         # Whether another step could bring something without a new command.
         self.has_work = False
         spec, max_seqs, max_tokens = runner.kv_spec, config.max_num_seqs, config.max_step_tokens
         max_blocks = spec.num_blocks_for(self.info.max_model_len)
         self._clock = clock
+        self._grammars = grammars
         self._manager = BlockManager(config.num_blocks, spec.block_size, config.model_fp)
         self._chunks = ChunkPolicy(max_tokens, config.max_step_s)
         self._scheduler = Scheduler(self._manager, max_seqs, max_tokens, self._chunks)
         self._builder = BatchBuilder(max_seqs, max_tokens, max_blocks)
         self._meter = LoadMeter()
         self._state = EngineState(
-            self.info, self._manager, self._scheduler, StepEvents(0, _NO_LOAD)
+            self.info, self._manager, self._scheduler, StepEvents(0, _NO_LOAD), grammars
         )
+        self._drafter = Drafter(config.num_draft_tokens, max_tokens, self.info, self._manager)
         self._choices = Choices(self._state)
         self._commands = CommandHandler(self._state, self._choices, config.max_waiting)
         self._commit = StepCommit(self._state, self._choices)
@@ -80,7 +89,9 @@ class Engine:
         for command in commands:
             self._commands.apply(command)
         self._expire()
+        self._settle_grammars()
         self._plan = plan = self._scheduler.schedule()
+        self._drafter.draft(plan)
         self._state.events.num_preemptions = plan.num_preemptions
         self.has_work = bool(plan.works or plan.num_preemptions)
         for seq in plan.started:
@@ -91,6 +102,8 @@ class Engine:
         self.step_index += 1
         batch = self._builder.build(self.step_index, plan)
         batch.block_copies = self._manager.take_block_copies()
+        if self._grammars is not None:
+            batch.masks = self._grammars.masks(plan.works)
         return batch
 
     def take_answers(self) -> StepEvents | None:
@@ -127,7 +140,11 @@ class Engine:
 
     def next_deadline(self) -> float | None:
         """When to take a step although no command has come."""
-        return self._state.sequences.next_deadline
+        deadline = self._state.sequences.next_deadline
+        if self._grammars is None or not self._grammars.is_awaited:
+            return deadline
+        soon = self._clock.now() + POLL_S
+        return soon if deadline is None else min(soon, deadline)
 
     def measure_load(self) -> EngineLoad:
         """Where the engine stands between two steps."""
@@ -154,12 +171,21 @@ class Engine:
     def _expire(self) -> None:
         """End sequences whose deadline has come, and what waits for them."""
         for seq in self._state.sequences.expired(self._clock.now()):
-            if seq.state is SequenceState.ENDED:
-                continue
-            if seq.group is not None:
-                self._choices.finish(seq, seq.group, "deadline_exceeded")
-            else:
-                self._state.finish(seq, "deadline_exceeded")
+            self._finish(seq, "deadline_exceeded")
+
+    def _settle_grammars(self) -> None:
+        """Let go on whose grammar is ready, and end those whose grammar failed."""
+        for seq, fault in self._grammars.settle() if self._grammars is not None else ():
+            self._finish(seq, "invalid_grammar", fault)
+
+    def _finish(self, seq: Sequence, reason: str, message: str = "") -> None:
+        """End a sequence, unless another one's end has done that already."""
+        if seq.state is SequenceState.ENDED:
+            return
+        if seq.group is not None:
+            self._choices.finish(seq, seq.group, reason, message)
+        else:
+            self._state.finish(seq, reason, message)
 
     def _report_started(self, seq: Sequence) -> None:
         seq.was_started = True
@@ -180,7 +206,7 @@ class Engine:
         self._chunks.observe(duration_s, num_prefill_tokens, num_decodes)
 
 
-def _describe(config: EngineConfig, runner: Runner) -> EngineInfo:
+def _describe(config: EngineConfig, runner: Runner, grammars: Grammars | None) -> EngineInfo:
     """What the front needs to know; a sequence of `max_model_len` tokens fits into the pool."""
     spec = runner.kv_spec
     return EngineInfo(
@@ -193,4 +219,5 @@ def _describe(config: EngineConfig, runner: Runner) -> EngineInfo:
         max_num_seqs=config.max_num_seqs,
         vocab_size=runner.vocab_size,
         eos_token_ids=list(runner.eos_token_ids),
+        tokenizer_file="" if grammars is None else str(grammars.tokenizer_file),
     )

@@ -7,6 +7,7 @@ Decides nothing about when.
 from baton.engine.admission import finish_reason
 from baton.engine.batch import RowLogprobs
 from baton.engine.block_manager import BlockManager
+from baton.engine.grammar.grammars import Grammars
 from baton.engine.messages import EngineInfo, Finished, StepEvents, TokenLogprobs
 from baton.engine.scheduler import Scheduler
 from baton.engine.sequence import Sequence, SequenceState
@@ -17,13 +18,26 @@ class EngineState:
     """Owned by one Engine. `events` collects the news since the last report."""
 
     def __init__(
-        self, info: EngineInfo, manager: BlockManager, scheduler: Scheduler, events: StepEvents
+        self,
+        info: EngineInfo,
+        manager: BlockManager,
+        scheduler: Scheduler,
+        events: StepEvents,
+        grammars: Grammars | None,
     ) -> None:
         self.info = info
         self.manager = manager
         self.scheduler = scheduler
         self.sequences = SequenceTable()
         self.events = events
+        self.grammars = grammars
+
+    def add(self, seq: Sequence) -> None:
+        """A new sequence, in whatever state."""
+        self.sequences.add(seq)
+        if seq.request.sampling.grammar is not None:
+            assert self.grammars is not None, "refused before"
+            self.grammars.open(seq)
 
     def go_on(self, seq: Sequence, token: int) -> None:
         """Decode after `token`, an output token that the front knows already."""
@@ -33,6 +47,8 @@ class EngineState:
             self.finish(seq, reason)
             return
         self.scheduler.run(seq)
+        if self.grammars is not None:
+            self.grammars.follow(seq)
         self.sequences.watch_deadline(seq)
 
     def take_token(self, seq: Sequence, token: int, logprobs: RowLogprobs | None) -> None:
@@ -51,9 +67,9 @@ class EngineState:
         elif seq.request.kind == "prefill":
             self._hold(seq)
 
-    def finish(self, seq: Sequence, reason: str) -> None:
+    def finish(self, seq: Sequence, reason: str, message: str = "") -> None:
         """The sequence ends by itself."""
-        finished = Finished(seq.request.seq_id, reason, seq.num_output_tokens)
+        finished = Finished(seq.request.seq_id, reason, seq.num_output_tokens, message)
         self.events.finished.append(finished)
         if seq.request.kind == "prefill" and seq.state is SequenceState.RUNNING:
             self._hold(seq)

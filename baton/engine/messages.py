@@ -171,6 +171,8 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     max_num_seqs: int
     vocab_size: int
     eos_token_ids: list[int]
+    # The tokenizer.json of its vocabulary, for grammars; empty = they cannot be served.
+    tokenizer_file: str = ""
 
 
 class LoadFailed(msgspec.Struct, array_like=True, tag="load_failed"):
@@ -217,7 +219,10 @@ class Bound(msgspec.Struct, array_like=True):
 
 
 class Progress(msgspec.Struct, array_like=True):
-    """A prefill sequence's KV is final for its first `num_computed_tokens` tokens."""
+    """A prefill sequence's KV is final for its first `num_computed_tokens` tokens.
+
+    Also told of a beam search, once: its prompt is computed, and its tokens come at the end.
+    """
 
     seq_id: int
     num_computed_tokens: int
@@ -226,6 +231,7 @@ class Progress(msgspec.Struct, array_like=True):
 class Finished(msgspec.Struct, array_like=True):
     """The sequence has ended by itself: "stop" or "length", or a failure's reason.
 
+    `message` says more about a failure, in one line for the client, where there is more to say.
     Blocks of a prefill sequence that was Started stay held until Release; all others are free. A
     sequence that was aborted gets no Finished. A remote sequence does not expire between Bound and
     Start, since the front may be writing into its blocks: the front aborts it.
@@ -234,6 +240,7 @@ class Finished(msgspec.Struct, array_like=True):
     seq_id: int
     reason: str
     num_output_tokens: int
+    message: str = ""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):

@@ -19,6 +19,8 @@ from baton.wire.prefix_hash import split_hashes
 if TYPE_CHECKING:
     from baton.engine.beam_search import BeamResult
     from baton.engine.choice_group import ChoiceGroup
+    from baton.engine.drafts import PromptLookup
+    from baton.engine.grammar.state import GrammarState
 
 _TOKEN = np.dtype("<u4")
 
@@ -72,9 +74,12 @@ class Sequence:
 
     __slots__ = (
         "_tokens",
+        "awaits_grammar",
         "credit",
+        "grammar",
         "group",
         "hash_chain",
+        "lookup",
         "num_computed_tokens",
         "num_judged_tokens",
         "num_prompt_tokens",
@@ -105,6 +110,11 @@ class Sequence:
         # Entry 0 is the root, entry i + 1 the hash of block i, as far as they are known.
         self.hash_chain = [root_hash, *split_hashes(request.block_hashes)]
         self.num_registered_blocks = 0
+        # Set when its output must match a grammar. It is parked while it awaits that.
+        self.grammar: GrammarState | None = None
+        self.awaits_grammar = False
+        # What its next tokens are guessed from, once it decodes with speculation.
+        self.lookup: PromptLookup | None = None
         # Set while choices of the same request depend on one another.
         self.group: ChoiceGroup | None = None
         # What it emits when it is EMITTING.
@@ -129,7 +139,9 @@ class Sequence:
 
     @property
     def is_parked(self) -> bool:
-        """Neither it nor anybody who waits for its prompt has credit for the next token."""
+        """It, or who waits for its prompt, awaits a grammar; or none of them has credit."""
+        if self.awaits_grammar or (self.group is not None and self.group.awaits_grammar):
+            return True
         if self.num_tokens - self.num_prompt_tokens < self.credit:
             return False
         return self.group is None or not self.group.has_credit

@@ -20,8 +20,10 @@ class StepCommit:
         tokens = iter(result.tokens.tolist())
         logprobs = iter(result.logprobs or [None] * len(result.tokens))
         for work in works:
-            seq = work.seq
-            seq.num_computed_tokens += work.num_new_tokens
+            seq, grammars = work.seq, self._state.grammars
+            is_held_back = grammars is not None and grammars.holds_back(work)
+            # Without its last token's logits, that one is computed again.
+            seq.num_computed_tokens += work.num_new_tokens - is_held_back
             self._state.manager.register_full_blocks(seq)
             if seq.request.kind == "prefill":
                 progress = Progress(seq.request.seq_id, seq.num_computed_tokens)
@@ -33,10 +35,15 @@ class StepCommit:
                     self._take_judged(seq, token, token_logprobs)
                 else:
                     sampled.append((token, token_logprobs))
+            if is_held_back:
+                continue
             if sampled and seq.group is not None:
                 self._choices.take_sampled(work, seq.group, sampled)
             else:
                 self._take_sampled(work, sampled)
+            if grammars is not None:
+                for each in (seq, *work.forks):
+                    grammars.follow(each)
         assert next(tokens, None) is None, "more tokens than sample rows"
 
     def _take_judged(self, seq: Sequence, token: int, logprobs: RowLogprobs | None) -> None:

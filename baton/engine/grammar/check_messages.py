@@ -1,0 +1,18 @@
+"""What the front and the child that tries grammars say to each other, in msgpack."""
+
+import msgspec
+
+
+class CheckSetup(msgspec.Struct, array_like=True):
+    """The vocabulary that grammars are tried with."""
+
+    tokenizer_file: str
+    vocab_size: int
+    eos_token_ids: list[int]
+
+
+class Verdict(msgspec.Struct, array_like=True):
+    """`refusal` is one line for the client, or empty. `text` is the grammar's own when empty."""
+
+    refusal: str = ""
+    text: str = ""

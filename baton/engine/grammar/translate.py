@@ -1,0 +1,111 @@
+"""What clients write -> the text that llguidance compiles. Errors are one bounded line.
+
+    json_schema  draft 2020-12, as far as the library has it: an unknown keyword is refused by name.
+                 Between tokens of the JSON stands nothing, one space, or a line break and up to 32
+                 blanks: a model must not fill its output with white space
+    json_object  any JSON object, with the same white space
+    regex        Rust's syntax (no look-around, no back references), matched as a whole;
+                 `\\d` is [0-9], `\\w` and `\\s` are Unicode's
+    choice       a JSON list of strings
+    ebnf         Lark, as llguidance has it (a rule `start:`); `ebnf_to_lark` makes that of GBNF
+                 (a rule `root ::=`), which llama.cpp and xgrammar read
+
+Source: llguidance's docs/syntax.md and docs/json_schema.md.
+"""
+
+import re
+
+import msgspec
+
+from baton.engine.messages import Grammar
+
+MAX_MESSAGE_CHARS = 240
+_WHITE_SPACE = r" |\n[ \t]{0,32}"
+_ANY_OBJECT = b'{"type": "object"}'
+_LARK_START = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:)")
+_END_OF_MESSAGE = "<non-verbose/>"
+
+
+class GrammarRefused(Exception):
+    """The grammar cannot be used; the message is one line for whoever wrote it."""
+
+    def __init__(self, message: str) -> None:
+        line = " ".join(message.removesuffix(_END_OF_MESSAGE).split())
+        is_long = len(line) > MAX_MESSAGE_CHARS
+        super().__init__(line[:MAX_MESSAGE_CHARS] + "..." if is_long else line)
+
+
+def to_library(grammar: Grammar) -> str:
+    """The library's text of a grammar. Raises GrammarRefused; ebnf must be Lark already."""
+    match grammar.kind:
+        case "json_object":
+            return _json_grammar(_ANY_OBJECT)
+        case "json_schema":
+            return _json_grammar(grammar.text.encode())
+        case "regex":
+            return _regex_grammar(grammar.text)
+        case "choice":
+            return _choice_grammar(grammar.text)
+        case "ebnf":
+            if not _LARK_START.search(grammar.text):
+                raise GrammarRefused("the grammar has no rule named start")
+            return _lark_grammar(grammar.text)
+
+
+def ebnf_to_lark(text: str) -> str:
+    """Lark as it stands, GBNF translated. Raises GrammarRefused.
+
+    Plain Python over text that a stranger wrote: only for a process that may be killed.
+    """
+    if _LARK_START.search(text):
+        return text
+    if "::=" not in text:
+        raise GrammarRefused("the grammar has neither a rule start: (Lark) nor root ::= (GBNF)")
+    from llguidance.gbnf_to_lark import GrammarParser, gbnf_to_lark
+
+    try:
+        if "root" not in GrammarParser().parse(text):
+            raise GrammarRefused("the grammar has no rule named root")
+        return gbnf_to_lark(text)
+    except RecursionError:
+        raise GrammarRefused("the grammar is nested too deeply") from None
+    except GrammarRefused:
+        raise
+    # The translator raises bare Exceptions; this runs where nothing else could go wrong.
+    except Exception as error:
+        raise GrammarRefused(str(error)) from error
+
+
+def _json_grammar(schema_json: bytes) -> str:
+    try:
+        schema = msgspec.json.decode(schema_json)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise GrammarRefused(f"the schema is no JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise GrammarRefused("the schema must be a JSON object")
+    own = schema.get("x-guidance", {})
+    if not isinstance(own, dict):
+        raise GrammarRefused("x-guidance must be a JSON object")
+    schema["x-guidance"] = {"whitespace_pattern": _WHITE_SPACE, **own}
+    return _encoded({"json_schema": schema})
+
+
+def _regex_grammar(regex: str) -> str:
+    from llguidance import regex_to_lark
+
+    return _lark_grammar(f"start: /{regex_to_lark(regex, 'd')}/")
+
+
+def _choice_grammar(choices_json: str) -> str:
+    """One terminal, so that thousands of choices are one automaton and not as many rules."""
+    choices = msgspec.json.decode(choices_json, type=list[str])
+    options = " | ".join(msgspec.json.encode(choice).decode() for choice in choices)
+    return _lark_grammar(f"start: CHOICE\nCHOICE: {options}")
+
+
+def _lark_grammar(text: str) -> str:
+    return _encoded({"lark_grammar": text})
+
+
+def _encoded(grammar: object) -> str:
+    return msgspec.json.encode({"grammars": [grammar]}).decode()

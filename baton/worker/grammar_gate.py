@@ -1,0 +1,109 @@
+"""Lets the grammars of requests through that a killable child could compile within its limits.
+
+One child, started at the first grammar, tries one at a time; what it said is kept, so that a known
+grammar passes at once and a hostile one is tried once. The others wait in line, at most MAX_WAITING
+of them. Requests without a grammar never come here. See `baton/engine/grammar/__init__.py`.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from hashlib import sha256
+
+import msgspec
+
+from baton.engine.grammar.check_messages import CheckSetup, Verdict
+from baton.engine.messages import EngineInfo, Grammar
+from baton.system.child import ChildFailed, ChildLimits, ChildProcess, ChildRestartsExhausted
+from baton.wire import failures
+
+CHILD_MODULE = "baton.engine.grammar.check_child"
+# Of wall time; the child's own limit of processor time comes first, unless the machine is busy.
+DEADLINE_S = 10.0
+MAX_WAITING = 64
+MAX_KNOWN = 256
+
+OnOutcome = Callable[[Grammar | failures.BatonError], None]
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_verdict = msgspec.msgpack.Decoder(Verdict).decode
+
+
+class GrammarGate:
+    """Of one front; `run` must run."""
+
+    def __init__(self, info: EngineInfo) -> None:
+        setup = CheckSetup(info.tokenizer_file, info.vocab_size, info.eos_token_ids)
+        # For reading the tokenizer; then the child takes narrower limits.
+        limits = ChildLimits(memory_bytes=4 * 1024**3)
+        self._has_tokenizer = bool(info.tokenizer_file)
+        self._child = ChildProcess(CHILD_MODULE, setup=_encode(setup), limits=limits)
+        self._waiting: deque[tuple[Grammar, OnOutcome]] = deque()
+        self._arrived = asyncio.Event()
+        # By digest, the one used last at the end.
+        self._known: OrderedDict[bytes, Verdict] = OrderedDict()
+
+    def check(self, grammar: Grammar, on_outcome: OnOutcome) -> None:
+        """Call `on_outcome` with the grammar for the core or with what is wrong, maybe at once."""
+        if not self._has_tokenizer:
+            on_outcome(_refused("this worker has no tokenizer file for its model"))
+        elif (verdict := self._recall(grammar)) is not None:
+            on_outcome(_outcome(grammar, verdict))
+        elif len(self._waiting) >= MAX_WAITING:
+            message = f"{MAX_WAITING} requests wait for their grammars to be compiled"
+            on_outcome(failures.Overloaded(message, retry_after_s=1))
+        else:
+            self._waiting.append((grammar, on_outcome))
+            self._arrived.set()
+
+    async def run(self) -> None:
+        """Try what waits until cancelled; then the child is gone."""
+        try:
+            while True:
+                await self._arrived.wait()
+                self._arrived.clear()
+                while self._waiting:
+                    grammar, on_outcome = self._waiting.popleft()
+                    on_outcome(await self._try(grammar))
+        finally:
+            await self._child.close()
+
+    async def _try(self, grammar: Grammar) -> Grammar | failures.BatonError:
+        verdict = self._recall(grammar)
+        if verdict is None:
+            try:
+                answer = await self._child.call(_encode(grammar), deadline_s=DEADLINE_S)
+                verdict = _decode_verdict(answer)
+            except ChildRestartsExhausted:
+                message = "grammars cannot be compiled at the moment"
+                return failures.Unavailable(message, retry_after_s=5)
+            except ChildFailed:
+                verdict = Verdict("it takes too much time or memory to compile")
+            self._remember(grammar, verdict)
+        return _outcome(grammar, verdict)
+
+    def _recall(self, grammar: Grammar) -> Verdict | None:
+        key = _digest(grammar)
+        if key in self._known:
+            self._known.move_to_end(key)
+        return self._known.get(key)
+
+    def _remember(self, grammar: Grammar, verdict: Verdict) -> None:
+        self._known[_digest(grammar)] = verdict
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+
+def _outcome(grammar: Grammar, verdict: Verdict) -> Grammar | failures.BatonError:
+    if verdict.refusal:
+        return _refused(verdict.refusal)
+    return Grammar(grammar.kind, verdict.text) if verdict.text else grammar
+
+
+def _refused(reason: str) -> failures.InvalidRequest:
+    message = f"response_format: {reason}"
+    return failures.InvalidRequest(message, reason="invalid_grammar", param="response_format")
+
+
+def _digest(grammar: Grammar) -> bytes:
+    return sha256(_encode(grammar)).digest()
