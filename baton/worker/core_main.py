@@ -12,12 +12,11 @@ import torch
 
 from baton.engine.core import CoreLink, serve
 from baton.engine.engine import Engine, EngineConfig
+from baton.engine.model.device import DEVICES, choose_device, make_runner
 from baton.engine.model.load import DTYPES, LoadOptions, load_model
 from baton.engine.model.memory_need import LargestStep
 from baton.engine.model.pool_size import PoolOptions, choose_pool, fit_length
 from baton.engine.model.refusal import LoadError
-from baton.engine.model.self_check import check_model
-from baton.engine.model.torch_runner import TorchRunner
 from baton.system.byte_size import parse_bytes
 from baton.system.clock import SystemClock
 from baton.system.cores import num_available_cores
@@ -41,13 +40,14 @@ def main(argv: Sequence[str]) -> int:
 
 def build_engine(options: argparse.Namespace) -> Engine:
     """Load the model and size the pool. Raises LoadError."""
+    device = choose_device(options.device)
+    host_kv_bytes = options.kv_memory or 0 if device.type == "cpu" else 0
     step = LargestStep(options.max_step_tokens, options.max_batch)
     loaded = load_model(
         options.model,
-        LoadOptions(
-            options.dtype, options.block_size, options.max_model_len, options.kv_memory or 0, step
-        ),
+        LoadOptions(options.dtype, options.block_size, options.max_model_len, host_kv_bytes, step),
     )
+    runner, loaded = make_runner(loaded, step, device, has_graphs=options.cuda_graphs == "on")
     wanted = PoolOptions(options.kv_memory, options.memory_share, options.max_batch)
     kv_bytes = choose_pool(loaded, wanted)
     loaded = fit_length(loaded, kv_bytes, is_length_wanted=bool(options.max_model_len))
@@ -60,8 +60,6 @@ def build_engine(options: argparse.Namespace) -> Engine:
         max_step_tokens=options.max_step_tokens,
         max_step_s=options.max_step_ms / 1000 or None,
     )
-    runner = TorchRunner(loaded)
-    check_model(loaded, runner)
     return Engine(config, runner, SystemClock())
 
 
@@ -71,6 +69,9 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", required=True, help="local folder or Hugging Face id")
     parser.add_argument("--model-name", default="", help="the name to serve it under")
     parser.add_argument("--dtype", choices=DTYPES, default="auto")
+    parser.add_argument("--device", choices=DEVICES, default="auto")
+    help_text = "whether decode steps on a GPU are captured"
+    parser.add_argument("--cuda-graphs", choices=("on", "off"), default="on", help=help_text)
     parser.add_argument("--threads", type=int, default=num_available_cores())
     help_text = "size of the KV pool, such as 2GiB; default: from --memory-share"
     parser.add_argument("--kv-memory", type=parse_bytes, default=None, help=help_text)

@@ -24,6 +24,10 @@ class Settings:
     worker_id: str = ""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    # auto = the GPU where there is one.
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    # Whether decode steps on a GPU are captured as CUDA graphs.
+    cuda_graphs: Literal["on", "off"] = "on"
     # None = all cores that it may use.
     threads: int | None = None
     # Size of the KV pool, such as 2GiB; auto = what `memory_share` leaves of the free memory.
@@ -70,6 +74,8 @@ class Settings:
             "--model": self.model,
             "--model-name": self.model_name,
             "--dtype": self.dtype,
+            "--device": self.device,
+            "--cuda-graphs": self.cuda_graphs,
             "--threads": self.threads,
             "--kv-memory": None if self.kv_memory == AUTO else self.kv_memory,
             "--memory-share": self.memory_share,

@@ -80,6 +80,12 @@ def test_a_decode_step_runs_at_the_next_size_and_rows_come_in_their_order(load):
     assert sizes == [4, 4]
 
 
+def test_the_largest_step_runs_within_the_limits_and_a_few_blocks(load):
+    loaded, runner = load("llama", **SMALL)
+    runner.bind_pool(memoryview(bytearray(2 * loaded.kv_spec.row_bytes)))
+    runner.run_largest_step()
+
+
 def test_copied_blocks_are_copied_before_the_step(load):
     loaded, runner = load("llama", **SMALL)
     runner.bind_pool(memoryview(bytearray(NUM_BLOCKS * loaded.kv_spec.row_bytes)))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from baton.engine.batch import SampleRow, StepBatch, StepResult
+from baton.engine.messages import SamplingParams
 from baton.engine.model.attention import attach
 from baton.engine.model.decode_graphs import DecodeGraphs, graph_sizes
 from baton.engine.model.kv_pool import KVPool
@@ -66,11 +67,14 @@ class GpuRunner:
         self._backend = TritonAttention(self._inputs, tuning)
         attach(loaded.attention_modules, self._backend)
         self._outputs = _DecodeOutputs.of(loaded, limits.max_seqs, device)
+        # Whether decode steps are captured for each pool that is bound.
+        self.captures_graphs = False
         sizes = graph_sizes(limits.max_seqs)
         self._graphs = DecodeGraphs(sizes, device, self._decode, self._inputs.fill_padding)
 
+    @torch.inference_mode()
     def bind_pool(self, pool: memoryview) -> None:
-        """Make a cache of that size on the device.
+        """Make a cache of that size on the device, and capture graphs over it when enabled.
 
         `pool` itself stays as it is: no block that this runner computes is ever seen there.
         """
@@ -78,14 +82,18 @@ class GpuRunner:
         self._pool = KVPool(self.kv_spec, data)
         self._backend.bind(self._pool)
         self._graphs.clear()
+        if self.captures_graphs:
+            self._graphs.capture()
 
     @torch.inference_mode()
-    def capture_graphs(self, sizes: list[int] | None = None) -> None:
-        """Capture decode steps over the pool that is bound now; until then they run as they are.
+    def try_graph(self) -> None:
+        """Capture one decode step. Raises RuntimeError when it does what cannot be captured."""
+        self._graphs.capture(self._graphs.sizes[:1])
+        self._graphs.clear()
 
-        Raises RuntimeError when the model does something that cannot be captured.
-        """
-        self._graphs.capture(sizes)
+    def run_largest_step(self) -> None:
+        """Run what takes most memory, over whatever pool is bound; its first block is ruined."""
+        self.run(_largest_batch(self._inputs, self.max_model_len))
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> StepResult:
@@ -138,6 +146,25 @@ class GpuRunner:
         )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+
+def _largest_batch(inputs: StepInputs, max_model_len: int) -> StepBatch:
+    """As many tokens as fit, in prompts as long as they can be; each row is to be sampled from."""
+    limits = inputs.limits
+    num_tokens = min(limits.max_tokens, limits.max_seqs * max_model_len)
+    starts = [*range(0, num_tokens, max_model_len), num_tokens]
+    lengths = np.diff(starts)
+    params = SamplingParams(max_tokens=1, temperature=1.0)
+    return StepBatch(
+        step=0,
+        token_ids=np.zeros(num_tokens, np.int64),
+        positions=np.concatenate([np.arange(length) for length in lengths]),
+        query_starts=np.array(starts, np.int32),
+        context_lens=lengths.astype(np.int32),
+        block_tables=np.zeros((len(lengths), limits.max_blocks_per_seq), np.int32),
+        seq_ids=[],
+        sample_rows=[SampleRow(num_tokens - 1, params, 0, 0) for _ in range(limits.max_seqs)],
+    )
 
 
 def _is_plain_greedy(row: SampleRow) -> bool:

@@ -1,0 +1,29 @@
+"""Where a model runs."""
+
+import pytest
+import torch
+
+from baton.engine.model.device import choose_device, make_runner
+from baton.engine.model.load import LoadOptions, load_model
+from baton.engine.model.memory_need import LargestStep
+from baton.engine.model.refusal import LoadError
+
+HAS_GPU = torch.cuda.is_available()
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
+def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused():
+    assert choose_device("auto").type == choose_device("cpu").type == "cpu"
+    with pytest.raises(LoadError, match="no GPU"):
+        choose_device("cuda")
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
+def test_on_a_gpu_memory_is_measured_and_graphs_are_captured(model_folder):
+    loaded = load_model(str(model_folder("qwen3")), LoadOptions(dtype="bfloat16"))
+    step = LargestStep(num_tokens=128, num_rows=4)
+    runner, on_gpu = make_runner(loaded, step, choose_device("auto"), has_graphs=True)
+    assert on_gpu.memory.weight_bytes > 0
+    assert on_gpu.memory.activation_bytes > 0
+    runner.bind_pool(memoryview(bytearray(16 * loaded.kv_spec.row_bytes)))
+    assert runner._graphs._graphs.keys() == {1, 2, 4}
