@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable
 from baton.system.clock import Clock
 from baton.wire.failures import Unavailable
 from baton.wire.v1 import worker_pb2
-from services.gateway.attempt import Arrival, Attempt, Finished, Prefilled, Tokens
+from services.gateway.attempt import Arrival, Attempt, Finished, Judged, Prefilled, Tokens
 from services.gateway.choice_text import ChoiceText
 from services.gateway.credit import CreditMeter
 from services.gateway.generation import Delta
+from services.gateway.prompt_echo import PromptEcho
 
 # A cancelled attempt's last tokens are waited for this long, only to count them.
 DRAIN_S = 0.05
@@ -21,15 +22,21 @@ Deliver = Callable[[list[Delta]], Awaitable[None]]
 
 
 class AnswerStream:
-    """Drives one attempt to its end. `run` once."""
+    """Drives one attempt to its end. `run` once. `echo` comes before every choice."""
 
     def __init__(
-        self, attempt: Attempt, meter: CreditMeter, choices: list[ChoiceText], clock: Clock
+        self,
+        attempt: Attempt,
+        meter: CreditMeter,
+        choices: list[ChoiceText],
+        clock: Clock,
+        echo: PromptEcho | None = None,
     ) -> None:
         self._attempt = attempt
         self._meter = meter
         self._choices = choices
         self._clock = clock
+        self._echo = echo
         # By choice; see Progress.num_cached.
         self.num_cached: dict[int, int] = {}
         # The worker's own stages up to the first token of choice 0, in seconds.
@@ -40,12 +47,19 @@ class AnswerStream:
         return any(choice.finish_reason is None for choice in self._choices)
 
     async def first(self, timeout_s: float) -> list[Delta]:
-        """Wait for the first token; the text that came with it."""
+        """Wait for the first token and what goes before it; the text that came with them."""
         deadline = self._clock.now() + timeout_s
         batch: list[Delta] = []
-        while not self._attempt.num_received and self.has_open_choices:
+        while self.has_open_choices and not (self._attempt.num_received and self._has_echo):
             batch += self._take(await self._attempt.arrivals(deadline - self._clock.now()))
-        return batch or self._take([])
+        batch = batch or self._take([])
+        if self._echo is None:
+            return batch
+        return [*(self._echo.delta(choice.choice) for choice in self._choices), *batch]
+
+    @property
+    def _has_echo(self) -> bool:
+        return self._echo is None or self._echo.is_complete
 
     async def run(self, batch: list[Delta], deliver: Deliver, gap_s: float) -> None:
         """Deliver `batch` and everything after it. `gap_s`: the longest wait between tokens."""
@@ -69,7 +83,10 @@ class AnswerStream:
         for arrival in arrivals:
             choice = self._choices[arrival.choice]
             if isinstance(arrival, Tokens):
-                batch += self._take_tokens(choice, arrival.ids)
+                batch += self._take_tokens(choice, arrival)
+            elif isinstance(arrival, Judged):
+                if self._echo is not None:
+                    self._echo.take(arrival.logprobs)
             elif isinstance(arrival, Prefilled):
                 self._take_prefill(choice.choice, arrival.summary)
             elif choice.finish_reason is None:
@@ -81,15 +98,13 @@ class AnswerStream:
         if choice == 0:
             self.prefill_stages = {s.name: s.duration_us / 1e6 for s in summary.stages}
 
-    def _take_tokens(self, choice: ChoiceText, ids: list[int]) -> list[Delta]:
-        was_open = choice.finish_reason is None
-        text = choice.take(ids)
-        ended = was_open and choice.finish_reason is not None
-        if ended:
+    def _take_tokens(self, choice: ChoiceText, tokens: Tokens) -> list[Delta]:
+        delta = choice.take(tokens.ids, tokens.logprobs)
+        if delta is None:
+            return []
+        if delta.finish_reason is not None:
             self._meter.end_choice(choice.choice, choice.num_received)
-        if text or ended:
-            return [Delta(choice.choice, text, choice.finish_reason)]
-        return []
+        return [delta]
 
     def _finish(self, choice: ChoiceText, arrival: Finished) -> Delta:
         reason = arrival.finish.reason

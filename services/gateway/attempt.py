@@ -7,7 +7,7 @@ doubled or skipped.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.wire.failures import (
@@ -22,10 +22,19 @@ from baton.wire.v1 import worker_pb2
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """New tokens of one choice, in order."""
+    """New tokens of one choice, in order; logprobs where they were asked for."""
 
     choice: int
     ids: list[int]
+    logprobs: Sequence[worker_pb2.TokenLogprobs] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Logprobs of the next prompt tokens; all come before the first token of choice 0."""
+
+    logprobs: Sequence[worker_pb2.TokenLogprobs]
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +53,7 @@ class Finished:
     finish: worker_pb2.Finish
 
 
-Arrival = Tokens | Prefilled | Finished
+Arrival = Tokens | Judged | Prefilled | Finished
 
 
 class Attempt:
@@ -61,6 +70,7 @@ class Attempt:
         self.request_id = submit.request_id
         self.epoch = submit.epoch
         self.num_choices = submit.sampling.num_choices
+        self._is_judged = submit.sampling.num_prompt_logprobs >= 0
         # Refused or lost: the worker did no work that the client saw.
         self.failure: BatonError | None = None
         self._give_on_link = give
@@ -127,7 +137,18 @@ class Attempt:
         if self._timer is not None:
             self._timer.cancel()
 
-    def take_tokens(self, choice: int, first_index: int, ids: list[int]) -> None:
+    def take_judged(self, logprobs: Sequence[worker_pb2.TokenLogprobs]) -> None:
+        """From the link's reader. Bounded by the prompt: whoever asked checks the indexes."""
+        if self._is_judged and not self.ended:
+            self._add(Judged(logprobs))
+
+    def take_tokens(
+        self,
+        choice: int,
+        first_index: int,
+        ids: list[int],
+        logprobs: Sequence[worker_pb2.TokenLogprobs] = (),
+    ) -> None:
         """From the link's reader."""
         if choice >= self.num_choices or self.ended:
             return
@@ -139,7 +160,7 @@ class Attempt:
             self.abandon(InternalFailure("the worker sent more tokens than it had credit for"))
             return
         self._next_index[choice] = expected + len(ids)
-        self._add(Tokens(choice, ids))
+        self._add(Tokens(choice, ids, logprobs))
 
     def take_side(self, side: worker_pb2.StepSide) -> None:
         """From the link's reader."""

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from baton.wire.failures import InternalFailure
 from services.gateway.ports import RunInThread, TokenizerClient
+from services.gateway.token_bytes import TokenBytes
 
 MAX_MODELS = 16
 # A character has at most 4 bytes, hence 4 byte tokens; what is still no character after
@@ -35,6 +36,7 @@ class TextModel:
     """What the gateway needs of a model besides what its workers announce."""
 
     decoder: Decoder
+    token_bytes: TokenBytes
     # From the model's generation_config.json; None = not stated.
     default_temperature: float | None
 
@@ -123,8 +125,11 @@ def load_text_model(artifact: bytes) -> TextModel:
     files = msgspec.msgpack.decode(artifact, type=dict[str, bytes])
     if "tokenizer.json" not in files:
         raise InternalFailure("the tokenizer artifact has no tokenizer.json")
+    tokenizer_json = files["tokenizer.json"]
+    tokenizer = Tokenizer.from_str(tokenizer_json.decode())
     return TextModel(
-        decoder=Tokenizer.from_str(files["tokenizer.json"].decode()),
+        decoder=tokenizer,
+        token_bytes=TokenBytes(tokenizer, tokenizer_json),
         default_temperature=_default_temperature(files.get("generation_config.json", b"{}")),
     )
 

@@ -6,7 +6,7 @@ pipeline between them knows only these.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 EndpointName = Literal["chat.completions", "completions", "responses"]
 FinishReason = Literal["stop", "length"]
@@ -34,6 +34,24 @@ class PromptTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenRules:
+    """Which tokens may come and how likely, beyond temperature and top_p. Defaults change nothing.
+
+    `logit_bias`: (token id, what its logit gains).
+    """
+
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A validated request. None means that the client left it to the server."""
 
@@ -46,23 +64,49 @@ class GenerationRequest:
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int = 0
     seed: int | None = None
+    rules: TokenRules = TokenRules()
     stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
+    # Of each token, and of so many likeliest ones besides; None = not wanted.
+    num_logprobs: int | None = None
+    # The answer starts with the prompt; with logprobs, also those of the prompt.
+    echo: bool = False
     cache_salt: str = ""
     # Fields that the answer repeats, by name (Responses).
     repeated: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Likelihood(NamedTuple):
+    """A token that could have come."""
+
+    token: bytes
+    logprob: float
+
+
+class TokenLogprob(NamedTuple):
+    """A token that came, as bytes: it may be part of a character.
+
+    `text_offset`: where its text starts in the choice's text. `logprob` is None where nothing is
+    before the token. `top`: the likeliest tokens in its place, the best first.
+    """
+
+    text_offset: int
+    token: bytes
+    logprob: float | None
+    top: tuple[Likelihood, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text of one choice, in order. `finish_reason` is set on the choice's last delta only."""
+    """New text of one choice, in order. `finish_reason` is set on the choice's last delta only.
+
+    `logprobs`: of the tokens whose text begins here, where the request asked for them.
+    """
 
     choice: int
     text: str
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

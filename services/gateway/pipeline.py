@@ -16,7 +16,7 @@ from functools import partial
 
 from baton.runtime.telemetry import Span, StageTimer, start_span
 from baton.system.clock import Clock
-from baton.wire.failures import BatonError, DeadlineExceeded, InvalidRequest, Unavailable
+from baton.wire.failures import BatonError, DeadlineExceeded, Unavailable
 from baton.wire.prefix_hash import derive_cache_key
 from baton.wire.v1 import quota_pb2, router_pb2
 from services.gateway import reports, submission
@@ -151,14 +151,9 @@ class Pipeline:
                 submission.encode_request(x, self._cache_key(x)),
                 _context(x, span, ENCODE_TIMEOUT_S),
             )
+        submission.check(request, model, progress.num_prompt_tokens)
         room = model.max_model_len - progress.num_prompt_tokens
-        if room < 1:
-            raise InvalidRequest(
-                f"the prompt has {progress.num_prompt_tokens} tokens; "
-                f"the model takes {model.max_model_len} with the answer",
-                reason="context_length_exceeded",
-            )
-        progress.max_tokens = min(request.max_tokens or room, room)
+        progress.max_tokens = submission.max_tokens_of(request, room)
         x.request = submission.with_defaults(request, progress.text_model)
         progress.seed = submission.seed_of(request, self._parts.rng)
         x.sink.opened(
@@ -257,6 +252,7 @@ class Pipeline:
                     priority=_principal(x).priority,
                     exclude_worker_ids=excluded,
                     num_choices=request.num_choices,
+                    local_prefill=submission.is_judged(request),
                 ),
                 _context(x, span, self._first_token_left_s(x)),
             )
@@ -274,12 +270,13 @@ class Pipeline:
             max_tokens=progress.max_tokens,
             extension_tokens=self._parts.limits.default_output_reservation * request.num_choices,
         )
-        progress.choices = submission.choice_texts(x)
+        echo = submission.echo_of(x)
+        progress.choices = submission.choice_texts(x, echo)
         link = self._parts.links.link_to(pick.decode)
         frame = submission.submit_frame(x, pick, meter.initial, self._left_s(x))
         frame.cache_key = self._cache_key(x)
         attempt = link.submit(frame)
-        stream = AnswerStream(attempt, meter, progress.choices, self._parts.clock)
+        stream = AnswerStream(attempt, meter, progress.choices, self._parts.clock, echo)
         try:
             self._connect(progress.lease, meter, attempt)
             await self._stream_answer(x, stream)

@@ -4,7 +4,14 @@ first token (the stream) or the end (the body), so that refusals keep theirs."""
 from baton.wire.failures import BatonError, DeadlineExceeded
 from services.gateway import sse
 from services.gateway.exchange import Head
-from services.gateway.generation import Delta, FinishReason, GenerationRequest, Identity, Usage
+from services.gateway.generation import (
+    Delta,
+    FinishReason,
+    GenerationRequest,
+    Identity,
+    TokenLogprob,
+    Usage,
+)
 from services.gateway.http_response import (
     EVENT_STREAM,
     HttpResponse,
@@ -27,12 +34,14 @@ class HttpSink:
         self._streams = False
         self._gone_reason = "cancelled"
         self._texts: list[list[str]] = []
+        self._logprobs: list[list[TokenLogprob]] = []
         self._reasons: list[FinishReason | None] = []
 
     def opened(self, identity: Identity, request: GenerationRequest) -> None:
         self._format = self._endpoint.answer(identity, request)
         self._streams = request.stream
         self._texts = [[] for _ in range(identity.num_choices)]
+        self._logprobs = [[] for _ in range(identity.num_choices)]
         self._reasons = [None] * identity.num_choices
 
     async def started(self, head: Head) -> None:
@@ -48,6 +57,7 @@ class HttpSink:
             return
         for delta in batch:
             self._texts[delta.choice].append(delta.text)
+            self._logprobs[delta.choice] += delta.logprobs
             self._reasons[delta.choice] = delta.finish_reason
 
     async def finished(self, usage: Usage, head: Head) -> None:
@@ -55,7 +65,7 @@ class HttpSink:
             await self._response.end(self._opened_format.closing(usage))
             return
         choices = [
-            Delta(choice, "".join(pieces), self._reasons[choice])
+            Delta(choice, "".join(pieces), self._reasons[choice], tuple(self._logprobs[choice]))
             for choice, pieces in enumerate(self._texts)
         ]
         body = self._opened_format.whole(choices, usage)

@@ -4,11 +4,15 @@ import random
 from array import array
 from dataclasses import replace
 
+from baton.wire.failures import InvalidRequest, quoted
 from baton.wire.v1 import router_pb2, sampling_pb2, tokenizer_pb2, worker_pb2
 from services.gateway.choice_text import ChoiceText
 from services.gateway.detokenize import TextModel, TokenTexts
 from services.gateway.exchange import Exchange
 from services.gateway.generation import ChatMessages, GenerationRequest, PlainText
+from services.gateway.logprob_trail import LogprobTrail
+from services.gateway.models import ServedModel
+from services.gateway.prompt_echo import PromptEcho
 from services.gateway.stop_strings import StopMatcher, StopPattern
 
 # OpenAI's defaults.
@@ -17,6 +21,8 @@ DEFAULT_TOP_P = 1.0
 # Text before a plain completion that decides whether its first token starts with a space.
 _CONTEXT_TOKENS = 6
 _TOKEN_BYTES = 4
+# Log probabilities of an echoed prompt: tokens x (1 + logprobs) x choices. Some 10 MB of JSON.
+MAX_PROMPT_LOGPROBS = 262_144
 
 
 def with_defaults(request: GenerationRequest, text_model: TextModel) -> GenerationRequest:
@@ -34,6 +40,41 @@ def with_defaults(request: GenerationRequest, text_model: TextModel) -> Generati
 def seed_of(request: GenerationRequest, rng: random.Random) -> int:
     """The client's seed as an unsigned number, or a drawn one."""
     return rng.getrandbits(63) if request.seed is None else request.seed % 2**64
+
+
+def check(request: GenerationRequest, model: ServedModel, num_prompt_tokens: int) -> None:
+    """What only the model and the tokenized prompt tell. Raises InvalidRequest."""
+    if num_prompt_tokens >= model.max_model_len:
+        raise InvalidRequest(
+            f"the prompt has {num_prompt_tokens} tokens; "
+            f"the model takes {model.max_model_len} with the answer",
+            reason="context_length_exceeded",
+        )
+    rules = request.rules
+    named = {"stop_token_ids": rules.stop_token_ids, "logit_bias": [t for t, _ in rules.logit_bias]}
+    for param, ids in named.items():
+        if ids and max(ids) >= model.vocab_size:
+            message = f"{param}: token id {quoted(max(ids))} is not below {model.vocab_size}"
+            raise InvalidRequest(message, reason="invalid_token_id", param=param)
+    if is_judged(request):
+        num = num_prompt_tokens * (1 + (request.num_logprobs or 0)) * request.num_choices
+        if num > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequest(
+                f"echo: prompt tokens x (1 + logprobs) x n is {num}; at most {MAX_PROMPT_LOGPROBS}",
+                param="echo",
+            )
+
+
+def is_judged(request: GenerationRequest) -> bool:
+    """Logprobs of the prompt are wanted: the decode worker prefills it by itself."""
+    return request.echo and request.num_logprobs is not None
+
+
+def max_tokens_of(request: GenerationRequest, room: int) -> int:
+    """Most output tokens of a choice. 0 = only the prompt is wanted: one token is still sampled,
+    because that ends the prefill, and thrown away."""
+    wanted = room if request.max_tokens is None else max(request.max_tokens, 1)
+    return min(wanted, room)
 
 
 def encode_request(x: Exchange, cache_key: bytes) -> tokenizer_pb2.EncodeRequest:
@@ -82,26 +123,54 @@ def submit_frame(
     )
 
 
-def choice_texts(x: Exchange) -> list[ChoiceText]:
+def echo_of(x: Exchange) -> PromptEcho | None:
+    """The echo of a new attempt, if one is wanted."""
+    request, prompt, text_model = x.request, x.progress.prompt, x.progress.text_model
+    assert request is not None, "validated before"
+    if not request.echo or isinstance(request.prompt, ChatMessages):
+        return None
+    assert prompt is not None, "tokenized before"
+    assert text_model is not None, "tokenized before"
+    judged = is_judged(request)
+    return PromptEcho(request.prompt, prompt.token_ids, text_model, judged=judged)
+
+
+def choice_texts(x: Exchange, echo: PromptEcho | None) -> list[ChoiceText]:
     """Fresh choices, before their first token."""
-    request, model, text_model = x.request, x.model, x.progress.text_model
+    request, model = x.request, x.model
     assert request is not None, "validated before"
     assert model is not None, "validated before"
-    assert text_model is not None, "tokenized before"
-    patterns = tuple(StopPattern.of(stop) for stop in request.stop)
+    silent_ids = model.eos_token_ids | frozenset(request.rules.stop_token_ids)
+    first_offset = 0 if echo is None else len(echo.text)
+    choices = []
+    for choice in range(request.num_choices):
+        texts, stops = _texts(x), StopMatcher(_patterns(request))
+        trail = _trail(x, first_offset)
+        choices.append(ChoiceText(choice, texts, stops, silent_ids, trail))
+        choices[-1].is_mute = request.max_tokens == 0
+    return choices
+
+
+def _patterns(request: GenerationRequest) -> tuple[StopPattern, ...]:
+    return tuple(StopPattern.of(stop) for stop in request.stop)
+
+
+def _texts(x: Exchange) -> TokenTexts:
+    assert x.request is not None, "validated before"
+    assert x.progress.text_model is not None, "tokenized before"
     context_ids: list[int] = []
-    if not isinstance(request.prompt, ChatMessages) and x.progress.prompt is not None:
+    if not isinstance(x.request.prompt, ChatMessages) and x.progress.prompt is not None:
         tail = x.progress.prompt.token_ids[-_CONTEXT_TOKENS * _TOKEN_BYTES :]
         context_ids = array("I", tail).tolist()
-    return [
-        ChoiceText(
-            choice,
-            TokenTexts(text_model.decoder, context_ids),
-            StopMatcher(patterns),
-            model.eos_token_ids,
-        )
-        for choice in range(request.num_choices)
-    ]
+    return TokenTexts(x.progress.text_model.decoder, context_ids)
+
+
+def _trail(x: Exchange, first_offset: int) -> LogprobTrail | None:
+    assert x.request is not None, "validated before"
+    assert x.progress.text_model is not None, "tokenized before"
+    if x.request.num_logprobs is None:
+        return None
+    return LogprobTrail(x.progress.text_model.token_bytes, first_offset)
 
 
 def _sampling(x: Exchange) -> sampling_pb2.Sampling:
@@ -109,15 +178,22 @@ def _sampling(x: Exchange) -> sampling_pb2.Sampling:
     assert request is not None, "validated before"
     assert request.temperature is not None, "defaults are filled in"
     assert request.top_p is not None, "defaults are filled in"
+    rules, num_logprobs = request.rules, request.num_logprobs
     return sampling_pb2.Sampling(
         temperature=request.temperature,
         top_p=request.top_p,
-        top_k=request.top_k,
+        top_k=rules.top_k,
+        min_p=rules.min_p,
+        presence_penalty=rules.presence_penalty,
+        frequency_penalty=rules.frequency_penalty,
+        repetition_penalty=rules.repetition_penalty,
+        logit_bias=dict(rules.logit_bias),
         seed=x.progress.seed,
         max_tokens=x.progress.max_tokens,
-        ignore_eos=request.ignore_eos,
-        stop_token_ids=request.stop_token_ids,
+        min_tokens=rules.min_tokens,
+        ignore_eos=rules.ignore_eos,
+        stop_token_ids=rules.stop_token_ids,
         num_choices=request.num_choices,
-        num_logprobs=-1,
-        num_prompt_logprobs=-1,
+        num_logprobs=-1 if num_logprobs is None else num_logprobs,
+        num_prompt_logprobs=(num_logprobs or 0) if is_judged(request) else -1,
     )

@@ -170,18 +170,28 @@ class WorkerLink:
     def _take_step(self, step: worker_pb2.Step) -> None:
         ids = step.ids
         counts = step.counts or [1] * len(step.handles)
+        logprobs = {(side.handle, side.choice): side.logprobs for side in step.side}
+        self._take_judged(step)
         start = 0
         for handle, choice, first_index, count in zip(
             step.handles, step.choices, step.first_index, counts, strict=True
         ):
             attempt = self._attempts.get(handle)
             if attempt is not None:
-                attempt.take_tokens(choice, first_index, ids[start : start + count])
+                new_ids = ids[start : start + count]
+                told = logprobs.get((handle, choice), ())
+                attempt.take_tokens(choice, first_index, new_ids, told)
             start += count
         for side in step.side:
             attempt = self._attempts.get(side.handle)
             if attempt is not None:
                 attempt.take_side(side)
+
+    def _take_judged(self, step: worker_pb2.Step) -> None:
+        for side in step.side:
+            attempt = self._attempts.get(side.handle)
+            if attempt is not None and side.prompt_logprobs:
+                attempt.take_judged(side.prompt_logprobs)
 
     def _give(self, attempt: Attempt, choice: int, up_to_index: int) -> None:
         if attempt.handle in self._attempts:

@@ -42,6 +42,7 @@ class PickRequest:
     num_prompt_tokens: int
     expected_output_tokens: int
     num_choices: int
+    local_prefill: bool
     excluded: frozenset[str]
     arrived_at: float
 
@@ -64,6 +65,7 @@ class PickRequest:
             num_prompt_tokens=request.num_prompt_tokens,
             expected_output_tokens=min(request.expected_output_tokens, MAX_PROMPT_TOKENS),
             num_choices=max(1, request.num_choices),
+            local_prefill=request.local_prefill,
             excluded=frozenset(request.exclude_worker_ids),
             arrived_at=now,
         )
@@ -150,6 +152,8 @@ class Selector:
         prefills = self._fleet.of_model(request.model_fp, PREFILL)
         isolated = self._fleet.is_isolated()
         mode, max_local_tokens = self._prefill_mode(prefills, isolated)
+        if request.local_prefill:
+            mode, max_local_tokens = PrefillMode.LOCAL, None
         ask = Ask(
             num_prompt_tokens=request.num_prompt_tokens,
             expected_output_tokens=request.expected_output_tokens,

@@ -17,7 +17,7 @@ WORKER_ROLE_PREFILL: WorkerRole
 WORKER_ROLE_DECODE: WorkerRole
 
 class PickRequest(_message.Message):
-    __slots__ = ("request_id", "model_fp", "block_hashes", "num_prompt_tokens", "expected_output_tokens", "tenant", "priority", "poison_fingerprint", "exclude_worker_ids", "num_choices")
+    __slots__ = ("request_id", "model_fp", "block_hashes", "num_prompt_tokens", "expected_output_tokens", "tenant", "priority", "poison_fingerprint", "exclude_worker_ids", "num_choices", "local_prefill")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FP_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class PickRequest(_message.Message):
     POISON_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PREFILL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model_fp: str
     block_hashes: bytes
@@ -38,7 +39,8 @@ class PickRequest(_message.Message):
     poison_fingerprint: bytes
     exclude_worker_ids: _containers.RepeatedScalarFieldContainer[str]
     num_choices: int
-    def __init__(self, request_id: _Optional[str] = ..., model_fp: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., poison_fingerprint: _Optional[bytes] = ..., exclude_worker_ids: _Optional[_Iterable[str]] = ..., num_choices: _Optional[int] = ...) -> None: ...
+    local_prefill: bool
+    def __init__(self, request_id: _Optional[str] = ..., model_fp: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., poison_fingerprint: _Optional[bytes] = ..., exclude_worker_ids: _Optional[_Iterable[str]] = ..., num_choices: _Optional[int] = ..., local_prefill: _Optional[bool] = ...) -> None: ...
 
 class PickResponse(_message.Message):
     __slots__ = ("decode", "prefill", "queue_us", "reasons", "predicted_cached_tokens")

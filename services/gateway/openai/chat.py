@@ -13,7 +13,7 @@ from services.gateway.generation import (
     Identity,
     Usage,
 )
-from services.gateway.openai import limits
+from services.gateway.openai import limits, logprob_objects
 from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
 from services.gateway.openai.errors import error_body
 from services.gateway.openai.shared_fields import (
@@ -34,8 +34,6 @@ UNSUPPORTED = {
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
     "response_format": ({"type": "text"},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -64,7 +62,10 @@ class ChatFields(SharedFields):
     """The supported fields of a chat completion request."""
 
     messages: list[dict[str, Any]]
+    max_tokens: limits.MaxTokens | None = None
     max_completion_tokens: limits.MaxTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: limits.NumLogprobs | None = None
 
 
 def parse(body: bytes) -> GenerationRequest:
@@ -74,9 +75,17 @@ def parse(body: bytes) -> GenerationRequest:
         endpoint="chat.completions",
         model=fields.model,
         prompt=ChatMessages(msgspec.json.encode(_conversation(fields.messages))),
-        max_tokens=max_tokens_of(fields.max_tokens, fields.max_completion_tokens),
-        **sampling_of(fields),
+        num_logprobs=_num_logprobs(fields),
+        **sampling_of(fields, max_tokens_of(fields.max_tokens, fields.max_completion_tokens)),
     )
+
+
+def _num_logprobs(fields: ChatFields) -> int | None:
+    if fields.logprobs:
+        return fields.top_logprobs or 0
+    if fields.top_logprobs:
+        raise InvalidRequest("top_logprobs: only with logprobs true", param="top_logprobs")
+    return None
 
 
 def _conversation(messages: list[dict[str, Any]]) -> list[dict[str, str]]:
@@ -148,6 +157,7 @@ class ChatAnswer:
     def __init__(self, identity: Identity, request: GenerationRequest) -> None:
         self._identity = identity
         self._include_usage = request.include_usage
+        self._has_logprobs = request.num_logprobs is not None
         self._templates = [
             sse.TextTemplate(self._chunk({"content": sse.TextTemplate.MARK}, choice))
             for choice in range(identity.num_choices)
@@ -161,7 +171,12 @@ class ChatAnswer:
     def deltas(self, batch: list[Delta]) -> bytes:
         events = []
         for delta in batch:
-            if delta.text:
+            if delta.logprobs:
+                logprobs = logprob_objects.chat_object(delta.logprobs)
+                content = {"content": delta.text}
+                chunk = self._chunk(content, delta.choice, logprobs=logprobs)
+                events.append(sse.data_event(chunk))
+            elif delta.text:
                 events.append(self._templates[delta.choice].render(delta.text))
             if delta.finish_reason:
                 events.append(sse.data_event(self._chunk({}, delta.choice, delta.finish_reason)))
@@ -180,14 +195,35 @@ class ChatAnswer:
         return msgspec.json.encode(
             {
                 **self._head("chat.completion"),
-                "choices": [_choice_object(choice) for choice in choices],
+                "choices": [self._choice_object(choice) for choice in choices],
                 "usage": usage_object(usage),
             }
         )
 
-    def _chunk(self, delta: dict[str, Any], choice: int, reason: str | None = None) -> object:
-        entry = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def _chunk(
+        self,
+        delta: dict[str, Any],
+        choice: int,
+        reason: str | None = None,
+        logprobs: object = None,
+    ) -> object:
+        entry = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return self._frame([entry], None)
+
+    def _choice_object(self, choice: Delta) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": choice.text,
+            "refusal": None,
+            "annotations": [],
+        }
+        logprobs = logprob_objects.chat_object(choice.logprobs) if self._has_logprobs else None
+        return {
+            "index": choice.choice,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": choice.finish_reason,
+        }
 
     def _frame(self, choices: list[object], usage: object) -> object:
         frame = {**self._head("chat.completion.chunk"), "choices": choices}
@@ -203,18 +239,3 @@ class ChatAnswer:
             "service_tier": "default",
             "system_fingerprint": f"fp_{identity.model_fp[:12]}",
         }
-
-
-def _choice_object(choice: Delta) -> dict[str, Any]:
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": choice.text,
-        "refusal": None,
-        "annotations": [],
-    }
-    return {
-        "index": choice.choice,
-        "message": message,
-        "logprobs": None,
-        "finish_reason": choice.finish_reason,
-    }

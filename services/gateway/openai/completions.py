@@ -15,7 +15,7 @@ from services.gateway.generation import (
     PromptTokens,
     Usage,
 )
-from services.gateway.openai import limits
+from services.gateway.openai import limits, logprob_objects
 from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
 from services.gateway.openai.errors import error_body
 from services.gateway.openai.shared_fields import (
@@ -31,8 +31,6 @@ DEFAULT_MAX_TOKENS = 16
 UNSUPPORTED = {
     **HARMLESS_VALUES,
     "best_of": (1,),
-    "echo": (False,),
-    "logprobs": (),
     "suffix": ("",),
 }
 
@@ -41,17 +39,24 @@ class CompletionFields(SharedFields):
     """The supported fields of a completion request."""
 
     prompt: Any
+    max_tokens: limits.MaxTokensOrNone | None = None
+    echo: bool | None = None
+    logprobs: limits.NumLogprobs | None = None
 
 
 def parse(body: bytes) -> GenerationRequest:
     """The request in a completion's body. Raises InvalidRequest."""
     fields = to_struct(decode_object(body), CompletionFields, UNSUPPORTED)
+    if fields.max_tokens == 0 and not fields.echo:
+        raise InvalidRequest("max_tokens: got 0; only with echo true", param="max_tokens")
+    max_tokens = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
     return GenerationRequest(
         endpoint="completions",
         model=fields.model,
         prompt=_prompt(fields.prompt),
-        max_tokens=DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens,
-        **sampling_of(fields),
+        num_logprobs=fields.logprobs,
+        echo=bool(fields.echo),
+        **sampling_of(fields, max_tokens),
     )
 
 
@@ -90,6 +95,7 @@ class CompletionAnswer:
     def __init__(self, identity: Identity, request: GenerationRequest) -> None:
         self._identity = identity
         self._include_usage = request.include_usage
+        self._has_logprobs = request.num_logprobs is not None
         self._templates = [
             sse.TextTemplate(self._chunk(Delta(choice, sse.TextTemplate.MARK)))
             for choice in range(identity.num_choices)
@@ -101,7 +107,7 @@ class CompletionAnswer:
     def deltas(self, batch: list[Delta]) -> bytes:
         return b"".join(
             sse.data_event(self._chunk(delta))
-            if delta.finish_reason
+            if delta.finish_reason or delta.logprobs
             else self._templates[delta.choice].render(delta.text)
             for delta in batch
         )
@@ -116,13 +122,14 @@ class CompletionAnswer:
 
     def whole(self, choices: list[Delta], usage: Usage) -> bytes:
         """The JSON body; `choices` holds each choice's whole text."""
-        entries = [_choice_object(choice) for choice in choices]
+        has_logprobs = self._has_logprobs
+        entries = [_choice_object(choice, has_logprobs=has_logprobs) for choice in choices]
         return msgspec.json.encode(
             {**self._head(), "choices": entries, "usage": usage_object(usage)}
         )
 
     def _chunk(self, delta: Delta) -> object:
-        return self._frame([_choice_object(delta)], None)
+        return self._frame([_choice_object(delta, has_logprobs=bool(delta.logprobs))], None)
 
     def _frame(self, choices: list[object], usage: object) -> object:
         frame = {**self._head(), "choices": choices}
@@ -138,10 +145,10 @@ class CompletionAnswer:
         }
 
 
-def _choice_object(choice: Delta) -> dict[str, Any]:
+def _choice_object(choice: Delta, *, has_logprobs: bool) -> dict[str, Any]:
     return {
         "index": choice.choice,
         "text": choice.text,
-        "logprobs": None,
+        "logprobs": logprob_objects.completion_object(choice.logprobs) if has_logprobs else None,
         "finish_reason": choice.finish_reason,
     }

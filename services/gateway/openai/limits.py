@@ -13,6 +13,7 @@ MAX_MESSAGES = 4096
 MAX_PARTS = 256
 MAX_STOP_STRINGS = 4
 MAX_CHOICES = 128
+MAX_LOGPROBS = 20
 
 # 8 MiB is also the default cap of the whole body.
 Text = Annotated[str, Meta(max_length=8 * 1024 * 1024)]
@@ -28,13 +29,25 @@ TopP = Annotated[float, Meta(gt=0, le=1)]
 # -1 and 0 both mean off, as other servers have it.
 TopK = Annotated[int, Meta(ge=-1, le=1_000_000)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(gt=0, le=10)]
 MaxTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+MaxTokensOrNone = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+MinTokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+# OpenAI takes 5 in legacy completions.
+NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 NumChoices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 StopStrings = StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=64)]
+LogitBias = Annotated[
+    dict[Annotated[str, Meta(pattern="^[0-9]{1,10}$")], Annotated[float, Meta(ge=-100, le=100)]],
+    Meta(max_length=1024),
+]
+Includes = Annotated[list[Label], Meta(max_length=16)]
 PromptTokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=2_000_000)]
 Parts = Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_PARTS)]
 Metadata = Annotated[

@@ -17,7 +17,6 @@ UNSUPPORTED = {
     "context_management": ([],),
     "conversation": (),
     "image": (),
-    "include": ([],),
     "max_tool_calls": (),
     "parallel_tool_calls": (True, False),
     "previous_response_id": (),
@@ -28,10 +27,10 @@ UNSUPPORTED = {
     "text": ({}, {"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
 
+_INCLUDED_LOGPROBS = "message.output_text.logprobs"
 _PART_KINDS = ("input_text", "output_text", "text")
 # What clients send back of an answer's items besides role and content.
 _IGNORED_ITEM_KEYS = {"type", "id", "status", "phase"}
@@ -43,6 +42,8 @@ class ResponseFields(CommonFields):
     input: Any
     instructions: limits.Text | None = None
     max_output_tokens: limits.MaxTokens | None = None
+    include: limits.Includes | None = None
+    top_logprobs: limits.NumLogprobs | None = None
 
 
 def parse(body: bytes) -> GenerationRequest:
@@ -55,17 +56,31 @@ def parse(body: bytes) -> GenerationRequest:
         endpoint="responses",
         model=fields.model,
         prompt=ChatMessages(msgspec.json.encode(turns)),
-        max_tokens=fields.max_output_tokens,
+        num_logprobs=_num_logprobs(fields),
         repeated={
             "instructions": fields.instructions,
             "max_output_tokens": fields.max_output_tokens,
             "metadata": fields.metadata or {},
             "prompt_cache_key": fields.prompt_cache_key,
             "safety_identifier": fields.safety_identifier,
+            "top_logprobs": fields.top_logprobs or 0,
             "user": fields.user,
         },
-        **sampling_of(fields),
+        **sampling_of(fields, fields.max_output_tokens),
     )
+
+
+def _num_logprobs(fields: ResponseFields) -> int | None:
+    includes = fields.include or []
+    for index, name in enumerate(includes):
+        if name != _INCLUDED_LOGPROBS:
+            raise unsupported_field(f"include[{index}]", f"got {described(name)}")
+    if includes:
+        return fields.top_logprobs or 0
+    if fields.top_logprobs:
+        message = f"top_logprobs: only with include {_INCLUDED_LOGPROBS}"
+        raise InvalidRequest(message, param="top_logprobs")
+    return None
 
 
 def _conversation(given: Any) -> list[dict[str, str]]:

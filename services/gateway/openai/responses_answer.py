@@ -12,6 +12,7 @@ import msgspec
 from baton.wire.failures import BatonError
 from services.gateway import sse
 from services.gateway.generation import Delta, FinishReason, GenerationRequest, Identity, Usage
+from services.gateway.openai.logprob_objects import response_list
 
 _NUMBER_MARK = -(2**53)
 
@@ -24,6 +25,7 @@ class ResponsesAnswer:
         self._request = request
         self._next_number = 0
         self._texts: list[str] = []
+        self._logprobs: list[dict[str, Any]] = []
         self._finish_reason: FinishReason = "stop"
         self._delta_parts = self._delta_template()
 
@@ -38,16 +40,16 @@ class ResponsesAnswer:
                     output_index=0,
                     item=self._item("in_progress", None),
                 ),
-                self._part_event("response.content_part.added", part=_part("")),
+                self._part_event("response.content_part.added", part=_part("", [])),
             ]
         )
 
     def deltas(self, batch: list[Delta]) -> bytes:
         events = []
         for delta in batch:
-            if delta.text:
+            if delta.text or delta.logprobs:
                 self._texts.append(delta.text)
-                events.append(self._delta_event(delta.text))
+                events.append(self._delta_event(delta))
             if delta.finish_reason:
                 self._finish_reason = delta.finish_reason
         return b"".join(events)
@@ -55,21 +57,22 @@ class ResponsesAnswer:
     def closing(self, usage: Usage) -> bytes:
         text = "".join(self._texts)
         status = _STATUS[self._finish_reason]
-        response = self._response(status, [self._item(status, text)], usage)
+        part = _part(text, self._logprobs)
+        item = self._item(status, part)
+        response = self._response(status, [item], usage)
         return b"".join(
             [
-                self._part_event("response.output_text.done", text=text, logprobs=[]),
-                self._part_event("response.content_part.done", part=_part(text)),
-                self._event(
-                    "response.output_item.done", output_index=0, item=self._item(status, text)
-                ),
+                self._part_event("response.output_text.done", text=text, logprobs=part["logprobs"]),
+                self._part_event("response.content_part.done", part=part),
+                self._event("response.output_item.done", output_index=0, item=item),
                 self._event(f"response.{status}", response=response),
             ]
         )
 
     def failure(self, error: BatonError) -> bytes:
         code = "rate_limit_exceeded" if error.row.http_status == 429 else "server_error"
-        output = [self._item("incomplete", "".join(self._texts))] if self._texts else []
+        part = _part("".join(self._texts), self._logprobs)
+        output = [self._item("incomplete", part)] if self._texts else []
         response = self._response("failed", output, None)
         response["error"] = {"code": code, "message": f"{error.reason}: {error.message}"}
         return self._event("response.failed", response=response)
@@ -79,7 +82,8 @@ class ResponsesAnswer:
         (choice,) = choices
         self._finish_reason = choice.finish_reason or "stop"
         status = _STATUS[self._finish_reason]
-        response = self._response(status, [self._item(status, choice.text)], usage)
+        part = _part(choice.text, response_list(choice.logprobs))
+        response = self._response(status, [self._item(status, part)], usage)
         return msgspec.json.encode(response)
 
     def _event(self, kind: str, **fields: object) -> bytes:
@@ -90,11 +94,17 @@ class ResponsesAnswer:
     def _part_event(self, kind: str, **fields: object) -> bytes:
         return self._event(kind, item_id=self._item_id, output_index=0, content_index=0, **fields)
 
-    def _delta_event(self, text: str) -> bytes:
+    def _delta_event(self, delta: Delta) -> bytes:
+        if delta.logprobs:
+            logprobs = response_list(delta.logprobs)
+            self._logprobs += logprobs
+            return self._part_event(
+                "response.output_text.delta", delta=delta.text, logprobs=logprobs
+            )
         before, between, after = self._delta_parts
         number = self._next_number
         self._next_number += 1
-        return b"%b%b%b%d%b" % (before, msgspec.json.encode(text), between, number, after)
+        return b"%b%b%b%d%b" % (before, msgspec.json.encode(delta.text), between, number, after)
 
     def _delta_template(self) -> tuple[bytes, bytes, bytes]:
         self._next_number = _NUMBER_MARK
@@ -110,13 +120,13 @@ class ResponsesAnswer:
     def _item_id(self) -> str:
         return f"msg_{self._identity.request_id}"
 
-    def _item(self, status: str, text: str | None) -> dict[str, Any]:
+    def _item(self, status: str, part: dict[str, Any] | None) -> dict[str, Any]:
         return {
             "id": self._item_id,
             "type": "message",
             "status": status,
             "role": "assistant",
-            "content": [] if text is None else [_part(text)],
+            "content": [] if part is None else [part],
         }
 
     def _response(self, status: str, output: list[Any], usage: Usage | None) -> dict[str, Any]:
@@ -151,13 +161,12 @@ _FIXED: dict[str, Any] = {
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
-    "top_logprobs": 0,
     "truncation": "disabled",
 }
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def _usage_object(usage: Usage) -> dict[str, Any]:

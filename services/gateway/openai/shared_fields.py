@@ -9,18 +9,12 @@ from typing import Any
 import msgspec
 
 from baton.wire.failures import InvalidRequest
-from services.gateway.generation import Usage
+from services.gateway.generation import TokenRules, Usage
 from services.gateway.openai import limits
 from services.gateway.openai.decoding import unsupported_field
 
 HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "moderation": (),
     "prompt_cache_options": ({}, {"mode": "implicit"}),
     # A *maximum* time to keep a prefix; ours are kept for less.
@@ -41,11 +35,18 @@ class CommonFields(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     temperature: limits.Temperature | None = None
     top_p: limits.TopP | None = None
-    top_k: limits.TopK | None = None
     seed: limits.Seed | None = None
     stop: limits.StopStrings | None = None
-    stop_token_ids: limits.StopTokenIds | None = None
+    presence_penalty: limits.Penalty | None = None
+    frequency_penalty: limits.Penalty | None = None
+    logit_bias: limits.LogitBias | None = None
+    # As vLLM has them.
+    top_k: limits.TopK | None = None
+    min_p: limits.MinP | None = None
+    repetition_penalty: limits.RepetitionPenalty | None = None
+    min_tokens: limits.MinTokens | None = None
     ignore_eos: bool | None = None
+    stop_token_ids: limits.StopTokenIds | None = None
     # Separates this client's prefix cache from the rest of its tenant's.
     cache_salt: limits.CacheSalt | None = None
     # Accepted, without effect.
@@ -59,30 +60,48 @@ class SharedFields(CommonFields, kw_only=True):
     """Fields of both completion endpoints."""
 
     n: limits.NumChoices | None = None
-    max_tokens: limits.MaxTokens | None = None
 
 
-def sampling_of(fields: CommonFields) -> dict[str, Any]:
-    """The arguments of GenerationRequest that all endpoints fill alike."""
+def sampling_of(fields: CommonFields, max_tokens: int | None) -> dict[str, Any]:
+    """The arguments of GenerationRequest that all endpoints fill alike. Raises InvalidRequest."""
     options = fields.stream_options or StreamOptions()
     if fields.stream_options is not None and not fields.stream:
         raise InvalidRequest("stream_options: only with stream true", param="stream_options")
     if options.include_obfuscation:
         raise unsupported_field("stream_options.include_obfuscation", "got true")
+    if max_tokens is not None and (fields.min_tokens or 0) > max_tokens:
+        raise InvalidRequest(
+            f"min_tokens: got {fields.min_tokens}, but the answer has at most {max_tokens}",
+            param="min_tokens",
+        )
     stop = fields.stop or []
     return {
+        "max_tokens": max_tokens,
         "stream": bool(fields.stream),
         "include_usage": bool(options.include_usage),
         "num_choices": getattr(fields, "n", None) or 1,
         "temperature": fields.temperature,
         "top_p": fields.top_p,
-        "top_k": max(fields.top_k or 0, 0),
         "seed": fields.seed,
+        "rules": _rules_of(fields),
         "stop": (stop,) if isinstance(stop, str) else tuple(stop),
-        "stop_token_ids": tuple(fields.stop_token_ids or ()),
-        "ignore_eos": bool(fields.ignore_eos),
         "cache_salt": fields.cache_salt or "",
     }
+
+
+def _rules_of(fields: CommonFields) -> TokenRules:
+    biases = fields.logit_bias or {}
+    return TokenRules(
+        top_k=max(fields.top_k or 0, 0),
+        min_p=fields.min_p or 0.0,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=fields.repetition_penalty or 1.0,
+        logit_bias=tuple((int(token_id), bias) for token_id, bias in biases.items()),
+        min_tokens=fields.min_tokens or 0,
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        ignore_eos=bool(fields.ignore_eos),
+    )
 
 
 def max_tokens_of(old: int | None, new: int | None) -> int | None:

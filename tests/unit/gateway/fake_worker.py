@@ -10,6 +10,16 @@ from baton.wire.v1 import worker_pb2
 EOS = 256
 
 
+def told_of(index: int, token_id: int, num_top: int) -> worker_pb2.TokenLogprobs:
+    """Likeliest: the token itself, then the ids after it."""
+    return worker_pb2.TokenLogprobs(
+        index=index,
+        logprob=-0.5 * index,
+        top_ids=[token_id + place for place in range(num_top)],
+        top_logprobs=[-0.5 * index - place for place in range(num_top)],
+    )
+
+
 class FakeWorker:
     """A decode worker that answers every submit with `texts`, one per choice (repeated)."""
 
@@ -110,24 +120,46 @@ class FakeWorker:
         key = (submit.handle, choice)
         self._credit.setdefault(key, submit.initial_credit_tokens)
         max_tokens = submit.sampling.max_tokens
+        if choice == 0:
+            await self._judge(submit, stream)
         for index, token_id in enumerate(ids[:max_tokens]):
             while index >= self._credit[key] and submit.handle not in self._cancelled:
                 await self._changed.wait()
             if submit.handle in self._cancelled:
                 await self._finish(stream, key, "cancelled", index)
                 return
-            await self._write(stream, worker_pb2.WorkerFrame(step=self._step(key, index, token_id)))
+            step = self._step(submit, choice, index, token_id)
+            await self._write(stream, worker_pb2.WorkerFrame(step=step))
             await asyncio.sleep(self.step_s)
         if self.ends or len(ids) >= max_tokens:
             reason = "stop" if self.ends and len(ids) <= max_tokens else "length"
             await self._finish(stream, key, reason, min(len(ids), max_tokens))
 
-    def _step(self, key: tuple[int, int], index: int, token_id: int) -> worker_pb2.Step:
+    async def _judge(self, submit: worker_pb2.Submit, stream: MemoryStream) -> None:
+        """Two frames with the prompt's logprobs, where they are wanted."""
+        num_top = submit.sampling.num_prompt_logprobs
+        if num_top < 0:
+            return
+        indexes = range(1, submit.num_prompt_tokens)
+        for part in (indexes[:2], indexes[2:]):
+            step = worker_pb2.Step()
+            side = step.side.add(handle=submit.handle, choice=0)
+            ids = submit.prompt_ids[::4]
+            side.prompt_logprobs.extend(told_of(index, ids[index], num_top) for index in part)
+            await self._write(stream, worker_pb2.WorkerFrame(step=step))
+
+    def _step(
+        self, submit: worker_pb2.Submit, choice: int, index: int, token_id: int
+    ) -> worker_pb2.Step:
         step = worker_pb2.Step(
-            handles=[key[0]], choices=[key[1]], first_index=[index], ids=[token_id]
+            handles=[submit.handle], choices=[choice], first_index=[index], ids=[token_id]
         )
+        num_top = submit.sampling.num_logprobs
+        if index == 0 or num_top >= 0:
+            side = step.side.add(handle=submit.handle, choice=choice)
+        if num_top >= 0:
+            side.logprobs.append(told_of(index, token_id, num_top))
         if index == 0:
-            side = step.side.add(handle=key[0], choice=key[1])
             side.prefill.num_cached_tokens = self.num_cached
             for name, seconds in self.prefill_stages.items():
                 side.prefill.stages.add(name=name, duration_us=round(seconds * 1e6))

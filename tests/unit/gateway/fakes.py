@@ -14,7 +14,7 @@ from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.v1 import quota_pb2
 from services.gateway.exchange import Arrival, Head
 from services.gateway.gateway import Gateway, GatewayIdentity, Outside
-from services.gateway.generation import Delta, GenerationRequest, Identity, Usage
+from services.gateway.generation import Delta, GenerationRequest, Identity, TokenLogprob, Usage
 from services.gateway.openai.endpoints import ENDPOINTS
 from services.gateway.pipeline import Limits
 from tests.unit.gateway.fake_clients import (
@@ -96,6 +96,10 @@ class RecordingSink:
         deltas = [delta for batch in self.batches for delta in batch if delta.choice == choice]
         return "".join(delta.text for delta in deltas)
 
+    def logprobs(self, choice: int = 0) -> list[TokenLogprob]:
+        deltas = [delta for batch in self.batches for delta in batch if delta.choice == choice]
+        return [entry for delta in deltas for entry in delta.logprobs]
+
     def reason(self, choice: int = 0) -> str | None:
         reasons = [d.finish_reason for b in self.batches for d in b if d.choice == choice]
         return reasons[-1]
@@ -160,6 +164,13 @@ class Fleet:
         """Run one chat request to its end."""
         sink = sink or RecordingSink()
         await self.gateway.pipeline.run(self.chat_arrival(**fields), sink)
+        return sink
+
+    async def complete(self, **fields: Any) -> RecordingSink:
+        """Run one legacy completion to its end."""
+        sink = RecordingSink()
+        body = {"model": "demo", "prompt": "hi", **fields}
+        await self.gateway.pipeline.run(self.arrival("/v1/completions", body), sink)
         return sink
 
     def chat_arrival(self, **fields: Any) -> Arrival:

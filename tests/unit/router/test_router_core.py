@@ -436,6 +436,18 @@ def test_auto_keeps_a_cached_prompt_on_its_decode_worker(router, run, hashes) ->
     run(scenario)
 
 
+def test_a_request_that_must_prefill_on_decode_gets_no_prefill_worker(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router()
+        fleet.decode()
+        fleet.prefill()
+        response = await fleet.pick(local_prefill=True)
+        assert response.decode.worker_id == "d0"
+        assert not response.HasField("prefill")
+
+    run(scenario)
+
+
 def test_a_prompt_that_fits_on_no_worker_is_refused_at_once(router, run) -> None:
     async def scenario() -> None:
         fleet = router()

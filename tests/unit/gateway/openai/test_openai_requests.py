@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from baton.wire.failures import InvalidRequest
-from services.gateway.generation import ChatMessages, PlainText, PromptTokens
+from services.gateway.generation import ChatMessages, PlainText, PromptTokens, TokenRules
 from services.gateway.openai import chat, completions, responses
 from services.gateway.openai.chat import ChatFields, ChatMessage
 from services.gateway.openai.completions import CompletionFields
@@ -132,11 +132,6 @@ def test_a_refusal_names_value_and_limit() -> None:
         ("functions", [{"name": "f"}]),
         ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "json_schema", "json_schema": {}}),
-        ("logprobs", True),
-        ("top_logprobs", 5),
-        ("logit_bias", {"50256": -100}),
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -1),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "a"}),
         ("prediction", {"type": "content", "content": "x"}),
@@ -172,8 +167,9 @@ def test_values_that_ask_for_nothing_are_accepted(fields: dict[str, Any]) -> Non
 
 
 def test_false_is_not_zero() -> None:
-    assert refusal(chat_of, presence_penalty=False).reason == "unsupported_parameter"
-    assert refusal(completion_of, logprobs=0).param == "logprobs"
+    assert refusal(chat_of, presence_penalty=False).param == "presence_penalty"
+    assert refusal(completion_of, logprobs=False).param == "logprobs"
+    assert refusal(chat_of, store=0).reason == "unsupported_parameter"
 
 
 def test_sampling_fields_reach_the_request() -> None:
@@ -182,9 +178,9 @@ def test_sampling_fields_reach_the_request() -> None:
         ignore_eos=True, stream=True, stream_options={"include_usage": True}, cache_salt="s",
         max_completion_tokens=9,
     )  # fmt: skip
-    assert (request.temperature, request.top_p, request.top_k) == (0.5, 0.9, 0)
+    assert (request.temperature, request.top_p, request.rules.top_k) == (0.5, 0.9, 0)
     assert (request.seed, request.num_choices, request.stop) == (-3, 2, ("x",))
-    assert (request.stop_token_ids, request.ignore_eos) == ((7,), True)
+    assert (request.rules.stop_token_ids, request.rules.ignore_eos) == ((7,), True)
     assert (request.stream, request.include_usage, request.cache_salt) == (True, True, "s")
     assert request.max_tokens == 9
 
@@ -300,7 +296,64 @@ def test_bad_completion_prompts(prompt: object, reason: str, param: str) -> None
     assert (error.reason, error.param) == (reason, param)
 
 
-@pytest.mark.parametrize(("name", "value"), [("echo", True), ("best_of", 3), ("suffix", "x")])
+def test_rules_for_tokens_reach_the_request_of_every_endpoint() -> None:
+    fields = {
+        "min_p": 0.1, "presence_penalty": -2, "frequency_penalty": 0.5, "repetition_penalty": 1.2,
+        "logit_bias": {"7": -100, "50256": 1.5}, "min_tokens": 3,
+    }  # fmt: skip
+    rules = TokenRules(
+        min_p=0.1, presence_penalty=-2, frequency_penalty=0.5, repetition_penalty=1.2,
+        logit_bias=((7, -100.0), (50256, 1.5)), min_tokens=3,
+    )  # fmt: skip
+    for parse in (chat_of, completion_of, response_of):
+        assert parse(**fields).rules == rules
+        assert parse().rules == TokenRules()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"logit_bias": {"7": 101}}, "logit_bias[...]"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+    ],
+)
+def test_rules_beyond_their_limits_are_refused(fields: dict[str, Any], param: str) -> None:
+    assert refusal(chat_of, **fields).param == param
+
+
+def test_each_endpoint_asks_for_logprobs_in_its_own_way() -> None:
+    assert chat_of(logprobs=False, top_logprobs=0).num_logprobs is None
+    assert chat_of(logprobs=True).num_logprobs == 0
+    assert chat_of(logprobs=True, top_logprobs=20).num_logprobs == 20
+    assert completion_of().num_logprobs is None
+    assert completion_of(logprobs=0).num_logprobs == 0
+    assert completion_of(logprobs=5, echo=True).echo
+    included = ["message.output_text.logprobs"]
+    assert response_of(include=included, top_logprobs=3).num_logprobs == 3
+    assert response_of(include=[]).num_logprobs is None
+    assert refusal(completion_of, logprobs=21).param == "logprobs"
+    assert refusal(response_of, top_logprobs=3).param == "top_logprobs"
+    assert refusal(response_of, include=["file_search_call.results"]).param == "include[0]"
+
+
+def test_only_an_echo_may_be_all_of_an_answer() -> None:
+    assert completion_of(max_tokens=0, echo=True).max_tokens == 0
+    assert refusal(completion_of, max_tokens=0).param == "max_tokens"
+    assert refusal(chat_of, max_tokens=0, echo=True).param == "echo"
+
+
+@pytest.mark.parametrize(("name", "value"), [("best_of", 3), ("suffix", "x")])
 def test_old_completion_features_are_refused(name: str, value: object) -> None:
     assert refusal(completion_of, **{name: value}).param == name
 

@@ -1,0 +1,64 @@
+"""Logprobs in the three shapes that OpenAI's endpoints have for them.
+
+A token is text and bytes: bytes joined over tokens are the answer, also where a character is cut
+between two. Chat and Responses show what is no character as U+FFFD; legacy completions, which have
+no bytes, as `bytes:\\xe2\\x80`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from services.gateway.generation import Likelihood, TokenLogprob
+
+
+def chat_object(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """`choices[].logprobs` of a chat completion or of its chunk."""
+    content = [
+        {
+            **_token(entry.token, entry.logprob),
+            "top_logprobs": [_token(*likelihood) for likelihood in entry.top],
+        }
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_object(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """`choices[].logprobs` of a legacy completion: columns; null where nothing is before a token.
+
+    `top_logprobs` has the token itself too, as OpenAI's has.
+    """
+    return {
+        "tokens": [_legacy_text(entry.token) for entry in entries],
+        "token_logprobs": [entry.logprob for entry in entries],
+        "top_logprobs": [_legacy_top(entry) for entry in entries],
+        "text_offset": [entry.text_offset for entry in entries],
+    }
+
+
+def response_list(entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """`logprobs` of a response's text part, and of its events."""
+    content: list[dict[str, Any]] = chat_object(entries)["content"]
+    return content
+
+
+def _token(token: bytes, logprob: float | None) -> dict[str, Any]:
+    text = token.decode("utf-8", errors="replace")
+    return {"token": text, "logprob": logprob, "bytes": list(token)}
+
+
+def _legacy_text(token: bytes) -> str:
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+def _legacy_top(entry: TokenLogprob) -> dict[str, float] | None:
+    if entry.logprob is None:
+        return None
+    own = Likelihood(entry.token, entry.logprob)
+    top = {} if own in entry.top else {_legacy_text(own.token): own.logprob}
+    # The likelier of two tokens with one text stays.
+    best_last = {_legacy_text(token): logprob for token, logprob in reversed(entry.top)}
+    return dict(reversed(best_last.items())) | top

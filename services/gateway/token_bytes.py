@@ -1,0 +1,91 @@
+"""Token id -> the bytes that it stands for, which one token alone may not make a character of.
+
+Read off the vocabulary as the tokenizer's own decoder would: byte-level alphabets (GPT-2's, Llama
+3, Qwen) and SentencePiece with byte fallback. Other decoders are asked token by token.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# Decoders that change nothing within a token.
+_NEUTRAL = {"Fuse", "Strip"}
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+    special: bool = False
+
+
+class _TokenizerFile(msgspec.Struct):
+    """The parts of tokenizer.json that are read here."""
+
+    decoder: dict[str, Any] | None = None
+    added_tokens: list[_AddedToken] = []
+
+
+class TokenBytes:
+    """Of one model. `tokenizer_json` is the file that `tokenizer` was made of."""
+
+    def __init__(self, tokenizer: Tokenizer, tokenizer_json: bytes) -> None:
+        file = msgspec.json.decode(tokenizer_json, type=_TokenizerFile)
+        steps = _steps(file.decoder)
+        kinds = {step["type"] for step in steps}
+        self._tokenizer = tokenizer
+        self._added = {token.id: token.content.encode() for token in file.added_tokens}
+        # Tokens that have no place in a text.
+        self.special_ids = frozenset(token.id for token in file.added_tokens if token.special)
+        self._is_byte_level = "ByteLevel" in kinds
+        self._has_byte_tokens = "ByteFallback" in kinds
+        self._replaced = [pair for step in steps for pair in _replacements(step)]
+        known = {"ByteLevel", "ByteFallback", "Replace", "Metaspace"} | _NEUTRAL
+        self._is_understood = bool(kinds) and kinds <= known
+
+    def __call__(self, token_id: int) -> bytes:
+        """Empty for an id without a token. A special token is its name."""
+        if (added := self._added.get(token_id)) is not None:
+            return added
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if not self._is_understood:
+            text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
+            return text.encode()
+        if self._is_byte_level:
+            return b"".join(_BYTE_OF.get(letter) or letter.encode() for letter in token)
+        if self._has_byte_tokens and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes([int(match[1], 16)])
+        for old, new in self._replaced:
+            token = token.replace(old, new)
+        return token.encode()
+
+
+def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if decoder is None:
+        return []
+    if decoder["type"] == "Sequence":
+        return [step for inner in decoder["decoders"] for step in _steps(inner)]
+    return [decoder]
+
+
+def _replacements(step: dict[str, Any]) -> list[tuple[str, str]]:
+    if step["type"] == "Metaspace":
+        return [(step["replacement"], " ")]
+    if step["type"] == "Replace" and "String" in step["pattern"]:
+        return [(step["pattern"]["String"], step["content"])]
+    return []
+
+
+def _byte_of() -> dict[str, bytes]:
+    """GPT-2's alphabet: printable bytes are themselves, the others follow from U+0100 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {chr(byte): bytes([byte]) for byte in printable}
+    others = (byte for byte in range(256) if byte not in printable)
+    return letters | {chr(256 + index): bytes([byte]) for index, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_of()
