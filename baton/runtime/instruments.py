@@ -24,6 +24,12 @@ PREFIX_CACHE_HITS = Counter(
     "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", _MODEL
 )
 NUM_PREEMPTIONS = Counter("vllm:num_preemptions", "Sequences that lost their blocks", _MODEL)
+DRAFT_TOKENS = Counter(
+    "vllm:spec_decode_num_draft_tokens", "Tokens that speculation guessed", _MODEL
+)
+ACCEPTED_TOKENS = Counter(
+    "vllm:spec_decode_num_accepted_tokens", "Guessed tokens that were right", _MODEL
+)
 ITERATION_TOKENS = Histogram(
     "vllm:iteration_tokens_total",
     "Tokens computed in one engine step",

@@ -56,6 +56,7 @@ REASONS: dict[str, ReasonRow] = {
     "no_chat_template": _INVALID,
     "template_error": _INVALID,
     "run_too_long": _INVALID,
+    "invalid_grammar": _INVALID,
     "request_exceeds_limit": _INVALID,
     "body_too_large": ReasonRow("INVALID_ARGUMENT", 413, "invalid_request_error", False),
     "unsupported_encoding": ReasonRow("INVALID_ARGUMENT", 415, "invalid_request_error", False),

@@ -20,6 +20,8 @@ class WorkerMetrics:
         self._cache_queries = instruments.PREFIX_CACHE_QUERIES.labels(*labels)
         self._cache_hits = instruments.PREFIX_CACHE_HITS.labels(*labels)
         self._preemptions = instruments.NUM_PREEMPTIONS.labels(*labels)
+        self._draft_tokens = instruments.DRAFT_TOKENS.labels(*labels)
+        self._accepted_tokens = instruments.ACCEPTED_TOKENS.labels(*labels)
         self._step_tokens = instruments.ITERATION_TOKENS.labels(*labels)
         self._step_seqs = instruments.STEP_BATCH_SIZE.labels(*labels)
         instruments.KV_BLOCKS.labels(*labels).set(info.num_blocks)
@@ -39,6 +41,9 @@ class WorkerMetrics:
             self._generation_tokens.inc(len(events.token_ids))
         if events.num_preemptions:
             self._preemptions.inc(events.num_preemptions)
+        if events.num_drafted:
+            self._draft_tokens.inc(events.num_drafted)
+            self._accepted_tokens.inc(events.num_accepted)
 
     def took_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
         """A sequence entered the engine with this many prompt tokens, some of them cached."""

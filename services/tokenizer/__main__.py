@@ -15,8 +15,9 @@ from baton.runtime import environment, logs
 from baton.runtime.admin import start_admin
 from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Process, run
+from baton.wire.converted_tokenizer import cache_folder
 from baton.wire.v1 import tokenizer_pb2_grpc
-from services.tokenizer.conversion import cache_folder, tokenizer_file
+from services.tokenizer.conversion import tokenizer_file
 from services.tokenizer.encoder import EncodeLimits, Encoder
 from services.tokenizer.model_folder import UnusableModel, read_model_folder
 from services.tokenizer.render_messages import TemplateLimits, TemplateSetup

@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 
+from baton.wire.converted_tokenizer import converted_file
 from services.tokenizer.model_folder import TOKENIZER_FILE, ModelFolder, UnusableModel
 
 CONVERTER = "baton.engine.model.convert_tokenizer"
@@ -19,17 +20,11 @@ _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME
 _MAX_REASON_CHARS = 300
 
 
-def cache_folder() -> Path:
-    """Where converted tokenizers are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "baton" / "tokenizers"
-
-
 async def tokenizer_file(folder: ModelFolder, cache: Path, deadline_s: float) -> Path:
     """The folder's tokenizer.json, converted if need be. Raises UnusableModel."""
     if folder.has_tokenizer_file:
         return folder.path / TOKENIZER_FILE
-    converted = cache / f"{folder.fingerprint}.json"
+    converted = converted_file(cache, folder.fingerprint)
     if converted.is_file():
         return converted
     if not all(map(importlib.util.find_spec, _NEEDED)):

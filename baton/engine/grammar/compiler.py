@@ -3,7 +3,7 @@
 The tokenizer is read at the first grammar (0.1 s for 32,000 tokens, 1.4 s for 150,000 measured), so
 that a worker which never gets one starts without it. Limits: what JSON schemas of 20 to 800 fields
 and usual expressions need on vocabularies of 4,096 to 150,000 tokens, times two or more; beyond
-them a mask could take seconds (docs/decisions/0028-llguidance.md has the figures).
+them a mask could take seconds (docs/decisions/0008-llguidance.md has the figures).
 """
 
 from collections.abc import Sequence
