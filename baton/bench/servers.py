@@ -28,6 +28,7 @@ from baton.localstack.ports import LOOPBACK, free_ports
 
 _START_TIMEOUT_S = 600.0
 _POLL_S = 0.02
+_PUT_AHEAD_EVERY_S = 0.3
 # Waiting for a place in a full batch is what a benchmark wants to see, not a refusal.
 _PATIENCE = {"BATON_GATEWAY_FIRST_TOKEN_S": "600", "BATON_GATEWAY_TOKEN_GAP_S": "600"}
 
@@ -52,6 +53,10 @@ class Server:
         reserved = 0 if self.name == BATON else parity.kv_bytes
         return {"memory_bytes": all_bytes, "pool_bytes": pool_bytes or reserved}
 
+    def put_ahead(self) -> None:
+        for process in process_tree(self.process.pid):
+            put_ahead(process.pid)
+
     def stop(self) -> None:
         self.process.stop()
         self.on_stop()
@@ -61,18 +66,27 @@ def start_server(name: str, model: Path, parity: Parity, log: Path) -> Server:
     """Start a server and wait until it is ready. Raises RunnerFailed."""
     server, is_ready = (_start_baton if name == BATON else _start_vllm)(model, parity, log)
     try:
-        while not is_ready():
-            waited_s = time.perf_counter() - server.started_at
-            if server.process.process.poll() is not None or waited_s > _START_TIMEOUT_S:
-                raise server.process.failure()
-            time.sleep(_POLL_S)
+        _wait_until_ready(server, is_ready)
     except BaseException:
         server.stop()
         raise
-    server.ready_s = time.perf_counter() - server.started_at
-    for process in process_tree(server.process.pid):
-        put_ahead(process.pid)
     return server
+
+
+def _wait_until_ready(server: Server, is_ready: Callable[[], bool]) -> None:
+    """Meanwhile its processes are put ahead as they come: each may have a session of its own."""
+    ahead_until = 0.0
+    while not is_ready():
+        now = time.perf_counter()
+        has_ended = server.process.process.poll() is not None
+        if has_ended or now - server.started_at > _START_TIMEOUT_S:
+            raise server.process.failure()
+        if now > ahead_until:
+            server.put_ahead()
+            ahead_until = time.perf_counter() + _PUT_AHEAD_EVERY_S
+        time.sleep(_POLL_S)
+    server.ready_s = time.perf_counter() - server.started_at
+    server.put_ahead()
 
 
 def _start_baton(model: Path, parity: Parity, log: Path) -> tuple[Server, Callable[[], bool]]:
