@@ -2,7 +2,7 @@
 
 import math
 
-from baton.engine.messages import SamplingParams
+from baton.engine.messages import EarlyStopping, SamplingParams
 from baton.wire.failures import InvalidRequest
 from baton.wire.v1 import sampling_pb2
 
@@ -10,12 +10,21 @@ MAX_CHOICES = 128
 # Likeliest tokens told of one token, and biased tokens.
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
+# Of beam search; beyond it powers of lengths overflow.
+MAX_LENGTH_PENALTY = 10.0
+_EARLY_STOPPING: dict[int, EarlyStopping] = {
+    sampling_pb2.EARLY_STOPPING_UNSPECIFIED: "heuristic",
+    sampling_pb2.EARLY_STOPPING_FULL: "full",
+    sampling_pb2.EARLY_STOPPING_NEVER: "never",
+}
 
 
 def to_params(sampling: sampling_pb2.Sampling) -> SamplingParams:
     """The engine's parameters. Raises InvalidRequest naming the field."""
     _refuse_unsupported(sampling)
     _check_ranges(sampling)
+    if sampling.use_beam_search:
+        _refuse_beside_beams(sampling)
     return SamplingParams(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
@@ -32,6 +41,9 @@ def to_params(sampling: sampling_pb2.Sampling) -> SamplingParams:
         logit_bias=tuple(sampling.logit_bias.items()),
         num_logprobs=sampling.num_logprobs,
         num_prompt_logprobs=sampling.num_prompt_logprobs,
+        beam_width=max(1, sampling.num_choices) if sampling.use_beam_search else 0,
+        length_penalty=sampling.length_penalty if sampling.HasField("length_penalty") else 1.0,
+        early_stopping=_EARLY_STOPPING[sampling.early_stopping],
     )
 
 
@@ -48,6 +60,8 @@ def _check_ranges(sampling: sampling_pb2.Sampling) -> None:
         "repetition_penalty": 0 <= sampling.repetition_penalty < math.inf,
         "logit_bias": len(biases) <= MAX_BIASES and all(map(math.isfinite, biases)),
         "n": sampling.num_choices <= MAX_CHOICES,
+        "length_penalty": abs(sampling.length_penalty) <= MAX_LENGTH_PENALTY,
+        "early_stopping": sampling.early_stopping in _EARLY_STOPPING,
         "logprobs": -1 <= sampling.num_logprobs <= MAX_LOGPROBS,
         "prompt_logprobs": -1 <= sampling.num_prompt_logprobs <= MAX_LOGPROBS,
     }
@@ -58,13 +72,36 @@ def _check_ranges(sampling: sampling_pb2.Sampling) -> None:
 
 def _refuse_unsupported(sampling: sampling_pb2.Sampling) -> None:
     asked = {
-        "use_beam_search": sampling.use_beam_search,
         "response_format": sampling.WhichOneof("structured_output") is not None,
     }
     for param, is_asked in asked.items():
         if is_asked:
             raise InvalidRequest(
                 f"{param} is not supported by this worker",
+                reason="unsupported_parameter",
+                param=param,
+            )
+
+
+def _refuse_beside_beams(sampling: sampling_pb2.Sampling) -> None:
+    """A beam search takes the likeliest tokens as they are; it samples and changes nothing."""
+    asked = {
+        "temperature": sampling.temperature != 0,
+        "top_p": sampling.top_p not in (0, 1),
+        "top_k": sampling.top_k > 0,
+        "min_p": sampling.min_p != 0,
+        "presence_penalty": sampling.presence_penalty != 0,
+        "frequency_penalty": sampling.frequency_penalty != 0,
+        "repetition_penalty": sampling.repetition_penalty not in (0, 1),
+        "logit_bias": len(sampling.logit_bias) > 0,
+        "logprobs": sampling.num_logprobs >= 0,
+        "prompt_logprobs": sampling.num_prompt_logprobs >= 0,
+        "response_format": sampling.WhichOneof("structured_output") is not None,
+    }
+    for param, is_asked in asked.items():
+        if is_asked:
+            raise InvalidRequest(
+                f"{param} does not go with use_beam_search",
                 reason="unsupported_parameter",
                 param=param,
             )

@@ -1,8 +1,9 @@
 """One Submit of one gateway: its choices, its stages, its deadline, and its one end.
 
-An attempt ends in exactly one way: every choice finished, it failed (refused when nothing was sent
-yet, else a failed finish for every open choice), it was cancelled, or its gateway is gone. Stages
-are those of choice 0 and cut the time from submit to the last finish without gap or overlap:
+An attempt ends in exactly one way: every choice finished or was cancelled, it failed (refused when
+nothing was sent yet, else a failed finish for every open choice), it was cancelled as a whole, or
+its gateway is gone. Stages are those of choice 0 and cut the time from submit to the last finish
+without gap or overlap:
 
     remote   admit, prefill.queue, prefill.compute, handoff, decode
     local    prefill.queue, prefill.compute, decode
@@ -12,6 +13,7 @@ decoding.
 """
 
 import asyncio
+from collections.abc import Iterable
 from typing import Protocol
 
 from baton.runtime import logs
@@ -84,6 +86,10 @@ class Attempt:
             left_s = max(self.request.deadline_s - self._parts.clock.now(), 0.0)
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(left_s, self._on_deadline)
+        if self.request.shares_prompt:
+            leader, *forks = self._choices
+            leader.start(self._span, forks)
+            return
         for choice in self._choices:
             choice.start(self._span)
 
@@ -100,6 +106,14 @@ class Attempt:
             self._outlet.merge.add_finish((self.request.submit.handle, run.choice), finish)
         self._outlet.wake()
         self._end("cancelled")
+
+    def cancel_choices(self, choices: Iterable[int]) -> None:
+        """The gateway wants no more of these; unknown choices are ignored."""
+        for choice in set(choices):
+            if choice < len(self._choices) and not self._is_ended:
+                self._choices[choice].cancel()
+        if not self._is_ended and not any(run.is_wanted for run in self._choices):
+            self.cancel()
 
     def drop(self) -> None:
         """The gateway is gone: free everything, say nothing."""

@@ -36,6 +36,16 @@ class AttemptRequest:
         """Logprobs of the prompt take logits that only its prefill has: it is not handed over."""
         return not self.submit.prefill_endpoint or self.sampling.num_prompt_logprobs >= 0
 
+    @property
+    def shares_prompt(self) -> bool:
+        """Its choices begin at the same place: one computes the prompt, the others fork."""
+        return not any(emitted.token_ids for emitted in self.submit.emitted)
+
+    @property
+    def is_search(self) -> bool:
+        """Its choices are the results of one beam search."""
+        return self.sampling.beam_width > 0
+
     def sampling_of(self, choice: int) -> SamplingParams:
         """The prompt is judged once: by choice 0, and not again after its first token."""
         if choice == 0 and not self.emitted_ids(0):

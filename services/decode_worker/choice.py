@@ -3,10 +3,13 @@
     local    add -> started -> tokens -> finished
     remote   add -> admitted -> Prefill -> accepted, bind -> bound, blocks -> complete, start
              -> tokens -> finished          (the first token is forwarded as soon as it is known)
+    fork     (another choice's prompt) -> tokens -> finished
 
-Knows no gateway stream and no other choice.
+Choices that begin at the same place have one leader: its prompt and its handoff serve all of them.
+In a beam search all tokens come at the end. Knows no gateway stream.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from baton.engine.messages import (
@@ -16,6 +19,8 @@ from baton.engine.messages import (
     Bound,
     Credit,
     Finished,
+    Fork,
+    Progress,
     SequenceRefused,
     Start,
     Started,
@@ -30,7 +35,7 @@ from baton.worker.parts import WorkerParts
 from baton.worker.token_logprobs import to_wire
 from services.decode_worker.attempt_request import AttemptRequest
 from services.decode_worker.prefill_link import PrefillLinks
-from services.decode_worker.remote_prefill import RemotePrefill
+from services.decode_worker.remote_prefill import RemotePrefill, ended_at_once
 
 _COMPLETE = ("stop", "length")
 
@@ -79,16 +84,31 @@ class ChoiceRun:
         self._owner = owner
         self._parts = parts
         self._links = links
-        self._seq_id = 0
-        self._num_cached_tokens = 0
+        self._forks: Sequence[ChoiceRun] = ()
+        self._seq_id = parts.dispatcher.open(self)
+        # Set while this sequence's own prefill runs here.
+        self._num_cached_tokens: int | None = None
         self._prefill: RemotePrefill | None = None
+        self._is_handing_over = False
+        self._is_unwanted = False
         self._span: Span | None = None
 
-    def start(self, span: Span) -> None:
-        """Add the sequence to the engine. `span` is the attempt's."""
+    @property
+    def is_wanted(self) -> bool:
+        """It has not ended, and nobody cancelled it."""
+        return not self.is_ended and not self._is_unwanted
+
+    @property
+    def fork_choices(self) -> list[int]:
+        """Choices that take their first token with this one's; beams come from its likeliest."""
+        return [] if self._request.is_search else [run.choice for run in self._forks]
+
+    def start(self, span: Span, forks: Sequence["ChoiceRun"] = ()) -> None:
+        """Add the sequence to the engine, as the leader of `forks`. `span` is the attempt's."""
         self._span = span
+        self._forks = forks
+        self._is_handing_over = not self._request.prefills_here
         submit = self._request.submit
-        self._seq_id = self._parts.dispatcher.open(self)
         self._parts.dispatcher.send(
             AddSequence(
                 seq_id=self._seq_id,
@@ -103,6 +123,7 @@ class ChoiceRun:
                 credit=self._num_emitted + submit.initial_credit_tokens,
                 priority=submit.priority,
                 deadline=self._request.deadline_s,
+                forks=tuple(Fork(run._seq_id, run.choice) for run in forks),
             )
         )
 
@@ -120,6 +141,16 @@ class ChoiceRun:
             self._prefill.end(error)
         self._parts.dispatcher.abort(self._seq_id)
 
+    def cancel(self) -> None:
+        """The gateway wants no more of this choice; its forks still get what they need of it."""
+        if self.is_ended:
+            return
+        if self._is_handing_over and any(run.is_wanted for run in self._forks):
+            self._is_unwanted = True
+            return
+        self.abort(failures.Cancelled("the choice was cancelled"))
+        self._tell_end("cancelled")
+
     # What the engine tells (SequenceListener).
 
     def on_event(self, event: SequenceEvent) -> None:
@@ -133,6 +164,8 @@ class ChoiceRun:
                 self._num_cached_tokens = num_tokens
                 self._took_prompt(num_tokens)
                 self._owner.reached(self.choice, "prefill.queue")
+            case Progress():  # a beam search's prompt is done
+                self._prefilled_here()
             case TokenLogprobs():
                 self._owner.judged(self.choice, to_wire(event))
             case SequenceRefused(reason=reason, message=message):
@@ -143,10 +176,8 @@ class ChoiceRun:
                 self._owner.failed(_failure(reason, f"the sequence ended: {reason}"))
 
     def on_token(self, token_id: int, index: int, logprobs: TokenLogprobs | None) -> None:
-        if index == self._num_emitted and self._prefill is None:
-            self._owner.reached(self.choice, "prefill.compute")
-            summary = handoff_pb2.FirstTokens(num_cached_tokens=self._num_cached_tokens)
-            self._owner.prefilled(self.choice, summary, 0)
+        if index == self._num_emitted:
+            self._prefilled_here()
         self._forward(token_id, index, None if logprobs is None else to_wire(logprobs))
 
     # What the remote prefill tells (RemotePrefillOwner).
@@ -156,17 +187,30 @@ class ChoiceRun:
 
     def first_token(self, frame: handoff_pb2.FirstTokens, num_blocks: int) -> None:
         self._owner.prefilled(self.choice, frame, num_blocks)
-        logprobs = frame.logprobs if frame.HasField("logprobs") else None
-        self._forward(frame.token_id, self._num_emitted, logprobs)
-        if frame.finish_reason:
-            assert self._prefill is not None
-            self._prefill.end(None)
-            self._parts.dispatcher.abort(self._seq_id)
-            self._end(frame.finish_reason)
+        if self._request.is_search:
+            return
+        self._forward(frame.token_id, self._num_emitted, _logprobs_of(frame))
+        for run, told in zip(self._forks, frame.forks, strict=False):
+            if not run.is_ended:
+                run._forward(told.token_id, 0, _logprobs_of(told))
+        if ended_at_once(frame):
+            self._end_all(frame)
 
-    def prefill_complete(self, first_token: int) -> None:
+    def prefill_complete(self, frame: handoff_pb2.FirstTokens) -> None:
         self._owner.reached(self.choice, "handoff")
-        self._parts.dispatcher.send(Start(self._seq_id, first_token))
+        self._is_handing_over = False
+        top = frame.logprobs if self._request.is_search else worker_pb2.TokenLogprobs()
+        tokens = zip(self._forks, frame.forks, strict=False)
+        start = Start(
+            seq_id=self._seq_id,
+            first_token=frame.token_id,
+            fork_tokens=tuple((run._seq_id, told.token_id) for run, told in tokens),
+            top_ids=tuple(top.top_ids),
+            top_logprobs=tuple(top.top_logprobs),
+        )
+        self._parts.dispatcher.send(start)
+        if self._is_unwanted:
+            self.cancel()
 
     def prefill_failed(self, error: failures.BatonError) -> None:
         self._owner.failed(error)
@@ -190,15 +234,43 @@ class ChoiceRun:
         self.num_output_tokens += 1
         self._owner.token(self.choice, index, token_id, logprobs)
 
+    def _prefilled_here(self) -> None:
+        """The first token comes next, or this prompt's beam search begins."""
+        if self._num_cached_tokens is None:
+            return
+        self._owner.reached(self.choice, "prefill.compute")
+        summary = handoff_pb2.FirstTokens(num_cached_tokens=self._num_cached_tokens)
+        self._owner.prefilled(self.choice, summary, 0)
+        self._num_cached_tokens = None
+
+    def _end_all(self, frame: handoff_pb2.FirstTokens) -> None:
+        """The first token of every choice was its last."""
+        assert self._prefill is not None
+        self._prefill.end(None)
+        reasons = [frame.finish_reason, *(told.finish_reason for told in frame.forks)]
+        for run, reason in zip((self, *self._forks), reasons, strict=True):
+            if not run.is_ended:
+                run._parts.dispatcher.abort(run._seq_id)
+                run._end("cancelled" if run._is_unwanted else reason)
+
     def _end(self, reason: str) -> None:
         self.is_ended = True
         self._parts.dispatcher.forget(self._seq_id)
+        self._tell_end(reason)
+
+    def _tell_end(self, reason: str) -> None:
         finish = worker_pb2.Finish(reason=reason, num_output_tokens=self.num_output_tokens)
         self._owner.finished(self.choice, finish)
 
     def _took_prompt(self, num_cached_tokens: int) -> None:
         num_tokens = len(self._token_ids) // TOKEN_BYTES
         self._parts.metrics.took_prompt(num_tokens, num_cached_tokens)
+
+
+def _logprobs_of(
+    told: handoff_pb2.FirstTokens | handoff_pb2.ForkToken,
+) -> worker_pb2.TokenLogprobs | None:
+    return told.logprobs if told.HasField("logprobs") else None
 
 
 def _failure(reason: str, message: str) -> failures.BatonError:

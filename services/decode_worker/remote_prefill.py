@@ -28,14 +28,21 @@ class RemotePrefillOwner(Protocol):
 
     choice: int
 
+    @property
+    def fork_choices(self) -> list[int]:
+        """Choices whose first tokens shall come with its own."""
+
     def bind_blocks(self) -> None:
         """Compute starts: the promised blocks are needed now."""
 
     def first_token(self, frame: handoff_pb2.FirstTokens, num_blocks: int) -> None:
         """Known ahead of its `num_blocks` blocks. The owner may `end` the prefill in here."""
 
-    def prefill_complete(self, first_token: int) -> None:
-        """All blocks are filled and verified; nothing is written into them any more."""
+    def prefill_complete(self, frame: handoff_pb2.FirstTokens) -> None:
+        """All blocks are filled and verified; nothing is written into them any more.
+
+        `frame` is the one that told the first token.
+        """
 
     def prefill_failed(self, error: failures.BatonError) -> None: ...
 
@@ -58,7 +65,7 @@ class RemotePrefill:
         self._num_cached_blocks = num_cached_blocks
         self._block_ids: list[int] | None = None
         self._is_bind_sent = False
-        self._first_token: int | None = None
+        self._first_tokens: handoff_pb2.FirstTokens | None = None
         # When the first token came, and the bytes that were here: the rest is pure transfer.
         self._tail_start = (0.0, 0)
         self._num_tries = 0
@@ -115,19 +122,19 @@ class RemotePrefill:
             self._owner.bind_blocks()
 
     def on_first_token(self, frame: handoff_pb2.FirstTokens) -> None:
-        if self._first_token is not None:
+        if self._first_tokens is not None:
             return
-        self._first_token = frame.token_id
+        self._first_tokens = frame
         if self._num_tries > 1:
             frame.num_cached_tokens = 0  # an earlier try computed them for this request
         assert self._transfer is not None
         self._tail_start = (self._parts.clock.now(), self._transfer.num_bytes_received)
-        num_blocks = 0 if frame.finish_reason else self._transfer.ticket.num_missing_blocks
+        num_blocks = 0 if ended_at_once(frame) else self._transfer.ticket.num_missing_blocks
         self._owner.first_token(frame, num_blocks)
 
     def on_complete(self) -> None:
         assert self._transfer is not None
-        assert self._first_token is not None
+        assert self._first_tokens is not None
         num_blocks = self._transfer.ticket.num_missing_blocks
         instruments.HANDOFF_BLOCKS.labels("received").inc(num_blocks)
         if self._span is not None:
@@ -139,7 +146,7 @@ class RemotePrefill:
             self._parts.clock.now() - start_s,
         )
         self.end(None)
-        self._owner.prefill_complete(self._first_token)
+        self._owner.prefill_complete(self._first_tokens)
 
     def on_failed(self, error: failures.BatonError, *, is_bad_data: bool) -> None:
         request_id = self._request.request_id
@@ -193,4 +200,10 @@ class RemotePrefill:
             deadline_ms=round(left_s * 1000),
             traceparent=self._span.traceparent,
             priority=submit.priority,
+            fork_choices=self._owner.fork_choices,
         )
+
+
+def ended_at_once(frame: handoff_pb2.FirstTokens) -> bool:
+    """The first token of every choice was its last: no blocks follow."""
+    return bool(frame.finish_reason) and all(fork.finish_reason for fork in frame.forks)

@@ -60,6 +60,7 @@ class GatewaySession:
             "prompt_part": self._on_prompt_part,
             "credits": self._on_credits,
             "cancel": self._on_cancel,
+            "cancel_choices": self._on_cancel_choices,
             "resume": self._on_resume,
         }
 
@@ -215,6 +216,10 @@ class GatewaySession:
         attempt = self._attempts.get(self._handles.get(cancel.request_id, -1))
         if attempt is not None and attempt.request.submit.epoch == cancel.epoch:
             attempt.cancel()
+
+    def _on_cancel_choices(self, cancel: worker_pb2.CancelChoices) -> None:
+        if (attempt := self._attempts.get(cancel.handle)) is not None:
+            attempt.cancel_choices(cancel.choices)
 
     def _on_resume(self, resume: worker_pb2.Resume) -> None:
         """A lost stream frees its attempts, so there is never anything to resume."""

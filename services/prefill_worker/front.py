@@ -85,11 +85,12 @@ class PrefillFront:
                 group.create_task(session.finish("draining"))
 
     def check_integrity(self) -> None:
-        """Asserts that every transfer has exactly one lease and one owner."""
+        """Asserts that every transfer has one lease and one owner, and every listener one."""
         self._leases.check_integrity()
         assert len(self._leases) == len(self._owners)
         assert all(transfer in self._leases for transfer in self._owners)
-        assert self._parts.dispatcher.num_open == len(self._owners)
+        num_seqs = sum(len(transfer.seq_ids) for transfer in self._owners)
+        assert self._parts.dispatcher.num_open == num_seqs
 
     # What sessions ask (Keeper).
 

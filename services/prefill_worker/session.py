@@ -15,7 +15,7 @@ from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker.parts import WorkerParts
 from baton.worker.prompt import PromptBuffer, check_cache_key
-from baton.worker.sampling import to_params
+from baton.worker.sampling import MAX_CHOICES, to_params
 from baton.worker.stream_pump import StreamPump
 from services.prefill_worker.transfer import PrefillTransfer
 
@@ -140,6 +140,8 @@ class HandoffSession:
             if len(request.capability) != CAPABILITY_BYTES:
                 raise failures.InvalidRequest(f"a capability has {CAPABILITY_BYTES} bytes")
             check_cache_key(request.cache_key)
+            if len(request.fork_choices) >= MAX_CHOICES:
+                raise failures.InvalidRequest(f"n is at most {MAX_CHOICES}", param="n")
             if len(self._partial) >= MAX_PARTIAL_PROMPTS:
                 raise failures.Overloaded(f"{MAX_PARTIAL_PROMPTS} prompts are unfinished already")
             max_tokens = self._parts.dispatcher.info.max_model_len
@@ -238,12 +240,14 @@ class HandoffSession:
         if transfer in self._ready:
             self._ready.remove(transfer)
         self._keeper.dismiss(transfer)
-        if transfer.first_token is not None:
-            self._parts.dispatcher.release(transfer.seq_id)
-        else:
-            self._parts.dispatcher.abort(transfer.seq_id)
+        dispatcher = self._parts.dispatcher
+        for seq_id in transfer.seq_ids:
+            if transfer.first_token is not None:
+                dispatcher.release(seq_id)
+            else:
+                dispatcher.abort(seq_id)
         instruments.HANDOFF_TRANSFERS.labels("sent", outcome).inc()
-        if outcome == "complete" and not transfer.finish_reason:
+        if outcome == "complete" and not transfer.needs_no_blocks:
             instruments.HANDOFF_BLOCKS.labels("sent").inc(transfer.ticket.num_missing_blocks)
 
     # Writing.

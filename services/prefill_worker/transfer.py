@@ -11,6 +11,7 @@ from typing import Protocol
 from baton.engine.messages import (
     AddSequence,
     Finished,
+    Fork,
     Progress,
     SamplingParams,
     SequenceRefused,
@@ -46,8 +47,24 @@ class TransferOutlet(Protocol):
         """Its sender has frames."""
 
 
+class _ForkToken:
+    """Listens for the first token of a further choice of the same prompt."""
+
+    def __init__(self) -> None:
+        self.wire = handoff_pb2.ForkToken()
+
+    def on_event(self, event: SequenceEvent) -> None:
+        if isinstance(event, Finished) and event.reason in _COMPLETE:
+            self.wire.finish_reason = event.reason
+
+    def on_token(self, token_id: int, index: int, logprobs: TokenLogprobs | None) -> None:
+        self.wire.token_id = token_id
+        if logprobs is not None:
+            self.wire.logprobs.CopyFrom(to_wire(logprobs))
+
+
 class PrefillTransfer:
-    """Listens to one prefill sequence. `seq_id` is 0 until `start`."""
+    """Listens to one prefill sequence, and to the first tokens of its forks."""
 
     def __init__(
         self,
@@ -69,11 +86,13 @@ class PrefillTransfer:
             raise failures.InvalidRequest(
                 f"first_missing_block {request.first_missing_block} is behind the prompt's end"
             )
-        self.seq_id = 0
+        # The sequence's and its forks', once started.
+        self.seq_ids: list[int] = []
         self.sender: Sender | None = None
         self.first_token: int | None = None
         self._logprobs: worker_pb2.TokenLogprobs | None = None
-        self.finish_reason = ""
+        self._finish_reason = ""
+        self._forks = [_ForkToken() for _ in request.fork_choices]
         self._token_ids = token_ids
         self._request = request
         self._parts = parts
@@ -89,15 +108,20 @@ class PrefillTransfer:
     def is_started(self) -> bool:
         return self.sender is not None
 
+    @property
+    def needs_no_blocks(self) -> bool:
+        """Every choice ended with its first token."""
+        return bool(self._finish_reason) and all(fork.wire.finish_reason for fork in self._forks)
+
     def start(self, block_hashes: bytes, sampling: SamplingParams) -> None:
         """Queue the sequence at the engine."""
-        request = self._request
+        request, dispatcher = self._request, self._parts.dispatcher
         now = self._parts.clock.now()
         num_emitted = len(request.emitted_ids) // TOKEN_BYTES
-        self.seq_id = self._parts.dispatcher.open(self)
-        self._parts.dispatcher.send(
+        self.seq_ids = [dispatcher.open(self), *map(dispatcher.open, self._forks)]
+        dispatcher.send(
             AddSequence(
-                seq_id=self.seq_id,
+                seq_id=self.seq_ids[0],
                 request_id=request.request_id,
                 choice=request.choice,
                 kind="prefill",
@@ -109,6 +133,7 @@ class PrefillTransfer:
                 credit=num_emitted + 1,
                 priority=request.priority,
                 deadline=now + request.deadline_ms / 1000 if request.deadline_ms else None,
+                forks=tuple(map(Fork, self.seq_ids[1:], request.fork_choices)),
             )
         )
 
@@ -123,7 +148,7 @@ class PrefillTransfer:
             case SequenceRefused(reason=reason, message=message):
                 self._outlet.failed(self, failure(reason, message))
             case Finished(reason=reason) if reason in _COMPLETE and self.first_token is not None:
-                self.finish_reason = reason
+                self._finish_reason = reason
             case Finished(reason=reason):
                 self._outlet.failed(self, failure(reason, f"prefill ended: {reason}"))
 
@@ -139,7 +164,7 @@ class PrefillTransfer:
         assert self.sender is not None
         now = self._parts.clock.now()
         self._span("prefill.compute", self._started_s).end()
-        if not self.finish_reason:
+        if not self.needs_no_blocks:
             self.sender.finish()
             self._outlet.blocks_ready(self)
         return handoff_pb2.FirstTokens(
@@ -147,7 +172,8 @@ class PrefillTransfer:
             token_id=self.first_token,
             logprobs=self._logprobs,
             num_cached_tokens=self._num_cached_tokens,
-            finish_reason=self.finish_reason,
+            finish_reason=self._finish_reason,
+            forks=[fork.wire for fork in self._forks],
             stages=[
                 _stage("prefill.queue", self._started_s - self._queued_s),
                 _stage("prefill.compute", now - self._started_s),

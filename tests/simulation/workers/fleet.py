@@ -148,7 +148,9 @@ class FakeGateway:
             num_choices=1, max_tokens=8, num_logprobs=-1, num_prompt_logprobs=-1
         )
         for name in list(fields):
-            if name in sampling.DESCRIPTOR.fields_by_name:
+            if name == "stop_token_ids":
+                sampling.stop_token_ids.extend(fields.pop(name))
+            elif name in sampling.DESCRIPTOR.fields_by_name:
                 setattr(sampling, name, fields.pop(name))
         ids = encode_tokens(list(prompt))
         submit = worker_pb2.Submit(
@@ -176,6 +178,10 @@ class FakeGateway:
     async def cancel(self, request_id: str, epoch: int = 1) -> None:
         cancel = worker_pb2.Cancel(request_id=request_id, epoch=epoch)
         await self.stream.write(worker_pb2.GatewayFrame(cancel=cancel))
+
+    async def cancel_choices(self, handle: int, *choices: int) -> None:
+        cancel = worker_pb2.CancelChoices(handle=handle, choices=choices)
+        await self.stream.write(worker_pb2.GatewayFrame(cancel_choices=cancel))
 
     async def credit(self, handle: int, choice: int, up_to_index: int) -> None:
         credits = worker_pb2.Credits(handles=[handle], choices=[choice], up_to_index=[up_to_index])

@@ -58,6 +58,9 @@ def test_what_is_unset_is_off() -> None:
         {"num_logprobs": 21},
         {"num_logprobs": -2},
         {"num_prompt_logprobs": 21},
+        {"length_penalty": math.nan},
+        {"length_penalty": 11},
+        {"early_stopping": 9},
     ],
 )
 def test_impossible_values_are_refused(fields: dict[str, Any]) -> None:
@@ -68,7 +71,6 @@ def test_impossible_values_are_refused(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"use_beam_search": True}, "use_beam_search"),
         ({"json_object": True}, "response_format"),
     ],
 )
@@ -77,4 +79,34 @@ def test_what_the_engine_cannot_do_is_refused_by_name(fields: dict[str, Any], pa
         to_params(make(**fields))
 
     assert raised.value.reason == "unsupported_parameter"
+    assert raised.value.param == param
+
+
+def test_a_beam_search_has_a_beam_for_each_choice() -> None:
+    plain = to_params(make(use_beam_search=True))
+    assert (plain.beam_width, plain.length_penalty, plain.early_stopping) == (1, 1.0, "heuristic")
+
+    never = sampling_pb2.EARLY_STOPPING_NEVER
+    params = to_params(
+        make(use_beam_search=True, num_choices=4, length_penalty=0, early_stopping=never)
+    )
+    assert (params.beam_width, params.length_penalty, params.early_stopping) == (4, 0.0, "never")
+    assert to_params(make(num_choices=4)).beam_width == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": 1.0}, "temperature"),
+        ({"top_p": 0.5}, "top_p"),
+        ({"top_k": 3}, "top_k"),
+        ({"presence_penalty": 1.0}, "presence_penalty"),
+        ({"logit_bias": {1: 1.0}}, "logit_bias"),
+        ({"num_logprobs": 0}, "logprobs"),
+    ],
+)
+def test_what_does_not_go_with_beams_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        to_params(make(use_beam_search=True, **fields))
+
     assert raised.value.param == param
