@@ -160,7 +160,5 @@ def test_unknown_model_bad_key_and_unsupported_field_have_openai_errors(stack) -
         stack.client("bt-wrong").chat.completions.create(model="gpt-4o", messages=messages("x"))
     assert bad.value.code == "invalid_api_key"
     with pytest.raises(openai.BadRequestError) as unsupported:
-        stack.client().chat.completions.create(
-            model="gpt-4o", messages=messages("x"), logprobs=True
-        )
-    assert unsupported.value.param == "logprobs"
+        stack.client().chat.completions.create(model="gpt-4o", messages=messages("x"), store=True)
+    assert unsupported.value.param == "store"
