@@ -33,6 +33,14 @@ class PromptTokens:
     token_ids: bytes
 
 
+class Structure(NamedTuple):
+    """What an answer must look like: `text` says it, or `choices`, as the kind has it."""
+
+    kind: Literal["json_schema", "json_object", "regex", "choice", "ebnf"]
+    text: str = ""
+    choices: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class TokenRules:
     """Which tokens may come and how likely, beyond temperature and top_p. Defaults change nothing.
@@ -49,6 +57,7 @@ class TokenRules:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    structure: Structure | None = None
 
 
 @dataclass(frozen=True, slots=True)

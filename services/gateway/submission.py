@@ -9,7 +9,7 @@ from baton.wire.v1 import router_pb2, sampling_pb2, tokenizer_pb2, worker_pb2
 from services.gateway.choice_text import ChoiceText
 from services.gateway.detokenize import TextModel, TokenTexts
 from services.gateway.exchange import Exchange
-from services.gateway.generation import ChatMessages, GenerationRequest, PlainText
+from services.gateway.generation import ChatMessages, GenerationRequest, PlainText, Structure
 from services.gateway.logprob_trail import LogprobTrail
 from services.gateway.models import ServedModel
 from services.gateway.prompt_echo import PromptEcho
@@ -179,7 +179,7 @@ def _sampling(x: Exchange) -> sampling_pb2.Sampling:
     assert request.temperature is not None, "defaults are filled in"
     assert request.top_p is not None, "defaults are filled in"
     rules, num_logprobs = request.rules, request.num_logprobs
-    return sampling_pb2.Sampling(
+    sampling = sampling_pb2.Sampling(
         temperature=request.temperature,
         top_p=request.top_p,
         top_k=rules.top_k,
@@ -197,3 +197,20 @@ def _sampling(x: Exchange) -> sampling_pb2.Sampling:
         num_logprobs=-1 if num_logprobs is None else num_logprobs,
         num_prompt_logprobs=(num_logprobs or 0) if is_judged(request) else -1,
     )
+    if rules.structure is not None:
+        _set_structure(sampling, rules.structure)
+    return sampling
+
+
+def _set_structure(sampling: sampling_pb2.Sampling, structure: Structure) -> None:
+    match structure.kind:
+        case "json_schema":
+            sampling.json_schema = structure.text
+        case "json_object":
+            sampling.json_object = True
+        case "regex":
+            sampling.regex = structure.text
+        case "choice":
+            sampling.choices.values.extend(structure.choices)
+        case "ebnf":
+            sampling.ebnf_grammar = structure.text

@@ -21,6 +21,7 @@ from services.gateway.openai.shared_fields import (
     SharedFields,
     max_tokens_of,
     sampling_of,
+    structure_of,
     usage_object,
 )
 
@@ -33,7 +34,6 @@ UNSUPPORTED = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -76,7 +76,11 @@ def parse(body: bytes) -> GenerationRequest:
         model=fields.model,
         prompt=ChatMessages(msgspec.json.encode(_conversation(fields.messages))),
         num_logprobs=_num_logprobs(fields),
-        **sampling_of(fields, max_tokens_of(fields.max_tokens, fields.max_completion_tokens)),
+        **sampling_of(
+            fields,
+            max_tokens_of(fields.max_tokens, fields.max_completion_tokens),
+            structure_of(fields),
+        ),
     )
 
 

@@ -22,6 +22,7 @@ from services.gateway.openai.shared_fields import (
     HARMLESS_VALUES,
     SharedFields,
     sampling_of,
+    structure_of,
     usage_object,
 )
 
@@ -56,7 +57,7 @@ def parse(body: bytes) -> GenerationRequest:
         prompt=_prompt(fields.prompt),
         num_logprobs=fields.logprobs,
         echo=bool(fields.echo),
-        **sampling_of(fields, max_tokens),
+        **sampling_of(fields, max_tokens, structure_of(fields)),
     )
 
 

@@ -47,6 +47,14 @@ LogitBias = Annotated[
     dict[Annotated[str, Meta(pattern="^[0-9]{1,10}$")], Annotated[float, Meta(ge=-100, le=100)]],
     Meta(max_length=1024),
 ]
+# What an answer must look like; with the prompt it has to fit into one frame to a worker.
+MAX_GRAMMAR_CHARS = 128 * 1024
+Regex = Annotated[str, Meta(min_length=1, max_length=8 * 1024)]
+GrammarText = Annotated[str, Meta(min_length=1, max_length=64 * 1024)]
+SchemaText = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+AnswerChoices = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=1024)]], Meta(min_length=1, max_length=4096)
+]
 Includes = Annotated[list[Label], Meta(max_length=16)]
 PromptTokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=2_000_000)]
 Parts = Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_PARTS)]

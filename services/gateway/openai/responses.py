@@ -6,7 +6,7 @@ import msgspec
 
 from baton.wire.failures import InvalidRequest
 from services.gateway.generation import ChatMessages, GenerationRequest
-from services.gateway.openai import limits
+from services.gateway.openai import limits, structured
 from services.gateway.openai.chat import ROLES, text_of
 from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
 from services.gateway.openai.shared_fields import HARMLESS_VALUES, CommonFields, sampling_of
@@ -24,7 +24,6 @@ UNSUPPORTED = {
     "reasoning": ({}, {"effort": "none"}, {"effort": None, "summary": None}),
     "access_programs": (),
     "store": (False,),
-    "text": ({}, {"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "truncation": ("disabled",),
@@ -43,6 +42,7 @@ class ResponseFields(CommonFields):
     instructions: limits.Text | None = None
     max_output_tokens: limits.MaxTokens | None = None
     include: limits.Includes | None = None
+    text: structured.TextOptions | None = None
     top_logprobs: limits.NumLogprobs | None = None
 
 
@@ -63,10 +63,11 @@ def parse(body: bytes) -> GenerationRequest:
             "metadata": fields.metadata or {},
             "prompt_cache_key": fields.prompt_cache_key,
             "safety_identifier": fields.safety_identifier,
+            "text": structured.text_object(fields.text),
             "top_logprobs": fields.top_logprobs or 0,
             "user": fields.user,
         },
-        **sampling_of(fields, fields.max_output_tokens),
+        **sampling_of(fields, fields.max_output_tokens, structured.of_text(fields.text)),
     )
 
 

@@ -143,8 +143,8 @@ class ResponsesAnswer:
             "usage": None if usage is None else _usage_object(usage),
             "temperature": self._request.temperature,
             "top_p": self._request.top_p,
-            **self._request.repeated,
             **_FIXED,
+            **self._request.repeated,
         }
 
 

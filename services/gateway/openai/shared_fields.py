@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from baton.wire.failures import InvalidRequest
-from services.gateway.generation import TokenRules, Usage
-from services.gateway.openai import limits
+from services.gateway.generation import Structure, TokenRules, Usage
+from services.gateway.openai import limits, structured
 from services.gateway.openai.decoding import unsupported_field
 
 HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
@@ -60,9 +60,33 @@ class SharedFields(CommonFields, kw_only=True):
     """Fields of both completion endpoints."""
 
     n: limits.NumChoices | None = None
+    response_format: structured.ResponseFormat | None = None
+    # As vLLM has them, and as it had them.
+    structured_outputs: structured.StructuredOutputs | None = None
+    guided_json: dict[str, Any] | limits.SchemaText | None = None
+    guided_regex: limits.Regex | None = None
+    guided_choice: limits.AnswerChoices | None = None
+    guided_grammar: limits.GrammarText | None = None
 
 
-def sampling_of(fields: CommonFields, max_tokens: int | None) -> dict[str, Any]:
+def structure_of(fields: SharedFields) -> Structure | None:
+    """What the answer must look like. Raises InvalidRequest."""
+    guided = structured.StructuredOutputs(
+        json=fields.guided_json,
+        regex=fields.guided_regex,
+        choice=fields.guided_choice,
+        grammar=fields.guided_grammar,
+    )
+    return structured.only_one(
+        structured.of_format(fields.response_format)
+        | structured.of_outputs(fields.structured_outputs, "structured_outputs.")
+        | structured.of_outputs(guided, "guided_")
+    )
+
+
+def sampling_of(
+    fields: CommonFields, max_tokens: int | None, structure: Structure | None
+) -> dict[str, Any]:
     """The arguments of GenerationRequest that all endpoints fill alike. Raises InvalidRequest."""
     options = fields.stream_options or StreamOptions()
     if fields.stream_options is not None and not fields.stream:
@@ -83,13 +107,13 @@ def sampling_of(fields: CommonFields, max_tokens: int | None) -> dict[str, Any]:
         "temperature": fields.temperature,
         "top_p": fields.top_p,
         "seed": fields.seed,
-        "rules": _rules_of(fields),
+        "rules": _rules_of(fields, structure),
         "stop": (stop,) if isinstance(stop, str) else tuple(stop),
         "cache_salt": fields.cache_salt or "",
     }
 
 
-def _rules_of(fields: CommonFields) -> TokenRules:
+def _rules_of(fields: CommonFields, structure: Structure | None) -> TokenRules:
     biases = fields.logit_bias or {}
     return TokenRules(
         top_k=max(fields.top_k or 0, 0),
@@ -101,6 +125,7 @@ def _rules_of(fields: CommonFields) -> TokenRules:
         min_tokens=fields.min_tokens or 0,
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         ignore_eos=bool(fields.ignore_eos),
+        structure=structure,
     )
 
 

@@ -16,6 +16,7 @@ from services.gateway.openai.completions import CompletionFields
 from services.gateway.openai.decoding import decode_object
 from services.gateway.openai.responses import ResponseFields
 from services.gateway.openai.shared_fields import StreamOptions
+from services.gateway.openai.structured import StructuredOutputs
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -130,8 +131,6 @@ def test_a_refusal_names_value_and_limit() -> None:
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("functions", [{"name": "f"}]),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema", "json_schema": {}}),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "a"}),
         ("prediction", {"type": "content", "content": "x"}),
@@ -141,7 +140,7 @@ def test_a_refusal_names_value_and_limit() -> None:
         ("web_search_options", {}),
         ("prompt_embeds", "AAAA"),
         ("use_beam_search", True),
-        ("guided_json", {}),
+        ("guided_decoding_backend", "outlines"),
         ("a" * 1000, 1),
     ],
 )
@@ -393,7 +392,6 @@ def test_response_input_becomes_a_conversation() -> None:
         ({"conversation": "c"}, "unsupported_parameter", "conversation"),
         ({"background": True}, "unsupported_parameter", "background"),
         ({"truncation": "auto"}, "unsupported_parameter", "truncation"),
-        ({"text": {"format": {"type": "json_object"}}}, "unsupported_parameter", "text"),
         ({"reasoning": {"effort": "high"}}, "unsupported_parameter", "reasoning"),
         ({"max_output_tokens": 0}, "invalid_value", "max_output_tokens"),
         ({"input": ""}, "invalid_value", "input"),
@@ -422,13 +420,21 @@ def test_response_accepts_what_asks_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "struct", [ChatFields, ChatMessage, CompletionFields, ResponseFields, StreamOptions]
+    "struct",
+    [
+        ChatFields,
+        ChatMessage,
+        CompletionFields,
+        ResponseFields,
+        StreamOptions,
+        StructuredOutputs,
+    ],
 )
 def test_every_number_text_and_list_of_a_request_has_a_cap(struct: Any) -> None:
     # Checked by hand where they are used.
     unchecked = {
         "prompt", "input", "messages", "annotations", "audio", "function_call", "tool_calls",
-        "tool_call_id",
+        "tool_call_id", "guided_json", "json",
     }  # fmt: skip
     hints = typing.get_type_hints(struct, include_extras=True)
     for name, hint in hints.items():
