@@ -4,8 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from baton.demo_model import demo_model_path
 
@@ -13,21 +11,27 @@ PROMPT = "What is TTFT? It is the time"
 QUESTION = [{"role": "user", "content": "What is TTFT?"}]
 
 Complete = Callable[..., Any]
+# Token ids -> transformers' logits after each of them, `[num_tokens, vocab]`.
+Logits = Callable[[list[int]], Any]
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
     return AutoTokenizer.from_pretrained(str(demo_model_path()))
 
 
 @pytest.fixture(scope="module")
-def logits() -> Callable[[list[int]], torch.Tensor]:
-    """transformers' logits after each token of a text, `[num_tokens, vocab]`."""
+def logits() -> Logits:
+    import torch
+    from transformers import AutoModelForCausalLM
+
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(str(demo_model_path()), dtype=torch.float32)
 
     @torch.inference_mode()
-    def after(ids: list[int]) -> torch.Tensor:
+    def after(ids: list[int]) -> Any:
         return model(torch.tensor([ids]), use_cache=False).logits[0]
 
     return after
@@ -52,7 +56,7 @@ def tokens_of(answer: Any) -> list[str]:
 
 
 def greedy(
-    logits: Callable[[list[int]], torch.Tensor],
+    logits: Logits,
     prompt_ids: list[int],
     num_tokens: int,
     frequency_penalty: float = 0.0,
