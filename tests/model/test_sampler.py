@@ -70,6 +70,15 @@ def test_tokens_are_distributed_like_the_exact_softmax(name):
     assert chi_square < freedom + 3.3 * (2 * freedom) ** 0.5 + 5, (chi_square, freedom)
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_token_does_not_depend_on_how_many_candidates_were_enough(name, monkeypatch):
+    logits = _logits(60, seed=6)
+    rows = [_row(index, index, seed=5, **SETTINGS[name]) for index in range(60)]
+    expected = sample(logits, rows).tolist()
+    monkeypatch.setattr(sampler, "WIDTHS", (5, 40, 130))
+    assert sample(logits, rows).tolist() == expected
+
+
 def test_greedy_takes_the_lowest_id_of_equals():
     logits = torch.zeros(2, VOCAB)
     logits[0, [17, 400]] = 3.0
