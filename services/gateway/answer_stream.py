@@ -51,7 +51,11 @@ class AnswerStream:
         deadline = self._clock.now() + timeout_s
         batch: list[Delta] = []
         while self.has_open_choices and not (self._attempt.num_received and self._has_echo):
-            batch += self._take(await self._attempt.arrivals(deadline - self._clock.now()))
+            arrivals = await self._attempt.arrivals(deadline - self._clock.now())
+            batch += self._take(arrivals)
+            if any(isinstance(arrival, Judged) for arrival in arrivals):
+                # A long prompt is being read, in small steps.
+                deadline = self._clock.now() + timeout_s
         batch = batch or self._take([])
         if self._echo is None:
             return batch

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterable
+from functools import cached_property
 
 from baton.wire.failures import InternalFailure
 from baton.wire.v1 import worker_pb2
@@ -45,8 +46,9 @@ class PromptEcho:
 
     def delta(self, choice: int) -> Delta:
         """The start of one choice."""
-        return Delta(choice, self.text, logprobs=self._logprobs() if self._is_judged else ())
+        return Delta(choice, self.text, logprobs=self._logprobs if self._is_judged else ())
 
+    @cached_property
     def _logprobs(self) -> tuple[TokenLogprob, ...]:
         bytes_of = self._token_bytes
         entries = [TokenLogprob(0, bytes_of(self._token_ids[0]), None, ())]

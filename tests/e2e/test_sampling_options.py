@@ -137,8 +137,11 @@ def test_seeds_reproduce_with_every_option_at_once(complete) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_logprobs_of_prompt_and_output_equal_log_softmax(complete, tokenizer, logits) -> None:
-    prompt_ids = tokenizer.encode(PROMPT)
+@pytest.mark.parametrize("num_repeats", [1, 20])  # 20: several steps and frames
+def test_logprobs_of_prompt_and_output_equal_log_softmax(
+    complete, tokenizer, logits, num_repeats: int
+) -> None:
+    prompt_ids = tokenizer.encode(PROMPT) * num_repeats
     answer = complete(prompt_ids, max_tokens=10, logprobs=5, echo=True, ignore_eos=True)
     told = answer.choices[0].logprobs
     assert told.token_logprobs[0] is None

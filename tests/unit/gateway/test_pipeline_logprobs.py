@@ -1,11 +1,13 @@
 """Logprobs, echo and the rules for tokens on their way through the pipeline."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from baton.wire.failures import InternalFailure, InvalidRequest
 from services.gateway import submission
+from services.gateway.pipeline import Limits
 from tests.unit.gateway.fakes import Fleet, simulate
 
 
@@ -120,6 +122,22 @@ def test_a_prompt_that_would_bring_too_many_logprobs_is_refused(
         assert caught.value.param == "echo"
 
     simulate(scenario)
+
+
+def test_a_long_prompt_that_is_being_judged_has_more_time_for_its_first_token() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        judge = fleet.worker._judge
+
+        async def slowly(submit: Any, stream: Any) -> None:
+            await asyncio.sleep(20)
+            await judge(submit, stream)
+            await asyncio.sleep(20)
+
+        fleet.worker._judge = slowly  # type: ignore[method-assign]
+        sink = await fleet.complete(prompt="abc", echo=True, logprobs=0)
+        assert sink.text() == "abcHello there."
+
+    simulate(scenario, limits=Limits(first_token_s=30))
 
 
 def test_prompt_logprobs_out_of_order_are_the_workers_fault() -> None:
