@@ -18,13 +18,15 @@ from baton.bench.measured_process import run_to_end
 from baton.bench.model_shape import ModelShape
 from baton.bench.models import ensure_model
 from baton.bench.offline import OfflinePlan, run_offline
-from baton.bench.served import SERVED, ServedPlan, run_served
+from baton.bench.served import NO_LIMIT, SERVED, ServedPlan, run_served
 from baton.bench.workload import KINDS, SMALL_KINDS
 
 Record = dict[str, Any]
 PARTS = ("machine", "core", "offline", "served")
 # The model for tests gets short requests.
 _SHORT_MODELS = {"nano"}
+# Ten requests for each of 32 connections would take a quarter of an hour and more.
+_MAX_REQUESTS = {"small": 96}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,6 @@ class BenchOptions:
     engines: tuple[str, ...]
     num_rounds: int
     requests_per_client: int
-    max_requests: int
     parity: Parity
     cache: Path
 
@@ -114,7 +115,7 @@ def _served_plan(options: BenchOptions, model: str, folder: Path) -> ServedPlan:
         concurrencies=list(options.batches),
         size=kinds["full"],
         requests_per_client=options.requests_per_client,
-        max_requests=options.max_requests,
+        max_requests=_MAX_REQUESTS.get(model, NO_LIMIT),
         parity=options.parity,
     )
 

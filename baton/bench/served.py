@@ -22,6 +22,7 @@ from baton.bench.workload import RequestSize, WordList
 
 Record = dict[str, Any]
 SERVED = (BATON, "vllm")
+NO_LIMIT = 10**9
 _FIRST_REQUEST = RequestSize(0, 16, 2)
 _NUM_WARM_UP = 2
 # A server that waited for its turn beside a busy one may have lost sight of its own processes.
@@ -39,7 +40,7 @@ class ServedPlan:
     concurrencies: list[int]
     size: RequestSize
     requests_per_client: int = 10
-    max_requests: int = 96
+    max_requests: int = NO_LIMIT
     parity: Parity = field(default_factory=Parity)
 
     def num_requests(self, concurrency: int) -> int:

@@ -31,8 +31,6 @@ def add_parsers(commands: Any) -> None:
     engine.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of a cell (3)")
     help_text = "requests per connection of a served run (10)"
     engine.add_argument("--requests", type=int, default=10, metavar="N", help=help_text)
-    help_text = "at most so many requests in a served run (320)"
-    engine.add_argument("--max-requests", type=int, default=320, metavar="N", help=help_text)
     engine.add_argument("--threads", type=int, default=2, metavar="N", help="CPU threads (2)")
     engine.add_argument("--kv-memory", default="4GiB", metavar="SIZE", help="KV pool (4GiB)")
     help_text = f"minutes: {_QUICK_MODELS} at {_QUICK_BATCHES}, fewer rounds and requests"
@@ -94,7 +92,6 @@ def _options(arguments: argparse.Namespace) -> Any:
         engines=_words("--engine", arguments.engine),
         num_rounds=arguments.rounds,
         requests_per_client=arguments.requests,
-        max_requests=arguments.max_requests,
         parity=Parity(arguments.threads, _bytes("--kv-memory", arguments.kv_memory)),
         cache=arguments.cache or cache_folder(),
     )
