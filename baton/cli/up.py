@@ -58,6 +58,8 @@ def add_parsers(commands: Any) -> None:
     up.add_argument("--max-model-len", type=int, default=None, metavar="N", help=help_text)
     help_text = "sequences that a worker computes at once (64)"
     up.add_argument("--max-batch", type=int, default=None, metavar="N", help=help_text)
+    help_text = "guess up to N tokens a step from what a sequence repeats, and check them (0)"
+    up.add_argument("--speculate", type=int, default=None, metavar="N", help=help_text)
     port = os.environ.get("BATON_PORT", "8080")
     help_text = "the gateway's port on loopback; 0 = a free one"
     up.add_argument("--port", default=port, metavar="N", help=help_text)
@@ -94,6 +96,7 @@ def _options(arguments: argparse.Namespace) -> plan.Options:
             arguments.kv_memory,
             arguments.max_model_len,
             arguments.max_batch,
+            arguments.speculate,
         ),
         port=port,
         spans_forward_to=os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
@@ -101,7 +104,7 @@ def _options(arguments: argparse.Namespace) -> plan.Options:
 
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
-    least = {"prefill": 0, "decode": 1, "aggregated": 0}
+    least = {"prefill": 0, "decode": 1, "aggregated": 0, "speculate": 0}
     for name, lowest in (
         least | dict.fromkeys(("threads", "max_model_len", "max_batch"), 1)
     ).items():

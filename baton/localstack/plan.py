@@ -38,6 +38,7 @@ class WorkerOptions:
     kv_memory: str = AUTO  # auto = each worker takes its part of MEMORY_SHARE
     max_model_len: int | None = None
     max_batch: int | None = None
+    speculation_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class Options:
             "memory_share": round(MEMORY_SHARE / self.num_workers, 4),
             "max_model_len": worker.max_model_len,
             "max_batch": worker.max_batch,
+            "speculation_tokens": worker.speculation_tokens,
             "drain_s": DRAIN_S,
         }
         return {name: str(value) for name, value in settings.items() if value is not None}

@@ -7,16 +7,21 @@ A model that cannot be served is told to the front in one line; this process the
 import argparse
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from baton.engine.core import CoreLink, serve
 from baton.engine.engine import Engine, EngineConfig
+from baton.engine.grammar.compiler import GrammarCompiler
+from baton.engine.grammar.grammars import Grammars
+from baton.engine.grammar.mask_thread import MaskThread
 from baton.engine.model.device import DEVICES, choose_device, make_runner
-from baton.engine.model.load import DTYPES, LoadOptions, load_model
+from baton.engine.model.load import DTYPES, LoadedModel, LoadOptions, load_model
 from baton.engine.model.memory_need import LargestStep
 from baton.engine.model.pool_size import PoolOptions, choose_pool, fit_length
 from baton.engine.model.refusal import LoadError
+from baton.engine.model.tokenizer_file import find_tokenizer_file
 from baton.system.byte_size import parse_bytes
 from baton.system.clock import SystemClock
 from baton.system.cores import num_available_cores
@@ -59,8 +64,19 @@ def build_engine(options: argparse.Namespace) -> Engine:
         max_num_seqs=options.max_batch,
         max_step_tokens=options.max_step_tokens,
         max_step_s=options.max_step_ms / 1000 or None,
+        num_draft_tokens=options.speculation_tokens,
     )
-    return Engine(config, runner, SystemClock())
+    return Engine(config, runner, SystemClock(), _make_grammars(loaded))
+
+
+def _make_grammars(loaded: LoadedModel) -> Grammars | None:
+    """None when the model has no tokenizer.json and none can be made."""
+    tokenizer_file = find_tokenizer_file(loaded.source.folder, loaded.fingerprint)
+    if tokenizer_file is None:
+        return None
+    compiler = GrammarCompiler(tokenizer_file, loaded.vocab_size, loaded.eos_token_ids)
+    compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar-compile")
+    return Grammars(compiler, compiling, MaskThread())
 
 
 def parse_options(argv: Sequence[str]) -> argparse.Namespace:
@@ -81,6 +97,8 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max-model-len", type=int, default=None)
     parser.add_argument("--max-batch", type=int, default=64, help="sequences in one step")
     parser.add_argument("--max-step-tokens", type=int, default=2048)
+    help_text = "tokens of a sequence that a step guesses and checks; 0 = no speculation"
+    parser.add_argument("--speculation-tokens", type=int, default=0, help=help_text)
     parser.add_argument("--max-step-ms", type=float, default=100.0)
     return parser.parse_args(argv)
 

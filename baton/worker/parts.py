@@ -7,6 +7,7 @@ from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.transport import Transport
 from baton.system.clock import Clock
 from baton.worker.dispatch import EngineDispatcher
+from baton.worker.grammar_gate import GrammarGate
 from baton.worker.metrics import WorkerMetrics
 from baton.worker.reports import ReportLog
 
@@ -23,6 +24,7 @@ class WorkerParts:
     transport: Transport
     reports: ReportLog
     metrics: WorkerMetrics
+    grammar_gate: GrammarGate
     clock: Clock
     # Unguessable bytes, for capabilities.
     random_bytes: Callable[[int], bytes]

@@ -23,6 +23,7 @@ from baton.runtime.process import Misconfigured, Process
 from baton.system.clock import Clock
 from baton.wire.v1 import router_pb2, worker_pb2_grpc
 from baton.worker.dispatch import EngineDispatcher
+from baton.worker.grammar_gate import GrammarGate
 from baton.worker.metrics import WorkerMetrics
 from baton.worker.parts import WorkerParts
 from baton.worker.reports import ReportLog, register_message
@@ -76,6 +77,7 @@ def make_parts(
         transport=transport,
         reports=ReportLog(register, lambda: dispatcher.send(SnapshotHashes())),
         metrics=WorkerMetrics(client.info),
+        grammar_gate=GrammarGate(client.info),
         clock=clock,
         random_bytes=random_bytes,
     )

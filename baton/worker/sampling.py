@@ -1,8 +1,9 @@
 """Sampling options from the wire to the engine; what it cannot do is refused by name."""
 
+import json
 import math
 
-from baton.engine.messages import EarlyStopping, SamplingParams
+from baton.engine.messages import EarlyStopping, Grammar, SamplingParams
 from baton.wire.failures import InvalidRequest
 from baton.wire.v1 import sampling_pb2
 
@@ -10,6 +11,8 @@ MAX_CHOICES = 128
 # Likeliest tokens told of one token, and biased tokens.
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
+MAX_GRAMMAR_CHARS = 256 * 1024
+_NO_FORMAT = "response_format asks for nothing"
 # Of beam search; beyond it powers of lengths overflow.
 MAX_LENGTH_PENALTY = 10.0
 _EARLY_STOPPING: dict[int, EarlyStopping] = {
@@ -21,7 +24,6 @@ _EARLY_STOPPING: dict[int, EarlyStopping] = {
 
 def to_params(sampling: sampling_pb2.Sampling) -> SamplingParams:
     """The engine's parameters. Raises InvalidRequest naming the field."""
-    _refuse_unsupported(sampling)
     _check_ranges(sampling)
     if sampling.use_beam_search:
         _refuse_beside_beams(sampling)
@@ -44,7 +46,31 @@ def to_params(sampling: sampling_pb2.Sampling) -> SamplingParams:
         beam_width=max(1, sampling.num_choices) if sampling.use_beam_search else 0,
         length_penalty=sampling.length_penalty if sampling.HasField("length_penalty") else 1.0,
         early_stopping=_EARLY_STOPPING[sampling.early_stopping],
+        grammar=_grammar_of(sampling),
     )
+
+
+def _grammar_of(sampling: sampling_pb2.Sampling) -> Grammar | None:
+    """What the output must look like. Raises InvalidRequest."""
+    match sampling.WhichOneof("structured_output"):
+        case "json_schema":
+            grammar = Grammar("json_schema", sampling.json_schema)
+        case "regex":
+            grammar = Grammar("regex", sampling.regex)
+        case "ebnf_grammar":
+            grammar = Grammar("ebnf", sampling.ebnf_grammar)
+        case "choices" if sampling.choices.values:
+            grammar = Grammar("choice", json.dumps(list(sampling.choices.values)))
+        case "json_object" if sampling.json_object:
+            grammar = Grammar("json_object")
+        case None:
+            return None
+        case _:
+            raise InvalidRequest(_NO_FORMAT, param="response_format")
+    if len(grammar.text) > MAX_GRAMMAR_CHARS:
+        message = f"response_format has more than {MAX_GRAMMAR_CHARS} characters"
+        raise InvalidRequest(message, param="response_format")
+    return grammar
 
 
 def _check_ranges(sampling: sampling_pb2.Sampling) -> None:
@@ -68,19 +94,6 @@ def _check_ranges(sampling: sampling_pb2.Sampling) -> None:
     for param, fine in is_fine.items():
         if not fine:
             raise InvalidRequest(f"{param} has a value that means nothing", param=param)
-
-
-def _refuse_unsupported(sampling: sampling_pb2.Sampling) -> None:
-    asked = {
-        "response_format": sampling.WhichOneof("structured_output") is not None,
-    }
-    for param, is_asked in asked.items():
-        if is_asked:
-            raise InvalidRequest(
-                f"{param} is not supported by this worker",
-                reason="unsupported_parameter",
-                param=param,
-            )
 
 
 def _refuse_beside_beams(sampling: sampling_pb2.Sampling) -> None:

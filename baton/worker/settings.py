@@ -8,6 +8,7 @@ from baton.system.byte_size import parse_bytes
 
 ENVIRONMENT_PREFIX = "BATON_WORKER_"
 AUTO = "auto"
+MAX_SPECULATION_TOKENS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,9 @@ class Settings:
     # How long a step with running streams should take at most, in ms; 0 = no limit.
     max_step_ms: float = 100.0
 
+    # Speculation: tokens of a sequence that a step guesses from its past and checks; 0 = off.
+    speculation_tokens: int = 0
+
     # How long loading the model may take.
     load_timeout_s: float = 600.0
     # How long running work may go on after the worker was asked to stop.
@@ -57,6 +61,8 @@ class Settings:
             raise ValueError("memory_share must be above 0 and at most 1")
         if self.kv_memory != AUTO and _num_bytes("kv_memory", self.kv_memory) <= 0:
             raise ValueError("kv_memory must be greater than 0")
+        if not 0 <= self.speculation_tokens <= MAX_SPECULATION_TOKENS:
+            raise ValueError(f"speculation_tokens must be from 0 to {MAX_SPECULATION_TOKENS}")
         if self.max_step_ms < 0:
             raise ValueError("max_step_ms must not be below 0")
         if self.block_size not in (16, 32, 64):
@@ -84,6 +90,7 @@ class Settings:
             "--max-batch": self.max_batch,
             "--max-step-tokens": self.max_step_tokens,
             "--max-step-ms": self.max_step_ms,
+            "--speculation-tokens": self.speculation_tokens,
         }
         return [
             str(word)

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Protocol
 
+from baton.engine.messages import Grammar
 from baton.runtime import logs
 from baton.runtime.telemetry import StageTimer, start_span
 from baton.wire import failures
@@ -81,17 +82,16 @@ class Attempt:
         self._deadline: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Hand the choices to the engine."""
+        """Hand the choices to the engine, once their grammar, if any, has passed the gate."""
         if self.request.deadline_s is not None:
             left_s = max(self.request.deadline_s - self._parts.clock.now(), 0.0)
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(left_s, self._on_deadline)
-        if self.request.shares_prompt:
-            leader, *forks = self._choices
-            leader.start(self._span, forks)
-            return
-        for choice in self._choices:
-            choice.start(self._span)
+        grammar = self.request.sampling.grammar
+        if grammar is None:
+            self._start_choices()
+        else:
+            self._parts.grammar_gate.check(grammar, self._on_grammar)
 
     def credit(self, choice: int, up_to_index: int) -> None:
         """Unknown choices are ignored."""
@@ -188,6 +188,25 @@ class Attempt:
         else:
             self._outlet.refuse(submit, error)
         self._end(error.reason)
+
+    def _on_grammar(self, outcome: Grammar | failures.BatonError) -> None:
+        if self._is_ended:
+            return
+        if isinstance(outcome, failures.BatonError):
+            self.failed(outcome)
+            return
+        self.request.use_grammar(outcome)
+        self._start_choices()
+
+    def _start_choices(self) -> None:
+        # The gateway may have cancelled some while their grammar was tried.
+        choices = [choice for choice in self._choices if not choice.is_ended]
+        if self.request.shares_prompt:
+            leader, *forks = choices
+            leader.start(self._span, forks)
+            return
+        for choice in choices:
+            choice.start(self._span)
 
     def _on_deadline(self) -> None:
         self.failed(failures.DeadlineExceeded("the deadline passed"))

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from baton.engine.messages import SamplingParams
+from baton.engine.messages import Grammar, SamplingParams
 from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import worker_pb2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AttemptRequest:
     """`submit` still has its fields, but the prompt is in `prompt_ids` and `block_hashes`."""
 
@@ -51,6 +51,12 @@ class AttemptRequest:
         if choice == 0 and not self.emitted_ids(0):
             return self.sampling
         return msgspec.structs.replace(self.sampling, num_prompt_logprobs=-1)
+
+    def use_grammar(self, grammar: Grammar) -> None:
+        """The same grammar, as the core and a prefill worker's core want it."""
+        self.sampling = msgspec.structs.replace(self.sampling, grammar=grammar)
+        if grammar.kind == "ebnf":
+            self.submit.sampling.ebnf_grammar = grammar.text
 
     def emitted_ids(self, choice: int) -> bytes:
         """Output tokens of earlier attempts."""

@@ -29,9 +29,10 @@ from baton.engine.messages import (
 from baton.runtime.telemetry import Span
 from baton.wire import failures
 from baton.wire.prefix_hash import TOKEN_BYTES
-from baton.wire.v1 import failure_pb2, handoff_pb2, worker_pb2
+from baton.wire.v1 import handoff_pb2, worker_pb2
 from baton.worker.dispatch import SequenceEvent
 from baton.worker.parts import WorkerParts
+from baton.worker.sequence_failure import sequence_failure
 from baton.worker.token_logprobs import to_wire
 from services.decode_worker.attempt_request import AttemptRequest
 from services.decode_worker.prefill_link import PrefillLinks
@@ -169,11 +170,12 @@ class ChoiceRun:
             case TokenLogprobs():
                 self._owner.judged(self.choice, to_wire(event))
             case SequenceRefused(reason=reason, message=message):
-                self._owner.failed(_failure(reason, message))
+                self._owner.failed(sequence_failure(reason, message))
             case Finished(reason=reason) if reason in _COMPLETE:
                 self._end(reason)
-            case Finished(reason=reason):
-                self._owner.failed(_failure(reason, f"the sequence ended: {reason}"))
+            case Finished(reason=reason, message=message):
+                message = message or f"the sequence ended: {reason}"
+                self._owner.failed(sequence_failure(reason, message))
 
     def on_token(self, token_id: int, index: int, logprobs: TokenLogprobs | None) -> None:
         if index == self._num_emitted:
@@ -271,7 +273,3 @@ def _logprobs_of(
     told: handoff_pb2.FirstTokens | handoff_pb2.ForkToken,
 ) -> worker_pb2.TokenLogprobs | None:
     return told.logprobs if told.HasField("logprobs") else None
-
-
-def _failure(reason: str, message: str) -> failures.BatonError:
-    return failures.from_wire(failure_pb2.Failure(reason=reason, message=message))

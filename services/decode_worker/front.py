@@ -43,6 +43,7 @@ class DecodeFront:
         """Drive engine events and prefill links until cancelled. Raises CoreDied, in a group."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._links.run())
+            group.create_task(self._parts.grammar_gate.run())
             try:
                 await self._parts.dispatcher.run()
             except CoreDied as died:

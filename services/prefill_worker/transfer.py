@@ -26,6 +26,7 @@ from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import failure_pb2, handoff_pb2, worker_pb2
 from baton.worker.dispatch import SequenceEvent
 from baton.worker.parts import WorkerParts
+from baton.worker.sequence_failure import sequence_failure
 from baton.worker.token_logprobs import to_wire
 
 _COMPLETE = ("stop", "length")
@@ -146,11 +147,12 @@ class PrefillTransfer:
                 self.sender.advance(num_tokens)
                 self._outlet.blocks_ready(self)
             case SequenceRefused(reason=reason, message=message):
-                self._outlet.failed(self, failure(reason, message))
+                self._outlet.failed(self, sequence_failure(reason, message))
             case Finished(reason=reason) if reason in _COMPLETE and self.first_token is not None:
                 self._finish_reason = reason
-            case Finished(reason=reason):
-                self._outlet.failed(self, failure(reason, f"prefill ended: {reason}"))
+            case Finished(reason=reason, message=message):
+                message = message or f"prefill ended: {reason}"
+                self._outlet.failed(self, sequence_failure(reason, message))
 
     def on_token(self, token_id: int, index: int, logprobs: TokenLogprobs | None) -> None:
         assert self.first_token is None, "a prefill samples one token"
@@ -204,11 +206,6 @@ class PrefillTransfer:
                 "baton.num_cached_tokens": self._num_cached_tokens,
             },
         )
-
-
-def failure(reason: str, message: str) -> failures.BatonError:
-    """The BatonError of an engine's reason."""
-    return failures.from_wire(failure_pb2.Failure(reason=reason, message=message))
 
 
 def _stage(name: str, seconds: float) -> failure_pb2.StageTime:

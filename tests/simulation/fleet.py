@@ -32,6 +32,7 @@ from baton.testing.virtual_clock import VirtualClock
 from baton.wire import key_registry
 from baton.wire.v1 import quota_pb2, router_pb2, tokenizer_pb2
 from baton.worker.dispatch import EngineDispatcher
+from baton.worker.grammar_gate import GrammarGate
 from baton.worker.metrics import WorkerMetrics
 from baton.worker.parts import WorkerParts
 from baton.worker.reports import ReportLog, register_message
@@ -346,6 +347,7 @@ class Fleet:
             transport=GrpcStreamTransport(blocks),
             reports=ReportLog(register, lambda: dispatcher.send(SnapshotHashes())),
             metrics=WorkerMetrics(client.info),
+            grammar_gate=GrammarGate(client.info),
             clock=self.clock,
             random_bytes=self.rng.randbytes,
         )

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from baton.engine.messages import Grammar
 from baton.wire.failures import InvalidRequest
 from baton.wire.v1 import sampling_pb2
 from baton.worker.sampling import to_params
@@ -69,17 +70,27 @@ def test_impossible_values_are_refused(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("fields", "grammar"),
     [
-        ({"json_object": True}, "response_format"),
+        ({}, None),
+        ({"json_object": True}, Grammar("json_object")),
+        ({"json_schema": "{}"}, Grammar("json_schema", "{}")),
+        ({"regex": "a+"}, Grammar("regex", "a+")),
+        ({"ebnf_grammar": "start: A"}, Grammar("ebnf", "start: A")),
+        ({"choices": {"values": ["a", "\u00fc"]}}, Grammar("choice", '["a", "\\u00fc"]')),
     ],
 )
-def test_what_the_engine_cannot_do_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+def test_what_the_output_must_look_like(fields: dict[str, Any], grammar: Grammar | None) -> None:
+    assert to_params(make(**fields)).grammar == grammar
+
+
+@pytest.mark.parametrize(
+    "fields", [{"json_object": False}, {"choices": {}}, {"regex": "a" * 300_000}]
+)
+def test_a_format_that_asks_for_nothing_or_too_much_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as raised:
         to_params(make(**fields))
-
-    assert raised.value.reason == "unsupported_parameter"
-    assert raised.value.param == param
+    assert raised.value.param == "response_format"
 
 
 def test_a_beam_search_has_a_beam_for_each_choice() -> None:
