@@ -31,7 +31,7 @@ def encode_tokens(token_ids: Sequence[int]) -> bytes:
 
 
 class EngineDriver:
-    """`events` are of the last step; `tokens` and `finished` of all of them, by seq_id."""
+    """`events` are of the last step; the dictionaries of all of them, by seq_id."""
 
     def __init__(self, runner: FakeRunner, grammars: Grammars | None = None, **sizes: int) -> None:
         self.runner = runner
@@ -42,6 +42,7 @@ class EngineDriver:
         runner.bind_pool(memoryview(self.pool))
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, str] = {}
+        self.num_judged: dict[int, int] = {}
         self.events = self._no_events()
         self._cached: set[bytes] = set()
 
@@ -54,6 +55,7 @@ class EngineDriver:
         self.events = self.engine.step([*commands, SnapshotHashes()]) or self._no_events()
         events = self.events
         columns = zip(events.token_seq_ids, events.token_ids, events.token_indexes, strict=True)
+        self._check_judged()
         for seq_id, token, index in columns:
             output = self.tokens.setdefault(seq_id, [])
             assert index == len(output), f"token {index} of {seq_id} after {len(output)}"
@@ -84,6 +86,13 @@ class EngineDriver:
 
     def _no_events(self) -> StepEvents:
         return StepEvents(self.engine.step_index, self.engine.measure_load())
+
+    def _check_judged(self) -> None:
+        """Prompt tokens are judged in order, each once, before there is an output."""
+        for told in self.events.prompt_logprobs:
+            index = self.num_judged[told.seq_id] = self.num_judged.get(told.seq_id, 0) + 1
+            assert told.index == index, f"judged {told.index} of {told.seq_id} after {index - 1}"
+            assert told.seq_id not in self.tokens
 
     def _check_kv_events(self) -> None:
         assert self.events.snapshot is not None

@@ -60,6 +60,7 @@ class EngineLives(RuleBasedStateMachine):
         limits=st.tuples(st.integers(1, 30), st.sampled_from([0, 1, 5, PLENTY_OF_CREDIT])),
         priority=st.integers(0, 2),
         seed=st.integers(0, 1),
+        is_judged=st.booleans(),
     )
     def add(
         self,
@@ -68,6 +69,7 @@ class EngineLives(RuleBasedStateMachine):
         limits: tuple[int, int],
         priority: int,
         seed: int,
+        is_judged: bool,
     ) -> None:
         seq_id, (stem, length) = len(self.requests), prompt
         request = add_sequence(
@@ -78,6 +80,8 @@ class EngineLives(RuleBasedStateMachine):
             credit=limits[1],
             priority=priority,
             seed=seed,
+            num_prompt_logprobs=0 if is_judged and kind != "remote" else -1,
+            num_logprobs=0 if is_judged else -1,
         )
         self.requests[seq_id] = request
         self.live.add(seq_id)
@@ -212,6 +216,9 @@ class EngineLives(RuleBasedStateMachine):
         prompt = memoryview(request.token_ids).cast("I")
         output = self.driver_of(seq_id).tokens[seq_id]
         assert output == self.decode.runner.lone_run(prompt, request.sampling)
+        if request.sampling.num_prompt_logprobs >= 0:
+            num_judged = self.driver_of(seq_id).num_judged.get(seq_id, 0)
+            assert num_judged == len(prompt) - 1
 
 
 TestEngineLives = EngineLives.TestCase
