@@ -163,6 +163,10 @@ class BlockManager:
         """Different blocks that they refer to."""
         return len({block_id for seq in seqs for block_id in seq.table.ids.tolist()})
 
+    def has_grown(self, seq: Sequence) -> bool:
+        """Whether the last token's KV surely has a slot of its own; the quick answer of most."""
+        return self._has_slot(seq) and not seq.table.may_share_last
+
     def can_grow(self, seqs: Iterable[Sequence]) -> bool:
         """Whether the KV of each one's last token has a block of its own, or can get one."""
         num_needed = 0
@@ -182,6 +186,7 @@ class BlockManager:
 
     def grow(self, seq: Sequence) -> None:
         """Make sure that the last token's KV can be written, into a block that nobody shares."""
+        seq.table.may_share_last = False
         if not self._has_slot(seq):
             seq.table.extend(self._pool.allocate(1))
         elif self._pool.is_shared(shared := self._last_block(seq)):
@@ -272,6 +277,7 @@ class BlockManager:
         for block_id in block_ids:
             self._pool.retain(block_id)
         child.table.extend(block_ids)
+        parent.table.may_share_last = child.table.may_share_last = True
 
     def _last_block(self, seq: Sequence) -> int:
         """The block of the sequence's last token, which has one."""

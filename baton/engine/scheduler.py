@@ -260,6 +260,8 @@ class Scheduler:
         """Blocks for its members' next tokens; False when it had to give way itself."""
         if seq.state is not SequenceState.RUNNING:
             return False  # a more important one has just taken its blocks
+        if self._manager.has_grown(seq):
+            return True
         while not self._manager.can_grow(seq.members):
             victim = self._choose_victim()
             self.requeue(victim)

@@ -41,11 +41,13 @@ class SequenceState(Enum):
 class BlockTable:
     """The block ids of one sequence in token order, in an int32 buffer that grows by doubling."""
 
-    __slots__ = ("_ids", "num_blocks")
+    __slots__ = ("_ids", "may_share_last", "num_blocks")
 
     def __init__(self) -> None:
         self._ids = np.empty(16, np.int32)
         self.num_blocks = 0
+        # Another table may refer to the last block too: who writes into it has to look.
+        self.may_share_last = False
 
     def extend(self, block_ids: list[int]) -> None:
         end = self.num_blocks + len(block_ids)
@@ -66,6 +68,7 @@ class BlockTable:
         """All ids, leaving the table empty."""
         block_ids: list[int] = self.ids.tolist()
         self.num_blocks = 0
+        self.may_share_last = False
         return block_ids
 
 
