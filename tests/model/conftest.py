@@ -11,6 +11,7 @@ import transformers
 
 from baton.engine.engine import Engine, EngineConfig
 from baton.engine.messages import AddSequence, SamplingParams, StepEvents
+from baton.engine.model import build_native, native
 from baton.engine.model.load import LoadedModel, LoadOptions, load_model
 from baton.engine.model.torch_runner import TorchRunner
 from baton.engine.runner import Runner
@@ -30,6 +31,23 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def compiled_kernels() -> None:
+    """Builds what is not built yet."""
+    if build_native.find_compiler() is None and not native.library_path().exists():
+        pytest.skip("no C++ compiler")
+    assert build_native.main() == 0
+    native.library.cache_clear()
+
+
+@pytest.fixture(params=native.ISAS)
+def isa(request: pytest.FixtureRequest) -> str:
+    """The instruction sets of this machine, one after the other."""
+    if request.param not in native.usable_isas():
+        pytest.skip(f"this machine has no {request.param}")
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ FLAGS = [
     *(
         "-fno-math-errno",
         "-fno-trapping-math",
+        "-Wno-psabi",
         "-Wall",
         "-Wno-uninitialized",
         "-Wno-maybe-uninitialized",

@@ -17,48 +17,8 @@ from baton.engine.batch import StepBatch
 from baton.engine.model import native
 from baton.engine.model.attention import AttentionForm
 from baton.engine.model.kv_pool import KVPool
+from baton.engine.model.native_structs import DTYPES, Form, Layer, Step, layers_of
 from baton.wire.kv_spec import KVSpec
-
-_DTYPES = {"float32": 0, "bfloat16": 1}  # `Dtype` in attention.h
-
-
-class _Layer(ctypes.Structure):
-    """`Layer` in attention.h."""
-
-    _fields_ = (
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("block_stride_bytes", ctypes.c_int64),
-        ("num_kv_heads", ctypes.c_int32),
-        ("block_size", ctypes.c_int32),
-        ("k_dim", ctypes.c_int32),
-        ("v_dim", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-    )
-
-
-class _Step(ctypes.Structure):
-    """`Step` in attention.h."""
-
-    _fields_ = (
-        ("query_starts", ctypes.c_void_p),
-        ("context_lens", ctypes.c_void_p),
-        ("block_tables", ctypes.c_void_p),
-        ("table_stride", ctypes.c_int64),
-        ("num_seqs", ctypes.c_int32),
-        ("isa", ctypes.c_int32),
-    )
-
-
-class _Form(ctypes.Structure):
-    """`Form` in attention.h."""
-
-    _fields_ = (
-        ("scaling", ctypes.c_float),
-        ("softcap", ctypes.c_float),
-        ("window", ctypes.c_int32),
-        ("sinks", ctypes.c_void_p),
-    )
 
 
 class _BoundLayer:
@@ -66,11 +26,11 @@ class _BoundLayer:
 
     __slots__ = ("form", "form_address", "layer", "layer_address", "native_form", "sinks", "v_dim")
 
-    def __init__(self, layer: _Layer) -> None:
+    def __init__(self, layer: Layer) -> None:
         self.layer = layer
         self.layer_address = ctypes.addressof(layer)
         self.v_dim = layer.v_dim
-        self.native_form = _Form()
+        self.native_form = Form()
         self.form_address = ctypes.addressof(self.native_form)
         self.form: AttentionForm | None = None
         self.sinks: torch.Tensor | None = None  # float32, kept because native_form points to it
@@ -95,30 +55,18 @@ class CpuAttention:
         self._library = library
         self._attend = _declared_attend(library)
         self._layers: list[_BoundLayer] = []
-        self._step = _Step(isa=usable.index(isa or usable[-1]))
+        self._step = Step(isa=usable.index(isa or usable[-1]))
         self._step_address = ctypes.addressof(self._step)
         self._arrays: tuple[np.ndarray, ...] = ()  # what _step points to
 
     @staticmethod
     def supports(spec: KVSpec) -> bool:
         """Whether the kernels are built, and for the types of all layers."""
-        is_known = all(layer.dtype in _DTYPES for layer in spec.layers)
+        is_known = all(layer.dtype in DTYPES for layer in spec.layers)
         return is_known and native.library() is not None
 
     def bind(self, pool: KVPool) -> None:
-        self._layers = []
-        for spec, keys, values in zip(pool.spec.layers, pool.keys, pool.values, strict=True):
-            layer = _Layer(
-                keys=keys.data_ptr(),
-                values=values.data_ptr(),
-                block_stride_bytes=pool.spec.row_bytes,
-                num_kv_heads=spec.num_kv_heads,
-                block_size=pool.spec.block_size,
-                k_dim=spec.k_dim,
-                v_dim=spec.v_dim,
-                dtype=_DTYPES[spec.dtype],
-            )
-            self._layers.append(_BoundLayer(layer))
+        self._layers = [_BoundLayer(layer) for layer in layers_of(pool)]
         self._pool = pool  # keeps the memory alive
 
     def begin_step(self, batch: StepBatch) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from baton.engine.model.attention import AttentionForm, default_scaling
 from baton.engine.model.kv_pool import DTYPE_NAMES
 from baton.engine.model.refusal import LoadError
 from baton.wire.kv_spec import KVSpec
@@ -30,6 +31,7 @@ class ProbedModel:
     """Attention modules in the order of the pool's layers, and the cache that they need."""
 
     modules: tuple[nn.Module, ...]
+    forms: tuple[AttentionForm, ...]  # of the same layers
     kv_spec: KVSpec
 
 
@@ -40,6 +42,7 @@ class _Recorder:
     positions: torch.Tensor  # [_GRID] ascending
     modules: dict[int, nn.Module] = field(default_factory=dict)
     shapes: dict[int, tuple[int, int, int, str]] = field(default_factory=dict)
+    forms: dict[int, AttentionForm] = field(default_factory=dict)
 
     def build_mask(self, *_: Any, mask_function: _MaskFunction, **__: Any) -> torch.Tensor:
         """The mask over the grid instead of over this run's tokens, `[1, 1, _GRID, _GRID]`."""
@@ -66,6 +69,12 @@ class _Recorder:
             raise LoadError(f"{who} does not attend to its own tokens alone")
         if attention_mask is not None:
             self._check_mask(who, attention_mask, sliding_window)
+        self.forms[layer] = AttentionForm(
+            default_scaling(module, query, kwargs.pop("scaling", None)),
+            sliding_window,
+            kwargs.pop("softcap", None),
+            kwargs.pop("s_aux", None),
+        )
         _check_arguments(who, kwargs)
         self.modules[layer] = module
         dtype = DTYPE_NAMES.get(key.dtype)
@@ -85,7 +94,6 @@ class _Recorder:
 def _check_arguments(who: str, kwargs: dict[str, Any]) -> None:
     if kwargs.pop("is_causal", None) is False:
         raise LoadError(f"{who} is not causal")
-    kwargs.pop("s_aux", None)
     for name, value in kwargs.items():
         if isinstance(value, torch.Tensor) and name not in _IGNORED_TENSORS:
             raise LoadError(f"{who} needs {name!r}, which is not supported")
@@ -117,7 +125,8 @@ def probe_model(
         raise LoadError(f"{type(model).__name__} cannot return the logits of chosen tokens alone")
     order = sorted(recorder.modules)
     spec = KVSpec.of_layers(block_size, [recorder.shapes[layer] for layer in order])
-    return ProbedModel(tuple(recorder.modules[layer] for layer in order), spec)
+    modules = tuple(recorder.modules[layer] for layer in order)
+    return ProbedModel(modules, tuple(recorder.forms[layer] for layer in order), spec)
 
 
 def _grid_positions(max_model_len: int) -> torch.Tensor:

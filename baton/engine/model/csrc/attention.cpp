@@ -3,6 +3,7 @@
 // thread to finish a head adds its parts up in order; one with many is split by KV head and rows.
 // Neither kind of result depends on how the work is shared out.
 #include "attention.h"
+#include "attention_work.h"
 
 #include <omp.h>
 
@@ -36,15 +37,6 @@ constexpr int kMinChunkRows = 64, kMaxChunkRows = 256;
 // Less work than this (bytes of keys and values that are read) is not worth waking other threads.
 constexpr int64_t kSerialBytes = 128 * 1024;
 constexpr int64_t kSerialStoreBytes = 64 * 1024;
-
-struct Call {
-    const Step& step;
-    const Layer& layer;
-    const Form& form;
-    Heads queries;
-    char* output;
-    int32_t num_heads;
-};
 
 // One sequence's share of the work.
 struct Share {
@@ -196,6 +188,17 @@ private:
     int64_t num_items_ = 0;
     int64_t work_bytes_ = 0;
 };
+
+}  // namespace
+
+struct AttentionWork::Plan : Attention {
+    using Attention::Attention;
+};
+AttentionWork::AttentionWork(const Call& call, int num_threads) : plan_(new Plan(call, num_threads)) {}
+AttentionWork::~AttentionWork() = default;
+void AttentionWork::run() { plan_->run(); }
+
+namespace {
 
 // Copies the vectors of one token to its slot.
 void store_token(const Layer& layer, char* pages, int64_t block, int slot, int dim, const Heads& from, int token) {
