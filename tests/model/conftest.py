@@ -102,12 +102,18 @@ class Reference:
             return
 
 
-def reference_of(folder: Path) -> Reference:
+def _reference_of(folder: Path, **arguments: object) -> Reference:
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32
+        folder, attn_implementation="eager", dtype=torch.float32, **arguments
     )
     model.generation_config.eos_token_id = None
     return Reference(model.eval())
+
+
+@pytest.fixture
+def reference_of() -> Callable[..., Reference]:
+    """Loads the reference of a folder, with more arguments of `from_pretrained`."""
+    return _reference_of
 
 
 @pytest.fixture(params=sorted(SERVED))
@@ -209,7 +215,7 @@ def load_tiny(model_folder: ModelFolder) -> Callable[..., tuple[LoadedModel, Ref
         folder = model_folder(name, **changes)
         if folder not in loaded:
             model = load_model(str(folder), LoadOptions(dtype="float32"))
-            loaded[folder] = model, reference_of(folder)
+            loaded[folder] = model, _reference_of(folder)
         return loaded[folder]
 
     return load

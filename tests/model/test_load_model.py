@@ -133,12 +133,6 @@ def test_a_model_that_brings_its_own_code_is_refused(copy_of):
     assert "auto_map" in refusal_of(folder)
 
 
-def test_quantized_weights_are_refused(copy_of):
-    folder = copy_of("llama")
-    edit_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    assert "quantized" in refusal_of(folder)
-
-
 def test_missing_tensors_are_named(copy_of):
     path = copy_of("llama") / "model.safetensors"
     tensors = safetensors.torch.load_file(path)

@@ -16,10 +16,11 @@ from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from baton.engine.model.attention import PAGED, AttentionForm
+from baton.engine.model.attention import PAGED
 from baton.engine.model.kv_pool import TORCH_DTYPES
 from baton.engine.model.memory_need import LargestStep, MemoryNeed, memory_need
 from baton.engine.model.probe import probe_model
+from baton.engine.model.quantization import make_whole, quant_method, reading_arguments
 from baton.engine.model.refusal import (
     LoadError,
     check_config,
@@ -52,7 +53,6 @@ class LoadedModel:
 
     model: PreTrainedModel
     attention_modules: tuple[nn.Module, ...]
-    attention_forms: tuple[AttentionForm, ...]  # as the probe saw them
     source: ModelSource
     fingerprint: str
     kv_spec: KVSpec
@@ -68,6 +68,7 @@ def load_model(name: str, options: LoadOptions) -> LoadedModel:
     folder = source.folder
     config_json = _read_config(folder)
     check_folder(folder, config_json)
+    method = quant_method(folder.name, config_json)
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     with one_line_errors(source.name):
@@ -79,7 +80,10 @@ def load_model(name: str, options: LoadOptions) -> LoadedModel:
     memory = memory_need(source.name, model_class, config, dtype, options.largest_step)
     memory.check(source.name, options.kv_bytes)
     with one_line_errors(source.name):
-        model = _read_model(source, model_class, dtype)
+        arguments = reading_arguments(method, config)
+        model = _read_model(source, model_class, dtype, arguments)
+        if method is not None:
+            make_whole(model, method, dtype)
         return _describe(source, model, max_model_len, options.block_size, memory)
 
 
@@ -126,7 +130,10 @@ def _model_class(name: str, config: PretrainedConfig) -> type[PreTrainedModel]:
 
 
 def _read_model(
-    source: ModelSource, model_class: type[PreTrainedModel], dtype: torch.dtype
+    source: ModelSource,
+    model_class: type[PreTrainedModel],
+    dtype: torch.dtype,
+    arguments: dict[str, Any],
 ) -> PreTrainedModel:
     loaded: Any = model_class.from_pretrained(
         source.folder,
@@ -137,9 +144,13 @@ def _read_model(
         local_files_only=True,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # they are in the report, and refused below
+        **arguments,
     )
     model, report = loaded
-    for problem in ("missing_keys", "mismatched_keys", "error_msgs"):
+    problems = ["missing_keys", "mismatched_keys", "error_msgs"]
+    if arguments:  # quantised: scales that nothing was multiplied with
+        problems.append("unexpected_keys")
+    for problem in problems:
         if report[problem]:
             first = sorted(map(str, report[problem]))[0]
             raise LoadError(
@@ -167,7 +178,6 @@ def _describe(
     return LoadedModel(
         model=model,
         attention_modules=probed.modules,
-        attention_forms=probed.forms,
         source=source,
         fingerprint=model_fingerprint(source.folder),
         kv_spec=probed.kv_spec,

@@ -61,8 +61,6 @@ def check_folder(folder: Path, config: dict[str, Any]) -> None:
         has_code = "auto_map" in config
         why = "needs its own Python code (auto_map)" if has_code else "is unknown to transformers"
         raise LoadError(f"model {folder.name}: type {model_type!r} {why}")
-    if "quantization_config" in config:
-        raise LoadError(f"model {folder.name}: quantized weights are not supported")
 
 
 def check_config(name: str, config: PretrainedConfig, model_class: type[PreTrainedModel]) -> None:
