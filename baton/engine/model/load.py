@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from baton.engine.model.attention import PAGED
+from baton.engine.model.attention import PAGED, AttentionForm
 from baton.engine.model.kv_pool import TORCH_DTYPES
 from baton.engine.model.memory_need import LargestStep, MemoryNeed, memory_need
 from baton.engine.model.probe import probe_model
@@ -53,6 +53,7 @@ class LoadedModel:
 
     model: PreTrainedModel
     attention_modules: tuple[nn.Module, ...]
+    attention_forms: tuple[AttentionForm, ...]  # as the probe saw them
     source: ModelSource
     fingerprint: str
     kv_spec: KVSpec
@@ -178,6 +179,7 @@ def _describe(
     return LoadedModel(
         model=model,
         attention_modules=probed.modules,
+        attention_forms=probed.forms,
         source=source,
         fingerprint=model_fingerprint(source.folder),
         kv_spec=probed.kv_spec,
