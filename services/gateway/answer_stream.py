@@ -107,7 +107,7 @@ class AnswerStream:
         if delta is None:
             return []
         if delta.finish_reason is not None:
-            self._meter.end_choice(choice.choice, choice.num_received)
+            self._end_early(choice)
         return [delta]
 
     def _finish(self, choice: ChoiceText, arrival: Finished) -> Delta:
@@ -128,5 +128,11 @@ class AnswerStream:
                 choice.choice, choice.num_received
             ):
                 batch.append(choice.finish("length"))
-                self._meter.end_choice(choice.choice, choice.num_received)
+                self._end_early(choice)
         return batch
+
+    def _end_early(self, choice: ChoiceText) -> None:
+        """The worker would go on with it; it must not, even while others go on."""
+        self._meter.end_choice(choice.choice, choice.num_received)
+        if self.has_open_choices:
+            self._attempt.cancel(choice.choice)

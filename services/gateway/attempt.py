@@ -64,7 +64,7 @@ class Attempt:
         submit: worker_pb2.Submit,
         *,
         give: Callable[["Attempt", int, int], None],
-        cancel: Callable[["Attempt"], None],
+        cancel: Callable[["Attempt", int | None], None],
     ) -> None:
         self.handle = submit.handle
         self.request_id = submit.request_id
@@ -123,9 +123,10 @@ class Attempt:
         self._credit[choice] = up_to_index
         self._give_on_link(self, choice, up_to_index)
 
-    def cancel(self) -> None:
-        """Tell the worker to stop and free everything."""
-        self._cancel_on_link(self)
+    def cancel(self, choice: int | None = None) -> None:
+        """Tell the worker to stop and free everything, or one choice and what it alone holds."""
+        if choice not in self._finished:
+            self._cancel_on_link(self, choice)
 
     def poke(self) -> None:
         """Let this or the next call of `arrivals` return even though nothing arrived."""

@@ -61,6 +61,14 @@ class TokenRules:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """`num_choices` beams, all of them results. `early_stopping` as transformers has it."""
+
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A validated request. None means that the client left it to the server."""
 
@@ -75,6 +83,8 @@ class GenerationRequest:
     top_p: float | None = None
     seed: int | None = None
     rules: TokenRules = TokenRules()
+    # Set = no sampling; the answer comes as a whole when the search ends.
+    search: BeamSearch | None = None
     stop: tuple[str, ...] = ()
     # Of each token, and of so many likeliest ones besides; None = not wanted.
     num_logprobs: int | None = None

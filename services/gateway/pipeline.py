@@ -299,7 +299,9 @@ class Pipeline:
         meter.attach(attempt.give, lambda wanted: self._parts.leases.ask(lease, wanted))
 
     async def _stream_answer(self, x: Exchange, stream: AnswerStream) -> None:
-        batch = await stream.first(self._first_token_left_s(x))
+        # A beam search brings its first token with its last.
+        left_s = self._left_s if _request(x).search else self._first_token_left_s
+        batch = await stream.first(left_s(x))
         prefill_s = x.timer.mark("prefill")
         reports.of_first_token(x, prefill_s, stream.prefill_stages)
         await x.sink.started(head_of(x))

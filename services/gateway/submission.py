@@ -21,14 +21,22 @@ DEFAULT_TOP_P = 1.0
 # Text before a plain completion that decides whether its first token starts with a space.
 _CONTEXT_TOKENS = 6
 _TOKEN_BYTES = 4
-# Log probabilities of an echoed prompt: tokens x (1 + logprobs) x choices. Some 10 MB of JSON.
-MAX_PROMPT_LOGPROBS = 262_144
+# Log probabilities of an echoed prompt: tokens x (1 + logprobs) x choices. Some 5 MB of JSON, which
+# takes the event loop a quarter of a second.
+MAX_PROMPT_LOGPROBS = 131_072
+_EARLY_STOPPING: dict[bool | str, sampling_pb2.EarlyStopping] = {
+    False: sampling_pb2.EARLY_STOPPING_UNSPECIFIED,
+    True: sampling_pb2.EARLY_STOPPING_FULL,
+    "never": sampling_pb2.EARLY_STOPPING_NEVER,
+}
 
 
 def with_defaults(request: GenerationRequest, text_model: TextModel) -> GenerationRequest:
     """The request with the sampling values that will be used."""
     temperature = request.temperature
-    if temperature is None:
+    if request.search is not None:
+        temperature = 0.0
+    elif temperature is None:
         temperature = text_model.default_temperature
     return replace(
         request,
@@ -199,6 +207,10 @@ def _sampling(x: Exchange) -> sampling_pb2.Sampling:
     )
     if rules.structure is not None:
         _set_structure(sampling, rules.structure)
+    if request.search is not None:
+        sampling.use_beam_search = True
+        sampling.length_penalty = request.search.length_penalty
+        sampling.early_stopping = _EARLY_STOPPING[request.search.early_stopping]
     return sampling
 
 

@@ -198,8 +198,13 @@ class WorkerLink:
             self._credits[attempt.handle, choice] = up_to_index
             self._wake()
 
-    def _cancel(self, attempt: Attempt) -> None:
+    def _cancel(self, attempt: Attempt, choice: int | None) -> None:
         if attempt.handle not in self._attempts or attempt.ended:
+            return
+        if choice is not None:
+            cancel = worker_pb2.CancelChoices(handle=attempt.handle, choices=[choice])
+            self._cancels.append(worker_pb2.GatewayFrame(cancel_choices=cancel))
+            self._wake()
             return
         frames = self._submits.get(attempt.handle)
         if frames and frames[0].HasField("submit"):
@@ -208,8 +213,8 @@ class WorkerLink:
             attempt.fail(Unavailable("cancelled before it was sent", reason="cancelled"))
             return
         self._submits.pop(attempt.handle, None)
-        cancel = worker_pb2.Cancel(request_id=attempt.request_id, epoch=attempt.epoch)
-        self._cancels.append(worker_pb2.GatewayFrame(cancel=cancel))
+        whole = worker_pb2.Cancel(request_id=attempt.request_id, epoch=attempt.epoch)
+        self._cancels.append(worker_pb2.GatewayFrame(cancel=whole))
         self._wake()
 
     def _wake(self) -> None:

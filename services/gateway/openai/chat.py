@@ -14,6 +14,7 @@ from services.gateway.generation import (
     Usage,
 )
 from services.gateway.openai import limits, logprob_objects
+from services.gateway.openai.beam_fields import search_of
 from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
 from services.gateway.openai.errors import error_body
 from services.gateway.openai.shared_fields import (
@@ -71,11 +72,13 @@ class ChatFields(SharedFields):
 def parse(body: bytes) -> GenerationRequest:
     """The request in a chat completion's body. Raises InvalidRequest."""
     fields = to_struct(decode_object(body), ChatFields, UNSUPPORTED)
+    num_logprobs = _num_logprobs(fields)
     return GenerationRequest(
         endpoint="chat.completions",
         model=fields.model,
         prompt=ChatMessages(msgspec.json.encode(_conversation(fields.messages))),
-        num_logprobs=_num_logprobs(fields),
+        num_logprobs=num_logprobs,
+        search=search_of(fields, num_logprobs),
         **sampling_of(
             fields,
             max_tokens_of(fields.max_tokens, fields.max_completion_tokens),

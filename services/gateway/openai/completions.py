@@ -16,6 +16,7 @@ from services.gateway.generation import (
     Usage,
 )
 from services.gateway.openai import limits, logprob_objects
+from services.gateway.openai.beam_fields import search_of
 from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
 from services.gateway.openai.errors import error_body
 from services.gateway.openai.shared_fields import (
@@ -56,6 +57,7 @@ def parse(body: bytes) -> GenerationRequest:
         model=fields.model,
         prompt=_prompt(fields.prompt),
         num_logprobs=fields.logprobs,
+        search=search_of(fields, fields.logprobs),
         echo=bool(fields.echo),
         **sampling_of(fields, max_tokens, structure_of(fields)),
     )

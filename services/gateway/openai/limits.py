@@ -31,6 +31,8 @@ TopK = Annotated[int, Meta(ge=-1, le=1_000_000)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 MinP = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+# Of beam search: an exponent of lengths.
+LengthPenalty = Annotated[float, Meta(ge=-10, le=10)]
 RepetitionPenalty = Annotated[float, Meta(gt=0, le=10)]
 MaxTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 MaxTokensOrNone = Annotated[int, Meta(ge=0, le=2**31 - 1)]

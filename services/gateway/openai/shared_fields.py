@@ -4,7 +4,7 @@ HARMLESS_VALUES is the explicit list of fields of absent features with the value
 nothing; SharedFields' lower half lists the metadata that is accepted and has no effect.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -67,6 +67,10 @@ class SharedFields(CommonFields, kw_only=True):
     guided_regex: limits.Regex | None = None
     guided_choice: limits.AnswerChoices | None = None
     guided_grammar: limits.GrammarText | None = None
+    use_beam_search: bool | None = None
+    length_penalty: limits.LengthPenalty | None = None
+    # As transformers has it.
+    early_stopping: bool | Literal["never"] | None = None
 
 
 def structure_of(fields: SharedFields) -> Structure | None:

@@ -36,12 +36,13 @@ class FakeWorker:
         self.submits: list[worker_pb2.Submit] = []
         self.prompt_parts: list[worker_pb2.PromptPart] = []
         self.cancels: list[worker_pb2.Cancel] = []
+        self.choice_cancels: list[worker_pb2.CancelChoices] = []
         self.credit_frames: list[worker_pb2.Credits] = []
         self.num_dialled = 0
         self.streams: list[MemoryStream] = []
         self.said_bye = False
         self._credit: dict[tuple[int, int], int] = {}
-        self._cancelled: set[int] = set()
+        self._cancelled: set[tuple[int, int]] = set()
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
 
@@ -86,9 +87,15 @@ class FakeWorker:
             self._poke()
         elif kind == "cancel":
             self.cancels.append(frame.cancel)
-            self._cancelled |= {
-                s.handle for s in self.submits if s.request_id == frame.cancel.request_id
-            }
+            for submit in self.submits:
+                if submit.request_id == frame.cancel.request_id:
+                    choices = range(submit.sampling.num_choices)
+                    self._cancelled |= {(submit.handle, choice) for choice in choices}
+            self._poke()
+        elif kind == "cancel_choices":
+            cancel = frame.cancel_choices
+            self.choice_cancels.append(cancel)
+            self._cancelled |= {(cancel.handle, choice) for choice in cancel.choices}
             self._poke()
         elif kind == "bye":
             self.said_bye = True
@@ -123,9 +130,9 @@ class FakeWorker:
         if choice == 0:
             await self._judge(submit, stream)
         for index, token_id in enumerate(ids[:max_tokens]):
-            while index >= self._credit[key] and submit.handle not in self._cancelled:
+            while index >= self._credit[key] and key not in self._cancelled:
                 await self._changed.wait()
-            if submit.handle in self._cancelled:
+            if key in self._cancelled:
                 await self._finish(stream, key, "cancelled", index)
                 return
             step = self._step(submit, choice, index, token_id)

@@ -139,7 +139,6 @@ def test_a_refusal_names_value_and_limit() -> None:
         ("store", True),
         ("web_search_options", {}),
         ("prompt_embeds", "AAAA"),
-        ("use_beam_search", True),
         ("guided_decoding_backend", "outlines"),
         ("a" * 1000, 1),
     ],
@@ -443,6 +442,8 @@ def test_every_number_text_and_list_of_a_request_has_a_cap(struct: Any) -> None:
 
 
 def _is_capped(hint: Any) -> bool:
+    if typing.get_origin(hint) is typing.Literal:
+        return True
     if typing.get_origin(hint) is typing.Annotated:
         meta = hint.__metadata__[0]
         return meta.max_length is not None or meta.le is not None or meta.lt is not None
