@@ -2,13 +2,15 @@
 
 from array import array
 from collections.abc import Iterable
-from functools import cached_property
 
 from baton.wire.failures import InternalFailure
 from baton.wire.v1 import worker_pb2
 from services.gateway.detokenize import TextModel
 from services.gateway.generation import Delta, PlainText, PromptTokens, TokenLogprob
 from services.gateway.logprob_trail import token_logprob
+from services.gateway.token_bytes import TokenBytes
+
+_CONTINUATIONS = bytes(range(0x80, 0xC0))
 
 
 class PromptEcho:
@@ -25,50 +27,44 @@ class PromptEcho:
         self._token_ids = array("I", token_ids).tolist()
         self._token_bytes = text_model.token_bytes
         self._is_judged = judged
-        self._told: list[worker_pb2.TokenLogprobs] = []
+        self._offsets: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
         self.text = (
             prompt.text
             if isinstance(prompt, PlainText)
             else text_model.decoder.decode(self._token_ids, True)
         )
+        if judged:
+            self._offsets = _offsets(self._token_ids, self.text, self._token_bytes)
+            first = self._token_bytes(self._token_ids[0])
+            self._logprobs.append(TokenLogprob(0, first, None, ()))
 
     @property
     def is_complete(self) -> bool:
         """Every prompt token but the first, which nothing precedes, was judged."""
-        return not self._is_judged or len(self._told) >= len(self._token_ids) - 1
+        return not self._is_judged or len(self._logprobs) == len(self._token_ids)
 
     def take(self, told: Iterable[worker_pb2.TokenLogprobs]) -> None:
         """What the worker told of the next prompt tokens."""
         for one in told:
-            if self.is_complete or one.index != len(self._told) + 1:
+            index = len(self._logprobs)
+            if self.is_complete or one.index != index:
                 raise InternalFailure("the worker judged the prompt out of order")
-            self._told.append(one)
+            place = self._offsets[index], self._token_ids[index]
+            self._logprobs.append(token_logprob(*place, one, self._token_bytes))
 
     def delta(self, choice: int) -> Delta:
         """The start of one choice."""
-        return Delta(choice, self.text, logprobs=self._logprobs if self._is_judged else ())
-
-    @cached_property
-    def _logprobs(self) -> tuple[TokenLogprob, ...]:
-        bytes_of = self._token_bytes
-        entries = [TokenLogprob(0, bytes_of(self._token_ids[0]), None, ())]
-        rows = zip(self._offsets()[1:], self._token_ids[1:], self._told, strict=True)
-        entries += [token_logprob(offset, id, told, bytes_of) for offset, id, told in rows]
-        return tuple(entries)
-
-    def _offsets(self) -> list[int]:
-        """Where each token's text starts: after the characters that begin in tokens before it."""
-        special = self._token_bytes.special_ids
-        offsets, num_chars = [], 0
-        for token_id in self._token_ids:
-            offsets.append(num_chars)
-            if token_id not in special:
-                num_chars += num_started_chars(self._token_bytes(token_id))
-        # SentencePiece puts a space in front of the first word that the text does not have.
-        has_prefix = num_chars == len(self.text) + 1
-        return [max(offset - has_prefix, 0) for offset in offsets]
+        return Delta(choice, self.text, logprobs=tuple(self._logprobs))
 
 
-def num_started_chars(data: bytes) -> int:
-    """Characters whose first byte is in `data`."""
-    return sum(byte & 0xC0 != 0x80 for byte in data)
+def _offsets(token_ids: list[int], text: str, token_bytes: TokenBytes) -> list[int]:
+    """Where each token's text starts: after the characters that begin in tokens before it."""
+    offsets, num_chars = [], 0
+    for token_id in token_ids:
+        offsets.append(num_chars)
+        if token_id not in token_bytes.special_ids:
+            num_chars += len(token_bytes(token_id).translate(None, _CONTINUATIONS))
+    # SentencePiece puts a space in front of the first word that the text does not have.
+    has_prefix = num_chars == len(text) + 1
+    return [max(offset - has_prefix, 0) for offset in offsets]

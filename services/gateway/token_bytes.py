@@ -36,7 +36,8 @@ class TokenBytes:
         steps = _steps(file.decoder)
         kinds = {step["type"] for step in steps}
         self._tokenizer = tokenizer
-        self._added = {token.id: token.content.encode() for token in file.added_tokens}
+        # Bounded by the vocabulary.
+        self._known = {token.id: token.content.encode() for token in file.added_tokens}
         # Tokens that have no place in a text.
         self.special_ids = frozenset(token.id for token in file.added_tokens if token.special)
         self._is_byte_level = "ByteLevel" in kinds
@@ -47,16 +48,20 @@ class TokenBytes:
 
     def __call__(self, token_id: int) -> bytes:
         """Empty for an id without a token. A special token is its name."""
-        if (added := self._added.get(token_id)) is not None:
-            return added
-        token: str | None = self._tokenizer.id_to_token(token_id)
-        if token is None:
-            return b""
+        known = self._known.get(token_id)
+        if known is None:
+            token: str | None = self._tokenizer.id_to_token(token_id)
+            if token is None:
+                return b""
+            known = self._known[token_id] = self._bytes_of(token_id, token)
+        return known
+
+    def _bytes_of(self, token_id: int, token: str) -> bytes:
         if not self._is_understood:
             text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
             return text.encode()
         if self._is_byte_level:
-            return b"".join(_BYTE_OF.get(letter) or letter.encode() for letter in token)
+            return token.translate(_BYTES).encode("latin-1", errors="ignore")
         if self._has_byte_tokens and (match := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(match[1], 16)])
         for old, new in self._replaced:
@@ -80,12 +85,11 @@ def _replacements(step: dict[str, Any]) -> list[tuple[str, str]]:
     return []
 
 
-def _byte_of() -> dict[str, bytes]:
-    """GPT-2's alphabet: printable bytes are themselves, the others follow from U+0100 on."""
+def _letters() -> dict[int, int]:
+    """GPT-2's alphabet, letter -> byte: printable bytes are themselves, the others U+0100 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    letters = {chr(byte): bytes([byte]) for byte in printable}
-    others = (byte for byte in range(256) if byte not in printable)
-    return letters | {chr(256 + index): bytes([byte]) for index, byte in enumerate(others)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: byte for byte in printable} | {256 + i: byte for i, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_of()
+_BYTES = _letters()
