@@ -55,6 +55,7 @@ class BlockManager:
         self._model_fp = model_fp
         self._promises: dict[int, _Promise] = {}  # by seq_id
         self._block_copies: list[tuple[int, int]] = []
+        self._imported_blocks: list[int] = []
 
     @property
     def num_free_blocks(self) -> int:
@@ -207,6 +208,23 @@ class BlockManager:
         num_missing = self.num_blocks_for(seq.num_tokens + num_tokens) - seq.table.num_blocks
         if num_missing > 0:
             seq.table.extend(self._pool.allocate(num_missing))
+
+    def note_filled(self, seq: Sequence) -> None:
+        """The front has filled the blocks that hold the tokens and did not come from the cache."""
+        filled = seq.table.ids[seq.num_registered_blocks : self.num_blocks_for(seq.num_tokens)]
+        self._imported_blocks += filled.tolist()
+
+    def take_imported_blocks(self) -> list[int]:
+        """What was filled since the last call."""
+        blocks, self._imported_blocks = self._imported_blocks, []
+        return blocks
+
+    def written_blocks(self, seq: Sequence, num_new_tokens: int) -> list[int]:
+        """The blocks of the tokens that come after those that are computed."""
+        first = seq.num_computed_tokens // self.block_size
+        end = self.num_blocks_for(seq.num_computed_tokens + num_new_tokens)
+        blocks: list[int] = seq.table.ids[first:end].tolist()
+        return blocks
 
     def take_block_copies(self) -> list[tuple[int, int]]:
         """(source, target) of all copies since the last call, in order."""

@@ -117,6 +117,7 @@ class CommandHandler:
         """A remote sequence's blocks are all here; the prefill worker sampled its first token."""
         assert seq.state is SequenceState.BOUND, seq
         seq.num_computed_tokens = seq.num_tokens
+        self._state.manager.note_filled(seq)
         self._state.manager.register_full_blocks(seq)
         if seq.group is not None:
             self._choices.start(seq, seq.group, command)

@@ -102,6 +102,8 @@ class Engine:
         self.step_index += 1
         batch = self._builder.build(self.step_index, plan)
         batch.block_copies = self._manager.take_block_copies()
+        batch.imported_blocks = self._manager.take_imported_blocks()
+        batch.exported_blocks = self._exported_blocks(plan)
         if self._grammars is not None:
             batch.masks = self._grammars.masks(plan.works)
         return batch
@@ -167,6 +169,15 @@ class Engine:
             if seq.group is not None and seq.group.leader is seq:
                 holders += seq.group.beams
         self._manager.check_integrity(holders)
+
+    def _exported_blocks(self, plan: StepPlan) -> list[int]:
+        """What this step writes of prompts whose blocks the front hands over."""
+        return [
+            block
+            for work in plan.works
+            if work.seq.request.kind == "prefill"
+            for block in self._manager.written_blocks(work.seq, work.num_new_tokens)
+        ]
 
     def _expire(self) -> None:
         """End sequences whose deadline has come, and what waits for them."""
