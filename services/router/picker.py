@@ -179,12 +179,16 @@ def pick(
 
 
 def _blocks_needed(ask: Ask, decode: WorkerView, policy: Policy) -> int:
-    """Blocks that all choices will take on the decode worker beyond what it has cached."""
+    """Blocks that all choices will take on the decode worker beyond what it has cached.
+
+    They share the full blocks of the prompt.
+    """
     size = decode.shape.block_size
     longest = (-(-ask.num_prompt_tokens // size) + policy.growth_blocks) * size
     num_tokens = min(longest, ask.num_prompt_tokens + max(1, ask.expected_output_tokens))
     num_blocks = min(-(-num_tokens // size), decode.room.num_blocks)
-    return (num_blocks - decode.num_cached_tokens // size) * ask.num_choices
+    num_own = max(0, num_blocks - ask.num_prompt_tokens // size)
+    return num_blocks - decode.num_cached_tokens // size + num_own * (ask.num_choices - 1)
 
 
 def _fit(views: Sequence[WorkerView], losses: list[str]) -> list[WorkerView]:
@@ -248,9 +252,9 @@ def _obstacle(
     ):
         return "too_long_for_local_prefill"
     needed = _blocks_needed(ask, decode, policy)
-    if prefill and (ask.num_choices > room.num_slots or needed > room.num_blocks):
-        return "too_large"  # all choices are promised together
-    # Local choices that do not fit together run one after the other.
+    if prefill and needed > room.num_blocks:
+        return "too_large"  # the blocks of all choices are promised together
+    # Choices that find no slot, or local ones no block, run one after the other.
     if room.num_slots_free < min(ask.num_choices, room.num_slots):
         return "no_room"
     if room.num_blocks_free < min(needed, room.num_blocks):

@@ -133,10 +133,13 @@ def test_promises_do_not_limit_local_prefill(choose, view) -> None:
     assert isinstance(choose([decode], mode=PrefillMode.LOCAL), Choice)
 
 
-def test_every_choice_of_a_request_needs_room(choose, view) -> None:
-    decode = view("d0", num_blocks_free=100)
-    assert choose([decode], [view("p0")], num_choices=2).num_decode_blocks == 68
-    assert choose([decode], [view("p0")], num_choices=3).kind == "no_room"
+def test_choices_share_the_blocks_of_their_prompt_and_each_needs_room_to_grow(choose, view) -> None:
+    decode = view("d0", num_blocks_free=40)
+    assert choose([decode], [view("p0")], num_choices=2).num_decode_blocks == 34 + 2
+    assert choose([decode], [view("p0")], num_choices=5).kind == "no_room"
+    # A last block that is not full is each choice's own.
+    part = choose([decode], [view("p0")], num_choices=2, num_prompt_tokens=500)
+    assert part.num_decode_blocks == 34 + 3
 
 
 def test_local_choices_that_do_not_fit_together_wait_for_an_idle_worker(choose, view) -> None:
@@ -146,9 +149,15 @@ def test_local_choices_that_do_not_fit_together_wait_for_an_idle_worker(choose, 
 
 
 def test_choices_that_can_never_be_promised_together_are_too_large(choose, view) -> None:
-    assert choose([view("d0")], [view("p0")], num_choices=33).kind == "too_large"
-    assert choose([view("d0")], [view("p0")], num_choices=30).kind == "too_large"
-    assert isinstance(choose([view("d0")], [view("p0")], num_choices=29), Choice)
+    decode = view("d0", num_blocks=64)
+    assert choose([decode], [view("p0")], num_choices=17).kind == "too_large"
+    assert isinstance(choose([decode], [view("p0")], num_choices=16), Choice)
+
+
+def test_more_choices_than_slots_take_turns_on_an_idle_worker(choose, view) -> None:
+    assert isinstance(choose([view("d0")], [view("p0")], num_choices=33), Choice)
+    busy = view("d0", num_slots_free=31)
+    assert choose([busy], [view("p0")], num_choices=33).kind == "no_room"
 
 
 def test_a_prompt_that_fits_nowhere_is_told_apart_from_one_that_must_wait(choose, view) -> None:
