@@ -7,12 +7,14 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from baton.engine.batch import SampleRow, StepBatch
-from baton.engine.messages import SamplingParams
+from baton.engine.messages import Bind, SamplingParams, Start
+from baton.engine.model.gpu_forward import DeviceModules
 from baton.engine.model.gpu_runner import GpuRunner
 from baton.engine.model.load import LoadOptions, load_model
 from baton.engine.model.self_check import check_model
 from baton.engine.model.step_inputs import StepLimits
 from baton.engine.model.triton.attention import Tuning
+from baton.engine.model.triton.dense import TritonDense
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LIMITS = StepLimits(max_tokens=64, max_seqs=6, max_blocks_per_seq=12)
@@ -39,6 +41,22 @@ def load(model_folder):
 @pytest.mark.parametrize("name", ["gpt-oss", "gemma2", "deepseek-v3"])
 def test_a_model_gives_its_own_logits_through_the_paged_kernels(name, load):
     loaded, runner = load(name)
+    assert isinstance(runner._forward, DeviceModules)
+    check_model(loaded, runner)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("llama-rope3", {"attention_bias": True}),
+        ("qwen2-yarn", {}),
+        ("qwen3", {}),
+        ("mistral-window", {"tie_word_embeddings": True}),
+    ],
+)
+def test_a_dense_model_gives_its_own_logits_without_its_modules(name, changes, load):
+    loaded, runner = load(name, num_hidden_layers=2, **changes)
+    assert isinstance(runner._forward, TritonDense)
     check_model(loaded, runner)
 
 
@@ -80,6 +98,27 @@ def test_a_decode_step_runs_at_the_next_size_and_rows_come_in_their_order(load):
     assert sizes == [4, 4]
 
 
+def test_output_goes_on_on_another_worker_after_the_blocks_moved(
+    load, load_tiny, drive, prompts, greedy_sampling
+):
+    _, reference = load_tiny("qwen3", **SMALL)
+    prompt, sampling = prompts[2], greedy_sampling(4)
+    prefill, decode = (
+        drive(loaded, max_step_tokens=16, runner=runner)
+        for loaded, runner in (load("qwen3", **SMALL), load("qwen3", **SMALL))
+    )
+    prefill.run([prefill.request(0, prompt, sampling, "prefill")])
+    decode.run([decode.request(9, prompts[1], sampling)])  # uses the blocks before
+    decode.run([decode.request(0, prompt, sampling, "remote")])
+    [bound] = [bound for events in decode.run([Bind(0)]) for bound in events.bound]
+    source_ids = prefill.events[0].started[0].block_ids
+    for source, target in zip(source_ids, bound.block_ids, strict=False):
+        decode.row(target)[:] = prefill.row(source)
+    decode.run([Start(0, prefill.tokens[0][0])])
+    expected = reference.generate(prompt, 4)
+    reference.assert_same(prompt, expected, prefill.tokens[0] + decode.tokens[0])
+
+
 def test_the_largest_step_runs_within_the_limits_and_a_few_blocks(load):
     loaded, runner = load("llama", **SMALL)
     runner.bind_pool(memoryview(bytearray(2 * loaded.kv_spec.row_bytes)))
@@ -90,12 +129,12 @@ def test_copied_blocks_are_copied_before_the_step(load):
     loaded, runner = load("llama", **SMALL)
     runner.bind_pool(memoryview(bytearray(NUM_BLOCKS * loaded.kv_spec.row_bytes)))
     runner.run(decode_batch([0]))
-    before = runner._pool.rows[0].clone()
+    before = runner.pool.rows[0].clone()
     batch = decode_batch([0])
     batch.block_copies = [(0, 20), (20, 21)]
     runner.run(batch)
     assert before.any()
-    assert torch.equal(runner._pool.rows[21], before)
+    assert torch.equal(runner.pool.rows[21], before)
 
 
 def decode_batch(token_rows):

@@ -35,6 +35,10 @@ class DecodeGraphs:
         self._forward, self._prepare = forward, prepare
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
+    @property
+    def num_captured(self) -> int:
+        return len(self._graphs)
+
     def size_for(self, num_seqs: int) -> int | None:
         """The smallest size that holds so many sequences; None when there is none."""
         index = bisect_left(self.sizes, num_seqs)

@@ -13,15 +13,16 @@ import torch
 
 from baton.engine.batch import SampleRow, StepBatch, StepResult
 from baton.engine.messages import SamplingParams
-from baton.engine.model.attention import attach
+from baton.engine.model.block_staging import BlockStaging
 from baton.engine.model.decode_graphs import DecodeGraphs, graph_sizes
+from baton.engine.model.gpu_forward import device_forward
 from baton.engine.model.kv_pool import KVPool
 from baton.engine.model.load import LoadedModel
 from baton.engine.model.logit_edits import is_edited
 from baton.engine.model.logprobs import num_asked
 from baton.engine.model.row_sampler import RowSampler
 from baton.engine.model.step_inputs import StepInputs, StepLimits
-from baton.engine.model.triton.attention import TritonAttention, Tuning
+from baton.engine.model.triton.attention import Tuning
 from baton.wire.kv_spec import KVSpec
 
 
@@ -55,35 +56,58 @@ class GpuRunner:
         limits: StepLimits,
         device: torch.device,
         tuning: Tuning | None = None,
+        *,
+        is_fused: bool = True,
     ) -> None:
-        """Takes over `loaded.model` and moves it to the device."""
+        """Takes over `loaded.model` and moves it to the device; not `is_fused`: as it is."""
         self.kv_spec = loaded.kv_spec
         self.vocab_size = loaded.vocab_size
         self.max_model_len = loaded.max_model_len
         self.eos_token_ids = loaded.eos_token_ids
-        self._model = loaded.model.to(device)  # type: ignore[arg-type]
+        loaded.model.to(device)  # type: ignore[arg-type]
         self._sampler = RowSampler(loaded.eos_token_ids)
         self._inputs = StepInputs(limits, loaded.kv_spec.block_size, device)
-        self._backend = TritonAttention(self._inputs, tuning)
-        attach(loaded.attention_modules, self._backend)
+        self._forward = device_forward(loaded, self._inputs, tuning, is_fused=is_fused)
         self._outputs = _DecodeOutputs.of(loaded, limits.max_seqs, device)
+        self._staging: BlockStaging | None = None
         # Whether decode steps are captured for each pool that is bound.
         self.captures_graphs = False
         sizes = graph_sizes(limits.max_seqs)
         self._graphs = DecodeGraphs(sizes, device, self._decode, self._inputs.fill_padding)
 
-    @torch.inference_mode()
     def bind_pool(self, pool: memoryview) -> None:
-        """Make a cache of that size on the device, and capture graphs over it when enabled.
+        """Make a cache of the same size; `pool` gets and gives only what is handed over."""
+        self.make_pool(len(pool) // self.kv_spec.row_bytes)
+        self._staging = BlockStaging(self.pool, pool)
 
-        `pool` itself stays as it is: no block that this runner computes is ever seen there.
-        """
-        data = torch.zeros(len(pool), dtype=torch.uint8, device=self._outputs.logits.device)
-        self._pool = KVPool(self.kv_spec, data)
-        self._backend.bind(self._pool)
+    @torch.inference_mode()
+    def make_pool(self, num_blocks: int) -> None:
+        """Make a cache that nothing is handed over from or to, and capture graphs if enabled."""
+        num_bytes = num_blocks * self.kv_spec.row_bytes
+        device = self._outputs.logits.device
+        self._staging = None
+        self.pool = KVPool(self.kv_spec, torch.zeros(num_bytes, dtype=torch.uint8, device=device))
+        self._forward.bind(self.pool)
         self._graphs.clear()
         if self.captures_graphs:
-            self._graphs.capture()
+            self.capture_graphs()
+
+    @property
+    def num_graphs(self) -> int:
+        """How many sizes of decode steps are captured."""
+        return self._graphs.num_captured
+
+    def decode_size(self, num_seqs: int) -> int | None:
+        """The size to which a decode step of so many sequences is padded; None = not at all."""
+        return self._graphs.size_for(num_seqs)
+
+    @torch.inference_mode()
+    def capture_graphs(self) -> None:
+        """Capture decode steps over the pool that is bound now.
+
+        Raises RuntimeError when the model does something that cannot be captured.
+        """
+        self._graphs.capture()
 
     @torch.inference_mode()
     def try_graph(self) -> None:
@@ -97,11 +121,15 @@ class GpuRunner:
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> StepResult:
+        if self._staging is not None:
+            self._staging.upload(batch.imported_blocks)
         for source, target in batch.block_copies:
-            self._pool.copy_block(source, target)
+            self.pool.copy_block(source, target)
         if batch.masks is not None:
             batch.masks.start()
         logits, greedy = self._compute(batch)
+        if self._staging is not None:
+            self._staging.download(batch.exported_blocks)
         rows = batch.sample_rows
         if all(map(_is_plain_greedy, rows)):
             return StepResult(greedy.cpu().numpy())
@@ -120,7 +148,8 @@ class GpuRunner:
         size = self._graphs.size_for(num_seqs) if num_seqs == num_tokens else None
         if size is None:
             self._inputs.fill(batch, rows)
-            logits = self._forward(num_tokens, self._inputs["logit_rows"][: len(rows)].long())
+            wanted = self._inputs["logit_rows"][: len(rows)].long()
+            logits = self._forward.logits(num_tokens, wanted)
             return logits.float(), logits.argmax(-1)
         self._inputs.fill(batch, rows, size - num_seqs)
         self._graphs.run(size)
@@ -133,19 +162,8 @@ class GpuRunner:
     def _decode(self, size: int) -> None:
         """One token of `size` sequences, into the outputs."""
         logits, greedy = self._outputs
-        logits[:size] = self._forward(size, 0)
+        logits[:size] = self._forward.logits(size, None)
         torch.argmax(logits[:size], -1, out=greedy[:size])
-
-    def _forward(self, num_tokens: int, logits_to_keep: int | torch.Tensor) -> torch.Tensor:
-        """Logits `[num_rows, num_logits]` of what the inputs hold, in the model's dtype."""
-        output = self._model(
-            input_ids=self._inputs["token_ids"][:num_tokens].long()[None],
-            position_ids=self._inputs["positions"][:num_tokens].long()[None],
-            use_cache=False,
-            logits_to_keep=logits_to_keep,
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
 
 
 def _largest_batch(inputs: StepInputs, max_model_len: int) -> StepBatch:

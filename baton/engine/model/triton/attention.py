@@ -77,8 +77,13 @@ class TritonAttention:
         form: AttentionForm,
     ) -> torch.Tensor:
         assert self._pool is not None, "bind comes first"
+        _store(key, value, self._pool, layer, self._inputs)
+        return self.attend_stored(layer, query, form)
+
+    def attend_stored(self, layer: int, query: torch.Tensor, form: AttentionForm) -> torch.Tensor:
+        """As `attend`, where keys and values of the new tokens are in the pool already."""
+        assert self._pool is not None, "bind comes first"
         call = _Call(_whole_rows(query), self._pool, layer, form, self._inputs)
-        call.store(_whole_rows(key), _whole_rows(value))
         short, long = self._tuning.short, self._tuning.long
         num_short = min(self._tuning.max_short_queries, call.num_rows(short) // call.group)
         if self._inputs.min_queries <= num_short:
@@ -149,21 +154,6 @@ class _Call:
         num_rows = min(shape.num_rows, 1 << (most.bit_length() - 1))
         return max(16, num_rows, _power_of_2(self.group))
 
-    def store(self, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Put the new K and V of all tokens into their slots."""
-        store_kv_kernel[(key.shape[1], self.num_kv_heads)](
-            key,
-            value,
-            self.inputs["slots"],
-            self.keys,
-            self.values,
-            *key.stride()[:2],
-            *value.stride()[:2],
-            self.keys.stride(0),
-            **self._dims,
-            num_warps=1,
-        )
-
     def attend(
         self, shape: TileShape, num_tiles: int, num_short: int, split: _Split | None = None
     ) -> None:
@@ -210,6 +200,29 @@ class _Call:
         while num_keys > 16 and num_keys * key_bytes * shape.num_stages > MAX_KEYS_BYTES:
             num_keys //= 2
         return num_keys
+
+
+def _store(
+    key: torch.Tensor, value: torch.Tensor, pool: KVPool, layer: int, inputs: StepInputs
+) -> None:
+    """Put the new K and V of all tokens into their slots."""
+    key, value = _whole_rows(key), _whole_rows(value)
+    store_kv_kernel[(key.shape[1], key.shape[0])](
+        key,
+        value,
+        inputs["slots"],
+        pool.keys[layer],
+        pool.values[layer],
+        *key.stride()[:2],
+        *value.stride()[:2],
+        pool.keys[layer].stride(0),
+        BLOCK_SIZE=inputs.block_size,
+        K_DIM=key.shape[2],
+        V_DIM=value.shape[2],
+        K_PAD=_padded(key.shape[2]),
+        V_PAD=_padded(value.shape[2]),
+        num_warps=1,
+    )
 
 
 def _whole_rows(values: torch.Tensor) -> torch.Tensor:
