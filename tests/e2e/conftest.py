@@ -154,8 +154,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="session")
-def reference() -> Callable[[str, int], tuple[str, int]]:
-    """What transformers' own `generate` answers on the same weights: (text, tokens), greedy."""
+def generate() -> Callable[..., list[tuple[str, int]]]:
+    """What transformers' own `generate` answers on the same weights: (text, number of tokens)."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -166,14 +166,28 @@ def reference() -> Callable[[str, int], tuple[str, int]]:
     tokenizer = AutoTokenizer.from_pretrained(path)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
-    def answer(question: str, max_tokens: int) -> tuple[str, int]:
+    def answer(question: str, max_tokens: int, **options: object) -> list[tuple[str, int]]:
         messages = [{"role": "user", "content": question}]
         inputs = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
         with torch.inference_mode():
-            output = model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)
-        new = output[0][inputs["input_ids"].shape[1] :]
-        return tokenizer.decode(new, skip_special_tokens=True), len(new)
+            outputs = model.generate(
+                **inputs, max_new_tokens=max_tokens, do_sample=False, **options
+            )
+        new = [tokens[inputs["input_ids"].shape[1] :].tolist() for tokens in outputs]
+        ends = model.generation_config.eos_token_id
+        ends = ends if isinstance(ends, list) else [ends]
+        # A batch pads what ended earlier.
+        new = [ids[: next((i + 1 for i, t in enumerate(ids) if t in ends), None)] for ids in new]
+        return [(tokenizer.decode(ids, skip_special_tokens=True), len(ids)) for ids in new]
 
     return answer
+
+
+@pytest.fixture(scope="session")
+def reference(
+    generate: Callable[..., list[tuple[str, int]]],
+) -> Callable[[str, int], tuple[str, int]]:
+    """The greedy answer: (text, number of tokens)."""
+    return lambda question, max_tokens: generate(question, max_tokens)[0]
