@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -79,7 +80,7 @@ class ChildProcess:
         self._limits = limits or ChildLimits()
         self._lock = asyncio.Lock()
         self._starts: deque[float] = deque()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._last_number = READY
@@ -113,7 +114,7 @@ class ChildProcess:
             await self._kill()
 
     async def _ensure_started(self) -> None:
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self._process.poll() is None:
             return
         await self._kill()
         self._count_start(asyncio.get_running_loop().time())
@@ -140,13 +141,18 @@ class ChildProcess:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command(),
-                stdin=theirs.fileno(),
-                stdout=asyncio.subprocess.DEVNULL,
-                env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
-            )
+            self._process = self._start_process(theirs.fileno())
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
+
+    def _start_process(self, socket_fd: int) -> "subprocess.Popen[bytes]":
+        # Not the event loop's way: uvloop forks, and a fork runs gRPC's fork handlers, which crash
+        # the child while calls are in flight. This is a vfork, which runs none.
+        return subprocess.Popen(
+            self._command(),
+            stdin=socket_fd,
+            stdout=subprocess.DEVNULL,
+            env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+        )
 
     def _command(self) -> Sequence[str]:
         memory_bytes = str(self._limits.memory_bytes)
@@ -188,7 +194,6 @@ class ChildProcess:
             return None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                return await process.wait()
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        return await process.wait()
+                return await asyncio.to_thread(process.wait)
+        process.kill()
+        return await asyncio.to_thread(process.wait)

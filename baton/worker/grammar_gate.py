@@ -14,6 +14,7 @@ import msgspec
 
 from baton.engine.grammar.check_messages import CheckSetup, Verdict
 from baton.engine.messages import EngineInfo, Grammar
+from baton.runtime import logs
 from baton.system.child import ChildFailed, ChildLimits, ChildProcess, ChildRestartsExhausted
 from baton.wire import failures
 
@@ -22,6 +23,8 @@ CHILD_MODULE = "baton.engine.grammar.check_child"
 DEADLINE_S = 10.0
 MAX_WAITING = 64
 MAX_KNOWN = 256
+
+_log = logs.get("worker.grammar_gate")
 
 OnOutcome = Callable[[Grammar | failures.BatonError], None]
 
@@ -77,7 +80,8 @@ class GrammarGate:
             except ChildRestartsExhausted:
                 message = "grammars cannot be compiled at the moment"
                 return failures.Unavailable(message, retry_after_s=5)
-            except ChildFailed:
+            except ChildFailed as error:
+                _log.warning("grammar_check_ended", kind=grammar.kind, detail=str(error))
                 verdict = Verdict("it takes too much time or memory to compile")
             self._remember(grammar, verdict)
         return _outcome(grammar, verdict)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -102,7 +103,7 @@ async def test_child_killed_while_idle_is_replaced_at_the_next_call(child: Child
     await child.start()
     process = child._process
     os.kill(child.pid, signal.SIGKILL)
-    await process.wait()
+    process.wait()
     assert await child.call(b"echo again", deadline_s=20) == b"again"
 
 
@@ -194,3 +195,34 @@ def test_child_works_under_uvloop(module: str):
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(main()) == b"hello"
+
+
+COUNTS_FORKS = """
+import asyncio, ctypes, uvloop
+from baton.system.child import ChildProcess
+
+num_forks = 0
+
+@ctypes.CFUNCTYPE(None)
+def before_fork():
+    global num_forks
+    num_forks += 1
+
+async def main():
+    child = ChildProcess("child_under_test")
+    assert await child.call(b"echo x", deadline_s=30) == b"x"
+    await child.close()
+
+ctypes.CDLL(None).__register_atfork(before_fork, None, None, None)
+uvloop.run(main())
+print(num_forks)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts fork handlers of glibc")
+def test_starting_a_child_runs_no_fork_handlers(module: str):
+    """gRPC has some; in a process with calls in flight they made the child crash before exec."""
+    counted = subprocess.run(
+        [sys.executable, "-c", COUNTS_FORKS], capture_output=True, text=True, check=True
+    )
+    assert counted.stdout == "0\n"
