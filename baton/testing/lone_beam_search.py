@@ -46,7 +46,10 @@ def _extend(
     banned: object,
 ) -> list[Hypothesis]:
     """All continuations among each hypothesis' likeliest tokens, best first."""
-    asking = msgspec.structs.replace(params, num_logprobs=runner.vocab_size, temperature=0.0)
+    # More than can live on or end: no other token of a hypothesis can matter.
+    num_top = 2 * params.beam_width + len(params.stop_token_ids) + len(runner.eos_token_ids)
+    num_top = min(runner.vocab_size, num_top)
+    asking = msgspec.structs.replace(params, num_logprobs=num_top, temperature=0.0)
     extended: list[tuple[float, int, int, tuple[int, ...]]] = []
     for rank, (score, tokens) in enumerate(live):
         row = SampleRow(0, asking, 0, len(tokens))

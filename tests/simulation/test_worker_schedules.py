@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from baton.engine.messages import SamplingParams
 from baton.testing.engine_driver import encode_tokens
+from baton.testing.lone_beam_search import lone_beam_search
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.v1 import worker_pb2
 from tests.simulation.workers.fleet import Answer, FakeGateway, Fleet, fleet
@@ -30,12 +32,14 @@ class Wish:
     num_emitted: int
     is_slow: bool
     cancel_after_s: float | None
+    # A choice that is cancelled by itself, after cancel_after_s, instead of the whole.
+    cancelled_choice: int | None
     fields: dict[str, Any]
 
 
 def make_wish(f: Fleet, rng: random.Random, number: int, prefixes: list[list[int]]) -> Wish:
     prompt = rng.choice(prefixes) + [rng.randrange(900) for _ in range(rng.randint(0, 40))]
-    num_choices, max_tokens = rng.choice([1, 1, 1, 2]), rng.randint(1, 70)
+    num_choices, max_tokens = rng.choice([1, 1, 1, 2, 4]), rng.randint(1, 70)
     alone = f.lone_run(prompt, max_tokens)
     num_emitted = min(rng.choice([0, 0, 5]), len(alone) - 1) if num_choices == 1 else 0
     is_slow = rng.random() < 0.5
@@ -47,9 +51,22 @@ def make_wish(f: Fleet, rng: random.Random, number: int, prefixes: list[list[int
         fields["prefill_endpoint"] = ""
     if rng.random() < 0.2:
         fields["deadline_ms"] = rng.randint(1, 1500)
+    if num_emitted == 0 and rng.random() < 0.2:
+        fields["use_beam_search"] = True
+        max_tokens = min(max_tokens, 12)
+        num_choices = min(num_choices, f.decode.engine.info.max_num_seqs)
     cancel_after_s = rng.uniform(0, 1) if rng.random() < 0.3 else None
+    cancelled_choice = rng.randrange(num_choices) if num_choices > 1 else None
     return Wish(
-        f"r{number}", prompt, num_choices, max_tokens, num_emitted, is_slow, cancel_after_s, fields
+        f"r{number}",
+        prompt,
+        num_choices,
+        max_tokens,
+        num_emitted,
+        is_slow,
+        cancel_after_s,
+        rng.choice([None, cancelled_choice]),
+        fields,
     )
 
 
@@ -86,7 +103,10 @@ async def run_wish(gateway: FakeGateway, wish: Wish, rng: random.Random) -> Answ
                 async with asyncio.timeout(wish.cancel_after_s):
                     await answer.over()
             except TimeoutError:
-                await gateway.cancel(wish.request_id, epoch)
+                if wish.cancelled_choice is None:
+                    await gateway.cancel(wish.request_id, epoch)
+                else:
+                    await gateway.cancel_choices(answer.handle, wish.cancelled_choice)
             async with asyncio.timeout(60):
                 await answer.over()
         has_room = not (answer.refused and answer.refused[0].failure.reason in TRANSIENT)
@@ -96,8 +116,15 @@ async def run_wish(gateway: FakeGateway, wish: Wish, rng: random.Random) -> Answ
 
 
 def check(f: Fleet, wish: Wish, answer: Answer) -> None:
+    results: list[list[int]] = []
+    if "use_beam_search" in wish.fields:
+        params = SamplingParams(wish.max_tokens, beam_width=wish.num_choices)
+        results = lone_beam_search(f.runner, wish.prompt, params)
     for choice, tokens in answer.tokens.items():
-        alone = f.lone_run(wish.prompt, wish.max_tokens, choice=choice)[wish.num_emitted :]
+        alone = (
+            results[choice] if results else f.lone_run(wish.prompt, wish.max_tokens, choice=choice)
+        )
+        alone = alone[wish.num_emitted :]
         assert tokens == alone[: len(tokens)], f"{wish.request_id}: wrong tokens"
         finish = answer.finishes.get(choice)
         if finish is not None and finish.reason in ("stop", "length"):
