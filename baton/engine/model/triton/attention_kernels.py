@@ -24,7 +24,7 @@ def store_kv_kernel(
     K_PAD: tl.constexpr, V_PAD: tl.constexpr,
 ):  # fmt: skip
     """Program (token, KV head): copy K and V of a token into its slot; a slot below 0 is none."""
-    token = tl.program_id(0)
+    token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots_ptr + token).to(tl.int64)
     if slot >= 0:
@@ -32,7 +32,6 @@ def store_kv_kernel(
         row = head * BLOCK_SIZE + slot % BLOCK_SIZE
         k_dims = tl.arange(0, K_PAD)
         v_dims = tl.arange(0, V_PAD)
-        token = token.to(tl.int64)
         key_from = key_ptr + head * key_stride_head + token * key_stride_token
         value_from = value_ptr + head * value_stride_head + token * value_stride_token
         key = tl.load(key_from + k_dims, mask=k_dims < K_DIM)
