@@ -163,15 +163,28 @@ def generate(folder: str, question: str, max_tokens: int) -> str:
     return tokenizer.decode(output[0][inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
-def test_two_models_behind_one_gateway_answer_with_their_own_weights(tmp_path: Path) -> None:
+def test_two_models_answer_with_their_own_weights_and_speculation_changes_nothing(
+    tmp_path: Path,
+) -> None:
     folders = [make_variant(tmp_path / name, seed) for seed, name in enumerate(("one", "two"))]
     models = [argument for folder in folders for argument in ("--model", folder)]
     stack = Stack(
-        tmp_path / "home", *models, "--decode", "1", "--dtype", "float32", "--kv-memory", "32MiB"
-    ).start()
+        tmp_path / "home", *models, "--decode", "1", "--dtype", "float32", "--kv-memory", "32MiB",
+        "--speculate", "4",
+    ).start()  # fmt: skip
     try:
-        texts = [ask(stack, model=name) for name in ("one", "two")]
-        assert texts[0] != texts[1]
-        assert texts == [generate(folder, "What is TTFT?", 20) for folder in folders]
+        # The second question repeats what an answer's beginning looks like.
+        questions = ["What is TTFT?", f"Repeat: {' '.join(['the first token'] * 10)}"]
+        texts = [[ask(stack, q, model=name) for q in questions] for name in ("one", "two")]
+        assert texts[0][0] != texts[1][0]
+        assert texts == [[generate(folder, q, 20) for q in questions] for folder in folders]
+        answer = stack.client().chat.completions.create(
+            model="one",
+            messages=[{"role": "user", "content": questions[0]}],
+            extra_body={"guided_regex": "(prefill and decode, ){6}"},
+        )
+        assert answer.choices[0].message.content == "prefill and decode, " * 6
+        accepted = stack.metric("decode-1-one", "vllm:spec_decode_num_accepted_tokens_total")
+        assert accepted > 5
     finally:
         stack.interrupt()
