@@ -5,7 +5,7 @@ import torch
 
 from baton.engine.model.device import choose_device, make_runner
 from baton.engine.model.load import LoadOptions, load_model
-from baton.engine.model.memory_need import LargestStep
+from baton.engine.model.memory_need import LargestStep, MemoryNeed
 from baton.engine.model.refusal import LoadError
 
 HAS_GPU = torch.cuda.is_available()
@@ -16,6 +16,28 @@ def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused():
     assert choose_device("auto").type == choose_device("cpu").type == "cpu"
     with pytest.raises(LoadError, match="no GPU"):
         choose_device("cuda")
+
+
+def test_a_model_is_checked_and_measured_before_it_gets_graphs(model_folder, monkeypatch):
+    gpu_start = pytest.importorskip("baton.engine.model.gpu_start", reason="triton is missing")
+    loaded = load_model(
+        str(model_folder("qwen3", num_hidden_layers=1)), LoadOptions(dtype="float32")
+    )
+    need = MemoryNeed(7, 8, 9)
+    monkeypatch.setattr(gpu_start, "_free_bytes", lambda: 9)
+    monkeypatch.setattr(gpu_start, "_measured_need", lambda runner, free_before: need)
+    step = LargestStep(num_tokens=16, num_rows=2)
+    device = torch.device("cuda" if HAS_GPU else "cpu")
+    runner, measured = gpu_start.make_gpu_runner(loaded, step, device, has_graphs=True)
+    assert runner.captures_graphs
+    assert measured.memory == need
+
+    def refuse(size):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(gpu_start.GpuRunner, "try_graph", refuse)
+    with pytest.raises(LoadError, match=r"stream is capturing: start with --cuda-graphs off$"):
+        gpu_start.make_gpu_runner(loaded, step, device, has_graphs=True)
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
