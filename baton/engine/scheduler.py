@@ -158,14 +158,12 @@ class Scheduler:
             if plan.is_full:
                 break
             if self._is_ready(seq, plan) and self._make_room(seq, plan):
-                for member in seq.members:
+                for member in (seq,) if seq.group is None else seq.members:
                     plan.add(member, 1)
         plan.limit_prefill(self._chunks.max_prefill_tokens(num_decodes=len(plan.works)))
         for seq in running:
             if seq.state is SequenceState.RUNNING:
-                for member in seq.members:
-                    if member.num_uncomputed_tokens > 1 and not plan.is_full:
-                        self._add_chunk(member, plan)
+                self._add_chunks(seq, plan)
         if plan.num_preemptions == 0:
             self._start_waiting(plan)
             if self._num_blocks_awaited and not plan.works:
@@ -222,6 +220,12 @@ class Scheduler:
         wanted = self._num_blocks_awaited + self._watermark()
         return wanted - self._manager.num_available_blocks
 
+    def _add_chunks(self, seq: Sequence, plan: StepPlan) -> None:
+        """What its members lack besides their last tokens."""
+        for member in (seq,) if seq.group is None else seq.members:
+            if member.num_uncomputed_tokens > 1 and not plan.is_full:
+                self._add_chunk(member, plan)
+
     def _add_chunk(self, seq: Sequence, plan: StepPlan) -> None:
         """As much as the budget allows; a chunk that is not the last ends on a full block."""
         # Beams take their last token's step together.
@@ -238,8 +242,8 @@ class Scheduler:
 
     def _is_ready(self, seq: Sequence, plan: StepPlan) -> bool:
         """Whether it only lacks its last token, and the step has places for all its members."""
-        if seq.num_uncomputed_tokens > 1:
-            return False
+        if seq.group is None or seq.num_uncomputed_tokens > 0:
+            return seq.num_uncomputed_tokens == 1
         members = seq.members
         is_ready = all(member.num_uncomputed_tokens == 1 for member in members)
         return is_ready and len(members) <= min(plan.num_seqs_left, plan.num_tokens_left)
@@ -260,15 +264,16 @@ class Scheduler:
         """Blocks for its members' next tokens; False when it had to give way itself."""
         if seq.state is not SequenceState.RUNNING:
             return False  # a more important one has just taken its blocks
-        if self._manager.has_grown(seq):
+        if seq.group is None and self._manager.has_grown(seq):
             return True
-        while not self._manager.can_grow(seq.members):
+        members = seq.members
+        while not self._manager.can_grow(members):
             victim = self._choose_victim()
             self.requeue(victim)
             plan.num_preemptions += 1
             if victim is seq:
                 return False
-        for member in seq.members:
+        for member in members:
             self._manager.grow(member)
         return True
 

@@ -95,8 +95,7 @@ def test_a_preempted_search_goes_on_where_it_was():
     driver.step(add)
     for _ in range(8):
         driver.step()
-    other = add_sequence(9, range(5, 35), max_tokens=25, priority=1)
-    driver.step(other)
+    driver.step(add_sequence(9, range(5, 35), max_tokens=25, priority=1))
     num_preemptions = 0
     while driver.engine.has_work:
         driver.step()
@@ -104,6 +103,23 @@ def test_a_preempted_search_goes_on_where_it_was():
     assert num_preemptions > 0
     assert outputs(driver, add) == expected(driver, add)
     assert driver.num_free_blocks == 24
+
+
+@pytest.mark.parametrize("is_evicted", [False, True])
+@pytest.mark.parametrize("length", [8, 9, 10])
+def test_a_prompt_that_is_computed_again_leaves_its_beams_room(length: int, is_evicted: bool):
+    driver = make_driver(num_blocks=32, mean_output_tokens=0, max_num_seqs=8, max_step_tokens=8)
+    add = request(length, 3, max_tokens=12)
+    driver.step(add)
+    for _ in range(4):
+        driver.step()
+    engine = driver.engine
+    engine._scheduler.requeue(engine._state.sequences.get(1))
+    if is_evicted:
+        pool = engine._manager._pool
+        pool.release(pool.allocate(pool.num_available))
+    driver.run()
+    assert outputs(driver, add) == expected(driver, add)
 
 
 def test_results_go_out_as_their_choices_have_credit():
