@@ -24,11 +24,14 @@ def test_a_model_is_checked_and_measured_before_it_gets_graphs(model_folder, mon
         str(model_folder("qwen3", num_hidden_layers=1)), LoadOptions(dtype="float32")
     )
     need = MemoryNeed(7, 8, 9)
+    checked = []
+    monkeypatch.setattr(gpu_start, "check_model", lambda *pair: checked.append(pair))
     monkeypatch.setattr(gpu_start, "_free_bytes", lambda: 9)
     monkeypatch.setattr(gpu_start, "_measured_need", lambda runner, free_before: need)
     step = LargestStep(num_tokens=16, num_rows=2)
     device = torch.device("cuda" if HAS_GPU else "cpu")
     runner, measured = gpu_start.make_gpu_runner(loaded, step, device, has_graphs=True)
+    assert checked == [(loaded, runner)]
     assert runner.captures_graphs
     assert measured.memory == need
 
