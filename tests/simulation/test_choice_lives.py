@@ -21,12 +21,12 @@ BLOCK = 4
 NUM_EXAMPLES = 1500 if os.environ.get("BATON_TEST_LONG") else 120
 
 
-def make_driver(num_blocks: int, max_step_tokens: int) -> EngineDriver:
+def make_driver(num_blocks: int, max_step_tokens: int, num_draft_tokens: int = 0) -> EngineDriver:
     runner = FakeRunner(
         block_size=BLOCK, max_model_len=44, vocab_size=40, mean_output_tokens=12, num_layers=1
     )
     sizes = {"max_num_seqs": 4, "max_step_tokens": max_step_tokens, "max_waiting": 6}
-    return EngineDriver(runner, num_blocks=num_blocks, **sizes)
+    return EngineDriver(runner, num_blocks=num_blocks, num_draft_tokens=num_draft_tokens, **sizes)
 
 
 class Request:
@@ -48,11 +48,13 @@ class Request:
 
 class ChoiceLives(RuleBasedStateMachine):
     @initialize(
-        budgets=st.tuples(st.integers(4, 20), st.integers(4, 20)), num_blocks=st.integers(20, 32)
+        budgets=st.tuples(st.integers(4, 20), st.integers(4, 20)),
+        num_blocks=st.integers(20, 32),
+        num_draft_tokens=st.sampled_from([0, 3]),
     )
-    def build(self, budgets: tuple[int, int], num_blocks: int) -> None:
+    def build(self, budgets: tuple[int, int], num_blocks: int, num_draft_tokens: int) -> None:
         self.prefill = make_driver(24, budgets[0])
-        self.decode = make_driver(num_blocks, budgets[1])
+        self.decode = make_driver(num_blocks, budgets[1], num_draft_tokens)
         self.requests: list[Request] = []
         self.request_of: dict[int, Request] = {}
         self.handoffs: dict[int, Request] = {}
