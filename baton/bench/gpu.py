@@ -21,6 +21,7 @@ from baton.bench.gpu_attention import (
     AttentionPlan,
     Heads,
     measure_decode,
+    measure_flashinfer,
     measure_prefill,
     prove_attention,
     sweep_decode,
@@ -111,6 +112,7 @@ def all_parts(device: torch.device, *, is_dry: bool) -> Iterator[_Part]:
         yield from _model_parts(name, subjects[name], watch, rates)
         subjects[name].cache_clear()
     yield "attention sweep", lambda: [sweep_decode(watch, attention)]
+    yield "flashinfer", lambda: [measure_flashinfer(watch, attention)]
     for name in steps.models:
         yield f"peer {name}", partial(_peer, subjects[name])
         subjects[name].cache_clear()

@@ -27,6 +27,7 @@ BLOCK_SIZE = 16
 # Of the norm of the right result. Half precision rounds weights and results.
 MAX_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 _MAX_MEMORY_SHARE = 0.5  # larger caches are left out
+_WORKSPACE_BYTES = 128 * 2**20
 # Keys of a tile, stages, warps.
 _TILES = ((32, 3, 4), (64, 2, 4), (64, 5, 4), (128, 3, 4), (64, 3, 2), (64, 3, 8))
 
@@ -199,6 +200,39 @@ def measure_decode(watch: Stopwatch, plan: AttentionPlan, rates: Rates) -> Table
         share = rate / rates.copy_bytes_per_s
         us, dense_us = seconds * 1e6, dense_s * 1e6
         table.rows.append([batch, context, us, rate / 1e9, share, dense_us, dense_s / seconds])
+    return table
+
+
+@torch.inference_mode()
+def measure_flashinfer(watch: Stopwatch, plan: AttentionPlan) -> Table:
+    """The same by FlashInfer over the same cache. Raises ImportError where it is not installed."""
+    import flashinfer
+
+    columns = ["batch", "context", "us", "ours us", "ratio", "relative difference"]
+    table = Table("flashinfer", _title("FlashInfer's decode attention", plan), columns)
+    form = AttentionForm(plan.heads.dim**-0.5)
+    workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=watch.device)
+    for batch, context in _fitting(watch, plan):
+        layer = Layer(plan.heads, [(context - 1, 1)] * batch, plan.dtype, watch.device)
+        num_blocks = -(-context // BLOCK_SIZE)
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            workspace, "HND", use_tensor_cores=True
+        )
+        wrapper.plan(
+            layer.inputs["table_starts"][: batch + 1],
+            layer.inputs["tables"][: batch * num_blocks],
+            torch.full((batch,), context - (num_blocks - 1) * BLOCK_SIZE, dtype=torch.int32),
+            *plan.heads,
+            BLOCK_SIZE,
+            q_data_type=plan.dtype,
+            sm_scale=form.scaling,
+        )
+        run = partial(wrapper.run, layer.query, (layer.pool.keys[0], layer.pool.values[0]))
+        theirs, ours = run().float(), layer.attend(form).float()
+        seconds, our_s = watch.seconds(run), watch.seconds(partial(layer.attend, form))
+        difference = float((theirs - ours).norm() / ours.norm())
+        us, our_us = seconds * 1e6, our_s * 1e6
+        table.rows.append([batch, context, us, our_us, our_s / seconds, difference])
     return table
 
 
