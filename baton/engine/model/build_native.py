@@ -29,6 +29,8 @@ FLAGS = [
         "-Wno-maybe-uninitialized",
     ),
 ]
+# An undefined symbol is an error now, not when the library is loaded.
+LINK_FLAGS = ["-shared", "-fopenmp", "-Wl,--no-undefined"]
 _AVX2 = ["-mavx2", "-mfma"]
 _AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16"]
 ISA_FLAGS = {"avx2": _AVX2, "avx512": _AVX512, "amx": [*_AVX512, "-mamx-tile", "-mamx-bf16"]}
@@ -95,7 +97,7 @@ def build(compiler: list[str], target: Path) -> list[str]:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(compile_unit, units))
         linked = Path(folder) / target.name
-        _run([*compiler, "-shared", "-fopenmp", *objects, "-o", str(linked)])
+        _run([*compiler, *LINK_FLAGS, *objects, "-o", str(linked)])
         linked.replace(target)
     for other in target.parent.glob("native-*.so"):
         if other != target:

@@ -3,7 +3,6 @@
 // thread to finish a head adds its parts up in order; one with many is split by KV head and rows.
 // Neither kind of result depends on how the work is shared out.
 #include "attention.h"
-#include "attention_work.h"
 
 #include <omp.h>
 
@@ -13,6 +12,8 @@
 #include <cstring>
 #include <memory>
 #include <vector>
+
+#include "attention_work.h"
 
 namespace baton {
 
@@ -33,7 +34,7 @@ namespace {
 // Up to so many query tokens, each gets exactly what it would get alone, at the speed of memory.
 constexpr int kMaxPartQueries = 8;
 // Rows of one item of a chunk: many share the packing of keys, few share the work out evenly.
-constexpr int kMinChunkRows = 64, kMaxChunkRows = 256;
+constexpr int kMinChunkRows = 64, kMaxChunkRows = 512;
 // Less work than this (bytes of keys and values that are read) is not worth waking other threads.
 constexpr int64_t kSerialBytes = 128 * 1024;
 constexpr int64_t kSerialStoreBytes = 64 * 1024;
@@ -44,13 +45,13 @@ struct Share {
     int num_rows;
     int num_keys;
     bool is_chunk;
-    int first_part;     // of few rows
+    int first_part;  // of few rows
     int num_parts;
-    int64_t states;     // where its states are, in floats; each head has num_parts times those rows
-    int64_t counters;   // where its heads' counters of finished parts are
-    int item_rows;      // of a chunk
+    int64_t states;    // where its states are, in floats; each head has num_parts times those rows
+    int64_t counters;  // where its heads' counters of finished parts are
+    int item_rows;     // of a chunk
     int num_row_items;
-    int64_t end_item;   // items are numbered through all sequences
+    int64_t end_item;  // items are numbered through all sequences
 
     int num_items(const Layer& layer) const {
         return layer.num_kv_heads * (is_chunk ? num_row_items : num_parts);
@@ -60,15 +61,19 @@ struct Share {
 const Kernels& kernels_of(int isa, int dtype) {
     switch (isa) {
 #if defined(BATON_WITH_AVX2)
-        case kAvx2: return kAvx2Kernels[dtype];
+        case kAvx2:
+            return kAvx2Kernels[dtype];
 #endif
 #if defined(BATON_WITH_AVX512)
-        case kAvx512: return kAvx512Kernels[dtype];
+        case kAvx512:
+            return kAvx512Kernels[dtype];
 #endif
 #if defined(BATON_WITH_AMX)
-        case kAmx: return kAmxKernels[dtype];
+        case kAmx:
+            return kAmxKernels[dtype];
 #endif
-        default: return kPortableKernels[dtype];
+        default:
+            return kPortableKernels[dtype];
     }
 }
 
@@ -92,11 +97,16 @@ Share share_of(const Call& call, int seq, int num_threads) {
     const int64_t token_stride = int64_t(call.num_heads) * layer.v_dim;
     const int64_t bytes = layer.element_bytes();
     Share share{};
-    share.rows = Rows{&layer, &call.form, call.step.block_tables + seq * call.step.table_stride, 0,
-                      group, length - num_queries,
+    share.rows = Rows{&layer,
+                      &call.form,
+                      call.step.block_tables + seq * call.step.table_stride,
+                      0,
+                      group,
+                      length - num_queries,
                       {call.queries.data + start * call.queries.token_stride * bytes,
                        call.queries.head_stride, call.queries.token_stride},
-                      call.output + start * token_stride * bytes, token_stride};
+                      call.output + start * token_stride * bytes,
+                      token_stride};
     share.num_rows = num_queries * group;
     share.num_keys = length - share.rows.first_key(share.rows.first_position);
     share.is_chunk = num_queries > kMaxPartQueries;
@@ -109,7 +119,7 @@ Share share_of(const Call& call, int seq, int num_threads) {
 }
 
 class Attention {
-public:
+   public:
     Attention(const Call& call, int num_threads)
         : call_(call), kernels_(kernels_of(call.step.isa, call.layer.dtype)) {
         int64_t num_states = 0, num_counters = 0;
@@ -119,7 +129,8 @@ public:
             share.states = num_states;
             share.counters = num_counters;
             if (!share.is_chunk) {
-                num_states += int64_t(share.num_items(call.layer)) * share.num_rows * state_stride(call.layer);
+                num_states += int64_t(share.num_items(call.layer)) * share.num_rows *
+                              state_stride(call.layer);
                 num_counters += call.layer.num_kv_heads;
             }
             work_bytes_ += int64_t(share.num_keys) * (share.is_chunk ? share.num_row_items : 1) *
@@ -128,7 +139,8 @@ public:
             shares_.push_back(share);
         }
         // The largest items first, so that none of them is begun last.
-        std::stable_partition(shares_.begin(), shares_.end(), [](const Share& s) { return s.is_chunk; });
+        std::stable_partition(shares_.begin(), shares_.end(),
+                              [](const Share& s) { return s.is_chunk; });
         for (Share& share : shares_) share.end_item = num_items_ += share.num_items(call.layer);
         states_ = static_cast<float*>(shared_arena().reserve(num_states * 4));
         counters_ = std::vector<std::atomic<int>>(num_counters);
@@ -140,33 +152,40 @@ public:
     void run() {
         Arena& arena = arena_of_thread();
         auto share = shares_.begin();
-        for (int64_t item; (item = next_item_.fetch_add(1, std::memory_order_relaxed)) < num_items_;) {
+        for (int64_t item;
+             (item = next_item_.fetch_add(1, std::memory_order_relaxed)) < num_items_;) {
             while (item >= share->end_item) ++share;
             const int index = item - (share->end_item - share->num_items(call_.layer));
-            const int kv_head = index % call_.layer.num_kv_heads;
-            const int which = index / call_.layer.num_kv_heads;
-            if (share->is_chunk) run_rows(*share, kv_head, share->num_row_items - 1 - which, arena);
-            else run_part(*share, kv_head, which, arena);
+            if (share->is_chunk)
+                run_rows(*share, index, arena);
+            else
+                run_part(*share, index, arena);
         }
     }
 
-private:
+   private:
     Rows rows_of(const Share& share, int kv_head) const {
         Rows rows = share.rows;
-        const int64_t first_head = int64_t(kv_head) * rows.group, bytes = call_.layer.element_bytes();
+        const int64_t first_head = int64_t(kv_head) * rows.group,
+                      bytes = call_.layer.element_bytes();
         rows.kv_head = kv_head;
         rows.queries.data += first_head * rows.queries.head_stride * bytes;
         rows.output += first_head * call_.layer.v_dim * bytes;
         return rows;
     }
 
-    void run_rows(const Share& share, int kv_head, int which, Arena& arena) {
-        const int first = which * share.item_rows;
+    // One head after the other, whose keys the cache may hold; the longest items first.
+    void run_rows(const Share& share, int index, Arena& arena) {
+        const int kv_head = index / share.num_row_items;
+        const int first = (share.num_row_items - 1 - index % share.num_row_items) * share.item_rows;
         const int end = std::min(first + share.item_rows, share.num_rows);
         kernels_.attend_chunk(rows_of(share, kv_head), first, end, arena);
     }
 
-    void run_part(const Share& share, int kv_head, int which, Arena& arena) {
+    // One part after the other, whose heads lie side by side.
+    void run_part(const Share& share, int index, Arena& arena) {
+        const int kv_head = index % call_.layer.num_kv_heads;
+        const int which = index / call_.layer.num_kv_heads;
         const Rows rows = rows_of(share, kv_head);
         const int64_t part_stride = share.num_rows * state_stride(call_.layer);
         float* of_head = states_ + share.states + kv_head * share.num_parts * part_stride;
@@ -194,23 +213,26 @@ private:
 struct AttentionWork::Plan : Attention {
     using Attention::Attention;
 };
-AttentionWork::AttentionWork(const Call& call, int num_threads) : plan_(new Plan(call, num_threads)) {}
+AttentionWork::AttentionWork(const Call& call, int num_threads)
+    : plan_(new Plan(call, num_threads)) {}
 AttentionWork::~AttentionWork() = default;
 void AttentionWork::run() { plan_->run(); }
 
 namespace {
 
 // Copies the vectors of one token to its slot.
-void store_token(const Layer& layer, char* pages, int64_t block, int slot, int dim, const Heads& from, int token) {
+void store_token(const Layer& layer, char* pages, int64_t block, int slot, int dim,
+                 const Heads& from, int token) {
     const int64_t bytes = layer.element_bytes(), vector_bytes = dim * bytes;
     char* to = pages + block * layer.block_stride_bytes + slot * vector_bytes;
     const char* source = from.data + token * from.token_stride * bytes;
     for (int head = 0; head < layer.num_kv_heads; ++head)
-        std::memcpy(to + head * layer.block_size * vector_bytes, source + head * from.head_stride * bytes,
-                    vector_bytes);
+        std::memcpy(to + head * layer.block_size * vector_bytes,
+                    source + head * from.head_stride * bytes, vector_bytes);
 }
 
-void store(const Step& step, const Layer& layer, const Heads& keys, const Heads& values, int seq, int token) {
+void store(const Step& step, const Layer& layer, const Heads& keys, const Heads& values, int seq,
+           int token) {
     const int key = step.context_lens[seq] - (step.query_starts[seq + 1] - token);
     const int64_t block = step.block_tables[seq * step.table_stride + key / layer.block_size];
     const int slot = key % layer.block_size;
@@ -219,7 +241,8 @@ void store(const Step& step, const Layer& layer, const Heads& keys, const Heads&
 }
 
 // Tokens [first, end) of the flat batch.
-void store_tokens(const Step& step, const Layer& layer, const Heads& keys, const Heads& values, int first, int end) {
+void store_tokens(const Step& step, const Layer& layer, const Heads& keys, const Heads& values,
+                  int first, int end) {
     int seq = std::upper_bound(step.query_starts, step.query_starts + step.num_seqs, first) -
               step.query_starts - 1;
     for (int token = first; token < end; ++token) {
@@ -232,12 +255,15 @@ int num_tokens(const Step& step) { return step.query_starts[step.num_seqs]; }
 
 void store_all(const Step& step, const Layer& layer, const Heads& keys, const Heads& values) {
     const int count = num_tokens(step);
-    const int64_t token_bytes = int64_t(layer.num_kv_heads) * (layer.k_dim + layer.v_dim) * layer.element_bytes();
-    if (count * token_bytes < kSerialStoreBytes) return store_tokens(step, layer, keys, values, 0, count);
+    const int64_t token_bytes =
+        int64_t(layer.num_kv_heads) * (layer.k_dim + layer.v_dim) * layer.element_bytes();
+    if (count * token_bytes < kSerialStoreBytes)
+        return store_tokens(step, layer, keys, values, 0, count);
 #pragma omp parallel
     {
         const int64_t thread = omp_get_thread_num(), num_threads = omp_get_num_threads();
-        store_tokens(step, layer, keys, values, count * thread / num_threads, count * (thread + 1) / num_threads);
+        store_tokens(step, layer, keys, values, count * thread / num_threads,
+                     count * (thread + 1) / num_threads);
     }
 }
 
@@ -246,16 +272,18 @@ void store_all(const Step& step, const Layer& layer, const Heads& keys, const He
 
 // Stores the new keys and values of the batch in the pool, unless `keys` is null, and attends.
 // Strides count elements; output is dense [num_tokens, num_heads, v_dim].
-BATON_EXPORT void baton_attend(const baton::Step* step, const baton::Layer* layer, const baton::Form* form,
-                               const char* queries, int64_t query_head_stride, int64_t query_token_stride,
+BATON_EXPORT void baton_attend(const baton::Step* step, const baton::Layer* layer,
+                               const baton::Form* form, const char* queries,
+                               int64_t query_head_stride, int64_t query_token_stride,
                                const char* keys, int64_t key_head_stride, int64_t key_token_stride,
-                               const char* values, int64_t value_head_stride, int64_t value_token_stride,
-                               int32_t num_heads, char* output) {
+                               const char* values, int64_t value_head_stride,
+                               int64_t value_token_stride, int32_t num_heads, char* output) {
     using namespace baton;
     if (keys)
         store_all(*step, *layer, {keys, key_head_stride, key_token_stride},
                   {values, value_head_stride, value_token_stride});
-    const Call call{*step, *layer, *form, {queries, query_head_stride, query_token_stride}, output, num_heads};
+    const Call call{*step,  *layer,   *form, {queries, query_head_stride, query_token_stride},
+                    output, num_heads};
     const int num_threads = omp_get_max_threads();
     Attention attention(call, num_threads);
     if (num_threads == 1 || attention.work_bytes() < kSerialBytes) return attention.run();

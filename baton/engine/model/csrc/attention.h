@@ -1,5 +1,6 @@
-// Paged attention on CPU: what is shared by the scheduling (attention.cpp) and the kernels, of which
-// there is one table for each instruction set. All strides count elements unless they say bytes.
+// Paged attention on CPU: what is shared by the scheduling (attention.cpp) and the kernels, of
+// which there is one table for each instruction set. All strides count elements unless they say
+// bytes.
 #pragma once
 
 #include <cstdint>
@@ -83,12 +84,12 @@ inline int64_t state_stride(const Layer& layer) {
 
 // Memory of one thread, reused from call to call. Valid until the next call with the same arena.
 class Arena {
-public:
+   public:
     ~Arena();
     // At least so many bytes, aligned to 64, with unspecified content.
     void* reserve(int64_t num_bytes);
 
-private:
+   private:
     void* memory_ = nullptr;
     int64_t num_bytes_ = 0;
 };

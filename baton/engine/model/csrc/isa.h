@@ -1,6 +1,7 @@
 // Which instruction sets the kernels may use. A unit whose name ends in _avx2, _avx512 or _amx is
 // compiled for that set (build_native.py) and must keep all its code in an anonymous namespace: an
-// inline function with a public name could be taken, by the linker, for the one of a lesser machine.
+// inline function with a public name could be taken, by the linker, for the one of a lesser
+// machine.
 #pragma once
 
 #define BATON_EXPORT extern "C" __attribute__((visibility("default")))

@@ -1,14 +1,18 @@
 // Matrix products of packed tiles. The right side is packed in panels of kWidth columns, each
-// [words, kWidth]; a word is a float, or two bfloat16 that are neighbours along the summed dimension.
+// [words, kWidth]; a word is a float, or two bfloat16 that are neighbours along the summed
+// dimension.
 #pragma once
 
+#include <type_traits>
+
+#include "tiles.h"
 #include "vectors.h"
 
 namespace baton {
 namespace {
 
-// Rows of the left side that are multiplied together.
-constexpr int kTileRows = 32;
+// The rows of the left side are a multiple of this.
+constexpr int kRowUnit = 32;
 
 inline Floats add_product(Floats sum, float left, Floats right) { return sum + left * right; }
 
@@ -20,8 +24,9 @@ inline Floats add_product(Floats sum, uint32_t left, Words right) {
 #endif
 
 struct Left {
-    const void* words;  // [kTileRows, stride]
+    const void* words;  // [num_rows, stride]
     int stride;
+    int num_rows;  // a multiple of kRowUnit
 };
 
 struct Right {
@@ -31,7 +36,7 @@ struct Right {
     int num_panels;  // even
 };
 
-// sums[kTileRows, num_panels * kWidth] = left x right, or += where kAdds.
+// sums[num_rows, num_panels * kWidth] = left x right, or += where kAdds.
 template <class Word, bool kAdds>
 inline void multiply(Left left, Right right, float* sums, int sums_stride) {
     constexpr int kRows = kWidth == 16 ? 8 : 4;
@@ -39,7 +44,7 @@ inline void multiply(Left left, Right right, float* sums, int sums_stride) {
     for (int panel = 0; panel < right.num_panels; panel += 2) {
         const Word* low = static_cast<const Word*>(right.words) + panel * right.panel_stride;
         const Word* high = low + right.panel_stride;
-        for (int row = 0; row < kTileRows; row += kRows) {
+        for (int row = 0; row < left.num_rows; row += kRows) {
             const Word* of_row = static_cast<const Word*>(left.words) + row * left.stride;
             float* to = sums + row * sums_stride + panel * kWidth;
             Floats in[kRows][2] = {};
@@ -65,86 +70,80 @@ inline void multiply(Left left, Right right, float* sums, int sums_stride) {
 }
 
 #if defined(__AMX_BF16__)
-// Tiles 0 to 3 hold sums, 4 and 5 left, 6 and 7 right sides; all are 16 rows of 64 bytes.
-class TileUse {
-public:
-    TileUse() {
-        struct alignas(64) {
-            uint8_t palette = 1, start_row = 0, reserved[14] = {};
-            uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-            uint8_t num_rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-        } layout;
-        _tile_loadconfig(&layout);
+// 32 rows and two panels: tiles 0 to 3 hold sums, 4 and 5 left, 6 and 7 right sides.
+template <bool kAdds>
+inline void multiply_by_tiles(const char* left, int64_t left_bytes, const char* low,
+                              const char* high, int num_words, float* sums, int64_t sums_bytes) {
+    const char* lower = left + 16 * left_bytes;
+    char* to = reinterpret_cast<char*>(sums);
+    char* to_lower = to + 16 * sums_bytes;
+    if (kAdds) {
+        load_tile<0>(to, sums_bytes);
+        load_tile<1>(to + 64, sums_bytes);
+        load_tile<2>(to_lower, sums_bytes);
+        load_tile<3>(to_lower + 64, sums_bytes);
+    } else {
+        clear_tile<0>();
+        clear_tile<1>();
+        clear_tile<2>();
+        clear_tile<3>();
     }
-    ~TileUse() { _tile_release(); }
-};
+    for (int64_t word = 0; word < num_words; word += 16) {
+        load_tile<4>(left + word * 4, left_bytes);
+        load_tile<6>(low + word * 64, 64);
+        multiply_tiles<0, 4, 6>();
+        load_tile<7>(high + word * 64, 64);
+        multiply_tiles<1, 4, 7>();
+        load_tile<5>(lower + word * 4, left_bytes);
+        multiply_tiles<2, 5, 6>();
+        multiply_tiles<3, 5, 7>();
+    }
+    store_tile<0>(to, sums_bytes);
+    store_tile<1>(to + 64, sums_bytes);
+    store_tile<2>(to_lower, sums_bytes);
+    store_tile<3>(to_lower + 64, sums_bytes);
+}
 
 template <bool kAdds>
-inline void multiply_tiles(Left left, Right right, float* sums, int sums_stride) {
-    static_assert(kTileRows == 32);
-    const int left_bytes = left.stride * 4, sums_bytes = sums_stride * 4;
-    const char* upper = static_cast<const char*>(left.words);
-    const char* lower = upper + 16 * left_bytes;
+inline void multiply_by_tiles(Left left, Right right, float* sums, int sums_stride) {
+    static_assert(kRowUnit == 32);
     for (int panel = 0; panel < right.num_panels; panel += 2) {
-        const char* low = static_cast<const char*>(right.words) + panel * right.panel_stride * 4;
-        const char* high = low + right.panel_stride * 4;
-        float* to = sums + panel * 16;
-        float* to_lower = to + 16 * sums_stride;
-        if (kAdds) {
-            _tile_loadd(0, to, sums_bytes);
-            _tile_loadd(1, to + 16, sums_bytes);
-            _tile_loadd(2, to_lower, sums_bytes);
-            _tile_loadd(3, to_lower + 16, sums_bytes);
-        } else {
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_zero(2);
-            _tile_zero(3);
-        }
-        for (int i = 0; i < right.num_words; i += 16) {
-            _tile_loadd(4, upper + i * 4, left_bytes);
-            _tile_loadd(6, low + i * 64, 64);
-            _tile_loadd(7, high + i * 64, 64);
-            _tile_loadd(5, lower + i * 4, left_bytes);
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-        _tile_stored(0, to, sums_bytes);
-        _tile_stored(1, to + 16, sums_bytes);
-        _tile_stored(2, to_lower, sums_bytes);
-        _tile_stored(3, to_lower + 16, sums_bytes);
+        const char* low =
+            static_cast<const char*>(right.words) + int64_t(panel) * right.panel_stride * 4;
+        for (int row = 0; row < left.num_rows; row += kRowUnit)
+            multiply_by_tiles<kAdds>(
+                static_cast<const char*>(left.words) + int64_t(row) * left.stride * 4,
+                left.stride * 4, low, low + right.panel_stride * 4, right.num_words,
+                sums + int64_t(row) * sums_stride + panel * 16, sums_stride * 4);
     }
 }
 
 template <>
 inline void multiply<uint32_t, false>(Left left, Right right, float* sums, int sums_stride) {
-    multiply_tiles<false>(left, right, sums, sums_stride);
+    multiply_by_tiles<false>(left, right, sums, sums_stride);
 }
 
 template <>
 inline void multiply<uint32_t, true>(Left left, Right right, float* sums, int sums_stride) {
-    multiply_tiles<true>(left, right, sums, sums_stride);
+    multiply_by_tiles<true>(left, right, sums, sums_stride);
 }
-#else
-struct TileUse {};
 #endif
 
-// to[kWidth columns of `from`...]: the words [kWidth, num_words] to a panel [num_words, kWidth].
+// Words [kWidth, num_words], rows `stride` apart, to a panel [num_words, kWidth].
 template <class Word>
-inline void transpose(const Word* from, int num_words, Word* to) {
+inline void transpose(const Word* from, int64_t stride, int num_words, Word* to) {
 #if defined(__AVX512F__)
     for (int word = 0; word < num_words; word += 16) {
         __m512 v[16], w[16];
-        for (int i = 0; i < 16; ++i) v[i] = _mm512_loadu_ps(from + i * num_words + word);
+        for (int i = 0; i < 16; ++i) v[i] = _mm512_loadu_ps(from + i * stride + word);
         for (int i = 0; i < 8; ++i) {
             w[2 * i] = _mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]);
             w[2 * i + 1] = _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]);
         }
         for (int i = 0; i < 16; i += 4) {
             for (int half = 0; half < 2; ++half) {
-                const __m512d a = _mm512_castps_pd(w[i + half]), b = _mm512_castps_pd(w[i + half + 2]);
+                const __m512d a = _mm512_castps_pd(w[i + half]),
+                              b = _mm512_castps_pd(w[i + half + 2]);
                 v[i + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
                 v[i + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
             }
@@ -164,7 +163,7 @@ inline void transpose(const Word* from, int num_words, Word* to) {
     }
 #else
     for (int word = 0; word < num_words; ++word)
-        for (int i = 0; i < kWidth; ++i) to[word * kWidth + i] = from[i * num_words + word];
+        for (int i = 0; i < kWidth; ++i) to[word * kWidth + i] = from[i * stride + word];
 #endif
 }
 

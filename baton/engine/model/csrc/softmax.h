@@ -22,50 +22,62 @@ struct Scorer {
         return cap > 0 ? tanh(scaled) * cap : scaled;
     }
 
+    // Whether scores are products times `factor`, which is positive.
+    bool is_linear() const { return cap == 0 && factor > 0; }
+
     float factor, cap;
 };
 
-// Scores of the keys [begin, end) that a row sees, out of `count` keys, a multiple of kWidth.
-// Replaces the products by scores, -inf where hidden, and returns the maximum.
-inline float score_row(const Scorer& scorer, float* products, int count, int begin, int end) {
-    Floats highest = splat(kNoMaximum);
+// A row's `count` products to scores; like all counts here, that is a multiple of kWidth.
+inline void score_row(const Scorer& scorer, float* products, int count) {
+    for (int i = 0; i < count; i += kWidth) store(products + i, scorer(load<Floats>(products + i)));
+}
+
+// Leaves only the scores [begin, end) of a row; the others become -inf.
+inline void hide(float* scores, int count, int begin, int end) {
+    const Floats hidden = splat(-__builtin_inff());
     for (int i = 0; i < count; i += kWidth) {
-        Floats scores = scorer(load<Floats>(products + i));
-        if (i < begin || i + kWidth > end) {
-            const Ints lanes = lane_numbers() + i;
-            const Ints is_seen = (lanes >= begin) & (lanes < end);
-            scores = is_seen ? scores : splat(-__builtin_inff());
-        }
-        store(products + i, scores);
-        highest = maximum(highest, scores);
+        if (begin <= i && i + kWidth <= end) continue;
+        const Ints lanes = lane_numbers() + i;
+        const Ints is_seen = (lanes >= begin) & (lanes < end);
+        store(scores + i, is_seen ? load<Floats>(scores + i) : hidden);
     }
+}
+
+inline float highest_of(const float* scores, int count) {
+    Floats highest = load<Floats>(scores);
+    for (int i = kWidth; i < count; i += kWidth)
+        highest = maximum(highest, load<Floats>(scores + i));
     return maximum_of(highest);
 }
 
-// Scores to weights relative to `highest`, in place. Returns their sum.
-inline float weigh_row(float* scores, int count, float highest) {
-    Floats sum = splat(0.0f);
+// The weights of the scores `factor` * values, relative to `highest`. Returns sums of them, which
+// are to be added up.
+inline Floats weigh_row(const float* values, int count, float factor, float highest,
+                        float* weights) {
+    Floats sums = splat(0.0f);
     for (int i = 0; i < count; i += kWidth) {
-        const Floats weights = exp2(load<Floats>(scores + i) - highest);
-        store(scores + i, weights);
-        sum = sum + weights;
+        const Floats weight = exp2(load<Floats>(values + i) * factor - highest);
+        store(weights + i, weight);
+        sums = sums + weight;
     }
-    return sum_of(sum);
+    return sums;
 }
 
-// The same where the weights are multiplied as bfloat16, `count` being a multiple of kPair.
-inline float weigh_row(const float* scores, int count, float highest, Bf16* weights) {
-    Floats sum = splat(0.0f);
 #if defined(__AVX512BF16__)
+// The same to bfloat16, `count` being a multiple of kPair.
+inline Floats weigh_row(const float* values, int count, float factor, float highest,
+                        Bf16* weights) {
+    Floats sums = splat(0.0f);
     for (int i = 0; i < count; i += kPair) {
-        const Floats low = exp2(load<Floats>(scores + i) - highest);
-        const Floats high = exp2(load<Floats>(scores + i + kWidth) - highest);
+        const Floats low = exp2(load<Floats>(values + i) * factor - highest);
+        const Floats high = exp2(load<Floats>(values + i + kWidth) * factor - highest);
         store(weights + i, _mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
-        sum = sum + low + high;
+        sums = sums + (low + high);
     }
-#endif
-    return sum_of(sum);
+    return sums;
 }
+#endif
 
 // The output of one row: what load_pair's lanes hold in `sums`, times `factor`.
 template <class T>

@@ -61,11 +61,17 @@ inline Floats maximum(Floats a, Floats b) {
 }
 
 inline float sum_of(Floats v) {
-    float lanes[kWidth];
-    store(lanes, v);
-    for (int half = kWidth / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-    return lanes[0];
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)v);
+#elif defined(__AVX2__)
+    __m128 sum = _mm256_castps256_ps128((__m256)v) + _mm256_extractf128_ps((__m256)v, 1);
+    sum = sum + _mm_movehl_ps(sum, sum);
+    return _mm_cvtss_f32(sum + _mm_movehdup_ps(sum));
+#else
+    float sum = v[0];
+    for (int i = 1; i < kWidth; ++i) sum += v[i];
+    return sum;
+#endif
 }
 
 inline float maximum_of(Floats v) {
@@ -131,7 +137,9 @@ struct Pair {
     Floats low, high;
 };
 
-inline Pair load_pair(const float* from) { return {load<Floats>(from), load<Floats>(from + kWidth)}; }
+inline Pair load_pair(const float* from) {
+    return {load<Floats>(from), load<Floats>(from + kWidth)};
+}
 
 inline Pair load_pair(const Bf16* from) {
     const Words both = load<Words>(from);
