@@ -15,12 +15,14 @@ import msgspec
 from baton.engine.grammar.check_messages import CheckSetup, Verdict
 from baton.engine.messages import EngineInfo, Grammar
 from baton.runtime import logs
-from baton.system.child import ChildFailed, ChildLimits, ChildProcess, ChildRestartsExhausted
+from baton.system.child import ChildDied, ChildFailed, ChildLimits, ChildProcess
 from baton.wire import failures
 
 CHILD_MODULE = "baton.engine.grammar.check_child"
-# Of wall time; the child's own limit of processor time comes first, unless the machine is busy.
-DEADLINE_S = 10.0
+# Of processor time for one grammar; then the child ends itself.
+MAX_CPU_S = 2.0
+# Of wall time: what MAX_CPU_S may become on a busy machine.
+DEADLINE_S = 30.0
 MAX_WAITING = 64
 MAX_KNOWN = 256
 
@@ -35,8 +37,8 @@ _decode_verdict = msgspec.msgpack.Decoder(Verdict).decode
 class GrammarGate:
     """Of one front; `run` must run."""
 
-    def __init__(self, info: EngineInfo) -> None:
-        setup = CheckSetup(info.tokenizer_file, info.vocab_size, info.eos_token_ids)
+    def __init__(self, info: EngineInfo, max_cpu_s: float = MAX_CPU_S) -> None:
+        setup = CheckSetup(info.tokenizer_file, info.vocab_size, info.eos_token_ids, max_cpu_s)
         # For reading the tokenizer; then the child takes narrower limits.
         limits = ChildLimits(memory_bytes=4 * 1024**3)
         self._has_tokenizer = bool(info.tokenizer_file)
@@ -77,12 +79,14 @@ class GrammarGate:
             try:
                 answer = await self._child.call(_encode(grammar), deadline_s=DEADLINE_S)
                 verdict = _decode_verdict(answer)
-            except ChildRestartsExhausted:
-                message = "grammars cannot be compiled at the moment"
-                return failures.Unavailable(message, retry_after_s=5)
-            except ChildFailed as error:
+            except ChildDied as error:
                 _log.warning("grammar_check_ended", kind=grammar.kind, detail=str(error))
                 verdict = Verdict("it takes too much time or memory to compile")
+            except ChildFailed as error:
+                # No fault of the grammar: the machine is busy, or others' grammars were bad.
+                _log.warning("grammar_check_failed", kind=grammar.kind, detail=str(error))
+                message = "grammars cannot be compiled at the moment"
+                return failures.Overloaded(message, retry_after_s=5)
             self._remember(grammar, verdict)
         return _outcome(grammar, verdict)
 

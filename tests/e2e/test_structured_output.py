@@ -1,5 +1,6 @@
 """Structured output through the real stack, with the unchanged OpenAI client."""
 
+import asyncio
 import json
 import re
 from typing import Any, Literal
@@ -94,3 +95,24 @@ def test_a_schema_that_cannot_be_is_refused_by_its_fault(stack, format: dict, re
     assert caught.value.param == "response_format"
     assert reason in caught.value.message
     assert ask(stack, extra_body={"guided_choice": ["yes"]}).choices[0].message.content == "yes"
+
+
+async def test_a_schema_that_takes_too_long_costs_nobody_else(stack, reference) -> None:
+    """It would take 7 s and more to compile."""
+    text, _ = reference(QUESTION, 200)
+    patterns = {f"^a{{{i}}}b*$": {"type": "string"} for i in range(300)}
+    schema = {"name": "bomb", "schema": {"type": "object", "patternProperties": patterns}}
+    async with stack.async_client() as client:
+
+        async def chat(**fields: Any) -> Any:
+            messages = [{"role": "user", "content": QUESTION}]
+            create = client.chat.completions.create
+            return await create(model="baton-demo", messages=messages, temperature=0, **fields)
+
+        format = {"type": "json_schema", "json_schema": schema}
+        bomb = asyncio.ensure_future(chat(response_format=format))
+        answers = [await chat() for _ in range(3)]
+        assert not bomb.done()
+        assert {answer.choices[0].message.content for answer in answers} == {text}
+        with pytest.raises(openai.BadRequestError, match="too much time or memory"):
+            await bomb

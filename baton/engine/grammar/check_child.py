@@ -1,9 +1,9 @@
 """The child process that tries grammars before a core sees them (see `baton/system/child.py`).
 
-It does what the core will do: compile, first mask, some tokens. A timer signal ends it after
-MAX_CPU_S of processor time, its address space may grow by MAX_GROWTH_BYTES; whatever else a grammar
-does to the library happens here. GBNF becomes Lark here, because the translator is Python and would
-hold up a core.
+It does what the core will do: compile, first mask, some tokens. A timer signal ends it when one
+grammar has used up its processor time, its address space may grow by MAX_GROWTH_BYTES; whatever
+else a grammar does to the library happens here. GBNF becomes Lark here, because the translator is
+Python and would hold up a core.
 """
 
 import resource
@@ -19,7 +19,6 @@ from baton.engine.grammar.compiler import GrammarCompiler, error_of, fill_mask
 from baton.engine.grammar.translate import GrammarRefused, ebnf_to_lark
 from baton.engine.messages import Grammar
 
-MAX_CPU_S = 2.0
 MAX_GROWTH_BYTES = 256 * 1024 * 1024
 # Tokens that are tried after the first mask.
 NUM_TRIED_TOKENS = 8
@@ -43,7 +42,7 @@ def build_handler(setup: bytes) -> tuple[Callable[[bytes], bytes], bytes]:
     _limit_growth()
 
     def handle(request: bytes) -> bytes:
-        signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # SIGPROF ends the process
+        signal.setitimer(signal.ITIMER_PROF, described.max_cpu_s)  # SIGPROF ends the process
         try:
             return _encode(Verdict(refusal) if refusal else check(compiler, request))
         finally:

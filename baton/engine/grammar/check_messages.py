@@ -4,11 +4,13 @@ import msgspec
 
 
 class CheckSetup(msgspec.Struct, array_like=True):
-    """The vocabulary that grammars are tried with."""
+    """The vocabulary that grammars are tried with, and the time for one."""
 
     tokenizer_file: str
     vocab_size: int
     eos_token_ids: list[int]
+    # Processor time for one grammar.
+    max_cpu_s: float
 
 
 class Verdict(msgspec.Struct, array_like=True):

@@ -23,6 +23,7 @@ MAX_MESSAGE_CHARS = 240
 _WHITE_SPACE = r" |\n[ \t]{0,32}"
 _ANY_OBJECT = b'{"type": "object"}'
 _LARK_START = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:)")
+_CAUSE = re.compile(r"(?m)^error: (.*)$")
 _END_OF_MESSAGE = "<non-verbose/>"
 
 
@@ -30,7 +31,9 @@ class GrammarRefused(Exception):
     """The grammar cannot be used; the message is one line for whoever wrote it."""
 
     def __init__(self, message: str) -> None:
-        line = " ".join(message.removesuffix(_END_OF_MESSAGE).split())
+        # The library quotes a whole expression before it says what is wrong with it.
+        cause = _CAUSE.search(message)
+        line = " ".join((cause[1] if cause else message.removesuffix(_END_OF_MESSAGE)).split())
         is_long = len(line) > MAX_MESSAGE_CHARS
         super().__init__(line[:MAX_MESSAGE_CHARS] + "..." if is_long else line)
 
