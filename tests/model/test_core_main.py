@@ -1,12 +1,15 @@
 """The core as a real process, behind the front's own client: it serves, or says why it cannot."""
 
 import asyncio
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from baton.engine.client import CoreNotStarted
 from baton.engine.messages import AddSequence, SamplingParams
+from baton.engine.model.load import LoadOptions, load_model
+from baton.engine.model.torch_runner import TorchRunner
 from baton.engine.process_client import ProcessEngineClient
 
 MODULE = "baton.worker.core_main"
@@ -47,6 +50,16 @@ async def test_a_core_that_cannot_serve_says_why_in_one_line(model_folder, optio
         )
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="Linux tells what is mapped")
+@pytest.mark.parametrize("name", ["llama", "deepseek-v3"])
+def test_a_ready_model_holds_no_page_of_its_file(model_folder, name):
+    folder = model_folder(name)
+    loaded = load_model(str(folder), LoadOptions(dtype="float32"))
+    runner = TorchRunner(loaded)
+    assert runner.vocab_size == loaded.vocab_size
+    assert str(folder) not in Path("/proc/self/maps").read_text()
 
 
 async def _generate(client: ProcessEngineClient, prompt: list[int], num_tokens: int) -> list[int]:

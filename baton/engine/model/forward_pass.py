@@ -3,6 +3,7 @@
 from typing import Protocol
 
 import torch
+from torch import nn
 
 from baton.engine.batch import StepBatch
 from baton.engine.model.attention import AttentionBackend, attach
@@ -61,12 +62,19 @@ def fastest_forward(loaded: LoadedModel) -> ForwardPass:
     """
     with one_line_errors(loaded.source.name):
         accelerate(loaded.model)
+    _leave_file(loaded.model)
     if CpuAttention.supports(loaded.kv_spec):
         try:
             return DenseForward(dense_weights(loaded.model, loaded.attention_forms))
         except NotDense:
             pass  # most models are not
     return ModuleForward(loaded, default_backend(loaded.kv_spec))
+
+
+def _leave_file(model: nn.Module) -> None:
+    """Copy what was not packed: one tensor in the mapped file keeps all of its pages resident."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def default_backend(spec: KVSpec) -> AttentionBackend:

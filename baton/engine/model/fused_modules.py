@@ -109,7 +109,8 @@ class PackedNorm(nn.Module):
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         super().__init__()
-        self.scale = weight.detach().float().contiguous()  # no parameter: not of the model's dtype
+        # No parameter (not of the model's dtype), and no view of the mapped file.
+        self.scale = weight.detach().to(torch.float32, copy=True)
         self.dtype, self.eps, self.size = weight.dtype, eps, weight.shape[0]
         self._code = DTYPES[weight.dtype]
 
