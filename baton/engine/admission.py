@@ -43,23 +43,32 @@ def find_fault(request: AddSequence, info: EngineInfo) -> SequenceRefused | None
 
 def _find_beam_fault(request: AddSequence, info: EngineInfo) -> SequenceRefused | None:
     """Why this beam search can never run here, or None. Alone in the pool it must fit."""
-    params, size = request.sampling, info.kv_spec.block_size
-    width, num_prompt_tokens = params.beam_width, len(request.token_ids) // TOKEN_BYTES
-    if request.num_emitted or (request.kind != "prefill" and len(request.forks) != width - 1):
+    params = request.sampling
+    if num_top(params, end_ids(params, info)) > info.vocab_size:
+        message = f"{params.beam_width} beams exceed {info.vocab_size} tokens"
+        return _refused(request, "invalid_value", message)
+    if request.kind == "prefill":
+        return None
+    if request.num_emitted or len(request.forks) != params.beam_width - 1:
         message = "a beam search starts anew, with one sequence for each result"
         return _refused(request, "invalid_value", message)
-    num_top_ids = num_top(params, end_ids(params, info))
-    if width > info.max_num_seqs or num_top_ids > info.vocab_size:
-        limit = f"{info.max_num_seqs} places and {info.vocab_size} tokens"
-        return _refused(request, "invalid_value", f"{width} beams exceed {limit}")
-    num_tokens = min(num_prompt_tokens + params.max_tokens, info.max_model_len)
-    num_shared, rest = divmod(num_prompt_tokens, size)
-    num_own = info.kv_spec.num_blocks_for(num_tokens) - num_shared
-    num_blocks = num_shared + bool(rest) + width * num_own
+    if params.beam_width > info.max_num_seqs:
+        message = f"{params.beam_width} beams exceed {info.max_num_seqs} places: lower n"
+        return _refused(request, "invalid_value", message)
+    num_blocks = _most_beam_blocks(request, info)
     if num_blocks > info.num_blocks:
-        message = f"{width} beams of {num_tokens} tokens need {num_blocks} of {info.num_blocks}"
-        return _refused(request, "invalid_value", f"{message} blocks: lower max_tokens or n")
+        message = f"the beams may need {num_blocks} blocks of {info.num_blocks}"
+        return _refused(request, "invalid_value", f"{message}: lower max_tokens or n")
     return None
+
+
+def _most_beam_blocks(request: AddSequence, info: EngineInfo) -> int:
+    """What all beams take when they share nothing but the prompt, which the leader keeps."""
+    num_prompt_tokens = len(request.token_ids) // TOKEN_BYTES
+    num_tokens = min(num_prompt_tokens + request.sampling.max_tokens, info.max_model_len)
+    num_shared, rest = divmod(num_prompt_tokens, info.kv_spec.block_size)
+    num_own = info.kv_spec.num_blocks_for(num_tokens) - num_shared
+    return num_shared + bool(rest) + request.sampling.beam_width * num_own
 
 
 def with_beam_logprobs(request: AddSequence, info: EngineInfo) -> AddSequence:

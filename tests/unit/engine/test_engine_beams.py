@@ -196,6 +196,14 @@ def test_a_search_goes_on_after_a_handoff():
     assert decode.num_free_blocks == 64
 
 
+def test_a_prefill_worker_needs_room_for_the_prompt_alone():
+    driver = make_driver(num_blocks=8, max_num_seqs=2)
+    search = {"beam_width": 4, "max_tokens": 40, "credit": 1}
+    driver.step(add_sequence(1, range(20), kind="prefill", **search))
+    assert driver.events.refused == []
+    assert len(driver.events.logprobs[0].top_ids) == 5
+
+
 def test_what_cannot_be_searched_is_refused():
     driver = make_driver(num_blocks=16, max_num_seqs=4)
     driver.step(request(10, 5), request(10, 4, max_tokens=40), request(10, 2, emitted=[1]))
