@@ -20,10 +20,11 @@ from baton.engine.model.fused_modules import (
     PackedNorm,
     SharedProduct,
 )
-from baton.engine.model.linear import make_linear
+from baton.engine.model.linear import OnednnLinear, PackedLinear, make_linear
 from baton.engine.model.packed_matrix import PackedMatrix, WeightMemory
 
 _NUM_TOKENS = 5
+_REPLACEMENTS = (FusedPart, GatedMlp, PackedNorm, PackedLinear, OnednnLinear)
 
 
 class _Found(NamedTuple):
@@ -44,6 +45,8 @@ def accelerate(model: PreTrainedModel) -> None:
 
     Weights that were packed are dropped, so this is for once. Safe to call again.
     """
+    if any(isinstance(module, _REPLACEMENTS) for module in model.modules()):
+        return
     memory = WeightMemory()
     layers = _layers_by_input(model)
     if layers is None:

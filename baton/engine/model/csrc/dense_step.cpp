@@ -24,13 +24,17 @@ struct Slot {
 // Buffers of one step, kept from step to step.
 class Buffers {
    public:
+    // Rows of a power of two of bytes would all meet in the same few places of the caches.
+    static constexpr int kResidualPadding = 32;
+
     void reserve(const DenseModel& model, const DenseBatch& batch) {
         const int64_t rows = batch.num_tokens;
+        residual_stride = model.hidden + kResidualPadding;
         const int64_t tiled_rows = (std::max(batch.num_tokens, batch.num_logit_rows) + 31) / 32 * 32;
         const int64_t heads = static_cast<int64_t>(model.num_heads) * model.head_dim;
         const int64_t bytes = value_bytes(static_cast<Dtype>(model.dtype));
         const int64_t inner = model.layers->down.num_chunks * static_cast<int64_t>(kChunkBytes);
-        residual = static_cast<float*>(residual_.reserve(rows * model.hidden * 4));
+        residual = static_cast<float*>(residual_.reserve(rows * residual_stride * 4));
         cosines = static_cast<float*>(cosines_.reserve(rows * model.head_dim / 2 * 4));
         sines = static_cast<float*>(sines_.reserve(rows * model.head_dim / 2 * 4));
         queries = static_cast<uint8_t*>(queries_.reserve(rows * heads * bytes));
@@ -41,8 +45,10 @@ class Buffers {
         slots = static_cast<Slot*>(slots_.reserve(rows * sizeof(Slot)));
     }
 
-    float *residual, *cosines, *sines;  // [tokens][hidden], [tokens][head_dim / 2]
-    uint8_t *queries, *attended;        // [tokens][heads][head_dim] of the dtype
+    float* residual;          // [tokens][residual_stride]
+    float *cosines, *sines;   // [tokens][head_dim / 2]
+    int64_t residual_stride;
+    uint8_t *queries, *attended;        // [heads][tokens][head_dim], [tokens][heads][head_dim]
     uint8_t *tiled, *gated;             // tiled rows: what enters a product, and the MLP's inside
     Slot* slots;
 
@@ -76,7 +82,7 @@ class DenseStep {
 
    private:
     float* residual(int token) const {
-        return buffers_.residual + static_cast<size_t>(token) * model_.hidden;
+        return buffers_.residual + token * buffers_.residual_stride;
     }
 
     void start_token(int token) const {
@@ -135,7 +141,7 @@ class DenseStep {
         call_.reset(new Call{batch_.attention,
                              pages,
                              form_,
-                             {reinterpret_cast<char*>(buffers_.queries), dim, dim * model_.num_heads},
+                             {reinterpret_cast<char*>(buffers_.queries), dim * batch_.num_tokens, dim},
                              reinterpret_cast<char*>(buffers_.attended),
                              model_.num_heads});
         attention_.reset(new AttentionWork(*call_, batch_.num_threads));
@@ -147,11 +153,11 @@ class DenseStep {
         const int head = results.first_panel * kPanelColumns / dim;
         const int kv = head - model_.num_heads;
         const bool is_value = kv >= model_.num_kv_heads;
-        void* outs[kRowsAtOnce];
+        void* outs[kBlockRows];
         for (int r = 0; r < results.num_rows; ++r) {
             const int token = results.first_row + r;
             outs[r] = kv < 0 ? buffers_.queries +
-                                   (static_cast<size_t>(token) * model_.num_heads + head) * dim * bytes_
+                                   (static_cast<size_t>(head) * batch_.num_tokens + token) * dim * bytes_
                              : page_of(pages, token, is_value ? kv - model_.num_kv_heads : kv, is_value);
         }
         const float* rotation = buffers_.cosines + results.first_row * half;
@@ -181,7 +187,7 @@ class DenseStep {
         multiply(team_, kernels_, dtype_, matrix, rows, batch_.num_tokens, 1, scratch,
                  [&](const Results& results) {
                      float* sum = residual(results.first_row) + results.first_panel * kPanelColumns;
-                     kernels_.add_block(block_of(results, matrix), sum, model_.hidden);
+                     kernels_.add_block(block_of(results, matrix), sum, buffers_.residual_stride);
                  });
     }
 

@@ -6,21 +6,20 @@
 namespace baton {
 namespace {
 
-// One half of a panel: 16 rows of the weight, of which `num_rows` exist, from float32 or bfloat16
-// values of the dtype that it is packed in.
-void pack_half(const uint8_t* rows, size_t row_bytes, int num_rows, int num_chunks, uint8_t* half) {
+// One half of a panel: 16 rows of the weight, of which `num_rows` exist, of `size` bytes.
+void pack_rows(const RowKernels& kernels, const uint8_t* rows, size_t size, int num_rows,
+               int num_chunks, uint8_t* half) {
     for (int chunk = 0; chunk < num_chunks; ++chunk, half += kPanelStepBytes) {
-        const size_t begin = static_cast<size_t>(chunk) * kChunkBytes;
-        for (int row = 0; row < kHalfColumns; ++row) {
-            uint8_t values[kChunkBytes] = {};
-            if (row < num_rows && begin < row_bytes) {
-                const size_t left = row_bytes - begin;
-                std::memcpy(values, rows + row * row_bytes + begin,
-                            left < kChunkBytes ? left : kChunkBytes);
-            }
-            for (int slice = 0; slice < kChunkBytes / 4; ++slice)
-                std::memcpy(half + (slice * kHalfColumns + row) * 4, values + slice * 4, 4);
+        const size_t begin = static_cast<size_t>(chunk) * kChunkBytes, left = size - begin;
+        if (num_rows == kHalfColumns && left >= kChunkBytes) {
+            kernels.pack_half(rows + begin, size, half);
+            continue;
         }
+        uint8_t padded[kTileBytes] = {};
+        for (int row = 0; row < num_rows; ++row)
+            std::memcpy(padded + row * kChunkBytes, rows + row * size + begin,
+                        left < kChunkBytes ? left : kChunkBytes);
+        kernels.pack_half(padded, kChunkBytes, half);
     }
 }
 
@@ -99,6 +98,7 @@ BATON_EXPORT int64_t baton_packed_bytes(int dtype, int num_columns, int k) {
 // of the panels at `out`: step 1 for one matrix, 2 to interleave the halves of two.
 BATON_EXPORT void baton_pack(int dtype, const void* weight, int num_rows, int k, uint8_t* out,
                              int first_half, int step, int num_threads) {
+    const RowKernels& kernels = row_kernels_for(best_isa());
     const Dtype kind = static_cast<Dtype>(dtype);
     const int chunks = num_chunks(kind, k), halves = (num_rows + kHalfColumns - 1) / kHalfColumns;
     const size_t row_bytes = static_cast<size_t>(k) * value_bytes(kind);
@@ -107,7 +107,7 @@ BATON_EXPORT void baton_pack(int dtype, const void* weight, int num_rows, int k,
     for (int i = 0; i < halves; ++i) {
         const int half = first_half + i * step, left = num_rows - i * kHalfColumns;
         uint8_t* panel = out + static_cast<size_t>(half / 2) * chunks * kPanelStepBytes;
-        pack_half(rows + static_cast<size_t>(i) * kHalfColumns * row_bytes, row_bytes,
+        pack_rows(kernels, rows + static_cast<size_t>(i) * kHalfColumns * row_bytes, row_bytes,
                   left < kHalfColumns ? left : kHalfColumns, chunks,
                   panel + half % 2 * kTileBytes);
     }

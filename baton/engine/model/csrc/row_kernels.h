@@ -15,7 +15,8 @@ struct Product {
     const uint8_t* panel;
     int num_chunks;
     bool accumulate;
-    bool is_cold;  // the panel is read for the first time
+    const uint8_t* ahead;  // what will be read next: fetched meanwhile,
+    int ahead_lines;       // so many cache lines for each chunk
     float* out;
 };
 
@@ -32,7 +33,7 @@ struct HeadBlock {
     const float* values;  // panels [dim / 32], `panel_stride` values apart, of rows of 32
     size_t panel_stride;
     int num_rows;
-    int dim;             // whole panels, at most kMaxHeadDim
+    int dim;             // 32, 64, 96, 128, 192 or 256
     const float* bias;   // [dim], or null
     const float* norm;   // RMSNorm weight [dim], or null
     float eps;
@@ -40,8 +41,6 @@ struct HeadBlock {
     const float* sines;
     void* const* outs;  // [num_rows] pointers to [dim] of the dtype
 };
-
-constexpr int kMaxHeadDim = 512;
 
 struct RowKernels {
     void (*begin)();  // once per thread before products
@@ -54,6 +53,8 @@ struct RowKernels {
     // A row of the dtype to a tiled row, and to float32.
     void (*tile_row[2])(const void* row, int size, uint8_t* out);
     void (*widen_row[2])(const void* row, int size, float* out);
+    // A chunk of 16 rows of a weight, `stride` bytes apart, to one half of a panel.
+    void (*pack_half)(const uint8_t* rows, size_t stride, uint8_t* half);
     // To rows of the dtype, `stride` bytes apart.
     void (*store_block[2])(const Block&, void* out, size_t stride);
     // Added to float32 rows, `stride` values apart.

@@ -20,21 +20,25 @@ void end() { _tile_release(); }
 
 constexpr int kOutStride = kPanelColumns * sizeof(float);
 
-// Part `index` of `kParts` of the next step of a panel. Weights come from memory, and so few steps
-// fit into the tile registers ahead of time that it would idle without this.
-constexpr int kParts = 4;
-template <bool IsCold>
-inline void prefetch(const uint8_t* panel, int index) {
-    constexpr int bytes = kPanelStepBytes / kParts;
-    if (!IsCold) return;
-    for (int i = 0; i < bytes; i += 64)
-        _mm_prefetch(panel + kPanelStepBytes + index * bytes + i, _MM_HINT_T0);
+// A quarter of the lines that are to be fetched during one chunk. The tile registers have room for
+// two or three chunks only: without this, memory would idle. Lines are 0, 32 (of one chunk each)
+// or any number.
+constexpr int kChunkLines = kPanelStepBytes / 64;
+template <int Lines>
+inline void fetch(const uint8_t* ahead, int lines, int quarter) {
+    if (Lines == 0) return;
+    if (Lines == kChunkLines) {
+        for (int i = 0; i < kChunkLines / 4; ++i)
+            _mm_prefetch(ahead + (quarter * (kChunkLines / 4) + i) * 64, _MM_HINT_T0);
+        return;
+    }
+    for (int i = quarter; i < lines; i += 4) _mm_prefetch(ahead + i * 64, _MM_HINT_T1);
 }
 
 // Tiles: 0..3 totals, 4 and 5 rows, 6 and 7 the halves of a panel.
-template <bool IsCold>
+template <int Lines>
 void one_tile(const Product& p) {
-    const uint8_t *rows = p.rows, *panel = p.panel;
+    const uint8_t *rows = p.rows, *panel = p.panel, *ahead = p.ahead;
     if (p.accumulate) {
         _tile_loadd(0, p.out, kOutStride);
         _tile_loadd(1, p.out + kHalfColumns, kOutStride);
@@ -42,21 +46,25 @@ void one_tile(const Product& p) {
         _tile_zero(0);
         _tile_zero(1);
     }
-    for (int c = 0; c < p.num_chunks; ++c, rows += kTileBytes, panel += kPanelStepBytes) {
-        for (int part = 0; part < kParts; ++part) prefetch<IsCold>(panel, part);
+    for (int c = 0; c < p.num_chunks; ++c) {
+        for (int quarter = 0; quarter < 4; ++quarter) fetch<Lines>(ahead, p.ahead_lines, quarter);
         _tile_loadd(4, rows, kChunkBytes);
         _tile_loadd(6, panel, 64);
         _tile_loadd(7, panel + kTileBytes, 64);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
+        rows += kTileBytes;
+        panel += kPanelStepBytes;
+        ahead += p.ahead_lines * 64;
     }
     _tile_stored(0, p.out, kOutStride);
     _tile_stored(1, p.out + kHalfColumns, kOutStride);
 }
 
-template <bool IsCold>
+template <int Lines>
 void two_tiles(const Product& p) {
-    const uint8_t *upper = p.rows, *lower = p.rows + p.tile_stride, *panel = p.panel;
+    const uint8_t *upper = p.rows, *lower = p.rows + p.tile_stride;
+    const uint8_t *panel = p.panel, *ahead = p.ahead;
     float* below = p.out + kTileRows * kPanelColumns;
     if (p.accumulate) {
         _tile_loadd(0, p.out, kOutStride);
@@ -72,19 +80,20 @@ void two_tiles(const Product& p) {
     for (int c = 0; c < p.num_chunks; ++c) {
         _tile_loadd(6, panel, 64);
         _tile_loadd(4, upper, kChunkBytes);
-        prefetch<IsCold>(panel, 0);
+        fetch<Lines>(ahead, p.ahead_lines, 0);
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(7, panel + kTileBytes, 64);
-        prefetch<IsCold>(panel, 1);
+        fetch<Lines>(ahead, p.ahead_lines, 1);
         _tile_dpbf16ps(1, 4, 7);
         _tile_loadd(5, lower, kChunkBytes);
-        prefetch<IsCold>(panel, 2);
+        fetch<Lines>(ahead, p.ahead_lines, 2);
         _tile_dpbf16ps(2, 5, 6);
-        prefetch<IsCold>(panel, 3);
+        fetch<Lines>(ahead, p.ahead_lines, 3);
         _tile_dpbf16ps(3, 5, 7);
         upper += kTileBytes;
         lower += kTileBytes;
         panel += kPanelStepBytes;
+        ahead += p.ahead_lines * 64;
     }
     _tile_stored(0, p.out, kOutStride);
     _tile_stored(1, p.out + kHalfColumns, kOutStride);
@@ -92,9 +101,14 @@ void two_tiles(const Product& p) {
     _tile_stored(3, below + kHalfColumns, kOutStride);
 }
 
+template <int Lines>
 void product(const Product& p) {
-    if (p.num_rows <= kTileRows) return p.is_cold ? one_tile<true>(p) : one_tile<false>(p);
-    p.is_cold ? two_tiles<true>(p) : two_tiles<false>(p);
+    p.num_rows <= kTileRows ? one_tile<Lines>(p) : two_tiles<Lines>(p);
+}
+
+void product(const Product& p) {
+    if (p.ahead_lines == 0) return product<0>(p);
+    p.ahead_lines == kChunkLines ? product<kChunkLines>(p) : product<-1>(p);
 }
 
 RowKernels make_table() {
