@@ -14,6 +14,7 @@ from baton.engine.model.attention import AttentionForm
 from baton.engine.model.cpu_attention import CpuAttention
 from baton.engine.model.kv_pool import KVPool
 from baton.engine.model.torch_attention import TorchAttention
+from baton.engine.model.torch_runner import TorchRunner
 from baton.wire.kv_spec import KVSpec
 
 HEADS = 2  # of keys and values
@@ -144,9 +145,9 @@ def reference(query, keys, values, past, form):
     return (weights @ values.repeat_interleave(group, 0)).transpose(0, 1)
 
 
-def assert_right(isa: str, dtype: str, group: int, *shape: int) -> None:
+def assert_right(isa: str, dtype: str, group: int, *shape: int, names=tuple(FORMS)) -> None:
     case = make_case(dtype, group, *shape)
-    for name in FORMS:
+    for name in names:
         actual = case.attend(CpuAttention(isa), make_form(name, group, shape[0]))
         wanted = expected(name, dtype, group, *shape)
         limit = TOLERANCE[dtype]
@@ -157,7 +158,8 @@ def assert_right(isa: str, dtype: str, group: int, *shape: int) -> None:
 @pytest.mark.parametrize("dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("group", [1, 2, 4, 8])
 def test_decodes_and_chunks_over_scattered_blocks_are_softmax_attention(isa, dtype, dim, group):
-    assert_right(isa, dtype, group, dim)
+    names = tuple(FORMS) if dim == 64 else ("plain", "all")
+    assert_right(isa, dtype, group, dim, names=names)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -253,3 +255,16 @@ def test_kernels_and_torch_share_one_openmp_library():
     with open("/proc/self/maps") as maps:
         paths = {line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line}
     assert len(paths) == 1
+
+
+@pytest.mark.parametrize("backend", [CpuAttention, TorchAttention])
+@pytest.mark.parametrize("name", ["qwen3", "mistral-window", "gemma2", "gpt-oss", "deepseek-v3"])
+def test_on_either_backend_the_engine_says_what_generate_says(
+    name, backend, prompts, load_tiny, drive, greedy_sampling
+):
+    loaded, reference = load_tiny(name)
+    driver = drive(loaded, max_step_tokens=16, runner=TorchRunner(loaded, backend()))
+    sampling = greedy_sampling(20)
+    driver.run([driver.request(i, prompt, sampling) for i, prompt in enumerate(prompts)])
+    for index, prompt in enumerate(prompts):
+        reference.assert_same(prompt, reference.generate(prompt, 20), driver.tokens[index])
