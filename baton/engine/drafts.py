@@ -105,4 +105,6 @@ def _can_draft(work: Work) -> bool:
     seq = work.seq
     is_decode = work.num_new_tokens == 1 and work.completes and seq.request.kind != "prefill"
     is_alone = seq.group is None and not work.forks
-    return is_decode and is_alone and (seq.grammar is None or seq.grammar.is_ready)
+    grammar = seq.grammar
+    is_free = grammar is None or (grammar.is_ready and grammar.can_look_ahead)
+    return is_decode and is_alone and is_free

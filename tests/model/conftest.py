@@ -145,6 +145,7 @@ class EngineDriver:
         num_blocks: int = 64,
         max_step_tokens: int,
         runner: Runner | None = None,
+        num_draft_tokens: int = 0,
     ) -> None:
         self.spec = loaded.kv_spec
         self.pool = memoryview(bytearray(num_blocks * self.spec.row_bytes))
@@ -152,7 +153,13 @@ class EngineDriver:
         runner = runner or TorchRunner(loaded)
         runner.bind_pool(self.pool)
         config = EngineConfig(
-            loaded.fingerprint, "tiny", "local", num_blocks, 8, max_step_tokens=max_step_tokens
+            loaded.fingerprint,
+            "tiny",
+            "local",
+            num_blocks,
+            8,
+            max_step_tokens=max_step_tokens,
+            num_draft_tokens=num_draft_tokens,
         )
         self.engine = Engine(config, runner, SystemClock())
         self.tokens: dict[int, list[int]] = {}

@@ -37,6 +37,8 @@ class GrammarState:
         self.num_tokens = 0
         # Not ready when a step needed it.
         self.is_late = False
+        # Off for good once that made it late: what is slow must not be tried again and again.
+        self.can_look_ahead = True
         # The newest work; not done before `begin` is.
         self.work: Future[None] = Future()
         self._matcher: LLMatcher

@@ -50,6 +50,7 @@ class StepMasks:
             rows = self._rows[first_row : first_row + len(draft) + 1]
             if state.is_late:
                 rows.fill(ALL_ALLOWED)
+                state.can_look_ahead &= not draft
             else:
                 rows[:] = state.ahead if draft else state.mask
         return self._rows

@@ -1,5 +1,6 @@
 """Structured output in the engine: what is sampled matches, whatever happens around it."""
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from baton.engine.grammar import step_masks
+from baton.engine.grammar import compiler, grammars, state, step_masks
 from baton.engine.messages import Abort, Bind, Credit, Fork, Grammar, Start
 from baton.testing.engine_driver import EngineDriver, add_sequence
 from baton.testing.fake_runner import FakeRunner
@@ -224,3 +225,87 @@ def test_grammar_without_credit_waits(make: Callable[..., Bench]):
     bench.driver.step(Credit(1, 100))
     bench.driver.run()
     assert re.fullmatch("[a-z]{3,8}", bench.text(1))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_guesses_and_grammars_go_together(make: Callable[..., Bench], seed: int):
+    grammar = Grammar("regex", "((ab|ba)[ab] ){12}[a-z]{2}")
+    plain, guessing = make(), make(num_draft_tokens=5)
+    expected = plain.run(grammar, seed=seed)
+    num_accepted = num_drafted = 0
+    guessing.driver.step(
+        add_sequence(1, PROMPT, grammar=grammar, max_tokens=200, temperature=1.0, seed=seed)
+    )
+    while guessing.driver.engine.has_work:
+        events = guessing.driver.step()
+        num_accepted += events.num_accepted
+        num_drafted += events.num_drafted
+    assert guessing.text(1) == expected
+    assert 0 < num_accepted < num_drafted
+
+
+def test_guesses_whose_masks_are_late_are_given_up(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(step_masks, "GRACE_S", 0.0)
+    grammar = Grammar("regex", "(abc ){12}")
+    bench = make(num_draft_tokens=4)
+    bench.driver.step(add_sequence(1, PROMPT, grammar=grammar, max_tokens=200))
+    num_steps = 0
+    while 1 not in bench.driver.finished and num_steps < 200:
+        # Nothing is ready in time that is asked for inside a step.
+        bench.grammars.working.is_held = True
+        bench.driver.step()
+        bench.grammars.working.release()
+        num_steps += 1
+    assert bench.text(1) == "abc " * 12
+
+
+def test_a_grammar_that_grows_too_large_ends_its_own_sequence(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(compiler.LIMITS, "max_lexer_states", 60)
+    bench = make()
+    grammar = Grammar("regex", "(.|\\n)*a(.|\\n){30}b")
+    bench.driver.step(
+        add_sequence(1, PROMPT, grammar=grammar, max_tokens=200, temperature=1.0),
+        add_sequence(2, PROMPT[:9], max_tokens=9),
+    )
+    for _ in range(300):
+        finished = bench.driver.step().finished
+        if any(one.seq_id == 1 for one in finished):
+            break
+    [failed] = [one for one in finished if one.seq_id == 1]
+    assert (failed.reason, "too many states" in failed.message) == ("invalid_grammar", True)
+    assert 0 < failed.num_output_tokens == len(bench.driver.tokens[1])
+    bench.driver.run()
+    assert bench.driver.tokens[2] == bench.driver.lone_run(PROMPT[:9], 9)
+    # What the sequence had grown is not kept for the next one.
+    assert grammar not in bench.grammars._compiled
+
+
+def test_a_sequence_has_a_limited_time_for_its_masks(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(state, "MAX_SPENT_S", 0.5)
+    bench = make()
+    times = itertools.count()
+    bench.grammars._cpu_clock = lambda: next(times) * 0.01
+    bench.driver.step(
+        add_sequence(1, PROMPT, grammar=Grammar("regex", "[a-z]{900}"), max_tokens=400)
+    )
+    bench.driver.run()
+    assert bench.driver.finished == {1: "invalid_grammar"}
+    assert 40 <= len(bench.driver.tokens[1]) <= 50
+
+
+def test_compiled_grammars_are_kept_up_to_a_number(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(grammars, "MAX_CACHED", 2)
+    bench = make()
+    for number, text in enumerate(["a", "b", "a", "c", "b"], 1):
+        bench.driver.step(add_sequence(number, PROMPT, grammar=Grammar("regex", text)))
+        bench.driver.run()
+    assert [grammar.text for grammar in bench.grammars._compiled] == ["c", "b"]
+    assert set(bench.driver.finished.values()) == {"stop"}
