@@ -79,7 +79,9 @@ class Grammars:
             # Until Start the front may be writing into a bound sequence's blocks.
             if not state.is_ready or (state.fault and seq.state is SequenceState.BOUND):
                 self._await(seq)
-            elif state.fault:
+                continue
+            state.work.result()
+            if state.fault:
                 # It may be the automaton that all states of one grammar share.
                 self._compiled.pop(_grammar_of(seq), None)
                 failed.append((seq, state.fault))

@@ -30,7 +30,8 @@ class MaskThread:
         self._jobs: queue.PriorityQueue[_Job] = queue.PriorityQueue()
         self._numbers = itertools.count()
         # A daemon: the process does not wait for it at its end.
-        threading.Thread(target=self._run, name="grammar-masks", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="grammar-masks", daemon=True)
+        self._thread.start()
 
     def submit(self, state: GrammarState, job: Callable[[], None]) -> None:
         self._jobs.put((state.spent_s, next(self._numbers), state, job))
@@ -38,5 +39,10 @@ class MaskThread:
     def _run(self) -> None:
         while True:
             _, _, state, job = self._jobs.get()
-            job()
+            try:
+                job()
+            except BaseException as error:
+                # A bug of ours: whoever asks for the work next gets it, and the core ends with it.
+                state.work.set_exception(error)
+                raise
             state.work.set_result(None)

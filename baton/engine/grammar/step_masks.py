@@ -44,7 +44,9 @@ class StepMasks:
                 self._worker.submit(one.state, _looking_ahead(one))
 
     def result(self) -> NDArray[np.int32]:
-        wait([one.state.work for one in self._limited], timeout=GRACE_S)
+        pending = [one.state.work for one in self._limited if not one.state.is_ready]
+        if pending:
+            wait(pending, timeout=GRACE_S)
         for state, first_row, draft in self._limited:
             state.is_late = not state.is_ready
             rows = self._rows[first_row : first_row + len(draft) + 1]
@@ -52,6 +54,7 @@ class StepMasks:
                 rows.fill(ALL_ALLOWED)
                 state.can_look_ahead &= not draft
             else:
+                state.work.result()
                 rows[:] = state.ahead if draft else state.mask
         return self._rows
 
