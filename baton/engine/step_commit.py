@@ -20,7 +20,8 @@ class StepCommit:
         tokens = iter(result.tokens.tolist())
         logprobs = iter(result.logprobs or [None] * len(result.tokens))
         for work in works:
-            seq, grammars = work.seq, self._state.grammars
+            seq = work.seq
+            grammars = self._state.grammars if seq.grammar is not None else None
             is_held_back = grammars is not None and grammars.holds_back(work)
             # Without its last token's logits, that one is computed again.
             seq.num_computed_tokens += work.num_new_tokens - is_held_back

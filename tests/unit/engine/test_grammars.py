@@ -309,3 +309,19 @@ def test_compiled_grammars_are_kept_up_to_a_number(
         bench.driver.run()
     assert [grammar.text for grammar in bench.grammars._compiled] == ["c", "b"]
     assert set(bench.driver.finished.values()) == {"stop"}
+
+
+def test_a_bad_grammar_of_a_handed_over_sequence_waits_for_its_blocks(make: Callable[..., Bench]):
+    """Until Start the front may be writing into them."""
+    bench = make()
+    bench.grammars.compiling.is_held = True
+    bad = Grammar("regex", "(?=a)b")
+    bench.driver.step(add_sequence(1, PROMPT, kind="remote", grammar=bad, max_tokens=9))
+    bench.driver.step(Bind(1))
+    bench.grammars.compiling.release()
+    bench.driver.step()
+    assert bench.driver.finished == {}
+    bench.driver.tokens[1] = [5]
+    bench.driver.step(Start(1, 5))
+    assert bench.driver.finished == {1: "invalid_grammar"}
+    assert bench.driver.num_free_blocks == 64
