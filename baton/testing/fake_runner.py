@@ -48,11 +48,14 @@ class FakeRunner:
         vocab_size: int = 1000,
         max_model_len: int = 4096,
         mean_output_tokens: int = 0,
+        eos_token_id: int | None = None,
     ) -> None:
         self.kv_spec = KVSpec.of_layers(block_size, [(1, _K_DIM, _V_DIM, _DTYPE)] * num_layers)
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
-        self.eos_token_ids: tuple[int, ...] = (vocab_size - 1,)
+        self.eos_token_ids: tuple[int, ...] = (
+            vocab_size - 1 if eos_token_id is None else eos_token_id,
+        )
         self._mean_output_tokens = mean_output_tokens
 
     def bind_pool(self, pool: memoryview) -> None:

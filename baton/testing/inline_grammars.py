@@ -1,15 +1,20 @@
-"""Grammars without threads: work is done when it is asked for, or when the test says so."""
+"""Grammars without threads and children: work is done when it is asked for, or when told."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from baton.engine.grammar.check_child import check
 from baton.engine.grammar.compiler import GrammarCompiler
 from baton.engine.grammar.grammars import Grammars
 from baton.engine.grammar.state import GrammarState
 from baton.engine.grammar.translate import GrammarRefused
+from baton.engine.messages import EngineInfo, Grammar
 from baton.testing.fake_runner import FakeRunner
+from baton.worker.grammar_gate import GrammarGate, OnOutcome, outcome_of
 
 
 class InlineExecutor(Executor):
@@ -68,3 +73,29 @@ class InlineGrammars(Grammars):
         self.working = InlineWorker()
         compiler = GrammarCompiler(tokenizer_file, runner.vocab_size, runner.eos_token_ids)
         super().__init__(compiler, self.compiling, self.working, cpu_clock=lambda: 0.0)
+
+
+class InlineGate(GrammarGate):
+    """Tries grammars in the caller's task, without limits; while `is_held`, at `release`."""
+
+    def __init__(self, info: EngineInfo) -> None:
+        super().__init__(info)
+        self.is_held = False
+        self._compiler = GrammarCompiler(
+            Path(info.tokenizer_file), info.vocab_size, info.eos_token_ids
+        )
+
+    def check(self, grammar: Grammar, on_outcome: OnOutcome) -> None:
+        self._waiting.append((grammar, on_outcome))
+        if not self.is_held:
+            self.release()
+
+    def release(self) -> None:
+        """Try what is held."""
+        while self._waiting:
+            grammar, on_outcome = self._waiting.popleft()
+            verdict = check(self._compiler, msgspec.msgpack.encode(grammar))
+            on_outcome(outcome_of(grammar, verdict))
+
+    async def run(self) -> None:
+        """Nothing runs on its own."""

@@ -53,7 +53,7 @@ class GrammarGate:
         if not self._has_tokenizer:
             on_outcome(_refused("this worker has no tokenizer file for its model"))
         elif (verdict := self._recall(grammar)) is not None:
-            on_outcome(_outcome(grammar, verdict))
+            on_outcome(outcome_of(grammar, verdict))
         elif len(self._waiting) >= MAX_WAITING:
             message = f"{MAX_WAITING} requests wait for their grammars to be compiled"
             on_outcome(failures.Overloaded(message, retry_after_s=1))
@@ -88,7 +88,7 @@ class GrammarGate:
                 message = "grammars cannot be compiled at the moment"
                 return failures.Overloaded(message, retry_after_s=5)
             self._remember(grammar, verdict)
-        return _outcome(grammar, verdict)
+        return outcome_of(grammar, verdict)
 
     def _recall(self, grammar: Grammar) -> Verdict | None:
         key = _digest(grammar)
@@ -102,7 +102,8 @@ class GrammarGate:
             self._known.popitem(last=False)
 
 
-def _outcome(grammar: Grammar, verdict: Verdict) -> Grammar | failures.BatonError:
+def outcome_of(grammar: Grammar, verdict: Verdict) -> Grammar | failures.BatonError:
+    """The grammar for the core, or the refusal."""
     if verdict.refusal:
         return _refused(verdict.refusal)
     return Grammar(grammar.kind, verdict.text) if verdict.text else grammar

@@ -5,7 +5,7 @@ import functools
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baton.engine.engine import Engine, EngineConfig
@@ -14,6 +14,7 @@ from baton.engine.messages import SamplingParams
 from baton.runtime.shared_stream import StreamLost
 from baton.testing.engine_driver import encode_tokens
 from baton.testing.fake_runner import FakeRunner
+from baton.testing.inline_grammars import InlineGate, InlineGrammars
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.kv_spec import to_wire
@@ -148,8 +149,10 @@ class FakeGateway:
             num_choices=1, max_tokens=8, num_logprobs=-1, num_prompt_logprobs=-1
         )
         for name in list(fields):
-            if name == "stop_token_ids":
-                sampling.stop_token_ids.extend(fields.pop(name))
+            if name in ("stop_token_ids", "choices"):
+                value = fields.pop(name)
+                target = sampling.choices.values if name == "choices" else sampling.stop_token_ids
+                target.extend(value)
             elif name in sampling.DESCRIPTOR.fields_by_name:
                 setattr(sampling, name, fields.pop(name))
         ids = encode_tokens(list(prompt))
@@ -318,12 +321,15 @@ class Fleet:
 def make_worker(
     name: str, role: Any, clock: VirtualClock, runner: FakeRunner, **sizes: Any
 ) -> tuple[Engine, LocalEngineClient, WorkerParts]:
+    """`tokenizer_file` among the sizes lets it serve grammars, tried by a gate without a child."""
+    tokenizer_file = sizes.pop("tokenizer_file", None)
+    grammars = InlineGrammars(tokenizer_file, runner) if tokenizer_file else None
     config = EngineConfig(sizes.pop("model_fp", MODEL_FP), "fake", "1", **sizes)
-    engine = Engine(config, runner, clock)
+    engine = Engine(config, runner, clock, grammars)
     client = LocalEngineClient(engine, clock, lambda batch: STEP_S)
     rng = random.Random(name)
     parts = make_parts(client, worker_id=name, role=role, clock=clock, random_bytes=rng.randbytes)
-    return engine, client, parts
+    return engine, client, replace(parts, grammar_gate=InlineGate(client.info))
 
 
 @asynccontextmanager

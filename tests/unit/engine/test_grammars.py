@@ -31,8 +31,9 @@ class Bench:
 
     def __init__(self, tokenizer_file: Path, **sizes: int) -> None:
         self.tokenizer = Tokenizer.from_file(str(tokenizer_file))
-        runner = FakeRunner(block_size=16, vocab_size=self.tokenizer.get_vocab_size())
-        runner.eos_token_ids = (self.tokenizer.token_to_id(EOS),)
+        runner = FakeRunner(
+            vocab_size=self.tokenizer.get_vocab_size(), eos_token_id=self.tokenizer.token_to_id(EOS)
+        )
         self.grammars = InlineGrammars(tokenizer_file, runner)
         self.driver = EngineDriver(runner, self.grammars, **{"num_blocks": 64, **sizes})
 
