@@ -1,6 +1,7 @@
 """Drafts change how many steps an output takes, and nothing else."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -94,22 +95,32 @@ def test_rejected_guesses_are_never_found_in_the_prefix_cache():
     assert driver.tokens[2] == driver.lone_run(longer, 9)
 
 
-def test_a_sequence_ends_inside_a_right_guess():
-    class Ending(ParrotRunner):
+@pytest.mark.parametrize(
+    ("fields", "num_tokens", "reason"),
+    [
+        ({}, 14, "stop"),
+        ({"ignore_eos": True, "max_tokens": 33}, 33, "length"),
+        ({"stop_token_ids": (12,)}, 5, "stop"),
+        *[({"max_tokens": num}, num, "length") for num in range(1, 13)],
+    ],
+)
+def test_a_sequence_ends_inside_a_right_guess(fields: dict[str, Any], num_tokens: int, reason: str):
+    class Ending(FakeRunner):
+        """Repeats a pattern of 15 tokens, the last of which is the end token."""
+
         def _draw(self, states, row):  # type: ignore[no-untyped-def]
-            return self.eos_token_ids[0] if row.output_index == 17 else super()._draw(states, row)
+            return self.pattern[(row.output_index + 1) % 15]
 
     runner = Ending()
+    runner.pattern = [*range(7, 21), runner.eos_token_ids[0]]
     driver = drive(runner, 8)
-    # The end stands in the prompt where the pattern has it, so that it is guessed, too.
-    driver.step(add_sequence(1, REPETITIVE, max_tokens=100))
-    run(driver)
-    assert driver.finished[1] == "stop"
-    assert len(driver.tokens[1]) == 18
-    for max_tokens in range(1, 12):
-        driver.step(add_sequence(1 + max_tokens, REPETITIVE, max_tokens=max_tokens))
-        run(driver)
-        assert len(driver.tokens[1 + max_tokens]) == max_tokens
+    prompt = runner.pattern * 2 + runner.pattern[:1]
+    driver.step(add_sequence(1, prompt, **{"max_tokens": 100, **fields}))
+    events = run(driver)
+    assert driver.tokens[1] == (runner.pattern * 3)[1 : num_tokens + 1]
+    assert driver.finished[1] == reason
+    assert sum(event.num_accepted for event in events) >= (num_tokens - 1) // 2
+    assert driver.num_free_blocks == 64
 
 
 def test_guesses_stay_within_the_credit():
