@@ -6,6 +6,7 @@ else a grammar does to the library happens here. GBNF becomes Lark here, because
 Python and would hold up a core.
 """
 
+import contextlib
 import resource
 import signal
 from collections.abc import Callable
@@ -40,9 +41,10 @@ def build_handler(setup: bytes) -> tuple[Callable[[bytes], bytes], bytes]:
     except GrammarRefused as error:
         refusal = str(error)
     _limit_growth()
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process
 
     def handle(request: bytes) -> bytes:
-        signal.setitimer(signal.ITIMER_PROF, described.max_cpu_s)  # SIGPROF ends the process
+        signal.setitimer(signal.ITIMER_PROF, described.max_cpu_s)
         try:
             return _encode(Verdict(refusal) if refusal else check(compiler, request))
         finally:
@@ -73,7 +75,8 @@ def check(compiler: GrammarCompiler, request: bytes) -> Verdict:
 
 
 def _limit_growth() -> None:
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        num_pages = int(statm.read().split()[0])
-    limit = num_pages * resource.getpagesize() + MAX_GROWTH_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    # Not every system tells and limits the address space; processor time is limited everywhere.
+    with contextlib.suppress(OSError, ValueError):
+        num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        limit = num_pages * resource.getpagesize() + MAX_GROWTH_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
