@@ -62,6 +62,7 @@ def serve(link: CoreLink, engine: Engine) -> None:
         pool = link.create_pool(engine.info.num_blocks * engine.info.kv_spec.row_bytes)
         engine.runner.bind_pool(pool)
         link.send(engine.info)
+        engine.warm_up()
         _loop(link, engine)
     except PeerClosed:
         return

@@ -79,6 +79,11 @@ class Engine:
         self._began_at = 0.0
         self._last_load = _NO_LOAD
 
+    def warm_up(self) -> None:
+        """Begin what a first request would have to wait for, once the front knows the engine."""
+        if self._grammars is not None:
+            self._grammars.warm_up()
+
     def step(self, commands: SequenceOf[Command]) -> StepEvents | None:
         """One whole step; None when nothing happened."""
         batch = self.begin_step(commands)

@@ -1,9 +1,8 @@
 """Compiles grammars for one model's vocabulary with llguidance, within limits. No torch.
 
-The tokenizer is read at the first grammar (0.1 s for 32,000 tokens, 1.4 s for 150,000 measured), so
-that a worker which never gets one starts without it. Limits: what JSON schemas of 20 to 800 fields
-and usual expressions need on vocabularies of 4,096 to 150,000 tokens, times two or more; beyond
-them a mask could take seconds (docs/decisions/0008-llguidance.md has the figures).
+Limits: what JSON schemas of 20 to 800 fields and usual expressions need on vocabularies of 4,096 to
+150,000 tokens, times two or more; beyond them a mask could take seconds
+(docs/decisions/0008-llguidance.md has the figures).
 """
 
 from collections.abc import Sequence
@@ -64,7 +63,10 @@ class GrammarCompiler:
         return matcher
 
     def load(self) -> None:
-        """Read the tokenizer, unless that was done. Raises GrammarRefused when it cannot serve."""
+        """Read the tokenizer, unless that was done. Raises GrammarRefused when it cannot serve.
+
+        Keeps the GIL: 0.1 s for 32,000 tokens, 0.9 s for 150,000 (measured).
+        """
         if self._tokenizer is not None:
             return
         import llguidance

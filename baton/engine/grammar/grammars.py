@@ -56,6 +56,10 @@ class Grammars:
         """Whether a sequence may become able to go on without a command."""
         return bool(self._awaiting)
 
+    def warm_up(self) -> None:
+        """Read the tokenizer now: the library keeps the GIL meanwhile, and later there are steps."""
+        self._compiling.submit(self._compiler.load)
+
     def open(self, seq: Sequence) -> None:
         """Take a new sequence that has a grammar: it is parked until that is compiled."""
         state = seq.grammar = GrammarState(self._compiler.num_words, self._cpu_clock)
