@@ -1,5 +1,6 @@
 """From a batch to logits: through transformers' modules, or by the fastest way a model allows."""
 
+import gc
 from typing import Protocol
 
 import torch
@@ -75,6 +76,7 @@ def _leave_file(model: nn.Module) -> None:
     """Copy what was not packed: one tensor in the mapped file keeps all of its pages resident."""
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
+    gc.collect()  # modules that were replaced refer to each other, and to the file
 
 
 def default_backend(spec: KVSpec) -> AttentionBackend:
