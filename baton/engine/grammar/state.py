@@ -2,7 +2,7 @@
 
 `begin`, `advance` and `look_ahead` run in the mask thread, one at a time for each state; `is_ready`
 says whether the engine may look. Masks are computed without the GIL. Taking a token keeps it, for
-some us (at most 1 ms was reached within the compiler's limits).
+some us (1.5 ms was the most within the compiler's limits).
 """
 
 from collections.abc import Callable, Sequence
