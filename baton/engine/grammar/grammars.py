@@ -57,7 +57,7 @@ class Grammars:
         return bool(self._awaiting)
 
     def warm_up(self) -> None:
-        """Read the tokenizer now: the library keeps the GIL meanwhile, and later there are steps."""
+        """Read the tokenizer now: the library keeps the GIL meanwhile, later there are steps."""
         self._compiling.submit(self._compiler.load)
 
     def open(self, seq: Sequence) -> None:
