@@ -1,7 +1,8 @@
 """Runs what is measured: a process in a session of its own, ahead of whatever else runs.
 
 Linux shares CPU time between sessions (autogroups) first, so `nice` alone has no effect across
-them. A runner is such a process that reads one JSON line per task and answers with one.
+them. A runner is such a process that reads one JSON line per task and answers with one; several
+can be loaded at once, and only the one that has a task runs.
 """
 
 import contextlib
@@ -11,6 +12,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+import psutil
 
 from baton.bench.machine import process_tree
 
@@ -118,8 +121,27 @@ class Runner:
     def pid(self) -> int:
         return self._process.pid
 
+    def pause(self) -> None:
+        """Stop all its processes: an engine that is through may still spin beside the next one."""
+        for process in process_tree(self.pid):
+            with contextlib.suppress(psutil.Error):
+                process.suspend()
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        for process in process_tree(self.pid):
+            with contextlib.suppress(psutil.Error):
+                process.resume()
+
     def ask(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Have one task done. Raises RunnerFailed."""
+        """Have one task done; paused before and after. Raises RunnerFailed."""
+        self.resume()
+        try:
+            return self._ask(task)
+        finally:
+            self.pause()
+
+    def _ask(self, task: Mapping[str, Any]) -> dict[str, Any]:
         try:
             self._process.stdin.write(json.dumps(task) + "\n")
             self._process.stdin.flush()
@@ -128,6 +150,7 @@ class Runner:
         return self.read()
 
     def stop(self) -> None:
+        self.resume()
         self._process.stop()
 
     def read(self) -> dict[str, Any]:

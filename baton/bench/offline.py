@@ -1,7 +1,8 @@
 """Engines without servers, side by side: the same prompts, cell by cell, taking turns.
 
-All runners are loaded before the first task and wait while another one works, so that a noisy
-minute hits all of them. A cell is (model, kind of request, batch); its best round counts.
+All runners are loaded before the first task and stand still while another one works, so that a
+noisy minute hits all of them and none disturbs another. A cell is (model, kind of request, batch);
+its best round counts.
 """
 
 import time
@@ -83,6 +84,7 @@ class _Engine:
         runner = Runner(contender.argv, log, {**clean_environment(), **contender.environment})
         stack.callback(runner.stop)
         ready = runner.read()
+        runner.pause()
         return cls(contender.name, runner, ready, time.perf_counter() - started)
 
     def expected_s(self, kind: str, batch: int) -> float:
