@@ -16,6 +16,7 @@ from typing import IO, Any
 import psutil
 
 from baton.bench.machine import process_tree
+from baton.system.parent_death import die_with_parent
 
 # Needs privileges; without them the kernel refuses, and the run is only noisier.
 _AUTOGROUP_NICE = -12
@@ -56,6 +57,7 @@ class MeasuredProcess:
                 stdout=subprocess.PIPE if is_runner else output,
                 stderr=output,
                 start_new_session=True,
+                preexec_fn=die_with_parent,
                 text=True,
             )
         put_ahead(self.pid)

@@ -1,6 +1,8 @@
 """`baton bench engine`: the engine beside its peers, as a table and as JSON lines."""
 
 import argparse
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,8 @@ def _engine(arguments: argparse.Namespace) -> int:
         options = _options(arguments)
         name = time.strftime("engine-%Y%m%d-%H%M%S.jsonl")
         output = arguments.output or options.cache / "results" / name
+        # What is being measured must not outlive a bench that is ended.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         run_bench(options, output, lambda line: print(line, flush=True))
         print(f"\nJSON lines: {output}\n")
         arguments.report = [output]
