@@ -19,6 +19,7 @@ from baton.bench.contenders import POOL_NAME
 from baton.engine.engine import Engine
 from baton.engine.messages import AddSequence, Command, SamplingParams
 from baton.system.memory_file import create_memory_file, resize_and_map
+from baton.system.prefault import prefault
 from baton.worker.core_main import build_engine, parse_options
 
 
@@ -66,8 +67,11 @@ def main(argv: Sequence[str]) -> None:
     engine = build_engine(options)
     pool_bytes = engine.info.num_blocks * engine.info.kv_spec.row_bytes
     pool_fd = create_memory_file(POOL_NAME)
-    engine.runner.bind_pool(memoryview(resize_and_map(pool_fd, pool_bytes)))
+    pool = memoryview(resize_and_map(pool_fd, pool_bytes))
     os.close(pool_fd)
+    engine.runner.bind_pool(pool)
+    if (prefaulting := prefault(pool)) is not None:
+        prefaulting.join()
     front = OfflineFront(engine)
     versions = {name: metadata.version(name) for name in ("baton", "torch", "transformers")}
     _tell({"versions": versions, "threads": options.threads})

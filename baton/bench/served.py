@@ -87,6 +87,7 @@ class _Bench:
         first_token_s = time.perf_counter() - server.started_at - _tail_s(first)
         warm_up = [f"warm-{index}" for index in range(_NUM_WARM_UP)]
         answer = self._send(server, warm_up, self._plan.size, 1)
+        server.settle()
         errors = first["errors"] + answer["errors"]
         record = {"engine": name, "measure": "start", "ready_s": server.ready_s}
         if errors:

@@ -21,7 +21,7 @@ from baton.bench.contenders import (
     vllm_command,
     vllm_environment,
 )
-from baton.bench.machine import process_tree, tree_memory_bytes
+from baton.bench.machine import process_tree, tree_cpu_s, tree_memory_bytes
 from baton.bench.measured_process import MeasuredProcess, put_ahead
 from baton.localstack.home import Home
 from baton.localstack.ports import LOOPBACK, free_ports
@@ -29,6 +29,9 @@ from baton.localstack.ports import LOOPBACK, free_ports
 _START_TIMEOUT_S = 600.0
 _POLL_S = 0.02
 _PUT_AHEAD_EVERY_S = 0.3
+# A server that takes less of a core than this has settled.
+_IDLE_CPU = 0.2
+_SETTLE_TRIES, _SETTLE_PAUSE_S = 60, 1.0
 # Waiting for a place in a full batch is what a benchmark wants to see, not a refusal.
 _PATIENCE = {"BATON_GATEWAY_FIRST_TOKEN_S": "600", "BATON_GATEWAY_TOKEN_GAP_S": "600"}
 
@@ -52,6 +55,15 @@ class Server:
         # vLLM's pool has no name, and is touched as a whole when it is made.
         reserved = 0 if self.name == BATON else parity.kv_bytes
         return {"memory_bytes": all_bytes, "pool_bytes": pool_bytes or reserved}
+
+    def settle(self) -> None:
+        """Wait until it has nothing left to do of its start; both engines take their pool's memory
+        from the system then."""
+        for _ in range(_SETTLE_TRIES):
+            before_s = tree_cpu_s(self.process.pid)
+            time.sleep(_SETTLE_PAUSE_S)
+            if tree_cpu_s(self.process.pid) - before_s < _IDLE_CPU * _SETTLE_PAUSE_S:
+                return
 
     def put_ahead(self) -> None:
         for process in process_tree(self.process.pid):

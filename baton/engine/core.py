@@ -18,6 +18,7 @@ from baton.engine.progress_page import PAGE_BYTES, ProgressPage
 from baton.system.frames import FrameSocket, PeerClosed
 from baton.system.memory_file import map_memory_file, resize_and_map
 from baton.system.parent_death import die_with_parent
+from baton.system.prefault import prefault
 
 
 class CoreLink:
@@ -63,6 +64,7 @@ def serve(link: CoreLink, engine: Engine) -> None:
         engine.runner.bind_pool(pool)
         link.send(engine.info)
         engine.warm_up()
+        prefault(pool)
         _loop(link, engine)
     except PeerClosed:
         return
