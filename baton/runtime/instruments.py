@@ -70,6 +70,12 @@ QUOTA_RESERVATIONS = Counter(
 )
 QUOTA_RENEWALS = Counter(
     "baton_quota_renewals", "Renewed leases by state: held, refused, lost", ("state",)
+DECODE_PARKED_GATEWAYS = Counter(
+    "baton_decode_parked_gateways",
+    "Gateways whose stream broke, by outcome: resumed, expired",
+    ("outcome",),
+)
+
 )
 QUOTA_SETTLES = Counter(
     "baton_quota_settles",
@@ -254,4 +260,14 @@ TOKENIZER_STAGE_SECONDS = Histogram(
 )
 TOKENIZER_FAILED_PROMPTS = Counter(
     "baton_tokenizer_failed_prompts", "Prompts that were not encoded, by reason", ("reason",)
+)
+GATEWAY_LOST_STREAMS = Counter(
+    "baton_gateway_lost_streams",
+    "Broken streams to decode workers, by outcome: resumed, given_up",
+    ("outcome",),
+)
+GATEWAY_DROPPED_ENTRIES = Counter(
+    "baton_gateway_dropped_entries",
+    "Entries of Step frames that were not taken, by cause: over (its request is), repeat, gap",
+    ("cause",),
 )

@@ -3,13 +3,16 @@
 The link's reader puts things in and never waits; the request's own task takes them out. The
 buffer is bounded by the credit that the gateway gave: a worker that sends more breaks the
 protocol and loses the attempt. Only the next index of a choice is accepted, so no token is ever
-doubled or skipped.
+doubled or skipped. Indexes count a choice's output tokens over all attempts of its request.
+
+A stream that is lost and resumed is nothing but a pause here (worker_link.py).
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from baton.runtime import instruments
 from baton.wire.failures import (
     BatonError,
     DeadlineExceeded,
@@ -17,6 +20,7 @@ from baton.wire.failures import (
     Unavailable,
     from_wire,
 )
+from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import worker_pb2
 
 
@@ -73,10 +77,13 @@ class Attempt:
         self._is_judged = submit.sampling.num_prompt_logprobs >= 0
         # Refused or lost: the worker did no work that the client saw.
         self.failure: BatonError | None = None
+        # The worker drains: at this loop time it ends what still runs.
+        self.move_by_s: float | None = None
         self._give_on_link = give
         self._cancel_on_link = cancel
-        self._credit = [submit.initial_credit_tokens] * self.num_choices
-        self._next_index = [0] * self.num_choices
+        self._first_index = _first_indexes(submit)
+        self._next_index = list(self._first_index)
+        self._credit = [first + submit.initial_credit_tokens for first in self._first_index]
         self._finished: set[int] = set()
         self._buffer: list[Arrival] = []
         self._loop = asyncio.get_running_loop()
@@ -92,8 +99,8 @@ class Attempt:
 
     @property
     def num_received(self) -> int:
-        """Tokens of all choices that arrived."""
-        return sum(self._next_index)
+        """Tokens of all choices that this attempt brought."""
+        return sum(self._next_index) - sum(self._first_index)
 
     async def arrivals(self, timeout_s: float) -> list[Arrival]:
         """Everything that arrived since the last call; empty after `poke`.
@@ -132,6 +139,11 @@ class Attempt:
         """Let this or the next call of `arrivals` return even though nothing arrived."""
         self._poked = True
         self._wake()
+
+    def move_by(self, at_s: float) -> None:
+        """The worker drains and asks to have this moved elsewhere before that loop time."""
+        self.move_by_s = at_s
+        self.poke()
 
     def release(self) -> None:
         """The request is over; nobody waits any more."""
@@ -188,7 +200,10 @@ class Attempt:
         self._wake()
 
     def _reject_index(self, first: int, expected: int, count: int) -> None:
-        # A repeat is dropped; after a gap the tokens in between can no longer come.
+        # A repeat is dropped. A gap is a worker's error, which asking again would not mend: what
+        # a broken stream loses is noticed below, and sent again (baton/runtime/link_memory.py).
+        cause = "gap" if first > expected else "repeat"
+        instruments.GATEWAY_DROPPED_ENTRIES.labels(cause).inc()
         if first > expected:
             self.abandon(
                 Unavailable(
@@ -233,3 +248,11 @@ class Attempt:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _first_indexes(submit: worker_pb2.Submit) -> list[int]:
+    """By choice: the output tokens that earlier attempts brought."""
+    first = [0] * submit.sampling.num_choices
+    for emitted in submit.emitted:
+        first[emitted.choice] = len(emitted.token_ids) // TOKEN_BYTES
+    return first
