@@ -38,7 +38,7 @@ class GatewayHello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., gateway_id: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "epoch", "handle", "model_fp", "prompt_ids", "num_prompt_tokens", "block_hashes", "cache_key", "sampling", "emitted", "deadline_ms", "traceparent", "priority", "prefill_endpoint", "initial_credit_tokens", "is_suspect")
+    __slots__ = ("request_id", "epoch", "handle", "model_fp", "prompt_ids", "num_prompt_tokens", "block_hashes", "cache_key", "sampling", "emitted", "deadline_ms", "traceparent", "priority", "prefill_endpoint", "initial_credit_tokens", "is_suspect", "ended_choices")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class Submit(_message.Message):
     PREFILL_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     INITIAL_CREDIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IS_SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_CHOICES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     handle: int
@@ -71,7 +72,8 @@ class Submit(_message.Message):
     prefill_endpoint: str
     initial_credit_tokens: int
     is_suspect: bool
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., handle: _Optional[int] = ..., model_fp: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., block_hashes: _Optional[bytes] = ..., cache_key: _Optional[bytes] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ..., deadline_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., priority: _Optional[int] = ..., prefill_endpoint: _Optional[str] = ..., initial_credit_tokens: _Optional[int] = ..., is_suspect: _Optional[bool] = ...) -> None: ...
+    ended_choices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., handle: _Optional[int] = ..., model_fp: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., block_hashes: _Optional[bytes] = ..., cache_key: _Optional[bytes] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ..., deadline_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., priority: _Optional[int] = ..., prefill_endpoint: _Optional[str] = ..., initial_credit_tokens: _Optional[int] = ..., is_suspect: _Optional[bool] = ..., ended_choices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EmittedTokens(_message.Message):
     __slots__ = ("choice", "token_ids")
@@ -82,14 +84,16 @@ class EmittedTokens(_message.Message):
     def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class PromptPart(_message.Message):
-    __slots__ = ("handle", "prompt_ids", "block_hashes")
+    __slots__ = ("handle", "prompt_ids", "block_hashes", "emitted")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_FIELD_NUMBER: _ClassVar[int]
     handle: int
     prompt_ids: bytes
     block_hashes: bytes
-    def __init__(self, handle: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., block_hashes: _Optional[bytes] = ...) -> None: ...
+    emitted: _containers.RepeatedCompositeFieldContainer[EmittedTokens]
+    def __init__(self, handle: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., block_hashes: _Optional[bytes] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ...) -> None: ...
 
 class Credits(_message.Message):
     __slots__ = ("handles", "choices", "up_to_index")
