@@ -1,0 +1,67 @@
+"""The upstreams of a FaultProxy that stands in front of several servers, as a load balancer does.
+
+Only those whose `/readyz` answers 200 get new connections, in turn; a connection that stands stays
+where it is, ready or not. The list of servers is asked for before each round, since a server that
+is started again may listen elsewhere.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
+
+from baton.testing.fault_proxy import Address
+
+POLL_S = 0.1
+# A server that does not say so by then is not ready.
+ANSWER_TIMEOUT_S = 1.0
+
+
+class ReadyUpstreams:
+    """`list_urls` gives the base URLs ("http://127.0.0.1:8080") of all servers, ready or not."""
+
+    def __init__(self, list_urls: Callable[[], Sequence[str]], poll_s: float = POLL_S) -> None:
+        self._list_urls = list_urls
+        self._poll_s = poll_s
+        self._ready: list[Address] = []
+        self._num_picks = 0
+
+    @property
+    def ready(self) -> list[Address]:
+        """Those that were ready at the last poll."""
+        return list(self._ready)
+
+    async def run(self) -> None:
+        while True:
+            addresses = [_address(url) for url in self._list_urls()]
+            answers = await asyncio.gather(*(is_ready(address) for address in addresses))
+            self._ready = [a for a, ready in zip(addresses, answers, strict=True) if ready]
+            await asyncio.sleep(self._poll_s)
+
+    def candidates(self) -> list[Address]:
+        if not self._ready:
+            return []
+        self._num_picks += 1
+        first = self._num_picks % len(self._ready)
+        return self._ready[first:] + self._ready[:first]
+
+
+async def is_ready(address: Address) -> bool:
+    """Whether `/readyz` of the server answers 200."""
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(*address)
+            try:
+                writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                status_line = await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False
+    return status_line.split()[1:2] == [b"200"]
+
+
+def _address(url: str) -> Address:
+    parts = urlsplit(url)
+    assert parts.hostname, f"{url!r} names no host"
+    assert parts.port, f"{url!r} names no port"
+    return parts.hostname, parts.port
