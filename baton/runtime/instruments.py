@@ -61,6 +61,11 @@ HANDOFF_BAD_BLOCKS = Counter(
 HANDOFF_DROPPED_FRAMES = Counter(
     "baton_handoff_dropped_frames", "Frames of no live transfer, by cause", ("cause",)
 )
+DECODE_PARKED_GATEWAYS = Counter(
+    "baton_decode_parked_gateways",
+    "Gateways whose stream broke, by outcome: resumed, expired",
+    ("outcome",),
+)
 
 # --- quota ---
 QUOTA_RESERVATIONS = Counter(
@@ -70,12 +75,6 @@ QUOTA_RESERVATIONS = Counter(
 )
 QUOTA_RENEWALS = Counter(
     "baton_quota_renewals", "Renewed leases by state: held, refused, lost", ("state",)
-DECODE_PARKED_GATEWAYS = Counter(
-    "baton_decode_parked_gateways",
-    "Gateways whose stream broke, by outcome: resumed, expired",
-    ("outcome",),
-)
-
 )
 QUOTA_SETTLES = Counter(
     "baton_quota_settles",
