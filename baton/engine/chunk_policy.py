@@ -1,16 +1,23 @@
 """How many prefill tokens a step may take, so that running streams are not held up.
 
-A step that decodes should end within `max_step_s`, but prefill gets at least as long as the decodes
-themselves need: a decode waits for at most twice its own step, or `max_step_s`, whichever is
-longer. A step without decodes may take LONE_FACTOR times as long: nobody's next token waits for it,
-only newcomers and aborts do. The time of a prefill token is learned from the steps that ran; an
-overestimate for small chunks (fixed costs) corrects itself, as the next chunk grows by the ratio of
-what was allowed to what was taken. Chunked prefill beside decodes: Sarathi-Serve (OSDI 2024).
+A step that decodes should end within `max_step_s`, but prefill gets at least DECODE_SHARE of what
+the decodes themselves need: a decode waits for `max_step_s` or for one and a half times its own
+step, whichever is longer. A step without decodes may take LONE_FACTOR times as long: nobody's next
+token waits for it, only newcomers and aborts do. The time of decodes and of a prefill token are
+learned from the steps that ran. Both are in a mixed step, and prefill that is taken for dearer than
+it is gets ever smaller chunks, which are dearer still; so when mixed steps are long, now and then
+and whenever the batch has grown, decodes run alone and are measured. Chunked prefill beside decodes: Sarathi-Serve (OSDI 2024).
 """
 
 LONE_FACTOR = 4
+DECODE_SHARE = 0.5
 FIRST_CHUNK_TOKENS = 256
+# After so many mixed steps, or when the batch is so much larger than it was, decodes run alone.
+MAX_MIXED_STEPS = 16
+_GROWN = 1.5
 _WEIGHT_OF_NEWEST = 0.3
+# Of a mixed step's time, how much is its prefill's at least: rows share the reading of the weights.
+_LEAST_SHARE = 0.1
 
 
 class ChunkPolicy:
@@ -20,18 +27,23 @@ class ChunkPolicy:
         self._max_step_tokens = max_step_tokens
         self._max_step_s = max_step_s
         self._token_s: float | None = None
-        self._decode_s: float | None = None
+        self._decode_s = 0.0
+        # In the last step without prefill; mixed steps since, and what the longest of them took.
+        self._num_decodes = 0
+        self._num_mixed = 0
+        self._mixed_s = 0.0
 
     def max_prefill_tokens(self, num_decodes: int) -> int:
-        """Prefill tokens for a step with that many decodes; at least 1."""
+        """Prefill tokens for a step with that many decodes; 0 = measure the decodes alone."""
         if self._max_step_s is None:
             return self._max_step_tokens
+        if num_decodes and self._mixed_s > self._max_step_s / 2 and self._is_outdated(num_decodes):
+            return 0
         if self._token_s is None:
             return min(FIRST_CHUNK_TOKENS, self._max_step_tokens)
         allowed_s = LONE_FACTOR * self._max_step_s
         if num_decodes:
-            decode_s = self._decode_s or 0.0
-            allowed_s = max(self._max_step_s - decode_s, decode_s)
+            allowed_s = max(self._max_step_s - self._decode_s, DECODE_SHARE * self._decode_s)
         if self._token_s * self._max_step_tokens <= allowed_s:
             return self._max_step_tokens
         return max(1, int(allowed_s / self._token_s))
@@ -39,12 +51,28 @@ class ChunkPolicy:
     def observe(self, duration_s: float, num_prefill_tokens: int, num_decodes: int) -> None:
         """One step of `duration_s` seconds has run."""
         if not num_prefill_tokens:
-            self._decode_s = _mean(self._decode_s, duration_s)
+            # As it was just now: batches change faster than a mean would follow.
+            self._decode_s = duration_s
+            self._num_decodes = num_decodes
+            self._num_mixed = 0
+            self._mixed_s = 0.0
             return
         if num_decodes:
-            # Rows share the reading of the weights: without this floor prefill could seem free.
-            duration_s = max(duration_s - (self._decode_s or 0.0), duration_s / 2)
+            self._num_mixed += 1
+            self._mixed_s = max(self._mixed_s, duration_s)
+            duration_s = max(duration_s - self._decode_s, _LEAST_SHARE * duration_s)
         self._token_s = _mean(self._token_s, duration_s / num_prefill_tokens)
+
+    def expected_s(self, num_prefill_tokens: int, num_decodes: int) -> float | None:
+        """How long such a step takes, going by the last ones; None while that is not known."""
+        if (num_prefill_tokens and self._token_s is None) or (num_decodes and not self._decode_s):
+            return None
+        prefill_s = num_prefill_tokens * (self._token_s or 0.0)
+        return prefill_s + (self._decode_s if num_decodes else 0.0)
+
+    def _is_outdated(self, num_decodes: int) -> bool:
+        has_grown = num_decodes > _GROWN * self._num_decodes
+        return has_grown or self._num_mixed >= MAX_MIXED_STEPS
 
 
 def _mean(mean: float | None, newest: float) -> float:

@@ -1,25 +1,43 @@
 """How the prefill share of a step follows what steps took."""
 
+from dataclasses import dataclass
+
 import pytest
 
-from baton.engine.chunk_policy import FIRST_CHUNK_TOKENS, LONE_FACTOR, ChunkPolicy
-
-TOKEN_S = 0.001
+from baton.engine.chunk_policy import (
+    DECODE_SHARE,
+    FIRST_CHUNK_TOKENS,
+    LONE_FACTOR,
+    MAX_MIXED_STEPS,
+    ChunkPolicy,
+)
 
 
 def _policy(max_step_s: float | None = 0.1, max_step_tokens: int = 4096) -> ChunkPolicy:
     return ChunkPolicy(max_step_tokens, max_step_s)
 
 
-def _settle(policy: ChunkPolicy, decode_s: float, num_decodes: int, fixed_s: float = 0.0) -> float:
-    """Run steps of a machine with these times; returns how long the last one took."""
-    policy.observe(decode_s, 0, num_decodes or 1)
-    duration_s = 0.0
-    for _ in range(40):
-        num_tokens = policy.max_prefill_tokens(num_decodes)
-        duration_s = fixed_s + num_tokens * TOKEN_S + (decode_s if num_decodes else 0.0)
-        policy.observe(duration_s, num_tokens, num_decodes)
-    return duration_s
+@dataclass
+class _Machine:
+    """Step times: decodes, prefill tokens, and what a step costs besides."""
+
+    decode_s: float = 0.0
+    token_s: float = 0.001
+    fixed_s: float = 0.0
+
+    def step_s(self, num_tokens: int, num_decodes: int) -> float:
+        return self.fixed_s + num_tokens * self.token_s + (self.decode_s if num_decodes else 0.0)
+
+    def run(self, policy: ChunkPolicy, num_decodes: int, num_steps: int = 60) -> list[float]:
+        """The times of the last steps that had prefill."""
+        mixed = []
+        for _ in range(num_steps):
+            num_tokens = policy.max_prefill_tokens(num_decodes)
+            duration_s = self.step_s(num_tokens, num_decodes)
+            policy.observe(duration_s, num_tokens, num_decodes)
+            if num_tokens:
+                mixed.append(duration_s)
+        return mixed[-MAX_MIXED_STEPS:]
 
 
 def test_a_first_chunk_is_moderate():
@@ -28,26 +46,60 @@ def test_a_first_chunk_is_moderate():
 
 
 def test_a_step_with_decodes_ends_in_time():
-    assert _settle(_policy(), decode_s=0.02, num_decodes=8) == pytest.approx(0.1, rel=0.1)
+    assert _Machine(decode_s=0.02).run(_policy(), 8)[-1] == pytest.approx(0.1, rel=0.1)
 
 
-def test_slow_decodes_leave_prefill_half_of_the_step():
-    assert _settle(_policy(), decode_s=0.09, num_decodes=32) == pytest.approx(0.18, rel=0.1)
+def test_slow_decodes_leave_prefill_a_share():
+    expected_s = 0.09 * (1 + DECODE_SHARE)
+    assert _Machine(decode_s=0.09).run(_policy(), 32)[-1] == pytest.approx(expected_s, rel=0.1)
 
 
 def test_a_step_without_decodes_may_take_longer():
-    duration_s = _settle(_policy(), decode_s=0.02, num_decodes=0)
-    assert duration_s == pytest.approx(LONE_FACTOR * 0.1, rel=0.1)
+    assert _Machine().run(_policy(), 0)[-1] == pytest.approx(LONE_FACTOR * 0.1, rel=0.1)
 
 
 def test_fixed_costs_do_not_keep_chunks_small():
-    duration_s = _settle(_policy(), decode_s=0.001, num_decodes=0, fixed_s=0.2)
+    duration_s = _Machine(fixed_s=0.2).run(_policy(), 0)[-1]
     assert duration_s == pytest.approx(LONE_FACTOR * 0.1, rel=0.1)
+
+
+def test_decodes_that_became_slower_do_not_starve_prefill():
+    # Chunks come without a pause, so that no step would show what decodes alone take now.
+    policy = _policy()
+    _Machine(decode_s=0.02).run(policy, 8)
+    slower = _Machine(decode_s=0.09)
+    assert sum(slower.run(policy, 8)) / MAX_MIXED_STEPS == pytest.approx(0.135, rel=0.1)
+
+
+def test_a_batch_that_grew_is_measured_before_prefill_goes_on():
+    policy = _policy()
+    _Machine(decode_s=0.02).run(policy, 2)
+    policy.observe(0.02, 0, 2)
+    policy.observe(0.1, 80, 2)
+    assert policy.max_prefill_tokens(3) > 0
+    assert policy.max_prefill_tokens(4) == 0
+    policy.observe(0.05, 0, 4)
+    assert policy.max_prefill_tokens(4) > 0
+
+
+def test_decodes_run_alone_once_in_a_while():
+    policy, machine = _policy(), _Machine(decode_s=0.02)
+    machine.run(policy, 8)
+    chunks = []
+    for _ in range(2 * (MAX_MIXED_STEPS + 1)):
+        chunks.append(policy.max_prefill_tokens(8))
+        policy.observe(machine.step_s(chunks[-1], 8), chunks[-1], 8)
+    assert chunks.count(0) == 2
+
+
+def test_prefill_that_seems_free_fills_the_budget_and_no_more():
+    assert _Machine(decode_s=0.05, token_s=0.0).run(_policy(), 8)[-1] == pytest.approx(0.05)
 
 
 def test_a_fast_machine_uses_the_whole_token_budget():
     policy = _policy(max_step_tokens=512)
     policy.observe(0.0, 256, 0)
+    policy.observe(0.01, 0, 3)
     assert policy.max_prefill_tokens(3) == 512
 
 
