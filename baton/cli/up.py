@@ -60,6 +60,8 @@ def add_parsers(commands: Any) -> None:
     up.add_argument("--max-batch", type=int, default=None, metavar="N", help=help_text)
     help_text = "guess up to N tokens a step from what a sequence repeats, and check them (0)"
     up.add_argument("--speculate", type=int, default=None, metavar="N", help=help_text)
+    help_text = "tokens that do not depend on other requests; slower, CPU only (docs/models.md)"
+    up.add_argument("--deterministic", action="store_true", help=help_text)
     port = os.environ.get("BATON_PORT", "8080")
     help_text = "the gateway's port on loopback; 0 = a free one"
     up.add_argument("--port", default=port, metavar="N", help=help_text)
@@ -97,6 +99,7 @@ def _options(arguments: argparse.Namespace) -> plan.Options:
             arguments.max_model_len,
             arguments.max_batch,
             arguments.speculate,
+            arguments.deterministic,
         ),
         port=port,
         spans_forward_to=os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),

@@ -39,6 +39,7 @@ class WorkerOptions:
     max_model_len: int | None = None
     max_batch: int | None = None
     speculation_tokens: int | None = None
+    is_deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Options:
             "max_model_len": worker.max_model_len,
             "max_batch": worker.max_batch,
             "speculation_tokens": worker.speculation_tokens,
+            "deterministic": "on" if worker.is_deterministic else None,
             "drain_s": DRAIN_S,
         }
         return {name: str(value) for name, value in settings.items() if value is not None}

@@ -52,7 +52,13 @@ def build_engine(options: argparse.Namespace) -> Engine:
         options.model,
         LoadOptions(options.dtype, options.block_size, options.max_model_len, host_kv_bytes, step),
     )
-    runner, loaded = make_runner(loaded, step, device, has_graphs=options.cuda_graphs == "on")
+    runner, loaded = make_runner(
+        loaded,
+        step,
+        device,
+        has_graphs=options.cuda_graphs == "on",
+        is_deterministic=options.deterministic == "on",
+    )
     wanted = PoolOptions(options.kv_memory, options.memory_share, options.max_batch)
     kv_bytes = choose_pool(loaded, wanted)
     loaded = fit_length(loaded, kv_bytes, is_length_wanted=bool(options.max_model_len))
@@ -88,6 +94,8 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--device", choices=DEVICES, default="auto")
     help_text = "whether decode steps on a GPU are captured"
     parser.add_argument("--cuda-graphs", choices=("on", "off"), default="on", help=help_text)
+    help_text = "tokens do not depend on what else a step computes; CPU only, and slower"
+    parser.add_argument("--deterministic", choices=("on", "off"), default="off", help=help_text)
     parser.add_argument("--threads", type=int, default=num_available_cores())
     help_text = "size of the KV pool, such as 2GiB; default: from --memory-share"
     parser.add_argument("--kv-memory", type=parse_bytes, default=None, help=help_text)

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from baton.system.byte_size import parse_bytes
@@ -29,6 +30,8 @@ class Settings:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # Whether decode steps on a GPU are captured as CUDA graphs.
     cuda_graphs: Literal["on", "off"] = "on"
+    # Whether tokens must not depend on what else a step computes; for CPUs only, and slower.
+    deterministic: Literal["on", "off"] = "off"
     # None = all cores that it may use.
     threads: int | None = None
     # Size of the KV pool, such as 2GiB; auto = what `memory_share` leaves of the free memory.
@@ -47,13 +50,24 @@ class Settings:
     # Speculation: tokens of a sequence that a step guesses from its past and checks; 0 = off.
     speculation_tokens: int = 0
 
+    # A core stands still when a step, or a command, takes longer than this and ten times as long as
+    # it should; one that stands still for `hang_s` more is ended, and the worker with it.
+    stall_s: float = 1.5
+    hang_s: float = 10.0
+    # An idle core computes one token this often, to show that it can.
+    probe_s: float = 3.0
+    # Where the worker notes which requests run, so that its next life can tell if it dies in a step
+    # with them; None = nowhere.
+    state_dir: Path | None = None
+
     # How long loading the model may take.
     load_timeout_s: float = 600.0
     # How long running work may go on after the worker was asked to stop.
     drain_s: float = 120.0
 
     def __post_init__(self) -> None:
-        for name in ("threads", "max_model_len", "max_batch", "max_step_tokens", "drain_s"):
+        positive = ("threads", "max_model_len", "max_batch", "max_step_tokens", "drain_s")
+        for name in (*positive, "stall_s", "hang_s", "probe_s"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be greater than 0")
@@ -65,6 +79,8 @@ class Settings:
             raise ValueError(f"speculation_tokens must be from 0 to {MAX_SPECULATION_TOKENS}")
         if self.max_step_ms < 0:
             raise ValueError("max_step_ms must not be below 0")
+        if self.deterministic == "on" and self.device == "cuda":
+            raise ValueError("deterministic is for device cpu only")
         if self.block_size not in (16, 32, 64):
             raise ValueError(f"block_size {self.block_size} is none of 16, 32, 64")
         if self.max_step_tokens < self.max_batch:
@@ -74,6 +90,13 @@ class Settings:
         """The name under which this worker is known."""
         return self.worker_id or f"{os.uname().nodename}-{os.getpid()}"
 
+    def page_file(self) -> Path | None:
+        """The progress page of this worker. Raises OSError when its folder cannot be made."""
+        if self.state_dir is None:
+            return None
+        self.state_dir.mkdir(parents=True, exist_ok=True)
+        return self.state_dir / f"{self.identity().replace('/', '-')}.page"
+
     def core_arguments(self) -> list[str]:
         """Options of `baton.worker.core_main`."""
         options = {
@@ -82,6 +105,7 @@ class Settings:
             "--dtype": self.dtype,
             "--device": self.device,
             "--cuda-graphs": self.cuda_graphs,
+            "--deterministic": self.deterministic,
             "--threads": self.threads,
             "--kv-memory": None if self.kv_memory == AUTO else self.kv_memory,
             "--memory-share": self.memory_share,

@@ -43,6 +43,13 @@ def test_a_model_is_checked_and_measured_before_it_gets_graphs(model_folder, mon
         gpu_start.make_gpu_runner(loaded, step, device, has_graphs=True)
 
 
+def test_deterministic_results_are_not_promised_on_a_gpu(model_folder):
+    loaded = load_model(str(model_folder("qwen3")), LoadOptions(dtype="float32"))
+    step, device = LargestStep(num_tokens=16, num_rows=2), torch.device("cuda")
+    with pytest.raises(LoadError, match="--deterministic is for --device cpu only"):
+        make_runner(loaded, step, device, has_graphs=True, is_deterministic=True)
+
+
 @pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
 def test_on_a_gpu_memory_is_measured_and_graphs_are_captured(model_folder):
     loaded = load_model(str(model_folder("qwen3")), LoadOptions(dtype="bfloat16"))

@@ -48,10 +48,14 @@ class DenseWeights(NamedTuple):
 
 
 class DenseForward:
-    """A ForwardPass; `bind` comes before the first `logits`."""
+    """A ForwardPass; `bind` comes before the first `logits`.
 
-    def __init__(self, weights: DenseWeights) -> None:
+    A deterministic one gives each token the logits that it would get alone in its step.
+    """
+
+    def __init__(self, weights: DenseWeights, *, is_deterministic: bool = False) -> None:
         self._weights = weights
+        self._is_deterministic = is_deterministic
         self._logits = torch.empty(0, weights.vocab_size)
         self._pages: Any = None
 
@@ -70,7 +74,7 @@ class DenseForward:
         if len(self._logits) < len(rows):
             self._logits = torch.empty(len(rows), self._weights.vocab_size)
         native_batch = structs.DenseBatch(
-            attention=_native_step(batch),
+            attention=_native_step(batch, is_fixed=self._is_deterministic),
             token_ids=_address(batch.token_ids, np.int64),
             positions=_address(batch.positions, np.int64),
             logit_rows=rows.ctypes.data,
@@ -87,7 +91,7 @@ class DenseForward:
         return self._logits[: len(rows)]
 
 
-def _native_step(batch: StepBatch) -> structs.Step:
+def _native_step(batch: StepBatch, *, is_fixed: bool) -> structs.Step:
     tables = batch.block_tables
     assert tables.strides[1] == tables.itemsize
     return structs.Step(
@@ -97,6 +101,7 @@ def _native_step(batch: StepBatch) -> structs.Step:
         table_stride=tables.strides[0] // tables.itemsize,
         num_seqs=len(batch.context_lens),
         isa=best_isa(),
+        is_fixed=is_fixed,
     )
 
 

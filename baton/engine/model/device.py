@@ -24,16 +24,23 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def make_runner(
-    loaded: LoadedModel, step: LargestStep, device: torch.device, *, has_graphs: bool
+    loaded: LoadedModel,
+    step: LargestStep,
+    device: torch.device,
+    *,
+    has_graphs: bool,
+    is_deterministic: bool = False,
 ) -> tuple[Runner, LoadedModel]:
     """A runner that was checked, and the model with its memory as it is on that device.
 
-    Raises LoadError when the model does not give its own results there.
+    Raises LoadError when the model does not give its own results there, or not deterministically.
     """
     if device.type == "cpu":
-        runner = TorchRunner(loaded)
+        runner = TorchRunner(loaded, is_deterministic=is_deterministic)
         check_model(loaded, runner)
         return runner, loaded
+    if is_deterministic:
+        raise LoadError(f"model {loaded.source.name}: --deterministic is for --device cpu only")
     from baton.engine.model.gpu_start import make_gpu_runner
 
     return make_gpu_runner(loaded, step, device, has_graphs=has_graphs)

@@ -35,6 +35,7 @@ class Step(ctypes.Structure):
         ("table_stride", ctypes.c_int64),
         ("num_seqs", ctypes.c_int32),
         ("isa", ctypes.c_int32),
+        ("is_fixed", ctypes.c_int32),
     )
 
 

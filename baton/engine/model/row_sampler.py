@@ -13,10 +13,15 @@ from baton.engine.model.sampler import sample
 
 
 class RowSampler:
-    """One per runner: it keeps what grows with the sequences."""
+    """One per runner: it keeps what grows with the sequences.
 
-    def __init__(self, eos_token_ids: Sequence[int]) -> None:
+    A deterministic one takes row by row: torch's exp and log round by where in a tensor a value is.
+    Edits are single additions, products and quotients, which round alike everywhere.
+    """
+
+    def __init__(self, eos_token_ids: Sequence[int], *, is_deterministic: bool = False) -> None:
         self._editor = LogitEditor(eos_token_ids)
+        self._is_deterministic = is_deterministic
 
     def result(
         self, logits: torch.Tensor, rows: Sequence[SampleRow], masks: NDArray[np.int32] | None
@@ -29,12 +34,26 @@ class RowSampler:
             raw = logits[asking]  # a copy
         if edits:
             self._editor.edit(logits, rows, masks)
-        result = StepResult(sample(logits, rows))
+        result = StepResult(self._sample(logits, rows))
         if asking:
             num_tops = [num_asked(rows[index]) for index in asking]
-            told = row_logprobs(raw, result.tokens[asking], num_tops)
+            told = self._logprobs(raw, result.tokens[asking], num_tops)
             result.logprobs = _spread(told, asking, len(rows))
         return result
+
+    def _sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> NDArray[np.int64]:
+        if not self._is_deterministic:
+            return sample(logits, rows)
+        alone = [slice(index, index + 1) for index in range(len(rows))]
+        return np.concatenate([sample(logits[i], rows[i]) for i in alone])
+
+    def _logprobs(
+        self, raw: torch.Tensor, tokens: NDArray[np.int64], num_tops: Sequence[int]
+    ) -> list[RowLogprobs]:
+        if not self._is_deterministic:
+            return row_logprobs(raw, tokens, num_tops)
+        alone = [slice(index, index + 1) for index in range(len(tokens))]
+        return [row_logprobs(raw[i], tokens[i], num_tops[i])[0] for i in alone]
 
 
 def _spread(told: list[RowLogprobs], indexes: list[int], num_rows: int) -> list[RowLogprobs | None]:

@@ -9,7 +9,7 @@ import torch
 
 from baton.engine.batch import StepBatch, StepResult
 from baton.engine.model.attention import AttentionBackend
-from baton.engine.model.forward_pass import ModuleForward, fastest_forward
+from baton.engine.model.forward_pass import ForwardPass, LoneTokens, ModuleForward, fastest_forward
 from baton.engine.model.kv_pool import KVPool
 from baton.engine.model.load import LoadedModel
 from baton.engine.model.row_sampler import RowSampler
@@ -23,15 +23,29 @@ class TorchRunner:
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+    _forward: ForwardPass
 
-    def __init__(self, loaded: LoadedModel, backend: AttentionBackend | None = None) -> None:
-        """Takes over `loaded.model`: in the fastest way there is, or as it is with `backend`."""
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        backend: AttentionBackend | None = None,
+        *,
+        is_deterministic: bool = False,
+    ) -> None:
+        """Takes over `loaded.model`: in the fastest way there is, or as it is with `backend`.
+
+        Deterministic: what a sequence gets does not depend on what else its steps compute.
+        """
         self.kv_spec = loaded.kv_spec
         self.vocab_size = loaded.vocab_size
         self.max_model_len = loaded.max_model_len
         self.eos_token_ids = loaded.eos_token_ids
-        self._forward = ModuleForward(loaded, backend) if backend else fastest_forward(loaded)
-        self._sampler = RowSampler(loaded.eos_token_ids)
+        if backend:
+            forward = ModuleForward(loaded, backend)
+            self._forward = LoneTokens(forward) if is_deterministic else forward
+        else:
+            self._forward = fastest_forward(loaded, is_deterministic=is_deterministic)
+        self._sampler = RowSampler(loaded.eos_token_ids, is_deterministic=is_deterministic)
 
     def bind_pool(self, pool: memoryview) -> None:
         self._pool = KVPool(self.kv_spec, pool)

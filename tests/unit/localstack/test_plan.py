@@ -94,3 +94,11 @@ def test_more_workers_than_cores_have_one_thread_each(
 ) -> None:
     monkeypatch.setattr(plan, "num_available_cores", lambda: 2)
     assert options(tmp_path).worker_settings()["threads"] == "1"
+
+
+def test_all_workers_are_deterministic_on_request(tmp_path: Path) -> None:
+    assert "deterministic" not in options(tmp_path).worker_settings()
+    asked = options(tmp_path, worker=plan.WorkerOptions(is_deterministic=True))
+    for service in plan.make(Home(tmp_path), asked).services:
+        if service.name.startswith(plan.WORKER_PREFIXES):
+            assert service.environment["BATON_WORKER_DETERMINISTIC"] == "on"

@@ -21,6 +21,14 @@ def test_the_core_gets_what_was_set_and_nothing_empty() -> None:
     assert "--kv-memory" not in load(model="m").core_arguments()
 
 
+def test_a_worker_is_deterministic_on_request_and_on_a_cpu_only() -> None:
+    assert "--deterministic off" in " ".join(load(model="m").core_arguments())
+    asked = load(model="m", deterministic="on")
+    assert "--deterministic on" in " ".join(asked.core_arguments())
+    with pytest.raises(SettingsError, match="deterministic is for device cpu only"):
+        load(model="m", deterministic="on", device="cuda")
+
+
 def test_a_worker_without_a_model_does_not_start() -> None:
     with pytest.raises(SettingsError, match="BATON_WORKER_MODEL: not set"):
         load()

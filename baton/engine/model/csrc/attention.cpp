@@ -113,7 +113,8 @@ Share share_of(const Call& call, int seq, int num_threads) {
     share.first_part = (length - share.num_keys) / kPartKeys;
     share.num_parts = (length + kPartKeys - 1) / kPartKeys - share.first_part;
     const int wanted = share.num_rows * layer.num_kv_heads / (4 * num_threads);
-    share.item_rows = std::clamp(wanted / 32 * 32, kMinChunkRows, kMaxChunkRows);
+    share.item_rows = call.step.is_fixed ? kMaxPartQueries * group
+                                         : std::clamp(wanted / 32 * 32, kMinChunkRows, kMaxChunkRows);
     share.num_row_items = (share.num_rows + share.item_rows - 1) / share.item_rows;
     return share;
 }
@@ -179,7 +180,26 @@ class Attention {
         const int kv_head = index / share.num_row_items;
         const int first = (share.num_row_items - 1 - index % share.num_row_items) * share.item_rows;
         const int end = std::min(first + share.item_rows, share.num_rows);
-        kernels_.attend_chunk(rows_of(share, kv_head), first, end, arena);
+        const Rows rows = rows_of(share, kv_head);
+        if (call_.step.is_fixed)
+            run_few(rows.from_token(first / rows.group), end - first, arena);
+        else
+            kernels_.attend_chunk(rows, first, end, arena);
+    }
+
+    // All parts of few rows, one after the other: what run_part and its merge do.
+    void run_few(const Rows& rows, int num_rows, Arena& arena) {
+        static thread_local Arena state_arena;
+        const int length = rows.position(num_rows - 1) + 1;
+        const int first = rows.first_key(rows.first_position) / kPartKeys;
+        const int num_parts = (length + kPartKeys - 1) / kPartKeys - first;
+        const int64_t stride = num_rows * state_stride(call_.layer);
+        float* states = static_cast<float*>(state_arena.reserve(num_parts * stride * 4));
+        for (int p = 0; p < num_parts; ++p)
+            kernels_.attend_part(rows, num_rows, first + p,
+                                 std::min(length, (first + p + 1) * kPartKeys), states + p * stride,
+                                 arena);
+        kernels_.merge_parts(rows, num_rows, states, num_parts, stride);
     }
 
     // One part after the other, whose heads lie side by side.

@@ -34,6 +34,9 @@ struct Step {
     int64_t table_stride;
     int32_t num_seqs;
     int32_t isa;  // Isa of the kernels to use; the caller has checked that the machine has it
+    // 1: each query token gets what it would get alone, however many its sequence has in this step;
+    // long chunks are then attended by the kernel for few rows, which is slower.
+    int32_t is_fixed;
 };
 
 struct Form {
@@ -63,6 +66,15 @@ struct Rows {
     int64_t output_token_stride;
 
     int position(int row) const { return first_position + row / group; }
+    // The rows of query token `token` and those that follow it.
+    Rows from_token(int token) const {
+        Rows rest = *this;
+        const int64_t bytes = layer->element_bytes();
+        rest.first_position += token;
+        rest.queries.data += token * queries.token_stride * bytes;
+        rest.output += token * output_token_stride * bytes;
+        return rest;
+    }
     // The first key that a query at this position sees.
     int first_key(int position) const {
         const int hidden = position + 1 - form->window;
