@@ -47,6 +47,14 @@ KV_BLOCKS_USED = Gauge("baton_kv_blocks_used", "KV blocks held by sequences", _M
 KV_BLOCKS_PROMISED = Gauge(
     "baton_kv_blocks_promised", "KV blocks promised to sequences that wait for prefill", _MODEL
 )
+_CANCEL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
+CANCEL_SECONDS = Histogram(
+    "baton_cancel_seconds",
+    "From a cancel's arrival at a worker to its blocks being free there, by what it ended: "
+    "grammar, queue, prefill, handoff, decode",
+    ("phase",),
+    buckets=_CANCEL_BUCKETS,
+)
 HANDOFF_BLOCKS = Counter(
     "baton_handoff_blocks", "KV blocks of finished transfers, by direction", ("direction",)
 )
@@ -258,6 +266,13 @@ TOKENIZER_STAGE_SECONDS = Histogram(
     buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0),
 )
 TOKENIZER_FAILED_PROMPTS = Counter(
+GATEWAY_CANCEL_SECONDS = Histogram(
+    "baton_gateway_cancel_seconds",
+    "From a client's leaving to its request being given up: the worker has acknowledged, quota is "
+    "settled; by the stage that it ended",
+    ("phase",),
+    buckets=_CANCEL_BUCKETS,
+)
     "baton_tokenizer_failed_prompts", "Prompts that were not encoded, by reason", ("reason",)
 )
 GATEWAY_LOST_STREAMS = Counter(

@@ -28,6 +28,9 @@ from services.gateway.auth import Principal
 from services.gateway.exchange import Arrival
 from services.gateway.gateway import Gateway
 from services.gateway.http_request import (
+    FIRST_TOKEN_HEADER,
+    TOKEN_GAP_HEADER,
+    TOTAL_HEADER,
     Headers,
     Receive,
     RequestBody,
@@ -35,7 +38,7 @@ from services.gateway.http_request import (
     Scope,
     Send,
     authorization_of,
-    deadline_of,
+    timeout_of,
     traceparent_of,
 )
 from services.gateway.http_response import JSON, HttpResponse, error_headers, send_error
@@ -108,10 +111,13 @@ class App:
         body = RequestBody(headers, receive, self._max_body_bytes)
         try:
             self._check_open()
+            total_s = timeout_of(headers, TOTAL_HEADER)
             arrival = Arrival(
                 request_id=request_id,
                 endpoint=endpoint,
-                deadline_s=deadline_of(headers, self._deadline_s),
+                deadline_s=self._deadline_s if total_s is None else total_s,
+                first_token_s=timeout_of(headers, FIRST_TOKEN_HEADER),
+                token_gap_s=timeout_of(headers, TOKEN_GAP_HEADER),
                 authorization=authorization_of(headers),
                 read_body=body.read,
                 traceparent=traceparent_of(headers),
@@ -120,7 +126,8 @@ class App:
             _log.info("refused", request_id=request_id, reason=error.reason)
             await send_error(response, error)
             return
-        await self._run(arrival, HttpSink(response, endpoint), _client_left(body, receive))
+        sink = HttpSink(response, endpoint)
+        await self._run(arrival, sink, self._client_left(sink, body, receive))
 
     async def _run(
         self, arrival: Arrival, sink: HttpSink, client_left: Coroutine[Any, Any, None]
@@ -142,6 +149,14 @@ class App:
         except* BatonError:
             # Returning without an end closes the connection.
             _log.info("client_gone", request_id=arrival.request_id, reason=sink.gone_reason)
+
+    async def _client_left(self, sink: HttpSink, body: RequestBody, receive: Receive) -> None:
+        """Raises _ClientGone when the client leaves; until the body was read, reading it tells."""
+        await body.was_read.wait()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        sink.gone_s = self._gateway.clock.now()
+        raise _ClientGone
 
     def _check_open(self) -> None:
         if self._gateway.draining:
@@ -208,14 +223,6 @@ def _hides_a_slash(scope: Scope) -> bool:
     names of models may have one."""
     raw: bytes = scope.get("raw_path", b"")
     return b"%2f" in raw.lower() and not raw.startswith(_MODEL_NAME_PATH)
-
-
-async def _client_left(body: RequestBody, receive: Receive) -> None:
-    """Raises _ClientGone when the client leaves; until the body was read, reading it tells."""
-    await body.was_read.wait()
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    raise _ClientGone
 
 
 def _json(request: Request, body: bytes, status: int = 200) -> Response:

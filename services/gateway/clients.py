@@ -5,7 +5,8 @@ answers is used until it fails.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -93,15 +94,16 @@ class GrpcTokenizer:
         self, request: tokenizer_pb2.EncodeRequest, context: CallContext
     ) -> tokenizer_pb2.EncodeResponse:
         """Encoding is pure, so a tokenizer that just went away is asked again."""
+        remaining = _countdown(context)
         for pause_s in ENCODE_RETRY_PAUSES_S:
             try:
-                return await self._encode_once(request, context)
+                return await self._encode_once(request, remaining())
             except BatonError as error:
                 if error.reason != "unavailable":
                     raise
             await asyncio.sleep(pause_s)
         try:
-            return await self._encode_once(request, context)
+            return await self._encode_once(request, remaining())
         except BatonError as error:
             if error.reason != "unavailable":
                 raise
@@ -151,11 +153,12 @@ class GrpcRouters:
     async def pick(
         self, request: router_pb2.PickRequest, context: CallContext
     ) -> router_pb2.PickResponse:
+        remaining = _countdown(context)
         for _ in range(len(self._stubs)):
             used = self._current
             try:
                 answer: router_pb2.PickResponse = await _call(
-                    self._stubs[used].Pick, request, context
+                    self._stubs[used].Pick, request, remaining()
                 )
                 return answer
             except BatonError as error:
@@ -198,6 +201,13 @@ async def dial_worker(endpoint: str) -> WorkerStream:
     call = worker_pb2_grpc.DecodeWorkerStub(channel).Serve()
     stream: WorkerStream = _CallStream(call, channel)
     return stream
+
+
+def _countdown(context: CallContext) -> Callable[[], CallContext]:
+    """The context with what is left of its time, for calls that are repeated."""
+    now = asyncio.get_running_loop().time
+    ends_s = now() + context.deadline_s
+    return lambda: replace(context, deadline_s=ends_s - now())
 
 
 async def _call(method: Any, request: Any, context: CallContext) -> Any:

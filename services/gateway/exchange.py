@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from baton.runtime.telemetry import Span, StageTimer
+from baton.system.clock import Clock
 from baton.wire.v1 import failure_pb2, quota_pb2, tokenizer_pb2
 from services.gateway.auth import Principal
 from services.gateway.choice_text import ChoiceText
+from services.gateway.deadlines import Deadlines
 from services.gateway.detokenize import TextModel
 from services.gateway.generation import Delta, GenerationRequest, Identity, Usage
 from services.gateway.leases import Lease
@@ -20,7 +22,8 @@ _TOKEN_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request as it came in. `authorization` is the header's value; `deadline_s` the total.
+    """A request as it came in. `authorization` is the header's value; `deadline_s` the total,
+    `first_token_s` and `token_gap_s` what the client asked for instead of this gateway's limits.
 
     `read_body` brings the body, once; it is called when the sender is known. Raises BatonError.
     """
@@ -31,6 +34,17 @@ class Arrival:
     authorization: str | None
     traceparent: str = ""
     deadline_s: float = 600.0
+    first_token_s: float | None = None
+    token_gap_s: float | None = None
+
+    def deadlines(self, first_token_s: float, token_gap_s: float, clock: Clock) -> Deadlines:
+        """Its deadlines, counted from now, with this gateway's limits for what was not asked."""
+        return Deadlines(
+            self.deadline_s,
+            first_token_s if self.first_token_s is None else self.first_token_s,
+            token_gap_s if self.token_gap_s is None else self.token_gap_s,
+            clock,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +64,10 @@ class Sink(Protocol):
     @property
     def gone_reason(self) -> str:
         """Why the client is gone, once the request was cancelled."""
+
+    @property
+    def gone_s(self) -> float | None:
+        """When it left, on the gateway's clock; None when it did not."""
 
     def opened(self, identity: Identity, request: GenerationRequest) -> None:
         """The request is valid and its model known; defaults are filled in."""
@@ -71,12 +89,15 @@ class Exchange:
     arrival: Arrival
     sink: Sink
     timer: StageTimer
+    deadlines: Deadlines
     span: Span
     started_unix_s: float
     principal: Principal | None = None
     request: GenerationRequest | None = None
     model: ServedModel | None = None
     outcome: str = "stop"
+    # What it is at: the name of a stage, or "flush" when only the client has still to take it.
+    stage: str = "auth"
     progress: "Progress" = field(default_factory=lambda: Progress())
 
     @property

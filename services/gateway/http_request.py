@@ -14,8 +14,11 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 BODY_TIMEOUT_S = 10.0
-DEADLINE_HEADER = "x-request-timeout-s"
-MAX_DEADLINE_S = 3600.0
+# Seconds: for the whole request, to its first token, between two tokens.
+TOTAL_HEADER = "x-request-timeout-s"
+FIRST_TOKEN_HEADER = "x-first-token-timeout-s"
+TOKEN_GAP_HEADER = "x-token-gap-timeout-s"
+MAX_TIMEOUT_S = 3600.0
 MAX_REMEMBERED_IDS = 100_000
 
 _SANE_ID = re.compile(r"[A-Za-z0-9_.:\-]{1,64}")
@@ -50,22 +53,23 @@ def traceparent_of(headers: Headers) -> str:
     return value if _TRACEPARENT.fullmatch(value) else ""
 
 
-def deadline_of(headers: Headers, default_s: float) -> float:
-    """Seconds that the whole request may take. Raises InvalidRequest; DeadlineExceeded for 0."""
-    value = headers.get(DEADLINE_HEADER)
-    if value is None:
-        return default_s
+def timeout_of(headers: Headers, name: str) -> float | None:
+    """The seconds of one of the timeout headers, MAX_TIMEOUT_S at most; None when it is absent.
+
+    Raises InvalidRequest; DeadlineExceeded for 0.
+    """
+    values = headers.all(name)
+    if not values:
+        return None
     try:
-        deadline_s = float(value)
+        timeout_s = float(",".join(values))
     except ValueError:
-        deadline_s = -1.0
-    if not deadline_s >= 0:
-        raise InvalidRequest(
-            f"{DEADLINE_HEADER}: got {quoted(value)}; expected seconds", param=DEADLINE_HEADER
-        )
-    if deadline_s == 0:
-        raise DeadlineExceeded(f"{DEADLINE_HEADER}: no time at all")
-    return min(deadline_s, MAX_DEADLINE_S)
+        timeout_s = -1.0
+    if not timeout_s >= 0:
+        raise InvalidRequest(f"{name}: got {quoted(values[0])}; expected seconds", param=name)
+    if timeout_s == 0:
+        raise DeadlineExceeded(f"{name}: no time at all")
+    return min(timeout_s, MAX_TIMEOUT_S)
 
 
 class RequestIds:

@@ -96,7 +96,9 @@ class Pipeline:
         span = start_span(
             "gateway.request", traceparent=arrival.traceparent, request_id=arrival.request_id
         )
-        x = Exchange(arrival, sink, StageTimer(parts.clock), span, parts.clock.unix())
+        limits, clock = parts.limits, parts.clock
+        deadlines = arrival.deadlines(limits.first_token_s, limits.token_gap_s, clock)
+        x = Exchange(arrival, sink, StageTimer(clock), deadlines, span, clock.unix())
         with span, reports.of_request(x):
             try:
                 async with asyncio.timeout(arrival.deadline_s):
@@ -116,17 +118,16 @@ class Pipeline:
             x.outcome = error.reason
             raise
         except asyncio.CancelledError:
-            spent_s = self._parts.clock.now() - x.timer.started_s
-            late = spent_s >= x.arrival.deadline_s
-            x.outcome = "deadline_exceeded" if late else x.sink.gone_reason
+            x.outcome = "deadline_exceeded" if x.deadlines.left_s <= 0 else x.sink.gone_reason
             raise
         finally:
             await self._settle(x)
+        x.stage = "flush"
         await x.sink.finished(x.progress.usage(), head_of(x))
 
     async def _authenticate(self, x: Exchange) -> None:
         with _stage(x, "auth") as span:
-            context = _context(x, span, AUTHENTICATE_TIMEOUT_S)
+            context = _context(x, span, x.deadlines.of_call(AUTHENTICATE_TIMEOUT_S))
             x.principal = await self._parts.authenticator.authenticate(
                 x.arrival.authorization, context
             )
@@ -149,7 +150,7 @@ class Pipeline:
             progress.text_model = await self._parts.artifacts.text_model(model.model_fp)
             progress.prompt = await self._parts.tokenizer.encode(
                 submission.encode_request(x, self._cache_key(x)),
-                _context(x, span, ENCODE_TIMEOUT_S),
+                _context(x, span, x.deadlines.of_call(ENCODE_TIMEOUT_S)),
             )
         submission.check(request, model, progress.num_prompt_tokens)
         room = model.max_model_len - progress.num_prompt_tokens
@@ -170,7 +171,8 @@ class Pipeline:
     async def _reserve(self, x: Exchange) -> None:
         principal, progress = _principal(x), x.progress
         with _stage(x, "reserve") as span:
-            answer, local = await self._reservation(x, _context(x, span, RESERVE_TIMEOUT_S))
+            context = _context(x, span, x.deadlines.of_call(RESERVE_TIMEOUT_S))
+            answer, local = await self._reservation(x, context)
         progress.limits = answer.limits
         progress.lease = Lease(
             request_id=x.request_id,
@@ -254,7 +256,7 @@ class Pipeline:
                     num_choices=request.num_choices,
                     local_prefill=submission.is_judged(request),
                 ),
-                _context(x, span, self._first_token_left_s(x)),
+                _context(x, span, x.deadlines.first_token_left_s),
             )
             queue_s = min(pick.queue_us / 1e6, clock.now() - asked_s)
             span.set("baton.pick.reasons", pick.reasons)
@@ -272,8 +274,9 @@ class Pipeline:
         )
         echo = submission.echo_of(x)
         progress.choices = submission.choice_texts(x, echo)
+        x.stage = "prefill"
         link = self._parts.links.link_to(pick.decode)
-        frame = submission.submit_frame(x, pick, meter.initial, self._left_s(x))
+        frame = submission.submit_frame(x, pick, meter.initial, x.deadlines.left_s)
         frame.cache_key = self._cache_key(x)
         attempt = link.submit(frame)
         stream = AnswerStream(attempt, meter, progress.choices, self._parts.clock, echo)
@@ -300,8 +303,9 @@ class Pipeline:
 
     async def _stream_answer(self, x: Exchange, stream: AnswerStream) -> None:
         # A beam search brings its first token with its last.
-        left_s = self._left_s if _request(x).search else self._first_token_left_s
-        batch = await stream.first(left_s(x))
+        due = x.deadlines
+        batch = await stream.first(due.left_s if _request(x).search else due.first_token_left_s)
+        x.stage = "decode"
         prefill_s = x.timer.mark("prefill")
         reports.of_first_token(x, prefill_s, stream.prefill_stages)
         await x.sink.started(head_of(x))
@@ -311,7 +315,7 @@ class Pipeline:
             gaps.note()
             await x.sink.deltas(deltas)
 
-        await stream.run(batch, deliver, self._parts.limits.token_gap_s)
+        await stream.run(batch, deliver, x.deadlines.token_gap_s)
 
     async def _leave(
         self, x: Exchange, stream: AnswerStream, attempt: Attempt, link: WorkerLink
@@ -356,13 +360,6 @@ class Pipeline:
             return progress.max_tokens
         return min(self._parts.limits.default_output_reservation, progress.max_tokens)
 
-    def _left_s(self, x: Exchange) -> float:
-        return x.arrival.deadline_s - (self._parts.clock.now() - x.timer.started_s)
-
-    def _first_token_left_s(self, x: Exchange) -> float:
-        waited_s = self._parts.clock.now() - x.timer.started_s
-        return min(self._parts.limits.first_token_s, x.arrival.deadline_s) - waited_s
-
 
 def _at_fault(pick: router_pb2.PickResponse, error: BatonError) -> str:
     """The worker that the next pick shall avoid."""
@@ -373,6 +370,8 @@ def _at_fault(pick: router_pb2.PickResponse, error: BatonError) -> str:
 @contextmanager
 def _stage(x: Exchange, name: str) -> Iterator[Span]:
     """A span below the request's, and a mark on its timer, also when the stage fails."""
+    if x.sink.gone_s is None:
+        x.stage = name
     try:
         with start_span(name, parent=x.span, request_id=x.request_id) as span:
             yield span

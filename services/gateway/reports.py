@@ -25,6 +25,10 @@ def of_request(x: Exchange) -> Iterator[None]:
         _end(x, error.reason, error.row.http_status)
         raise
     except BaseException:
+        if x.sink.gone_s is not None:
+            now_s = x.timer.started_s + x.timer.wall_s
+            seconds = instruments.GATEWAY_CANCEL_SECONDS.labels(x.stage)
+            seconds.observe(now_s - x.sink.gone_s)
         _end(x, x.sink.gone_reason, 499)
         raise
     else:

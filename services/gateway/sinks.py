@@ -33,6 +33,7 @@ class HttpSink:
         self._format: AnswerFormat | None = None
         self._streams = False
         self._gone_reason = "cancelled"
+        self.gone_s: float | None = None
         self._texts: list[list[str]] = []
         self._logprobs: list[list[TokenLogprob]] = []
         self._reasons: list[FinishReason | None] = []

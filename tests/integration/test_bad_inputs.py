@@ -280,8 +280,13 @@ async def test_4_an_encoded_slash_is_no_slash(stack: Stack, path: str) -> None:
     ("value", "status"),
     [("-1", 400), ("text", 400), ("nan", 400), ("0", 504), ("1e9", 200), ("20", 200)],
 )
-async def test_40_deadlines(http: httpx.AsyncClient, value: str, status: int) -> None:
-    headers = {"x-request-timeout-s": value}
+@pytest.mark.parametrize(
+    "header", ["x-request-timeout-s", "x-first-token-timeout-s", "x-token-gap-timeout-s"]
+)
+async def test_40_deadlines(
+    http: httpx.AsyncClient, header: str, value: str, status: int
+) -> None:
+    headers = {header: value}
     answer = await http.post(CHAT, json=GOOD[CHAT], headers=headers)
     assert answer.status_code == status
 

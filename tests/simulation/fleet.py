@@ -201,6 +201,7 @@ class Worker:
         return self.engine.info.num_blocks - load.num_blocks_free + load.num_blocks_promised
 
 
+    gone_s: float | None = None
 @dataclass
 class Answer:
     """The Sink of one request."""

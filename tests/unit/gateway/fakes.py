@@ -66,6 +66,7 @@ class RecordingSink:
     """Keeps what the pipeline delivers; `hold` makes it a client that stops reading."""
 
     gone_reason = "cancelled"
+    gone_s: float | None = None
 
     def __init__(self) -> None:
         self.identity: Identity | None = None

@@ -12,7 +12,7 @@ from services.gateway.http_request import (
     RequestBody,
     RequestIds,
     authorization_of,
-    deadline_of,
+    timeout_of,
     traceparent_of,
 )
 from services.gateway.http_response import (
@@ -76,15 +76,24 @@ def test_only_a_well_formed_traceparent_is_used() -> None:
     assert traceparent_of(headers()) == ""
 
 
-def test_deadline_header() -> None:
-    assert deadline_of(headers(), 600) == 600
-    assert deadline_of(headers(x_request_timeout_s="2.5"), 600) == 2.5
-    assert deadline_of(headers(x_request_timeout_s="1e9"), 600) == 3600
+@pytest.mark.parametrize(
+    "name", ["x-request-timeout-s", "x-first-token-timeout-s", "x-token-gap-timeout-s"]
+)
+def test_timeout_headers_are_seconds_up_to_an_hour(name: str) -> None:
+    def of(*values: bytes) -> float | None:
+        return timeout_of(Headers([(name.encode(), value) for value in values]), name)
+
+    assert of() is None
+    assert of(b"2.5") == 2.5
+    assert of(b"1e9") == of(b"inf") == 3600
     with pytest.raises(DeadlineExceeded):
-        deadline_of(headers(x_request_timeout_s="0"), 600)
-    for bad in ("-1", "soon", "nan"):
-        with pytest.raises(InvalidRequest):
-            deadline_of(headers(x_request_timeout_s=bad), 600)
+        of(b"0")
+    for bad in (b"-1", b"soon", b"nan", b"", b"-inf"):
+        with pytest.raises(InvalidRequest) as caught:
+            of(bad)
+        assert caught.value.param == name
+    with pytest.raises(InvalidRequest):
+        of(b"1", b"2")
 
 
 async def test_a_body_in_pieces_is_joined() -> None:
