@@ -32,7 +32,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class FaultDidNotHappen(AssertionError):
-    """A fault was switched on and no traffic met it: the test proved nothing."""
+    """A fault was aimed and nothing met it: the test proved nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
