@@ -44,6 +44,8 @@ class CommandHandler:
     def _change(self, seq: Sequence, command: Bind | Start | Credit | Abort | Release) -> None:
         match command:
             case Credit(up_to_index=index):
+            if isinstance(command, Abort | Release):
+                self._state.events.freed.append(command.seq_id)
                 seq.credit = max(seq.credit, index)
                 if seq.state is SequenceState.EMITTING:
                     self._choices.emit(seq)

@@ -116,12 +116,13 @@ class Engine:
     def take_answers(self) -> StepEvents | None:
         """Between begin_step and running its batch: what the front need not wait for that long.
 
-        Admissions, refusals, bindings, starts, ends, and results that got credit; None when there
-        were none.
+        Admissions, refusals, bindings, starts, ends, what was freed, and results that got credit;
+        None when there were none.
         """
         events = self._state.events
         answers = (events.admitted, events.refused, events.bound, events.started, events.finished)
-        return self.finish_step(None) if any(answers) or events.token_ids else None
+        news = any(answers) or events.freed or events.token_ids
+        return self.finish_step(None) if news else None
 
     def finish_step(self, result: StepResult | None) -> StepEvents | None:
         """Commit what the runner returned (None without a batch).

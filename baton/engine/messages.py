@@ -310,3 +310,6 @@ class StepEvents(msgspec.Struct, array_like=True, tag="events"):
 
 
 CoreMessage = EngineInfo | LoadFailed | StepEvents
+    # Named by the Aborts and Releases taken in. They hold nothing any more, unless a fork that was
+    # not named still needs its leader's prompt.
+    freed: list[int] = []

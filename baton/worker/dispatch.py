@@ -5,7 +5,7 @@ observers then see the whole step (metrics, reports, stream writers). Everything
 synchronous: a listener that had to wait would hold up every other sequence.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from baton.engine.client import EngineClient
@@ -44,6 +44,8 @@ class EngineDispatcher:
         self._client = client
         self._listeners: dict[int, SequenceListener] = {}
         self._observers: list[Callable[[StepEvents], None]] = []
+        # By sequence: those that are freed with it and were not yet, and whom to tell.
+        self._freeing: dict[int, tuple[set[int], Callable[[], None]]] = {}
         self._last_seq_id = 0
 
     @property
@@ -87,6 +89,13 @@ class EngineDispatcher:
         self.forget(seq_id)
         self._client.send(Release(seq_id))
 
+    def when_freed(self, seq_ids: Iterable[int], call: Callable[[], None]) -> None:
+        """Call once the core has freed the blocks of all of these, which were just aborted or
+        released."""
+        left = set(seq_ids)
+        for seq_id in left:
+            self._freeing[seq_id] = (left, call)
+
     async def run(self) -> None:
         """Dispatch until cancelled. Raises CoreDied."""
         while True:
@@ -107,8 +116,16 @@ class EngineDispatcher:
             if (listener := listeners.get(seq_id)) is not None:
                 listener.on_token(token_id, index, logprobs.get((seq_id, index)))
         self._dispatch_group(events.finished)
+        self._tell_freed(events.freed)
         for observer in self._observers:
             observer(events)
+
+    def _tell_freed(self, seq_ids: Iterable[int]) -> None:
+        for seq_id in seq_ids:
+            left, call = self._freeing.pop(seq_id, (set(), None))
+            left.discard(seq_id)
+            if call is not None and not left:
+                call()
 
     def _dispatch_group(self, events: Sequence[SequenceEvent]) -> None:
         for event in events:

@@ -21,6 +21,7 @@ from baton.runtime import logs
 from baton.runtime.telemetry import StageTimer, start_span
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2, worker_pb2
+from baton.worker.cancels import observe_cancel
 from baton.worker.parts import WorkerParts
 from services.decode_worker.attempt_request import AttemptRequest
 from services.decode_worker.choice import ChoiceRun
@@ -106,6 +107,9 @@ class Attempt:
             self._outlet.merge.add_finish((self.request.submit.handle, run.choice), finish)
         self._outlet.wake()
         self._end("cancelled")
+        if open_choices:
+            seq_ids = [run.seq_id for run in open_choices]
+            observe_cancel(self._parts, open_choices[0].phase, seq_ids)
 
     def cancel_choices(self, choices: Iterable[int]) -> None:
         """The gateway wants no more of these; unknown choices are ignored."""

@@ -79,14 +79,16 @@ class ChoiceRun:
         self.choice = choice
         self.num_output_tokens = len(emitted_ids) // TOKEN_BYTES
         self.is_ended = False
-        self._num_emitted = self.num_output_tokens
+        # "grammar" (to be tried), "queue", "prefill", "handoff" or "decode".
+        self.phase = "grammar"
+        self._num_emitted = len(emitted_ids) // TOKEN_BYTES
         self._token_ids = request.prompt_ids + emitted_ids
         self._request = request
         self._owner = owner
         self._parts = parts
         self._links = links
         self._forks: Sequence[ChoiceRun] = ()
-        self._seq_id = parts.dispatcher.open(self)
+        self.seq_id = parts.dispatcher.open(self)
         # Set while this sequence's own prefill runs here.
         self._num_cached_tokens: int | None = None
         self._prefill: RemotePrefill | None = None
@@ -107,12 +109,13 @@ class ChoiceRun:
     def start(self, span: Span, forks: Sequence["ChoiceRun"] = ()) -> None:
         """Add the sequence to the engine, as the leader of `forks`. `span` is the attempt's."""
         self._span = span
+        self.phase = "queue"
         self._forks = forks
         self._is_handing_over = not self._request.prefills_here
         submit = self._request.submit
         self._parts.dispatcher.send(
             AddSequence(
-                seq_id=self._seq_id,
+                seq_id=self.seq_id,
                 request_id=submit.request_id,
                 choice=self.choice,
                 kind="local" if self._request.prefills_here else "remote",
@@ -124,14 +127,14 @@ class ChoiceRun:
                 credit=self._num_emitted + submit.initial_credit_tokens,
                 priority=submit.priority,
                 deadline=self._request.deadline_s,
-                forks=tuple(Fork(run._seq_id, run.choice) for run in forks),
+                forks=tuple(Fork(run.seq_id, run.choice) for run in forks),
             )
         )
 
     def credit(self, up_to_index: int) -> None:
         """The gateway takes output tokens up to this index (exclusive)."""
         if not self.is_ended:
-            self._parts.dispatcher.send(Credit(self._seq_id, up_to_index))
+            self._parts.dispatcher.send(Credit(self.seq_id, up_to_index))
 
     def abort(self, error: failures.BatonError) -> None:
         """Free everything on both sides, whatever the state. Safe to call again."""
@@ -140,7 +143,7 @@ class ChoiceRun:
         self.is_ended = True
         if self._prefill is not None:
             self._prefill.end(error)
-        self._parts.dispatcher.abort(self._seq_id)
+        self._parts.dispatcher.abort(self.seq_id)
 
     def cancel(self) -> None:
         """The gateway wants no more of this choice; its forks still get what they need of it."""
@@ -163,6 +166,7 @@ class ChoiceRun:
                 self._prefill.bound(block_ids)
             case Started(num_cached_tokens=num_tokens):
                 self._num_cached_tokens = num_tokens
+                self.phase = "prefill"
                 self._took_prompt(num_tokens)
                 self._owner.reached(self.choice, "prefill.queue")
             case Progress():  # a beam search's prompt is done
@@ -185,10 +189,12 @@ class ChoiceRun:
     # What the remote prefill tells (RemotePrefillOwner).
 
     def bind_blocks(self) -> None:
-        self._parts.dispatcher.send(Bind(self._seq_id))
+        self.phase = "prefill"
+        self._parts.dispatcher.send(Bind(self.seq_id))
 
     def first_token(self, frame: handoff_pb2.FirstTokens, num_blocks: int) -> None:
         self._owner.prefilled(self.choice, frame, num_blocks)
+        self.phase = "handoff"
         if self._request.is_search:
             return
         self._forward(frame.token_id, self._num_emitted, _logprobs_of(frame))
@@ -201,12 +207,13 @@ class ChoiceRun:
     def prefill_complete(self, frame: handoff_pb2.FirstTokens) -> None:
         self._owner.reached(self.choice, "handoff")
         self._is_handing_over = False
+        self.phase = "decode"
         top = frame.logprobs if self._request.is_search else worker_pb2.TokenLogprobs()
         tokens = zip(self._forks, frame.forks, strict=False)
         start = Start(
-            seq_id=self._seq_id,
+            seq_id=self.seq_id,
             first_token=frame.token_id,
-            fork_tokens=tuple((run._seq_id, told.token_id) for run, told in tokens),
+            fork_tokens=tuple((run.seq_id, told.token_id) for run, told in tokens),
             top_ids=tuple(top.top_ids),
             top_logprobs=tuple(top.top_logprobs),
         )
@@ -241,6 +248,7 @@ class ChoiceRun:
         if self._num_cached_tokens is None:
             return
         self._owner.reached(self.choice, "prefill.compute")
+        self.phase = "decode"
         summary = handoff_pb2.FirstTokens(num_cached_tokens=self._num_cached_tokens)
         self._owner.prefilled(self.choice, summary, 0)
         self._num_cached_tokens = None
@@ -252,12 +260,12 @@ class ChoiceRun:
         reasons = [frame.finish_reason, *(told.finish_reason for told in frame.forks)]
         for run, reason in zip((self, *self._forks), reasons, strict=True):
             if not run.is_ended:
-                run._parts.dispatcher.abort(run._seq_id)
+                run._parts.dispatcher.abort(run.seq_id)
                 run._end("cancelled" if run._is_unwanted else reason)
 
     def _end(self, reason: str) -> None:
         self.is_ended = True
-        self._parts.dispatcher.forget(self._seq_id)
+        self._parts.dispatcher.forget(self.seq_id)
         self._tell_end(reason)
 
     def _tell_end(self, reason: str) -> None:

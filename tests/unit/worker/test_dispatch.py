@@ -120,3 +120,18 @@ def test_logprobs_come_with_their_token_and_those_of_the_prompt_before_it() -> N
 
     assert first.events == ["TokenLogprobs", (42, 5)]
     assert second.events == [(43, 5, -0.5)]
+
+
+def test_what_was_aborted_together_is_told_free_once_the_core_has_freed_all_of_it() -> None:
+    dispatcher, _ = make()
+    told: list[str] = []
+    first, second = dispatcher.open(Heard()), dispatcher.open(Heard())
+    for seq_id in (first, second):
+        dispatcher.abort(seq_id)
+    dispatcher.when_freed([first, second], lambda: told.append("free"))
+
+    dispatcher.dispatch(StepEvents(1, LOAD, freed=[first]))
+    assert told == []
+    dispatcher.dispatch(StepEvents(2, LOAD, freed=[second]))
+    dispatcher.dispatch(StepEvents(3, LOAD, freed=[second]))
+    assert told == ["free"]
