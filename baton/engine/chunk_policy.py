@@ -6,7 +6,8 @@ step, whichever is longer. A step without decodes may take LONE_FACTOR times as 
 token waits for it, only newcomers and aborts do. The time of decodes and of a prefill token are
 learned from the steps that ran. Both are in a mixed step, and prefill that is taken for dearer than
 it is gets ever smaller chunks, which are dearer still; so when mixed steps are long, now and then
-and whenever the batch has grown, decodes run alone and are measured. Chunked prefill beside decodes: Sarathi-Serve (OSDI 2024).
+and whenever the batch has grown, decodes run alone and are measured. Chunked prefill beside
+decodes: Sarathi-Serve (OSDI 2024).
 """
 
 LONE_FACTOR = 4
