@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from baton.engine.messages import EngineInfo, StepEvents
 from baton.wire.failures import Overloaded
-from baton.wire.metadata import PROTOCOL_VERSION
 from baton.wire.prefix_hash import HASH_BYTES
+from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, worker_pb2
 
 MAX_ROUTERS = 16

@@ -10,8 +10,7 @@ import grpc
 
 from baton.runtime.grpc_server import translate_failures
 from baton.runtime.shared_stream import FrameStream, ServerFrameStream, StreamLost
-from baton.wire.failures import Incompatible
-from baton.wire.metadata import PROTOCOL_VERSION
+from baton.wire.protocol import agree
 from baton.wire.v1 import worker_pb2, worker_pb2_grpc
 from baton.worker.reports import ReportLog, ReportSubscription
 
@@ -37,10 +36,7 @@ async def serve_reports(stream: ReportStream, log: ReportLog) -> None:
     hello = await stream.read()
     if hello is None:
         return
-    if hello.protocol != PROTOCOL_VERSION:
-        raise Incompatible(
-            f"router speaks protocol {hello.protocol}, worker speaks {PROTOCOL_VERSION}"
-        )
+    agree(hello.protocol, peer=hello.router_id or "a router", own=log.register.worker_id)
     with log.subscribe() as subscription:
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -10,7 +10,7 @@ from baton.engine.messages import StepEvents
 from baton.runtime import logs
 from baton.runtime.shared_stream import StreamLost
 from baton.wire import failures
-from baton.wire.metadata import PROTOCOL_VERSION
+from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import worker_pb2
 from baton.worker.parts import WorkerParts
 from services.decode_worker.prefill_link import Dial, PrefillLinks
@@ -115,19 +115,16 @@ class DecodeFront:
             model_fp=parts.dispatcher.info.model_fp,
         )
         await stream.write(worker_pb2.WorkerFrame(hello=hello))
-        refusal = ""
-        if first.hello.protocol != PROTOCOL_VERSION:
-            refusal = (
-                f"protocol {first.hello.protocol} of {first.hello.gateway_id} "
-                f"!= {PROTOCOL_VERSION} of {parts.worker_id}"
-            )
-        elif len(self._sessions) >= MAX_SESSIONS:
-            refusal = f"{MAX_SESSIONS} gateways are connected already"
-        if refusal:
-            _log.warning("gateway_refused", gateway=first.hello.gateway_id, detail=refusal)
-            await stream.write(worker_pb2.WorkerFrame(bye={"reason": refusal}))
+        gateway_id = str(first.hello.gateway_id)
+        try:
+            agree(first.hello.protocol, peer=gateway_id, own=parts.worker_id)
+            if len(self._sessions) >= MAX_SESSIONS:
+                raise failures.Overloaded(f"{MAX_SESSIONS} gateways are connected already")
+        except failures.BatonError as error:
+            _log.warning("gateway_refused", gateway=gateway_id, detail=error.message)
+            await stream.write(worker_pb2.WorkerFrame(bye={"reason": error.message}))
             return None
-        return str(first.hello.gateway_id)
+        return gateway_id
 
     def _end_of_step(self, events: StepEvents) -> None:
         for session in self._sessions:

@@ -12,7 +12,7 @@ from baton.handoff.lease import LEASE_S, RENEW_INTERVAL_S, LeaseTable
 from baton.runtime import instruments, logs
 from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
 from baton.wire import failures, kv_spec
-from baton.wire.metadata import PROTOCOL_VERSION
+from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import handoff_pb2
 from baton.worker.parts import WorkerParts
 from baton.worker.prompt import split_prompt
@@ -171,9 +171,8 @@ class PrefillLink:
         if hello.HasField("failure"):
             raise failures.from_wire(hello.failure)
         difference = kv_spec.from_wire(hello.kv_spec).difference(parts.blocks.spec)
-        if hello.protocol != PROTOCOL_VERSION:
-            difference = f"protocol {hello.protocol} != {PROTOCOL_VERSION}"
-        elif hello.model_fp != parts.dispatcher.info.model_fp:
+        agree(hello.protocol, peer=hello.worker_id, own=parts.worker_id)
+        if hello.model_fp != parts.dispatcher.info.model_fp:
             difference = f"model_fp {hello.model_fp} != {parts.dispatcher.info.model_fp}"
         elif hello.transport != parts.transport.name:
             difference = f"transport {hello.transport!r} != {parts.transport.name!r}"

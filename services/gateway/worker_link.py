@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from baton.runtime import logs
 from baton.runtime.shared_stream import FrameWriter, StreamLost
 from baton.system.clock import Clock
-from baton.wire.failures import BatonError, Incompatible, Unavailable, from_wire
-from baton.wire.metadata import PROTOCOL_VERSION
+from baton.wire.failures import BatonError, Unavailable, from_wire
+from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import router_pb2, worker_pb2
 from services.gateway.attempt import Attempt
 from services.gateway.ports import Dial, WorkerStream
@@ -114,11 +114,7 @@ class WorkerLink:
             frame = await stream.read()
         if frame is None or not frame.HasField("hello"):
             raise StreamLost("no hello")
-        if frame.hello.protocol != PROTOCOL_VERSION:
-            raise Incompatible(
-                f"the gateway speaks protocol {PROTOCOL_VERSION}, "
-                f"worker {frame.hello.worker_id} speaks {frame.hello.protocol}"
-            )
+        agree(frame.hello.protocol, peer=frame.hello.worker_id, own=self._gateway_id)
 
     async def _serve(self, stream: WorkerStream) -> None:
         """Until Bye. Raises StreamLost when the stream ends in any other way."""

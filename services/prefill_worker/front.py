@@ -12,7 +12,7 @@ from baton.handoff.transport import choose_transport
 from baton.runtime import logs
 from baton.runtime.shared_stream import FrameStream, StreamLost
 from baton.wire import failures, kv_spec
-from baton.wire.metadata import PROTOCOL_VERSION
+from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import handoff_pb2
 from baton.worker.parts import WorkerParts
 from services.prefill_worker.session import HandoffSession
@@ -141,10 +141,10 @@ class PrefillFront:
         self, hello: handoff_pb2.DecodeHello, answer: handoff_pb2.PrefillHello
     ) -> failures.BatonError | None:
         """Why this pair cannot work, naming the difference; else the answer gets its transport."""
-        if hello.protocol != PROTOCOL_VERSION:
-            return failures.Incompatible(
-                f"protocol {hello.protocol} of {hello.worker_id} != {PROTOCOL_VERSION} here"
-            )
+        try:
+            agree(hello.protocol, peer=hello.worker_id, own=answer.worker_id)
+        except failures.Incompatible as error:
+            return error
         if hello.model_fp != answer.model_fp:
             return failures.Incompatible(
                 f"model_fp {hello.model_fp} of {hello.worker_id} != {answer.model_fp} here"

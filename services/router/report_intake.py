@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from baton.runtime import instruments
 from baton.wire.failures import InvalidRequest
-from baton.wire.metadata import PROTOCOL_VERSION
 from baton.wire.prefix_hash import HASH_BYTES
+from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import worker_pb2
 from services.router.fleet import Fleet, Worker
 from services.router.prefix_index import PrefixIndex

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from baton.wire.failures import Incompatible
-from baton.wire.metadata import PROTOCOL_VERSION
+from baton.wire.protocol import agree
 from baton.wire.v1 import router_pb2, worker_pb2
 
 MAX_BLOCKS = 1 << 24
@@ -65,10 +65,7 @@ class ReportedLoad:
 
 def registration_of(message: worker_pb2.Register) -> Registration:
     """Raises Incompatible for one that cannot be true or that this version cannot serve."""
-    if message.protocol != PROTOCOL_VERSION:
-        raise Incompatible(
-            f"worker speaks protocol {message.protocol}, router speaks {PROTOCOL_VERSION}"
-        )
+    agree(message.protocol, peer=message.worker_id or "a worker", own="the router")
     _require(bool(message.worker_id), "worker_id is empty")
     _require(bool(message.model_fp), "model_fp is empty")
     _require(message.role in (PREFILL, DECODE), f"role {message.role} is unknown")

@@ -17,7 +17,7 @@ from baton.runtime.shared_stream import ClientFrameStream
 from baton.system.clock import SystemClock
 from baton.testing.engine_driver import encode_tokens
 from baton.testing.fake_runner import FakeRunner
-from baton.wire.metadata import PROTOCOL_VERSION
+from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, sampling_pb2, worker_pb2, worker_pb2_grpc
 from baton.worker.program import make_parts
 from services.decode_worker.__main__ import DecodeProgram

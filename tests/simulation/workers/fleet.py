@@ -18,7 +18,7 @@ from baton.testing.inline_grammars import InlineGate, InlineGrammars
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.kv_spec import to_wire
-from baton.wire.metadata import PROTOCOL_VERSION
+from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import handoff_pb2, router_pb2, sampling_pb2, worker_pb2
 from baton.worker.parts import WorkerParts
 from baton.worker.program import make_parts

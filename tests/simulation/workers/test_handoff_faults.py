@@ -190,20 +190,21 @@ async def test_a_peer_with_another_kv_spec_is_refused_naming_the_difference() ->
 
 
 @virtual
-async def test_a_peer_of_another_protocol_version_is_refused_naming_both() -> None:
+async def test_a_peer_of_a_protocol_too_old_is_refused_naming_both() -> None:
     async with fleet() as f:
 
-        def from_the_future(frame: handoff_pb2.DecodeFrame) -> list[handoff_pb2.DecodeFrame]:
+        def from_the_past(frame: handoff_pb2.DecodeFrame) -> list[handoff_pb2.DecodeFrame]:
             if frame.HasField("hello"):
-                frame.hello.protocol = 7
+                frame.hello.protocol = 0
             return [frame]
 
-        f.to_prefill = from_the_future
+        f.to_prefill = from_the_past
 
         answer = await (await f.gateway.submit(PROMPT)).over()
 
         assert answer.refused[0].failure.reason == "incompatible"
-        assert "protocol 7 of decode-1 != 1 here" in answer.refused[0].failure.message
+        assert "protocol 0 of decode-1" in answer.refused[0].failure.message
+        assert "prefill-1 speaks" in answer.refused[0].failure.message
         await f.settle(1)
 
 
@@ -406,17 +407,19 @@ async def test_an_unknown_token_id_is_refused_by_the_core() -> None:
 
 
 @virtual
-async def test_a_gateway_of_another_protocol_version_gets_a_bye_naming_both() -> None:
+async def test_a_gateway_of_a_protocol_too_old_gets_a_bye_naming_both() -> None:
     async with fleet() as f:
         ours, theirs = memory_stream_pair()
         f.tasks.create_task(f.decode.front.serve(theirs))
         gateway = FakeGateway(ours)
 
-        hello = await gateway.hello(protocol=9)
+        hello = await gateway.hello(protocol=0)
         await gateway.run()
 
         assert hello.protocol == 1
-        assert gateway.others[0].bye.reason == "protocol 9 of gateway-1 != 1 of decode-1"
+        reason = gateway.others[0].bye.reason
+        assert "protocol 0 of gateway-1" in reason
+        assert "decode-1 speaks" in reason
 
 
 @pytest.mark.parametrize("is_clean", [True, False])

@@ -283,14 +283,14 @@ def test_a_dead_core_loses_every_attempt() -> None:
     linked(scenario)
 
 
-def test_another_protocol_is_refused_naming_both_sides() -> None:
+def test_a_protocol_too_old_is_refused_naming_both_sides() -> None:
     async def scenario(pair: Pair) -> None:
         error = await failure_of(pair.link.submit(submit()))
         assert error.reason == "incompatible"
-        assert "protocol 1" in error.message
-        assert "speaks 9" in error.message
+        assert "protocol 0 of w1" in error.message
+        assert "gw-1 speaks" in error.message
 
-    linked(scenario, protocol=9)
+    linked(scenario, protocol=0)
 
 
 def test_a_worker_that_never_says_hello_is_lost() -> None:

@@ -179,7 +179,7 @@ def test_an_id_that_another_connected_worker_uses_is_refused_until_that_one_is_l
 @pytest.mark.parametrize(
     "change",
     [
-        {"protocol": 9},
+        {"protocol": 0},
         {"worker_id": ""},
         {"model_fp": ""},
         {"role": 0},

@@ -312,11 +312,11 @@ def test_serving_ends_when_the_router_leaves() -> None:
     run_virtual(main())
 
 
-def test_a_router_of_another_protocol_is_refused_naming_both() -> None:
+def test_a_router_of_a_protocol_too_old_is_refused_naming_both() -> None:
     async def main() -> None:
         ours, theirs = memory_stream_pair()
-        await theirs.write(worker_pb2.ReportAck(protocol=99))
-        with pytest.raises(Incompatible, match=r"99.*1"):
+        await theirs.write(worker_pb2.ReportAck(router_id="router-7"))
+        with pytest.raises(Incompatible, match=r"router-7.*speaks"):
             await serve_reports(ours, Worker().log)
 
     run_virtual(main())
