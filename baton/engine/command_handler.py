@@ -12,6 +12,7 @@ from baton.engine.messages import (
     Command,
     Credit,
     Finished,
+    Probe,
     Release,
     SequenceRefused,
     Shutdown,
@@ -22,10 +23,11 @@ from baton.engine.sequence import Sequence, SequenceState
 
 
 class CommandHandler:
-    """`wants_snapshot` stays set until somebody has taken it."""
+    """`wants_snapshot` and `wants_probe` stay set until somebody has taken them."""
 
     def __init__(self, state: EngineState, choices: Choices, max_waiting: int) -> None:
         self.wants_snapshot = False
+        self.wants_probe = False
         self._state = state
         self._choices = choices
         self._max_waiting = max_waiting
@@ -36,16 +38,18 @@ class CommandHandler:
             self._add(command)
         elif isinstance(command, SnapshotHashes):
             self.wants_snapshot = True
+        elif isinstance(command, Probe):
+            self.wants_probe = True
         elif not isinstance(command, Shutdown):
             seq = self._state.sequences.get(command.seq_id)
             if seq is not None:
                 self._change(seq, command)
+            if isinstance(command, Abort | Release):
+                self._state.events.freed.append(command.seq_id)
 
     def _change(self, seq: Sequence, command: Bind | Start | Credit | Abort | Release) -> None:
         match command:
             case Credit(up_to_index=index):
-            if isinstance(command, Abort | Release):
-                self._state.events.freed.append(command.seq_id)
                 seq.credit = max(seq.credit, index)
                 if seq.state is SequenceState.EMITTING:
                     self._choices.emit(seq)

@@ -60,7 +60,7 @@ class CoreLink:
 def serve(link: CoreLink, engine: Engine) -> None:
     """Map the pool, announce the engine, and step it until Shutdown or until the front is gone."""
     try:
-        pool = link.create_pool(engine.info.num_blocks * engine.info.kv_spec.row_bytes)
+        pool = link.create_pool(engine.num_pool_blocks * engine.info.kv_spec.row_bytes)
         engine.runner.bind_pool(pool)
         link.send(engine.info)
         engine.warm_up()
@@ -79,7 +79,9 @@ def _loop(link: CoreLink, engine: Engine) -> None:
         batch = engine.begin_step(commands)
         result = None
         if batch is not None:
-            link.page.begin_step(batch.step, engine.batch_request_ids())
+            link.page.begin_step(
+                batch.step, engine.batch_request_ids(), engine.expected_step_s()
+            )
             if (answers := engine.take_answers()) is not None:
                 link.send(answers)
             result = engine.runner.run(batch)

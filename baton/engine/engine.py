@@ -19,6 +19,7 @@ from baton.engine.engine_state import EngineState
 from baton.engine.grammar.grammars import POLL_S, Grammars
 from baton.engine.load_report import LoadMeter
 from baton.engine.messages import Command, EngineInfo, EngineLoad, Started, StepEvents
+from baton.engine.probe import probe_batch
 from baton.engine.runner import Runner
 from baton.engine.scheduler import Scheduler, StepPlan
 from baton.engine.sequence import Sequence, SequenceState
@@ -78,11 +79,17 @@ class Engine:
         self._plan = StepPlan(0, 0)
         self._began_at = 0.0
         self._last_load = _NO_LOAD
+        self._probe_s: float | None = None
 
     def warm_up(self) -> None:
         """Begin what a first request would have to wait for, once the front knows the engine."""
         if self._grammars is not None:
             self._grammars.warm_up()
+
+    @property
+    def num_pool_blocks(self) -> int:
+        """Blocks to be mapped: those of sequences, and one for probes (`probe.py`)."""
+        return self.info.num_blocks + 1
 
     def step(self, commands: SequenceOf[Command]) -> StepEvents | None:
         """One whole step; None when nothing happened."""
@@ -102,9 +109,13 @@ class Engine:
         for seq in plan.started:
             self._report_started(seq)
         self._began_at = self._clock.now()
-        if not plan.works:
+        is_probe = self._commands.wants_probe and not plan.works
+        self._commands.wants_probe = False
+        if not plan.works and not is_probe:
             return None
         self.step_index += 1
+        if is_probe:
+            return probe_batch(self.step_index, self.info.num_blocks)
         batch = self._builder.build(self.step_index, plan)
         batch.block_copies = self._manager.take_block_copies()
         batch.imported_blocks = self._manager.take_imported_blocks()
@@ -129,8 +140,10 @@ class Engine:
 
         Returns everything that happened since the last finish_step, None when nothing did.
         """
-        if result is not None:
+        if result is not None and self._plan.works:
             self._finish_batch(result)
+        elif result is not None:
+            self._probe_s = self._clock.now() - self._began_at
         events = self._state.events
         events.step = self.step_index
         events.removed_hashes, events.stored = self._manager.take_kv_events()
@@ -145,6 +158,15 @@ class Engine:
     def batch_request_ids(self) -> tuple[str, ...]:
         """Requests in the step that has begun, each once."""
         return tuple(dict.fromkeys(work.seq.request.request_id for work in self._plan.works))
+
+    def expected_step_s(self) -> float | None:
+        """How long the step that has begun should take; None when nothing like it ran before."""
+        works = self._plan.works
+        if not works:
+            return self._probe_s
+        num_decodes = sum(work.seq.num_uncomputed_tokens == 1 for work in works)
+        num_tokens = sum(work.num_new_tokens for work in works)
+        return self._chunks.expected_s(num_tokens - num_decodes, num_decodes)
 
     def next_deadline(self) -> float | None:
         """When to take a step although no command has come."""

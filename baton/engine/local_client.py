@@ -16,27 +16,37 @@ from baton.system.clock import Clock
 
 StepDuration = Callable[[StepBatch], float]  # seconds
 
-
 class LocalEngineClient:
     """Steps an Engine on the running loop's time, which `clock` must agree with."""
 
     def __init__(self, engine: Engine, clock: Clock, step_duration: StepDuration) -> None:
         self.info: EngineInfo = engine.info
-        self.pool = memoryview(bytearray(self.info.num_blocks * self.info.kv_spec.row_bytes))
-        engine.runner.bind_pool(self.pool)
+        row_bytes = self.info.kv_spec.row_bytes
+        whole = memoryview(bytearray(engine.num_pool_blocks * row_bytes))
+        engine.runner.bind_pool(whole)
+        self.pool = whole[: self.info.num_blocks * row_bytes]
         self._engine = engine
         self._clock = clock
         self._step_duration = step_duration
         self._commands: list[Command] = []
+        self._num_commands_sent = 0
         self._wake = asyncio.Event()
         self._death = asyncio.Event()
+        self._moves = asyncio.Event()
+        self._moves.set()
         # Of the step that is taking its time now: what the runner returned, and when it ends.
+        self._is_busy = False
         self._result: StepResult | None = None
         self._ends_at = 0.0
         self._suspects: tuple[str, ...] = ()
 
+    @property
+    def num_commands_sent(self) -> int:
+        return self._num_commands_sent
+
     def send(self, command: Command) -> None:
         self._commands.append(command)
+        self._num_commands_sent += 1
         self._wake.set()
 
     async def events(self) -> StepEvents:
@@ -47,29 +57,43 @@ class LocalEngineClient:
                 if self._result is not None and (answers := self._engine.take_answers()):
                     return answers
             await self._sleep_until_step_ends()
-            tokens, self._result = self._result, None
+            tokens, self._result, self._is_busy = self._result, None, False
             if (events := self._engine.finish_step(tokens)) is not None:
                 return events
 
     def progress(self) -> CoreProgress:
-        if self._result is None:
-            return CoreProgress(self._engine.step_index, False, ())
-        return CoreProgress(self._engine.step_index, True, self._engine.batch_request_ids())
+        return CoreProgress(
+            self._engine.step_index,
+            self._is_busy,
+            self._engine.batch_request_ids() if self._is_busy else (),
+            self._num_commands_sent - len(self._commands),
+            self._engine.expected_step_s(),
+        )
+
+    def kill(self) -> None:
+        self._suspects = self.progress().request_ids
+        self._death.set()
+        self._wake.set()
+        self._moves.set()
 
     async def close(self) -> None:
         self._death.set()
         self._wake.set()
+        self._moves.set()
 
-    def die(self) -> None:
-        """Fault injection: the core is gone at this instant, as after kill -9."""
-        self._suspects = self.progress().request_ids
-        self._death.set()
-        self._wake.set()
+    def stop(self) -> None:
+        """Fault injection: the core stands still, as after SIGSTOP, until `go_on` or its end."""
+        self._moves.clear()
+
+    def go_on(self) -> None:
+        """It moves again, as after SIGCONT."""
+        self._moves.set()
 
     def _begin_step(self) -> None:
         commands, self._commands = self._commands, []
         batch = self._engine.begin_step(commands)
         if batch is not None:
+            self._is_busy = True
             self._ends_at = self._clock.now() + self._step_duration(batch)
             self._result = self._engine.runner.run(batch)
 
@@ -81,9 +105,11 @@ class LocalEngineClient:
                     await self._death.wait()
             except TimeoutError:
                 pass
+        await self._moves.wait()
         self._check_alive()
 
     async def _wait_for_work(self) -> None:
+        await self._moves.wait()
         self._check_alive()
         self._wake.clear()
         if self._commands or self._engine.has_work:
@@ -95,6 +121,7 @@ class LocalEngineClient:
                 await self._wake.wait()
         except TimeoutError:
             pass
+        await self._moves.wait()
         self._check_alive()
 
     def _check_alive(self) -> None:

@@ -148,11 +148,18 @@ class SnapshotHashes(msgspec.Struct, array_like=True, tag="snapshot"):
     """
 
 
+class Probe(msgspec.Struct, array_like=True, tag="probe"):
+    """Ask for a step, even if there is nothing to compute: the progress page shows whether it ran.
+
+    Such a step computes one token of no sequence and is told nowhere else.
+    """
+
+
 class Shutdown(msgspec.Struct, array_like=True, tag="shutdown"):
     pass
 
 
-Command = AddSequence | Bind | Start | Credit | Abort | Release | SnapshotHashes | Shutdown
+Command = AddSequence | Bind | Start | Credit | Abort | Release | SnapshotHashes | Probe | Shutdown
 
 
 class CommandBatch(msgspec.Struct, array_like=True, tag="commands"):
@@ -307,9 +314,9 @@ class StepEvents(msgspec.Struct, array_like=True, tag="events"):
     # Speculated tokens of this step, and how many of them were right.
     num_drafted: int = 0
     num_accepted: int = 0
-
-
-CoreMessage = EngineInfo | LoadFailed | StepEvents
     # Named by the Aborts and Releases taken in. They hold nothing any more, unless a fork that was
     # not named still needs its leader's prompt.
     freed: list[int] = []
+
+
+CoreMessage = EngineInfo | LoadFailed | StepEvents

@@ -13,6 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -27,7 +28,12 @@ from baton.engine.messages import (
     Shutdown,
     StepEvents,
 )
-from baton.engine.progress_page import PAGE_BYTES, CoreProgress, ProgressPage
+from baton.engine.progress_page import (
+    PAGE_BYTES,
+    CoreProgress,
+    ProgressPage,
+    read_left_page,
+)
 from baton.system.frames import FrameDecoder, encode_frame
 from baton.system.memory_file import create_memory_file, map_memory_file, resize_and_map
 
@@ -103,18 +109,20 @@ class ProcessEngineClient:
 
     info: EngineInfo
     pool: memoryview
+    # Requests of the step in which this worker's last life ended, if nobody was left to tell.
+    last_suspects: tuple[str, ...] = ()
 
     def __init__(
         self,
         process: asyncio.subprocess.Process,
         link: _CoreLink,
         page: ProgressPage,
-        stall_timeout_s: float,
+        page_file: Path | None,
     ) -> None:
         self._process = process
         self._link = link
         self._page = page
-        self._stall_timeout_s = stall_timeout_s
+        self._page_file = page_file
 
     @classmethod
     async def start(
@@ -123,17 +131,18 @@ class ProcessEngineClient:
         args: Sequence[str] = (),
         *,
         load_timeout_s: float = 600.0,
-        stall_timeout_s: float = 60.0,
+        page_file: Path | None = None,
     ) -> "ProcessEngineClient":
         """Run `python -m module SOCKET_FD POOL_FD PAGE_FD *args` and wait until it serves.
 
-        A core that spends `stall_timeout_s` in one step, or leaves a command alone for so long, is
-        killed and counts as died; it takes up to twice that time to notice.
-        Raises CoreNotStarted; nothing is left behind then.
+        With `page_file` the progress page is kept there until `close`, so that the next life can
+        read where this one was when it and its core died together (`last_suspects`). Raises
+        CoreNotStarted, and OSError when that file cannot be written; nothing is left behind then.
         """
         with ExitStack() as files, ExitStack() as on_failure:
+            last_suspects = () if page_file is None else read_left_page(page_file)
             pool_fd = _create_file(files, "baton-kv-pool")
-            page_fd = _create_file(files, "baton-progress")
+            page_fd = _create_file(files, "baton-progress", page_file)
             page = ProgressPage(resize_and_map(page_fd, PAGE_BYTES))
             ours, theirs = socket.socketpair()
             files.enter_context(theirs)
@@ -142,7 +151,8 @@ class ProcessEngineClient:
             on_failure.callback(transport.close)
             process = await _spawn(module, args, (theirs.fileno(), pool_fd, page_fd))
             theirs.close()  # the child's death must end the connection
-            client = cls(process, link, page, stall_timeout_s)
+            client = cls(process, link, page, page_file)
+            client.last_suspects = last_suspects
             await client._wait_until_loaded(load_timeout_s, pool_fd)
             on_failure.pop_all()
         return client
@@ -156,7 +166,7 @@ class ProcessEngineClient:
         self._link.send(command)
 
     async def events(self) -> StepEvents:
-        message = await self._receive_unless_stalled()
+        message = await self._link.receive()
         if message is None:
             suspects = self.progress().request_ids
             await self._end_process(_EXIT_GRACE_S)
@@ -164,8 +174,16 @@ class ProcessEngineClient:
         assert isinstance(message, StepEvents)
         return message
 
+    @property
+    def num_commands_sent(self) -> int:
+        return self._link.num_commands_sent
+
     def progress(self) -> CoreProgress:
         return self._page.read()
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
 
     async def close(self) -> None:
         self._link.send(Shutdown())
@@ -174,6 +192,8 @@ class ProcessEngineClient:
             await self._end_process(CLOSE_GRACE_S)
         finally:
             self._link.close()
+            if self._page_file is not None:
+                self._page_file.unlink(missing_ok=True)
 
     async def _wait_until_loaded(self, timeout_s: float, pool_fd: int) -> None:
         try:
@@ -194,20 +214,6 @@ class ProcessEngineClient:
             await self._kill()
             raise
 
-    async def _receive_unless_stalled(self) -> EngineInfo | LoadFailed | StepEvents | None:
-        """The next message, or None for a core that is gone; a hung one is killed first."""
-        last, num_sent = self.progress(), self._link.num_commands_sent
-        while True:
-            try:
-                async with asyncio.timeout(self._stall_timeout_s):
-                    return await self._link.receive()
-            except TimeoutError:
-                now = self.progress()
-                is_stuck = now.is_busy and last.is_busy and now.step == last.step
-                if is_stuck or now.num_commands < num_sent:
-                    await self._kill()
-                last, num_sent = now, self._link.num_commands_sent
-
     async def _end_process(self, grace_s: float) -> None:
         """Wait for the core to exit by itself, then kill it."""
         try:
@@ -217,14 +223,16 @@ class ProcessEngineClient:
             await self._kill()
 
     async def _kill(self) -> None:
-        if self._process.returncode is None:
-            self._process.kill()
+        self.kill()
         await self._process.wait()
 
 
-def _create_file(files: ExitStack, name: str) -> int:
-    """A memory file that this process holds until `files` ends."""
-    fd = create_memory_file(name)
+def _create_file(files: ExitStack, name: str, path: Path | None = None) -> int:
+    """An empty file, in memory without a path, that this process holds until `files` ends."""
+    if path is None:
+        fd = create_memory_file(name)
+    else:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     files.callback(os.close, fd)
     return fd
 

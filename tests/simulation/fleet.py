@@ -368,7 +368,7 @@ class Fleet:
 
     def kill(self, endpoint: str) -> None:
         """A worker's core dies, and its process soon after; nobody listens there any more."""
-        self.workers.pop(endpoint).client.die()
+        self.workers.pop(endpoint).client.kill()
 
     async def lose_redis_data(self) -> None:
         """Redis comes back empty; the registry declares the keys anew, as it then does."""

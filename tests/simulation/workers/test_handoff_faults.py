@@ -618,7 +618,7 @@ async def test_a_dead_core_is_told_to_gateways_with_its_suspects() -> None:
             await answer.first_token()
             await asyncio.sleep(0.105)
 
-            f.decode.client.die()
+            f.decode.client.kill()
             try:
                 await asyncio.Event().wait()
             finally:
@@ -636,7 +636,7 @@ async def test_a_core_that_dies_during_a_handoff_is_the_reason_that_the_gateway_
             answer = await f.gateway.submit(PROMPT)
             await answer.first_token()
 
-            f.decode.client.die()
+            f.decode.client.kill()
             try:
                 await asyncio.Event().wait()
             finally:

@@ -93,7 +93,7 @@ def test_a_core_that_dies_in_a_step_names_the_requests_of_that_step():
         async def die_in_the_second_step() -> None:
             await asyncio.sleep(1.5 * STEP_S)
             assert client.progress().is_busy
-            client.die()
+            client.kill()
 
         client.send(add_sequence(1, range(20)))
         client.send(add_sequence(2, range(20), credit=1))
@@ -113,7 +113,7 @@ def test_a_core_that_dies_in_a_step_names_the_requests_of_that_step():
 def test_a_core_that_dies_while_idle_has_no_suspects():
     async def main(client: LocalEngineClient, clock: VirtualClock) -> None:
         client.send(Abort(1))
-        client.die()
+        client.kill()
         with pytest.raises(CoreDied) as death:
             await client.events()
         assert death.value.suspect_request_ids == ()

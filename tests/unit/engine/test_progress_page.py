@@ -1,6 +1,7 @@
 import mmap
+from pathlib import Path
 
-from baton.engine.progress_page import PAGE_BYTES, CoreProgress, ProgressPage
+from baton.engine.progress_page import PAGE_BYTES, CoreProgress, ProgressPage, read_left_page
 
 
 def make_pages() -> tuple[ProgressPage, ProgressPage]:
@@ -46,3 +47,34 @@ def test_a_page_whose_writer_died_while_writing_can_still_be_read():
     ProgressPage(page).begin_step(3, ["a"])
     page[0] = 3  # odd: a write has begun
     assert ProgressPage(page).read() == CoreProgress(3, True, ("a",))
+
+
+def test_the_time_that_a_step_should_take_is_shown():
+    writer, reader = make_pages()
+    writer.begin_step(1, ["a"], expected_s=0.25)
+    assert reader.read().expected_s == 0.25
+    writer.begin_step(2, ["a"])
+    assert reader.read().expected_s is None
+
+
+def leave_page(path: Path, request_ids: list[str]) -> None:
+    with path.open("w+b") as file:
+        file.truncate(PAGE_BYTES)
+        with mmap.mmap(file.fileno(), PAGE_BYTES) as page:
+            writer = ProgressPage(page)
+            writer.begin_step(9, request_ids)
+            if not request_ids:
+                writer.end_work()
+
+
+def test_a_page_left_behind_names_the_requests_of_the_last_step(tmp_path: Path):
+    leave_page(tmp_path / "page", ["a", "b"])
+    assert read_left_page(tmp_path / "page") == ("a", "b")
+
+
+def test_a_page_left_behind_by_an_idle_core_or_none_at_all_names_nobody(tmp_path: Path):
+    leave_page(tmp_path / "page", [])
+    assert read_left_page(tmp_path / "page") == ()
+    assert read_left_page(tmp_path / "no page") == ()
+    (tmp_path / "torn").write_bytes(b"123")
+    assert read_left_page(tmp_path / "torn") == ()
