@@ -254,6 +254,13 @@ GATEWAY_REPEATED_PICKS = Counter(
 GATEWAY_WASTED_TOKENS = Counter(
     "baton_gateway_wasted_tokens", "Tokens that came after a request had ended", _SERVED
 )
+GATEWAY_CANCEL_SECONDS = Histogram(
+    "baton_gateway_cancel_seconds",
+    "From a client's leaving to its request being given up: the worker has acknowledged, quota is "
+    "settled; by the stage that it ended",
+    ("phase",),
+    buckets=_CANCEL_BUCKETS,
+)
 GATEWAY_OUTBOX_RECORDS = Gauge(
     "baton_gateway_outbox_records", "Usage records that wait for the quota service"
 )
@@ -266,13 +273,6 @@ TOKENIZER_STAGE_SECONDS = Histogram(
     buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0),
 )
 TOKENIZER_FAILED_PROMPTS = Counter(
-GATEWAY_CANCEL_SECONDS = Histogram(
-    "baton_gateway_cancel_seconds",
-    "From a client's leaving to its request being given up: the worker has acknowledged, quota is "
-    "settled; by the stage that it ended",
-    ("phase",),
-    buckets=_CANCEL_BUCKETS,
-)
     "baton_tokenizer_failed_prompts", "Prompts that were not encoded, by reason", ("reason",)
 )
 GATEWAY_LOST_STREAMS = Counter(

@@ -106,10 +106,10 @@ class Attempt:
             finish = worker_pb2.Finish(reason="cancelled", num_output_tokens=run.num_output_tokens)
             self._outlet.merge.add_finish((self.request.submit.handle, run.choice), finish)
         self._outlet.wake()
-        self._end("cancelled")
         if open_choices:
             seq_ids = [run.seq_id for run in open_choices]
             observe_cancel(self._parts, open_choices[0].phase, seq_ids)
+        self._end("cancelled")
 
     def cancel_choices(self, choices: Iterable[int]) -> None:
         """The gateway wants no more of these; unknown choices are ignored."""

@@ -81,7 +81,7 @@ class ChoiceRun:
         self.is_ended = False
         # "grammar" (to be tried), "queue", "prefill", "handoff" or "decode".
         self.phase = "grammar"
-        self._num_emitted = len(emitted_ids) // TOKEN_BYTES
+        self._num_emitted = self.num_output_tokens
         self._token_ids = request.prompt_ids + emitted_ids
         self._request = request
         self._owner = owner
@@ -193,8 +193,8 @@ class ChoiceRun:
         self._parts.dispatcher.send(Bind(self.seq_id))
 
     def first_token(self, frame: handoff_pb2.FirstTokens, num_blocks: int) -> None:
-        self._owner.prefilled(self.choice, frame, num_blocks)
         self.phase = "handoff"
+        self._owner.prefilled(self.choice, frame, num_blocks)
         if self._request.is_search:
             return
         self._forward(frame.token_id, self._num_emitted, _logprobs_of(frame))

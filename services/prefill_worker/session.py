@@ -13,8 +13,8 @@ from baton.runtime import instruments, logs
 from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
-from baton.worker.parts import WorkerParts
 from baton.worker.cancels import observe_cancel
+from baton.worker.parts import WorkerParts
 from baton.worker.prompt import PromptBuffer, check_cache_key
 from baton.worker.sampling import MAX_CHOICES, to_params
 from baton.worker.stream_pump import StreamPump
@@ -200,10 +200,10 @@ class HandoffSession:
                 "transfer_aborted", request_id=transfer.request_id, reason=abort.failure.reason
             )
             self._end(transfer, "aborted")
+            observe_cancel(self._parts, transfer.phase, transfer.seq_ids)
 
     def _find(self, xfer_id: int, capability: bytes) -> PrefillTransfer | None:
         transfer = self._transfers.get(xfer_id)
-            observe_cancel(self._parts, transfer.phase, transfer.seq_ids)
         try:
             if transfer is None:
                 raise ForeignFrame("transfer")

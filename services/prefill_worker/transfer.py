@@ -110,15 +110,15 @@ class PrefillTransfer:
         return self.sender is not None
 
     @property
-    def needs_no_blocks(self) -> bool:
-        """Every choice ended with its first token."""
-    @property
     def phase(self) -> str:
         """Where it is: "queue", "prefill" or "handoff"."""
         if self.first_token is not None:
             return "handoff"
         return "prefill" if self.is_started else "queue"
 
+    @property
+    def needs_no_blocks(self) -> bool:
+        """Every choice ended with its first token."""
         return bool(self._finish_reason) and all(fork.wire.finish_reason for fork in self._forks)
 
     def start(self, block_hashes: bytes, sampling: SamplingParams) -> None:
