@@ -1,19 +1,36 @@
-"""The admin port: /metrics and /healthz, apart from what clients may reach."""
+"""The admin port: /metrics, /livez and /readyz, apart from what clients may reach.
 
+Alive means that the event loop runs what it is given; ready, that the service would take new work.
+"""
+
+import asyncio
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
+# An event loop that does not come around in this time is stuck; one that is only busy comes.
+LIVE_TIMEOUT_S = 5.0
+
 
 class _Handler(BaseHTTPRequestHandler):
+    server: "_AdminServer"
+
     def do_GET(self) -> None:
         if self.path == "/metrics":
             self._answer(200, CONTENT_TYPE_LATEST, generate_latest(REGISTRY))
-        elif self.path == "/healthz":
-            self._answer(200, "text/plain", b"ok\n")
+        elif self.path in ("/livez", "/healthz"):
+            is_alive = self.server.comes_around(LIVE_TIMEOUT_S)
+            self._answer_reason("" if is_alive else "the event loop is stuck")
+        elif self.path == "/readyz":
+            self._answer_reason(self.server.unready_reason())
         else:
             self._answer(404, "text/plain", b"not found\n")
+
+    def _answer_reason(self, reason: str) -> None:
+        """200 without a reason, else 503 and the reason."""
+        self._answer(503 if reason else 200, "text/plain", (reason or "ok").encode() + b"\n")
 
     def _answer(self, status: int, content_type: str, body: bytes) -> None:
         self.send_response(status)
@@ -26,10 +43,33 @@ class _Handler(BaseHTTPRequestHandler):
         """Scrapes are not worth a line."""
 
 
-def start_admin(listen: str) -> int:
-    """Serve on `listen` ("host:port") in a daemon thread; returns the bound port."""
+class _AdminServer(ThreadingHTTPServer):
+    """Knows the event loop that it was started from."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], unready_reason: Callable[[], str]) -> None:
+        super().__init__(address, _Handler)
+        self.unready_reason = unready_reason
+        self._loop = asyncio.get_running_loop()
+
+    def comes_around(self, timeout_s: float) -> bool:
+        """Whether the event loop runs a callback within `timeout_s`."""
+        ran = threading.Event()
+        try:
+            self._loop.call_soon_threadsafe(ran.set)
+        except RuntimeError:
+            return False  # closed
+        return ran.wait(timeout_s)
+
+
+def start_admin(listen: str, unready_reason: Callable[[], str] = lambda: "") -> int:
+    """Serve on `listen` ("host:port") in a daemon thread; returns the bound port.
+
+    Call it from the service's event loop. `unready_reason` is called from another thread; empty =
+    ready.
+    """
     host, _, port = listen.rpartition(":")
-    server = ThreadingHTTPServer((host, int(port)), _Handler)
-    server.daemon_threads = True
+    server = _AdminServer((host, int(port)), unready_reason)
     threading.Thread(target=server.serve_forever, name="admin", daemon=True).start()
     return int(server.server_address[1])

@@ -75,6 +75,8 @@ DECODE_PARKED_GATEWAYS = Counter(
     ("outcome",),
 )
 
+CORE_STALLS = Counter("baton_core_stalls", "Times that the engine core stood still with work")
+
 # --- quota ---
 QUOTA_RESERVATIONS = Counter(
     "baton_quota_reservations",

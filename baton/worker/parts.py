@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.transport import Transport
 from baton.system.clock import Clock
+from baton.worker.core_watch import CoreWatch
 from baton.worker.dispatch import EngineDispatcher
 from baton.worker.grammar_gate import GrammarGate
 from baton.worker.metrics import WorkerMetrics
@@ -20,6 +21,7 @@ class WorkerParts:
     # Differs in every life of this worker.
     boot_epoch: int
     dispatcher: EngineDispatcher
+    watch: CoreWatch
     blocks: BlockBytes
     transport: Transport
     reports: ReportLog
@@ -28,3 +30,5 @@ class WorkerParts:
     clock: Clock
     # Unguessable bytes, for capabilities.
     random_bytes: Callable[[int], bytes]
+    # Requests of the step in which this worker's last life ended, core and front together.
+    last_suspects: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ and the process exits with an error: whoever supervises it starts it again.
 import asyncio
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import grpc
@@ -22,6 +23,7 @@ from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Misconfigured, Process
 from baton.system.clock import Clock
 from baton.wire.v1 import router_pb2, worker_pb2_grpc
+from baton.worker.core_watch import CoreWatch, WatchLimits
 from baton.worker.dispatch import EngineDispatcher
 from baton.worker.grammar_gate import GrammarGate
 from baton.worker.metrics import WorkerMetrics
@@ -55,6 +57,7 @@ def make_parts(
     worker_id: str,
     role: "router_pb2.WorkerRole",
     clock: Clock,
+    limits: WatchLimits | None = None,
     random_bytes: Callable[[int], bytes] = secrets.token_bytes,
 ) -> WorkerParts:
     """Everything a front is built from, around one core."""
@@ -69,13 +72,17 @@ def make_parts(
         role=role,
         transports=[transport.name],
     )
+    watch = CoreWatch(client, clock, limits)
+    reports = ReportLog(register, lambda: dispatcher.send(SnapshotHashes()))
+    watch.on_change(reports.set_stalled)
     return WorkerParts(
         worker_id=worker_id,
         boot_epoch=boot_epoch,
         dispatcher=dispatcher,
+        watch=watch,
         blocks=blocks,
         transport=transport,
-        reports=ReportLog(register, lambda: dispatcher.send(SnapshotHashes())),
+        reports=reports,
         metrics=WorkerMetrics(client.info),
         grammar_gate=GrammarGate(client.info),
         clock=clock,
@@ -98,7 +105,16 @@ async def serve_worker(
     if client is None:
         return
     try:
-        parts = make_parts(client, worker_id=settings.identity(), role=role, clock=process.clock)
+        parts = make_parts(
+            client,
+            worker_id=settings.identity(),
+            role=role,
+            clock=process.clock,
+            limits=WatchLimits(
+                stall_s=settings.stall_s, hang_s=settings.hang_s, probe_s=settings.probe_s
+            ),
+        )
+        parts = replace(parts, last_suspects=client.last_suspects)
         await _serve(process, settings, parts, make_front(parts))
     finally:
         await client.close()
@@ -128,7 +144,10 @@ async def _start_core(settings: Settings) -> ProcessEngineClient | CoreNotStarte
     """A failure is returned, so that it reaches the caller alone and not in a group."""
     try:
         return await ProcessEngineClient.start(
-            CORE_MODULE, settings.core_arguments(), load_timeout_s=settings.load_timeout_s
+            CORE_MODULE,
+            settings.core_arguments(),
+            load_timeout_s=settings.load_timeout_s,
+            page_file=settings.page_file(),
         )
     except CoreNotStarted as error:
         return error
@@ -145,7 +164,9 @@ async def _serve(process: Process, settings: Settings, parts: WorkerParts, front
         running = tasks.create_task(front.run())
         server = await start_server(settings.listen, register, link=True)
         try:
-            admin_port = admin.start_admin(settings.admin_listen)
+            admin_port = admin.start_admin(
+                settings.admin_listen, lambda: _unready_reason(process, parts)
+            )
             _log.info("serving", worker_id=parts.worker_id, port=server.port, admin_port=admin_port)
             await process.stopping.wait()
             await front.drain(settings.drain_s)
@@ -153,3 +174,8 @@ async def _serve(process: Process, settings: Settings, parts: WorkerParts, front
             parts.reports.close()
             await server.stop(_STOP_GRACE_S)
         running.cancel()
+
+
+def _unready_reason(process: Process, parts: WorkerParts) -> str:
+    """Why new work should not come here; empty when it may."""
+    return "draining" if process.stopping.is_set() else parts.watch.reason()

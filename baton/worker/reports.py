@@ -104,6 +104,15 @@ class ReportLog:
         for subscription in self._subscriptions:
             subscription.take_accepted(request_id)
 
+    def set_stalled(self, stalled: bool) -> None:
+        """The core stands still, or moves again; told at once."""
+        load = worker_pb2.Load()
+        load.CopyFrom(self.load)
+        load.stalled = stalled
+        self.load = load
+        for subscription in self._subscriptions:
+            subscription.wake()
+
     def set_handoff_rate(self, bytes_per_s: float) -> None:
         """The measured speed of handoffs; travels with the next load."""
         self.load.handoff_bytes_per_s = bytes_per_s
@@ -153,6 +162,7 @@ class ReportLog:
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             decode_step_s=load.decode_step_s,
             handoff_bytes_per_s=self.load.handoff_bytes_per_s,
+            stalled=self.load.stalled,
         )
 
 

@@ -31,6 +31,7 @@ class DecodeFront:
         self._sessions: set[GatewaySession] = set()
         self._is_draining = False
         self._attempt_ended = asyncio.Event()
+        parts.watch.on_change(self._core_stalled)
         parts.dispatcher.observe(self._end_of_step)
         parts.dispatcher.observe(parts.metrics.observe)
         parts.dispatcher.observe(parts.reports.apply)
@@ -44,6 +45,7 @@ class DecodeFront:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._links.run())
             group.create_task(self._parts.grammar_gate.run())
+            group.create_task(self._parts.watch.run())
             try:
                 await self._parts.dispatcher.run()
             except CoreDied as died:
@@ -96,6 +98,7 @@ class DecodeFront:
     def check_admission(self) -> None:
         if self._is_draining:
             raise failures.Unavailable("this worker is draining", reason="draining")
+        self._parts.watch.check()
         if self.num_attempts >= MAX_ATTEMPTS:
             raise failures.Overloaded(f"{MAX_ATTEMPTS} attempts are open already")
 
@@ -113,6 +116,7 @@ class DecodeFront:
             worker_id=parts.worker_id,
             boot_epoch=parts.boot_epoch,
             model_fp=parts.dispatcher.info.model_fp,
+            suspect_request_ids=parts.last_suspects,
         )
         await stream.write(worker_pb2.WorkerFrame(hello=hello))
         gateway_id = str(first.hello.gateway_id)
@@ -129,6 +133,12 @@ class DecodeFront:
     def _end_of_step(self, events: StepEvents) -> None:
         for session in self._sessions:
             session.merge.step = events.step
+
+    def _core_stalled(self, stalled: bool) -> None:
+        """What runs here must move to another worker now; a core that wakes up drops it."""
+        error = failures.Unavailable("the engine core stands still", reason="worker_lost")
+        for session in list(self._sessions) if stalled else ():
+            session.fail_all(error)
 
     async def _report_death(self, died: CoreDied) -> None:
         """Tell every gateway that the core is gone, and which requests are suspects."""

@@ -6,6 +6,7 @@ peer is done, and frees them by itself when the peer stops renewing. Knows no gr
 
 import asyncio
 
+from baton.engine.client import CoreDied
 from baton.engine.messages import StepEvents
 from baton.handoff.lease import SWEEP_INTERVAL_S, LeaseTable
 from baton.handoff.transport import choose_transport
@@ -37,6 +38,7 @@ class PrefillFront:
         self._sampled: list[tuple[HandoffSession, PrefillTransfer]] = []
         self._is_draining = False
         self._became_idle = asyncio.Event()
+        parts.watch.on_change(self._core_stalled)
         parts.dispatcher.observe(self._end_of_step)
         parts.dispatcher.observe(parts.metrics.observe)
         parts.dispatcher.observe(parts.reports.apply)
@@ -46,10 +48,15 @@ class PrefillFront:
         return len(self._owners)
 
     async def run(self) -> None:
-        """Drive engine events and leases until cancelled. Raises CoreDied."""
+        """Drive engine events and leases until cancelled. Raises CoreDied, in a group."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._sweep())
-            group.create_task(self._parts.dispatcher.run())
+            group.create_task(self._parts.watch.run())
+            try:
+                await self._parts.dispatcher.run()
+            except CoreDied as died:
+                await self._report_death(died)
+                raise
 
     async def serve(
         self, stream: FrameStream[handoff_pb2.DecodeFrame, handoff_pb2.PrefillFrame]
@@ -97,6 +104,7 @@ class PrefillFront:
     def admit(self, session: HandoffSession, transfer: PrefillTransfer) -> None:
         if self._is_draining:
             raise failures.Unavailable("this prefill worker is draining", reason="draining")
+        self._parts.watch.check()
         if not self._leases.can_grant():
             raise failures.Overloaded(f"{MAX_TRANSFERS} transfers are open already")
         self._leases.grant(transfer)
@@ -161,6 +169,22 @@ class PrefillFront:
         except failures.Incompatible as error:
             return error
         return None
+
+    def _core_stalled(self, stalled: bool) -> None:
+        """What is computed here must be computed elsewhere; a core that wakes up drops it."""
+        error = failures.Unavailable("the prefill core stands still", reason="handoff_failed")
+        for transfer, session in list(self._owners.items()) if stalled else ():
+            session.failed(transfer, error)
+
+    async def _report_death(self, died: CoreDied) -> None:
+        """Fail what is open, and name those that ran in the step in which the core died."""
+        for transfer, session in list(self._owners.items()):
+            is_suspect = transfer.request_id in died.suspect_request_ids
+            reason = "crash_suspect" if is_suspect else "handoff_failed"
+            session.failed(transfer, failures.Unavailable("the prefill core died", reason=reason))
+        async with asyncio.TaskGroup() as group:
+            for session in self._sessions:
+                group.create_task(session.finish("core died"))
 
     def _end_of_step(self, _: StepEvents) -> None:
         sampled, self._sampled = self._sampled, []

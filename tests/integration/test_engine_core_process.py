@@ -14,15 +14,17 @@ import uvloop
 from baton.engine.client import CoreDied, CoreNotStarted
 from baton.engine.messages import Abort, Bind, Credit, Start
 from baton.engine.process_client import ProcessEngineClient
+from baton.system.clock import SystemClock
 from baton.testing.engine_driver import add_sequence
 from baton.testing.fake_runner import FakeRunner
+from baton.worker.core_watch import CoreWatch, WatchLimits
 
 FAKE_CORE = "baton.testing.fake_core"
 
 
 @asynccontextmanager
-async def core(*args: str, stall_timeout_s: float = 60.0) -> AsyncIterator[ProcessEngineClient]:
-    client = await ProcessEngineClient.start(FAKE_CORE, args, stall_timeout_s=stall_timeout_s)
+async def core(*args: str) -> AsyncIterator[ProcessEngineClient]:
+    client = await ProcessEngineClient.start(FAKE_CORE, args)
     try:
         yield client
     finally:
@@ -114,32 +116,71 @@ async def test_a_core_killed_while_idle_has_no_suspects():
         assert (await catch_death(client)).suspect_request_ids == ()
 
 
+@asynccontextmanager
+async def watched(client: ProcessEngineClient, **limits: float) -> AsyncIterator[CoreWatch]:
+    """The core's watch while it runs."""
+    watch = CoreWatch(client, SystemClock(), WatchLimits(**limits))
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(watch.run())
+        yield watch
+        running.cancel()
+
+
+async def stalled(watch: CoreWatch) -> None:
+    async with asyncio.timeout(30):
+        while not watch.is_stalled:
+            await asyncio.sleep(0.02)
+
+
 async def test_a_core_that_hangs_in_a_step_is_killed_and_reported():
-    async with core("--step-s", "60", stall_timeout_s=0.2) as client:
+    limits = {"stall_s": 0.2, "first_step_s": 0.2, "hang_s": 0.2}
+    async with core("--step-s", "60") as client, watched(client, **limits):
         client.send(add_sequence(1, range(5)))
         assert (await catch_death(client)).suspect_request_ids == ("request-1",)
 
 
-async def test_a_core_that_stops_while_idle_is_found_by_a_command_that_it_leaves_alone():
-    async with core(stall_timeout_s=0.2) as client:
+async def test_an_idle_core_that_stops_is_found_by_a_probe_and_forgiven_when_it_goes_on():
+    async with core() as client, watched(client, stall_s=0.3, probe_s=0.2) as watch:
+        while client.progress().expected_s is None:  # the first probe has been measured
+            await asyncio.sleep(0.02)
+        os.kill(client.pid, signal.SIGSTOP)
+        assert Path(f"/proc/{client.pid}/stat").read_text().split()[2] == "T"
+        await stalled(watch)
+        os.kill(client.pid, signal.SIGCONT)
+        async with asyncio.timeout(30):
+            while watch.is_stalled:
+                await asyncio.sleep(0.02)
         client.send(add_sequence(1, range(5)))
         await read_tokens(client, 1)
-        while client.progress().is_busy:
-            await asyncio.sleep(0)
-        os.kill(client.pid, signal.SIGSTOP)
-        client.send(add_sequence(2, range(5)))
-        assert (await catch_death(client)).suspect_request_ids == ()
 
 
 async def test_an_idle_core_is_not_taken_for_a_hung_one():
-    async with core(stall_timeout_s=0.02) as client:
+    async with core() as client, watched(client, stall_s=0.5, probe_s=0.05) as watch:
         client.send(add_sequence(1, range(5), credit=2))
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
+            async with asyncio.timeout(1.0):
                 while True:
                     await client.events()
+        assert not watch.is_stalled
         client.send(Credit(1, 100))
         await read_tokens(client, 1)
+
+
+async def test_the_next_life_knows_who_ran_when_front_and_core_died_together(tmp_path: Path):
+    page_file = tmp_path / "page"
+    first = await ProcessEngineClient.start(FAKE_CORE, ["--step-s", "60"], page_file=page_file)
+    first.send(add_sequence(1, range(5)))
+    while not first.progress().is_busy:
+        await asyncio.sleep(0.01)
+    left_behind = page_file.read_bytes()
+    first.kill()
+    await first.close()
+    assert not page_file.exists(), "a front that lives through it has told who ran"
+    page_file.write_bytes(left_behind)
+    second = await ProcessEngineClient.start(FAKE_CORE, page_file=page_file)
+    assert second.last_suspects == ("request-1",)
+    assert second.progress().request_ids == ()
+    await second.close()
 
 
 async def test_a_core_that_cannot_load_says_why():
@@ -184,6 +225,7 @@ async def test_a_core_ends_with_its_front():
 FRONT = """
 import asyncio
 from baton.engine.process_client import ProcessEngineClient
+from baton.system.clock import SystemClock
 from baton.testing.engine_driver import add_sequence
 
 async def main():

@@ -22,20 +22,15 @@ from baton.engine.batch import StepBatch
 from baton.engine.client import CoreDied
 from baton.engine.engine import Engine, EngineConfig
 from baton.engine.local_client import LocalEngineClient
-from baton.engine.messages import SamplingParams, SnapshotHashes
-from baton.handoff.block_bytes import BlockBytes
-from baton.handoff.grpc_stream import GrpcStreamTransport
+from baton.engine.messages import SamplingParams
 from baton.runtime.shared_stream import StreamLost
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import VirtualClock
 from baton.wire import key_registry
 from baton.wire.v1 import quota_pb2, router_pb2, tokenizer_pb2
-from baton.worker.dispatch import EngineDispatcher
-from baton.worker.grammar_gate import GrammarGate
-from baton.worker.metrics import WorkerMetrics
 from baton.worker.parts import WorkerParts
-from baton.worker.reports import ReportLog, register_message
+from baton.worker.program import make_parts
 from baton.worker.reports_servicer import serve_reports
 from services.decode_worker.front import DecodeFront
 from services.gateway.exchange import Arrival
@@ -333,22 +328,12 @@ class Fleet:
         runner = FakeRunner(vocab_size=VOCAB_SIZE, max_model_len=2048)
         engine = Engine(config, runner, self.clock)
         client = LocalEngineClient(engine, self.clock, _step_duration)
-        dispatcher = EngineDispatcher(client)
-        blocks = BlockBytes(client.info.kv_spec, client.pool)
         is_prefill = name.startswith("prefill")
         role = router_pb2.WORKER_ROLE_PREFILL if is_prefill else router_pb2.WORKER_ROLE_DECODE
-        register = register_message(
-            client.info, worker_id=name, boot_epoch=1, role=role, transports=["grpc"]
-        )
-        parts = WorkerParts(
+        parts = make_parts(
+            client,
             worker_id=name,
-            boot_epoch=1,
-            dispatcher=dispatcher,
-            blocks=blocks,
-            transport=GrpcStreamTransport(blocks),
-            reports=ReportLog(register, lambda: dispatcher.send(SnapshotHashes())),
-            metrics=WorkerMetrics(client.info),
-            grammar_gate=GrammarGate(client.info),
+            role=role,
             clock=self.clock,
             random_bytes=self.rng.randbytes,
         )
