@@ -46,8 +46,15 @@ class EngineClient(Protocol):
     async def events(self) -> StepEvents:
         """The next turn of the core that brought something. Raises CoreDied."""
 
+    @property
+    def num_commands_sent(self) -> int:
+        """To be compared with `CoreProgress.num_commands`: the core takes them between steps."""
+
     def progress(self) -> CoreProgress:
         """Read the progress page."""
+
+    def kill(self) -> None:
+        """End the core at this instant, whatever it does: `events` raises CoreDied."""
 
     async def close(self) -> None:
         """End the core and wait until it is gone. Safe to call twice and after CoreDied."""
