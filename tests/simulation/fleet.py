@@ -196,12 +196,12 @@ class Worker:
         return self.engine.info.num_blocks - load.num_blocks_free + load.num_blocks_promised
 
 
-    gone_s: float | None = None
 @dataclass
 class Answer:
     """The Sink of one request."""
 
     gone_reason = "cancelled"
+    gone_s: float | None = None
 
     texts: dict[int, str] = field(default_factory=dict)
     finish_reasons: dict[int, str] = field(default_factory=dict)
