@@ -212,13 +212,16 @@ def run_schedule(load, drive, name, dtype, seed, lengths=(40, 70, 90), **options
     """Each request alone, then all of them; returns how often each mishap took place."""
     schedule = Schedule(seed, lengths)
     loaded = load(name, dtype)
-    runner = TorchRunner(loaded, is_deterministic=True)
+
+    def run(wanted=None, **sizes):
+        # A runner of its own: ids are never used again in the life of one.
+        runner = TorchRunner(loaded, is_deterministic=True)
+        return schedule.run(drive(loaded, runner=runner, **sizes), wanted)
+
     expected = {}
     for index in range(Schedule.NUM_REQUESTS):
-        driver = drive(loaded, num_blocks=40, max_step_tokens=256, runner=runner)
-        expected |= schedule.run(driver, index)[0]
-    crowded = drive(loaded, num_blocks=10, max_step_tokens=40, runner=runner, **options)
-    actual, num_preemptions, num_cached = schedule.run(crowded)
+        expected |= run(index, num_blocks=40, max_step_tokens=256)[0]
+    actual, num_preemptions, num_cached = run(num_blocks=10, max_step_tokens=40, **options)
     assert actual.keys() == expected.keys()
     for seq_id, wanted in expected.items():
         assert actual[seq_id] == wanted, f"seed {seed}, sequence {seq_id}"
