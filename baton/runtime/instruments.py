@@ -139,6 +139,11 @@ ROUTER_REPORTS_DROPPED = Counter(
 ROUTER_READY_WORKERS = Gauge(
     "baton_router_ready_workers", "Workers that may be picked", ("model_name", "role")
 )
+ROUTER_EJECTIONS = Counter(
+    "baton_router_ejections",
+    "Workers left out although they answer, by cause: stalled, silent, failing",
+    ("model_name", "cause"),
+)
 ROUTER_QUEUED_PREFILL_TOKENS = Gauge(
     "baton_router_queued_prefill_tokens",
     "Uncached prompt tokens that wait for or are in prefill",

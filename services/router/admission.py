@@ -5,6 +5,7 @@ Builds WatchAdmission's messages from the fleet and the queues; decides nothing.
 
 from baton.wire.v1 import router_pb2
 from services.router.fleet import Fleet, Worker
+from services.router.health import HealthState
 from services.router.reported import DECODE, PREFILL, ServedModel
 
 
@@ -60,6 +61,7 @@ class AdmissionView:
             endpoint=worker.endpoint,
             role=worker.registration.role,
             ready=self._is_ready(worker),
+            ejected=worker.health.state is HealthState.EJECTED,
             draining=worker.draining,
             num_running=worker.load.num_running,
             num_waiting=worker.load.num_waiting,

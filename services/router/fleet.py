@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from baton.system.clock import Clock
 from baton.wire.failures import Incompatible
+from services.router.health import Health, HealthJudge, HealthState
 from services.router.picker import BlockShape, Room, Speed, WorkerView
 from services.router.reported import (
     DECODE,
@@ -28,7 +29,8 @@ _MIN_WORKERS_TO_JUDGE = 2
 
 @dataclass(slots=True)
 class Worker:
-    """One address and who last registered there. `changed_at`: of connected or draining."""
+    """One address and who last registered there. `changed_at`: of whether it may be picked, apart
+    from silence."""
 
     endpoint: str
     registration: Registration
@@ -38,6 +40,15 @@ class Worker:
     connected: bool = True
     draining: bool = False
     leases: SlotLeases = field(default_factory=SlotLeases)
+    health: Health = field(default_factory=Health)
+
+    @property
+    def is_stalled(self) -> bool:
+        return self.load.is_stalled
+
+    @property
+    def step_counter(self) -> int:
+        return self.load.step_counter
 
     @property
     def worker_id(self) -> str:
@@ -57,6 +68,7 @@ class Fleet:
         self._settings = settings
         self._clock = clock
         self._started_at = clock.now()
+        self._judge = HealthJudge(settings, clock)
         self._workers: dict[str, Worker] = {}
         # Derived from the workers at each registration.
         self._pools: dict[tuple[str, int], list[Worker]] = {}
@@ -76,7 +88,8 @@ class Fleet:
             return False
         self._make_place(endpoint, registration)
         load = idle_load(registration)
-        self._workers[endpoint] = Worker(endpoint, registration, load, now, now)
+        health = Health() if known is None else known.health.next_life()
+        self._workers[endpoint] = Worker(endpoint, registration, load, now, now, health=health)
         self._derive()
         return True
 
@@ -100,8 +113,10 @@ class Fleet:
     def report(self, endpoint: str, load: ReportedLoad, accepted_request_ids: list[str]) -> None:
         """The worker's newest figures; they contain the accepted requests."""
         worker = self._workers[endpoint]
-        worker.load = load
         worker.reported_at = self._clock.now()
+        if load.is_stalled != worker.load.is_stalled:
+            worker.changed_at = worker.reported_at
+        worker.load = load
         for request_id in accepted_request_ids:
             worker.leases.end(request_id)
 
@@ -167,11 +182,34 @@ class Fleet:
         """Why no request should go there now, "" = it may."""
         if worker.draining:
             return "draining"
+        if worker.is_stalled and worker.connected:
+            return "stalled"
+        if worker.health.state is HealthState.EJECTED:
+            return "ejected"
         return "" if isolated else self._silence(worker)
+
+    def judge(self, elapsed_s: float) -> list[Worker]:
+        """Look at the health of all workers; returns those of which it changed.
+
+        `elapsed_s` is the time since the last look in which this router was awake.
+        """
+        changed: list[Worker] = []
+        for pool in self._pools.values():
+            changed += self._judge.judge(pool, lambda worker: not self.unfit(worker), elapsed_s)
+        for worker in changed:
+            worker.changed_at = self._clock.now()
+        return changed
+
+    def failed(self, worker_id: str) -> None:
+        """A gateway's request failed at this worker; unknown ids are ignored."""
+        if (worker := self._by_id.get(worker_id)) is not None:
+            self._judge.failed(worker.health)
 
     def unfit_since(self, worker: Worker) -> float:
         """Since when it has been unfit; only for one that is."""
-        return worker.changed_at if worker.draining else self._silent_since(worker)
+        if worker.draining or not self._silence(worker):
+            return worker.changed_at
+        return self._silent_since(worker)
 
     def _silent_since(self, worker: Worker) -> float:
         if not worker.connected:
@@ -211,6 +249,9 @@ class Fleet:
         num_promised = load.num_blocks_promised + leases.num_blocks
         # The worker keeps one block back for each running sequence that may grow.
         num_set_aside = num_promised + load.num_running
+        num_slots_free = max(0, registration.max_num_seqs - num_sequences)
+        if worker.health.state is HealthState.PROBATION and num_sequences:
+            num_slots_free = 0  # one request at a time
         return WorkerView(
             worker_id=worker.worker_id,
             unfit=unfit,
@@ -220,7 +261,7 @@ class Fleet:
                 num_blocks_free=max(0, load.num_blocks_free - num_set_aside),
                 num_blocks_promised=num_promised,
                 num_slots=registration.max_num_seqs,
-                num_slots_free=max(0, registration.max_num_seqs - num_sequences),
+                num_slots_free=num_slots_free,
             ),
             speed=Speed(
                 load.prefill_tokens_per_s or typical.prefill_tokens_per_s,

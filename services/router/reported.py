@@ -14,6 +14,7 @@ from baton.wire.v1 import router_pb2, worker_pb2
 MAX_BLOCKS = 1 << 24
 MAX_BLOCK_SIZE = 4096
 MAX_SEQS = 1 << 20
+MAX_VERSION_CHARS = 64
 _MAX_TOKENS = 1 << 40
 _MAX_RATE = 1e15
 
@@ -46,6 +47,7 @@ class Registration:
     block_bytes: int
     num_blocks: int
     max_num_seqs: int
+    software_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class ReportedLoad:
     prefill_tokens_per_s: float
     decode_step_s: float
     handoff_bytes_per_s: float
+    is_stalled: bool = False
 
 
 def registration_of(message: worker_pb2.Register) -> Registration:
@@ -89,6 +92,7 @@ def registration_of(message: worker_pb2.Register) -> Registration:
         block_bytes=message.block_bytes,
         num_blocks=message.num_blocks,
         max_num_seqs=message.max_num_seqs,
+        software_version=message.software_version[:MAX_VERSION_CHARS],
     )
 
 
@@ -105,6 +109,7 @@ def load_of(message: worker_pb2.Load, registration: Registration) -> ReportedLoa
         prefill_tokens_per_s=_rate(message.prefill_tokens_per_s),
         decode_step_s=_rate(message.decode_step_s),
         handoff_bytes_per_s=_rate(message.handoff_bytes_per_s),
+        is_stalled=message.stalled,
     )
 
 

@@ -19,6 +19,7 @@ from baton.wire.failures import (
 from baton.wire.v1 import router_pb2, worker_pb2
 from services.router.admission import AdmissionView
 from services.router.fleet import Fleet
+from services.router.health import MAX_TICK_S, HealthState
 from services.router.queue import RequestQueue, WaitedTooLong
 from services.router.report_intake import ReportIntake
 from services.router.selector import PickRequest, Selector
@@ -72,6 +73,17 @@ class RouterCore:
             self._publish(endpoint)
             self._wake_queues(endpoint)
 
+    def judge(self, elapsed_s: float) -> None:
+        """Look at the workers' health; `elapsed_s` passed since the last look."""
+        for worker in self._fleet.judge(min(elapsed_s, MAX_TICK_S)):
+            health = worker.health
+            self._announce(worker.endpoint, f"worker_{health.state.value}", cause=health.cause)
+            if health.state is HealthState.EJECTED:
+                name = worker.registration.model.name
+                instruments.ROUTER_EJECTIONS.labels(name, health.cause).inc()
+            self._publish(worker.endpoint)
+            self._wake_queues(worker.endpoint)
+
     async def pick(
         self, request: router_pb2.PickRequest, timeout_s: float | None = None
     ) -> router_pb2.PickResponse:
@@ -85,6 +97,8 @@ class RouterCore:
             raise Unavailable("this router is stopping", retry_after_s=1)
         # A repeated pick: the earlier one has been refused.
         self._fleet.end_leases(request.request_id)
+        if request.has_failed and request.exclude_worker_ids:
+            self._fleet.failed(request.exclude_worker_ids[-1])
         wanted = PickRequest.of(request, self._clock.now())
         outcome = "cancelled"
         try:
@@ -158,7 +172,7 @@ class RouterCore:
             if key in self._queues:
                 self._queues[key].notify()
 
-    def _announce(self, endpoint: str, event: str) -> None:
+    def _announce(self, endpoint: str, event: str, **more: str) -> None:
         worker = self._fleet.get(endpoint)
         assert worker is not None
         _log.info(
@@ -169,6 +183,7 @@ class RouterCore:
             role=router_pb2.WorkerRole.Name(worker.registration.role),
             model_name=worker.registration.model.name,
             model_fp=worker.registration.model.fp,
+            **more,
         )
         self._notify()
 

@@ -29,6 +29,10 @@ class Settings:
     stale_after_s: float = 1.0
     # When all workers fall silent together, their last known state is used for this long.
     isolation_s: float = 30.0
+    # A worker that is silent for this long is ejected: what runs there moves to others.
+    eject_after_s: float = 2.0
+    # An ejected worker that has been well for this long is tried again, with one stream at a time.
+    return_after_s: float = 2.0
     # How long a pick counts against its workers until their reports name the request.
     slot_lease_s: float = 2.0
     # A worker that refused a request is left out of its next picks for this long, and until it

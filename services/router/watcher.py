@@ -1,7 +1,8 @@
 """Keeps one report stream open to each configured worker address.
 
 Dials, takes reports in, acknowledges each, and dials again with jittered backoff when the stream
-is lost. Knows neither what the reports say nor gRPC: `dial` opens the streams.
+is lost. Lets the core judge at every tick what came, and what did not. Knows neither what the
+reports say nor gRPC: `dial` opens the streams.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from baton.runtime import logs
 from baton.runtime.shared_stream import StreamLost
 from baton.wire.failures import BatonError
 from baton.wire.v1 import worker_pb2
+from services.router.health import TICK_S
 from services.router.router_core import RouterCore
 
 FIRST_BACKOFF_S = 0.05
@@ -43,6 +45,15 @@ class Watcher:
         async with asyncio.TaskGroup() as tasks:
             for endpoint in endpoints:
                 tasks.create_task(self._watch(endpoint))
+            await self._judge()
+
+    async def _judge(self) -> None:
+        """Let the core look at what was reported, and at what was not."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began_s = loop.time()
+            await asyncio.sleep(TICK_S)
+            self._core.judge(loop.time() - began_s)
 
     async def _watch(self, endpoint: str) -> None:
         backoff_s = FIRST_BACKOFF_S
