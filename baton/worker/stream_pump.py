@@ -43,6 +43,8 @@ class StreamPump(Generic[Frame]):
         except* StreamLost:
             self.was_lost = True
         finally:
+            # Cancelled before the end came: the transport broke under its handler.
+            self.was_lost |= not self._ended.is_set()
             await self._stream.close()
 
     def stop_lost(self) -> None:

@@ -14,7 +14,7 @@ from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import worker_pb2
 from baton.worker.parts import WorkerParts
 from services.decode_worker.prefill_link import Dial, PrefillLinks
-from services.decode_worker.session import GatewaySession, GatewayStream
+from services.decode_worker.session import GatewaySession, GatewayStream, LinkKey
 
 MAX_SESSIONS = 256
 MAX_ATTEMPTS = 4096
@@ -28,7 +28,7 @@ class DecodeFront:
     def __init__(self, parts: WorkerParts, dial: Dial) -> None:
         self._parts = parts
         self._links = PrefillLinks(parts, dial)
-        self._sessions: set[GatewaySession] = set()
+        self._sessions: dict[LinkKey, GatewaySession] = {}
         self._is_draining = False
         self._attempt_ended = asyncio.Event()
         parts.watch.on_change(self._core_stalled)
@@ -38,7 +38,7 @@ class DecodeFront:
 
     @property
     def num_attempts(self) -> int:
-        return sum(session.num_attempts for session in self._sessions)
+        return sum(session.num_attempts for session in self._sessions.values())
 
     async def run(self) -> None:
         """Drive engine events and prefill links until cancelled. Raises CoreDied, in a group."""
@@ -54,26 +54,20 @@ class DecodeFront:
                 raise
 
     async def serve(self, stream: GatewayStream) -> None:
-        """Serve one gateway's stream until it ends."""
+        """Serve one connection of a gateway until it ends."""
         try:
-            gateway_id = await self._exchange_hello(stream)
+            first = await stream.read()
+            if first is not None and first.WhichOneof("frame") == "hello":
+                await self._answer(stream, first.hello)
         except StreamLost:
             return
-        if gateway_id is None:
-            await stream.close()
-            return
-        session = GatewaySession(stream, self._parts, self._links, self, gateway_id)
-        self._sessions.add(session)
-        try:
-            await session.run()
-        finally:
-            self._sessions.discard(session)
+        await stream.close()
 
     async def drain(self, cap_s: float) -> None:
         """Take nothing new, let what runs end within `cap_s`, then end all streams."""
         self._is_draining = True
         self._parts.reports.set_draining()
-        for session in self._sessions:
+        for session in self._sessions.values():
             session.send(worker_pb2.WorkerFrame(go_away={"deadline_ms": round(cap_s * 1000)}))
         try:
             async with asyncio.timeout(cap_s):
@@ -82,7 +76,7 @@ class DecodeFront:
                     await self._attempt_ended.wait()
         except TimeoutError:
             _log.warning("drain_cut_short", num_attempts=self.num_attempts)
-        for session in list(self._sessions):
+        for session in list(self._sessions.values()):
             session.fail_all(failures.Unavailable("this worker is draining", reason="draining"))
         await self._finish_sessions("draining")
         await self._links.close("draining")
@@ -105,46 +99,55 @@ class DecodeFront:
     def attempt_ended(self) -> None:
         self._attempt_ended.set()
 
-    async def _exchange_hello(self, stream: GatewayStream) -> str | None:
-        """The gateway's id, or None when it was refused (it has been told) or is gone."""
-        first = await stream.read()
-        if first is None or first.WhichOneof("frame") != "hello":
-            return None
+    def session_over(self, session: GatewaySession) -> None:
+        del self._sessions[session.key]
+
+    async def _answer(self, stream: GatewayStream, hello: worker_pb2.GatewayHello) -> None:
         parts = self._parts
-        hello = worker_pb2.WorkerHello(
+        answer = worker_pb2.WorkerHello(
             protocol=PROTOCOL_VERSION,
             worker_id=parts.worker_id,
             boot_epoch=parts.boot_epoch,
             model_fp=parts.dispatcher.info.model_fp,
             suspect_request_ids=parts.last_suspects,
         )
-        await stream.write(worker_pb2.WorkerFrame(hello=hello))
-        gateway_id = str(first.hello.gateway_id)
         try:
-            agree(first.hello.protocol, peer=gateway_id, own=parts.worker_id)
+            await self._session_of(hello).serve(stream, hello, answer)
+        except failures.BatonError as error:
+            _log.warning("gateway_refused", gateway=hello.gateway_id, detail=error.message)
+            await stream.write(worker_pb2.WorkerFrame(hello=answer))
+            await stream.write(worker_pb2.WorkerFrame(bye={"reason": error.message}))
+
+    def _session_of(self, hello: worker_pb2.GatewayHello) -> GatewaySession:
+        """The session of the link that a hello begins or resumes. Raises BatonError."""
+        agree(hello.protocol, peer=hello.gateway_id, own=self._parts.worker_id)
+        key = (hello.gateway_id, hello.link)
+        session = self._sessions.get(key)
+        if hello.HasField("num_received") != (session is not None):
+            resumes = "nothing to resume" if session is None else "resumed without a number"
+            raise failures.Unavailable(f"link {hello.link}: {resumes}", reason="worker_lost")
+        if session is None:
             if len(self._sessions) >= MAX_SESSIONS:
                 raise failures.Overloaded(f"{MAX_SESSIONS} gateways are connected already")
-        except failures.BatonError as error:
-            _log.warning("gateway_refused", gateway=gateway_id, detail=error.message)
-            await stream.write(worker_pb2.WorkerFrame(bye={"reason": error.message}))
-            return None
-        return gateway_id
+            session = GatewaySession(self._parts, self._links, self, key)
+            self._sessions[key] = session
+        return session
 
     def _end_of_step(self, events: StepEvents) -> None:
-        for session in self._sessions:
+        for session in self._sessions.values():
             session.merge.step = events.step
 
     def _core_stalled(self, stalled: bool) -> None:
         """What runs here must move to another worker now; a core that wakes up drops it."""
         error = failures.Unavailable("the engine core stands still", reason="worker_lost")
-        for session in list(self._sessions) if stalled else ():
+        for session in list(self._sessions.values()) if stalled else ():
             session.fail_all(error)
 
     async def _report_death(self, died: CoreDied) -> None:
         """Tell every gateway that the core is gone, and which requests are suspects."""
         suspects = died.suspect_request_ids
         error = failures.Unavailable("the engine core died", reason="worker_lost")
-        for session in list(self._sessions):
+        for session in list(self._sessions.values()):
             session.send(worker_pb2.WorkerFrame(core_died={"suspect_request_ids": suspects}))
             session.fail_all(error)
         await self._finish_sessions("core died")
@@ -152,5 +155,5 @@ class DecodeFront:
     async def _finish_sessions(self, reason: str) -> None:
         """Say Bye to all gateways at once: one that does not answer must not hold up the rest."""
         async with asyncio.TaskGroup() as group:
-            for session in self._sessions:
+            for session in self._sessions.values():
                 group.create_task(session.finish(reason))

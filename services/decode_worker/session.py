@@ -1,10 +1,18 @@
-"""One gateway's stream: its attempts by handle, and one Step frame for whatever they produced."""
+"""One gateway's link: its attempts by handle, and one Step frame for whatever they produced.
 
+A connection that ends without Bye is lost, but the gateway is not: its attempts stay for PARK_S.
+They run on as far as credit goes, what they say is kept, and a connection that resumes the link
+gets it. Only then is everything of this gateway freed.
+"""
+
+import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from baton.runtime import logs
-from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
+from baton.runtime import instruments, logs
+from baton.runtime.link_memory import LinkMemory, NotRemembered
+from baton.runtime.shared_stream import FrameStream, StreamLost
 from baton.wire import failures
 from baton.wire.v1 import worker_pb2
 from baton.worker.parts import WorkerParts
@@ -17,7 +25,13 @@ from services.decode_worker.prefill_link import PrefillLinks
 from services.decode_worker.step_merge import StepMerge
 
 MAX_PARTIAL_PROMPTS = 64
+# Refusals and notices that wait for the writer.
+MAX_NOTICES = 4096
+# The gateway dials again for 0.5 s; the rest is for what it takes to notice on either side.
+PARK_S = 2.0
 
+# Gateway's id, number of its link.
+LinkKey = tuple[str, int]
 GatewayStream = FrameStream[worker_pb2.GatewayFrame, worker_pb2.WorkerFrame]
 
 _log = logs.get("decode_worker.session")
@@ -31,26 +45,27 @@ class Doorkeeper(Protocol):
 
     def attempt_ended(self) -> None: ...
 
+    def session_over(self, session: "GatewaySession") -> None:
+        """It holds nothing any more and takes no connection."""
+
 
 class GatewaySession:
-    """Serves one stream after its hello."""
+    """Serves one link, over one connection at a time."""
 
     def __init__(
-        self,
-        stream: GatewayStream,
-        parts: WorkerParts,
-        links: PrefillLinks,
-        doorkeeper: Doorkeeper,
-        gateway_id: str,
+        self, parts: WorkerParts, links: PrefillLinks, doorkeeper: Doorkeeper, key: LinkKey
     ) -> None:
         self.merge = StepMerge()
-        self.gateway_id = gateway_id
+        self.key = key
         self._parts = parts
         self._links = links
         self._doorkeeper = doorkeeper
-        self._writer: FrameWriter[worker_pb2.WorkerFrame]
-        self._writer = FrameWriter(stream, drain=self.merge.take)
-        self._pump = StreamPump(stream, self._writer, self._on_frame)
+        self._notices: deque[worker_pb2.WorkerFrame] = deque()
+        self._memory = LinkMemory(self._next_frame, worker_pb2.WorkerFrame)
+        self._pump: StreamPump[worker_pb2.WorkerFrame] | None = None
+        self._disconnected = asyncio.Event()
+        self._expiry: asyncio.TimerHandle | None = None
+        self._is_over = False
         self._attempts: dict[int, Attempt] = {}
         self._handles: dict[str, int] = {}  # of the newest attempt of a request
         # Submits whose prompt continues in further frames.
@@ -61,31 +76,50 @@ class GatewaySession:
             "credits": self._on_credits,
             "cancel": self._on_cancel,
             "cancel_choices": self._on_cancel_choices,
-            "resume": self._on_resume,
         }
 
     @property
     def num_attempts(self) -> int:
         return len(self._attempts)
 
-    async def run(self) -> None:
-        """Serve until the stream ends; then everything of this gateway is freed."""
+    async def serve(
+        self,
+        stream: GatewayStream,
+        hello: worker_pb2.GatewayHello,
+        answer: worker_pb2.WorkerHello,
+    ) -> None:
+        """Serve one connection until it ends, `answer` first; take over from one that has not
+        noticed its end yet. Raises Unavailable, before a word, when there is nothing to resume."""
+        while self._pump is not None:
+            self._disconnected.clear()
+            self._pump.stop_lost()
+            await self._disconnected.wait()
         try:
-            await self._pump.run()
+            if self._is_over:
+                raise NotRemembered("this link has said Bye")
+            writer = self._memory.connect(stream, hello.num_received)
+        except NotRemembered as error:
+            raise failures.Unavailable(str(error), reason="worker_lost") from error
+        self._unpark()
+        answer.num_received = self._memory.num_received
+        writer.send_control(worker_pb2.WorkerFrame(hello=answer))
+        self._pump = pump = StreamPump(stream, writer, self._on_frame)
+        try:
+            await pump.run()
         finally:
-            if self._pump.was_lost:
-                _log.warning(
-                    "gateway_stream_lost", gateway=self.gateway_id, num_open=len(self._attempts)
-                )
-            self._partial.clear()
-            for attempt in list(self._attempts.values()):
-                attempt.drop()
+            self._pump = None
+            self._disconnected.set()
+            if pump.was_lost:
+                self._park()
+            else:
+                self._end()
 
     def send(self, frame: worker_pb2.WorkerFrame) -> None:
         """A frame that overtakes tokens."""
-        try:
-            self._writer.send_control(frame)
-        except StreamLost:
+        if len(self._notices) < MAX_NOTICES:
+            self._notices.append(frame)
+            self._memory.wake()
+        elif self._pump is not None:
             self._pump.stop_lost()
 
     def fail_all(self, error: failures.BatonError) -> None:
@@ -94,13 +128,15 @@ class GatewaySession:
             attempt.failed(error)
 
     async def finish(self, reason: str) -> None:
-        """Write what waits, say Bye and end the stream."""
-        await self._pump.finish(worker_pb2.WorkerFrame(bye={"reason": reason}))
+        """Write what waits, say Bye and end the link."""
+        if self._pump is not None:
+            await self._pump.finish(worker_pb2.WorkerFrame(bye={"reason": reason}))
+        self._end()
 
     # What attempts tell (AttemptOutlet).
 
     def wake(self) -> None:
-        self._writer.wake()
+        self._memory.wake()
 
     def refuse(self, submit: worker_pb2.Submit, error: failures.BatonError) -> None:
         _log.info(
@@ -125,9 +161,49 @@ class GatewaySession:
             del self._handles[submit.request_id]
         self._doorkeeper.attempt_ended()
 
+    # Connections.
+
+    def _park(self) -> None:
+        if self._is_over:
+            return
+        _log.warning("gateway_stream_lost", gateway=self.key[0], num_open=len(self._attempts))
+        self._expiry = asyncio.get_running_loop().call_later(PARK_S, self._on_expiry)
+
+    def _unpark(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+            instruments.DECODE_PARKED_GATEWAYS.labels("resumed").inc()
+
+    def _on_expiry(self) -> None:
+        instruments.DECODE_PARKED_GATEWAYS.labels("expired").inc()
+        self._end()
+
+    def _end(self) -> None:
+        """The gateway is gone: free everything that it had here. Safe to call again."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._partial.clear()
+        for attempt in list(self._attempts.values()):
+            attempt.drop()
+        self._doorkeeper.session_over(self)
+
+    def _next_frame(self) -> worker_pb2.WorkerFrame | None:
+        return self._notices.popleft() if self._notices else self.merge.take()
+
     # Frames.
 
     def _on_frame(self, frame: worker_pb2.GatewayFrame) -> bool:
+        try:
+            if not self._memory.take(frame):
+                return True
+        except StreamLost:
+            assert self._pump is not None, "frames come from it"
+            self._pump.stop_lost()
+            return True
         kind = frame.WhichOneof("frame") or ""
         if kind == "bye":
             return False
@@ -183,17 +259,18 @@ class GatewaySession:
         if not buffer.is_complete:
             return
         del self._partial[handle]
-        try:
-            sampling = to_params(submit.sampling)
-        except failures.BatonError as error:
-            self._refuse_new(submit, error)
-            return
         deadline_s = None
         if submit.deadline_ms:
             deadline_s = self._parts.clock.now() + submit.deadline_ms / 1000
-        request = AttemptRequest(
-            submit, buffer.token_ids, buffer.block_hashes, sampling, deadline_s
-        )
+        try:
+            sampling = to_params(submit.sampling)
+            request = AttemptRequest(
+                submit, buffer.token_ids, buffer.block_hashes, sampling, deadline_s
+            )
+            request.check_earlier(self._parts.dispatcher.info.max_model_len)
+        except failures.BatonError as error:
+            self._refuse_new(submit, error)
+            return
         attempt = Attempt(request, self, self._parts, self._links)
         self._attempts[handle] = attempt
         self._handles[submit.request_id] = handle
@@ -220,11 +297,3 @@ class GatewaySession:
     def _on_cancel_choices(self, cancel: worker_pb2.CancelChoices) -> None:
         if (attempt := self._attempts.get(cancel.handle)) is not None:
             attempt.cancel_choices(cancel.choices)
-
-    def _on_resume(self, resume: worker_pb2.Resume) -> None:
-        """A lost stream frees its attempts, so there is never anything to resume."""
-        submit = worker_pb2.Submit(
-            request_id=resume.request_id, epoch=resume.epoch, handle=resume.handle
-        )
-        error = failures.Unavailable("the attempt ended with its stream", reason="worker_lost")
-        self.refuse(submit, error)

@@ -84,7 +84,9 @@ def _bound(listen: str) -> socket.socket:
 
 
 def _gateway(process: Process, settings: GatewaySettings, outside: Outside) -> Gateway:
-    gateway_id = settings.gateway_id or f"{socket.gethostname()}-{os.getpid()}"
+    name = settings.gateway_id or f"{socket.gethostname()}-{os.getpid()}"
+    # In a container the name is the same after a restart; to the workers that is another gateway.
+    gateway_id = f"{name}-{os.urandom(4).hex()}"
     try:
         identity = GatewayIdentity(gateway_id, read_secret(settings.secret_file))
         aliases = read_aliases(settings.aliases, settings.aliases_file)

@@ -48,7 +48,7 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class GatewayIdentity:
-    """Who this gateway is, and the secret it shares with its fleet."""
+    """Who this gateway is in this life, and the secret it shares with its fleet."""
 
     gateway_id: str
     server_secret: bytes

@@ -2,15 +2,21 @@
 
 One reader per stream takes Step columns apart into the attempts' buffers and never waits for a
 consumer; one writer sends, in this order, cancels, credits (merged into one frame) and submits.
-The end of a stream without Bye is a loss: every open attempt fails with `worker_lost`, and
-whoever owns it decides what to do. Knows no text, tenant or quota.
+
+The end of a stream without Bye is a loss of the stream, not of the worker: the link dials again for
+up to RESUME_WINDOW_S and both sides go on where they were, so that attempts notice only a pause. A
+worker that cannot be reached by then, or has begun another life, is lost: every open attempt fails
+with `worker_lost`, and whoever owns it decides what to do. Knows no text, tenant or quota.
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 
-from baton.runtime import logs
+from baton.runtime import instruments, logs
+from baton.runtime.link_memory import LinkMemory, NotRemembered
 from baton.runtime.shared_stream import FrameWriter, StreamLost
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError, Unavailable, from_wire
@@ -21,6 +27,9 @@ from services.gateway.ports import Dial, WorkerStream
 
 IDLE_CLOSE_S = 60.0
 HELLO_TIMEOUT_S = 5.0
+# How long a lost stream is dialled again; the worker keeps its attempts for longer (PARK_S there).
+RESUME_WINDOW_S = 0.5
+REDIAL_PAUSE_S = 0.02
 CLOSE_TIMEOUT_S = 1.0
 # A frame may hold 1 MiB; ids and hashes of one part stay well below.
 PART_TOKENS = 131_072
@@ -28,18 +37,25 @@ MAX_OPEN_ATTEMPTS = 16_384
 _TOKEN_BYTES = 4
 _HASH_BYTES = 16
 
+Writer = FrameWriter[worker_pb2.GatewayFrame]
+
 _log = logs.get("worker_link")
 
 
 class WorkerLink:
-    """One shared stream. `run` once; `submit` from the moment of creation."""
+    """One shared stream over as many connections as it takes. `run` once; `submit` from the moment
+    of creation. `number` tells the links of one gateway apart."""
 
-    def __init__(self, worker: router_pb2.WorkerEndpoint, gateway_id: str, clock: Clock) -> None:
+    def __init__(
+        self, worker: router_pb2.WorkerEndpoint, gateway_id: str, clock: Clock, number: int = 1
+    ) -> None:
         self.worker = worker
         self.idle_since_s = clock.now()
-        # No new attempts: the worker drains, or the stream is gone.
+        # No new attempts: the worker drains, or is lost.
         self.closed_to_new = False
-        self._gateway_id = gateway_id
+        self._hello = worker_pb2.GatewayHello(
+            protocol=PROTOCOL_VERSION, gateway_id=gateway_id, link=number
+        )
         self._clock = clock
         self._attempts: dict[int, Attempt] = {}
         self._last_handle = 0
@@ -47,13 +63,20 @@ class WorkerLink:
         self._credits: dict[tuple[int, int], int] = {}
         # Handle -> frames of a submit that were not written yet.
         self._submits: dict[int, deque[worker_pb2.GatewayFrame]] = {}
-        self._writer: FrameWriter[worker_pb2.GatewayFrame] | None = None
+        self._memory = LinkMemory(self._next_frame, worker_pb2.GatewayFrame)
+        # Of the worker's life that this link is with, once it has said hello.
+        self._boot_epoch: int | None = None
+        self._give_up_s = -math.inf
         self._closing = asyncio.Event()
         self._ended = asyncio.Event()
 
     @property
     def num_open(self) -> int:
         return len(self._attempts)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended.is_set()
 
     def submit(self, submit: worker_pb2.Submit) -> Attempt:
         """Queue a submit; this link sets its handle. Raises Unavailable when the link is closed
@@ -65,7 +88,7 @@ class WorkerLink:
         attempt = Attempt(submit, give=self._give, cancel=self._cancel)
         self._attempts[submit.handle] = attempt
         self._submits[submit.handle] = deque(_submit_frames(submit))
-        self._wake()
+        self._memory.wake()
         return attempt
 
     def forget(self, attempt: Attempt) -> None:
@@ -77,15 +100,14 @@ class WorkerLink:
             self.idle_since_s = self._clock.now()
 
     async def run(self, dial: Dial) -> None:
-        """Dial, serve until the stream ends, fail what is open then. Never raises BatonError."""
+        """Dial, serve until the link ends, fail what is open then. Never raises BatonError."""
         failure: BatonError = Unavailable("the worker was lost", reason="worker_lost")
-        stream: WorkerStream | None = None
         try:
-            stream = await dial(self.worker.endpoint)
-            await self._greet(stream)
-            await self._serve(stream)
+            stream, writer = await self._connect(dial)
+            while not await self._serve(stream, writer):
+                stream, writer = await self._resume(dial)
         except (StreamLost, TimeoutError):
-            _log.warning("worker_stream_lost", worker_id=self.worker.worker_id)
+            _log.warning("worker_lost", worker_id=self.worker.worker_id, num_open=self.num_open)
         except BatonError as error:
             _log.warning("worker_refused", worker_id=self.worker.worker_id, reason=error.reason)
             failure = error
@@ -94,12 +116,10 @@ class WorkerLink:
             for attempt in list(self._attempts.values()):
                 attempt.fail(failure)
             self._attempts.clear()
-            if stream is not None:
-                await stream.close()
             self._ended.set()
 
     async def ended(self) -> None:
-        """Wait until the stream has ended."""
+        """Wait until the link has ended."""
         await self._ended.wait()
 
     def close(self) -> None:
@@ -107,31 +127,78 @@ class WorkerLink:
         self.closed_to_new = True
         self._closing.set()
 
-    async def _greet(self, stream: WorkerStream) -> None:
-        hello = worker_pb2.GatewayHello(protocol=PROTOCOL_VERSION, gateway_id=self._gateway_id)
-        await stream.write(worker_pb2.GatewayFrame(hello=hello))
+    async def _connect(self, dial: Dial) -> tuple[WorkerStream, Writer]:
+        """A connection that goes on where the last one broke, if there was one.
+
+        Raises StreamLost, TimeoutError, BatonError.
+        """
+        stream = await dial(self.worker.endpoint)
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(stream.close)
+            try:
+                writer = self._memory.connect(stream, await self._greet(stream))
+            except NotRemembered:
+                message = "the worker lacks frames that were acknowledged"
+                raise Unavailable(message, reason="worker_lost") from None
+            undo.pop_all()
+        return stream, writer
+
+    async def _greet(self, stream: WorkerStream) -> int:
+        """How many of our frames the worker took in."""
+        is_first = self._boot_epoch is None
+        if not is_first:
+            self._hello.num_received = self._memory.num_received
+        await stream.write(worker_pb2.GatewayFrame(hello=self._hello))
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             frame = await stream.read()
         if frame is None or not frame.HasField("hello"):
             raise StreamLost("no hello")
-        agree(frame.hello.protocol, peer=frame.hello.worker_id, own=self._gateway_id)
+        hello = frame.hello
+        agree(hello.protocol, peer=hello.worker_id, own=self._hello.gateway_id)
+        if is_first:
+            self._boot_epoch = hello.boot_epoch
+        elif hello.boot_epoch != self._boot_epoch or not hello.HasField("num_received"):
+            raise Unavailable("the worker has begun anew", reason="worker_lost")
+        return int(hello.num_received)
 
-    async def _serve(self, stream: WorkerStream) -> None:
-        """Until Bye. Raises StreamLost when the stream ends in any other way."""
-        self._writer = FrameWriter(stream, drain=self._next_frame)
-        self._writer.wake()
+    async def _resume(self, dial: Dial) -> tuple[WorkerStream, Writer]:
+        """The next connection of a link whose last one was lost. Raises as `_connect` does."""
+        if not self._attempts:
+            raise StreamLost("the stream ended without Bye, and nobody needs it")
+        _log.warning("worker_stream_lost", worker_id=self.worker.worker_id, num_open=self.num_open)
+        outcome = "given_up"
+        try:
+            async with asyncio.timeout(self._give_up_s - self._clock.now()):
+                while True:
+                    try:
+                        connection = await self._connect(dial)
+                        outcome = "resumed"
+                        return connection
+                    except StreamLost:
+                        await asyncio.sleep(REDIAL_PAUSE_S)
+        finally:
+            instruments.GATEWAY_LOST_STREAMS.labels(outcome).inc()
+
+    async def _serve(self, stream: WorkerStream, writer: Writer) -> bool:
+        """Until Bye, or until the stream is lost: then False."""
+        num_received = self._memory.num_received
         said_bye = False
         try:
             async with asyncio.TaskGroup() as tasks:
-                writing = tasks.create_task(self._writer.run())
-                closing = tasks.create_task(self._say_bye(stream))
+                writing = tasks.create_task(writer.run())
+                closing = tasks.create_task(self._say_bye(stream, writer))
                 said_bye = await self._read(stream)
                 writing.cancel()
                 closing.cancel()
         except* StreamLost:
             said_bye = False
-        if not said_bye:
-            raise StreamLost("the stream ended without Bye")
+        finally:
+            await stream.close()
+        # A connection that brings nothing must not put off the end for ever.
+        lost_s = self._clock.now()
+        if self._memory.num_received > num_received or lost_s > self._give_up_s:
+            self._give_up_s = lost_s + RESUME_WINDOW_S
+        return said_bye
 
     async def _read(self, stream: WorkerStream) -> bool:
         """Take frames in until the end; True when the end was announced."""
@@ -140,15 +207,16 @@ class WorkerLink:
                 return True
         return self._closing.is_set()
 
-    async def _say_bye(self, stream: WorkerStream) -> None:
+    async def _say_bye(self, stream: WorkerStream, writer: Writer) -> None:
         await self._closing.wait()
-        assert self._writer is not None
-        await self._writer.flush()
+        await writer.flush()
         # The worker ends the stream once it has read this; ending it here could overtake the frame.
         await stream.write(worker_pb2.GatewayFrame(bye=worker_pb2.Bye(reason="idle")))
 
     def _take_in(self, frame: worker_pb2.WorkerFrame) -> bool:
-        """True when the stream ends cleanly."""
+        """True when the stream ends cleanly. Raises StreamLost when a frame is missing."""
+        if not self._memory.take(frame):
+            return False
         kind: str | None = frame.WhichOneof("frame")
         if kind == "step":
             self._take_step(frame.step)
@@ -158,6 +226,9 @@ class WorkerLink:
                 attempt.fail(from_wire(frame.refused.failure))
         elif kind == "go_away":
             self.closed_to_new = True
+            move_by_s = asyncio.get_running_loop().time() + frame.go_away.deadline_ms / 1000
+            for attempt in self._attempts.values():
+                attempt.move_by(move_by_s)
         elif kind == "core_died":
             for attempt in list(self._attempts.values()):
                 attempt.fail(Unavailable("the worker's core died", reason="worker_lost"))
@@ -177,6 +248,8 @@ class WorkerLink:
                 new_ids = ids[start : start + count]
                 told = logprobs.get((handle, choice), ())
                 attempt.take_tokens(choice, first_index, new_ids, told)
+            else:
+                instruments.GATEWAY_DROPPED_ENTRIES.labels("over").inc()
             start += count
         for side in step.side:
             attempt = self._attempts.get(side.handle)
@@ -192,7 +265,7 @@ class WorkerLink:
     def _give(self, attempt: Attempt, choice: int, up_to_index: int) -> None:
         if attempt.handle in self._attempts:
             self._credits[attempt.handle, choice] = up_to_index
-            self._wake()
+            self._memory.wake()
 
     def _cancel(self, attempt: Attempt, choice: int | None) -> None:
         if attempt.handle not in self._attempts or attempt.ended:
@@ -200,7 +273,7 @@ class WorkerLink:
         if choice is not None:
             cancel = worker_pb2.CancelChoices(handle=attempt.handle, choices=[choice])
             self._cancels.append(worker_pb2.GatewayFrame(cancel_choices=cancel))
-            self._wake()
+            self._memory.wake()
             return
         frames = self._submits.get(attempt.handle)
         if frames and frames[0].HasField("submit"):
@@ -211,11 +284,7 @@ class WorkerLink:
         self._submits.pop(attempt.handle, None)
         whole = worker_pb2.Cancel(request_id=attempt.request_id, epoch=attempt.epoch)
         self._cancels.append(worker_pb2.GatewayFrame(cancel=whole))
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._writer is not None:
-            self._writer.wake()
+        self._memory.wake()
 
     def _next_frame(self) -> worker_pb2.GatewayFrame | None:
         if self._cancels:
@@ -268,6 +337,7 @@ class WorkerLinks:
         self._gateway_id = gateway_id
         self._clock = clock
         self._links: dict[tuple[str, str], WorkerLink] = {}
+        self._num_links = 0
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
@@ -278,12 +348,13 @@ class WorkerLinks:
                 self._close_idle()
 
     def link_to(self, worker: router_pb2.WorkerEndpoint) -> WorkerLink:
-        """The open link to a worker, dialled now if there is none."""
+        """The link to a worker, dialled now if there is none that lives."""
         assert self._tasks is not None, "run() owns the links"
         key = (worker.worker_id, worker.endpoint)
         link = self._links.get(key)
-        if link is None or link.closed_to_new:
-            link = WorkerLink(worker, self._gateway_id, self._clock)
+        if link is None or link.has_ended:
+            self._num_links += 1
+            link = WorkerLink(worker, self._gateway_id, self._clock, self._num_links)
             self._links[key] = link
             self._tasks.create_task(link.run(self._dial))
         return link
@@ -304,7 +375,7 @@ class WorkerLinks:
     def _close_idle(self) -> None:
         oldest_s = self._clock.now() - IDLE_CLOSE_S
         for key, link in list(self._links.items()):
-            if link.closed_to_new:
+            if link.has_ended:
                 del self._links[key]
             elif not link.num_open and link.idle_since_s < oldest_s:
                 link.close()

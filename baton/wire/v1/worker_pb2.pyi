@@ -10,32 +10,38 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GatewayFrame(_message.Message):
-    __slots__ = ("hello", "submit", "prompt_part", "credits", "cancel", "resume", "bye", "cancel_choices")
+    __slots__ = ("hello", "submit", "prompt_part", "credits", "cancel", "bye", "cancel_choices", "seq", "ack")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_PART_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
-    RESUME_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
     hello: GatewayHello
     submit: Submit
     prompt_part: PromptPart
     credits: Credits
     cancel: Cancel
-    resume: Resume
     bye: Bye
     cancel_choices: CancelChoices
-    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., prompt_part: _Optional[_Union[PromptPart, _Mapping]] = ..., credits: _Optional[_Union[Credits, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., cancel_choices: _Optional[_Union[CancelChoices, _Mapping]] = ...) -> None: ...
+    seq: int
+    ack: int
+    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., prompt_part: _Optional[_Union[PromptPart, _Mapping]] = ..., credits: _Optional[_Union[Credits, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., cancel_choices: _Optional[_Union[CancelChoices, _Mapping]] = ..., seq: _Optional[int] = ..., ack: _Optional[int] = ...) -> None: ...
 
 class GatewayHello(_message.Message):
-    __slots__ = ("protocol", "gateway_id")
+    __slots__ = ("protocol", "gateway_id", "link", "num_received")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     gateway_id: str
-    def __init__(self, protocol: _Optional[int] = ..., gateway_id: _Optional[str] = ...) -> None: ...
+    link: int
+    num_received: int
+    def __init__(self, protocol: _Optional[int] = ..., gateway_id: _Optional[str] = ..., link: _Optional[int] = ..., num_received: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("request_id", "epoch", "handle", "model_fp", "prompt_ids", "num_prompt_tokens", "block_hashes", "cache_key", "sampling", "emitted", "deadline_ms", "traceparent", "priority", "prefill_endpoint", "initial_credit_tokens", "is_suspect", "ended_choices")
@@ -121,18 +127,6 @@ class CancelChoices(_message.Message):
     choices: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, handle: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class Resume(_message.Message):
-    __slots__ = ("request_id", "epoch", "handle", "next_index")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    HANDLE_FIELD_NUMBER: _ClassVar[int]
-    NEXT_INDEX_FIELD_NUMBER: _ClassVar[int]
-    request_id: str
-    epoch: int
-    handle: int
-    next_index: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., handle: _Optional[int] = ..., next_index: _Optional[_Iterable[int]] = ...) -> None: ...
-
 class Bye(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -140,34 +134,40 @@ class Bye(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class WorkerFrame(_message.Message):
-    __slots__ = ("hello", "step", "refused", "go_away", "core_died", "bye")
+    __slots__ = ("hello", "step", "refused", "go_away", "core_died", "bye", "seq", "ack")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     GO_AWAY_FIELD_NUMBER: _ClassVar[int]
     CORE_DIED_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
     step: Step
     refused: Refused
     go_away: GoAway
     core_died: CoreDied
     bye: Bye
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., go_away: _Optional[_Union[GoAway, _Mapping]] = ..., core_died: _Optional[_Union[CoreDied, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ...) -> None: ...
+    seq: int
+    ack: int
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., go_away: _Optional[_Union[GoAway, _Mapping]] = ..., core_died: _Optional[_Union[CoreDied, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., seq: _Optional[int] = ..., ack: _Optional[int] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol", "worker_id", "boot_epoch", "model_fp", "suspect_request_ids")
+    __slots__ = ("protocol", "worker_id", "boot_epoch", "model_fp", "suspect_request_ids", "num_received")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FP_FIELD_NUMBER: _ClassVar[int]
     SUSPECT_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker_id: str
     boot_epoch: int
     model_fp: str
     suspect_request_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., model_fp: _Optional[str] = ..., suspect_request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    num_received: int
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., model_fp: _Optional[str] = ..., suspect_request_ids: _Optional[_Iterable[str]] = ..., num_received: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("step", "handles", "choices", "first_index", "counts", "ids", "side")

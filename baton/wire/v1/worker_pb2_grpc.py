@@ -27,6 +27,11 @@ if _version_not_supported:
 
 class DecodeWorkerStub:
     """Dialled by the gateway: one long-lived stream per gateway, shared by all its requests.
+
+    A stream that ends without Bye is lost, not over: the gateway dials again and both sides go on
+    where they were. Every frame but hello and bye is numbered and kept until the peer's ack; after a
+    loss both hellos name the last number taken in, and what comes after it is written again. A number
+    that skips some is a loss as well; a number that was there before is dropped.
     """
 
     def __init__(self, channel):
@@ -44,6 +49,11 @@ class DecodeWorkerStub:
 
 class DecodeWorkerServicer:
     """Dialled by the gateway: one long-lived stream per gateway, shared by all its requests.
+
+    A stream that ends without Bye is lost, not over: the gateway dials again and both sides go on
+    where they were. Every frame but hello and bye is numbered and kept until the peer's ack; after a
+    loss both hellos name the last number taken in, and what comes after it is written again. A number
+    that skips some is a loss as well; a number that was there before is dropped.
     """
 
     def Serve(self, request_iterator, context):
@@ -70,6 +80,11 @@ def add_DecodeWorkerServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class DecodeWorker:
     """Dialled by the gateway: one long-lived stream per gateway, shared by all its requests.
+
+    A stream that ends without Bye is lost, not over: the gateway dials again and both sides go on
+    where they were. Every frame but hello and bye is numbered and kept until the peer's ack; after a
+    loss both hellos name the last number taken in, and what comes after it is written again. A number
+    that skips some is a loss as well; a number that was there before is dropped.
     """
 
     @staticmethod

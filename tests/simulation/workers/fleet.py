@@ -125,17 +125,30 @@ class Answer:
 
 
 class FakeGateway:
-    """Speaks the worker's stream as a gateway does, and checks that indexes are gapless."""
+    """Speaks the worker's stream as a gateway does, and checks that indexes are gapless.
 
-    def __init__(self, stream: MemoryStream) -> None:
+    It does not number its own frames; `resume` asks for what it has missed on another stream.
+    """
+
+    def __init__(self, stream: MemoryStream, gateway_id: str) -> None:
         self.stream = stream
+        self.gateway_id = gateway_id
+        self.num_received = 0
         self.answers: dict[int, Answer] = {}
         self.others: list[worker_pb2.WorkerFrame] = []
         self.has_ended = asyncio.Event()
         self._last_handle = 0
 
     async def hello(self, protocol: int = PROTOCOL_VERSION) -> worker_pb2.WorkerHello:
-        hello = worker_pb2.GatewayHello(protocol=protocol, gateway_id="gateway-1")
+        return await self._say_hello(protocol=protocol)
+
+    async def resume(self, stream: MemoryStream) -> worker_pb2.WorkerHello:
+        """Go on over another stream, as after a loss; `run` it when the worker agreed."""
+        self.stream = stream
+        return await self._say_hello(protocol=PROTOCOL_VERSION, num_received=self.num_received)
+
+    async def _say_hello(self, **fields: Any) -> worker_pb2.WorkerHello:
+        hello = worker_pb2.GatewayHello(gateway_id=self.gateway_id, link=1, **fields)
         await self.stream.write(worker_pb2.GatewayFrame(hello=hello))
         answer = await self.stream.read()
         return answer.hello
@@ -191,8 +204,11 @@ class FakeGateway:
         await self.stream.write(worker_pb2.GatewayFrame(credits=credits))
 
     async def run(self) -> None:
-        while (frame := await self.stream.read()) is not None:
+        stream = self.stream
+        while (frame := await stream.read()) is not None and stream is self.stream:
             kind = frame.WhichOneof("frame")
+            assert frame.seq in (0, self.num_received + 1), "a frame is missing or doubled"
+            self.num_received = max(self.num_received, frame.seq)
             if kind == "step":
                 self._take_step(frame.step)
             elif kind == "refused":
@@ -256,6 +272,7 @@ class Fleet:
         self.delay_s: Callable[[Any], float] = lambda frame: 0.0
         self.frames: list[Any] = []  # every handoff frame that was written, in order
         self.handoff_streams: list[MemoryStream] = []
+        self.num_gateways = 0
         self.gateway: FakeGateway
         self.tasks: asyncio.TaskGroup
 
@@ -279,12 +296,17 @@ class Fleet:
 
     async def connect(self) -> FakeGateway:
         """A further gateway on the decode worker, after its hello."""
-        ours, theirs = memory_stream_pair()
-        self.tasks.create_task(self.decode.front.serve(theirs))
-        gateway = FakeGateway(ours)
+        self.num_gateways += 1
+        gateway = FakeGateway(self.dial_decode(), f"gateway-{self.num_gateways}")
         await gateway.hello()
         self.tasks.create_task(gateway.run())
         return gateway
+
+    def dial_decode(self) -> MemoryStream:
+        """A fresh stream to the decode worker, before its hello."""
+        ours, theirs = memory_stream_pair()
+        self.tasks.create_task(self.decode.front.serve(theirs))
+        return ours
 
     def hello(self, worker_id: str) -> handoff_pb2.DecodeHello:
         """What a further decode worker of the same model says first."""
@@ -321,14 +343,27 @@ class Fleet:
 def make_worker(
     name: str, role: Any, clock: VirtualClock, runner: FakeRunner, **sizes: Any
 ) -> tuple[Engine, LocalEngineClient, WorkerParts]:
-    """`tokenizer_file` among the sizes lets it serve grammars, tried by a gate without a child."""
+    """`tokenizer_file` among the sizes lets it serve grammars, tried by a gate without a child;
+    `handoff_dir` gives it a pool that peers can map."""
     tokenizer_file = sizes.pop("tokenizer_file", None)
+    folder = sizes.pop("handoff_dir", None)
     grammars = InlineGrammars(tokenizer_file, runner) if tokenizer_file else None
     config = EngineConfig(sizes.pop("model_fp", MODEL_FP), "fake", "1", **sizes)
     engine = Engine(config, runner, clock, grammars)
-    client = LocalEngineClient(engine, clock, lambda batch: STEP_S)
-    rng = random.Random(name)
-    parts = make_parts(client, worker_id=name, role=role, clock=clock, random_bytes=rng.randbytes)
+    with contextlib.ExitStack() as files:
+        pool_file = None
+        if folder is not None:
+            pool_file = create_memory_file(name)
+            files.callback(os.close, pool_file)
+        client = LocalEngineClient(engine, clock, lambda batch: STEP_S, pool_file)
+    parts = make_parts(
+        client,
+        worker_id=name,
+        role=role,
+        clock=clock,
+        handoff=HandoffOptions(("shm", "grpc"), folder),
+        random_bytes=random.Random(name).randbytes,
+    )
     return engine, client, replace(parts, grammar_gate=InlineGate(client.info))
 
 
@@ -339,12 +374,16 @@ async def fleet(
     prefill_sizes: dict[str, Any] | None = None,
     runner_options: dict[str, Any] | None = None,
     prefill_runner_options: dict[str, Any] | None = None,
+    handoff_dir: Path | None = None,
 ) -> AsyncIterator[Fleet]:
-    """A running fleet with one connected gateway; must run on a VirtualLoop."""
+    """A running fleet with one connected gateway; must run on a VirtualLoop.
+
+    With `handoff_dir` the workers hand blocks over in shared memory.
+    """
     clock = asyncio.get_running_loop().clock  # type: ignore[attr-defined]
     options = runner_options or {}
     runner = FakeRunner(**options)
-    sizes = {"num_blocks": 64, "max_step_tokens": 64}
+    sizes = {"num_blocks": 64, "max_step_tokens": 64, "handoff_dir": handoff_dir}
     d_engine, d_client, d_parts = make_worker(
         "decode-1", router_pb2.WORKER_ROLE_DECODE, clock, runner, **sizes | (decode_sizes or {})
     )
@@ -368,6 +407,8 @@ async def fleet(
         await prefill.front.drain(1.0)
         for task in running:
             task.cancel()
+    await d_client.close()
+    await p_client.close()
 
 
 def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -41,6 +41,7 @@ class FakeWorker:
         self.num_dialled = 0
         self.streams: list[MemoryStream] = []
         self.said_bye = False
+        self._num_received = 0
         self._credit: dict[tuple[int, int], int] = {}
         self._cancelled: set[tuple[int, int]] = set()
         self._changed = asyncio.Event()
@@ -71,6 +72,7 @@ class FakeWorker:
         self, frame: worker_pb2.GatewayFrame, stream: MemoryStream, tasks: asyncio.TaskGroup
     ) -> None:
         kind = frame.WhichOneof("frame")
+        self._num_received = frame.seq
         if kind == "hello":
             hello = worker_pb2.WorkerHello(protocol=self.protocol, worker_id=self.worker_id)
             await self._write(stream, worker_pb2.WorkerFrame(hello=hello))
@@ -182,7 +184,9 @@ class FakeWorker:
         await self._write(stream, worker_pb2.WorkerFrame(step=step))
 
     async def _write(self, stream: MemoryStream, frame: worker_pb2.WorkerFrame) -> None:
-        # One writer at a time, as gRPC wants it.
+        # One writer at a time, as gRPC wants it. Its own frames are not numbered: a stream that is
+        # lost is not resumed.
+        frame.ack = self._num_received
         async with self._writing:
             await stream.write(frame)
 

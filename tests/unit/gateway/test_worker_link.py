@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
+from baton.runtime.shared_stream import StreamLost
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import BatonError, NoRoom, Unavailable, to_wire
 from baton.wire.v1 import router_pb2, sampling_pb2, worker_pb2
 from services.gateway.attempt import Attempt, Finished, Tokens
-from services.gateway.worker_link import PART_TOKENS, WorkerLink, WorkerLinks
+from services.gateway.worker_link import PART_TOKENS, RESUME_WINDOW_S, WorkerLink, WorkerLinks
 
 WORKER = router_pb2.WorkerEndpoint(worker_id="w1", endpoint="w1:1")
 
@@ -29,11 +30,30 @@ def submit(request_id: str = "r1", **fields: Any) -> worker_pb2.Submit:
 
 
 class Pair:
-    """A link and the worker's end of its stream, after the hellos."""
+    """A link and the worker's end of its stream, after the hellos. `far` is the newest."""
 
-    def __init__(self, link: WorkerLink, far: MemoryStream) -> None:
+    def __init__(self, link: WorkerLink) -> None:
         self.link = link
-        self.far = far
+        self.far: MemoryStream
+        self.dialled = asyncio.Event()
+        self.is_reachable = True
+
+    async def dial(self, endpoint: str) -> MemoryStream:
+        assert endpoint == "w1:1"
+        if not self.is_reachable:
+            raise StreamLost("connection refused")
+        near, self.far = memory_stream_pair()
+        self.dialled.set()
+        return near
+
+    async def greeted(self, **hello: Any) -> worker_pb2.GatewayHello:
+        """The gateway's next hello, answered."""
+        await self.dialled.wait()
+        self.dialled.clear()
+        asked: worker_pb2.GatewayHello = await self.next("hello")
+        told = {"protocol": 1, "worker_id": "w1", "boot_epoch": 1, **hello}
+        await self.say(hello=worker_pb2.WorkerHello(**told))
+        return asked
 
     async def next(self, kind: str) -> Any:
         frame = await self.far.read()
@@ -44,25 +64,22 @@ class Pair:
     async def say(self, **fields: Any) -> None:
         await self.far.write(worker_pb2.WorkerFrame(**fields))
 
-    async def step(self, **columns: Any) -> None:
-        await self.say(step=worker_pb2.Step(**columns))
+    async def step(self, seq: int = 0, **columns: Any) -> None:
+        await self.say(step=worker_pb2.Step(**columns), seq=seq)
+
+    async def token(self, index: int, *, seq: int) -> None:
+        """Token `index` of the first attempt; its id is 100 + index."""
+        await self.step(seq, handles=[1], choices=[0], first_index=[index], ids=[100 + index])
 
 
 def linked(scenario: Any, *, protocol: int = 1) -> None:
     async def main() -> None:
-        near, far = memory_stream_pair()
-
-        async def dial(endpoint: str) -> MemoryStream:
-            assert endpoint == "w1:1"
-            return near
-
-        link = WorkerLink(WORKER, "gw-1", VirtualClock())
+        pair = Pair(WorkerLink(WORKER, "gw-1", asyncio.get_running_loop().clock, 3))  # type: ignore[attr-defined]
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(link.run(dial))
-            pair = Pair(link, far)
-            hello = await pair.next("hello")
-            assert (hello.protocol, hello.gateway_id) == (1, "gw-1")
-            await pair.say(hello=worker_pb2.WorkerHello(protocol=protocol, worker_id="w1"))
+            running = tasks.create_task(pair.link.run(pair.dial))
+            hello = await pair.greeted(protocol=protocol)
+            assert (hello.protocol, hello.gateway_id, hello.link) == (1, "gw-1", 3)
+            assert not hello.HasField("num_received")
             await scenario(pair)
             running.cancel()
 
@@ -97,22 +114,129 @@ def test_what_arrived_before_a_loss_is_delivered_before_the_failure() -> None:
         await pair.next("submit")
         await pair.step(handles=[1], choices=[0], first_index=[0], ids=[5])
         await asyncio.sleep(0.01)
+        pair.is_reachable = False
         await pair.far.close()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(RESUME_WINDOW_S + 0.01)
         assert await attempt.arrivals(1) == [Tokens(0, [5])]
         assert (await failure_of(attempt)).reason == "worker_lost"
 
     linked(scenario)
 
 
-def test_an_end_without_bye_is_a_loss_and_closes_the_link() -> None:
+def test_a_worker_that_cannot_be_reached_again_is_lost_after_half_a_second() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+        pair.is_reachable = False
+        loop = asyncio.get_running_loop()
+        lost_s = loop.time()
+        await pair.far.close()
+        assert (await failure_of(attempt)).reason == "worker_lost"
+        assert loop.time() - lost_s == pytest.approx(RESUME_WINDOW_S)
+        assert pair.link.has_ended
+        with pytest.raises(Unavailable):
+            pair.link.submit(submit("r2"))
+
+    linked(scenario)
+
+
+def test_a_stream_that_nobody_needs_is_not_dialled_again() -> None:
+    async def scenario(pair: Pair) -> None:
+        await pair.far.close()
+        await pair.link.ended()
+        assert not pair.dialled.is_set()
+
+    linked(scenario)
+
+
+def test_a_lost_stream_is_resumed_and_the_attempt_sees_only_a_pause() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+        await pair.token(0, seq=1)
+        await asyncio.sleep(0.01)
+        pair.is_reachable = False
+        await pair.far.close()
+        await asyncio.sleep(RESUME_WINDOW_S / 2)
+        pair.is_reachable = True
+        hello = await pair.greeted(num_received=1)
+        assert (hello.gateway_id, hello.link, hello.num_received) == ("gw-1", 3, 1)
+        await pair.token(0, seq=1)  # what we have already
+        await pair.token(1, seq=2)
+        await asyncio.sleep(0.01)
+        assert await attempt.arrivals(1) == [Tokens(0, [100]), Tokens(0, [101])]
+
+    linked(scenario)
+
+
+def test_what_the_worker_did_not_get_is_written_again_and_the_rest_anew() -> None:
+    async def scenario(pair: Pair) -> None:
+        first, second = pair.link.submit(submit("r1")), pair.link.submit(submit("r2"))
+        await pair.next("submit")  # the second is lost on the way
+        await asyncio.sleep(0.01)
+        pair.far.cancel()
+        await pair.dialled.wait()
+        first.give(0, 80)
+        second.cancel()
+        pair.link.submit(submit("r3"))
+        await pair.greeted(num_received=1)
+        assert (await pair.next("submit")).request_id == "r2"
+        assert (await pair.next("cancel")).request_id == "r2"
+        assert list((await pair.next("credits")).up_to_index) == [80]
+        assert (await pair.next("submit")).request_id == "r3"
+
+    linked(scenario)
+
+
+def test_frames_that_are_missing_are_asked_for_on_a_new_connection() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+        await pair.token(0, seq=1)
+        await pair.token(2, seq=3)
+        hello = await pair.greeted(num_received=1)
+        assert hello.num_received == 1
+        await pair.token(1, seq=2)
+        await pair.token(2, seq=3)
+        await asyncio.sleep(0.01)
+        arrived = await attempt.arrivals(1)
+        assert arrived == [Tokens(0, [100 + index]) for index in range(3)]
+
+    linked(scenario)
+
+
+@pytest.mark.parametrize(
+    "hello", [{"boot_epoch": 2, "num_received": 1}, {}, {"num_received": 9}],
+    ids=["another life", "nothing to resume", "more than was sent"],
+)  # fmt: skip
+def test_a_worker_that_cannot_go_on_is_lost_at_once(hello: dict[str, int]) -> None:
     async def scenario(pair: Pair) -> None:
         attempt = pair.link.submit(submit())
         await pair.next("submit")
         await pair.far.close()
+        await pair.greeted(**hello)
+        loop = asyncio.get_running_loop()
+        answered_s = loop.time()
         assert (await failure_of(attempt)).reason == "worker_lost"
-        with pytest.raises(Unavailable):
-            pair.link.submit(submit("r2"))
+        assert loop.time() == answered_s
+
+    linked(scenario)
+
+
+def test_connections_that_bring_nothing_do_not_put_off_the_end() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+        loop = asyncio.get_running_loop()
+        lost_s = loop.time()
+        while not attempt.ended:
+            await pair.far.close()
+            await asyncio.sleep(0.03)
+            if pair.dialled.is_set():
+                await pair.greeted(num_received=1)
+                await asyncio.sleep(0.03)
+        assert (await failure_of(attempt)).reason == "worker_lost"
+        assert loop.time() - lost_s == pytest.approx(RESUME_WINDOW_S, abs=0.1)
 
     linked(scenario)
 
@@ -262,8 +386,11 @@ def test_go_away_closes_the_link_to_new_attempts_only() -> None:
     async def scenario(pair: Pair) -> None:
         attempt = pair.link.submit(submit())
         await pair.next("submit")
+        assert attempt.move_by_s is None
+        told_s = asyncio.get_running_loop().time()
         await pair.say(go_away=worker_pb2.GoAway(deadline_ms=1000))
-        await asyncio.sleep(0.01)
+        assert await attempt.arrivals(1) == []
+        assert attempt.move_by_s == told_s + 1
         with pytest.raises(Unavailable) as caught:
             pair.link.submit(submit("r2"))
         assert caught.value.reason == "draining"

@@ -1,0 +1,113 @@
+"""What one end of a shared stream remembers, so that a broken connection is nothing but a pause.
+
+Frames are numbered over all connections of a link (`seq`, from 1) and kept until the peer has
+told, in the `ack` of any frame of its own, that it took them in. After a break each side's hello
+names the last number it took in, and what the other has written after that is written again. So
+everything on the stream arrives once and in order, over any number of connections.
+
+Hello and bye are not numbered. Knows nothing of what frames mean; how long a break may last, and
+who dials, is the owner's business. Holds back new frames while MAX_KEPT_FRAMES wait for their ack.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
+
+MAX_KEPT_FRAMES = 1024
+# Taken in and not yet acknowledged: then an ack leaves even if no frame does.
+ACK_FRAMES = 16
+
+
+class Numbered(Protocol):
+    """A protobuf message with these two fields."""
+
+    seq: int
+    ack: int
+
+
+Frame = TypeVar("Frame", bound=Numbered)
+
+
+class NotRemembered(Exception):
+    """The peer lacks frames that are not kept any more, or knows some that were never sent."""
+
+
+class LinkMemory(Generic[Frame]):
+    """One end of a link. `source` gives the next new frame, or None; `blank` makes an empty one."""
+
+    def __init__(self, source: Callable[[], Frame | None], blank: Callable[[], Frame]) -> None:
+        # The last number taken in; what our own hello names.
+        self.num_received = 0
+        self._source = source
+        self._blank = blank
+        self._kept: deque[Frame] = deque()
+        self._num_dropped = 0  # acknowledged, from the front of `kept`
+        self._num_written = 0  # of `kept`, on this connection
+        self._last_ack = 0
+        self._writer: FrameWriter[Frame] | None = None
+
+    @property
+    def num_kept(self) -> int:
+        return len(self._kept)
+
+    def connect(self, stream: FrameStream[Any, Frame], num_taken: int) -> FrameWriter[Frame]:
+        """The writer of a new connection to a peer that took in `num_taken` frames so far.
+
+        The writer of the connection before must have ended. Raises NotRemembered.
+        """
+        if not self._num_dropped <= num_taken <= self._num_dropped + len(self._kept):
+            raise NotRemembered(f"frames after {num_taken} are not kept")
+        self._acknowledged(num_taken)
+        self._num_written = 0
+        self._writer = FrameWriter(stream, drain=self._next)
+        self._writer.wake()
+        return self._writer
+
+    def wake(self) -> None:
+        """`source` has something to write."""
+        if self._writer is not None:
+            self._writer.wake()
+
+    def take(self, frame: Numbered) -> bool:
+        """Note a frame that came; True when it is new. Raises StreamLost when one is missing."""
+        self._acknowledged(frame.ack)
+        if not frame.seq:
+            return True
+        if frame.seq > self.num_received + 1:
+            raise StreamLost(f"frame {frame.seq} came after {self.num_received}")
+        if frame.seq <= self.num_received:
+            return False
+        self.num_received = frame.seq
+        if self.num_received - self._last_ack >= ACK_FRAMES:
+            self.wake()
+        return True
+
+    def _acknowledged(self, number: int) -> None:
+        was_full = len(self._kept) >= MAX_KEPT_FRAMES
+        while self._kept and self._num_dropped < number:
+            self._kept.popleft()
+            self._num_dropped += 1
+            self._num_written = max(self._num_written - 1, 0)
+        if was_full:
+            self.wake()
+
+    def _next(self) -> Frame | None:
+        if self._num_written == len(self._kept) < MAX_KEPT_FRAMES:
+            self._keep_new()
+        if self._num_written < len(self._kept):
+            frame = self._kept[self._num_written]
+            self._num_written += 1
+        elif self.num_received - self._last_ack >= ACK_FRAMES:
+            frame = self._blank()
+        else:
+            return None
+        frame.ack = self._last_ack = self.num_received
+        return frame
+
+    def _keep_new(self) -> None:
+        frame = self._source()
+        if frame is not None:
+            frame.seq = self._num_dropped + len(self._kept) + 1
+            self._kept.append(frame)
