@@ -4,6 +4,8 @@ For work that must not run in this process because its cost or behaviour cannot 
 rendering a template, compiling a regular expression. The child gets a memory limit, none of this
 process's environment except ENVIRONMENT, and dies with its parent; a call that runs past its
 deadline kills it, and the next call starts a fresh one, at most `max_starts` in `start_window_s`.
+A caller that leaves leaves no work behind: a child that has not answered ABANDON_GRACE_S later is
+killed, too.
 Frames of msgpack travel over a socket pair; no pickle. Knows nothing of what the bytes mean.
 """
 
@@ -27,6 +29,8 @@ BOOTSTRAP = "baton.system.child_bootstrap"
 READY = 0
 # A child that closed its end is about to exit: wait that long for its exit code.
 EXIT_GRACE_S = 1.0
+# Most answers take less; starting a child takes more.
+ABANDON_GRACE_S = 0.1
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -100,13 +104,17 @@ class ChildProcess:
     async def call(self, request: bytes, *, deadline_s: float) -> bytes:
         """The child's answer. Raises ChildTimedOut, ChildDied, ChildRestartsExhausted.
 
-        `deadline_s` counts from the moment that the child is free. A cancelled call leaves the
-        child running; its late answer is dropped.
+        `deadline_s` counts from the moment that the child is free. When the call is cancelled, a
+        child that does not answer at once is killed.
         """
         async with self._lock:
             await self._ensure_started()
             self._last_number += 1
-            return await self._exchange(self._last_number, request, deadline_s)
+            try:
+                return await self._exchange(self._last_number, request, deadline_s)
+            except asyncio.CancelledError:
+                await self._abandon(self._last_number)
+                raise
 
     async def close(self) -> None:
         """Kill the child, if any. A later call would start a new one."""
@@ -126,6 +134,20 @@ class ChildProcess:
         except asyncio.CancelledError:
             await self._kill()
             raise
+
+    async def _abandon(self, number: int) -> None:
+        """Nobody wants the answer: have the child free, or gone."""
+        is_free = False
+        try:
+            async with asyncio.timeout(ABANDON_GRACE_S):
+                await self._read_answer(number)
+            is_free = True
+        except (TimeoutError, OSError, EOFError, ValueError):
+            if self._starts:
+                self._starts.pop()  # The fresh one is not on its account.
+        finally:
+            if not is_free:
+                await self._kill()
 
     def _count_start(self, now_s: float) -> None:
         while self._starts and now_s - self._starts[0] > self._limits.start_window_s:
@@ -162,9 +184,7 @@ class ChildProcess:
         try:
             async with asyncio.timeout(deadline_s):
                 await self._write(ChildFrame(number, request))
-                while (frame := await self._read()).number != number:
-                    pass
-                return frame.data
+                return await self._read_answer(number)
         except TimeoutError:
             await self._kill()
             raise ChildTimedOut(f"{self._module} did not answer in {deadline_s:g} s") from None
@@ -176,6 +196,11 @@ class ChildProcess:
         assert self._writer is not None
         self._writer.write(encode_frame(_encoder, frame))
         await self._writer.drain()
+
+    async def _read_answer(self, number: int) -> bytes:
+        while (frame := await self._read()).number != number:
+            pass
+        return frame.data
 
     async def _read(self) -> ChildFrame:
         assert self._reader is not None
@@ -192,8 +217,11 @@ class ChildProcess:
             writer.close()
         if process is None:
             return None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                return await asyncio.to_thread(process.wait)
-        process.kill()
+        try:
+            if grace_s > 0:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(grace_s):
+                        return await asyncio.to_thread(process.wait)
+        finally:
+            process.kill()  # also when this is cancelled; nothing happens to one that has ended
         return await asyncio.to_thread(process.wait)

@@ -2,12 +2,14 @@
 
 One child, started at the first grammar, tries one at a time; what it said is kept, so that a known
 grammar passes at once and a hostile one is tried once. The others wait in line, at most MAX_WAITING
-of them. Requests without a grammar never come here. See `baton/engine/grammar/__init__.py`.
+of them; who leaves takes its grammar out of the line, or out of the child's hands. Requests without
+a grammar never come here. See `baton/engine/grammar/__init__.py`.
 """
 
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 
 import msgspec
@@ -45,6 +47,9 @@ class GrammarGate:
         self._child = ChildProcess(CHILD_MODULE, setup=_encode(setup), limits=limits)
         self._waiting: deque[tuple[Grammar, OnOutcome]] = deque()
         self._arrived = asyncio.Event()
+        # What the child tries now, and whom to tell.
+        self._trying: tuple[Grammar, OnOutcome] | None = None
+        self._given_up = asyncio.Event()
         # By digest, the one used last at the end.
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
 
@@ -61,6 +66,12 @@ class GrammarGate:
             self._waiting.append((grammar, on_outcome))
             self._arrived.set()
 
+    def withdraw(self, on_outcome: OnOutcome) -> None:
+        """Whoever asked with this has left, and is told nothing."""
+        self._waiting = deque(entry for entry in self._waiting if entry[1] != on_outcome)
+        if self._trying is not None and self._trying[1] == on_outcome:
+            self._given_up.set()
+
     async def run(self) -> None:
         """Try what waits until cancelled; then the child is gone."""
         try:
@@ -68,10 +79,26 @@ class GrammarGate:
                 await self._arrived.wait()
                 self._arrived.clear()
                 while self._waiting:
-                    grammar, on_outcome = self._waiting.popleft()
-                    on_outcome(await self._try(grammar))
+                    self._trying = self._waiting.popleft()
+                    await self._try_or_give_up(*self._trying)
+                    self._trying = None
         finally:
             await self._child.close()
+
+    async def _try_or_give_up(self, grammar: Grammar, on_outcome: OnOutcome) -> None:
+        self._given_up.clear()
+        if self._recall(grammar) is None:
+            # Starting takes long, and is for those in line, too.
+            with suppress(ChildFailed):
+                await self._child.start()
+        async with asyncio.TaskGroup() as tasks:
+            trying = tasks.create_task(self._try(grammar))
+            giving_up = tasks.create_task(self._given_up.wait())
+            await asyncio.wait((trying, giving_up), return_when=asyncio.FIRST_COMPLETED)
+            trying.cancel()
+            giving_up.cancel()
+        if not self._given_up.is_set():
+            on_outcome(trying.result())
 
     async def _try(self, grammar: Grammar) -> Grammar | failures.BatonError:
         verdict = self._recall(grammar)

@@ -227,6 +227,8 @@ class Attempt:
         self._is_ended = True
         if self._deadline is not None:
             self._deadline.cancel()
+        if self.request.sampling.grammar is not None:
+            self._parts.grammar_gate.withdraw(self._on_grammar)
         self._span.set("baton.finish_reason", reason)
         self._span.set(
             "baton.num_output_tokens", sum(run.num_output_tokens for run in self._choices)

@@ -144,6 +144,38 @@ async def test_cancelled_call_leaves_no_answer_for_the_next_one(child: ChildProc
     assert await child.call(b"echo second", deadline_s=20) == b"second"
 
 
+async def test_a_child_that_nobody_waits_for_is_killed_and_the_next_call_gets_a_fresh_one(
+    module: str,
+):
+    child = ChildProcess(module, limits=ChildLimits(max_starts=2, start_window_s=600))
+    for _ in range(3):  # starts of this kind are not counted: the child did nothing wrong
+        await child.start()
+        pid = child.pid
+        task = asyncio.ensure_future(child.call(b"hang", deadline_s=600))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert await child.call(b"echo again", deadline_s=20) == b"again"
+    await child.close()
+
+
+async def test_a_child_that_answers_soon_outlives_a_caller_that_left(
+    child: ChildProcess, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("baton.system.child.ABANDON_GRACE_S", 20)
+    await child.start()
+    pid = child.pid
+    task = asyncio.ensure_future(child.call(b"echo first", deadline_s=20))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert child.pid == pid
+
+
 async def test_failing_child_prints_no_text_of_the_error(module: str, capfd: pytest.CaptureFixture):
     child = ChildProcess(module)
     with pytest.raises(ChildDied):

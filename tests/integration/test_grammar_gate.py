@@ -125,6 +125,30 @@ async def test_a_child_that_hangs_is_killed_at_the_deadline(
     assert await outcome(gate, Grammar("regex", "b+")) == Grammar("regex", "b+")
 
 
+async def test_who_leaves_takes_its_grammar_out_of_the_line_and_out_of_the_childs_hands(
+    info: EngineInfo,
+):
+    gate = GrammarGate(info, max_cpu_s=20)
+    running = asyncio.ensure_future(gate.run())
+    assert await outcome(gate, WORD) == WORD
+    pid = gate._child.pid
+    told: list[Grammar | BatonError] = []
+    in_hand, in_line = (lambda got: told.append(got)), (lambda got: told.append(got))
+    gate.check(BOMB, in_hand)
+    gate.check(patterns(301), in_line)
+    other = asyncio.ensure_future(outcome(gate, Grammar("regex", "[0-9]+")))
+    await asyncio.sleep(0)
+    gate.withdraw(in_line)
+    gate.withdraw(in_hand)
+    async with asyncio.timeout(15):  # each of the two would take 7 s and more
+        assert await other == Grammar("regex", "[0-9]+")
+    assert gate._child.pid not in (None, pid)
+    assert told == []
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+
+
 async def test_gbnf_comes_out_as_lark(gate: GrammarGate):
     passed = await outcome(gate, gbnf('root ::= "a" digits\ndigits ::= [0-9]+'))
     assert isinstance(passed, Grammar)
