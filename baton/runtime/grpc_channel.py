@@ -3,13 +3,20 @@
 LINK_OPTIONS make the loss of a shared stream visible within 300 ms and reconnecting quick; grpc's
 defaults do neither. grpc.aio's `keepalive_timeout_ms` alone is without effect: the ping timer is
 `grpc.http2.ping_timeout_ms`.
+
+A balanced channel spreads its calls over the replicas of a service that say SERVING, and repeats
+one elsewhere that found a replica gone: all calls made over it are pure or known by their request
+id. grpc does both by itself, told by a service config (gRFC A6, A17).
 """
 
+import json
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import grpc
 
 from baton.wire import failures, metadata
+from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import failure_pb2
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -31,11 +38,35 @@ LINK_OPTIONS: Options = [
     ("grpc.max_reconnect_backoff_ms", 100),
 ]
 _UNARY_OPTIONS: Options = [
+    # A replica that hangs without closing its connection is gone after two seconds.
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 20),
     ("grpc.min_reconnect_backoff_ms", 20),
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
 _NO_PROXY: Options = [("grpc.enable_http_proxy", 0)]
+_BALANCED = {
+    "loadBalancingConfig": [{"round_robin": {}}],
+    "healthCheckConfig": {"serviceName": ""},
+    "methodConfig": [
+        {
+            "name": [{}],
+            "retryPolicy": {
+                "maxAttempts": 3,
+                "initialBackoff": "0.05s",
+                "maxBackoff": "0.25s",
+                "backoffMultiplier": 5,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ],
+    # Retries end when failures outnumber a tenth of the calls: a whole service that is away must
+    # not get more calls for it.
+    "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.1},
+}
 
 
 class _Failed(Protocol):
@@ -47,6 +78,16 @@ class _Failed(Protocol):
 def open_channel(target: str, *, link: bool = False) -> grpc.aio.Channel:
     """A channel to "host:port". `link`: for a shared stream. Connects on first use."""
     options = MESSAGE_OPTIONS + _NO_PROXY + (LINK_OPTIONS if link else _UNARY_OPTIONS)
+    return grpc.aio.insecure_channel(target, options=options)
+
+
+def open_balanced_channel(endpoints: Sequence[str]) -> grpc.aio.Channel:
+    """A channel to all replicas of a service: one "host:port", whose name may stand for several
+    addresses, or several with IPv4 addresses."""
+    assert endpoints, "at least one replica"
+    target = endpoints[0] if len(endpoints) == 1 else f"ipv4:{','.join(endpoints)}"
+    balanced: Options = [("grpc.service_config", json.dumps(_BALANCED))]
+    options = MESSAGE_OPTIONS + _NO_PROXY + _UNARY_OPTIONS + balanced
     return grpc.aio.insecure_channel(target, options=options)
 
 
@@ -68,9 +109,13 @@ async def call(
         raise failure_of(error) from error
 
 
-def outgoing(request_id: str, traceparent: str) -> tuple[tuple[str, str], ...]:
+def outgoing(request_id: str = "", traceparent: str = "") -> tuple[tuple[str, str], ...]:
     """The metadata of a call; empty values are left out."""
-    entries = ((metadata.REQUEST_ID, request_id), (metadata.TRACEPARENT, traceparent))
+    entries = (
+        (metadata.PROTOCOL, str(PROTOCOL_VERSION)),
+        (metadata.REQUEST_ID, request_id),
+        (metadata.TRACEPARENT, traceparent),
+    )
     return tuple(entry for entry in entries if entry[1])
 
 

@@ -12,6 +12,7 @@ from grpc_health.v1._async import HealthServicer
 
 from baton.runtime.grpc_channel import LINK_OPTIONS, MESSAGE_OPTIONS
 from baton.wire import failures, metadata
+from baton.wire.protocol import agree
 
 # Kept ping strikes off: our own peers ping every 100 ms (see grpc_channel.LINK_OPTIONS).
 _SERVER_OPTIONS = [
@@ -86,6 +87,7 @@ def translate_failures(method: F) -> F:
     @functools.wraps(method)
     async def unary(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
+            _agree(context)
             return await method(self, request, context)
         except failures.BatonError as error:
             await _abort(context, error)
@@ -95,12 +97,21 @@ def translate_failures(method: F) -> F:
         self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
         try:
+            _agree(context)
             async for response in method(self, request, context):
                 yield response
         except failures.BatonError as error:
             await _abort(context, error)
 
     return streaming if inspect.isasyncgenfunction(method) else unary  # type: ignore[return-value]
+
+
+def _agree(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Raises Incompatible when the caller is too old to be understood."""
+    version = dict(context.invocation_metadata() or ()).get(metadata.PROTOCOL, "1")
+    if not (isinstance(version, str) and version.isascii() and version.isdigit()):
+        raise failures.Incompatible("the caller names no version of the protocol")
+    agree(int(version[:9]), peer=f"the caller at {context.peer()}", own="this service")
 
 
 async def _abort(

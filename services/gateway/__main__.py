@@ -12,7 +12,7 @@ from baton.runtime.process import Misconfigured, Process, run
 from baton.wire.key_registry import RegistryError, read_secret
 from services.gateway.alias_file import follow_aliases, read_aliases
 from services.gateway.app import App
-from services.gateway.clients import GrpcQuota, GrpcRouters, GrpcTokenizer, dial_worker
+from services.gateway.clients import GrpcQuota, GrpcRouter, GrpcTokenizer, dial_worker
 from services.gateway.gateway import Gateway, GatewayIdentity, Outside
 from services.gateway.models import AliasError
 from services.gateway.outbox import DiskFile
@@ -36,11 +36,11 @@ async def serve(
     Raises Misconfigured.
     """
     quota, tokenizer = GrpcQuota(settings.quota), GrpcTokenizer(settings.tokenizer)
-    routers = GrpcRouters(settings.router)
+    routers = {endpoint: GrpcRouter(endpoint) for endpoint in settings.router}
     outside = Outside(
         quota=quota,
         tokenizer=tokenizer,
-        router=routers,
+        routers=routers,
         dial=dial_worker,
         outbox_file=DiskFile(settings.outbox_dir / OUTBOX_FILE),
         in_thread=asyncio.to_thread,
@@ -71,8 +71,10 @@ async def serve(
         await gateway.close()
         for task in background:
             task.cancel()
-    for client in (quota, tokenizer, routers):
-        await client.close()
+    for router in routers.values():
+        await router.close()
+    await quota.close()
+    await tokenizer.close()
     _log.info("stopped")
 
 

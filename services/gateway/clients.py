@@ -1,12 +1,11 @@
 """The ports over gRPC: channels to quota, tokenizer and routers, shared streams to decode workers.
 
-Translates calls and nothing else. Routers are tried in their configured order; the first that
-answers is used until it fails.
+Translates calls and nothing else. Replicas of quota and tokenizer share a balanced channel
+(runtime/grpc_channel.py); which router is asked is the gateway's choice (routers.py).
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -28,7 +27,6 @@ from baton.wire.v1 import (
 from services.gateway.ports import CallContext, WorkerStream
 
 ARTIFACT_TIMEOUT_S = 60.0
-ENCODE_RETRY_PAUSES_S = (0.05, 0.25)
 MAX_ARTIFACT_BYTES = 256 * 1024 * 1024
 # A router that says nothing for this long is lost; it speaks every 100 ms.
 WATCH_SILENCE_S = 2.0
@@ -49,10 +47,10 @@ class _CallStream(ClientFrameStream[Any]):
 
 
 class GrpcQuota:
-    """QuotaClient over one channel."""
+    """QuotaClient over all replicas. Every call may be repeated: quota knows its request."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._channel = grpc_channel.open_channel(endpoint)
+    def __init__(self, endpoints: Sequence[str]) -> None:
+        self._channel = grpc_channel.open_balanced_channel(endpoints)
         self._stub = quota_pb2_grpc.QuotaStub(self._channel)
 
     async def authenticate(
@@ -74,7 +72,7 @@ class GrpcQuota:
         await _call(self._stub.Settle, quota_pb2.SettleRequest(usage=record), context)
 
     async def open_renewals(self) -> ClientFrameStream[quota_pb2.RenewRequest]:
-        return _CallStream(self._stub.Renew())
+        return _CallStream(self._stub.Renew(metadata=grpc_channel.outgoing()))
 
     async def probe(self, deadline_s: float) -> None:
         await _probe(self._channel, deadline_s)
@@ -84,42 +82,30 @@ class GrpcQuota:
 
 
 class GrpcTokenizer:
-    """TokenizerClient over one channel."""
+    """TokenizerClient over all replicas. Everything it asks is pure, so it may be repeated."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._channel = grpc_channel.open_channel(endpoint)
+    def __init__(self, endpoints: Sequence[str]) -> None:
+        self._channel = grpc_channel.open_balanced_channel(endpoints)
         self._stub = tokenizer_pb2_grpc.TokenizerStub(self._channel)
 
     async def encode(
         self, request: tokenizer_pb2.EncodeRequest, context: CallContext
     ) -> tokenizer_pb2.EncodeResponse:
-        """Encoding is pure, so a tokenizer that just went away is asked again."""
-        remaining = _countdown(context)
-        for pause_s in ENCODE_RETRY_PAUSES_S:
-            try:
-                return await self._encode_once(request, remaining())
-            except BatonError as error:
-                if error.reason != "unavailable":
-                    raise
-            await asyncio.sleep(pause_s)
         try:
-            return await self._encode_once(request, remaining())
+            answer: tokenizer_pb2.EncodeResponse = await _call(self._stub.Encode, request, context)
+            return answer
         except BatonError as error:
             if error.reason != "unavailable":
                 raise
             # Clients read this: gRPC's own words name internal addresses.
             raise Unavailable("no tokenizer answers", retry_after_s=1) from error
 
-    async def _encode_once(
-        self, request: tokenizer_pb2.EncodeRequest, context: CallContext
-    ) -> tokenizer_pb2.EncodeResponse:
-        answer: tokenizer_pb2.EncodeResponse = await _call(self._stub.Encode, request, context)
-        return answer
-
     async def artifact(self, model_fp: str) -> bytes:
         """Raises InternalFailure when what came does not match its digest."""
         call = self._stub.GetArtifact(
-            tokenizer_pb2.GetArtifactRequest(model_fp=model_fp), timeout=ARTIFACT_TIMEOUT_S
+            tokenizer_pb2.GetArtifactRequest(model_fp=model_fp),
+            timeout=ARTIFACT_TIMEOUT_S,
+            metadata=grpc_channel.outgoing(),
         )
         data, digest = bytearray(), ""
         try:
@@ -141,38 +127,26 @@ class GrpcTokenizer:
         await self._channel.close()
 
 
-class GrpcRouters:
-    """RouterClient over the configured routers; one is in use at a time."""
+class GrpcRouter:
+    """RouterClient of one router."""
 
-    def __init__(self, endpoints: Sequence[str]) -> None:
-        assert endpoints, "at least one router"
-        self._channels = [grpc_channel.open_channel(endpoint) for endpoint in endpoints]
-        self._stubs = [router_pb2_grpc.RouterStub(channel) for channel in self._channels]
-        self._current = 0
+    def __init__(self, endpoint: str) -> None:
+        self._channel = grpc_channel.open_channel(endpoint)
+        self._stub = router_pb2_grpc.RouterStub(self._channel)
 
     async def pick(
         self, request: router_pb2.PickRequest, context: CallContext
     ) -> router_pb2.PickResponse:
-        remaining = _countdown(context)
-        for _ in range(len(self._stubs)):
-            used = self._current
-            try:
-                answer: router_pb2.PickResponse = await _call(
-                    self._stubs[used].Pick, request, remaining()
-                )
-                return answer
-            except BatonError as error:
-                if error.reason != "unavailable":
-                    raise
-                self._leave(used)
-        raise Unavailable("no router answers", reason="overloaded", retry_after_s=1)
+        answer: router_pb2.PickResponse = await _call(self._stub.Pick, request, context)
+        return answer
 
     async def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
-        used = self._current
-        call = self._stubs[used].WatchAdmission(router_pb2.WatchAdmissionRequest())
+        call = self._stub.WatchAdmission(
+            router_pb2.WatchAdmissionRequest(), metadata=grpc_channel.outgoing()
+        )
         try:
             while True:
-                # The timeout cancels the call: a silent router is left for the next one.
+                # The timeout cancels the call: a silent router is as good as none.
                 async with asyncio.timeout(WATCH_SILENCE_S):
                     view = await call.read()
                 if view is grpc.aio.EOF:
@@ -183,16 +157,10 @@ class GrpcRouters:
         except grpc.aio.AioRpcError as error:
             raise grpc_channel.failure_of(error) from error
         finally:
-            self._leave(used)
             call.cancel()
 
     async def close(self) -> None:
-        for channel in self._channels:
-            await channel.close()
-
-    def _leave(self, used: int) -> None:
-        if self._current == used:
-            self._current = (used + 1) % len(self._stubs)
+        await self._channel.close()
 
 
 async def dial_worker(endpoint: str) -> WorkerStream:
@@ -201,13 +169,6 @@ async def dial_worker(endpoint: str) -> WorkerStream:
     call = worker_pb2_grpc.DecodeWorkerStub(channel).Serve()
     stream: WorkerStream = _CallStream(call, channel)
     return stream
-
-
-def _countdown(context: CallContext) -> Callable[[], CallContext]:
-    """The context with what is left of its time, for calls that are repeated."""
-    now = asyncio.get_running_loop().time
-    ends_s = now() + context.deadline_s
-    return lambda: replace(context, deadline_s=ends_s - now())
 
 
 async def _call(method: Any, request: Any, context: CallContext) -> Any:

@@ -6,12 +6,13 @@ in-process simulation. Opens no socket itself.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from baton.runtime import instruments, logs
+from baton.runtime import instruments
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError
+from baton.wire.v1 import router_pb2
 from services.gateway.auth import Authenticator
 from services.gateway.detokenize import Artifacts
 from services.gateway.leases import LeaseKeeper
@@ -26,12 +27,10 @@ from services.gateway.ports import (
     TokenizerClient,
 )
 from services.gateway.quota_outage import GuardedQuota, LocalBuckets
+from services.gateway.routers import Routers
 from services.gateway.worker_link import WorkerLinks
 
-_WATCH_RETRY_S = 0.2
 _PROBE_TIMEOUT_S = 1.0
-
-_log = logs.get("gateway")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,8 @@ class Outside:
 
     quota: QuotaClient
     tokenizer: TokenizerClient
-    router: RouterClient
+    # By address; one of them is active for each model (routers.py).
+    routers: Mapping[str, RouterClient]
     dial: Dial
     outbox_file: OutboxFile
     in_thread: RunInThread
@@ -72,19 +72,19 @@ class Gateway:
         self.rng = rng
         self.draining = False
         self._outside = outside
-        self._router_seen = False
         self.directory = ModelDirectory(aliases or {}, rng)
         self.authenticator = Authenticator(quota, own.server_secret, clock)
         self.leases = LeaseKeeper(outside.quota, rng)
         self.links = WorkerLinks(outside.dial, own.gateway_id, clock)
         self.outbox = Outbox(outside.outbox_file, outside.quota, outside.in_thread)
         self.artifacts = Artifacts(outside.tokenizer, outside.in_thread)
+        self.routers = Routers(outside.routers, clock, rng, self._take_in)
         self.pipeline = Pipeline(self._parts(quota, own.server_secret, limits or Limits()))
 
     async def run(self) -> None:
         """Follow the fleet, renew leases, own the workers' streams, replay the outbox."""
         async with asyncio.TaskGroup() as tasks:
-            for loop in (self._follow_fleet, self.leases.run, self.links.run, self.outbox.run):
+            for loop in (self.routers.run, self.leases.run, self.links.run, self.outbox.run):
                 tasks.create_task(loop())
 
     async def close(self) -> None:
@@ -98,25 +98,16 @@ class Gateway:
             reasons.append("quota service unreachable")
         if not await _answers(self._outside.tokenizer.probe):
             reasons.append("tokenizer service unreachable")
-        if not self._router_seen:
+        if not self.routers.is_any_heard:
             reasons.append("router unreachable")
         if not self.directory.num_ready_models:
             reasons.append("no model has a ready worker")
         return reasons
 
-    async def _follow_fleet(self) -> None:
-        """Keep the directory at the router's view; the last view stays while none answers."""
-        while True:
-            try:
-                async for view in self._outside.router.watch_admission():
-                    self._router_seen = True
-                    self.directory.update(view.models)
-                    instruments.GATEWAY_OUTBOX_RECORDS.set(self.outbox.num_waiting)
-            except BatonError as error:
-                if self._router_seen:
-                    _log.warning("router_lost", reason=error.reason)
-            self._router_seen = False
-            await asyncio.sleep(_WATCH_RETRY_S * (0.5 + self.rng.random()))
+    def _take_in(self, models: Sequence[router_pb2.ModelState]) -> None:
+        """The fleet as the routers see it now; the last view stays while none speaks."""
+        self.directory.update(models)
+        instruments.GATEWAY_OUTBOX_RECORDS.set(self.outbox.num_waiting)
 
     def _parts(self, quota: QuotaClient, server_secret: bytes, limits: Limits) -> Parts:
         outside = self._outside
@@ -132,7 +123,7 @@ class Gateway:
             quota=quota,
             local_buckets=LocalBuckets(self.clock),
             leases=self.leases,
-            router=outside.router,
+            router=self.routers,
             links=self.links,
             outbox=self.outbox,
             in_thread=outside.in_thread,

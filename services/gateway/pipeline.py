@@ -33,11 +33,11 @@ from services.gateway.outbox import Outbox
 from services.gateway.ports import (
     CallContext,
     QuotaClient,
-    RouterClient,
     RunInThread,
     TokenizerClient,
 )
 from services.gateway.quota_outage import LocalBuckets, is_outage
+from services.gateway.routers import Routers
 from services.gateway.worker_link import WorkerLink, WorkerLinks
 
 AUTHENTICATE_TIMEOUT_S = 1.0
@@ -75,7 +75,7 @@ class Parts:
     quota: QuotaClient
     local_buckets: LocalBuckets
     leases: LeaseKeeper
-    router: RouterClient
+    router: Routers
     links: WorkerLinks
     outbox: Outbox
     in_thread: RunInThread

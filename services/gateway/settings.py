@@ -1,6 +1,7 @@
 """Settings of the gateway: BATON_GATEWAY_*, read once at start (docs/configuration.md)."""
 
 from dataclasses import dataclass
+from ipaddress import AddressValueError, IPv4Address
 from pathlib import Path
 
 PREFIX = "BATON_GATEWAY_"
@@ -10,9 +11,10 @@ PREFIX = "BATON_GATEWAY_"
 class GatewaySettings:
     """Endpoints are host:port; port 0 = any free one."""
 
-    quota: str
-    tokenizer: str
-    # In order of preference.
+    # One endpoint, whose name may stand for several addresses, or several with IPv4 addresses.
+    quota: tuple[str, ...]
+    tokenizer: tuple[str, ...]
+    # The same routers, under the same addresses, for every gateway: they choose alike.
     router: tuple[str, ...]
     secret_file: Path
     listen: str = "127.0.0.1:8080"
@@ -37,5 +39,17 @@ class GatewaySettings:
         for name in ("max_body_bytes", "max_open_requests", "default_output_reservation"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        if not self.router:
-            raise ValueError("router must name at least one endpoint")
+        for name in ("quota", "tokenizer", "router"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} must name at least one endpoint")
+        for name in ("quota", "tokenizer"):
+            _check_replicas(name, getattr(self, name))
+
+
+def _check_replicas(name: str, endpoints: tuple[str, ...]) -> None:
+    """Several replicas are a list for grpc's address resolver, which takes no names."""
+    for endpoint in endpoints if len(endpoints) > 1 else ():
+        try:
+            IPv4Address(endpoint.rpartition(":")[0])
+        except AddressValueError:
+            raise ValueError(f"{name}: {endpoint!r} in a list must have an IPv4 address") from None

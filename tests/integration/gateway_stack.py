@@ -158,8 +158,8 @@ async def running_stack(folder: Path, **settings: Any) -> AsyncIterator[Stack]:
             router_pb2_grpc.add_RouterServicer_to_server, RouterOverGrpc(stack.router, endpoints)
         )
         configured = GatewaySettings(
-            quota=await _serve_fake(servers, quota, link=False),
-            tokenizer=await _serve_fake(servers, tokenizer, link=False),
+            quota=(await _serve_fake(servers, quota, link=False),),
+            tokenizer=(await _serve_fake(servers, tokenizer, link=False),),
             router=(await _serve_fake(servers, router, link=False),),
             secret_file=secret,
             listen="127.0.0.1:0",

@@ -1,15 +1,75 @@
-"""The gateway's ports over gRPC, when nobody listens at the other end."""
+"""The gateway's ports over gRPC: replicas that come, go and never were there."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
+from baton.runtime.grpc_server import GrpcServer, start_server, translate_failures
 from baton.wire.failures import Unavailable
-from baton.wire.v1 import tokenizer_pb2
+from baton.wire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.gateway.clients import GrpcTokenizer
 from services.gateway.ports import CallContext
 
 
+class Replica(tokenizer_pb2_grpc.TokenizerServicer):
+    """A tokenizer that counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self.takes_s = 0.0
+        self.server: GrpcServer | None = None
+
+    @property
+    def endpoint(self) -> str:
+        assert self.server is not None
+        return f"127.0.0.1:{self.server.port}"
+
+    async def start(self, listen: str = "127.0.0.1:0") -> None:
+        def register(server: Any) -> None:
+            tokenizer_pb2_grpc.add_TokenizerServicer_to_server(self, server)
+
+        self.server = await start_server(listen, register)
+
+    @translate_failures
+    async def Encode(self, request: Any, context: Any) -> tokenizer_pb2.EncodeResponse:
+        self.num_calls += 1
+        await asyncio.sleep(self.takes_s)
+        return tokenizer_pb2.EncodeResponse()
+
+
+@contextlib.asynccontextmanager
+async def two_replicas() -> AsyncIterator[tuple[list[Replica], GrpcTokenizer]]:
+    replicas = [Replica(), Replica()]
+    for replica in replicas:
+        await replica.start()
+    client = GrpcTokenizer([replica.endpoint for replica in replicas])
+    try:
+        await until_both_answer(replicas, client)
+        yield replicas, client
+    finally:
+        await client.close()
+        for replica in replicas:
+            assert replica.server is not None
+            await replica.server.stop(0)
+
+
+async def encode(client: GrpcTokenizer) -> None:
+    await client.encode(tokenizer_pb2.EncodeRequest(), CallContext("r1", deadline_s=20))
+
+
+async def until_both_answer(replicas: list[Replica], client: GrpcTokenizer) -> None:
+    for replica in replicas:
+        replica.num_calls = 0
+    async with asyncio.timeout(30):
+        while not all(replica.num_calls for replica in replicas):
+            await encode(client)
+
+
 async def test_a_tokenizer_that_is_down_is_no_news_about_internal_addresses() -> None:
-    tokenizer = GrpcTokenizer("127.0.0.1:1")
+    tokenizer = GrpcTokenizer(["127.0.0.1:1"])
     try:
         with pytest.raises(Unavailable) as caught:
             await tokenizer.encode(tokenizer_pb2.EncodeRequest(), CallContext("r1", deadline_s=5))
@@ -17,3 +77,34 @@ async def test_a_tokenizer_that_is_down_is_no_news_about_internal_addresses() ->
         await tokenizer.close()
     assert caught.value.message == "no tokenizer answers"
     assert caught.value.retry_after_s == 1
+
+
+async def test_a_replica_that_drains_finishes_its_calls_and_gets_no_new_ones() -> None:
+    async with two_replicas() as (replicas, client):
+        leaving, staying = replicas
+        leaving.takes_s = staying.takes_s = 0.3
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(8):
+                tasks.create_task(encode(client))
+            async with asyncio.timeout(20):
+                while not leaving.num_calls:
+                    await asyncio.sleep(0.01)
+            assert leaving.server is not None
+            await leaving.server.stop(10)
+        had = leaving.num_calls
+        for _ in range(10):
+            await encode(client)
+        assert leaving.num_calls == had
+        assert staying.num_calls >= 10
+
+
+async def test_a_replica_that_dies_costs_no_call_and_is_used_again_when_it_is_back() -> None:
+    async with two_replicas() as (replicas, client):
+        dying = replicas[0]
+        listen = dying.endpoint
+        assert dying.server is not None
+        await dying.server.stop(0)
+        for _ in range(10):
+            await encode(client)
+        await dying.start(listen)
+        await until_both_answer(replicas, client)

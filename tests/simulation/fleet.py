@@ -260,7 +260,7 @@ class Fleet:
         outside = Outside(
             self.quota,
             self.tokenizer,
-            self.local_router,
+            {"router": self.local_router},
             self._dial_decode,
             MemoryFile(),
             run_inline,

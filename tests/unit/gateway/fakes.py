@@ -130,7 +130,7 @@ class Fleet:
         outside = Outside(
             quota=self.quota,
             tokenizer=self.tokenizer,
-            router=self.router,
+            routers={"router": self.router},
             dial=self._dial,
             outbox_file=self.file,
             in_thread=inline,
