@@ -102,6 +102,8 @@ class AddSequence(msgspec.Struct, array_like=True, tag="add"):
     priority: int = 0
     deadline: float | None = None
     forks: tuple[Fork, ...] = ()
+    # Its request is computed in steps of its own until it has proved harmless (`wire/suspects.py`).
+    is_suspect: bool = False
 
 
 class Bind(msgspec.Struct, array_like=True, tag="bind"):

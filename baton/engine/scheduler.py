@@ -109,6 +109,9 @@ class Scheduler:
         self._chunks = chunks or ChunkPolicy(max_step_tokens, max_step_s=None)
         # What the first waiting sequence lacked at the last step: promises must leave it.
         self._num_blocks_awaited = 0
+        # Whether there may be suspects, and the one whose turn it is: see `_turns`.
+        self._has_suspects = False
+        self._alone: str | None = None
 
     @property
     def num_reserved_blocks(self) -> int:
@@ -128,11 +131,13 @@ class Scheduler:
     def wait(self, seq: Sequence) -> None:
         seq.state = SequenceState.WAITING
         self.waiting.add(seq)
+        self._has_suspects |= seq.runs_alone
 
     def run(self, seq: Sequence) -> None:
         """The sequence has its blocks and joins the batch."""
         seq.state = SequenceState.RUNNING
         self.running.add(seq)
+        self._has_suspects |= seq.runs_alone
 
     def remove(self, seq: Sequence) -> None:
         """Forget a waiting or running sequence; others are unknown here and ignored."""
@@ -152,8 +157,37 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Choose the next step's work. Allocates blocks; starts and preempts sequences."""
+        self._num_blocks_awaited = 0
+        for alone in self._turns() if self._has_suspects else (None,):
+            self._alone = alone
+            plan = self._plan_turn()
+            if plan.works or plan.num_preemptions:
+                return plan
+        if self._num_blocks_awaited:
+            self._displace_parked(plan)
+        return plan
+
+    def _turns(self) -> list[str | None]:
+        """Whose work to look for: a suspect request's, by itself, and everybody else's (None), in
+        turn. So whoever is named when a step kills the core is the one that did it."""
+        seqs = (*self.running.snapshot(), *self.waiting.snapshot())
+        suspects = [seq for seq in seqs if seq.runs_alone]
+        self._has_suspects = bool(suspects)
+        ready = [seq.request.request_id for seq in suspects if not seq.is_parked]
+        turns = [*ready[:1], None]
+        return turns if self._alone is None else turns[::-1]
+
+    def _has_turn(self, seq: Sequence) -> bool:
+        if not self._has_suspects:
+            return True
+        if self._alone is None:
+            return not seq.runs_alone
+        return seq.request.request_id == self._alone
+
+    def _plan_turn(self) -> StepPlan:
+        """A step of those whose turn it is; empty when they have nothing to compute, or no room."""
         plan = StepPlan(self._max_step_tokens, self._max_num_seqs)
-        running = [seq for seq in self.running.snapshot() if not seq.is_parked]
+        running = [s for s in self.running.snapshot() if not s.is_parked and self._has_turn(s)]
         for seq in running:
             if plan.is_full:
                 break
@@ -166,8 +200,6 @@ class Scheduler:
                 self._add_chunks(seq, plan)
         if plan.num_preemptions == 0:
             self._start_waiting(plan)
-            if self._num_blocks_awaited and not plan.works:
-                self._displace_parked(plan)
         for work in plan.works:
             if work.seq.group is not None and work.seq.group.search is None and work.completes:
                 self._admit_forks(work, work.seq.group)
@@ -180,12 +212,13 @@ class Scheduler:
         return waiting + sum(count for count in running if count > 1)
 
     def _start_waiting(self, plan: StepPlan) -> None:
-        self._num_blocks_awaited = 0
         num_active = self.num_batch_seqs if len(self.waiting) else 0
         for seq in self.waiting.snapshot():
             if plan.is_full or num_active + seq.num_places > self._max_num_seqs:
                 break
-            if seq.is_parked or (seq.judges_prompt and plan.num_judged_tokens_left == 0):
+            if seq.is_parked or not self._has_turn(seq):
+                continue
+            if seq.judges_prompt and plan.num_judged_tokens_left == 0:
                 continue
             placement = self._manager.place(seq)
             beams = seq.group.beams if seq.group is not None else ()

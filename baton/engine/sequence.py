@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from baton.engine.messages import AddSequence
 from baton.wire.prefix_hash import split_hashes
+from baton.wire.suspects import NUM_TOKENS_ALONE
 
 if TYPE_CHECKING:
     from baton.engine.beam_search import BeamResult
@@ -129,6 +130,13 @@ class Sequence:
     def num_output_tokens(self) -> int:
         """Output tokens so far, earlier attempts included: the index of the next one."""
         return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def runs_alone(self) -> bool:
+        """A core died in a step with its request, which has not proved harmless here."""
+        request = self.request
+        num_new = self.num_tokens - self.num_prompt_tokens - request.num_emitted
+        return request.is_suspect and num_new < NUM_TOKENS_ALONE
 
     @property
     def num_uncomputed_tokens(self) -> int:

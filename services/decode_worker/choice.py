@@ -128,6 +128,7 @@ class ChoiceRun:
                 priority=submit.priority,
                 deadline=self._request.deadline_s,
                 forks=tuple(Fork(run.seq_id, run.choice) for run in forks),
+                is_suspect=submit.is_suspect,
             )
         )
 

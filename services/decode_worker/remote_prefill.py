@@ -201,6 +201,7 @@ class RemotePrefill:
             traceparent=self._span.traceparent,
             priority=submit.priority,
             fork_choices=self._owner.fork_choices,
+            is_suspect=submit.is_suspect,
         )
 
 

@@ -142,6 +142,7 @@ class PrefillTransfer:
                 priority=request.priority,
                 deadline=now + request.deadline_ms / 1000 if request.deadline_ms else None,
                 forks=tuple(map(Fork, self.seq_ids[1:], request.fork_choices)),
+                is_suspect=request.is_suspect,
             )
         )
 
