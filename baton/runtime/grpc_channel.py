@@ -2,7 +2,8 @@
 
 LINK_OPTIONS make the loss of a shared stream visible within 300 ms and reconnecting quick; grpc's
 defaults do neither. grpc.aio's `keepalive_timeout_ms` alone is without effect: the ping timer is
-`grpc.http2.ping_timeout_ms`.
+`grpc.http2.ping_timeout_ms`. A link has a connection of its own: shared, the next dial could be
+given the connection that is being given up.
 
 A balanced channel spreads its calls over the replicas of a service that say SERVING, and repeats
 one elsewhere that found a replica gone: all calls made over it are pure or known by their request
@@ -37,6 +38,9 @@ LINK_OPTIONS: Options = [
     ("grpc.min_reconnect_backoff_ms", 20),
     ("grpc.max_reconnect_backoff_ms", 100),
 ]
+_OWN_CONNECTION: Options = [("grpc.use_local_subchannel_pool", 1)]
+# The transport takes some 100 KiB of what nobody reads, not 6 MiB: then the writer notices.
+_SMALL_WINDOW: Options = [("grpc.http2.bdp_probe", 0)]
 _UNARY_OPTIONS: Options = [
     # A replica that hangs without closing its connection is gone after two seconds.
     ("grpc.keepalive_time_ms", 1000),
@@ -75,9 +79,14 @@ class _Failed(Protocol):
     def trailing_metadata(self) -> Any: ...
 
 
-def open_channel(target: str, *, link: bool = False) -> grpc.aio.Channel:
-    """A channel to "host:port". `link`: for a shared stream. Connects on first use."""
-    options = MESSAGE_OPTIONS + _NO_PROXY + (LINK_OPTIONS if link else _UNARY_OPTIONS)
+def open_channel(
+    target: str, *, link: bool = False, small_window: bool = False
+) -> grpc.aio.Channel:
+    """A channel to "host:port". `link`: for a shared stream; `small_window`: of small frames, whose
+    writer must soon notice that they are not read. Connects on first use."""
+    options = MESSAGE_OPTIONS + _NO_PROXY
+    options += LINK_OPTIONS + _OWN_CONNECTION if link else _UNARY_OPTIONS
+    options += _SMALL_WINDOW if small_window else []
     return grpc.aio.insecure_channel(target, options=options)
 
 

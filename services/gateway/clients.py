@@ -165,7 +165,7 @@ class GrpcRouter:
 
 async def dial_worker(endpoint: str) -> WorkerStream:
     """A fresh shared stream to a decode worker, on a channel of its own."""
-    channel = grpc_channel.open_channel(endpoint, link=True)
+    channel = grpc_channel.open_channel(endpoint, link=True, small_window=True)
     call = worker_pb2_grpc.DecodeWorkerStub(channel).Serve()
     stream: WorkerStream = _CallStream(call, channel)
     return stream

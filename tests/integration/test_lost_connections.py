@@ -1,0 +1,161 @@
+"""A gateway's link to a decode worker over real gRPC, through a proxy that breaks connections."""
+
+import asyncio
+import contextlib
+import os
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from baton.engine.engine import Engine, EngineConfig
+from baton.engine.local_client import LocalEngineClient
+from baton.engine.messages import SamplingParams
+from baton.runtime import instruments
+from baton.runtime.grpc_server import start_server
+from baton.system.clock import SystemClock
+from baton.testing.engine_driver import encode_tokens
+from baton.testing.fake_runner import FakeRunner
+from baton.testing.fault_proxy import FaultProxy, OneUpstream
+from baton.wire.v1 import router_pb2, sampling_pb2, worker_pb2
+from baton.worker.program import make_parts
+from services.decode_worker.__main__ import DecodeProgram
+from services.gateway.attempt import Finished, Tokens
+from services.gateway.clients import dial_worker
+from services.gateway.worker_link import WorkerLink, WorkerLinks
+
+IS_LONG = bool(os.environ.get("BATON_TEST_LONG"))
+NUM_CUTS = 200 if IS_LONG else 6
+NUM_BLACK_HOLES = 20 if IS_LONG else 1
+MAX_TOKENS = 120
+CREDIT = 32
+
+
+@dataclass
+class Rig:
+    """A worker with a fake model, the proxy before it, and the gateway's links to the proxy."""
+
+    engine: Engine
+    front: DecodeProgram
+    runner: FakeRunner
+    proxy: FaultProxy
+    links: WorkerLinks
+
+    @property
+    def link(self) -> WorkerLink:
+        return self.links.link_to(
+            router_pb2.WorkerEndpoint(worker_id="decode-1", endpoint=self.proxy.address)
+        )
+
+    async def ask(self, number: int, prompt: list[int]) -> list[int]:
+        """The tokens of one request, credited as they come. Raises BatonError."""
+        ids = encode_tokens(prompt)
+        submit = worker_pb2.Submit(
+            request_id=f"request-{number}",
+            epoch=1,
+            model_fp="fake-model",
+            prompt_ids=ids,
+            num_prompt_tokens=len(prompt),
+            cache_key=b"k" * 32,
+            sampling=sampling_pb2.Sampling(
+                num_choices=1, max_tokens=MAX_TOKENS, num_logprobs=-1, num_prompt_logprobs=-1
+            ),
+            initial_credit_tokens=CREDIT,
+        )
+        link = self.link
+        attempt = link.submit(submit)
+        tokens: list[int] = []
+        try:
+            while True:
+                for arrival in await attempt.arrivals(30):
+                    if isinstance(arrival, Tokens):
+                        tokens += arrival.ids
+                    elif isinstance(arrival, Finished):
+                        return tokens
+                attempt.give(0, len(tokens) + CREDIT)
+        finally:
+            link.forget(attempt)
+
+    def expected(self, prompt: list[int]) -> list[int]:
+        return self.runner.lone_run(prompt, SamplingParams(MAX_TOKENS))
+
+    async def all_blocks_free(self) -> None:
+        async with asyncio.timeout(20):
+            while self.engine.measure_load().num_blocks_free < self.engine.info.num_blocks:
+                await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def rig() -> AsyncIterator[Rig]:
+    clock, runner = SystemClock(), FakeRunner()
+    engine = Engine(EngineConfig("fake-model", "fake", "1", num_blocks=512), runner, clock)
+    client = LocalEngineClient(engine, clock, lambda batch: 0.005)
+    front = DecodeProgram(
+        make_parts(client, worker_id="decode-1", role=router_pb2.WORKER_ROLE_DECODE, clock=clock)
+    )
+    server = await start_server("127.0.0.1:0", front.register, link=True)
+    links = WorkerLinks(dial_worker, "gateway-1-life", clock)
+    with FaultProxy(OneUpstream("127.0.0.1", server.port)) as proxy:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(front.run()), tasks.create_task(links.run())]
+            yield Rig(engine, front, runner, proxy, links)
+            await links.close_all()
+            await front.drain(2.0)
+            await server.stop(1.0)
+            for task in running:
+                task.cancel()
+
+
+def value(counter: instruments.Counter, *labels: str) -> float:
+    return float(counter.labels(*labels)._value.get())
+
+
+async def check_streams(r: Rig, breaker: asyncio.Task[None], rng: random.Random) -> None:
+    """Eight streams at a time until `breaker` is done: all tokens right, each prompt read once."""
+    num_read = value(instruments.PROMPT_TOKENS, "fake", "0")
+    num_asked = 0
+    numbers = iter(range(1_000_000))
+
+    async def stream() -> None:
+        nonlocal num_asked
+        while not breaker.done():
+            prompt = [rng.randrange(900) for _ in range(rng.randrange(1, 80))]
+            num_asked += len(prompt)
+            assert await r.ask(next(numbers), prompt) == r.expected(prompt)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(8):
+            tasks.create_task(stream())
+    assert value(instruments.PROMPT_TOKENS, "fake", "0") - num_read == num_asked, "prefilled again"
+    await r.all_blocks_free()
+
+
+async def test_connection_resets_cost_no_prefill_and_no_token() -> None:
+    async with rig() as r, asyncio.timeout(300):
+        rng = random.Random(7)
+        resumed = value(instruments.GATEWAY_LOST_STREAMS, "resumed")
+
+        async def cut() -> None:
+            for _ in range(NUM_CUTS):
+                await asyncio.sleep(rng.uniform(0.05, 0.3))
+                assert r.proxy.cut(reset=rng.random() < 0.7) == 1
+
+        await check_streams(r, asyncio.create_task(cut()), rng)
+        r.proxy.verify()
+        assert value(instruments.GATEWAY_LOST_STREAMS, "resumed") - resumed >= NUM_CUTS
+
+
+async def test_a_connection_that_goes_silent_is_replaced_by_another() -> None:
+    async with rig() as r, asyncio.timeout(300):
+        rng = random.Random(8)
+
+        async def swallow() -> None:
+            for _ in range(NUM_BLACK_HOLES):
+                await asyncio.sleep(rng.uniform(0.3, 0.6))
+                resumed = value(instruments.GATEWAY_LOST_STREAMS, "resumed")
+                with r.proxy.fault(drop=True):
+                    await asyncio.sleep(0.1)
+                while value(instruments.GATEWAY_LOST_STREAMS, "resumed") == resumed:
+                    await asyncio.sleep(0.02)
+
+        await check_streams(r, asyncio.create_task(swallow()), rng)
+        r.proxy.verify()
