@@ -36,6 +36,8 @@ class EngineClient(Protocol):
     # The whole KV pool, writable, `info.num_blocks * info.kv_spec.row_bytes` bytes; both processes
     # see it. The front writes only into blocks bound to a remote sequence that has not started.
     pool: memoryview
+    # The pool for peers to map: read-only, its size sealed; owned by the client. None = private.
+    pool_fd: int | None
 
     def send(self, command: Command) -> None:
         """Queue a command; never blocks. What one turn of the loop sends leaves as one batch.

@@ -5,6 +5,7 @@ as `step_duration` says. The reader of `events` drives the engine; nobody readin
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 
 from baton.engine.batch import StepBatch, StepResult
@@ -13,16 +14,28 @@ from baton.engine.engine import Engine
 from baton.engine.messages import Command, EngineInfo, StepEvents
 from baton.engine.progress_page import CoreProgress
 from baton.system.clock import Clock
+from baton.system.memory_file import open_sealed, resize_and_map
 
 StepDuration = Callable[[StepBatch], float]  # seconds
 
 class LocalEngineClient:
     """Steps an Engine on the running loop's time, which `clock` must agree with."""
 
-    def __init__(self, engine: Engine, clock: Clock, step_duration: StepDuration) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        step_duration: StepDuration,
+        pool_file: int | None = None,
+    ) -> None:
+        """`pool_file` is an empty memory file for the pool; without it the pool is private."""
         self.info: EngineInfo = engine.info
         row_bytes = self.info.kv_spec.row_bytes
-        whole = memoryview(bytearray(engine.num_pool_blocks * row_bytes))
+        num_bytes = engine.num_pool_blocks * row_bytes
+        whole = memoryview(
+            bytearray(num_bytes) if pool_file is None else resize_and_map(pool_file, num_bytes)
+        )
+        self.pool_fd = None if pool_file is None else open_sealed(pool_file)
         engine.runner.bind_pool(whole)
         self.pool = whole[: self.info.num_blocks * row_bytes]
         self._engine = engine
@@ -80,6 +93,9 @@ class LocalEngineClient:
         self._death.set()
         self._wake.set()
         self._moves.set()
+        if self.pool_fd is not None:
+            os.close(self.pool_fd)
+            self.pool_fd = None
 
     def stop(self) -> None:
         """Fault injection: the core stands still, as after SIGSTOP, until `go_on` or its end."""

@@ -35,7 +35,12 @@ from baton.engine.progress_page import (
     read_left_page,
 )
 from baton.system.frames import FrameDecoder, encode_frame
-from baton.system.memory_file import create_memory_file, map_memory_file, resize_and_map
+from baton.system.memory_file import (
+    create_memory_file,
+    map_memory_file,
+    open_sealed,
+    resize_and_map,
+)
 
 MAX_UNREAD_MESSAGES = 1024  # then the core waits for the front
 MAX_UNSENT_BYTES = 256 * 1024 * 1024  # then the core counts as hung
@@ -109,6 +114,7 @@ class ProcessEngineClient:
 
     info: EngineInfo
     pool: memoryview
+    pool_fd: int | None = None
     # Requests of the step in which this worker's last life ended, if nobody was left to tell.
     last_suspects: tuple[str, ...] = ()
 
@@ -192,6 +198,9 @@ class ProcessEngineClient:
             await self._end_process(CLOSE_GRACE_S)
         finally:
             self._link.close()
+            if self.pool_fd is not None:
+                os.close(self.pool_fd)
+                self.pool_fd = None
             if self._page_file is not None:
                 self._page_file.unlink(missing_ok=True)
 
@@ -207,6 +216,7 @@ class ProcessEngineClient:
             assert isinstance(message, EngineInfo)
             self.info = message
             self.pool = _map_pool(pool_fd, message)
+            self.pool_fd = open_sealed(pool_fd)
         except TimeoutError:
             await self._kill()
             raise CoreNotStarted(f"core did not load its model in {timeout_s:g} s") from None

@@ -1,48 +1,63 @@
-"""The transport that works everywhere: pages travel inside the Blocks frames of the gRPC stream.
+"""The transport that works everywhere: pages travel inside the Blocks frames of the gRPC stream."""
 
-The checksum covers the frame's place as well as the data, so that pages which arrive whole but
-under another layer or block do not pass.
-"""
-
-import struct
 from collections.abc import Sequence
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from baton.handoff.block_bytes import BlockBytes
+from baton.handoff.checksum import place_checksum
 from baton.handoff.ticket import BadBlocks
+from baton.handoff.transport import PLAIN, Deliver, Pages, check_size
 from baton.wire.v1 import handoff_pb2
 
-# xfer_id, epoch, layer, first_block, num_blocks.
-_PLACE = struct.Struct("<QIIII")
 
+class GrpcEnd:
+    """Either end: copies pages of `blocks` into frames, and finds them in frames."""
 
-def checksum(frame: handoff_pb2.Blocks) -> int:
-    """CRC-32 over the frame's place and its inline data."""
-    place = _PLACE.pack(
-        frame.xfer_id, frame.epoch, frame.layer, frame.first_block, frame.num_blocks
-    )
-    return crc32(frame.data, crc32(place))
-
-
-class GrpcStreamTransport:
-    """Copies pages between `blocks` and frames."""
-
-    name = "grpc"
+    name = PLAIN
 
     def __init__(self, blocks: BlockBytes) -> None:
         self._blocks = blocks
 
-    def pack(self, frame: handoff_pb2.Blocks, block_ids: Sequence[int]) -> int:
-        frame.data = self._blocks.gather(frame.layer, block_ids)
-        frame.checksum = checksum(frame)
-        return len(frame.data)
+    def pack(self, frame: handoff_pb2.Blocks, block_ids: Sequence[int]) -> None:
+        data = b"".join(self._blocks.pages(frame.layer, block_ids))
+        frame.data = data
+        frame.checksum = crc32(data, place_checksum(frame))
 
-    def unpack(self, frame: handoff_pb2.Blocks, block_ids: Sequence[int]) -> None:
+    def fetch(self, frame: handoff_pb2.Blocks, deliver: Deliver) -> None:
+        deliver(self._find(frame))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _find(self, frame: handoff_pb2.Blocks) -> Pages | BadBlocks:
         if frame.WhichOneof("payload") != "data":
-            raise BadBlocks("payload", "the frame carries no inline data")
-        wanted = len(block_ids) * self._blocks.page_bytes(frame.layer)
-        if len(frame.data) != wanted:
-            raise BadBlocks("size", f"{len(frame.data)} bytes of data where {wanted} belong")
-        if checksum(frame) != frame.checksum:
-            raise BadBlocks("checksum", f"wrong checksum at layer {frame.layer}")
-        self._blocks.scatter(frame.layer, block_ids, frame.data)
+            return BadBlocks("payload", "the frame carries no inline data")
+        data = memoryview(frame.data)  # a copy each time that it is read
+        size = self._blocks.page_bytes(frame.layer)
+        try:
+            check_size(len(data), size * frame.num_blocks)
+        except BadBlocks as error:
+            return error
+        return Pages([data[start : start + size] for start in range(0, len(data), size)])
+
+
+class GrpcTransport:
+    """Every worker can; nothing needs to be said in the hello."""
+
+    name = PLAIN
+
+    def __init__(self, blocks: BlockBytes) -> None:
+        self._end = GrpcEnd(blocks)
+
+    def offer(self, hello: handoff_pb2.DecodeHello) -> "GrpcTransport":
+        return self
+
+    def connect(self, answer: handoff_pb2.PrefillHello) -> GrpcEnd:
+        return self._end
+
+    def accept(self, hello: handoff_pb2.DecodeHello, answer: handoff_pb2.PrefillHello) -> GrpcEnd:
+        return self._end
+
+    def close(self) -> None:
+        """Nothing was offered that must be taken back."""

@@ -1,36 +1,33 @@
-"""The decode side of one transfer: verifies every frame and writes it into bound blocks.
+"""The decode side of one transfer: writes every frame into bound blocks and verifies it there.
 
 Idempotent by (transfer, layer, block): a repeat writes nothing. The transfer is complete when the
-commit has come and every (layer, block) was written. Frames that arrive before the blocks are
-bound wait here, and their bytes count as not consumed, so that the peer's credit bounds them.
-Knows nothing of streams or the engine.
+commit has come and every (layer, block) was verified; bad pages fail it, and what they left in a
+block is overwritten by the next try or never read. Frames that arrive before the blocks are bound
+wait here, and their bytes count as not consumed, so that the peer's credit bounds them. Knows
+nothing of transports, streams or the engine.
 """
 
 from collections.abc import Callable, Sequence
 
 from baton.handoff.block_bytes import BlockBytes
-from baton.handoff.ticket import BadBlocks, ForeignFrame, Ticket
-from baton.handoff.transport import Transport
+from baton.handoff.checksum import place_checksum
+from baton.handoff.ticket import BadBlocks, Ticket
+from baton.handoff.transport import Pages
 from baton.wire.v1 import handoff_pb2
 
 
 class Receiver:
-    """`on_consumed(num_bytes)` is called for each frame that needs no memory any more."""
+    """`on_consumed(num_bytes)` is called for each frame whose pages need no memory any more."""
 
     def __init__(
-        self,
-        ticket: Ticket,
-        blocks: BlockBytes,
-        transport: Transport,
-        on_consumed: Callable[[int], None],
+        self, ticket: Ticket, blocks: BlockBytes, on_consumed: Callable[[int], None]
     ) -> None:
         self.ticket = ticket
         self.num_bytes_received = 0
         self._blocks = blocks
-        self._transport = transport
         self._on_consumed = on_consumed
         self._block_ids: Sequence[int] | None = None
-        self._waiting: list[handoff_pb2.Blocks] = []
+        self._waiting: list[tuple[handoff_pb2.Blocks, Pages]] = []
         num_missing = ticket.num_missing_blocks
         self._have = [bytearray(num_missing) for _ in blocks.spec.layers]
         self._num_pages_left = num_missing * len(blocks.spec.layers)
@@ -53,26 +50,30 @@ class Receiver:
         assert len(block_ids) >= self.ticket.num_blocks, "the table covers the whole prompt"
         self._block_ids = block_ids
         waiting, self._waiting = self._waiting, []
-        for index, frame in enumerate(waiting):
+        for index, (frame, pages) in enumerate(waiting):
             try:
-                self._write(frame)
+                self._write(frame, pages)
             except BadBlocks:
-                self._consume(waiting[index + 1 :])
+                for _, unread in waiting[index + 1 :]:
+                    self._consume(unread)
                 raise
 
-    def take(self, frame: handoff_pb2.Blocks) -> None:
-        """One Blocks frame. Raises ForeignFrame (drop it) or BadBlocks (the transfer failed)."""
-        assert not self._is_closed
-        try:
-            self.ticket.check(frame.epoch, frame.capability)
-            self._check_place(frame)
-        except (ForeignFrame, BadBlocks):
-            self._consume([frame])
-            raise
-        if self._block_ids is None:
-            self._waiting.append(frame)
+    def check(self, frame: handoff_pb2.Blocks) -> None:
+        """Whether a frame belongs here, before its pages are fetched.
+
+        Raises ForeignFrame (drop it) or BadBlocks (the transfer failed).
+        """
+        self.ticket.check(frame.epoch, frame.capability)
+        self._check_place(frame)
+
+    def take(self, frame: handoff_pb2.Blocks, pages: Pages) -> None:
+        """The pages of a checked frame. Raises BadBlocks."""
+        if self._is_closed:
+            self._consume(pages)
+        elif self._block_ids is None:
+            self._waiting.append((frame, pages))
         else:
-            self._write(frame)
+            self._write(frame, pages)
 
     def commit(self, frame: handoff_pb2.Commit) -> None:
         """The sender has sent everything. Raises BadBlocks when it counts other than we do."""
@@ -86,7 +87,8 @@ class Receiver:
         """Nothing more is written; waiting frames are dropped."""
         self._is_closed = True
         waiting, self._waiting = self._waiting, []
-        self._consume(waiting)
+        for _, pages in waiting:
+            self._consume(pages)
 
     def _check_place(self, frame: handoff_pb2.Blocks) -> None:
         spec = self._blocks.spec
@@ -102,7 +104,7 @@ class Receiver:
         if frame.num_blocks == 0:
             raise BadBlocks("range", "a frame without blocks")
 
-    def _write(self, frame: handoff_pb2.Blocks) -> None:
+    def _write(self, frame: handoff_pb2.Blocks, pages: Pages) -> None:
         assert self._block_ids is not None
         try:
             first = frame.first_block - self.ticket.first_missing_block
@@ -110,16 +112,16 @@ class Receiver:
             num_new = have.count(0, first, first + frame.num_blocks)
             if num_new == 0:
                 return
-            table = self._block_ids
-            ids = table[frame.first_block : frame.first_block + frame.num_blocks]
-            self._transport.unpack(frame, ids)
+            ids = self._block_ids[frame.first_block : frame.first_block + frame.num_blocks]
+            written = self._blocks.write(frame.layer, ids, pages.views, place_checksum(frame))
+            if written != frame.checksum:
+                raise BadBlocks("checksum", f"wrong checksum at layer {frame.layer}")
             have[first : first + frame.num_blocks] = b"\1" * frame.num_blocks
             self._num_pages_left -= num_new
-            self.num_bytes_received += len(frame.data)
+            self.num_bytes_received += pages.num_bytes
         finally:
-            self._consume([frame])
+            self._consume(pages)
 
-    def _consume(self, frames: Sequence[handoff_pb2.Blocks]) -> None:
-        num_bytes = sum(len(frame.data) for frame in frames)
-        if num_bytes:
-            self._on_consumed(num_bytes)
+    def _consume(self, pages: Pages) -> None:
+        pages.release()
+        self._on_consumed(pages.num_bytes)

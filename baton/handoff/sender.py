@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.ticket import Ticket
-from baton.handoff.transport import Transport
+from baton.handoff.transport import SendingEnd
 from baton.wire.v1 import handoff_pb2
 
 
@@ -19,7 +19,7 @@ class Sender:
     """`block_ids` is the sequence's block table; the pool stays held by the owner."""
 
     def __init__(
-        self, ticket: Ticket, block_ids: Sequence[int], blocks: BlockBytes, transport: Transport
+        self, ticket: Ticket, block_ids: Sequence[int], blocks: BlockBytes, sending: SendingEnd
     ) -> None:
         assert len(block_ids) >= ticket.num_blocks, "the table covers the whole prompt"
         assert ticket.first_missing_block <= ticket.num_blocks
@@ -27,7 +27,7 @@ class Sender:
         self.num_bytes_sent = 0
         self._block_ids = block_ids
         self._blocks = blocks
-        self._transport = transport
+        self._sending = sending
         self._num_ready = ticket.first_missing_block
         # (layer, first block, number of blocks) of the frames that can be sent now.
         self._pieces: deque[tuple[int, int, int]] = deque()
@@ -91,7 +91,8 @@ class Sender:
         blocks.head_hi = self._blocks.spec.layers[layer].num_kv_heads
         blocks.capability = self.ticket.capability
         ids = self._block_ids[first_block : first_block + num_blocks]
-        self.num_bytes_sent += self._transport.pack(blocks, ids)
+        self._sending.pack(blocks, ids)
+        self.num_bytes_sent += num_blocks * self._blocks.page_bytes(layer)
         self._num_messages += 1
 
     def _make_ready(self, num_ready: int) -> None:

@@ -48,6 +48,7 @@ class Home:
         self.redis = self.root / "redis"
         self.usage = self.root / "usage"
         self.outbox = self.root / "outbox"
+        self.handoff = self.root / "handoff"
         self.spans = self.root / "spans.db"
         self._state = self.root / "state.json"
 
@@ -63,8 +64,8 @@ class Home:
         """
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for folder in (self.logs, self.redis, self.usage, self.outbox):
-                folder.mkdir(exist_ok=True)
+            for folder in (self.logs, self.redis, self.usage, self.outbox, self.handoff):
+                folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise HomeNotWritable(f"{error.filename}: {error.strerror}") from error
 

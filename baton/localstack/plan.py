@@ -109,7 +109,7 @@ class _Builder:
     """Collects services; hands out ports and each one's common settings."""
 
     def __init__(self, home: Home, spans_endpoint: str, ports: list[int]) -> None:
-        self._home = home
+        self.home = home
         self._spans_endpoint = spans_endpoint
         self._ports = ports
         self.services: list[ServiceSpec] = []
@@ -236,6 +236,7 @@ def _add_workers(builder: _Builder, model: LocalModel, options: Options) -> list
                 "worker_id": name,
                 "model": str(model.folder),
                 "model_name": model.name,
+                "handoff_dir": str(builder.home.handoff),
                 **options.worker_settings(),
             }
             module = f"services.{role}_worker"

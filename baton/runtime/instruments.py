@@ -14,6 +14,9 @@ _MODEL = ("model_name", "engine")
 
 NUM_REQUESTS_RUNNING = Gauge("vllm:num_requests_running", "Sequences in the running batch", _MODEL)
 NUM_REQUESTS_WAITING = Gauge("vllm:num_requests_waiting", "Sequences that wait for room", _MODEL)
+NUM_REQUESTS_PARKED = Gauge(
+    "baton_num_requests_parked", "Sequences that wait for their readers", _MODEL
+)
 KV_CACHE_USAGE = Gauge("vllm:kv_cache_usage_perc", "Used part of the KV blocks, 0 to 1", _MODEL)
 PROMPT_TOKENS = Counter("vllm:prompt_tokens", "Prompt tokens of the sequences taken in", _MODEL)
 GENERATION_TOKENS = Counter("vllm:generation_tokens", "Output tokens produced", _MODEL)
@@ -58,7 +61,9 @@ CANCEL_SECONDS = Histogram(
 HANDOFF_BLOCKS = Counter(
     "baton_handoff_blocks", "KV blocks of finished transfers, by direction", ("direction",)
 )
-HANDOFF_BYTES = Counter("baton_handoff_bytes", "KV bytes moved, by direction", ("direction",))
+HANDOFF_BYTES = Counter(
+    "baton_handoff_bytes", "KV bytes moved, by direction and transport", ("direction", "transport")
+)
 HANDOFF_TRANSFERS = Counter(
     "baton_handoff_transfers", "Transfers that ended, by direction and outcome",
     ("direction", "outcome"),
@@ -69,6 +74,14 @@ HANDOFF_BAD_BLOCKS = Counter(
 HANDOFF_DROPPED_FRAMES = Counter(
     "baton_handoff_dropped_frames", "Frames of no live transfer, by cause", ("cause",)
 )
+HANDOFF_LINKS = Counter(
+    "baton_handoff_links", "Links whose hellos agreed on a transport", ("transport",)
+)
+HANDOFF_FALLBACKS = Counter(
+    "baton_handoff_fallbacks",
+    "Links whose transport failed, so that the next one to that worker uses grpc", ("transport",),
+)  # fmt: skip
+
 DECODE_PARKED_GATEWAYS = Counter(
     "baton_decode_parked_gateways",
     "Gateways whose stream broke, by outcome: resumed, expired",
@@ -271,6 +284,16 @@ GATEWAY_CANCEL_SECONDS = Histogram(
 GATEWAY_OUTBOX_RECORDS = Gauge(
     "baton_gateway_outbox_records", "Usage records that wait for the quota service"
 )
+GATEWAY_LOST_STREAMS = Counter(
+    "baton_gateway_lost_streams",
+    "Broken streams to decode workers, by outcome: resumed, given_up",
+    ("outcome",),
+)
+GATEWAY_DROPPED_ENTRIES = Counter(
+    "baton_gateway_dropped_entries",
+    "Entries of Step frames that were not taken, by cause: over (its request is), repeat, gap",
+    ("cause",),
+)
 
 # --- tokenizer ---
 TOKENIZER_STAGE_SECONDS = Histogram(
@@ -281,14 +304,4 @@ TOKENIZER_STAGE_SECONDS = Histogram(
 )
 TOKENIZER_FAILED_PROMPTS = Counter(
     "baton_tokenizer_failed_prompts", "Prompts that were not encoded, by reason", ("reason",)
-)
-GATEWAY_LOST_STREAMS = Counter(
-    "baton_gateway_lost_streams",
-    "Broken streams to decode workers, by outcome: resumed, given_up",
-    ("outcome",),
-)
-GATEWAY_DROPPED_ENTRIES = Counter(
-    "baton_gateway_dropped_entries",
-    "Entries of Step frames that were not taken, by cause: over (its request is), repeat, gap",
-    ("cause",),
 )

@@ -1,7 +1,8 @@
 """Anonymous shared memory: a file without a name, mapped by all who hold its descriptor.
 
-It vanishes with its last descriptor and mapping, so that no crash can leak it. Knows nothing of
-what lies in it.
+It vanishes with its last descriptor and mapping, so that no crash can leak it. On Linux it can be
+sealed, so that who maps it need not trust who made it: a file that shrinks under a mapping kills
+its reader. Knows nothing of what lies in it.
 """
 
 import mmap
@@ -9,11 +10,20 @@ import os
 import sys
 import tempfile
 
+if sys.platform == "linux":
+    import fcntl
+
+    _FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+class NotSealed(Exception):
+    """The file's size could change while it is mapped."""
+
 
 def create_memory_file(name: str) -> int:
     """A descriptor of an empty anonymous file. The caller closes it; `name` is for diagnosis."""
     if sys.platform == "linux":
-        return os.memfd_create(name, os.MFD_CLOEXEC)
+        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
@@ -27,3 +37,21 @@ def resize_and_map(fd: int, num_bytes: int) -> mmap.mmap:
 def map_memory_file(fd: int, num_bytes: int) -> mmap.mmap:
     """Map a file that another process has sized. Raises ValueError when it is smaller."""
     return mmap.mmap(fd, num_bytes)
+
+
+def open_sealed(fd: int) -> int | None:
+    """Fix the file's size for good, and open it once more for reading only.
+
+    The caller owns the new descriptor. None where the system has no such files.
+    """
+    if sys.platform != "linux":
+        return None
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _FIXED_SIZE | fcntl.F_SEAL_SEAL)
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def map_sealed(fd: int) -> mmap.mmap:
+    """Map a foreign file whole, for reading only. Raises NotSealed, OSError and ValueError."""
+    if sys.platform != "linux" or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _FIXED_SIZE != _FIXED_SIZE:
+        raise NotSealed("the file's size is not sealed")
+    return mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.handoff.block_bytes import BlockBytes
-from baton.handoff.transport import Transport
+from baton.handoff.negotiation import Transports
 from baton.system.clock import Clock
 from baton.worker.core_watch import CoreWatch
 from baton.worker.dispatch import EngineDispatcher
@@ -23,7 +23,7 @@ class WorkerParts:
     dispatcher: EngineDispatcher
     watch: CoreWatch
     blocks: BlockBytes
-    transport: Transport
+    transports: Transports
     reports: ReportLog
     metrics: WorkerMetrics
     grammar_gate: GrammarGate

@@ -17,7 +17,7 @@ from baton.engine.client import CoreNotStarted, EngineClient, ModelRefused
 from baton.engine.messages import SnapshotHashes
 from baton.engine.process_client import ProcessEngineClient
 from baton.handoff.block_bytes import BlockBytes
-from baton.handoff.grpc_stream import GrpcStreamTransport
+from baton.handoff.shared_memory import SharedPool
 from baton.runtime import admin, logs
 from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Misconfigured, Process
@@ -31,6 +31,7 @@ from baton.worker.parts import WorkerParts
 from baton.worker.reports import ReportLog, register_message
 from baton.worker.reports_servicer import WorkerReportsServicer
 from baton.worker.settings import Settings
+from baton.worker.transports import HandoffOptions, make_transports
 
 CORE_MODULE = "baton.worker.core_main"
 _STOP_GRACE_S = 1.0
@@ -58,19 +59,21 @@ def make_parts(
     role: "router_pb2.WorkerRole",
     clock: Clock,
     limits: WatchLimits | None = None,
+    handoff: HandoffOptions = HandoffOptions(),
     random_bytes: Callable[[int], bytes] = secrets.token_bytes,
 ) -> WorkerParts:
     """Everything a front is built from, around one core."""
     boot_epoch = int(clock.unix() * 1000)
     dispatcher = EngineDispatcher(client)
     blocks = BlockBytes(client.info.kv_spec, client.pool)
-    transport = GrpcStreamTransport(blocks)
+    pool = SharedPool(worker_id, blocks, client.pool_fd)
+    transports = make_transports(handoff, pool, random_bytes)
     register = register_message(
         client.info,
         worker_id=worker_id,
         boot_epoch=boot_epoch,
         role=role,
-        transports=[transport.name],
+        transports=transports.names,
     )
     watch = CoreWatch(client, clock, limits)
     reports = ReportLog(register, lambda: dispatcher.send(SnapshotHashes()))
@@ -81,7 +84,7 @@ def make_parts(
         dispatcher=dispatcher,
         watch=watch,
         blocks=blocks,
-        transport=transport,
+        transports=transports,
         reports=reports,
         metrics=WorkerMetrics(client.info),
         grammar_gate=GrammarGate(client.info),
@@ -113,6 +116,7 @@ async def serve_worker(
             limits=WatchLimits(
                 stall_s=settings.stall_s, hang_s=settings.hang_s, probe_s=settings.probe_s
             ),
+            handoff=settings.handoff(),
         )
         parts = replace(parts, last_suspects=client.last_suspects)
         await _serve(process, settings, parts, make_front(parts))

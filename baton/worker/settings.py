@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from baton.system.byte_size import parse_bytes
+from baton.worker.transports import HandoffOptions
 
 ENVIRONMENT_PREFIX = "BATON_WORKER_"
 AUTO = "auto"
@@ -60,6 +61,11 @@ class Settings:
     # with them; None = nowhere.
     state_dir: Path | None = None
 
+    # Ways to move KV blocks between workers, best first: shm, grpc; each pair takes what both can.
+    transports: str = "shm,grpc"
+    # A folder that the workers of this host share, for shm; empty = no shm.
+    handoff_dir: str = ""
+
     # How long loading the model may take.
     load_timeout_s: float = 600.0
     # How long running work may go on after the worker was asked to stop.
@@ -85,6 +91,13 @@ class Settings:
             raise ValueError(f"block_size {self.block_size} is none of 16, 32, 64")
         if self.max_step_tokens < self.max_batch:
             raise ValueError("max_step_tokens must be at least max_batch")
+
+        self.handoff()
+
+    def handoff(self) -> HandoffOptions:
+        """Which transports. Raises ValueError."""
+        folder = Path(self.handoff_dir) if self.handoff_dir else None
+        return HandoffOptions(tuple(self.transports.split(",")), folder)
 
     def identity(self) -> str:
         """The name under which this worker is known."""

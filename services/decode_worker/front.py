@@ -13,7 +13,8 @@ from baton.wire import failures
 from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import worker_pb2
 from baton.worker.parts import WorkerParts
-from services.decode_worker.prefill_link import Dial, PrefillLinks
+from services.decode_worker.prefill_hello import Dial
+from services.decode_worker.prefill_link import PrefillLinks
 from services.decode_worker.session import GatewaySession, GatewayStream, LinkKey
 
 MAX_SESSIONS = 256

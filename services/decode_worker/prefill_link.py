@@ -1,28 +1,30 @@
-"""The shared handoff stream to one prefill worker: dial, hello, frames, credit, renewals, loss.
+"""The shared handoff stream to one prefill worker: frames, credit, renewals, loss.
 
 Dialled on first use, closed after IDLE_CLOSE_S without a transfer, dialled again on next use. When
-it is lost, every transfer on it has failed; what that means is the attempts' business.
+it is lost, every transfer on it has failed; what that means is the attempts' business. When blocks
+that came by a transport other than the plain one were bad, the link takes no more transfers, and
+the next one to that worker is plain; after that one's end, what is best is tried again.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from baton.handoff.lease import LEASE_S, RENEW_INTERVAL_S, LeaseTable
+from baton.handoff.transport import PLAIN, ReceivingEnd, num_payload_bytes
 from baton.runtime import instruments, logs
-from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
-from baton.wire import failures, kv_spec
-from baton.wire.protocol import PROTOCOL_VERSION, agree
+from baton.runtime.shared_stream import FrameWriter, StreamLost
+from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker.parts import WorkerParts
 from baton.worker.prompt import split_prompt
 from baton.worker.stream_pump import StreamPump
+from services.decode_worker.prefill_hello import Connection, Dial, connect
 from services.decode_worker.transfer import DecodeTransfer
 
-CONNECT_TIMEOUT_S = 2.0
 IDLE_CLOSE_S = 60.0
 # A link that delivered blocks of any transfer in this time is busy: the others wait in line.
-BUSY_S = 2 * RENEW_INTERVAL_S
+BUSY_S = 1.5 * RENEW_INTERVAL_S
 # Bytes of KV that a prefill worker may have on the way to us.
 CREDIT_WINDOW_BYTES = 16 * 1024 * 1024
 MAX_TRANSFERS_PER_LINK = 1024
@@ -32,17 +34,17 @@ MIN_RATE_BYTES = 64 * 1024
 RATE_WEIGHT = 0.2
 _DELIVERIES = ("blocks", "commit")
 
-HandoffStream = FrameStream[handoff_pb2.PrefillFrame, handoff_pb2.DecodeFrame]
-Dial = Callable[[str], Awaitable[HandoffStream]]
-
 _log = logs.get("decode_worker.prefill_link")
 
 
 class PrefillLink:
     """One prefill worker. Transfers opened before the hello is answered wait for it."""
 
-    def __init__(self, endpoint: str, parts: WorkerParts) -> None:
+    def __init__(self, endpoint: str, parts: WorkerParts, *, only_plain: bool = False) -> None:
         self.endpoint = endpoint
+        self.distrusts_transport = False
+        self._only_plain = only_plain
+        self._end: ReceivingEnd | None = None
         self._parts = parts
         self._transfers: dict[int, DecodeTransfer] = {}
         # Transfers whose peer has computed and must now deliver.
@@ -67,7 +69,20 @@ class PrefillLink:
     @property
     def is_usable(self) -> bool:
         """New transfers may be opened on it."""
-        return not self._is_closing
+        return not self._is_closing and not self.distrusts_transport
+
+    @property
+    def transport(self) -> str:
+        """Its name; empty before the hello was answered."""
+        return "" if self._end is None else self._end.name
+
+    def distrust_transport(self) -> None:
+        """Blocks came wrong: another link, a plain one, may do better."""
+        if self.transport == PLAIN or self.distrusts_transport:
+            return
+        self.distrusts_transport = True
+        instruments.HANDOFF_FALLBACKS.labels(self.transport).inc()
+        _log.warning("transport_failed", endpoint=self.endpoint, transport=self.transport)
 
     @property
     def num_transfers(self) -> int:
@@ -120,7 +135,10 @@ class PrefillLink:
             f"the prefill worker at {self.endpoint} was lost", reason="handoff_failed"
         )
         try:
-            await self._serve(await self._connect(dial))
+            connection = await connect(
+                dial, self.endpoint, self._parts, only_plain=self._only_plain
+            )
+            await self._serve(connection)
         except StreamLost:
             error = failures.Unavailable(
                 f"the prefill worker at {self.endpoint} cannot be reached", reason="handoff_failed"
@@ -130,6 +148,8 @@ class PrefillLink:
         finally:
             self._is_closing = True
             self._fail_all(error)
+            if self._end is not None:
+                self._end.close()
 
     async def close(self, reason: str) -> None:
         """Say Bye and end the stream; open transfers fail."""
@@ -137,49 +157,8 @@ class PrefillLink:
         if self._pump is not None:
             await self._pump.finish(handoff_pb2.DecodeFrame(bye={"reason": reason}))
 
-    async def _connect(self, dial: Dial) -> HandoffStream:
-        """A stream whose peer has agreed to work with us. Raises StreamLost or BatonError."""
-        stream = await dial(self.endpoint)
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await stream.write(handoff_pb2.DecodeFrame(hello=self._hello()))
-                self._check_hello(await stream.read())
-        except TimeoutError as error:
-            await stream.close()
-            raise StreamLost(f"no hello within {CONNECT_TIMEOUT_S} s") from error
-        except (StreamLost, failures.BatonError):
-            await stream.close()
-            raise
-        return stream
-
-    def _hello(self) -> handoff_pb2.DecodeHello:
-        parts = self._parts
-        return handoff_pb2.DecodeHello(
-            protocol=PROTOCOL_VERSION,
-            worker_id=parts.worker_id,
-            boot_epoch=parts.boot_epoch,
-            model_fp=parts.dispatcher.info.model_fp,
-            kv_spec=kv_spec.to_wire(parts.blocks.spec),
-            tp_size=1,
-            transports=[parts.transport.name],
-        )
-
-    def _check_hello(self, answer: handoff_pb2.PrefillFrame | None) -> None:
-        if answer is None or answer.WhichOneof("frame") != "hello":
-            raise StreamLost("no hello")
-        hello, parts = answer.hello, self._parts
-        if hello.HasField("failure"):
-            raise failures.from_wire(hello.failure)
-        difference = kv_spec.from_wire(hello.kv_spec).difference(parts.blocks.spec)
-        agree(hello.protocol, peer=hello.worker_id, own=parts.worker_id)
-        if hello.model_fp != parts.dispatcher.info.model_fp:
-            difference = f"model_fp {hello.model_fp} != {parts.dispatcher.info.model_fp}"
-        elif hello.transport != parts.transport.name:
-            difference = f"transport {hello.transport!r} != {parts.transport.name!r}"
-        if difference is not None:
-            raise failures.Incompatible(f"prefill worker {hello.worker_id}: {difference} here")
-
-    async def _serve(self, stream: HandoffStream) -> None:
+    async def _serve(self, connection: Connection) -> None:
+        self._end, stream = connection.end, connection.stream
         writer: FrameWriter[handoff_pb2.DecodeFrame] = FrameWriter(stream)
         self._writer = writer
         self._pump = StreamPump(stream, writer, self._on_frame)
@@ -234,15 +213,15 @@ class PrefillLink:
         if transfer is None:
             instruments.HANDOFF_DROPPED_FRAMES.labels("transfer").inc()
             if kind == "blocks":
-                self.consumed(len(message.data))
+                self.consumed(num_payload_bytes(message))
             return True
         self._touch(transfer)
         handler(transfer, message)
         return True
 
     def _on_blocks(self, transfer: DecodeTransfer, frame: handoff_pb2.Blocks) -> None:
-        instruments.HANDOFF_BYTES.labels("received").inc(len(frame.data))
-        transfer.on_blocks(frame)
+        assert self._end is not None
+        transfer.on_blocks(frame, self._end)
 
     def _touch(self, transfer: DecodeTransfer) -> None:
         """The peer is alive for this transfer."""
@@ -258,6 +237,8 @@ class PrefillLink:
             if self._transfers:
                 renew = handoff_pb2.RenewTransfers(xfer_ids=self._transfers)
                 self._send(handoff_pb2.DecodeFrame(renew=renew), is_control=True)
+            elif self.distrusts_transport:
+                await self.close("transport failed")
             elif self._parts.clock.now() - self._last_used_s >= IDLE_CLOSE_S:
                 await self.close("idle")
 
@@ -303,14 +284,16 @@ class PrefillLinks:
     def __init__(self, parts: WorkerParts, dial: Dial) -> None:
         self._parts = parts
         self._dial = dial
+        # By endpoint, the one that new transfers use; and all, those included that only end theirs.
         self._links: dict[str, PrefillLink] = {}
+        self._running: set[PrefillLink] = set()
         self._group: asyncio.TaskGroup | None = None
         self._last_xfer_id = 0
         self._bytes_per_s = 0.0
 
     @property
     def num_transfers(self) -> int:
-        return sum(link.num_transfers for link in self._links.values())
+        return sum(link.num_transfers for link in self._running)
 
     def observe_rate(self, num_bytes: int, duration_s: float) -> None:
         """So many bytes took so long after their compute was done; the router is told the mean."""
@@ -331,10 +314,12 @@ class PrefillLinks:
         link = self._links.get(endpoint)
         if link is not None and link.is_usable:
             return link
-        if len(self._links) >= MAX_LINKS:
+        if len(self._running) >= MAX_LINKS:
             raise failures.Overloaded(f"{MAX_LINKS} prefill workers are connected already")
         assert self._group is not None, "run() first"
-        link = self._links[endpoint] = PrefillLink(endpoint, self._parts)
+        only_plain = link is not None and link.distrusts_transport
+        link = self._links[endpoint] = PrefillLink(endpoint, self._parts, only_plain=only_plain)
+        self._running.add(link)
         self._group.create_task(self._run_link(link))
         return link
 
@@ -347,12 +332,13 @@ class PrefillLinks:
     async def close(self, reason: str) -> None:
         """Say Bye on every link."""
         async with asyncio.TaskGroup() as group:
-            for link in self._links.values():
+            for link in self._running:
                 group.create_task(link.close(reason))
 
     async def _run_link(self, link: PrefillLink) -> None:
         try:
             await link.run(self._dial)
         finally:
+            self._running.discard(link)
             if self._links.get(link.endpoint) is link:
                 del self._links[link.endpoint]

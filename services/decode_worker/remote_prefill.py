@@ -1,8 +1,8 @@
 """The prefill of one choice by another worker: ticket, Prefill, blocks, and one second try.
 
 Blocks that fail verification are asked for once more from the same prefill worker, into the same
-bound blocks and under a new ticket; the first token is kept once it is known, because the gateway
-has it already. Knows no engine commands: the choice sends them.
+bound blocks, under a new ticket and by the plain transport; the first token is kept once it is
+known, because the gateway has it already. Knows no engine commands: the choice sends them.
 """
 
 from typing import Protocol
@@ -134,12 +134,14 @@ class RemotePrefill:
 
     def on_complete(self) -> None:
         assert self._transfer is not None
+        assert self._link is not None
         assert self._first_tokens is not None
         num_blocks = self._transfer.ticket.num_missing_blocks
         instruments.HANDOFF_BLOCKS.labels("received").inc(num_blocks)
         if self._span is not None:
             self._span.set("baton.num_blocks_received", num_blocks)
             self._span.set("baton.num_bytes_received", self._transfer.num_bytes_received)
+            self._span.set("baton.transport", self._link.transport)
         start_s, num_bytes_before = self._tail_start
         self._links.observe_rate(
             self._transfer.num_bytes_received - num_bytes_before,
@@ -157,6 +159,7 @@ class RemotePrefill:
         assert self._transfer is not None
         assert self._link is not None
         self._link.end(self._transfer, error)
+        self._link.distrust_transport()
         try:
             self._retry()
         except failures.BatonError as refusal:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from baton.handoff.receiver import Receiver
 from baton.handoff.ticket import BadBlocks, ForeignFrame, Ticket
+from baton.handoff.transport import Pages, ReceivingEnd, num_payload_bytes
 from baton.runtime import instruments
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
@@ -48,7 +49,8 @@ class DecodeTransfer:
         self.has_first_token = False
         self._owner = owner
         self._vocab_size = parts.dispatcher.info.vocab_size
-        self._receiver = Receiver(ticket, parts.blocks, parts.transport, on_consumed)
+        self._on_consumed = on_consumed
+        self._receiver = Receiver(ticket, parts.blocks, on_consumed)
 
     @property
     def is_waiting_for_peer(self) -> bool:
@@ -87,15 +89,20 @@ class DecodeTransfer:
         if not self.is_ended:
             self._check_complete()
 
-    def on_blocks(self, frame: handoff_pb2.Blocks) -> None:
+    def on_blocks(self, frame: handoff_pb2.Blocks, end: ReceivingEnd) -> None:
+        """A frame, whose pages are to be had from `end`."""
         try:
-            self._receiver.take(frame)
+            self._receiver.check(frame)
         except ForeignFrame as error:
             instruments.HANDOFF_DROPPED_FRAMES.labels(error.cause).inc()
+            self._on_consumed(num_payload_bytes(frame))
         except BadBlocks as error:
+            self._on_consumed(num_payload_bytes(frame))
             self._fail_bad(error)
         else:
-            self._check_complete()
+            num_bytes = num_payload_bytes(frame)
+            instruments.HANDOFF_BYTES.labels("received", end.name).inc(num_bytes)
+            end.fetch(frame, lambda pages: self._on_pages(frame, pages))
 
     def on_commit(self, frame: handoff_pb2.Commit) -> None:
         if frame.epoch != self.ticket.epoch:
@@ -124,6 +131,21 @@ class DecodeTransfer:
         """Nothing is written into the bound blocks any more."""
         self.is_ended = True
         self._receiver.close()
+
+    def _on_pages(self, frame: handoff_pb2.Blocks, pages: Pages | BadBlocks) -> None:
+        """What was fetched; the transfer may have ended meanwhile."""
+        if isinstance(pages, BadBlocks):
+            self._on_consumed(num_payload_bytes(frame))
+            if not self.is_ended:
+                self._fail_bad(pages)
+            return
+        try:
+            self._receiver.take(frame, pages)
+        except BadBlocks as error:
+            self._fail_bad(error)
+        else:
+            if not self.is_ended:
+                self._check_complete()
 
     def _check_complete(self) -> None:
         if self._receiver.is_complete and self.has_first_token:

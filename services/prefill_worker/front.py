@@ -9,8 +9,8 @@ import asyncio
 from baton.engine.client import CoreDied
 from baton.engine.messages import StepEvents
 from baton.handoff.lease import SWEEP_INTERVAL_S, LeaseTable
-from baton.handoff.transport import choose_transport
-from baton.runtime import logs
+from baton.handoff.transport import SendingEnd
+from baton.runtime import instruments, logs
 from baton.runtime.shared_stream import FrameStream, StreamLost
 from baton.wire import failures, kv_spec
 from baton.wire.protocol import PROTOCOL_VERSION, agree
@@ -63,13 +63,13 @@ class PrefillFront:
     ) -> None:
         """Serve one decode worker's stream until it ends."""
         try:
-            hello = await self._exchange_hello(stream)
+            agreed = await self._exchange_hello(stream)
         except StreamLost:
             return
-        if hello is None:
+        if agreed is None:
             await stream.close()
             return
-        session = HandoffSession(stream, self._parts, self, hello.worker_id)
+        session = HandoffSession(stream, self._parts, self, *agreed)
         self._sessions.add(session)
         try:
             await session.run()
@@ -124,8 +124,8 @@ class PrefillFront:
 
     async def _exchange_hello(
         self, stream: FrameStream[handoff_pb2.DecodeFrame, handoff_pb2.PrefillFrame]
-    ) -> handoff_pb2.DecodeHello | None:
-        """The peer's hello, or None when it was refused (it has been told) or is gone."""
+    ) -> tuple[str, SendingEnd] | None:
+        """The peer's id and how to send; None when it was refused (and told so) or is gone."""
         first = await stream.read()
         if first is None or first.WhichOneof("frame") != "hello":
             return None
@@ -138,37 +138,34 @@ class PrefillFront:
             kv_spec=kv_spec.to_wire(parts.blocks.spec),
             tp_size=1,
         )
-        error = self._refusal(first.hello, answer)
-        if error is not None:
-            _log.warning("peer_refused", peer=first.hello.worker_id, detail=error.message)
+        peer, sending = str(first.hello.worker_id), None
+        try:
+            self._check_peer(first.hello)
+            sending = parts.transports.accept(first.hello, answer)
+        except failures.BatonError as error:
+            _log.warning("peer_refused", peer=peer, detail=error.message)
             answer.failure.CopyFrom(failures.to_wire(error))
         await stream.write(handoff_pb2.PrefillFrame(hello=answer))
-        return None if error else first.hello
+        if sending is None:
+            return None
+        instruments.HANDOFF_LINKS.labels(sending.name).inc()
+        return peer, sending
 
-    def _refusal(
-        self, hello: handoff_pb2.DecodeHello, answer: handoff_pb2.PrefillHello
-    ) -> failures.BatonError | None:
-        """Why this pair cannot work, naming the difference; else the answer gets its transport."""
-        try:
-            agree(hello.protocol, peer=hello.worker_id, own=answer.worker_id)
-        except failures.Incompatible as error:
-            return error
-        if hello.model_fp != answer.model_fp:
-            return failures.Incompatible(
-                f"model_fp {hello.model_fp} of {hello.worker_id} != {answer.model_fp} here"
+    def _check_peer(self, hello: handoff_pb2.DecodeHello) -> None:
+        """Raises BatonError when this pair cannot work, naming the difference."""
+        info = self._parts.dispatcher.info
+        agree(hello.protocol, peer=hello.worker_id, own=self._parts.worker_id)
+        if hello.model_fp != info.model_fp:
+            raise failures.Incompatible(
+                f"model_fp {hello.model_fp} of {hello.worker_id} != {info.model_fp} here"
             )
         difference = kv_spec.from_wire(hello.kv_spec).difference(self._parts.blocks.spec)
         if difference is not None:
-            return failures.Incompatible(f"kv_spec of {hello.worker_id}: {difference} here")
+            raise failures.Incompatible(f"kv_spec of {hello.worker_id}: {difference} here")
         if hello.tp_size > 1:
-            return failures.Incompatible(f"tp_size {hello.tp_size} != 1 here")
+            raise failures.Incompatible(f"tp_size {hello.tp_size} != 1 here")
         if len(self._sessions) >= MAX_SESSIONS:
-            return failures.Overloaded(f"{MAX_SESSIONS} decode workers are connected already")
-        try:
-            answer.transport = choose_transport([self._parts.transport.name], hello.transports)
-        except failures.Incompatible as error:
-            return error
-        return None
+            raise failures.Overloaded(f"{MAX_SESSIONS} decode workers are connected already")
 
     def _core_stalled(self, stalled: bool) -> None:
         """What is computed here must be computed elsewhere; a core that wakes up drops it."""

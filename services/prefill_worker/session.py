@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from baton.handoff.ticket import CAPABILITY_BYTES, ForeignFrame
+from baton.handoff.transport import SendingEnd
 from baton.runtime import instruments, logs
 from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
 from baton.wire import failures
@@ -50,8 +51,10 @@ class HandoffSession:
         parts: WorkerParts,
         keeper: Keeper,
         peer: str,
+        sending: SendingEnd,
     ) -> None:
         self.peer = peer
+        self._sending = sending
         self._parts = parts
         self._keeper = keeper
         self._writer: FrameWriter[handoff_pb2.PrefillFrame]
@@ -173,7 +176,7 @@ class HandoffSession:
         del self._partial[xfer_id]
         sampling = to_params(request.sampling)
         token_ids = buffer.token_ids + request.emitted_ids
-        transfer = PrefillTransfer(request, token_ids, self._parts, self)
+        transfer = PrefillTransfer(request, token_ids, self._parts, self, self._sending)
         self._keeper.admit(self, transfer)
         self._transfers[xfer_id] = transfer
         transfer.start(buffer.block_hashes, sampling)
@@ -266,7 +269,7 @@ class HandoffSession:
             if num_bytes > self._credit_bytes:
                 return None
             self._credit_bytes -= num_bytes
-            instruments.HANDOFF_BYTES.labels("sent").inc(num_bytes)
+            instruments.HANDOFF_BYTES.labels("sent", self._sending.name).inc(num_bytes)
             return sender.next_frame()
         return None
 

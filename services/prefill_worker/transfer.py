@@ -20,6 +20,7 @@ from baton.engine.messages import (
 )
 from baton.handoff.sender import Sender
 from baton.handoff.ticket import Ticket
+from baton.handoff.transport import SendingEnd
 from baton.runtime.telemetry import Span, start_span
 from baton.wire import failures
 from baton.wire.prefix_hash import TOKEN_BYTES
@@ -73,6 +74,7 @@ class PrefillTransfer:
         token_ids: bytes,
         parts: WorkerParts,
         outlet: TransferOutlet,
+        sending: SendingEnd,
     ) -> None:
         num_tokens = len(token_ids) // TOKEN_BYTES
         self.ticket = Ticket(
@@ -98,6 +100,7 @@ class PrefillTransfer:
         self._request = request
         self._parts = parts
         self._outlet = outlet
+        self._sending = sending
         self._queued_s = self._started_s = parts.clock.now()
         self._num_cached_tokens = 0
 
@@ -197,7 +200,7 @@ class PrefillTransfer:
         self._num_cached_tokens = event.num_cached_tokens
         num_tokens = len(self._token_ids) // TOKEN_BYTES
         parts.metrics.took_prompt(num_tokens, event.num_cached_tokens)
-        self.sender = Sender(self.ticket, event.block_ids, parts.blocks, parts.transport)
+        self.sender = Sender(self.ticket, event.block_ids, parts.blocks, self._sending)
         self._outlet.accepted(self)
         self.sender.advance(event.num_cached_tokens)
         self._outlet.blocks_ready(self)

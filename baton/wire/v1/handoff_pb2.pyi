@@ -98,7 +98,7 @@ class DecodeHello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., model_fp: _Optional[str] = ..., kv_spec: _Optional[_Union[KvSpec, _Mapping]] = ..., tp_rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., shm_nonce: _Optional[str] = ...) -> None: ...
 
 class PrefillHello(_message.Message):
-    __slots__ = ("protocol", "worker_id", "boot_epoch", "model_fp", "kv_spec", "tp_rank", "tp_size", "transport", "failure")
+    __slots__ = ("protocol", "worker_id", "boot_epoch", "model_fp", "kv_spec", "tp_rank", "tp_size", "transport", "failure", "nixl_agent", "nixl_pool_address")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,8 @@ class PrefillHello(_message.Message):
     TP_SIZE_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    NIXL_AGENT_FIELD_NUMBER: _ClassVar[int]
+    NIXL_POOL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker_id: str
     boot_epoch: int
@@ -117,7 +119,9 @@ class PrefillHello(_message.Message):
     tp_size: int
     transport: str
     failure: _failure_pb2.Failure
-    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., model_fp: _Optional[str] = ..., kv_spec: _Optional[_Union[KvSpec, _Mapping]] = ..., tp_rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., transport: _Optional[str] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ...) -> None: ...
+    nixl_agent: bytes
+    nixl_pool_address: int
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., model_fp: _Optional[str] = ..., kv_spec: _Optional[_Union[KvSpec, _Mapping]] = ..., tp_rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., transport: _Optional[str] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., nixl_agent: _Optional[bytes] = ..., nixl_pool_address: _Optional[int] = ...) -> None: ...
 
 class Prefill(_message.Message):
     __slots__ = ("xfer_id", "request_id", "epoch", "choice", "capability", "prompt_ids", "num_prompt_tokens", "block_hashes", "cache_key", "first_missing_block", "sampling", "emitted_ids", "deadline_ms", "traceparent", "priority", "fork_choices", "is_suspect")
@@ -270,18 +274,20 @@ class Blocks(_message.Message):
     def __init__(self, xfer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., layer: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., head_lo: _Optional[int] = ..., head_hi: _Optional[int] = ..., capability: _Optional[bytes] = ..., checksum: _Optional[int] = ..., data: _Optional[bytes] = ..., shm_ref: _Optional[_Union[ShmRef, _Mapping]] = ..., rdma_ref: _Optional[_Union[RdmaRef, _Mapping]] = ...) -> None: ...
 
 class ShmRef(_message.Message):
-    __slots__ = ("offset", "num_bytes")
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("num_bytes", "block_ids")
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
-    offset: int
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     num_bytes: int
-    def __init__(self, offset: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_bytes: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RdmaRef(_message.Message):
-    __slots__ = ("descriptor",)
-    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
-    descriptor: bytes
-    def __init__(self, descriptor: _Optional[bytes] = ...) -> None: ...
+    __slots__ = ("num_bytes", "block_ids")
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_bytes: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("xfer_id", "epoch", "num_messages", "num_blocks")

@@ -1,17 +1,21 @@
 """One prefill worker, one decode worker and a fake gateway in one process, on virtual time."""
 
 import asyncio
+import contextlib
 import functools
+import os
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from baton.engine.engine import Engine, EngineConfig
 from baton.engine.local_client import LocalEngineClient
 from baton.engine.messages import SamplingParams
 from baton.runtime.shared_stream import StreamLost
+from baton.system.memory_file import create_memory_file
 from baton.testing.engine_driver import encode_tokens
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.inline_grammars import InlineGate, InlineGrammars
@@ -22,12 +26,15 @@ from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import handoff_pb2, router_pb2, sampling_pb2, worker_pb2
 from baton.worker.parts import WorkerParts
 from baton.worker.program import make_parts
+from baton.worker.transports import HandoffOptions
 from services.decode_worker.front import DecodeFront
 from services.prefill_worker.front import PrefillFront
 
 MODEL_FP = "fake-model"
 PREFILL_ENDPOINT = "prefill:1"
 STEP_S = 0.01
+# Set by the fixture `by_each_transport` while a test runs with shared memory.
+HANDOFF_DIR: Path | None = None
 
 # Gets a frame of the handoff stream on its way and returns what arrives: usually [frame].
 Tamper = Callable[[Any], list[Any]]
@@ -378,8 +385,9 @@ async def fleet(
 ) -> AsyncIterator[Fleet]:
     """A running fleet with one connected gateway; must run on a VirtualLoop.
 
-    With `handoff_dir` the workers hand blocks over in shared memory.
+    With `handoff_dir`, or the folder in HANDOFF_DIR, the workers hand blocks over in shared memory.
     """
+    handoff_dir = handoff_dir or HANDOFF_DIR
     clock = asyncio.get_running_loop().clock  # type: ignore[attr-defined]
     options = runner_options or {}
     runner = FakeRunner(**options)
@@ -397,7 +405,7 @@ async def fleet(
     prefill = Worker(p_engine, p_client, p_parts, PrefillFront(p_parts))
     built = Fleet(Worker(d_engine, d_client, d_parts, None), prefill, runner)
     built.decode.front = DecodeFront(d_parts, built.dial)
-    async with asyncio.TaskGroup() as tasks:
+    async with _closing(d_client, p_client), asyncio.TaskGroup() as tasks:
         built.tasks = tasks
         running = [tasks.create_task(prefill.front.run())]
         running.append(tasks.create_task(built.decode.front.run()))
@@ -407,8 +415,15 @@ async def fleet(
         await prefill.front.drain(1.0)
         for task in running:
             task.cancel()
-    await d_client.close()
-    await p_client.close()
+
+
+@asynccontextmanager
+async def _closing(*clients: LocalEngineClient) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        for client in clients:
+            await client.close()
 
 
 def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -4,10 +4,13 @@ import asyncio
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulation.workers.fleet import Answer, Fleet, fleet, virtual
+
+pytestmark = pytest.mark.usefixtures("by_each_transport")
 
 HANDSHAKE = ("hello", "bye")
 
@@ -41,7 +44,10 @@ class Chaos:
         return [frame, *held]
 
     def _damage(self, frame: Any) -> None:
-        if frame.WhichOneof("frame") == "blocks" and frame.blocks.data:
+        if frame.WhichOneof("frame") == "blocks" and frame.blocks.HasField("shm_ref"):
+            ids = frame.blocks.shm_ref.block_ids
+            ids[self._rng.randrange(len(ids))] ^= 1 << self._rng.randrange(8)
+        elif frame.WhichOneof("frame") == "blocks":
             data = bytearray(frame.blocks.data)
             data[self._rng.randrange(len(data))] ^= 1 << self._rng.randrange(8)
             frame.blocks.data = bytes(data)

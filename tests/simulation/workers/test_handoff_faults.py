@@ -21,6 +21,8 @@ from tests.simulation.workers.fleet import (
     virtual,
 )
 
+pytestmark = pytest.mark.usefixtures("by_each_transport")
+
 PROMPT = list(range(100, 150))
 
 
@@ -35,9 +37,12 @@ def flip_a_bit(*, times: int) -> Tamper:
     def tamper(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFrame]:
         if frame.HasField("blocks") and left[0]:
             left[0] -= 1
-            data = bytearray(frame.blocks.data)
-            data[len(data) // 2] ^= 1
-            frame.blocks.data = bytes(data)
+            if frame.blocks.HasField("shm_ref"):
+                frame.blocks.checksum ^= 1  # the page lies in memory that both map
+            else:
+                data = bytearray(frame.blocks.data)
+                data[len(data) // 2] ^= 1
+                frame.blocks.data = bytes(data)
         return [frame]
 
     return tamper
@@ -93,7 +98,9 @@ def swap_layers(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFram
 
 
 def truncate(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFrame]:
-    if frame.HasField("blocks"):
+    if frame.HasField("blocks") and frame.blocks.HasField("shm_ref"):
+        frame.blocks.shm_ref.block_ids.pop()
+    elif frame.HasField("blocks"):
         frame.blocks.data = frame.blocks.data[:-8]
     return [frame]
 

@@ -4,11 +4,14 @@ import asyncio
 
 import pytest
 
+from baton.handoff.transport import num_payload_bytes
 from baton.testing.engine_driver import encode_tokens
 from baton.wire.v1 import worker_pb2
 from baton.worker import prompt as prompt_module
 from services.decode_worker import prefill_link
 from tests.simulation.workers.fleet import fleet, virtual
+
+pytestmark = pytest.mark.usefixtures("by_each_transport")
 
 PROMPT = list(range(100, 150))  # 50 tokens: three full blocks and a partial one
 
@@ -204,7 +207,7 @@ async def test_bytes_in_flight_stay_within_the_credit_window() -> None:
                 assert (await answer.over()).tokens[0] == alone
             in_flight = most = 0
             for frame in f.frames:
-                in_flight += len(frame.blocks.data) if hasattr(frame, "blocks") else 0
+                in_flight += num_payload_bytes(frame.blocks) if hasattr(frame, "blocks") else 0
                 most = max(most, in_flight)
                 if frame.WhichOneof("frame") == "credit" and frame.credit.bytes != window:
                     in_flight -= frame.credit.bytes

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 import pytest
 
 from baton.handoff.block_bytes import BlockBytes
-from baton.handoff.grpc_stream import GrpcStreamTransport
+from baton.handoff.grpc_stream import GrpcEnd
 from baton.handoff.receiver import Receiver
 from baton.handoff.sender import Sender
-from baton.handoff.ticket import Ticket
+from baton.handoff.shared_memory import SharedMemoryReceiver, SharedMemorySender
+from baton.handoff.ticket import BadBlocks, Ticket
+from baton.handoff.transport import Pages, ReceivingEnd, SendingEnd
 from baton.wire.kv_spec import KVSpec
+from baton.wire.v1 import handoff_pb2
 
 BLOCK_SIZE = 4
 SPEC = KVSpec.of_layers(BLOCK_SIZE, [(2, 8, 8, "float32"), (1, 4, 6, "bfloat16")])
@@ -27,6 +30,17 @@ class Pair:
     source_ids: list[int]
     target_ids: list[int]
     consumed: list[int]
+    end: ReceivingEnd
+
+    def take(self, frame: handoff_pb2.Blocks) -> None:
+        """Check, fetch and write a frame, as the decode worker does. Raises what goes wrong."""
+        self.receiver.check(frame)
+        fetched: list[Pages | BadBlocks] = []
+        self.end.fetch(frame, fetched.append)
+        (pages,) = fetched
+        if isinstance(pages, BadBlocks):
+            raise pages
+        self.receiver.take(frame, pages)
 
     def assert_moved(self) -> None:
         """Rows of the missing blocks are equal, every other target row is untouched."""
@@ -40,7 +54,18 @@ class Pair:
         assert self.target == wanted
 
 
-def make_pair(num_tokens: int, first_missing_block: int = 0, seed: int = 0) -> Pair:
+def make_ends(
+    transport: str, source: BlockBytes, target: BlockBytes
+) -> tuple[SendingEnd, ReceivingEnd]:
+    """Of a transport that has been set up between two pools."""
+    if transport == "shm":
+        return SharedMemorySender(source), SharedMemoryReceiver(source)
+    return GrpcEnd(source), GrpcEnd(target)
+
+
+def make_pair(
+    num_tokens: int, first_missing_block: int = 0, seed: int = 0, transport: str = "grpc"
+) -> Pair:
     rng = random.Random(seed)
     num_blocks = SPEC.num_blocks_for(num_tokens)
     source = bytearray(rng.randbytes(SPEC.row_bytes * (num_blocks + 3)))
@@ -51,18 +76,26 @@ def make_pair(num_tokens: int, first_missing_block: int = 0, seed: int = 0) -> P
     consumed: list[int] = []
     source_blocks = BlockBytes(SPEC, memoryview(source))
     target_blocks = BlockBytes(SPEC, memoryview(target))
+    sending, end = make_ends(transport, source_blocks, target_blocks)
     return Pair(
-        Sender(ticket, source_ids, source_blocks, GrpcStreamTransport(source_blocks)),
-        Receiver(ticket, target_blocks, GrpcStreamTransport(target_blocks), consumed.append),
+        Sender(ticket, source_ids, source_blocks, sending),
+        Receiver(ticket, target_blocks, consumed.append),
         source,
         target,
         source_ids,
         target_ids,
         consumed,
+        end,
     )
 
 
+@pytest.fixture(params=["grpc", "shm"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """Whatever holds for a transfer holds by each of these."""
+    return str(request.param)
+
+
 @pytest.fixture
-def pair() -> Pair:
+def pair(transport: str) -> Pair:
     """Ten tokens: two full blocks and a partial one."""
-    return make_pair(10)
+    return make_pair(10, transport=transport)

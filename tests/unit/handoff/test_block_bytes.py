@@ -1,3 +1,5 @@
+from zlib import crc32
+
 import pytest
 
 from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
@@ -6,15 +8,18 @@ from baton.wire.kv_spec import KVSpec
 SPEC = KVSpec.of_layers(4, [(1, 2, 2, "float32"), (1, 4, 4, "float32")])
 
 
-def test_gathered_pages_scattered_elsewhere_are_the_same_pages() -> None:
+def test_pages_written_elsewhere_are_the_same_pages_with_the_same_checksum() -> None:
     pool = bytearray(range(256)) * (SPEC.row_bytes * 8 // 256)
     blocks = BlockBytes(SPEC, memoryview(pool))
-    data = blocks.gather(1, [3, 0])
+    before = [bytes(page) for page in blocks.pages(1, [3, 0])]
+    wanted = blocks.checksum(1, [3, 0], start=5)
+    other_layer = bytes(blocks.pages(0, [5])[0])
 
-    blocks.scatter(1, [5, 6], data)
+    written = blocks.write(1, [5, 6], blocks.pages(1, [3, 0]), start=5)
 
-    assert blocks.gather(1, [5, 6]) == data
-    assert blocks.gather(0, [5]) == BlockBytes(SPEC, memoryview(pool)).gather(0, [5])
+    assert blocks.pages(1, [5, 6]) == before
+    assert written == wanted == crc32(before[0] + before[1], 5)
+    assert blocks.pages(0, [5]) == [other_layer]
 
 
 def test_a_frame_never_exceeds_the_limit() -> None:

@@ -3,9 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.handoff.block_bytes import BlockBytes
-from baton.handoff.grpc_stream import GrpcStreamTransport
+from baton.handoff.grpc_stream import GrpcEnd
 from baton.handoff.sender import Sender
 from baton.handoff.ticket import Ticket
+from baton.handoff.transport import num_payload_bytes
 from baton.wire.kv_spec import KVSpec
 from baton.wire.v1 import handoff_pb2
 from tests.unit.handoff.conftest import SPEC, Pair, make_pair
@@ -67,15 +68,13 @@ def test_next_bytes_tells_the_size_of_the_next_frame(pair: Pair) -> None:
     pair.sender.finish()
     while pair.sender.has_next():
         expected = pair.sender.next_bytes()
-        assert len(pair.sender.next_frame().blocks.data) == expected
+        assert num_payload_bytes(pair.sender.next_frame().blocks) == expected
 
 
 def test_a_long_prompt_is_cut_into_frames_below_a_mebibyte() -> None:
     spec = KVSpec.of_layers(16, [(8, 128, 128, "float32")])
     blocks = BlockBytes(spec, memoryview(bytearray(spec.row_bytes * 20)))
-    sender = Sender(
-        Ticket(1, "r", 1, b"c" * 16, 0, 20), range(20), blocks, GrpcStreamTransport(blocks)
-    )
+    sender = Sender(Ticket(1, "r", 1, b"c" * 16, 0, 20), range(20), blocks, GrpcEnd(blocks))
     sender.finish()
 
     frames = drain(sender)
@@ -90,12 +89,13 @@ def test_a_long_prompt_is_cut_into_frames_below_a_mebibyte() -> None:
     first_missing=st.integers(0, 15),
     chunks=st.lists(st.integers(0, 60), max_size=6),
     seed=st.integers(0, 100),
+    transport=st.sampled_from(["grpc", "shm"]),
 )
 def test_any_chunking_moves_exactly_the_missing_blocks(
-    num_tokens: int, first_missing: int, chunks: list[int], seed: int
+    num_tokens: int, first_missing: int, chunks: list[int], seed: int, transport: str
 ) -> None:
     first_missing = min(first_missing, num_tokens // SPEC.block_size)
-    pair = make_pair(num_tokens, first_missing, seed)
+    pair = make_pair(num_tokens, first_missing, seed, transport)
     frames = []
     for num_final in sorted(min(chunk, num_tokens) for chunk in chunks):
         pair.sender.advance(num_final)
@@ -105,7 +105,7 @@ def test_any_chunking_moves_exactly_the_missing_blocks(
 
     pair.receiver.bind(pair.target_ids)
     for frame in frames[:-1]:
-        pair.receiver.take(frame.blocks)
+        pair.take(frame.blocks)
     assert not pair.receiver.is_complete
     pair.receiver.commit(frames[-1].commit)
 
@@ -117,4 +117,4 @@ def test_any_chunking_moves_exactly_the_missing_blocks(
 def test_a_block_table_shorter_than_the_prompt_is_our_bug() -> None:
     blocks = BlockBytes(SPEC, memoryview(bytearray(SPEC.row_bytes)))
     with pytest.raises(AssertionError):
-        Sender(Ticket(1, "r", 1, b"", 0, 2), [0], blocks, GrpcStreamTransport(blocks))
+        Sender(Ticket(1, "r", 1, b"", 0, 2), [0], blocks, GrpcEnd(blocks))

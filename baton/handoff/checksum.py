@@ -1,0 +1,19 @@
+"""What the checksum of a Blocks frame begins with: the frame's place.
+
+Pages which arrive whole but under another transfer, layer or block do not pass then.
+"""
+
+import struct
+from zlib import crc32
+
+from baton.wire.v1 import handoff_pb2
+
+# xfer_id, epoch, layer, first_block, num_blocks.
+_PLACE = struct.Struct("<QIIII")
+
+
+def place_checksum(frame: handoff_pb2.Blocks) -> int:
+    """CRC-32 of the frame's place; the checksum goes on with its pages."""
+    return crc32(
+        _PLACE.pack(frame.xfer_id, frame.epoch, frame.layer, frame.first_block, frame.num_blocks)
+    )

@@ -1,0 +1,42 @@
+"""Which transports a worker's settings give it."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.handoff.grpc_stream import GrpcTransport
+from baton.handoff.negotiation import Transport, Transports
+from baton.handoff.shared_memory import SharedMemoryTransport, SharedPool
+from baton.handoff.transport import PLAIN
+
+NAMES = ("shm", "nixl", PLAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffOptions:
+    """`names`: which transports, best first; `folder`: what workers of one host share."""
+
+    names: tuple[str, ...] = (PLAIN,)
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.names if name not in NAMES]
+        if unknown:
+            raise ValueError(f"transports: {', '.join(unknown)} is none of {', '.join(NAMES)}")
+        if PLAIN not in self.names:
+            raise ValueError(f"transports must have {PLAIN}, which works with every peer")
+
+
+def make_transports(
+    options: HandoffOptions, pool: SharedPool, random_bytes: Callable[[int], bytes]
+) -> Transports:
+    """Raises OSError when the folder cannot be made."""
+    made: list[Transport] = []
+    for name in options.names:
+        if name == PLAIN:
+            made.append(GrpcTransport(pool.blocks))
+        elif name == "shm" and options.folder is not None and sys.platform == "linux":
+            options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            made.append(SharedMemoryTransport(options.folder, pool, random_bytes))
+    return Transports(made)

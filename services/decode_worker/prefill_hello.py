@@ -1,0 +1,93 @@
+"""The hellos of a handoff stream, from the side that dials: same model, same KV, which transport.
+
+A transport that the peer took up and that then cannot be set up costs a second dial, for the plain
+one. Knows nothing of transfers.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from baton.handoff.transport import ReceivingEnd, TransportFailed
+from baton.runtime import instruments, logs
+from baton.runtime.shared_stream import FrameStream, StreamLost
+from baton.wire import failures, kv_spec
+from baton.wire.protocol import PROTOCOL_VERSION, agree
+from baton.wire.v1 import handoff_pb2
+from baton.worker.parts import WorkerParts
+
+CONNECT_TIMEOUT_S = 2.0
+
+HandoffStream = FrameStream[handoff_pb2.PrefillFrame, handoff_pb2.DecodeFrame]
+Dial = Callable[[str], Awaitable[HandoffStream]]
+
+_log = logs.get("decode_worker.prefill_hello")
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A stream whose peer has agreed to work with us, and how its pages get here."""
+
+    stream: HandoffStream
+    end: ReceivingEnd
+
+
+async def connect(
+    dial: Dial, endpoint: str, parts: WorkerParts, *, only_plain: bool = False
+) -> Connection:
+    """Dial and exchange hellos. Raises StreamLost or BatonError; nothing is left open then."""
+    try:
+        connection = await _connect(dial, endpoint, parts, only_plain)
+    except TransportFailed as error:
+        _log.warning("transport_failed", endpoint=endpoint, detail=str(error))
+        connection = await _connect(dial, endpoint, parts, True)
+    instruments.HANDOFF_LINKS.labels(connection.end.name).inc()
+    return connection
+
+
+async def _connect(dial: Dial, endpoint: str, parts: WorkerParts, only_plain: bool) -> Connection:
+    stream = await dial(endpoint)
+    try:
+        hello = _hello(parts)
+        with parts.transports.offer(hello, only_plain=only_plain) as offer:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await stream.write(handoff_pb2.DecodeFrame(hello=hello))
+                answer = _check(await stream.read(), parts)
+            try:
+                return Connection(stream, offer.connect(answer))
+            except TransportFailed:
+                instruments.HANDOFF_FALLBACKS.labels(answer.transport).inc()
+                raise
+    except TimeoutError as error:
+        await stream.close()
+        raise StreamLost(f"no hello within {CONNECT_TIMEOUT_S} s") from error
+    except (StreamLost, failures.BatonError, TransportFailed):
+        await stream.close()
+        raise
+
+
+def _hello(parts: WorkerParts) -> handoff_pb2.DecodeHello:
+    return handoff_pb2.DecodeHello(
+        protocol=PROTOCOL_VERSION,
+        worker_id=parts.worker_id,
+        boot_epoch=parts.boot_epoch,
+        model_fp=parts.dispatcher.info.model_fp,
+        kv_spec=kv_spec.to_wire(parts.blocks.spec),
+        tp_size=1,
+    )
+
+
+def _check(answer: handoff_pb2.PrefillFrame | None, parts: WorkerParts) -> handoff_pb2.PrefillHello:
+    """The peer's hello. Raises StreamLost, and BatonError naming what differs."""
+    if answer is None or answer.WhichOneof("frame") != "hello":
+        raise StreamLost("no hello")
+    hello = answer.hello
+    if hello.HasField("failure"):
+        raise failures.from_wire(hello.failure)
+    difference = kv_spec.from_wire(hello.kv_spec).difference(parts.blocks.spec)
+    agree(hello.protocol, peer=hello.worker_id, own=parts.worker_id)
+    if hello.model_fp != parts.dispatcher.info.model_fp:
+        difference = f"model_fp {hello.model_fp} != {parts.dispatcher.info.model_fp}"
+    if difference is not None:
+        raise failures.Incompatible(f"prefill worker {hello.worker_id}: {difference} here")
+    return hello
