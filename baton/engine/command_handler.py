@@ -76,7 +76,7 @@ class CommandHandler:
             state.events.finished.append(finished)
         elif request.kind == "remote":
             self._promise(seq)
-        elif len(state.scheduler.waiting) >= self._max_waiting:
+        elif state.scheduler.num_waiting >= self._max_waiting:
             self._refuse(seq, "overloaded", f"{self._max_waiting} sequences wait already")
         else:
             self._register(seq)

@@ -19,6 +19,7 @@ from baton.engine.engine_state import EngineState
 from baton.engine.grammar.grammars import POLL_S, Grammars
 from baton.engine.load_report import LoadMeter
 from baton.engine.messages import Command, EngineInfo, EngineLoad, Started, StepEvents
+from baton.engine.parked import ParkedWatch
 from baton.engine.probe import probe_batch
 from baton.engine.runner import Runner
 from baton.engine.scheduler import Scheduler, StepPlan
@@ -66,6 +67,7 @@ class Engine:
         self._manager = BlockManager(config.num_blocks, spec.block_size, config.model_fp)
         self._chunks = ChunkPolicy(max_tokens, config.max_step_s)
         self._scheduler = Scheduler(self._manager, max_seqs, max_tokens, self._chunks)
+        self._parked = ParkedWatch(self._scheduler, clock)
         self._builder = BatchBuilder(max_seqs, max_tokens, max_blocks)
         self._meter = LoadMeter()
         self._state = EngineState(
@@ -102,9 +104,10 @@ class Engine:
             self._commands.apply(command)
         self._expire()
         self._settle_grammars()
+        num_given_up = self._parked.look()
         self._plan = plan = self._scheduler.schedule()
         self._drafter.draft(plan)
-        self._state.events.num_preemptions = plan.num_preemptions
+        self._state.events.num_preemptions = plan.num_preemptions + num_given_up
         self.has_work = bool(plan.works or plan.num_preemptions)
         for seq in plan.started:
             self._report_started(seq)
@@ -170,11 +173,10 @@ class Engine:
 
     def next_deadline(self) -> float | None:
         """When to take a step although no command has come."""
-        deadline = self._state.sequences.next_deadline
-        if self._grammars is None or not self._grammars.is_awaited:
-            return deadline
-        soon = self._clock.now() + POLL_S
-        return soon if deadline is None else min(soon, deadline)
+        times = [self._state.sequences.next_deadline, self._parked.next_look]
+        if self._grammars is not None and self._grammars.is_awaited:
+            times.append(self._clock.now() + POLL_S)
+        return min((time for time in times if time is not None), default=None)
 
     def measure_load(self) -> EngineLoad:
         """Where the engine stands between two steps."""
@@ -187,6 +189,7 @@ class Engine:
             prefill_tokens_per_s=self._meter.prefill_tokens_per_s,
             decode_step_s=self._meter.decode_step_s,
             num_not_started=self._state.sequences.num_not_started,
+            num_parked=self._scheduler.num_parked,
         )
 
     def check_integrity(self) -> None:

@@ -285,6 +285,8 @@ class EngineLoad(msgspec.Struct, array_like=True):
     prefill_tokens_per_s: float
     decode_step_s: float
     num_not_started: int = 0
+    # Running or waiting only for credit; those that wait so are not among `num_waiting`.
+    num_parked: int = 0
 
 
 class StepEvents(msgspec.Struct, array_like=True, tag="events"):

@@ -4,7 +4,8 @@ One token budget per step; `chunk_policy.py` says how much of it prefill may use
 credit is parked: it keeps its blocks and stays out of the batch. When a decode needs a block and
 none is left, parked sequences lose theirs first, then the least important, newest one; it goes back
 to the queue and is computed again. Parked sequences also give way to a waiting one when nothing
-else could run. Knows no runner and no clock; arrivals, deadlines and ends are the engine's.
+else could run, and give up their blocks when they are parked for long (`parked.py`). Knows no
+runner and no clock; arrivals, deadlines and ends are the engine's.
 """
 
 from bisect import bisect_left, insort
@@ -124,9 +125,19 @@ class Scheduler:
         return sum(seq.num_places for seq in self.running.snapshot() if not seq.is_parked)
 
     @property
+    def num_waiting(self) -> int:
+        """Waiting sequences that have readers."""
+        return sum(not seq.lacks_credit for seq in self.waiting.snapshot())
+
+    @property
     def num_waiting_choices(self) -> int:
-        """Waiting sequences, and those that wait for their prompts."""
-        return sum(seq.num_choices for seq in self.waiting.snapshot())
+        """The same, with those that wait for their prompts."""
+        return sum(seq.num_choices for seq in self.waiting.snapshot() if not seq.lacks_credit)
+
+    @property
+    def num_parked(self) -> int:
+        """Sequences that wait for their readers, with blocks or without."""
+        return sum(seq.lacks_credit for seq in (*self.running.snapshot(), *self.waiting.snapshot()))
 
     def wait(self, seq: Sequence) -> None:
         seq.state = SequenceState.WAITING
@@ -207,7 +218,7 @@ class Scheduler:
 
     def num_queued_prefill_tokens(self) -> int:
         """Tokens that wait for, or are in, prefill or recomputation."""
-        waiting = sum(seq.num_tokens for seq in self.waiting.snapshot())
+        waiting = sum(seq.num_tokens for seq in self.waiting.snapshot() if not seq.lacks_credit)
         running = (seq.num_uncomputed_tokens for seq in self.running.snapshot())
         return waiting + sum(count for count in running if count > 1)
 

@@ -153,6 +153,11 @@ class Sequence:
         """It, or who waits for its prompt, awaits a grammar; or none of them has credit."""
         if self.awaits_grammar or (self.group is not None and self.group.awaits_grammar):
             return True
+        return self.lacks_credit
+
+    @property
+    def lacks_credit(self) -> bool:
+        """Nobody reads what it, or who waits for its prompt, would emit next."""
         if self.num_tokens - self.num_prompt_tokens < self.credit:
             return False
         return self.group is None or not self.group.has_credit

@@ -12,6 +12,7 @@ class WorkerMetrics:
         self._num_blocks = info.num_blocks
         self._running = instruments.NUM_REQUESTS_RUNNING.labels(*labels)
         self._waiting = instruments.NUM_REQUESTS_WAITING.labels(*labels)
+        self._parked = instruments.NUM_REQUESTS_PARKED.labels(*labels)
         self._usage = instruments.KV_CACHE_USAGE.labels(*labels)
         self._used = instruments.KV_BLOCKS_USED.labels(*labels)
         self._promised = instruments.KV_BLOCKS_PROMISED.labels(*labels)
@@ -32,6 +33,7 @@ class WorkerMetrics:
         load = events.load
         self._running.set(load.num_running)
         self._waiting.set(load.num_waiting)
+        self._parked.set(load.num_parked)
         self._promised.set(load.num_blocks_promised)
         self._set_used(self._num_blocks - load.num_blocks_free)
         if events.num_step_seqs:

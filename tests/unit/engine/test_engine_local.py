@@ -225,7 +225,8 @@ def test_parked_sequences_lose_their_blocks_first():
     while driver.engine.has_work:
         driver.step()
     assert driver.finished == {2: "length"}
-    assert driver.events.load.num_waiting == 1
+    load = driver.events.load
+    assert (load.num_waiting, load.num_parked, load.num_blocks_free) == (0, 1, 10)
     driver.step(Credit(1, 100))
     driver.run()
     sampling = add_sequence(1, [], max_tokens=20).sampling
@@ -282,7 +283,7 @@ def test_the_queue_is_ordered_by_priority_then_arrival():
 
 def test_a_full_queue_refuses():
     driver = make_driver(max_waiting=2)
-    driver.step(*[add_sequence(i, range(5), credit=0) for i in range(3)])
+    driver.step(*[add_sequence(i, range(5)) for i in range(3)])
     assert [(r.seq_id, r.reason) for r in driver.events.refused] == [(2, "overloaded")]
 
 
