@@ -157,6 +157,9 @@ ROUTER_EJECTIONS = Counter(
     "Workers left out although they answer, by cause: stalled, silent, failing",
     ("model_name", "cause"),
 )
+ROUTER_QUARANTINED = Counter(
+    "baton_router_quarantined_requests", "Requests refused from then on: they killed two cores"
+)
 ROUTER_QUEUED_PREFILL_TOKENS = Gauge(
     "baton_router_queued_prefill_tokens",
     "Uncached prompt tokens that wait for or are in prefill",

@@ -76,7 +76,6 @@ REASONS: dict[str, ReasonRow] = {
     "unavailable": _UNAVAILABLE,
     "quota_unavailable": _UNAVAILABLE,
     "worker_lost": _UNAVAILABLE,
-    "crash_suspect": _UNAVAILABLE,
     "handoff_failed": _UNAVAILABLE,
     "deadline_exceeded": _DEADLINE,
     "client_stalled": _DEADLINE,
@@ -93,7 +92,10 @@ def quoted(value: object) -> str:
 
 
 class BatonError(Exception):
-    """Base of all expected failures. `reason` must be a key of REASONS."""
+    """Base of all expected failures. `reason` must be a key of REASONS.
+
+    `is_suspect`: a core died in a step with the request that this is about.
+    """
 
     default_reason: ClassVar[str] = "internal"
 
@@ -105,6 +107,7 @@ class BatonError(Exception):
         param: str = "",
         retry_after_s: float = 0.0,
         limits: failure_pb2.LimitState | None = None,
+        is_suspect: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -112,6 +115,7 @@ class BatonError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.limits = limits
+        self.is_suspect = is_suspect
         assert self.reason in REASONS, f"unknown reason {self.reason}"
 
     @property
@@ -186,6 +190,7 @@ def to_wire(error: BatonError) -> failure_pb2.Failure:
         param=error.param,
         retry_after_ms=round(error.retry_after_s * 1000),
         limits=error.limits,
+        is_suspect=error.is_suspect,
     )
 
 
@@ -199,4 +204,5 @@ def from_wire(failure: failure_pb2.Failure) -> BatonError:
         param=failure.param,
         retry_after_s=failure.retry_after_ms / 1000,
         limits=failure.limits if failure.HasField("limits") else None,
+        is_suspect=failure.is_suspect,
     )

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 
 from baton.engine.messages import EngineInfo, StepEvents
 from baton.wire.failures import Overloaded
@@ -59,6 +60,7 @@ def register_message(
         vocab_size=info.vocab_size,
         eos_token_ids=info.eos_token_ids,
         block_bytes=info.kv_spec.row_bytes,
+        software_version=_software_version(),
     )
 
 
@@ -315,6 +317,13 @@ class ReportSubscription:
     def _clear_kv_events(self) -> None:
         self._kv_events = []
         self._num_hashes = 0
+
+
+def _software_version() -> str:
+    try:
+        return version("baton")
+    except PackageNotFoundError:
+        return "unpackaged"
 
 
 def _kv_events(events: StepEvents) -> list[worker_pb2.KvEvent]:

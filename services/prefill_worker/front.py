@@ -176,9 +176,12 @@ class PrefillFront:
     async def _report_death(self, died: CoreDied) -> None:
         """Fail what is open, and name those that ran in the step in which the core died."""
         for transfer, session in list(self._owners.items()):
-            is_suspect = transfer.request_id in died.suspect_request_ids
-            reason = "crash_suspect" if is_suspect else "handoff_failed"
-            session.failed(transfer, failures.Unavailable("the prefill core died", reason=reason))
+            error = failures.Unavailable(
+                "the prefill core died",
+                reason="handoff_failed",
+                is_suspect=transfer.request_id in died.suspect_request_ids,
+            )
+            session.failed(transfer, error)
         async with asyncio.TaskGroup() as group:
             for session in self._sessions:
                 group.create_task(session.finish("core died"))

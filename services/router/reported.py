@@ -14,7 +14,6 @@ from baton.wire.v1 import router_pb2, worker_pb2
 MAX_BLOCKS = 1 << 24
 MAX_BLOCK_SIZE = 4096
 MAX_SEQS = 1 << 20
-MAX_VERSION_CHARS = 64
 _MAX_TOKENS = 1 << 40
 _MAX_RATE = 1e15
 
@@ -47,7 +46,6 @@ class Registration:
     block_bytes: int
     num_blocks: int
     max_num_seqs: int
-    software_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,6 @@ def registration_of(message: worker_pb2.Register) -> Registration:
         block_bytes=message.block_bytes,
         num_blocks=message.num_blocks,
         max_num_seqs=message.max_num_seqs,
-        software_version=message.software_version[:MAX_VERSION_CHARS],
     )
 
 

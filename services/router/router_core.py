@@ -20,6 +20,7 @@ from baton.wire.v1 import router_pb2, worker_pb2
 from services.router.admission import AdmissionView
 from services.router.fleet import Fleet
 from services.router.health import MAX_TICK_S, HealthState
+from services.router.quarantine import Quarantine
 from services.router.queue import RequestQueue, WaitedTooLong
 from services.router.report_intake import ReportIntake
 from services.router.selector import PickRequest, Selector
@@ -42,6 +43,7 @@ class RouterCore:
         self._intake = ReportIntake(self._fleet, settings.router_id, settings.max_index_hashes)
         self._selector = Selector(settings, clock, random, self._fleet, self._intake)
         self._admission = AdmissionView(self._fleet)
+        self._quarantine = Quarantine(clock)
         self._queues: dict[str, Queue] = {}
         self._changed = asyncio.Event()
         self._closed = False
@@ -58,6 +60,7 @@ class RouterCore:
         ack = self._intake.take(endpoint, report)
         kind = report.WhichOneof("report")
         if kind == "register":
+            self._quarantine.greet(report.register.software_version)
             self._announce(endpoint, "worker_registered")
         if kind == "draining":
             self._announce(endpoint, "worker_draining")
@@ -89,9 +92,10 @@ class RouterCore:
     ) -> router_pb2.PickResponse:
         """The pair of workers for a request; waits in its model's queue for room.
 
-        `timeout_s` is the caller's remaining time. Raises ModelNotFound, InvalidRequest,
-        Overloaded (queue full, or no room within max_wait_s), Unavailable (no_worker) and
-        DeadlineExceeded. Cancelling it leaves the queue and gives back what was taken.
+        `timeout_s` is the caller's remaining time. Raises ModelNotFound, InvalidRequest (also for
+        one in quarantine), Overloaded (queue full, or no room within max_wait_s), Unavailable
+        (no_worker) and DeadlineExceeded. Cancelling it leaves the queue and gives back what was
+        taken.
         """
         if self._closed:
             raise Unavailable("this router is stopping", retry_after_s=1)
@@ -102,6 +106,8 @@ class RouterCore:
         wanted = PickRequest.of(request, self._clock.now())
         outcome = "cancelled"
         try:
+            fingerprint, num_deaths = request.poison_fingerprint, request.num_deaths
+            is_suspect = self._quarantine.admit(fingerprint, num_deaths, request.request_id)
             response = await self._queued_pick(wanted, timeout_s)
             outcome = "pair" if response.HasField("prefill") else "local"
         except BatonError as error:
@@ -113,6 +119,7 @@ class RouterCore:
             self._count(wanted, outcome)
         queued_s = self._clock.now() - wanted.arrived_at
         response.queue_us = round(queued_s * 1e6)
+        response.is_suspect = is_suspect
         instruments.ROUTER_QUEUE_SECONDS.labels(self._selector.name(wanted)).observe(queued_s)
         return response
 

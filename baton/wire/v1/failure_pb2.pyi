@@ -6,18 +6,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Failure(_message.Message):
-    __slots__ = ("reason", "message", "param", "retry_after_ms", "limits")
+    __slots__ = ("reason", "message", "param", "retry_after_ms", "limits", "is_suspect")
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     PARAM_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    IS_SUSPECT_FIELD_NUMBER: _ClassVar[int]
     reason: str
     message: str
     param: str
     retry_after_ms: int
     limits: LimitState
-    def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., limits: _Optional[_Union[LimitState, _Mapping]] = ...) -> None: ...
+    is_suspect: bool
+    def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., limits: _Optional[_Union[LimitState, _Mapping]] = ..., is_suspect: _Optional[bool] = ...) -> None: ...
 
 class LimitState(_message.Message):
     __slots__ = ("limit_requests", "remaining_requests", "reset_requests_ms", "limit_tokens", "remaining_tokens", "reset_tokens_ms")

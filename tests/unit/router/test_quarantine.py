@@ -1,0 +1,100 @@
+"""Requests that kill cores: suspects, quarantine, and how both end."""
+
+from typing import Any
+
+import pytest
+
+from baton.testing.virtual_clock import VirtualClock, run_virtual
+from baton.wire.failures import BatonError, InvalidRequest
+from services.router.quarantine import MAX_FINGERPRINTS, QUARANTINE_S, Quarantine
+
+
+@pytest.fixture
+def quarantine(clock: VirtualClock) -> Quarantine:
+    return Quarantine(clock)
+
+
+def is_refused(quarantine: Quarantine, fingerprint: bytes, num_deaths: int = 0) -> bool:
+    try:
+        quarantine.admit(fingerprint, num_deaths, "r1")
+    except InvalidRequest as error:
+        return (error.reason, error.row.http_status) == ("request_quarantined", 400)
+    return False
+
+
+def test_a_request_that_never_killed_is_no_suspect(quarantine: Quarantine) -> None:
+    assert quarantine.admit(b"a", 0, "r1") is False
+    assert len(quarantine) == 0
+
+
+def test_after_one_death_it_and_its_likes_are_suspects(quarantine: Quarantine) -> None:
+    assert quarantine.admit(b"a", 1, "r1") is True
+    assert quarantine.admit(b"a", 0, "r2") is True
+    assert quarantine.admit(b"b", 0, "r3") is False
+
+
+def test_after_two_deaths_it_and_its_likes_are_refused_for_ten_minutes(
+    quarantine: Quarantine, clock: VirtualClock
+) -> None:
+    assert not is_refused(quarantine, b"a", 1)
+    assert is_refused(quarantine, b"a", 2)
+    assert is_refused(quarantine, b"a")
+    clock.advance(QUARANTINE_S - 1)
+    assert is_refused(quarantine, b"a")
+    clock.advance(2)
+    assert not is_refused(quarantine, b"a")
+
+
+def test_two_requests_that_die_once_each_are_not_added_up(quarantine: Quarantine) -> None:
+    assert not is_refused(quarantine, b"a", 1)
+    assert not is_refused(quarantine, b"a", 1)
+
+
+def test_a_gateway_that_tells_no_fingerprint_is_believed_for_its_own_request(quarantine) -> None:
+    assert quarantine.admit(b"", 1, "r1") is True
+    assert is_refused(quarantine, b"", 2)
+    assert quarantine.admit(b"", 0, "r2") is False
+    assert len(quarantine) == 0
+
+
+def test_the_memory_is_bounded(quarantine: Quarantine) -> None:
+    for number in range(MAX_FINGERPRINTS + 10):
+        quarantine.admit(number.to_bytes(8, "big"), 1, "r")
+    quarantine.admit(b"x" * 1000, 1, "r")
+    assert len(quarantine) == MAX_FINGERPRINTS
+
+
+def test_a_new_version_of_the_workers_gets_another_chance(quarantine: Quarantine) -> None:
+    quarantine.greet("1.0")
+    assert is_refused(quarantine, b"a", 2)
+    quarantine.greet("1.0")
+    assert is_refused(quarantine, b"a")
+    quarantine.greet("1.1")
+    assert not is_refused(quarantine, b"a")
+
+
+def test_a_quarantined_request_is_refused_without_waiting_in_the_queue(router, clock) -> None:
+    async def scenario() -> None:
+        fleet: Any = router()
+        decode = fleet.decode()
+        fleet.prefill()
+        decode.load(num_running=4)  # no room for anybody
+        with pytest.raises(BatonError, match="two engine processes"):
+            await fleet.pick("r1", poison_fingerprint=b"a", num_deaths=2)
+        with pytest.raises(BatonError, match="two engine processes"):
+            await fleet.pick("r2", poison_fingerprint=b"a")
+        assert clock.now() == 0
+
+    run_virtual(scenario(), clock)
+
+
+def test_a_pick_tells_whether_its_request_must_compute_by_itself(router, clock) -> None:
+    async def scenario() -> None:
+        fleet: Any = router()
+        fleet.decode()
+        fleet.prefill()
+        assert not (await fleet.pick("r0", poison_fingerprint=b"a")).is_suspect
+        assert (await fleet.pick("r0", poison_fingerprint=b"a", num_deaths=1)).is_suspect
+        assert (await fleet.pick("r1", poison_fingerprint=b"a")).is_suspect
+
+    run_virtual(scenario(), clock)
