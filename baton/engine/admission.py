@@ -102,6 +102,13 @@ def finish_reason(seq: Sequence, info: EngineInfo) -> str | None:
     return "length" if is_exhausted(seq, info) else None
 
 
+def reason_at_start(seq: Sequence, info: EngineInfo) -> str | None:
+    """Whether the output tokens of earlier attempts were all: the last was lost with its finish."""
+    if seq.request.num_emitted:
+        return finish_reason(seq, info)
+    return "length" if is_exhausted(seq, info) else None
+
+
 def is_exhausted(seq: Sequence, info: EngineInfo) -> bool:
     """No further output token may follow."""
     has_all_tokens = seq.num_output_tokens >= seq.request.sampling.max_tokens

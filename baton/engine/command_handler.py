@@ -1,6 +1,11 @@
 """The front's commands, applied to the engine's state between two steps."""
 
-from baton.engine.admission import find_fault, is_exhausted, max_total_tokens, with_beam_logprobs
+from baton.engine.admission import (
+    find_fault,
+    max_total_tokens,
+    reason_at_start,
+    with_beam_logprobs,
+)
 from baton.engine.choices import Choices
 from baton.engine.engine_state import EngineState
 from baton.engine.messages import (
@@ -71,9 +76,9 @@ class CommandHandler:
         request = with_beam_logprobs(request, state.info)
         arrival = state.sequences.next_arrival()
         seq = Sequence(request, arrival, state.manager.root_hash(request))
-        if is_exhausted(seq, state.info):
-            finished = Finished(request.seq_id, "length", request.num_emitted)
-            state.events.finished.append(finished)
+        reason = reason_at_start(seq, state.info)
+        if reason is not None:
+            state.events.finished.append(Finished(request.seq_id, reason, request.num_emitted))
         elif request.kind == "remote":
             self._promise(seq)
         elif state.scheduler.num_waiting >= self._max_waiting:

@@ -2,8 +2,8 @@
 
 An attempt ends in exactly one way: every choice finished or was cancelled, it failed (refused when
 nothing was sent yet, else a failed finish for every open choice), it was cancelled as a whole, or
-its gateway is gone. Stages are those of choice 0 and cut the time from submit to the last finish
-without gap or overlap:
+its gateway is gone. Stages are those of its first choice and cut the time from submit to the last
+finish without gap or overlap:
 
     remote   admit, prefill.queue, prefill.compute, handoff, decode
     local    prefill.queue, prefill.compute, decode
@@ -74,9 +74,10 @@ class Attempt:
                 else submit.prefill_endpoint,
             },
         )
-        self._choices = [
-            ChoiceRun(request, choice, self, parts, links) for choice in range(request.num_choices)
-        ]
+        self._choices = {
+            choice: ChoiceRun(request, choice, self, parts, links) for choice in request.choices
+        }
+        self._first_choice = request.choices[0]
         self._has_sent = False
         self._is_ended = False
         self._is_reported = False
@@ -96,8 +97,8 @@ class Attempt:
 
     def credit(self, choice: int, up_to_index: int) -> None:
         """Unknown choices are ignored."""
-        if choice < len(self._choices):
-            self._choices[choice].credit(up_to_index)
+        if (run := self._choices.get(choice)) is not None:
+            run.credit(up_to_index)
 
     def cancel(self) -> None:
         """The gateway wants no more of it: free everything, and say so."""
@@ -114,9 +115,9 @@ class Attempt:
     def cancel_choices(self, choices: Iterable[int]) -> None:
         """The gateway wants no more of these; unknown choices are ignored."""
         for choice in set(choices):
-            if choice < len(self._choices) and not self._is_ended:
+            if choice in self._choices and not self._is_ended:
                 self._choices[choice].cancel()
-        if not self._is_ended and not any(run.is_wanted for run in self._choices):
+        if not self._is_ended and not any(run.is_wanted for run in self._choices.values()):
             self.cancel()
 
     def drop(self) -> None:
@@ -128,7 +129,7 @@ class Attempt:
 
     def reached(self, choice: int, stage: str) -> None:
         self._report()
-        if choice == 0:
+        if choice == self._first_choice:
             start_s = self._timer.started_s + self._timer.wall_s
             self._timer.mark(stage)
             if stage.startswith("prefill."):
@@ -138,7 +139,7 @@ class Attempt:
         summary = worker_pb2.PrefillSummary(
             num_cached_tokens=frame.num_cached_tokens, num_blocks_received=num_blocks
         )
-        if choice == 0:
+        if choice == self._first_choice:
             if frame.stages:
                 self._mark_remote_stages(frame)
             summary.stages.extend(self._timer.to_wire())
@@ -159,7 +160,7 @@ class Attempt:
 
     def finished(self, choice: int, finish: worker_pb2.Finish) -> None:
         self._has_sent = True
-        is_last = all(run.is_ended for run in self._choices)
+        is_last = all(run.is_ended for run in self._choices.values())
         if is_last:
             self._timer.mark("decode")
             finish.stages.extend(self._timer.to_wire())
@@ -204,26 +205,28 @@ class Attempt:
 
     def _start_choices(self) -> None:
         # The gateway may have cancelled some while their grammar was tried.
-        choices = [choice for choice in self._choices if not choice.is_ended]
-        if self.request.shares_prompt:
-            leader, *forks = choices
-            leader.start(self._span, forks)
+        runs = [run for run in self._choices.values() if not run.is_ended]
+        if not self.request.shares_prompt:
+            for run in runs:
+                run.start(self._span)
             return
-        for choice in choices:
-            choice.start(self._span)
+        leader, *forks = runs
+        leader.start(self._span, forks)
+        # A search needs them all, and nobody those that the gateway has already.
+        self.cancel_choices(self.request.submit.ended_choices)
 
     def _on_deadline(self) -> None:
         self.failed(failures.DeadlineExceeded("the deadline passed"))
 
     def _abort_open(self, error: failures.BatonError) -> list[ChoiceRun]:
-        open_choices = [run for run in self._choices if not run.is_ended]
+        open_choices = [run for run in self._choices.values() if not run.is_ended]
         for run in open_choices:
             run.abort(error)
         return open_choices
 
     def _end(self, reason: str) -> None:
         assert not self._is_ended, "an attempt ends once"
-        assert all(run.is_ended for run in self._choices)
+        assert all(run.is_ended for run in self._choices.values())
         self._is_ended = True
         if self._deadline is not None:
             self._deadline.cancel()
@@ -231,7 +234,7 @@ class Attempt:
             self._parts.grammar_gate.withdraw(self._on_grammar)
         self._span.set("baton.finish_reason", reason)
         self._span.set(
-            "baton.num_output_tokens", sum(run.num_output_tokens for run in self._choices)
+            "baton.num_output_tokens", sum(run.num_output_tokens for run in self._choices.values())
         )
         self._span.end()
         self._report()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import msgspec
 
 from baton.engine.messages import Grammar, SamplingParams
+from baton.wire.failures import InvalidRequest
 from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import worker_pb2
 
@@ -37,14 +38,32 @@ class AttemptRequest:
         return not self.submit.prefill_endpoint or self.sampling.num_prompt_logprobs >= 0
 
     @property
+    def choices(self) -> list[int]:
+        """Those that take part: all results of a beam search, else those that did not end."""
+        ended = () if self.is_search else self.submit.ended_choices
+        return [choice for choice in range(self.num_choices) if choice not in ended]
+
+    @property
     def shares_prompt(self) -> bool:
         """Its choices begin at the same place: one computes the prompt, the others fork."""
-        return not any(emitted.token_ids for emitted in self.submit.emitted)
+        return self.is_search or not any(emitted.token_ids for emitted in self.submit.emitted)
 
     @property
     def is_search(self) -> bool:
-        """Its choices are the results of one beam search."""
+        """Its choices are the results of one beam search, which always begins anew."""
         return self.sampling.beam_width > 0
+
+    def check_earlier(self, max_model_len: int) -> None:
+        """What is told of earlier attempts must be possible. Raises InvalidRequest."""
+        named = {*self.submit.ended_choices, *(each.choice for each in self.submit.emitted)}
+        if not named <= set(range(self.num_choices)):
+            raise InvalidRequest(f"of {self.num_choices} choices {max(named)} cannot have begun")
+        if len(set(self.submit.ended_choices)) == self.num_choices:
+            raise InvalidRequest("all choices ended in earlier attempts")
+        for choice in named:
+            num_tokens, rest = divmod(len(self._received_ids(choice)), TOKEN_BYTES)
+            if rest or self.num_prompt_tokens + num_tokens > max_model_len:
+                raise InvalidRequest(f"choice {choice} cannot have {num_tokens} output tokens")
 
     def sampling_of(self, choice: int) -> SamplingParams:
         """The prompt is judged once: by choice 0, and not again after its first token."""
@@ -59,8 +78,19 @@ class AttemptRequest:
             self.submit.sampling.ebnf_grammar = grammar.text
 
     def emitted_ids(self, choice: int) -> bytes:
-        """Output tokens of earlier attempts."""
-        for emitted in self.submit.emitted:
-            if emitted.choice == choice:
-                return emitted.token_ids
-        return b""
+        """Output tokens of earlier attempts that this one begins behind."""
+        return b"" if self.is_search else self._received_ids(choice)
+
+    def num_received(self, choice: int) -> int:
+        """Output tokens that the gateway has."""
+        return len(self._received_ids(choice)) // TOKEN_BYTES
+
+    def _received_ids(self, choice: int) -> bytes:
+        return b"".join(part.token_ids for part in self.submit.emitted if part.choice == choice)
+
+
+def check_room(submit: worker_pb2.Submit, max_model_len: int) -> None:
+    """Output tokens of earlier attempts come in parts, and must end. Raises InvalidRequest."""
+    num_bytes = sum(len(part.token_ids) for part in submit.emitted)
+    if num_bytes > max_model_len * max(1, submit.sampling.num_choices) * TOKEN_BYTES:
+        raise InvalidRequest(f"{num_bytes} bytes of output tokens are more than there can be")

@@ -77,11 +77,11 @@ class ChoiceRun:
     ) -> None:
         emitted_ids = request.emitted_ids(choice)
         self.choice = choice
-        self.num_output_tokens = len(emitted_ids) // TOKEN_BYTES
+        self.num_output_tokens = request.num_received(choice)
         self.is_ended = False
         # "grammar" (to be tried), "queue", "prefill", "handoff" or "decode".
         self.phase = "grammar"
-        self._num_emitted = self.num_output_tokens
+        self._num_emitted = len(emitted_ids) // TOKEN_BYTES
         self._token_ids = request.prompt_ids + emitted_ids
         self._request = request
         self._owner = owner
@@ -113,6 +113,9 @@ class ChoiceRun:
         self._forks = forks
         self._is_handing_over = not self._request.prefills_here
         submit = self._request.submit
+        credits = {
+            run: run.num_output_tokens + submit.initial_credit_tokens for run in (self, *forks)
+        }
         self._parts.dispatcher.send(
             AddSequence(
                 seq_id=self.seq_id,
@@ -124,13 +127,16 @@ class ChoiceRun:
                 block_hashes=self._request.block_hashes,
                 cache_key=submit.cache_key,
                 sampling=self._request.sampling_of(self.choice),
-                credit=self._num_emitted + submit.initial_credit_tokens,
+                credit=min(credits.values()),
                 priority=submit.priority,
                 deadline=self._request.deadline_s,
                 forks=tuple(Fork(run.seq_id, run.choice) for run in forks),
                 is_suspect=submit.is_suspect,
             )
         )
+        for run, up_to_index in credits.items():
+            if up_to_index > min(credits.values()):
+                run.credit(up_to_index)
 
     def credit(self, up_to_index: int) -> None:
         """The gateway takes output tokens up to this index (exclusive)."""
@@ -185,7 +191,8 @@ class ChoiceRun:
     def on_token(self, token_id: int, index: int, logprobs: TokenLogprobs | None) -> None:
         if index == self._num_emitted:
             self._prefilled_here()
-        self._forward(token_id, index, None if logprobs is None else to_wire(logprobs))
+        if index >= self.num_output_tokens:  # else a search tells again what the gateway has
+            self._forward(token_id, index, None if logprobs is None else to_wire(logprobs))
 
     # What the remote prefill tells (RemotePrefillOwner).
 
@@ -207,8 +214,8 @@ class ChoiceRun:
 
     def prefill_complete(self, frame: handoff_pb2.FirstTokens) -> None:
         self._owner.reached(self.choice, "handoff")
-        self._is_handing_over = False
         self.phase = "decode"
+        self._is_handing_over = False
         top = frame.logprobs if self._request.is_search else worker_pb2.TokenLogprobs()
         tokens = zip(self._forks, frame.forks, strict=False)
         start = Start(
@@ -248,8 +255,8 @@ class ChoiceRun:
         """The first token comes next, or this prompt's beam search begins."""
         if self._num_cached_tokens is None:
             return
-        self._owner.reached(self.choice, "prefill.compute")
         self.phase = "decode"
+        self._owner.reached(self.choice, "prefill.compute")
         summary = handoff_pb2.FirstTokens(num_cached_tokens=self._num_cached_tokens)
         self._owner.prefilled(self.choice, summary, 0)
         self._num_cached_tokens = None

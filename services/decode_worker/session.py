@@ -20,7 +20,7 @@ from baton.worker.prompt import PromptBuffer, check_cache_key
 from baton.worker.sampling import to_params
 from baton.worker.stream_pump import StreamPump
 from services.decode_worker.attempt import Attempt
-from services.decode_worker.attempt_request import AttemptRequest
+from services.decode_worker.attempt_request import AttemptRequest, check_room
 from services.decode_worker.prefill_link import PrefillLinks
 from services.decode_worker.step_merge import StepMerge
 
@@ -234,6 +234,8 @@ class GatewaySession:
         submit, buffer = self._partial[part.handle]
         try:
             buffer.add(part.prompt_ids, part.block_hashes)
+            submit.emitted.extend(part.emitted)
+            check_room(submit, self._parts.dispatcher.info.max_model_len)
         except failures.BatonError as error:
             del self._partial[part.handle]
             self._refuse_new(submit, error)

@@ -113,7 +113,7 @@ class Answer:
     refused: list[worker_pb2.Refused] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     num_choices: int = 1
-    first_index: int = 0
+    first_index: dict[int, int] = field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:
@@ -189,9 +189,10 @@ class FakeGateway:
             initial_credit_tokens=fields.pop("initial_credit_tokens", 1000),
             **fields,
         )
-        num_emitted = len(submit.emitted[0].token_ids) // 4 if submit.emitted else 0
         answer = Answer(
-            handle=submit.handle, num_choices=sampling.num_choices, first_index=num_emitted
+            handle=submit.handle,
+            num_choices=sampling.num_choices,
+            first_index={each.choice: len(each.token_ids) // 4 for each in submit.emitted},
         )
         self.answers[submit.handle] = answer
         for frame in _frames_of(submit, part_tokens):
@@ -237,7 +238,8 @@ class FakeGateway:
         for handle, choice, first_index, count in columns:
             answer = self._answer(handle)
             tokens = answer.tokens.setdefault(choice, [])
-            assert first_index == answer.first_index + len(tokens), "a gap or a repeat"
+            before = answer.first_index.get(choice, 0)
+            assert first_index == before + len(tokens), "a gap or a repeat"
             tokens += step.ids[start : start + count]
             start += count
         assert start == len(step.ids)
@@ -257,10 +259,16 @@ class FakeGateway:
 
 
 def _frames_of(submit: worker_pb2.Submit, part_tokens: int) -> Iterable[worker_pb2.GatewayFrame]:
-    """The submit and, for a long prompt, its continuation."""
+    """The submit and, for a long prompt, its continuation, earlier attempts' tokens included."""
     ids, size = submit.prompt_ids, part_tokens * 4
     submit.prompt_ids = ids[:size]
+    emitted = list(submit.emitted)
+    if len(ids) > size:
+        del submit.emitted[:]
     yield worker_pb2.GatewayFrame(submit=submit)
+    if len(ids) > size and emitted:
+        part = worker_pb2.PromptPart(handle=submit.handle, emitted=emitted)
+        yield worker_pb2.GatewayFrame(prompt_part=part)
     for start in range(size, len(ids), size):
         part = worker_pb2.PromptPart(handle=submit.handle, prompt_ids=ids[start : start + size])
         yield worker_pb2.GatewayFrame(prompt_part=part)

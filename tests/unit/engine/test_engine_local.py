@@ -147,6 +147,15 @@ def test_a_sequence_whose_output_is_complete_already_finishes_at_once():
     assert driver.tokens == {}
 
 
+def test_an_end_token_that_an_earlier_attempt_brought_stays_the_end():
+    driver = make_driver()
+    [eos] = driver.engine.info.eos_token_ids
+    driver.step(add_sequence(1, range(9), emitted=[5, eos]))
+    [finished] = driver.events.finished
+    assert (finished.reason, finished.num_output_tokens) == ("stop", 2)
+    assert driver.tokens == {}
+
+
 def test_a_sequence_without_credit_is_parked_and_goes_on_with_it():
     driver = make_driver()
     driver.step(add_sequence(1, range(5), credit=2), add_sequence(2, range(5), max_tokens=4))
