@@ -27,6 +27,7 @@ from baton.wire.failures import (
 from services.gateway.auth import Principal
 from services.gateway.exchange import Arrival
 from services.gateway.gateway import Gateway
+from services.gateway.http_protocol import ABORT_KEY
 from services.gateway.http_request import (
     FIRST_TOKEN_HEADER,
     TOKEN_GAP_HEADER,
@@ -128,6 +129,8 @@ class App:
             return
         sink = HttpSink(response, endpoint)
         await self._run(arrival, sink, self._client_left(sink, body, receive))
+        if sink.has_stalled:
+            scope.get(ABORT_KEY, _nothing)()
 
     async def _run(
         self, arrival: Arrival, sink: HttpSink, client_left: Coroutine[Any, Any, None]
@@ -147,7 +150,6 @@ class App:
         except* _ClientGone:
             _log.info("client_gone", request_id=arrival.request_id)
         except* BatonError:
-            # Returning without an end closes the connection.
             _log.info("client_gone", request_id=arrival.request_id, reason=sink.gone_reason)
 
     async def _client_left(self, sink: HttpSink, body: RequestBody, receive: Receive) -> None:
@@ -212,6 +214,10 @@ class App:
             request.scope["baton.request_id"], AUTHENTICATE_TIMEOUT_S, traceparent_of(headers)
         )
         return await self._gateway.authenticator.authenticate(authorization_of(headers), context)
+
+
+def _nothing() -> None:
+    """A server that has no connections to cut."""
 
 
 def _no_such_path() -> InvalidRequest:

@@ -2,10 +2,12 @@
 
 uvicorn and its parser keep a head of any size, for as long as a client takes to send it. Here a
 head may have MAX_HEAD_BYTES and MAX_HEADERS, and must be complete HEAD_TIMEOUT_S after its first
-byte (the first one: after connecting). Knows nothing of paths and bodies.
+byte (the first one: after connecting). What a client does not take stays within
+WRITE_BUFFER_BYTES and the socket's own buffer. Knows nothing of paths and bodies.
 """
 
 import asyncio
+from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -16,6 +18,10 @@ from services.gateway.openai.errors import error_body
 MAX_HEAD_BYTES = 60 * 1024
 MAX_HEADERS = 100
 HEAD_TIMEOUT_S = 10.0
+# A write waits when this much is not sent yet. The default is 64 KiB for each client that stalls.
+WRITE_BUFFER_BYTES = 16 * 1024
+# Where an application finds how to cut its connection: a close would wait for the client.
+ABORT_KEY = "baton.abort"
 # ": " and the end of line.
 _HEADER_FRAME_BYTES = 4
 
@@ -33,6 +39,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -52,6 +59,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        cast(dict[str, Any], self.scope)[ABORT_KEY] = self.transport.abort
         if not self._in_head:
             self._expect_head()
 

@@ -17,6 +17,7 @@ from services.gateway.openai.errors import error_body
 STALL_S = 30.0
 KEEP_ALIVE_S = 10.0
 _SHORTEST_LOOK_S = 0.05
+STALLED = "client_stalled"
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
@@ -94,7 +95,7 @@ class HttpResponse:
 
 
 def _stalled() -> DeadlineExceeded:
-    return DeadlineExceeded(f"the client took nothing for {STALL_S:.0f} s", reason="client_stalled")
+    return DeadlineExceeded(f"the client took nothing for {STALL_S:.0f} s", reason=STALLED)
 
 
 async def send_error(response: HttpResponse, error: BatonError) -> None:

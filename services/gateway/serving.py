@@ -9,9 +9,12 @@ import uvicorn
 from services.gateway.app import App
 from services.gateway.http_protocol import BoundedHttpProtocol
 
-# Accepted sockets inherit it. The default lets megabytes of tokens pile up unseen in the kernel
-# before a client that stopped reading is noticed.
+# Accepted sockets inherit it, as all that is set here. The default lets megabytes of tokens pile up
+# unseen in the kernel before a client that stopped reading is noticed.
 SEND_BUFFER_BYTES = 16 * 1024
+# The kernel's own limit for data that a client does not take, for what the gateway no longer
+# watches: the ends of answers whose requests are over. Twice http_response.STALL_S.
+USER_TIMEOUT_MS = 60_000
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
 
@@ -23,6 +26,8 @@ def listening_socket(listen: str) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
     bound.bind((host.strip("[]"), int(port)))
     bound.setblocking(False)
     return bound

@@ -14,6 +14,7 @@ from services.gateway.generation import (
 )
 from services.gateway.http_response import (
     EVENT_STREAM,
+    STALLED,
     HttpResponse,
     limit_headers,
     send_error,
@@ -84,6 +85,11 @@ class HttpSink:
     @property
     def gone_reason(self) -> str:
         return self._gone_reason
+
+    @property
+    def has_stalled(self) -> bool:
+        """The request was ended because the client took nothing for too long."""
+        return self._gone_reason == STALLED
 
     async def watch(self) -> None:
         """Keep a silent stream alive; runs beside the request until cancelled. Raises

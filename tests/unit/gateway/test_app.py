@@ -152,8 +152,11 @@ def test_a_client_that_stops_reading_is_cut_after_30_s_and_its_work_freed() -> N
         while not client.body:
             await asyncio.sleep(0.01)
         client.reads.clear()
+        cuts: list[float] = []
+        client.scope["baton.abort"] = lambda: cuts.append(fleet.clock.now())
         before = fleet.clock.now()
         await task
+        assert len(cuts) == 1, "closing would wait for the client for ever"
         assert fleet.clock.now() - before == pytest.approx(30, abs=0.2)
         assert fleet.worker.cancels
         assert fleet.record.finish_reason == "client_stalled"
