@@ -7,34 +7,20 @@ workers are of one trust domain: this one can read the whole pool (see decision 
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from baton.handoff.block_bytes import BlockBytes
-from baton.handoff.checksum import place_checksum
+from baton.handoff.pool_ref import PoolRefSender, read_pool_ref
 from baton.handoff.rendezvous import NONCE_BYTES, Rendezvous, RendezvousFailed, hand_over
 from baton.handoff.ticket import BadBlocks
-from baton.handoff.transport import Deliver, Pages, TransportFailed, check_size
+from baton.handoff.transport import Deliver, Pages, TransportFailed
 from baton.system.memory_file import NotSealed, map_sealed
 from baton.wire.kv_spec import KVSpec
 from baton.wire.v1 import handoff_pb2
 
 NAME = "shm"
-
-
-class SharedMemorySender:
-    """Names blocks of the pool that the peer has mapped."""
-
-    name = NAME
-
-    def __init__(self, blocks: BlockBytes) -> None:
-        self._blocks = blocks
-
-    def pack(self, frame: handoff_pb2.Blocks, block_ids: Sequence[int]) -> None:
-        frame.shm_ref.num_bytes = len(block_ids) * self._blocks.page_bytes(frame.layer)
-        frame.shm_ref.block_ids.extend(block_ids)
-        frame.checksum = self._blocks.checksum(frame.layer, block_ids, place_checksum(frame))
 
 
 class SharedMemoryReceiver:
@@ -59,10 +45,11 @@ class SharedMemoryReceiver:
 
     def _find(self, frame: handoff_pb2.Blocks) -> Pages:
         blocks = self._peer_blocks
-        if blocks is None or frame.WhichOneof("payload") != "shm_ref":
-            raise BadBlocks("payload", "the frame names no shared blocks")
-        ids = check_block_ids(frame.shm_ref.block_ids, frame.num_blocks, blocks.num_blocks)
-        check_size(frame.shm_ref.num_bytes, len(ids) * blocks.page_bytes(frame.layer))
+        if blocks is None:
+            raise BadBlocks("transport", "the link is closed")
+        ids = read_pool_ref(frame, blocks.page_bytes(frame.layer))
+        if max(ids) >= blocks.num_blocks:
+            raise BadBlocks("range", f"block {max(ids)} of a pool of {blocks.num_blocks}")
         return Pages(blocks.pages(frame.layer, ids))
 
 
@@ -99,7 +86,7 @@ class SharedMemoryTransport:
 
     def accept(
         self, hello: handoff_pb2.DecodeHello, answer: handoff_pb2.PrefillHello
-    ) -> SharedMemorySender:
+    ) -> PoolRefSender:
         """Raises TransportFailed when the peer has another folder."""
         pool = self._pool
         if pool.fd is None:
@@ -108,7 +95,7 @@ class SharedMemoryTransport:
             hand_over(self._folder, hello.shm_nonce, pool.worker_id.encode(), pool.fd)
         except (OSError, ValueError) as error:
             raise TransportFailed(f"no common folder: {error}") from error
-        return SharedMemorySender(pool.blocks)
+        return PoolRefSender(NAME, pool.blocks)
 
 
 class SharedMemoryOffer:
@@ -134,13 +121,3 @@ class SharedMemoryOffer:
 
     def close(self) -> None:
         self._rendezvous.close()
-
-
-def check_block_ids(block_ids: Sequence[int], num_wanted: int, num_blocks: int) -> list[int]:
-    """The ids of a reference. Raises BadBlocks when they are no blocks of the peer's pool."""
-    if len(block_ids) != num_wanted:
-        raise BadBlocks("size", f"{len(block_ids)} blocks named where {num_wanted} belong")
-    ids = list(block_ids)
-    if max(ids) >= num_blocks:
-        raise BadBlocks("range", f"block {max(ids)} of a pool of {num_blocks}")
-    return ids

@@ -68,13 +68,9 @@ class ReceivingEnd(Protocol):
 
 def num_payload_bytes(frame: handoff_pb2.Blocks) -> int:
     """Bytes that a frame took from the credit: of its data, or of the pages that it names."""
-    match frame.WhichOneof("payload"):
-        case "shm_ref":
-            return frame.shm_ref.num_bytes
-        case "rdma_ref":
-            return frame.rdma_ref.num_bytes
-        case _:
-            return len(frame.data)
+    if frame.HasField("pool_ref"):
+        return frame.pool_ref.num_bytes
+    return len(frame.data)
 
 
 def check_size(num_bytes: int, num_wanted: int) -> None:

@@ -244,7 +244,7 @@ class ForkToken(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_worker_pb2.TokenLogprobs, _Mapping]] = ..., finish_reason: _Optional[str] = ...) -> None: ...
 
 class Blocks(_message.Message):
-    __slots__ = ("xfer_id", "epoch", "seq", "layer", "first_block", "num_blocks", "head_lo", "head_hi", "capability", "checksum", "data", "shm_ref", "rdma_ref")
+    __slots__ = ("xfer_id", "epoch", "seq", "layer", "first_block", "num_blocks", "head_lo", "head_hi", "capability", "checksum", "data", "pool_ref")
     XFER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -256,8 +256,7 @@ class Blocks(_message.Message):
     CAPABILITY_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
-    SHM_REF_FIELD_NUMBER: _ClassVar[int]
-    RDMA_REF_FIELD_NUMBER: _ClassVar[int]
+    POOL_REF_FIELD_NUMBER: _ClassVar[int]
     xfer_id: int
     epoch: int
     seq: int
@@ -269,19 +268,10 @@ class Blocks(_message.Message):
     capability: bytes
     checksum: int
     data: bytes
-    shm_ref: ShmRef
-    rdma_ref: RdmaRef
-    def __init__(self, xfer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., layer: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., head_lo: _Optional[int] = ..., head_hi: _Optional[int] = ..., capability: _Optional[bytes] = ..., checksum: _Optional[int] = ..., data: _Optional[bytes] = ..., shm_ref: _Optional[_Union[ShmRef, _Mapping]] = ..., rdma_ref: _Optional[_Union[RdmaRef, _Mapping]] = ...) -> None: ...
+    pool_ref: PoolRef
+    def __init__(self, xfer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., layer: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., head_lo: _Optional[int] = ..., head_hi: _Optional[int] = ..., capability: _Optional[bytes] = ..., checksum: _Optional[int] = ..., data: _Optional[bytes] = ..., pool_ref: _Optional[_Union[PoolRef, _Mapping]] = ...) -> None: ...
 
-class ShmRef(_message.Message):
-    __slots__ = ("num_bytes", "block_ids")
-    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
-    num_bytes: int
-    block_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, num_bytes: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class RdmaRef(_message.Message):
+class PoolRef(_message.Message):
     __slots__ = ("num_bytes", "block_ids")
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]

@@ -44,8 +44,8 @@ class Chaos:
         return [frame, *held]
 
     def _damage(self, frame: Any) -> None:
-        if frame.WhichOneof("frame") == "blocks" and frame.blocks.HasField("shm_ref"):
-            ids = frame.blocks.shm_ref.block_ids
+        if frame.WhichOneof("frame") == "blocks" and frame.blocks.HasField("pool_ref"):
+            ids = frame.blocks.pool_ref.block_ids
             ids[self._rng.randrange(len(ids))] ^= 1 << self._rng.randrange(8)
         elif frame.WhichOneof("frame") == "blocks":
             data = bytearray(frame.blocks.data)

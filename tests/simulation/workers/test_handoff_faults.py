@@ -37,7 +37,7 @@ def flip_a_bit(*, times: int) -> Tamper:
     def tamper(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFrame]:
         if frame.HasField("blocks") and left[0]:
             left[0] -= 1
-            if frame.blocks.HasField("shm_ref"):
+            if frame.blocks.HasField("pool_ref"):
                 frame.blocks.checksum ^= 1  # the page lies in memory that both map
             else:
                 data = bytearray(frame.blocks.data)
@@ -98,8 +98,8 @@ def swap_layers(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFram
 
 
 def truncate(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFrame]:
-    if frame.HasField("blocks") and frame.blocks.HasField("shm_ref"):
-        frame.blocks.shm_ref.block_ids.pop()
+    if frame.HasField("blocks") and frame.blocks.HasField("pool_ref"):
+        frame.blocks.pool_ref.block_ids.pop()
     elif frame.HasField("blocks"):
         frame.blocks.data = frame.blocks.data[:-8]
     return [frame]

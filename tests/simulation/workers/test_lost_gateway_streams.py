@@ -116,6 +116,19 @@ async def test_a_new_connection_takes_over_from_one_whose_loss_was_not_noticed()
 
 
 @virtual
+async def test_a_link_that_begins_anew_leaves_nothing_of_what_it_was() -> None:
+    async with fleet() as f:
+        await (await f.gateway.submit(PROMPT, max_tokens=500)).first_token()
+        again = FakeGateway(f.dial_decode(), f.gateway.gateway_id)
+        assert (await again.hello()).HasField("num_received")
+        f.tasks.create_task(again.run())
+        answer = await again.submit(PROMPT, max_tokens=40)
+        await answer.over()
+        assert answer.tokens[0] == f.lone_run(PROMPT, 40)
+        await f.settle(1)
+
+
+@virtual
 async def test_two_gateways_may_use_the_same_request_id_and_any_epoch() -> None:
     async with fleet() as f:
         first = await f.gateway.submit(PROMPT, request_id="r", epoch=7, max_tokens=40)

@@ -32,7 +32,7 @@ def flip_in_the_pool_once(f: Fleet) -> None:
     def tamper(frame: Any) -> list[Any]:
         if frame.HasField("blocks") and left[0]:
             left[0] -= 1
-            start, _ = spec.page_range(frame.blocks.shm_ref.block_ids[-1], frame.blocks.layer)
+            start, _ = spec.page_range(frame.blocks.pool_ref.block_ids[-1], frame.blocks.layer)
             pool[start + 5] ^= 4
             # The frame is handled before anything else of the loop runs.
             asyncio.get_running_loop().call_soon(pool.__setitem__, start + 5, pool[start + 5] ^ 4)
@@ -51,7 +51,7 @@ async def test_frames_name_blocks_and_carry_none(tmp_path: Path) -> None:
 
         assert answer.tokens[0] == f.lone_run(PROMPT)
         frames = blocks_frames(f.frames)
-        assert all(frame.HasField("shm_ref") for frame in frames)
+        assert all(frame.HasField("pool_ref") for frame in frames)
         num_bytes = 4 * f.runner.kv_spec.row_bytes
         assert count(instruments.HANDOFF_BYTES, "sent", "shm") == sent + num_bytes
         assert count(instruments.HANDOFF_BYTES, "received", "shm") == received + num_bytes

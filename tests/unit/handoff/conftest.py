@@ -7,9 +7,10 @@ import pytest
 
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.grpc_stream import GrpcEnd
+from baton.handoff.pool_ref import PoolRefSender
 from baton.handoff.receiver import Receiver
 from baton.handoff.sender import Sender
-from baton.handoff.shared_memory import SharedMemoryReceiver, SharedMemorySender
+from baton.handoff.shared_memory import SharedMemoryReceiver
 from baton.handoff.ticket import BadBlocks, Ticket
 from baton.handoff.transport import Pages, ReceivingEnd, SendingEnd
 from baton.wire.kv_spec import KVSpec
@@ -59,7 +60,7 @@ def make_ends(
 ) -> tuple[SendingEnd, ReceivingEnd]:
     """Of a transport that has been set up between two pools."""
     if transport == "shm":
-        return SharedMemorySender(source), SharedMemoryReceiver(source)
+        return PoolRefSender("shm", source), SharedMemoryReceiver(source)
     return GrpcEnd(source), GrpcEnd(target)
 
 

@@ -98,7 +98,7 @@ def test_a_shared_page_that_has_changed_since_it_was_sent_is_refused(position: i
     with pytest.raises(BadBlocks, match="checksum"):
         pair.take(frames[0])
 
-    assert sum(pair.consumed) == frames[0].shm_ref.num_bytes
+    assert sum(pair.consumed) == frames[0].pool_ref.num_bytes
 
 
 @pytest.mark.parametrize(
@@ -111,12 +111,12 @@ def test_a_shared_page_that_has_changed_since_it_was_sent_is_refused(position: i
     ],
 )
 def test_a_reference_to_other_blocks_is_refused(
-    change: Callable[[handoff_pb2.ShmRef], object], cause: str
+    change: Callable[[handoff_pb2.PoolRef], object], cause: str
 ) -> None:
     pair = make_pair(10, transport="shm")
     frames, _ = blocks_of(pair)
     pair.receiver.bind(pair.target_ids)
-    change(frames[0].shm_ref)
+    change(frames[0].pool_ref)
 
     with pytest.raises(BadBlocks, match=cause):
         pair.take(frames[0])
@@ -193,7 +193,7 @@ def test_reference_payloads_are_refused_by_the_stream_transport() -> None:
     pair = make_pair(10)
     frames, _ = blocks_of(pair)
     pair.receiver.bind(pair.target_ids)
-    frames[0].shm_ref.num_bytes = 3
+    frames[0].pool_ref.num_bytes = 3
 
     with pytest.raises(BadBlocks, match="no inline data"):
         pair.take(frames[0])

@@ -1,0 +1,36 @@
+"""Frames that name blocks of the sender's pool, which the receiver reads by itself.
+
+What the transports without inline data have in common. Knows nothing of how the pool is reached.
+"""
+
+from collections.abc import Sequence
+
+from baton.handoff.block_bytes import BlockBytes
+from baton.handoff.checksum import place_checksum
+from baton.handoff.ticket import BadBlocks
+from baton.handoff.transport import check_size
+from baton.wire.v1 import handoff_pb2
+
+
+class PoolRefSender:
+    """The sending end; the blocks stay held by their owner."""
+
+    def __init__(self, name: str, blocks: BlockBytes) -> None:
+        self.name = name
+        self._blocks = blocks
+
+    def pack(self, frame: handoff_pb2.Blocks, block_ids: Sequence[int]) -> None:
+        frame.pool_ref.num_bytes = len(block_ids) * self._blocks.page_bytes(frame.layer)
+        frame.pool_ref.block_ids.extend(block_ids)
+        frame.checksum = self._blocks.checksum(frame.layer, block_ids, place_checksum(frame))
+
+
+def read_pool_ref(frame: handoff_pb2.Blocks, page_bytes: int) -> list[int]:
+    """The ids of the peer's blocks, one per block of the frame. Raises BadBlocks."""
+    if frame.WhichOneof("payload") != "pool_ref":
+        raise BadBlocks("payload", "the frame names no blocks of the pool")
+    ids = list(frame.pool_ref.block_ids)
+    if len(ids) != frame.num_blocks:
+        raise BadBlocks("size", f"{len(ids)} blocks named where {frame.num_blocks} belong")
+    check_size(frame.pool_ref.num_bytes, len(ids) * page_bytes)
+    return ids
