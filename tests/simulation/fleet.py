@@ -1,8 +1,10 @@
 """A whole fleet in one process on virtual time: every service's real domain code, joined in memory.
 
-What is not real: sockets (memory streams), processes (one event loop), the model (FakeRunner, whose
-tokens depend on every token before them and whose KV slots are checked at each step), Redis (an
-in-process double that runs the real Lua). Everything is seeded; the same seed gives the same run.
+What is not real: sockets (a virtual network), processes (one event loop), the model (FakeRunner,
+whose tokens depend on every token before them and whose KV slots are checked at each step), Redis
+(an in-process double that runs the real Lua). All is seeded; the same seed gives the same run.
+Workers can crash, lose their core, stand still, drain, and come back as a new life on the same
+address; every stream can be cut.
 """
 
 import asyncio
@@ -11,11 +13,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import fakeredis
 import msgspec
+import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from baton.engine.batch import StepBatch
@@ -25,8 +29,8 @@ from baton.engine.local_client import LocalEngineClient
 from baton.engine.messages import SamplingParams
 from baton.runtime.shared_stream import StreamLost
 from baton.testing.fake_runner import FakeRunner
-from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import VirtualClock
+from baton.testing.virtual_network import VirtualNetwork, VirtualStream, stop_process
 from baton.wire import key_registry
 from baton.wire.v1 import quota_pb2, router_pb2, tokenizer_pb2
 from baton.worker.parts import WorkerParts
@@ -55,6 +59,7 @@ TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+POISON = 0xDB
 STEP_S = 0.005
 TOKEN_S = 0.0002
 
@@ -103,33 +108,31 @@ class MemoryFile:
 class LocalQuota:
     """The gateway's QuotaClient over a Ledger in the same process."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, dial_renewals: Callable[[], VirtualStream]) -> None:
+        self.ledger = ledger
+        self._dial_renewals = dial_renewals
         self.settled: list[quota_pb2.UsageRecord] = []
 
     async def authenticate(
         self, key_digest: bytes, context: CallContext
     ) -> quota_pb2.AuthenticateResponse:
-        return await self._ledger.authenticate(quota_pb2.AuthenticateRequest(key_digest=key_digest))
+        return await self.ledger.authenticate(quota_pb2.AuthenticateRequest(key_digest=key_digest))
 
     async def reserve(
         self, request: quota_pb2.ReserveRequest, context: CallContext
     ) -> quota_pb2.ReserveResponse:
-        return await self._ledger.reserve(request)
+        return await self.ledger.reserve(request)
 
     async def settle(self, record: quota_pb2.UsageRecord, context: CallContext) -> None:
-        await self._ledger.settle(quota_pb2.SettleRequest(usage=record))
+        await self.ledger.settle(quota_pb2.SettleRequest(usage=record))
         self.settled.append(record)
 
-    async def open_renewals(self) -> MemoryStream:
-        ours, theirs = memory_stream_pair()
-        task = asyncio.create_task(self._answer(theirs))
-        ours.answering = task  # type: ignore[attr-defined]
-        return ours
+    async def open_renewals(self) -> VirtualStream:
+        return self._dial_renewals()
 
-    async def _answer(self, stream: MemoryStream) -> None:
+    async def answer_renewals(self, stream: VirtualStream) -> None:
         while (request := await stream.read()) is not None:
-            await stream.write(await self._ledger.renew(request))
+            await stream.write(await self.ledger.renew(request))
 
     async def probe(self, deadline_s: float) -> None:
         return None
@@ -178,13 +181,17 @@ class LocalRouter:
 
 @dataclass
 class Worker:
-    """One worker: engine, front, and its address."""
+    """One life of a worker: engine, front, and its address."""
 
+    name: str
     endpoint: str
     engine: Engine
     client: LocalEngineClient
     parts: WorkerParts
     front: DecodeFront | PrefillFront
+    # Everything of its process: cancelling it is a kill.
+    life: asyncio.Task[None] | None = None
+    tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
 
     def check(self) -> None:
         self.engine.check_integrity()
@@ -231,28 +238,29 @@ class Answer:
 class Fleet:
     """Gateway, quota, tokenizer, router, `num_prefill` and `num_decode` workers."""
 
-    def __init__(self, seed: int, clock: VirtualClock, folder: Path) -> None:
+    def __init__(
+        self, seed: int, clock: VirtualClock, model: ServedModel, max_delay_s: float = 0.0
+    ) -> None:
         self.rng = random.Random(seed)
         self.clock = clock
-        self._folder = folder
+        self.model = model
+        self.network = VirtualNetwork(random.Random(seed), max_delay_s)
         self.workers: dict[str, Worker] = {}
         self._tasks = asyncio.TaskGroup()
-        # The servers' ends, by the endpoint that they belong to.
-        self._streams: dict[str, list[MemoryStream]] = {}
+        self._num_blocks = 0
 
     async def start(self, num_prefill: int, num_decode: int, num_blocks: int) -> None:
         """Build everything and wait until the gateway is ready."""
-        self.model = await self._load_model()
-        self._detokenizer = Tokenizer.from_file(str(self._folder / "sim" / "tokenizer.json"))
+        self._detokenizer = Tokenizer.from_file(str(self.model.folder.path / "tokenizer.json"))
         self.runner = FakeRunner(vocab_size=VOCAB_SIZE, max_model_len=2048)
+        self._num_blocks = num_blocks
         names = [f"prefill-{n}" for n in range(num_prefill)]
         names += [f"decode-{n}" for n in range(num_decode)]
-        for number, name in enumerate(names):
-            worker = self._make_worker(name, f"sim:{number + 1}", num_blocks)
-            self.workers[worker.endpoint] = worker
-            self._run(self._run_worker(worker))
+        endpoints = {f"sim:{number + 1}": name for number, name in enumerate(names)}
+        for endpoint, name in endpoints.items():
+            self.start_worker(name, endpoint)
         self.router = RouterCore(RouterSettings(), self.clock, self.rng)
-        self._run(Watcher(self.router, self._dial_reports, self.rng).run(tuple(self.workers)))
+        self._run(Watcher(self.router, self._dial_reports, self.rng).run(tuple(endpoints)))
         self.api_key, self.quota = await self._make_quota()
         encoder = Encoder(ModelTable([self.model]), EncodeLimits(), self.clock, run_inline)
         self.tokenizer = LocalTokenizer(encoder, self.model)
@@ -309,25 +317,65 @@ class Fleet:
             worker.check()
         self.router.check_integrity()
 
+    # Faults.
+
+    def start_worker(self, name: str, endpoint: str) -> None:
+        """A worker process, or the next life of one that has ended."""
+        worker = self._make_worker(name, endpoint)
+        worker.life = self._tasks.create_task(self._live(worker))
+
+    def kill(self, endpoint: str) -> Worker:
+        """Its core dies; the front tells its peers and leaves."""
+        worker = self.workers.pop(endpoint)
+        worker.client.kill()
+        return worker
+
+    def kill_process(self, endpoint: str) -> Worker:
+        """All of it is gone at once, as after SIGKILL."""
+        worker = self.workers.pop(endpoint)
+        assert worker.life is not None
+        self._cut_all(endpoint)
+        worker.life.cancel()
+        return worker
+
+    async def drain(self, endpoint: str, cap_s: float) -> Worker:
+        """As after SIGTERM: it finishes or hands over what runs, then leaves."""
+        worker = self.workers[endpoint]
+        await worker.front.drain(cap_s)
+        worker.parts.reports.close()
+        if self.workers.get(endpoint) is worker:
+            self.kill_process(endpoint)
+        return worker
+
+    async def stop(self, endpoint: str, seconds: float) -> None:
+        """As SIGSTOP and, so much later, SIGCONT do to the process."""
+        worker = self.workers[endpoint]
+        worker.client.stop()
+        try:
+            await stop_process(self.network, endpoint, seconds)
+        finally:
+            worker.client.go_on()
+
+    async def stop_core(self, endpoint: str, seconds: float) -> None:
+        """The core stands still; the front goes on."""
+        worker = self.workers[endpoint]
+        worker.client.stop()
+        await asyncio.sleep(seconds)
+        worker.client.go_on()
+
+    async def lose_redis_data(self) -> None:
+        """Redis comes back empty; the registry declares the keys anew, as it then does."""
+        await self._store.execute("FLUSHALL")
+        await self._store.execute_all(key_registry.redis_commands(self._record))
+
     def _run(self, work: Awaitable[None]) -> None:
         self._tasks.create_task(work)  # type: ignore[arg-type]
 
-    async def _load_model(self) -> ServedModel:
-        path = make_model_folder(self._folder / "sim")
-
-        async def renderer(setup: Any) -> InProcessRenderer:
-            return InProcessRenderer(setup, lambda: datetime.now(UTC))
-
-        folder = read_model_folder(path, "sim")
-        return await load_model(
-            folder, path / "tokenizer.json", renderer, run_inline, self.rng.randbytes
-        )
-
-    def _make_worker(self, name: str, endpoint: str, num_blocks: int) -> Worker:
-        config = EngineConfig(self.model.folder.fingerprint, "sim", "local", num_blocks)
+    def _make_worker(self, name: str, endpoint: str) -> Worker:
+        config = EngineConfig(self.model.folder.fingerprint, "sim", "local", self._num_blocks)
         runner = FakeRunner(vocab_size=VOCAB_SIZE, max_model_len=2048)
         engine = Engine(config, runner, self.clock)
-        client = LocalEngineClient(engine, self.clock, _step_duration)
+        client = LocalEngineClient(engine, self.clock, lambda batch: poison_and_time(worker, batch))
         is_prefill = name.startswith("prefill")
         role = router_pb2.WORKER_ROLE_PREFILL if is_prefill else router_pb2.WORKER_ROLE_DECODE
         parts = make_parts(
@@ -337,8 +385,13 @@ class Fleet:
             clock=self.clock,
             random_bytes=self.rng.randbytes,
         )
-        front = PrefillFront(parts) if is_prefill else DecodeFront(parts, self._dial_prefill)
-        return Worker(endpoint, engine, client, parts, front)
+        front = (
+            PrefillFront(parts)
+            if is_prefill
+            else DecodeFront(parts, partial(self._dial_prefill, endpoint))
+        )
+        worker = Worker(name, endpoint, engine, client, parts, front)
+        return worker
 
     async def _make_quota(self) -> tuple[str, LocalQuota]:
         api_key, record = key_registry.new_key(
@@ -349,77 +402,111 @@ class Fleet:
         await self._store.execute_all(key_registry.redis_commands(record))
         registry = Registry(self._store, None)
         ledger = Ledger(self._store, registry, clock_ms=lambda: round(self.clock.unix() * 1000))
-        return api_key, LocalQuota(ledger)
+        return api_key, LocalQuota(ledger, self._dial_renewals)
 
-    def kill(self, endpoint: str) -> None:
-        """A worker's core dies, and its process soon after; nobody listens there any more."""
-        self.workers.pop(endpoint).client.kill()
+    async def _dial_decode(self, endpoint: str) -> VirtualStream:
+        return self._dial("gateway", endpoint, "attempts")
 
-    async def lose_redis_data(self) -> None:
-        """Redis comes back empty; the registry declares the keys anew, as it then does."""
-        await self._store.execute("FLUSHALL")
-        await self._store.execute_all(key_registry.redis_commands(self._record))
+    async def _dial_prefill(self, caller: str, endpoint: str) -> VirtualStream:
+        return self._dial(caller, endpoint, "handoff")
 
-    async def _dial_decode(self, endpoint: str) -> MemoryStream:
-        return self._dial(endpoint)
-
-    async def _dial_prefill(self, endpoint: str) -> MemoryStream:
-        return self._dial(endpoint)
-
-    def _dial(self, endpoint: str) -> MemoryStream:
+    def _dial(self, caller: str, endpoint: str, kind: str) -> VirtualStream:
         if endpoint not in self.workers:
             raise StreamLost("connection refused")
-        ours, theirs = self._stream_to(endpoint)
-        self._run(self._serve(self.workers[endpoint].front.serve(theirs), theirs))
+        worker = self.workers[endpoint]
+        ours, theirs = self.network.connect(caller, endpoint, kind)
+        self._serve(worker.tasks, worker.front.serve(theirs), theirs)
         return ours
 
-    def _dial_reports(self, endpoint: str) -> MemoryStream:
-        ours, theirs = self._stream_to(endpoint)
-        if endpoint not in self.workers:
+    def _dial_reports(self, endpoint: str) -> VirtualStream:
+        ours, theirs = self.network.connect("router", endpoint, "reports")
+        if (worker := self.workers.get(endpoint)) is None:
             theirs.cancel()
             return ours
-        self._run(self._serve(serve_reports(theirs, self.workers[endpoint].parts.reports), theirs))
+        self._serve(worker.tasks, serve_reports(theirs, worker.parts.reports), theirs)
         return ours
 
-    def _stream_to(self, endpoint: str) -> tuple[MemoryStream, MemoryStream]:
-        ours, theirs = memory_stream_pair()
-        self._streams.setdefault(endpoint, []).append(theirs)
-        return ours, theirs
+    def _dial_renewals(self) -> VirtualStream:
+        ours, theirs = self.network.connect("gateway", "quota", "renewals")
+        self._serve(self._tasks, self.quota.answer_renewals(theirs), theirs)
+        return ours
 
-    async def _run_worker(self, worker: Worker) -> None:
+    def _serve(
+        self, tasks: asyncio.TaskGroup, serving: Awaitable[None], stream: VirtualStream
+    ) -> None:
+        async def handle() -> None:
+            try:
+                await serving
+            except StreamLost:
+                pass
+            finally:
+                await stream.close()
+
+        stream.link.handler = tasks.create_task(handle())
+
+    def _cut_all(self, place: str) -> None:
+        for link in self.network.links(place):
+            link.cut()
+
+    async def _live(self, worker: Worker) -> None:
+        """One process, until it is cancelled or its core dies."""
         try:
-            await worker.front.run()
+            async with worker.tasks:
+                self.workers[worker.endpoint] = worker
+                await worker.front.run()
         except* CoreDied:
-            for stream in self._streams[worker.endpoint]:
-                stream.cancel()
-
-    @staticmethod
-    async def _serve(serving: Awaitable[None], stream: MemoryStream) -> None:
-        try:
-            await serving
-        finally:
-            await stream.close()
+            self._cut_all(worker.endpoint)
 
 
-def _step_duration(batch: StepBatch) -> float:
+def poison_and_time(worker: Worker, batch: StepBatch) -> float:
+    """Before a step: spoil what every free block holds that no prefix hit can find, so that a read
+    of it breaks FakeRunner's chain; returns the step's seconds."""
+    blank = worker.engine._manager._pool._blank
+    rows = np.frombuffer(worker.client.pool, np.uint8).reshape(worker.engine.info.num_blocks, -1)
+    rows[list(blank)] = POISON
     return STEP_S + TOKEN_S * len(batch.token_ids)
 
 
+async def load_sim_model(folder: Path) -> ServedModel:
+    """The tokenizer's model; the same for every fleet."""
+    path = make_model_folder(folder / "sim")
+
+    async def renderer(setup: Any) -> InProcessRenderer:
+        return InProcessRenderer(setup, lambda: datetime.now(UTC))
+
+    model_folder = read_model_folder(path, "sim")
+    random_bytes = random.Random(0).randbytes
+    return await load_model(
+        model_folder, path / "tokenizer.json", renderer, run_inline, random_bytes
+    )
+
+
 @asynccontextmanager
-async def running_fleet(
+async def fleet_of(
     seed: int,
     clock: VirtualClock,
-    folder: Path,
+    model: ServedModel,
     *,
     num_prefill: int = 1,
     num_decode: int = 2,
     num_blocks: int = 512,
+    max_delay_s: float = 0.0,
 ) -> AsyncIterator[Fleet]:
-    """A fleet that is ready; at the end nothing may be held anywhere."""
-    fleet = Fleet(seed, clock, folder)
+    """A fleet that is ready."""
+    fleet = Fleet(seed, clock, model, max_delay_s)
     async with fleet._tasks as tasks:
         await fleet.start(num_prefill, num_decode, num_blocks)
         yield fleet
-        await fleet.quiet()
         for task in list(tasks._tasks):
             task.cancel()
+
+
+@asynccontextmanager
+async def running_fleet(
+    seed: int, clock: VirtualClock, folder: Path, **sizes: int
+) -> AsyncIterator[Fleet]:
+    """A fleet with a model of its own; at the end nothing may be held anywhere."""
+    model = await load_sim_model(folder)
+    async with fleet_of(seed, clock, model, **sizes) as fleet:
+        yield fleet
+        await fleet.quiet()

@@ -1,0 +1,197 @@
+"""A network in memory on virtual time: latency, cuts, and processes that stand still.
+
+Frames of one stream arrive in order, each after a random delay, so that frames of different streams
+overtake each other as they do between real processes. Everything is drawn from one seed, and every
+delivery goes into a digest: the same seed must give the same digest. Knows no gRPC: a stream that
+carries nothing because one end stands still is cut after KEEPALIVE_S, as keepalive does there.
+"""
+
+import asyncio
+import hashlib
+import random
+import struct
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from baton.runtime.shared_stream import WRITE_TIMEOUT_S, StreamLost
+
+KEEPALIVE_S = 3.0
+MAX_FRAMES = 64
+
+
+class Digest:
+    """What happened, in the order in which it happened."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        self.num_events = 0
+
+    def add(self, name: str, at_s: float, data: bytes) -> None:
+        self.num_events += 1
+        self._hash.update(struct.pack("<dI", at_s, len(data)) + name.encode() + data)
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+
+class _Wire:
+    """One direction of a link: frames with the time at which each is there."""
+
+    def __init__(self) -> None:
+        self.frames: deque[tuple[float, Any]] = deque()
+        self.last_due_s = 0.0
+        self.ended = False
+        self._changed = asyncio.Event()
+
+    def notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def change(self, timeout_s: float | None = None) -> None:
+        """Wait for one, or for so long."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+
+class Link:
+    """One connection: `caller` dialled `callee` for `kind` of talk."""
+
+    def __init__(self, caller: str, callee: str, kind: str) -> None:
+        self.caller, self.callee, self.kind = caller, callee, kind
+        self.there, self.back = _Wire(), _Wire()
+        # The callee's handler: gRPC cancels it when the connection breaks.
+        self.handler: asyncio.Task[None] | None = None
+
+    @property
+    def wires(self) -> tuple[_Wire, _Wire]:
+        return self.there, self.back
+
+    @property
+    def is_open(self) -> bool:
+        return not (self.there.ended and self.back.ended)
+
+    def cut(self) -> None:
+        """End both directions now; frames in flight are lost."""
+        for wire in self.wires:
+            wire.frames.clear()
+            wire.ended = True
+            wire.notify()
+        if self.handler is not None:
+            self.handler.cancel()
+
+
+class VirtualStream:
+    """One end of `link`; a FrameStream."""
+
+    def __init__(self, network: "VirtualNetwork", link: Link, incoming: _Wire, out: _Wire) -> None:
+        self.link = link
+        self._network = network
+        self._incoming = incoming
+        self._out = out
+
+    async def read(self) -> Any:
+        wire, network = self._incoming, self._network
+        while True:
+            if wire.frames and not network.stands_still(self.link):
+                due_s, frame = wire.frames[0]
+                if (wait_s := due_s - network.now()) <= 0:
+                    wire.frames.popleft()
+                    wire.notify()
+                    network.delivered(self.link, wire is self.link.there, frame)
+                    return frame
+                await wire.change(wait_s)
+            elif wire.ended and not wire.frames:
+                return None
+            else:
+                await wire.change()
+
+    async def write(self, frame: Any) -> None:
+        wire = self._out
+        deadline_s = self._network.now() + WRITE_TIMEOUT_S
+        while len(wire.frames) >= MAX_FRAMES and not wire.ended:
+            if (left_s := deadline_s - self._network.now()) <= 0:
+                raise StreamLost(f"a write was blocked for {WRITE_TIMEOUT_S} s")
+            await wire.change(left_s)
+        if wire.ended:
+            raise StreamLost("cut")
+        wire.last_due_s = max(wire.last_due_s, self._network.now() + self._network.draw_delay_s())
+        wire.frames.append((wire.last_due_s, frame))
+        wire.notify()
+
+    async def close(self) -> None:
+        """What was written still arrives."""
+        self._out.ended = True
+        self._out.notify()
+
+    def cancel(self) -> None:
+        self.link.cut()
+
+
+class VirtualNetwork:
+    """All links of one simulated fleet. Needs a running loop on `now`'s time."""
+
+    def __init__(self, rng: random.Random, max_delay_s: float = 0.0) -> None:
+        self.max_delay_s = max_delay_s
+        self.digest = Digest()
+        self._rng = rng
+        self._links: list[Link] = []
+        self._stopped: set[str] = set()
+
+    def connect(self, caller: str, callee: str, kind: str) -> tuple[VirtualStream, VirtualStream]:
+        """The caller's end and the callee's."""
+        link = Link(caller, callee, kind)
+        self._links = [old for old in self._links if old.is_open]
+        self._links.append(link)
+        ours = VirtualStream(self, link, link.back, link.there)
+        return ours, VirtualStream(self, link, link.there, link.back)
+
+    def links(self, place: str = "") -> list[Link]:
+        """Those that are open, of one place or of all."""
+        return [
+            link
+            for link in self._links
+            if link.is_open and (not place or place in (link.caller, link.callee))
+        ]
+
+    @contextmanager
+    def standing_still(self, place: str) -> Iterator[None]:
+        """Nothing reaches or leaves this place; afterwards what waited does."""
+        self._stopped.add(place)
+        try:
+            yield
+        finally:
+            self._stopped.discard(place)
+            for link in self.links(place):
+                for wire in link.wires:
+                    wire.notify()
+
+    def stands_still(self, link: Link) -> bool:
+        return link.caller in self._stopped or link.callee in self._stopped
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def draw_delay_s(self) -> float:
+        return self._rng.uniform(0, self.max_delay_s) if self.max_delay_s else 0.0
+
+    def delivered(self, link: Link, is_there: bool, frame: Any) -> None:
+        way = f"{link.caller}>{link.callee}" if is_there else f"{link.callee}>{link.caller}"
+        data = frame.SerializeToString(deterministic=True)
+        self.digest.add(f"{link.kind} {way}", self.now(), data)
+
+
+async def stop_process(network: VirtualNetwork, place: str, seconds: float) -> None:
+    """As SIGSTOP and SIGCONT do to the place's network: keepalive cuts its links meanwhile."""
+    with network.standing_still(place):
+        if seconds <= KEEPALIVE_S:
+            await asyncio.sleep(seconds)
+            return
+        await asyncio.sleep(KEEPALIVE_S)
+        for link in network.links(place):
+            link.cut()
+        await asyncio.sleep(seconds - KEEPALIVE_S)
