@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 
-from baton.cli import bench, keys, stack, trace, up
+from baton.cli import bench, keys, roll, stack, trace, up
 from baton.localstack.home import AlreadyRunning, HomeNotWritable
 from baton.localstack.models import ModelNotFound
 from baton.localstack.ports import PortTaken
@@ -22,6 +22,7 @@ _REFUSALS = (
     RegistryError,
     StartFailed,
     bench.BadBenchOption,
+    roll.RollFailed,
     stack.NotRunning,
     up.NotEnoughMemory,
 )
@@ -31,7 +32,7 @@ def main() -> None:
     """Entry point of the console script."""
     parser = argparse.ArgumentParser(prog="baton", description="Disaggregated LLM serving")
     commands = parser.add_subparsers(dest="command", required=True)
-    for module in (up, stack, keys, trace, bench):
+    for module in (up, stack, roll, keys, trace, bench):
         module.add_parsers(commands)
     arguments = parser.parse_args()
     try:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from baton.localstack.home import Home, StackState
-from baton.localstack.plan import WORKER_PREFIXES
 from baton.localstack.readiness import stack_reason
 
 _DOWN_TIMEOUT_S = 60
@@ -51,9 +50,7 @@ def table(state: StackState) -> str:
 
 def _status(_: argparse.Namespace) -> int:
     state = running_state(Home.of_environment())
-    workers = [name for name in state.services if name.startswith(WORKER_PREFIXES)]
-    router = str(state.services["router"]["endpoint"])
-    reason = asyncio.run(stack_reason(state.base_url, router, workers))
+    reason = asyncio.run(stack_reason(state.endpoints()))
     print(table(state))
     print(f"\nbase URL {state.base_url}  {'not ready: ' + reason if reason else 'ready'}")
     return 1 if reason else 0

@@ -40,6 +40,8 @@ def add_parsers(commands: Any) -> None:
     up.add_argument("--decode", type=int, default=2, metavar="N", help="decode workers (2)")
     help_text = "N workers that prefill by themselves, instead of the two pools"
     up.add_argument("--aggregated", type=int, default=0, metavar="N", help=help_text)
+    help_text = "how often other services run, such as gateway=2,quota=2,tokenizer=2,router=2"
+    up.add_argument("--replicas", default="", metavar="LIST", help=help_text)
     help_text = "auto: a decode worker prefills by itself where that is sooner (always)"
     up.add_argument("--disaggregate", choices=("always", "auto"), default="always", help=help_text)
     help_text = "Hugging Face id or folder; repeatable; default: the bundled demo model"
@@ -92,6 +94,7 @@ def _options(arguments: argparse.Namespace) -> plan.Options:
         num_prefill=0 if arguments.aggregated else arguments.prefill,
         num_decode=arguments.aggregated or arguments.decode,
         disaggregate=arguments.disaggregate,
+        replicas=_replicas(arguments.replicas),
         worker=plan.WorkerOptions(
             arguments.dtype,
             arguments.threads,
@@ -120,6 +123,19 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
             parse_bytes(arguments.kv_memory)
         except ValueError as error:
             raise StartFailed(f"--kv-memory {error}") from None
+
+
+def _replicas(text: str) -> dict[str, int]:
+    """`gateway=2,quota=2` by service."""
+    counts: dict[str, int] = {}
+    for part in filter(None, text.split(",")):
+        service, _, count = part.partition("=")
+        if service not in plan.REPLICATED:
+            raise StartFailed(f"--replicas {part!r}: is none of {', '.join(plan.REPLICATED)}")
+        if not (count.isascii() and count.isdigit() and 1 <= int(count) <= plan.MAX_REPLICAS):
+            raise StartFailed(f"--replicas {part!r}: say {service}=1 to {plan.MAX_REPLICAS}")
+        counts[service] = int(count)
+    return counts
 
 
 def _port(text: str) -> int:
@@ -218,9 +234,10 @@ async def _until_ready(
     made: plan.Plan, running: "asyncio.Task[None]", asked_to_stop: asyncio.Event
 ) -> None:
     """Return when gateway and all workers are ready, or when the stack ends before that."""
+    endpoints = {service.name: service.endpoint for service in made.services}
     started = shown = time.monotonic()
     while not running.done() and not asked_to_stop.is_set():
-        reason = await stack_reason(made.base_url, made.router, made.worker_ids)
+        reason = await stack_reason(endpoints)
         now = time.monotonic()
         if not reason:
             print(f"ready after {now - started:.1f} s", flush=True)
@@ -254,9 +271,11 @@ def _starting(options: plan.Options) -> str:
     )
     names = ", ".join(model.name for model in options.models)
     each = " each" if len(options.models) > 1 else ""
-    return (
-        f"starting Baton: {names} on {pools}{each}, with gateway, quota, tokenizer, router, Redis"
+    others = ", ".join(
+        f"{options.num_replicas(service)} {service}s" if service in options.replicas else service
+        for service in plan.REPLICATED
     )
+    return f"starting Baton: {names} on {pools}{each}, with {others}, Redis"
 
 
 def _welcome(home: Home, made: plan.Plan, state: StackState) -> str:

@@ -35,6 +35,10 @@ class StackState:
     ready: bool = False
     services: dict[str, dict[str, str | int]] = field(default_factory=dict)
 
+    def endpoints(self) -> dict[str, str]:
+        """Where each process listens, by name."""
+        return {name: str(row["endpoint"]) for name, row in self.services.items()}
+
 
 class Home:
     """Paths and small files of one local stack."""

@@ -5,7 +5,8 @@ under the names that each service declares in its settings.py.
 """
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from baton.localstack import redis_server
 from baton.localstack.home import Home
@@ -25,6 +26,11 @@ WORKER_PREFIXES = ("prefill-", "decode-")
 MEMORY_SHARE = 0.5
 # Longer than any answer of the demo model; below the supervisor's own patience.
 DRAIN_S = 30
+# Of one gateway among several: whoever balances over them looks at /readyz that often.
+UNREADY_S = 1.0
+# Services without a model of their own, which may run several times.
+REPLICATED = ("gateway", "quota", "tokenizer", "router")
+MAX_REPLICAS = 9
 # Measured: a worker's two processes with torch and transformers loaded, without weights and pool.
 PROCESS_BYTES = 450 * 2**20
 
@@ -51,6 +57,8 @@ class Options:
     num_prefill: int = 1
     num_decode: int = 2
     disaggregate: str = "always"
+    # How often each of REPLICATED runs; once unless named.
+    replicas: Mapping[str, int] = field(default_factory=dict)
     worker: WorkerOptions = WorkerOptions()
     port: int = 8080
     spans_forward_to: str = ""
@@ -59,6 +67,9 @@ class Options:
     def num_workers(self) -> int:
         """Of all models."""
         return (self.num_prefill + self.num_decode) * len(self.models)
+
+    def num_replicas(self, service: str) -> int:
+        return self.replicas.get(service, 1)
 
     def needed_bytes(self) -> int:
         """Memory that all workers take at least, roughly: each tells its own need when it loads."""
@@ -91,18 +102,25 @@ class Plan:
 
     options: Options
     services: list[ServiceSpec]
-    base_url: str
-    metrics_url: str
 
     @property
-    def worker_ids(self) -> list[str]:
-        names = [service.name for service in self.services]
-        return [name for name in names if name.startswith(WORKER_PREFIXES)]
+    def base_url(self) -> str:
+        """Of the first gateway."""
+        return f"http://{self.of_service('gateway')[0].endpoint}/v1"
 
     @property
-    def router(self) -> str:
-        """The router's address."""
-        return next(service.endpoint for service in self.services if service.name == "router")
+    def metrics_url(self) -> str:
+        """Of the first gateway."""
+        return self.of_service("gateway")[0].metrics_url
+
+    def of_service(self, name: str) -> list[ServiceSpec]:
+        """All replicas of a service, in order."""
+        return [service for service in self.services if is_replica(service.name, name)]
+
+
+def is_replica(name: str, service: str) -> bool:
+    """Whether a process of this name is a replica of `service`: of `decode`, `decode-2` is one."""
+    return name == service or name.startswith(f"{service}-")
 
 
 class _Builder:
@@ -146,48 +164,19 @@ def make(home: Home, options: Options) -> Plan:
         raise PortTaken(
             f"port {options.port} is taken; try make up BATON_PORT=8081 (0 = a free one)"
         )
-    num_services = 6 + options.num_workers
+    num_services = 2 + sum(map(options.num_replicas, REPLICATED)) + options.num_workers
     ports = free_ports(2 * num_services)
     builder = _Builder(home, f"http://{LOOPBACK}:{ports.pop()}", ports)
     _add_spans(builder, home, options)
     redis_url = _add_redis(builder, home)
-    quota = _add_quota(builder, home, redis_url)
+    quota = _add_quota(builder, home, options, redis_url)
     tokenizer = _add_tokenizer(builder, options)
     workers = [
         endpoint for model in options.models for endpoint in _add_workers(builder, model, options)
     ]
-    router = builder.add(
-        "router",
-        "services.router",
-        _STOP_ROUTER,
-        {
-            "prefix": "BATON_ROUTER_",
-            "workers": ",".join(workers),
-            "disaggregate": options.disaggregate,
-        },
-    )
-    gateway = builder.add(
-        "gateway",
-        "services.gateway",
-        _STOP_GATEWAY,
-        {
-            "prefix": "BATON_GATEWAY_",
-            "quota": quota,
-            "tokenizer": tokenizer,
-            "router": router,
-            "secret_file": str(home.secret),
-            "aliases": ",".join(options.aliases),
-            "outbox_dir": str(home.outbox),
-            "drain_s": str(DRAIN_S),
-        },
-        port=options.port,
-    )
-    return Plan(
-        options,
-        builder.services,
-        f"http://{gateway}/v1",
-        builder.services[-1].metrics_url,
-    )
+    router = _add_router(builder, options, workers)
+    _add_gateway(builder, home, options, {"quota": quota, "tokenizer": tokenizer, "router": router})
+    return Plan(options, builder.services)
 
 
 def _add_spans(builder: _Builder, home: Home, options: Options) -> None:
@@ -209,20 +198,71 @@ def _add_redis(builder: _Builder, home: Home) -> str:
     return url
 
 
-def _add_quota(builder: _Builder, home: Home, redis_url: str) -> str:
+def _replica_names(service: str, options: Options) -> list[str]:
+    """`quota` alone, or `quota-1`, `quota-2`."""
+    count = options.num_replicas(service)
+    return [service] if count == 1 else [f"{service}-{number + 1}" for number in range(count)]
+
+
+def _add_quota(builder: _Builder, home: Home, options: Options, redis_url: str) -> str:
     settings = {
         "prefix": "BATON_QUOTA_",
         "redis_url": redis_url,
         "registry_file": str(home.registry),
         "usage_dir": str(home.usage),
+        "drain_s": str(DRAIN_S),
     }
-    return builder.add("quota", "services.quota", _STOP_REST, settings)
+    names = _replica_names("quota", options)
+    return ",".join(
+        builder.add(name, "services.quota", _STOP_REST, dict(settings)) for name in names
+    )
 
 
 def _add_tokenizer(builder: _Builder, options: Options) -> str:
     models = ",".join(f"{model.name}={model.folder}" for model in options.models)
-    settings = {"prefix": "BATON_TOKENIZER_", "models": models}
-    return builder.add("tokenizer", "services.tokenizer", _STOP_REST, settings)
+    settings = {
+        "prefix": "BATON_TOKENIZER_",
+        "models": models,
+        "drain_s": str(DRAIN_S),
+    }
+    names = _replica_names("tokenizer", options)
+    return ",".join(
+        builder.add(name, "services.tokenizer", _STOP_REST, dict(settings)) for name in names
+    )
+
+
+def _add_router(builder: _Builder, options: Options, workers: list[str]) -> str:
+    endpoints = []
+    for name in _replica_names("router", options):
+        settings = {
+            "prefix": "BATON_ROUTER_",
+            "router_id": name,
+            "workers": ",".join(workers),
+            "disaggregate": options.disaggregate,
+        }
+        endpoints.append(builder.add(name, "services.router", _STOP_ROUTER, settings))
+    return ",".join(endpoints)
+
+
+def _add_gateway(
+    builder: _Builder, home: Home, options: Options, dialled: Mapping[str, str]
+) -> None:
+    """The first gateway listens on the port that was asked for, the others on free ones."""
+    names = _replica_names("gateway", options)
+    for number, name in enumerate(names):
+        settings = {
+            "prefix": "BATON_GATEWAY_",
+            **dialled,
+            "gateway_id": name,
+            "secret_file": str(home.secret),
+            "aliases": ",".join(options.aliases),
+            # One folder per gateway; the first keeps the one that a single gateway has.
+            "outbox_dir": str(home.outbox / name if number else home.outbox),
+            "unready_s": str(UNREADY_S if len(names) > 1 else 0.0),
+            "drain_s": str(DRAIN_S),
+        }
+        port = 0 if number else options.port
+        builder.add(name, "services.gateway", _STOP_GATEWAY, settings, port=port)
 
 
 def _add_workers(builder: _Builder, model: LocalModel, options: Options) -> list[str]:

@@ -1,13 +1,15 @@
-"""Whether a local stack serves: what its gateway says, and which workers its router misses."""
+"""Whether a local stack serves: what each gateway says, and what each replica behind it does."""
 
 import asyncio
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from baton.localstack.plan import WORKER_PREFIXES, is_replica
 from baton.runtime.grpc_channel import open_channel
 from baton.wire.v1 import router_pb2, router_pb2_grpc
 
@@ -15,9 +17,37 @@ _MAX_ANSWER_BYTES = 4096
 _TIMEOUT_S = 2.0
 
 
-def gateway_reason(base_url: str) -> str:
-    """Why the gateway is not ready, in its own words; empty when it is. Blocks briefly."""
-    url = base_url.removesuffix("/v1") + "/readyz"
+async def stack_reason(endpoints: Mapping[str, str]) -> str:
+    """Why the stack is not ready, every replica and worker included; empty when it is.
+
+    `endpoints`: of the stack's processes, by name. Those that serve no requests are left aside.
+    """
+    workers = {name for name in endpoints if name.startswith(WORKER_PREFIXES)}
+    checks = [
+        _gateway_reason(name, endpoint)
+        for name, endpoint in endpoints.items()
+        if is_replica(name, "gateway")
+    ]
+    checks += [
+        _router_reason(name, endpoint, workers)
+        for name, endpoint in endpoints.items()
+        if is_replica(name, "router")
+    ]
+    checks += [
+        _health_reason(name, endpoint)
+        for name, endpoint in endpoints.items()
+        if is_replica(name, "quota") or is_replica(name, "tokenizer")
+    ]
+    reasons = await asyncio.gather(*checks)
+    return ", ".join(dict.fromkeys(reason for reason in reasons if reason))
+
+
+async def _gateway_reason(name: str, endpoint: str) -> str:
+    return await asyncio.to_thread(_ask_gateway, name, f"http://{endpoint}/readyz")
+
+
+def _ask_gateway(name: str, url: str) -> str:
+    """Its own words. Blocks briefly."""
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S):
             return ""
@@ -25,33 +55,37 @@ def gateway_reason(base_url: str) -> str:
         with error:
             return _reasons(error.read(_MAX_ANSWER_BYTES))
     except OSError:
-        return "the gateway does not answer"
+        return f"{name} does not answer"
 
 
-async def stack_reason(base_url: str, router: str, worker_ids: Iterable[str]) -> str:
-    """Why the whole stack is not ready, every worker included; empty when it is."""
-    reason = await asyncio.to_thread(gateway_reason, base_url)
-    missing = await _missing_workers(router, set(worker_ids))
-    if missing:
-        return f"{', '.join(sorted(missing))} not ready"
-    return reason
+async def _health_reason(name: str, endpoint: str) -> str:
+    async with open_channel(endpoint) as channel:
+        try:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError:
+            return f"{name} not ready"
+    serving = health_pb2.HealthCheckResponse.SERVING
+    return "" if answer.status == serving else f"{name} not ready"
 
 
-async def _missing_workers(router: str, worker_ids: set[str]) -> set[str]:
-    """Those of `worker_ids` that the router does not count as ready; all while it is away."""
-    async with open_channel(router) as channel:
+async def _router_reason(name: str, endpoint: str, worker_ids: set[str]) -> str:
+    """Those of `worker_ids` that this router does not count as ready; all while it is away."""
+    async with open_channel(endpoint) as channel:
         watch = router_pb2_grpc.RouterStub(channel).WatchAdmission(
             router_pb2.WatchAdmissionRequest(), timeout=_TIMEOUT_S
         )
         try:
             view = await watch.read()
         except grpc.aio.AioRpcError:
-            return worker_ids
+            return f"{name} not ready"
         watch.cancel()
     if view is grpc.aio.EOF:
-        return worker_ids
+        return f"{name} not ready"
     workers = [worker for model in view.models for worker in model.workers]
-    return worker_ids - {worker.worker_id for worker in workers if worker.ready}
+    missing = worker_ids - {worker.worker_id for worker in workers if worker.ready}
+    return f"{', '.join(sorted(missing))} not ready" if missing else ""
 
 
 def _reasons(body: bytes) -> str:

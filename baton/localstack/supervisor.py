@@ -153,6 +153,9 @@ class Supervisor:
             self._failure = self._failure or StartFailed(f"{child.spec.name}: {message}")
             self.kill()
             return True
+        if status == 0:
+            self._announce(f"{child.spec.name} has left; starting it again")
+            return False
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
         self._announce(f"{child.spec.name} ended with {how}; restarting it. Its last lines:")
         for line in lines:

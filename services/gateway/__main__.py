@@ -53,7 +53,9 @@ async def serve(
         deadline_s=settings.deadline_s,
     )
     bound = _bound(settings.listen)
-    server = HttpServer(app, drain_s=settings.drain_s)
+    # Uvicorn's own cap must not come before ours, which ends streams with a word.
+    drain_cap_s = settings.unready_s + settings.drain_s + LAST_SETTLES_S
+    server = HttpServer(app, drain_cap_s=drain_cap_s)
     admin_port = start_admin(settings.admin_listen)
     port = bound.getsockname()[1]
     _log.info("serving", port=port, admin_port=admin_port)
@@ -63,11 +65,16 @@ async def serve(
         if settings.aliases_file is not None:
             following = follow_aliases(gateway.directory, settings.aliases, settings.aliases_file)
             background.append(tasks.create_task(following))
-        stopping = tasks.create_task(_drain_when_told(process, gateway, server))
-        await server.serve([bound])
+        serving = tasks.create_task(server.serve([bound]))
+        stopping = tasks.create_task(process.stopping.wait())
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            await _leave(gateway, app, server, settings)
         stopping.cancel()
+        await serving
         # What the drain cut off is settled, too.
         await app.idle(LAST_SETTLES_S)
+        await gateway.outbox.flush(LAST_SETTLES_S)
         await gateway.close()
         for task in background:
             task.cancel()
@@ -108,11 +115,15 @@ def _gateway(process: Process, settings: GatewaySettings, outside: Outside) -> G
     )
 
 
-async def _drain_when_told(process: Process, gateway: Gateway, server: HttpServer) -> None:
-    await process.stopping.wait()
+async def _leave(gateway: Gateway, app: App, server: HttpServer, settings: GatewaySettings) -> None:
+    """Not ready, then closed to new connections, then empty or cut off."""
     gateway.draining = True
-    _log.info("draining")
+    server.announce_drain()
+    _log.info("draining", num_requests=app.num_open)
+    await asyncio.sleep(settings.unready_s)
     server.drain()
+    if not await app.idle(settings.drain_s):
+        app.cut_off()
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ Translates failures into OpenAI's bodies; decides nothing else.
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from baton.runtime import logs
+from baton.runtime.cutoff import CutOff, Cutoff
 from baton.wire.failures import (
     BatonError,
     InvalidRequest,
@@ -75,14 +77,21 @@ class App:
         self.num_open = 0
         self._none_open = asyncio.Event()
         self._none_open.set()
+        self._cutoff = Cutoff()
 
-    async def idle(self, timeout_s: float) -> None:
-        """Wait until no request is open, for at most `timeout_s`."""
+    async def idle(self, timeout_s: float) -> bool:
+        """Wait until no request is open, for at most `timeout_s`; whether that was so."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._none_open.wait()
         except TimeoutError:
             _log.warning("requests_not_ended", num_requests=self.num_open)
+            return False
+        return True
+
+    def cut_off(self) -> None:
+        """End all open requests, each with an error that says why."""
+        self._cutoff.now()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -142,7 +151,10 @@ class App:
                     tasks.create_task(sink.watch()),
                 ]
                 try:
-                    await self._gateway.pipeline.run(arrival, sink)
+                    async with self._cutoff.guard(partial(sink.give_up, "draining")):
+                        await self._gateway.pipeline.run(arrival, sink)
+                except CutOff:
+                    await sink.failed(_draining())
                 except BatonError as error:
                     await sink.failed(error)
                 for task in companions:
@@ -161,8 +173,6 @@ class App:
         raise _ClientGone
 
     def _check_open(self) -> None:
-        if self._gateway.draining:
-            raise Unavailable("this gateway is draining", reason="draining", retry_after_s=1)
         if self.num_open > self._max_open_requests:
             raise Overloaded(
                 f"{self._max_open_requests} requests are open already", retry_after_s=1
@@ -218,6 +228,10 @@ class App:
 
 def _nothing() -> None:
     """A server that has no connections to cut."""
+
+
+def _draining() -> Unavailable:
+    return Unavailable("this gateway is leaving; ask again", reason="draining", retry_after_s=1)
 
 
 def _no_such_path() -> InvalidRequest:

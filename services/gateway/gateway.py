@@ -70,6 +70,7 @@ class Gateway:
         quota = GuardedQuota(outside.quota, clock, rng)
         self.clock = clock
         self.rng = rng
+        # Not ready: whoever balances over gateways shall take another one.
         self.draining = False
         self._outside = outside
         self.directory = ModelDirectory(aliases or {}, rng)

@@ -1,6 +1,7 @@
 """uvicorn around the app: a listening socket with a small send buffer, and a drain in order."""
 
 import contextlib
+import math
 import socket
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ SEND_BUFFER_BYTES = 16 * 1024
 # watches: the ends of answers whose requests are over. Twice http_response.STALL_S.
 USER_TIMEOUT_MS = 60_000
 _BACKLOG = 2048
+_CLOSE = (b"connection", b"close")
 _KEEP_ALIVE_S = 75
 
 
@@ -36,7 +38,7 @@ def listening_socket(listen: str) -> socket.socket:
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: the process root has its own."""
 
-    def __init__(self, app: App, *, drain_s: float) -> None:
+    def __init__(self, app: App, *, drain_cap_s: float) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -49,13 +51,18 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 backlog=_BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=max(1, int(drain_s)),
+                timeout_graceful_shutdown=math.ceil(drain_cap_s),
             )
         )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    def announce_drain(self) -> None:
+        """From now on every response ends its connection: the client's next one goes elsewhere."""
+        self.config.encoded_headers.append(_CLOSE)
+        self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
 
     def drain(self) -> None:
         """Accept nothing new; `serve` returns once open requests have ended or time is up."""

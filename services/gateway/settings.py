@@ -33,6 +33,10 @@ class GatewaySettings:
     deadline_s: float = 600.0
     first_token_s: float = 30.0
     token_gap_s: float = 20.0
+    # Asked to stop, it is not ready at once, but serves new requests for this long: until whoever
+    # balances over gateways has noticed.
+    unready_s: float = 5.0
+    # How long open requests may go on then.
     drain_s: float = 120.0
 
     def __post_init__(self) -> None:

@@ -82,6 +82,10 @@ class HttpSink:
         else:
             await send_error(self._response, error)
 
+    def give_up(self, reason: str) -> None:
+        """The request is about to be cancelled for this reason, not by its client."""
+        self._gone_reason = reason
+
     @property
     def gone_reason(self) -> str:
         return self._gone_reason

@@ -7,6 +7,7 @@ import grpc
 
 from baton.runtime import environment, logs
 from baton.runtime.admin import start_admin
+from baton.runtime.cutoff import Cutoff
 from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Process, run
 from baton.system.clock import Clock
@@ -37,8 +38,10 @@ async def serve(process: Process, settings: Settings) -> None:
         on_settled=archiver.wake if archiver else lambda tenant: None,
     )
 
+    leaving = Cutoff()
+
     def register(server: grpc.aio.Server) -> None:
-        quota_pb2_grpc.add_QuotaServicer_to_server(QuotaServicer(ledger), server)
+        quota_pb2_grpc.add_QuotaServicer_to_server(QuotaServicer(ledger, leaving), server)
 
     server = await start_server(settings.listen, register)
     admin_port = start_admin(settings.admin_listen)
@@ -52,6 +55,7 @@ async def serve(process: Process, settings: Settings) -> None:
         if archiver:
             tasks.create_task(archiver.run(drained))
         await process.stopping.wait()
+        leaving.now()
         # The last settles come in while calls end; the archiver writes them after that.
         await server.stop(settings.drain_s)
         drained.set()

@@ -139,6 +139,8 @@ class Archiver:
             except TimeoutError:
                 continue
         await self._round()
+        with contextlib.suppress(Unavailable):
+            await self._release_lock()
 
     async def archive_all(self) -> bool:
         """One round over all tenants; returns whether this archiver holds the lock."""
@@ -172,6 +174,11 @@ class Archiver:
             return False
         await self._store.execute("PEXPIRE", LOCK_KEY, _LOCK_MS)
         return True
+
+    async def _release_lock(self) -> None:
+        """Another replica takes over at once, not when the lock has expired."""
+        if await self._store.execute("GET", LOCK_KEY) == self._token.encode():
+            await self._store.execute("DEL", LOCK_KEY)
 
     async def _archive_batch(self, tenant: str) -> int:
         stream = f"{tenant_root(tenant)}:usage"

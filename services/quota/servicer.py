@@ -1,11 +1,13 @@
 """The gRPC edge of the quota service: wire in, wire out, spans; no decisions."""
 
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 
 from baton.runtime import telemetry
+from baton.runtime.cutoff import CutOff, Cutoff
 from baton.runtime.grpc_server import incoming, translate_failures
 from baton.wire.v1 import quota_pb2, quota_pb2_grpc
 from services.quota.ledger import Ledger
@@ -14,10 +16,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class QuotaServicer(quota_pb2_grpc.QuotaServicer):
-    """Quota service calls, answered by a Ledger."""
+    """Quota service calls, answered by a Ledger. `leaving` ends the renewal streams, which would
+    go on for as long as their gateways: those open them again at another replica."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, leaving: Cutoff) -> None:
         self._ledger = ledger
+        self._leaving = leaving
 
     @translate_failures
     async def Authenticate(
@@ -38,8 +42,12 @@ class QuotaServicer(quota_pb2_grpc.QuotaServicer):
     async def Renew(
         self, request_iterator: AsyncIterator[quota_pb2.RenewRequest], context: Context
     ) -> AsyncIterator[quota_pb2.RenewResponse]:
-        async for request in request_iterator:
-            yield await self._ledger.renew(request)
+        requests = aiter(request_iterator)
+        with contextlib.suppress(CutOff, StopAsyncIteration):
+            while True:
+                async with self._leaving.guard():
+                    request = await anext(requests)
+                yield await self._ledger.renew(request)
 
     @translate_failures
     async def Settle(

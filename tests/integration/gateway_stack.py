@@ -164,7 +164,7 @@ async def running_stack(folder: Path, **settings: Any) -> AsyncIterator[Stack]:
             secret_file=secret,
             listen="127.0.0.1:0",
             outbox_dir=folder / "outbox",
-            **settings,
+            **{"unready_s": 0.0, **settings},
         )
         process = Process("gateway", SystemClock(), stack.stopping)
         async with asyncio.TaskGroup() as tasks:

@@ -400,9 +400,10 @@ async def test_streams_that_outlast_the_drain_are_billed(tmp_path: Path) -> None
                 model="demo", prompt="x", max_tokens=2000, stream=True
             )
             stack.stopping.set()
-            with pytest.raises(openai.APIConnectionError):
+            with pytest.raises(openai.APIError) as caught:
                 async for _ in stream:
                     pass
+            assert caught.value.code == "draining"
     (record,) = stack.quota.settled
     assert record.num_output_tokens > 10
 

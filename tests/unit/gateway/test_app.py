@@ -196,14 +196,31 @@ def test_too_many_open_requests_are_refused() -> None:
     simulate(scenario)
 
 
-def test_a_draining_gateway_refuses_new_requests() -> None:
+def test_a_draining_gateway_is_not_ready_but_serves_what_still_comes() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.gateway.draining = True
         client = Client(CHAT)
         await serve(app_of(fleet), client)
-        assert client.status == 503
-        assert json.loads(client.body)["error"]["code"] == "draining"
+        assert client.status == 200
         assert "draining" in await fleet.gateway.unready_reasons()
+
+    simulate(scenario)
+
+
+def test_a_request_that_is_cut_off_gets_an_error_and_is_billed() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.step_s = 1.0
+        app, client = app_of(fleet), Client(CHAT)
+        task = fleet.tasks.create_task(serve(app, client))
+        await asyncio.sleep(3)
+        assert not await app.idle(0)
+        app.cut_off()
+        await task
+        assert client.body.count(b'"code":"draining"') == 1
+        assert b"[DONE]" not in client.body
+        (record,) = fleet.quota.settled
+        assert record.num_output_tokens > 0
+        assert record.finish_reason == "draining"
 
     simulate(scenario)
 

@@ -102,3 +102,30 @@ def test_all_workers_are_deterministic_on_request(tmp_path: Path) -> None:
     for service in plan.make(Home(tmp_path), asked).services:
         if service.name.startswith(plan.WORKER_PREFIXES):
             assert service.environment["BATON_WORKER_DETERMINISTIC"] == "on"
+
+
+def test_every_replica_is_known_to_whoever_dials_it(tmp_path: Path) -> None:
+    asked = options(tmp_path, replicas={"gateway": 2, "quota": 2, "tokenizer": 3, "router": 2})
+    made = plan.make(Home(tmp_path), asked)
+    assert {"gateway-1", "gateway-2", "quota-2", "tokenizer-3", "router-2"} <= set(names(made))
+    for gateway in made.of_service("gateway"):
+        for name in ("quota", "tokenizer", "router"):
+            listed = gateway.environment[f"BATON_GATEWAY_{name.upper()}"].split(",")
+            assert listed == [service.endpoint for service in made.of_service(name)]
+    workers = {
+        tuple(r.environment["BATON_ROUTER_WORKERS"].split(",")) for r in made.of_service("router")
+    }
+    assert len(workers) == 1
+
+
+def test_replicas_of_a_gateway_share_no_name_and_no_outbox(tmp_path: Path) -> None:
+    made = plan.make(Home(tmp_path), options(tmp_path, replicas={"gateway": 2}))
+    one, two = (service.environment for service in made.of_service("gateway"))
+    for name in ("GATEWAY_ID", "OUTBOX_DIR", "LISTEN"):
+        assert one[f"BATON_GATEWAY_{name}"] != two[f"BATON_GATEWAY_{name}"]
+    assert float(one["BATON_GATEWAY_UNREADY_S"]) > 0
+
+
+def test_a_gateway_alone_leaves_at_once(tmp_path: Path) -> None:
+    (gateway,) = plan.make(Home(tmp_path), options(tmp_path)).of_service("gateway")
+    assert float(gateway.environment["BATON_GATEWAY_UNREADY_S"]) == 0
