@@ -10,6 +10,7 @@ from baton.system.clock import Clock
 from baton.wire.v1 import failure_pb2, quota_pb2, tokenizer_pb2
 from services.gateway.auth import Principal
 from services.gateway.choice_text import ChoiceText
+from services.gateway.crash_record import CrashRecord
 from services.gateway.deadlines import Deadlines
 from services.gateway.detokenize import TextModel
 from services.gateway.generation import Delta, GenerationRequest, Identity, Usage
@@ -120,6 +121,7 @@ class Progress:
     # Attempts that ended in more than a refusal for room: they may have computed blocks.
     num_failed_attempts: int = 0
     num_received: int = 0
+    crashes: CrashRecord = field(default_factory=CrashRecord)
     # A worker produced a token of it, or was at work on it when the client left. A prompt that
     # never got that far (refused, queued, lost with its worker) costs nothing.
     prompt_was_read: bool = False

@@ -28,7 +28,7 @@ from services.gateway.ports import (
 )
 from services.gateway.quota_outage import GuardedQuota, LocalBuckets
 from services.gateway.routers import Routers
-from services.gateway.worker_link import WorkerLinks
+from services.gateway.worker_links import WorkerLinks
 
 _PROBE_TIMEOUT_S = 1.0
 
@@ -108,6 +108,9 @@ class Gateway:
     def _take_in(self, models: Sequence[router_pb2.ModelState]) -> None:
         """The fleet as the routers see it now; the last view stays while none speaks."""
         self.directory.update(models)
+        for worker in (worker for model in models for worker in model.workers):
+            if worker.ejected:
+                self.links.lose(worker.worker_id)
         instruments.GATEWAY_OUTBOX_RECORDS.set(self.outbox.num_waiting)
 
     def _parts(self, quota: QuotaClient, server_secret: bytes, limits: Limits) -> Parts:

@@ -23,6 +23,7 @@ from services.gateway import reports, submission
 from services.gateway.answer_stream import AnswerStream
 from services.gateway.attempt import Attempt
 from services.gateway.auth import Authenticator, Principal
+from services.gateway.crash_record import CrashRecord
 from services.gateway.credit import CreditMeter
 from services.gateway.detokenize import Artifacts
 from services.gateway.exchange import Arrival, Exchange, Sink, head_of, usage_record
@@ -38,7 +39,8 @@ from services.gateway.ports import (
 )
 from services.gateway.quota_outage import LocalBuckets, is_outage
 from services.gateway.routers import Routers
-from services.gateway.worker_link import WorkerLink, WorkerLinks
+from services.gateway.worker_link import WorkerLink
+from services.gateway.worker_links import WorkerLinks
 
 AUTHENTICATE_TIMEOUT_S = 1.0
 ENCODE_TIMEOUT_S = 10.0
@@ -233,31 +235,30 @@ class Pipeline:
             except BatonError as error:
                 x.progress.num_failed_attempts += error.reason != "no_room"
                 retried = error.reason in RETRIED_REASONS and not x.progress.num_received
-                if not retried or x.progress.num_failed_attempts >= MAX_FAILURES:
+                # One more pick of a request that kills cores tells the router, which refuses it.
+                most = MAX_FAILURES + self._crashes(x, error).is_guilty
+                if not retried or x.progress.num_failed_attempts >= most:
                     raise
                 excluded = [*excluded[1 - MAX_EXCLUDED :], _at_fault(pick, error)]
                 reports.of_retry(x, error.reason)
 
+    def _crashes(self, x: Exchange, error: BatonError) -> CrashRecord:
+        """What the failed attempt, and workers' next lives, say of the request."""
+        crashes = x.progress.crashes
+        crashes.ended(error, x.progress.num_received, _request(x).num_choices)
+        if self._parts.links.named.take(x.request_id):
+            crashes.named()
+        return crashes
+
     async def _pick(self, x: Exchange, excluded: list[str]) -> router_pb2.PickResponse:
-        request, progress, clock = _request(x), x.progress, self._parts.clock
-        assert progress.prompt is not None, "tokenized before"
+        clock = self._parts.clock
+        request = submission.pick_request(x, self._expected_tokens(x), self._parts.server_secret)
+        request.exclude_worker_ids.extend(excluded)
         with _stage(x, "pick") as span:
             asked_s = clock.now()
-            pick = await self._parts.router.pick(
-                router_pb2.PickRequest(
-                    request_id=x.request_id,
-                    model_fp=_model(x).model_fp,
-                    block_hashes=progress.prompt.block_hashes,
-                    num_prompt_tokens=progress.num_prompt_tokens,
-                    expected_output_tokens=self._expected_tokens(x),
-                    tenant=_principal(x).tenant,
-                    priority=_principal(x).priority,
-                    exclude_worker_ids=excluded,
-                    num_choices=request.num_choices,
-                    local_prefill=submission.is_judged(request),
-                ),
-                _context(x, span, x.deadlines.first_token_left_s),
-            )
+            context = _context(x, span, x.deadlines.first_token_left_s)
+            pick = await self._parts.router.pick(request, context)
+            x.progress.crashes.picked(pick)
             queue_s = min(pick.queue_us / 1e6, clock.now() - asked_s)
             span.set("baton.pick.reasons", pick.reasons)
         reports.of_queue(x, span, asked_s, queue_s)

@@ -5,6 +5,7 @@ from array import array
 from dataclasses import replace
 
 from baton.wire.failures import InvalidRequest, quoted
+from baton.wire.suspects import request_fingerprint
 from baton.wire.v1 import router_pb2, sampling_pb2, tokenizer_pb2, worker_pb2
 from services.gateway.choice_text import ChoiceText
 from services.gateway.detokenize import TextModel, TokenTexts
@@ -107,6 +108,49 @@ def encode_request(x: Exchange, cache_key: bytes) -> tokenizer_pb2.EncodeRequest
     return encode
 
 
+def pick_request(
+    x: Exchange, expected_output_tokens: int, server_secret: bytes
+) -> router_pb2.PickRequest:
+    """What the router is asked; the pipeline adds whom it shall leave out."""
+    request, progress, model, principal = x.request, x.progress, x.model, x.principal
+    assert request is not None, "validated before"
+    assert progress.prompt is not None, "tokenized before"
+    assert model is not None, "validated before"
+    assert principal is not None, "authenticated before"
+    return router_pb2.PickRequest(
+        request_id=x.request_id,
+        model_fp=model.model_fp,
+        block_hashes=progress.prompt.block_hashes,
+        num_prompt_tokens=progress.num_prompt_tokens,
+        expected_output_tokens=expected_output_tokens,
+        tenant=principal.tenant,
+        priority=principal.priority,
+        num_choices=request.num_choices,
+        local_prefill=is_judged(request),
+        poison_fingerprint=_fingerprint(x, server_secret),
+        num_deaths=progress.crashes.num_deaths,
+        has_failed=progress.crashes.has_failed,
+    )
+
+
+def _fingerprint(x: Exchange, server_secret: bytes) -> bytes:
+    """Equal for a client's repeats of this request, and for nobody else's."""
+    assert x.request is not None, "validated before"
+    assert x.progress.prompt is not None, "tokenized before"
+    assert x.model is not None, "validated before"
+    assert x.principal is not None, "authenticated before"
+    sampling = _sampling(x)
+    if x.request.seed is None:
+        sampling.seed = 0  # drawn anew for each repeat
+    parts = (
+        x.principal.tenant.encode(),
+        x.model.model_fp.encode(),
+        x.progress.prompt.token_ids,
+        sampling.SerializeToString(deterministic=True),
+    )
+    return request_fingerprint(server_secret, parts)
+
+
 def submit_frame(
     x: Exchange, pick: router_pb2.PickResponse, initial_credit: int, left_s: float
 ) -> worker_pb2.Submit:
@@ -128,6 +172,7 @@ def submit_frame(
         priority=principal.priority,
         prefill_endpoint=pick.prefill.endpoint if pick.HasField("prefill") else "",
         initial_credit_tokens=initial_credit,
+        is_suspect=progress.crashes.is_suspect,
     )
 
 

@@ -1,4 +1,4 @@
-"""The gateway's end of the shared stream to one decode worker, and the set of all such links.
+"""The gateway's end of the shared stream to one decode worker.
 
 One reader per stream takes Step columns apart into the attempts' buffers and never waits for a
 consumer; one writer sends, in this order, cancels, credits (merged into one frame) and submits.
@@ -12,7 +12,6 @@ with `worker_lost`, and whoever owns it decides what to do. Knows no text, tenan
 import asyncio
 import math
 from collections import deque
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
 from baton.runtime import instruments, logs
@@ -23,19 +22,15 @@ from baton.wire.failures import BatonError, Unavailable, from_wire
 from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import router_pb2, worker_pb2
 from services.gateway.attempt import Attempt
+from services.gateway.crash_record import NamedRequests
 from services.gateway.ports import Dial, WorkerStream
+from services.gateway.submit_frames import submit_frames
 
-IDLE_CLOSE_S = 60.0
 HELLO_TIMEOUT_S = 5.0
 # How long a lost stream is dialled again; the worker keeps its attempts for longer (PARK_S there).
 RESUME_WINDOW_S = 0.5
 REDIAL_PAUSE_S = 0.02
-CLOSE_TIMEOUT_S = 1.0
-# A frame may hold 1 MiB; ids and hashes of one part stay well below.
-PART_TOKENS = 131_072
 MAX_OPEN_ATTEMPTS = 16_384
-_TOKEN_BYTES = 4
-_HASH_BYTES = 16
 
 Writer = FrameWriter[worker_pb2.GatewayFrame]
 
@@ -47,7 +42,12 @@ class WorkerLink:
     of creation. `number` tells the links of one gateway apart."""
 
     def __init__(
-        self, worker: router_pb2.WorkerEndpoint, gateway_id: str, clock: Clock, number: int = 1
+        self,
+        worker: router_pb2.WorkerEndpoint,
+        gateway_id: str,
+        clock: Clock,
+        number: int = 1,
+        named: NamedRequests | None = None,
     ) -> None:
         self.worker = worker
         self.idle_since_s = clock.now()
@@ -67,6 +67,9 @@ class WorkerLink:
         # Of the worker's life that this link is with, once it has said hello.
         self._boot_epoch: int | None = None
         self._give_up_s = -math.inf
+        # Gets those that a worker's hello names.
+        self._named = named or NamedRequests()
+        self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -87,7 +90,7 @@ class WorkerLink:
         submit.handle = self._last_handle
         attempt = Attempt(submit, give=self._give, cancel=self._cancel)
         self._attempts[submit.handle] = attempt
-        self._submits[submit.handle] = deque(_submit_frames(submit))
+        self._submits[submit.handle] = deque(submit_frames(submit))
         self._memory.wake()
         return attempt
 
@@ -102,8 +105,9 @@ class WorkerLink:
     async def run(self, dial: Dial) -> None:
         """Dial, serve until the link ends, fail what is open then. Never raises BatonError."""
         failure: BatonError = Unavailable("the worker was lost", reason="worker_lost")
+        self._task = asyncio.current_task()
         try:
-            stream, writer = await self._connect(dial)
+            stream, writer = await self._first_connection(dial)
             while not await self._serve(stream, writer):
                 stream, writer = await self._resume(dial)
         except (StreamLost, TimeoutError):
@@ -112,11 +116,15 @@ class WorkerLink:
             _log.warning("worker_refused", worker_id=self.worker.worker_id, reason=error.reason)
             failure = error
         finally:
-            self.closed_to_new = True
-            for attempt in list(self._attempts.values()):
-                attempt.fail(failure)
-            self._attempts.clear()
+            self._fail_all(failure)
             self._ended.set()
+
+    def give_up(self) -> None:
+        """The worker is of no use, although its stream may look alive: end the link at once. What
+        it still sends, should it wake up, reaches nobody, and its attempts end with the stream."""
+        self._fail_all(Unavailable("the worker stands still", reason="worker_lost"))
+        if self._task is not None:
+            self._task.cancel()
 
     async def ended(self) -> None:
         """Wait until the link has ended."""
@@ -126,6 +134,14 @@ class WorkerLink:
         """Say Bye once everything queued is written, and end."""
         self.closed_to_new = True
         self._closing.set()
+
+    async def _first_connection(self, dial: Dial) -> tuple[WorkerStream, Writer]:
+        """Dials twice: the first may be cut like any other. Whoever asks for a worker that is away
+        should soon know, so there is no more waiting than that."""
+        try:
+            return await self._connect(dial)
+        except StreamLost:
+            return await self._connect(dial)
 
     async def _connect(self, dial: Dial) -> tuple[WorkerStream, Writer]:
         """A connection that goes on where the last one broke, if there was one.
@@ -157,6 +173,7 @@ class WorkerLink:
         agree(hello.protocol, peer=hello.worker_id, own=self._hello.gateway_id)
         if is_first:
             self._boot_epoch = hello.boot_epoch
+            self._named.add(hello.suspect_request_ids)
         elif hello.boot_epoch != self._boot_epoch or not hello.HasField("num_received"):
             raise Unavailable("the worker has begun anew", reason="worker_lost")
         return int(hello.num_received)
@@ -230,9 +247,20 @@ class WorkerLink:
             for attempt in self._attempts.values():
                 attempt.move_by(move_by_s)
         elif kind == "core_died":
-            for attempt in list(self._attempts.values()):
-                attempt.fail(Unavailable("the worker's core died", reason="worker_lost"))
+            self._core_died(frozenset(frame.core_died.suspect_request_ids))
         return kind == "bye"
+
+    def _core_died(self, suspects: frozenset[str]) -> None:
+        for attempt in list(self._attempts.values()):
+            is_suspect = attempt.request_id in suspects
+            message = "the worker's core died"
+            attempt.fail(Unavailable(message, reason="worker_lost", is_suspect=is_suspect))
+
+    def _fail_all(self, failure: BatonError) -> None:
+        self.closed_to_new = True
+        for attempt in list(self._attempts.values()):
+            attempt.fail(failure)
+        self._attempts.clear()
 
     def _take_step(self, step: worker_pb2.Step) -> None:
         ids = step.ids
@@ -311,72 +339,3 @@ class WorkerLink:
                 due.up_to_index.append(up_to_index)
         self._credits = waiting
         return due
-
-
-def _submit_frames(submit: worker_pb2.Submit) -> Iterator[worker_pb2.GatewayFrame]:
-    """The submit and, for a long prompt, its continuation."""
-    ids, hashes = submit.prompt_ids, submit.block_hashes
-    part_bytes, num_parts = PART_TOKENS * _TOKEN_BYTES, -(-len(ids) // (PART_TOKENS * _TOKEN_BYTES))
-    hash_bytes = -(-len(hashes) // _HASH_BYTES // max(num_parts, 1)) * _HASH_BYTES
-    submit.prompt_ids, submit.block_hashes = ids[:part_bytes], hashes[:hash_bytes]
-    yield worker_pb2.GatewayFrame(submit=submit)
-    for index in range(1, num_parts):
-        part = worker_pb2.PromptPart(
-            handle=submit.handle,
-            prompt_ids=ids[index * part_bytes : (index + 1) * part_bytes],
-            block_hashes=hashes[index * hash_bytes : (index + 1) * hash_bytes],
-        )
-        yield worker_pb2.GatewayFrame(prompt_part=part)
-
-
-class WorkerLinks:
-    """All links of this gateway: dialled on the first pick, closed after IDLE_CLOSE_S idle."""
-
-    def __init__(self, dial: Dial, gateway_id: str, clock: Clock) -> None:
-        self._dial = dial
-        self._gateway_id = gateway_id
-        self._clock = clock
-        self._links: dict[tuple[str, str], WorkerLink] = {}
-        self._num_links = 0
-        self._tasks: asyncio.TaskGroup | None = None
-
-    async def run(self) -> None:
-        """Own the links' tasks until cancelled."""
-        async with asyncio.TaskGroup() as self._tasks:
-            while True:
-                await asyncio.sleep(IDLE_CLOSE_S / 4)
-                self._close_idle()
-
-    def link_to(self, worker: router_pb2.WorkerEndpoint) -> WorkerLink:
-        """The link to a worker, dialled now if there is none that lives."""
-        assert self._tasks is not None, "run() owns the links"
-        key = (worker.worker_id, worker.endpoint)
-        link = self._links.get(key)
-        if link is None or link.has_ended:
-            self._num_links += 1
-            link = WorkerLink(worker, self._gateway_id, self._clock, self._num_links)
-            self._links[key] = link
-            self._tasks.create_task(link.run(self._dial))
-        return link
-
-    async def close_all(self) -> None:
-        """Announce the end on every stream and wait for the workers to end them."""
-        links = list(self._links.values())
-        self._links.clear()
-        for link in links:
-            link.close()
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                for link in links:
-                    await link.ended()
-        except TimeoutError:
-            _log.warning("streams_not_closed", num_links=len(links))
-
-    def _close_idle(self) -> None:
-        oldest_s = self._clock.now() - IDLE_CLOSE_S
-        for key, link in list(self._links.items()):
-            if link.has_ended:
-                del self._links[key]
-            elif not link.num_open and link.idle_since_s < oldest_s:
-                link.close()
-                del self._links[key]

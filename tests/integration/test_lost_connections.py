@@ -21,7 +21,8 @@ from baton.worker.program import make_parts
 from services.decode_worker.__main__ import DecodeProgram
 from services.gateway.attempt import Finished, Tokens
 from services.gateway.clients import dial_worker
-from services.gateway.worker_link import WorkerLink, WorkerLinks
+from services.gateway.worker_link import WorkerLink
+from services.gateway.worker_links import WorkerLinks
 
 IS_LONG = bool(os.environ.get("BATON_TEST_LONG"))
 NUM_CUTS = 200 if IS_LONG else 6
