@@ -36,6 +36,11 @@ class BlockBytes:
             )
 
     @property
+    def memory(self) -> memoryview:
+        """The whole pool."""
+        return self._pool
+
+    @property
     def num_blocks(self) -> int:
         return len(self._pool) // self.spec.row_bytes
 

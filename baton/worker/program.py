@@ -17,6 +17,7 @@ from baton.engine.client import CoreNotStarted, EngineClient, ModelRefused
 from baton.engine.messages import SnapshotHashes
 from baton.engine.process_client import ProcessEngineClient
 from baton.handoff.block_bytes import BlockBytes
+from baton.handoff.nixl import NixlMissing
 from baton.handoff.shared_memory import SharedPool
 from baton.runtime import admin, logs
 from baton.runtime.grpc_server import start_server
@@ -59,7 +60,7 @@ def make_parts(
     role: "router_pb2.WorkerRole",
     clock: Clock,
     limits: WatchLimits | None = None,
-    handoff: HandoffOptions = HandoffOptions(),
+    handoff: HandoffOptions | None = None,
     random_bytes: Callable[[int], bytes] = secrets.token_bytes,
 ) -> WorkerParts:
     """Everything a front is built from, around one core."""
@@ -67,7 +68,7 @@ def make_parts(
     dispatcher = EngineDispatcher(client)
     blocks = BlockBytes(client.info.kv_spec, client.pool)
     pool = SharedPool(worker_id, blocks, client.pool_fd)
-    transports = make_transports(handoff, pool, random_bytes)
+    transports = make_transports(handoff or HandoffOptions(), pool, random_bytes)
     register = register_message(
         client.info,
         worker_id=worker_id,
@@ -120,6 +121,8 @@ async def serve_worker(
         )
         parts = replace(parts, last_suspects=client.last_suspects)
         await _serve(process, settings, parts, make_front(parts))
+    except NixlMissing as error:
+        raise Misconfigured(str(error)) from None
     finally:
         await client.close()
     _log.info("stopped")

@@ -61,7 +61,8 @@ class Settings:
     # with them; None = nowhere.
     state_dir: Path | None = None
 
-    # Ways to move KV blocks between workers, best first: shm, grpc; each pair takes what both can.
+    # Ways to move KV blocks between workers, best first: shm, nixl, grpc. Each pair takes the first
+    # that works between the two.
     transports: str = "shm,grpc"
     # A folder that the workers of this host share, for shm; empty = no shm.
     handoff_dir: str = ""

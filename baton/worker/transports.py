@@ -7,10 +7,12 @@ from pathlib import Path
 
 from baton.handoff.grpc_stream import GrpcTransport
 from baton.handoff.negotiation import Transport, Transports
+from baton.handoff.nixl import NixlTransport
 from baton.handoff.shared_memory import SharedMemoryTransport, SharedPool
 from baton.handoff.transport import PLAIN
 
 NAMES = ("shm", "nixl", PLAIN)
+_AGENT_NAME_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class HandoffOptions:
 def make_transports(
     options: HandoffOptions, pool: SharedPool, random_bytes: Callable[[int], bytes]
 ) -> Transports:
-    """Raises OSError when the folder cannot be made."""
+    """Raises OSError when the folder cannot be made, NixlMissing and NixlError."""
     made: list[Transport] = []
     for name in options.names:
         if name == PLAIN:
@@ -39,4 +41,8 @@ def make_transports(
         elif name == "shm" and options.folder is not None and sys.platform == "linux":
             options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             made.append(SharedMemoryTransport(options.folder, pool, random_bytes))
+        elif name == "nixl":
+            # A name of its own in each life: peers know it by what they were told then.
+            life = random_bytes(_AGENT_NAME_BYTES).hex()
+            made.append(NixlTransport(pool, f"{pool.worker_id}-{life}"))
     return Transports(made)
