@@ -124,15 +124,16 @@ class DecodeFront:
         agree(hello.protocol, peer=hello.gateway_id, own=self._parts.worker_id)
         key = (hello.gateway_id, hello.link)
         session = self._sessions.get(key)
-        if hello.HasField("num_received") != (session is not None):
-            resumes = "nothing to resume" if session is None else "resumed without a number"
-            raise failures.Unavailable(f"link {hello.link}: {resumes}", reason="worker_lost")
-        if session is None:
-            if len(self._sessions) >= MAX_SESSIONS:
-                raise failures.Overloaded(f"{MAX_SESSIONS} gateways are connected already")
-            session = GatewaySession(self._parts, self._links, self, key)
-            self._sessions[key] = session
-        return session
+        if hello.HasField("num_received"):
+            if session is None:
+                raise failures.Unavailable("there is nothing to resume", reason="worker_lost")
+            return session
+        if session is not None:
+            session.abandon()
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise failures.Overloaded(f"{MAX_SESSIONS} gateways are connected already")
+        self._sessions[key] = GatewaySession(self._parts, self._links, self, key)
+        return self._sessions[key]
 
     def _end_of_step(self, events: StepEvents) -> None:
         for session in self._sessions.values():

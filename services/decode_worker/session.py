@@ -114,6 +114,12 @@ class GatewaySession:
             else:
                 self._end()
 
+    def abandon(self) -> None:
+        """The gateway has begun this link anew."""
+        if self._pump is not None:
+            self._pump.stop_lost()
+        self._end()
+
     def send(self, frame: worker_pb2.WorkerFrame) -> None:
         """A frame that overtakes tokens."""
         if len(self._notices) < MAX_NOTICES:

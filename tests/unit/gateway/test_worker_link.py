@@ -142,6 +142,23 @@ def test_a_worker_that_cannot_be_reached_again_is_lost_after_half_a_second() -> 
     linked(scenario)
 
 
+def test_a_first_connection_that_is_cut_is_dialled_once_more() -> None:
+    async def main() -> None:
+        pair = Pair(WorkerLink(WORKER, "gw-1", VirtualClock()))
+        attempt = pair.link.submit(submit())
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(pair.link.run(pair.dial))
+            await pair.dialled.wait()
+            pair.dialled.clear()
+            pair.far.cancel()
+            assert not (await pair.greeted()).HasField("num_received")
+            assert (await pair.next("submit")).request_id == "r1"
+            assert not attempt.ended
+            running.cancel()
+
+    run_virtual(main())
+
+
 def test_a_stream_that_nobody_needs_is_not_dialled_again() -> None:
     async def scenario(pair: Pair) -> None:
         await pair.far.close()
