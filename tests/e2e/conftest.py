@@ -96,9 +96,12 @@ class Stack:
             base_url=self.base_url, api_key=self.api_key, max_retries=0, timeout=60
         )
 
+    def command_line(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "baton.cli", *arguments]
+
     def command(self, *arguments: str) -> subprocess.CompletedProcess:
         return subprocess.run(
-            [sys.executable, "-m", "baton.cli", *arguments],
+            self.command_line(*arguments),
             env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
 

@@ -1,0 +1,164 @@
+"""Every replica of every service leaves and comes back under load, and no request notices.
+
+The clients reach the gateways through a TCP proxy that follows /readyz, as a load balancer does,
+and ask for greedy answers, so that each is known word for word. Arrivals are open loop, at a share
+of what the stack was measured to serve: a client that waits for its answer would spare a stack
+that stalls.
+"""
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+from baton.testing.fault_proxy import FaultProxy
+from baton.testing.ready_upstreams import ReadyUpstreams
+from tests.e2e.conftest import ROOT, Stack
+
+IS_LONG = bool(os.environ.get("BATON_TEST_LONG"))
+# One replica of each service; all of them, again and again, in the long run.
+ONE_OF_EACH = ("router-1", "quota-1", "tokenizer-1", "prefill-1", "decode-1", "gateway-1")
+NUM_LONG_STREAMS = 1000
+LOAD_SHARE = 0.7
+MAX_TOKENS = 48
+QUESTIONS = (
+    "What is TTFT?",
+    "Why are output tokens dearer than input tokens?",
+    "Tell me the life of a request.",
+    "Explain backpressure in simple terms.",
+)
+REPLICAS = "gateway=2,quota=2,tokenizer=2,router=2"
+
+
+@dataclass
+class Load:
+    """Streams through the proxy: how many, how they ended, what was wrong with them."""
+
+    client: httpx.AsyncClient
+    url: str
+    answers: dict[str, str] = field(default_factory=dict)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    async def one(self, question: str) -> None:
+        """One stream; its text must be the first one's."""
+        try:
+            text, outcome = await self._stream(question)
+        except httpx.HTTPError as error:
+            text, outcome = "", repr(error)
+        expected = self.answers.setdefault(question, text)
+        if outcome == "done" and text != expected:
+            outcome = f"another text: {text[-40:]!r} for {expected[-40:]!r}"
+        self.outcomes[outcome if outcome == "done" else "failed"] += 1
+        if outcome != "done":
+            self.failures.append(f"{time.strftime('%H:%M:%S')} {outcome}")
+
+    async def _stream(self, question: str) -> tuple[str, str]:
+        body = {
+            "model": "baton-demo", "stream": True, "temperature": 0, "max_tokens": MAX_TOKENS,
+            "messages": [{"role": "user", "content": question}],
+        }  # fmt: skip
+        pieces, outcome = [], "no end"
+        async with self.client.stream("POST", self.url, json=body) as response:
+            if response.status_code != 200:
+                return "", f"{response.status_code} {(await response.aread())[:200]!r}"
+            async for line in response.aiter_lines():
+                data = line.removeprefix("data: ")
+                if data == "[DONE]":
+                    outcome = "done"
+                elif data.startswith("{"):
+                    event = json.loads(data)
+                    if "error" in event:
+                        return "", f"error event {event['error']}"
+                    pieces += [c["delta"].get("content") or "" for c in event["choices"]]
+        return "".join(pieces), outcome
+
+    async def measure(self, num_clients: int, num_streams: int) -> float:
+        """Streams a second, closed loop; also learns the right answers, one client at a time."""
+        for question in QUESTIONS:
+            await self.one(question)
+        left = [random.Random(5).choice(QUESTIONS) for _ in range(num_streams)]
+
+        async def client() -> None:
+            while left:
+                await self.one(left.pop())
+
+        started = time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(num_clients):
+                tasks.create_task(client())
+        return num_streams / (time.monotonic() - started)
+
+    async def arrive(self, rate: float, enough: asyncio.Event) -> None:
+        """Streams arrive at random times, `rate` a second, until `enough`; all of them end."""
+        rng = random.Random(11)
+        async with asyncio.TaskGroup() as tasks:
+            while not enough.is_set():
+                tasks.create_task(self.one(rng.choice(QUESTIONS)))
+                await asyncio.sleep(rng.expovariate(rate))
+
+
+async def roll(stack: Stack, names: tuple[str, ...]) -> str:
+    """`baton roll`, as people run it; what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        *stack.command_line("roll", *names),
+        env=stack.environment,
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
+    return output.decode()
+
+
+@pytest.mark.timeout(900 if not IS_LONG else 7200)
+def test_every_service_restarts_under_load_without_one_failed_request(tmp_path: Path) -> None:
+    sizes = ("--prefill", "2", "--decode", "2", "--replicas", REPLICAS)
+    stack = Stack(tmp_path / "home", "--dtype", "float32", *sizes).start()
+    try:
+        load = asyncio.run(_rolled_under_load(stack))
+    finally:
+        status = stack.interrupt()
+    assert not load.failures, "\n".join(load.failures[:20])
+    assert status == 0
+
+
+async def _rolled_under_load(stack: Stack) -> Load:
+    names = () if IS_LONG else ONE_OF_EACH
+    before = stack.pids()
+    with FaultProxy(ReadyUpstreams(lambda: gateways(stack))) as proxy:
+        headers = {"authorization": f"Bearer {stack.api_key}"}
+        limits = httpx.Limits(max_connections=512, max_keepalive_connections=0)
+        async with httpx.AsyncClient(headers=headers, timeout=60, limits=limits) as client:
+            load = Load(client, f"http://{proxy.address}/v1/chat/completions")
+            rate = await load.measure(8, 200 if IS_LONG else 24)
+            enough = asyncio.Event()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(load.arrive(LOAD_SHARE * rate, enough))
+                print(await roll(stack, names))
+                while IS_LONG and load.outcomes.total() < NUM_LONG_STREAMS:
+                    print(await roll(stack, names))
+                enough.set()
+    after = stack.pids()
+    restarted = {name for name in before if after[name] != before[name]}
+    assert restarted == (set(before) - {"spans", "redis"} if IS_LONG else set(ONE_OF_EACH))
+    print(f"{rate:.1f} streams/s measured; at {LOAD_SHARE:.0%} of it: {dict(load.outcomes)}")
+    return load
+
+
+def gateways(stack: Stack) -> list[str]:
+    state = stack.home.read_state()
+    assert state is not None
+    return [
+        f"http://{endpoint}"
+        for name, endpoint in state.endpoints().items()
+        if name.startswith("gateway")
+    ]
