@@ -31,7 +31,7 @@ class DecodeFront:
         self._links = PrefillLinks(parts, dial)
         self._sessions: dict[LinkKey, GatewaySession] = {}
         self._is_draining = False
-        self._attempt_ended = asyncio.Event()
+        self._session_changed = asyncio.Event()
         parts.watch.on_change(self._core_stalled)
         parts.dispatcher.observe(self._end_of_step)
         parts.dispatcher.observe(parts.metrics.observe)
@@ -72,9 +72,9 @@ class DecodeFront:
             session.send(worker_pb2.WorkerFrame(go_away={"deadline_ms": round(cap_s * 1000)}))
         try:
             async with asyncio.timeout(cap_s):
-                while self.num_attempts:
-                    self._attempt_ended.clear()
-                    await self._attempt_ended.wait()
+                while any(session.is_busy for session in self._sessions.values()):
+                    self._session_changed.clear()
+                    await self._session_changed.wait()
         except TimeoutError:
             _log.warning("drain_cut_short", num_attempts=self.num_attempts)
         for session in list(self._sessions.values()):
@@ -97,11 +97,12 @@ class DecodeFront:
         if self.num_attempts >= MAX_ATTEMPTS:
             raise failures.Overloaded(f"{MAX_ATTEMPTS} attempts are open already")
 
-    def attempt_ended(self) -> None:
-        self._attempt_ended.set()
+    def session_changed(self) -> None:
+        self._session_changed.set()
 
     def session_over(self, session: GatewaySession) -> None:
         del self._sessions[session.key]
+        self._session_changed.set()
 
     async def _answer(self, stream: GatewayStream, hello: worker_pb2.GatewayHello) -> None:
         parts = self._parts

@@ -43,7 +43,8 @@ class Doorkeeper(Protocol):
     def check_admission(self) -> None:
         """Raises Unavailable while nothing new is taken."""
 
-    def attempt_ended(self) -> None: ...
+    def session_changed(self) -> None:
+        """One of its attempts has ended, or its gateway is back."""
 
     def session_over(self, session: "GatewaySession") -> None:
         """It holds nothing any more and takes no connection."""
@@ -81,6 +82,11 @@ class GatewaySession:
     @property
     def num_attempts(self) -> int:
         return len(self._attempts)
+
+    @property
+    def is_busy(self) -> bool:
+        """Something runs, or waits for a gateway that may come back for it."""
+        return bool(self._attempts) or self._expiry is not None
 
     async def serve(
         self,
@@ -165,7 +171,7 @@ class GatewaySession:
         del self._attempts[submit.handle]
         if self._handles.get(submit.request_id) == submit.handle:
             del self._handles[submit.request_id]
-        self._doorkeeper.attempt_ended()
+        self._doorkeeper.session_changed()
 
     # Connections.
 
@@ -179,6 +185,7 @@ class GatewaySession:
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
+            self._doorkeeper.session_changed()
             instruments.DECODE_PARKED_GATEWAYS.labels("resumed").inc()
 
     def _on_expiry(self) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from baton.testing.memory_stream import MemoryStream
 from baton.wire.v1 import worker_pb2
+from baton.worker.stream_pump import FINISH_TIMEOUT_S
 from services.decode_worker.session import PARK_S
 from tests.simulation.workers.fleet import STEP_S, FakeGateway, Fleet, fleet, virtual
 
@@ -138,6 +139,24 @@ async def test_two_gateways_may_use_the_same_request_id_and_any_epoch() -> None:
             await answer.over()
             assert answer.tokens[0] == f.lone_run(PROMPT, 40)
         await f.settle(1)
+
+
+@virtual
+async def test_a_drain_waits_for_a_gateway_that_has_not_got_its_last_tokens() -> None:
+    async with fleet() as f:
+        answer = await f.gateway.submit(PROMPT, **SEEDED)
+        await answer.first_token()
+        f.gateway.stream.cancel()
+        await asyncio.sleep(0.2)
+        assert f.decode.front.num_attempts == 0
+        draining = f.tasks.create_task(f.decode.front.drain(10.0))
+        await asyncio.sleep(0.2)
+        assert (await reconnect(f, f.gateway)).HasField("num_received")
+        await answer.over()
+        assert answer.tokens[0] == f.lone_run(PROMPT, **SEEDED)
+        back_s = asyncio.get_running_loop().time()
+        await draining
+        assert asyncio.get_running_loop().time() - back_s <= FINISH_TIMEOUT_S
 
 
 @virtual
