@@ -10,8 +10,8 @@ from isal.isal_zlib import crc32  # zlib's crc32, bit by bit, five times as fast
 
 from baton.wire.kv_spec import KVSpec
 
-# A Blocks frame with its header stays below 1 MiB: larger frames were slower, and the streams of
-# all transfers of a pair of workers are shared.
+# A Blocks frame with its pages inside stays below 1 MiB: larger frames were slower, and the streams
+# of all transfers of a pair of workers are shared. No page may be larger.
 MAX_DATA_BYTES = 1024 * 1024 - 4096
 
 
@@ -47,10 +47,6 @@ class BlockBytes:
     def page_bytes(self, layer: int) -> int:
         """Bytes of one page of `layer`."""
         return self._page_bytes[layer]
-
-    def blocks_per_frame(self, layer: int) -> int:
-        """How many pages of `layer` fit into one frame."""
-        return MAX_DATA_BYTES // self._page_bytes[layer]
 
     def page_offsets(self, layer: int, block_ids: Sequence[int]) -> list[int]:
         """Where in the pool the pages of `layer` of these blocks begin."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from isal.isal_zlib import crc32
 
-from baton.handoff.block_bytes import BlockBytes
+from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
 from baton.handoff.checksum import place_checksum
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import PLAIN, Deliver, Pages, check_size
@@ -15,6 +15,7 @@ class GrpcEnd:
     """Either end: copies pages of `blocks` into frames, and finds them in frames."""
 
     name = PLAIN
+    max_frame_bytes = MAX_DATA_BYTES
 
     def __init__(self, blocks: BlockBytes) -> None:
         self._blocks = blocks

@@ -5,7 +5,7 @@ What the transports without inline data have in common. Knows nothing of how the
 
 from collections.abc import Sequence
 
-from baton.handoff.block_bytes import BlockBytes
+from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
 from baton.handoff.checksum import place_checksum
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import check_size
@@ -15,8 +15,11 @@ from baton.wire.v1 import handoff_pb2
 class PoolRefSender:
     """The sending end; the blocks stay held by their owner."""
 
-    def __init__(self, name: str, blocks: BlockBytes) -> None:
+    def __init__(
+        self, name: str, blocks: BlockBytes, max_frame_bytes: int = MAX_DATA_BYTES
+    ) -> None:
         self.name = name
+        self.max_frame_bytes = max_frame_bytes
         self._blocks = blocks
 
     def pack(self, frame: handoff_pb2.Blocks, block_ids: Sequence[int]) -> None:

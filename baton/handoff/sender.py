@@ -99,7 +99,7 @@ class Sender:
         if num_ready <= self._num_ready:
             return
         for layer in range(len(self._blocks.spec.layers)):
-            step = self._blocks.blocks_per_frame(layer)
+            step = self._sending.max_frame_bytes // self._blocks.page_bytes(layer)
             for first in range(self._num_ready, num_ready, step):
                 self._pieces.append((layer, first, min(step, num_ready - first)))
         self._num_ready = num_ready

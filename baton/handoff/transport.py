@@ -43,6 +43,8 @@ class SendingEnd(Protocol):
     """The prefill worker's end."""
 
     name: str
+    # Of pages in one frame; no smaller than the largest page.
+    max_frame_bytes: int
 
     def pack(self, frame: handoff_pb2.Blocks, block_ids: Sequence[int]) -> None:
         """Put in what the peer needs for the pages of `frame.layer` of these blocks.

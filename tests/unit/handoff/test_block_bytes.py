@@ -2,7 +2,7 @@ from zlib import crc32
 
 import pytest
 
-from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
+from baton.handoff.block_bytes import BlockBytes
 from baton.wire.kv_spec import KVSpec
 
 SPEC = KVSpec.of_layers(4, [(1, 2, 2, "float32"), (1, 4, 4, "float32")])
@@ -20,12 +20,6 @@ def test_pages_written_elsewhere_are_the_same_pages_with_the_same_checksum() -> 
     assert blocks.pages(1, [5, 6]) == before
     assert written == wanted == crc32(before[0] + before[1], 5)
     assert blocks.pages(0, [5]) == [other_layer]
-
-
-def test_a_frame_never_exceeds_the_limit() -> None:
-    blocks = BlockBytes(SPEC, memoryview(bytearray(SPEC.row_bytes)))
-
-    assert blocks.blocks_per_frame(0) * blocks.page_bytes(0) <= MAX_DATA_BYTES
 
 
 def test_a_page_larger_than_a_frame_is_refused() -> None:
