@@ -31,7 +31,8 @@ class WatchLimits:
     """When a core stands still: after `stall_s`, or longer where its step should take long."""
 
     stall_s: float = 1.5
-    stall_factor: float = 10.0
+    # With the longest steps that are allowed (0.4 s) this finds a stall in under 3 s.
+    stall_factor: float = 6.0
     # For a step of a kind that never ran before: kernels are compiled, memory is touched.
     first_step_s: float = 60.0
     # One that stands still for so much longer is ended.

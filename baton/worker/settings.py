@@ -51,7 +51,7 @@ class Settings:
     # Speculation: tokens of a sequence that a step guesses from its past and checks; 0 = off.
     speculation_tokens: int = 0
 
-    # A core stands still when a step, or a command, takes longer than this and ten times as long as
+    # A core stands still when a step, or a command, takes longer than this and six times as long as
     # it should; one that stands still for `hang_s` more is ended, and the worker with it.
     stall_s: float = 1.5
     hang_s: float = 10.0
