@@ -7,6 +7,8 @@ import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+import pytest
+
 from baton.engine.engine import Engine, EngineConfig
 from baton.engine.local_client import LocalEngineClient
 from baton.engine.messages import SamplingParams
@@ -16,8 +18,10 @@ from baton.system.clock import SystemClock
 from baton.testing.engine_driver import encode_tokens
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.fault_proxy import FaultProxy, OneUpstream
+from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, sampling_pb2, worker_pb2
 from baton.worker.program import make_parts
+from services.decode_worker import session
 from services.decode_worker.__main__ import DecodeProgram
 from services.gateway.attempt import Finished, Tokens
 from services.gateway.clients import dial_worker
@@ -29,6 +33,21 @@ NUM_CUTS = 200 if IS_LONG else 6
 NUM_BLACK_HOLES = 20 if IS_LONG else 1
 MAX_TOKENS = 120
 CREDIT = 32
+
+
+def submit_of(
+    number: int, prompt: list[int], sampling: sampling_pb2.Sampling, credit: int
+) -> worker_pb2.Submit:
+    return worker_pb2.Submit(
+        request_id=f"request-{number}",
+        epoch=1,
+        model_fp="fake-model",
+        prompt_ids=encode_tokens(prompt),
+        num_prompt_tokens=len(prompt),
+        cache_key=b"k" * 32,
+        sampling=sampling,
+        initial_credit_tokens=credit,
+    )
 
 
 @dataclass
@@ -49,21 +68,11 @@ class Rig:
 
     async def ask(self, number: int, prompt: list[int]) -> list[int]:
         """The tokens of one request, credited as they come. Raises BatonError."""
-        ids = encode_tokens(prompt)
-        submit = worker_pb2.Submit(
-            request_id=f"request-{number}",
-            epoch=1,
-            model_fp="fake-model",
-            prompt_ids=ids,
-            num_prompt_tokens=len(prompt),
-            cache_key=b"k" * 32,
-            sampling=sampling_pb2.Sampling(
-                num_choices=1, max_tokens=MAX_TOKENS, num_logprobs=-1, num_prompt_logprobs=-1
-            ),
-            initial_credit_tokens=CREDIT,
+        sampling = sampling_pb2.Sampling(
+            num_choices=1, max_tokens=MAX_TOKENS, num_logprobs=-1, num_prompt_logprobs=-1
         )
         link = self.link
-        attempt = link.submit(submit)
+        attempt = link.submit(submit_of(number, prompt, sampling, credit=CREDIT))
         tokens: list[int] = []
         try:
             while True:
@@ -160,3 +169,24 @@ async def test_a_connection_that_goes_silent_is_replaced_by_another() -> None:
 
         await check_streams(r, asyncio.create_task(swallow()), rng)
         r.proxy.verify()
+
+
+async def test_a_gateway_that_reads_nothing_counts_as_lost_after_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "PARK_S", 0.1)
+    async with rig() as r, asyncio.timeout(60):
+        expired = value(instruments.DECODE_PARKED_GATEWAYS, "expired")
+        stream = await dial_worker(r.proxy.address)
+        hello = worker_pb2.GatewayHello(protocol=PROTOCOL_VERSION, gateway_id="deaf", link=1)
+        await stream.write(worker_pb2.GatewayFrame(hello=hello))
+        sampling = sampling_pb2.Sampling(
+            num_choices=16, max_tokens=900, num_logprobs=20, num_prompt_logprobs=-1
+        )
+        submit = submit_of(1, [1, 2, 3], sampling, credit=900)
+        submit.handle = 1
+        await stream.write(worker_pb2.GatewayFrame(submit=submit))
+        while value(instruments.DECODE_PARKED_GATEWAYS, "expired") == expired:
+            await asyncio.sleep(0.02)
+        await r.all_blocks_free()
+        await stream.close()
