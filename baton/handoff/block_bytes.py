@@ -13,6 +13,9 @@ from baton.wire.kv_spec import KVSpec
 # A Blocks frame with its pages inside stays below 1 MiB: larger frames were slower, and the streams
 # of all transfers of a pair of workers are shared. No page may be larger.
 MAX_DATA_BYTES = 1024 * 1024 - 4096
+# Freed memory that a process which sends or receives such frames should keep: it needs as much
+# again at once (see `baton/system/allocator.py`).
+KEPT_BYTES = 64 * 2**20
 
 
 class BlockBytes:

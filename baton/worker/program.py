@@ -16,12 +16,13 @@ import grpc
 from baton.engine.client import CoreNotStarted, EngineClient, ModelRefused
 from baton.engine.messages import SnapshotHashes
 from baton.engine.process_client import ProcessEngineClient
-from baton.handoff.block_bytes import BlockBytes
+from baton.handoff.block_bytes import KEPT_BYTES, BlockBytes
 from baton.handoff.nixl import NixlMissing
 from baton.handoff.shared_memory import SharedPool
 from baton.runtime import admin, logs
 from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Misconfigured, Process
+from baton.system.allocator import keep_freed_memory
 from baton.system.clock import Clock
 from baton.wire.v1 import router_pb2, worker_pb2_grpc
 from baton.worker.core_watch import CoreWatch, WatchLimits
@@ -102,6 +103,7 @@ async def serve_worker(
 ) -> None:
     """Serve until `process.stopping`. Raises Misconfigured when the core refuses the model, other
     CoreNotStarted, OSError, and CoreDied in a group."""
+    keep_freed_memory(KEPT_BYTES)
     try:
         client = await _load(process.stopping, settings)
     except ModelRefused as error:

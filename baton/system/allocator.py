@@ -1,0 +1,22 @@
+"""The C library's allocator: what it keeps of freed memory instead of giving it back.
+
+By default glibc returns large pieces to the kernel at every free, and takes them again, page by
+page and zeroed, at the next use. Processes that handle message after message of 1 MiB spend more
+time on that than on the bytes. Does nothing where the C library is another one.
+"""
+
+import ctypes
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+# The largest that glibc takes for the second.
+_MAX_MMAP_THRESHOLD = 32 * 2**20
+
+
+def keep_freed_memory(max_bytes: int) -> bool:
+    """Keep up to so many freed bytes for reuse (per arena); False where that cannot be said."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    is_set = mallopt(_MMAP_THRESHOLD, min(max_bytes, _MAX_MMAP_THRESHOLD))
+    return bool(is_set and mallopt(_TRIM_THRESHOLD, max_bytes))
