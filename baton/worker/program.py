@@ -37,6 +37,8 @@ from baton.worker.transports import HandoffOptions, make_transports
 
 CORE_MODULE = "baton.worker.core_main"
 _STOP_GRACE_S = 1.0
+# How long a worker that leaves still takes what a router sends that does not know it yet.
+TELL_ROUTERS_S = 0.5
 
 _log = logs.get("worker")
 
@@ -178,6 +180,11 @@ async def _serve(process: Process, settings: Settings, parts: WorkerParts, front
             )
             _log.info("serving", worker_id=parts.worker_id, port=server.port, admin_port=admin_port)
             await process.stopping.wait()
+            _log.info("draining")
+            await server.set_serving(False)
+            parts.reports.set_draining()
+            if not await parts.reports.draining_taken(TELL_ROUTERS_S):
+                _log.warning("draining_not_acknowledged")
             await front.drain(settings.drain_s)
         finally:
             parts.reports.close()

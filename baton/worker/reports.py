@@ -81,6 +81,7 @@ class ReportLog:
         self._request_snapshot = request_snapshot
         self._snapshot_requested = False
         self._subscriptions: set[ReportSubscription] = set()
+        self._told = asyncio.Event()
 
     def apply(self, events: StepEvents) -> None:
         """Take in one turn of the core: its load, its KV events, perhaps a snapshot."""
@@ -125,6 +126,22 @@ class ReportLog:
         for subscription in self._subscriptions:
             subscription.wake()
 
+    async def draining_taken(self, timeout_s: float) -> bool:
+        """Wait until every router has acknowledged that this worker drains, for at most
+        `timeout_s`; whether that was so. Picks that were made before may still be on their way."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not all(each.draining_is_taken for each in self._subscriptions):
+                    self._told.clear()
+                    await self._told.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def note_taken(self) -> None:
+        """A router has acknowledged something, or left."""
+        self._told.set()
+
     def close(self) -> None:
         """End all subscriptions, so that the server can stop."""
         self.closed = True
@@ -143,6 +160,7 @@ class ReportLog:
             yield subscription
         finally:
             self._subscriptions.discard(subscription)
+            self.note_taken()
 
     def want_snapshot(self) -> None:
         """Ask the core once, however many subscriptions wait for the answer."""
@@ -177,12 +195,18 @@ class ReportSubscription:
         self._acknowledged = 0
         self._told_load: worker_pb2.Load | None = None
         self._told_draining = False
+        self._draining_seq: int | None = None
         self._awaits_snapshot = True
         self._snapshot: bytes | None = None
         self._kv_events: list[worker_pb2.KvEvent] = []
         self._num_hashes = 0
         self._accepted: deque[str] = deque(maxlen=MAX_ACCEPTED_IDS)
         self._changed = asyncio.Event()
+
+    @property
+    def draining_is_taken(self) -> bool:
+        """Whether the router has acknowledged that this worker drains."""
+        return self._draining_seq is not None and self._acknowledged >= self._draining_seq
 
     def take_snapshot(self, hashes: bytes) -> None:
         """All stored hashes as of now; later KV events build on it."""
@@ -221,6 +245,7 @@ class ReportSubscription:
         if ack.want_snapshot and not self._awaits_snapshot:
             self.start_over()
         self._changed.set()
+        self._log.note_taken()
 
     async def next_reports(self) -> list[worker_pb2.Report]:
         """The next reports to write, in order; waits for a change, a heartbeat and the pace.
@@ -262,6 +287,7 @@ class ReportSubscription:
         if self._log.draining and not self._told_draining:
             self._told_draining = True
             reports.append(self._report(draining=True))
+            self._draining_seq = self._seq
         load = worker_pb2.Load()
         load.CopyFrom(self._log.load)
         load.accepted_request_ids.extend(self._accepted)

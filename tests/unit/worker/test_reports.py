@@ -187,6 +187,42 @@ def test_draining_is_told_at_once_and_to_routers_that_come_later() -> None:
     subscribed(scenario)
 
 
+def test_a_worker_that_leaves_knows_when_every_router_knows() -> None:
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        await after_start(worker, subscription)
+        with worker.log.subscribe() as other:
+            await after_start(worker, other)
+            worker.log.set_draining()
+            async with asyncio.TaskGroup() as tasks:
+                known = tasks.create_task(worker.log.draining_taken(10))
+                await drain(subscription)
+                await asyncio.sleep(1)
+                assert not known.done()
+                unacknowledged = await other.next_reports()
+                assert "draining" in kinds(unacknowledged)
+                await asyncio.sleep(1)
+                assert not known.done()
+                other.acknowledge(worker_pb2.ReportAck(seq=unacknowledged[-1].seq))
+            assert known.result()
+
+    subscribed(scenario)
+
+
+def test_a_router_that_is_silent_or_leaves_holds_up_nobody() -> None:
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        await after_start(worker, subscription)
+        worker.log.set_draining()
+        assert not await worker.log.draining_taken(1)
+        await drain(subscription)
+        with worker.log.subscribe():
+            known = asyncio.ensure_future(worker.log.draining_taken(10))
+            await asyncio.sleep(1)
+            assert not known.done()
+        assert await known
+
+    subscribed(scenario)
+
+
 def test_a_backlog_that_is_too_long_becomes_a_snapshot(monkeypatch) -> None:
     monkeypatch.setattr(reports_module, "MAX_BACKLOG_HASHES", 3)
 
