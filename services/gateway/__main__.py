@@ -51,6 +51,7 @@ async def serve(
         max_body_bytes=settings.max_body_bytes,
         max_open_requests=settings.max_open_requests,
         deadline_s=settings.deadline_s,
+        stall_s=settings.stall_s,
     )
     bound = _bound(settings.listen)
     # Uvicorn's own cap must not come before ours, which ends streams with a word.

@@ -44,7 +44,7 @@ from services.gateway.http_request import (
     timeout_of,
     traceparent_of,
 )
-from services.gateway.http_response import JSON, HttpResponse, error_headers, send_error
+from services.gateway.http_response import JSON, STALL_S, HttpResponse, error_headers, send_error
 from services.gateway.openai.endpoints import ENDPOINTS, Endpoint
 from services.gateway.openai.errors import error_body
 from services.gateway.openai.model_list import model_body, model_list_body
@@ -65,12 +65,19 @@ class App:
     """The ASGI application."""
 
     def __init__(
-        self, gateway: Gateway, *, max_body_bytes: int, max_open_requests: int, deadline_s: float
+        self,
+        gateway: Gateway,
+        *,
+        max_body_bytes: int,
+        max_open_requests: int,
+        deadline_s: float,
+        stall_s: float = STALL_S,
     ) -> None:
         self._gateway = gateway
         self._max_body_bytes = max_body_bytes
         self._max_open_requests = max_open_requests
         self._deadline_s = deadline_s
+        self._stall_s = stall_s
         self._ids = RequestIds(gateway.rng)
         self._created_unix_s = int(gateway.clock.unix())
         self._rest = self._starlette()
@@ -117,7 +124,7 @@ class App:
         self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send
     ) -> None:
         headers, request_id = Headers(scope["headers"]), scope["baton.request_id"]
-        response = HttpResponse(send, request_id)
+        response = HttpResponse(send, request_id, self._stall_s)
         body = RequestBody(headers, receive, self._max_body_bytes)
         try:
             self._check_open()

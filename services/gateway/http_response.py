@@ -1,6 +1,6 @@
 """One HTTP response, written piece by piece: headers once, chunks, keep-alive comments, the end.
 
-A client that takes nothing for STALL_S has stalled: credit stopped long before, and nobody waits
+A client that takes nothing for `stall_s` has stalled: credit stopped long before, and nobody waits
 for a reader that is not there. Each write only notes when it began; `watch` runs beside the
 request and looks from time to time, which is cheaper than a timer around every write.
 """
@@ -26,8 +26,9 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 class HttpResponse:
     """Writes one response. `started` says whether its status is on the wire."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, stall_s: float = STALL_S) -> None:
         self._send = send
+        self._stall_s = stall_s
         self._request_id = request_id
         self._now = asyncio.get_running_loop().time
         self._last_write_s = self._now()
@@ -70,32 +71,32 @@ class HttpResponse:
         while True:
             await asyncio.sleep(self._next_look_s())
             if self._waiting_since_s is not None:
-                if self._now() - self._waiting_since_s >= STALL_S:
-                    raise _stalled()
+                if self._now() - self._waiting_since_s >= self._stall_s:
+                    raise self._stalled()
             elif self._now() - self._last_write_s >= KEEP_ALIVE_S:
                 self._last_write_s = self._now()
                 try:
-                    async with asyncio.timeout(STALL_S):
+                    async with asyncio.timeout(self._stall_s):
                         await on_silence()
                 except TimeoutError:
-                    raise _stalled() from None
+                    raise self._stalled() from None
 
     def _next_look_s(self) -> float:
         if self._waiting_since_s is not None:
-            due_s = self._waiting_since_s + STALL_S
+            due_s = self._waiting_since_s + self._stall_s
         else:
             due_s = self._last_write_s + KEEP_ALIVE_S
         return max(due_s - self._now(), _SHORTEST_LOOK_S)
+
+    def _stalled(self) -> DeadlineExceeded:
+        message = f"the client took nothing for {self._stall_s:g} s"
+        return DeadlineExceeded(message, reason=STALLED)
 
     async def _write(self, message: dict[str, object]) -> None:
         self._waiting_since_s = self._now()
         await self._send(message)
         self._waiting_since_s = None
         self._last_write_s = self._now()
-
-
-def _stalled() -> DeadlineExceeded:
-    return DeadlineExceeded(f"the client took nothing for {STALL_S:.0f} s", reason=STALLED)
 
 
 async def send_error(response: HttpResponse, error: BatonError) -> None:

@@ -33,6 +33,8 @@ class GatewaySettings:
     deadline_s: float = 600.0
     first_token_s: float = 30.0
     token_gap_s: float = 20.0
+    # How long a client may take nothing of its answer.
+    stall_s: float = 30.0
     # Asked to stop, it is not ready at once, but serves new requests for this long: until whoever
     # balances over gateways has noticed.
     unready_s: float = 5.0

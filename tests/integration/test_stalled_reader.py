@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.gateway import http_response
 from services.gateway.serving import SEND_BUFFER_BYTES, USER_TIMEOUT_MS, listening_socket
 from tests.integration.gateway_stack import running_stack
 from tests.unit.gateway.fakes import KEY
@@ -27,11 +26,25 @@ def test_accepted_sockets_have_a_small_send_buffer_and_a_limit_for_unsent_data()
             assert timeout_ms == USER_TIMEOUT_MS
 
 
+async def connected(port: int) -> socket.socket:
+    """A client that takes little before it reads; the gateway has bound its port already."""
+    while True:
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", port))
+        except ConnectionRefusedError:
+            client.close()
+            await asyncio.sleep(0.02)
+        else:
+            return client
+
+
 async def test_a_reader_that_stops_is_cut_off_and_its_request_ends_as_stalled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(http_response, "STALL_S", 0.5)
-    async with running_stack(tmp_path) as stack:
+    async with running_stack(tmp_path, stall_s=0.5) as stack:
         stack.worker.texts, stack.worker.step_s = ["x" * 20_000], 0
         fields = {"model": "demo", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
         body = msgspec.json.encode(fields)
@@ -39,12 +52,10 @@ async def test_a_reader_that_stops_is_cut_off_and_its_request_ends_as_stalled(
             f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
             f"content-length: {len(body)}\r\n\r\n"
         )
-        client = socket.socket()
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.setblocking(False)
         loop = asyncio.get_running_loop()
+        async with asyncio.timeout(20):
+            client = await connected(stack.port)
         with client:
-            await loop.sock_connect(client, ("127.0.0.1", stack.port))
             await loop.sock_sendall(client, head.encode() + body)
             async with asyncio.timeout(20):
                 while not stack.quota.settled:
