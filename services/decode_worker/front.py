@@ -13,9 +13,10 @@ from baton.wire import failures
 from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import worker_pb2
 from baton.worker.parts import WorkerParts
+from services.decode_worker.gateway_link import GatewayStream, LinkKey
 from services.decode_worker.prefill_hello import Dial
 from services.decode_worker.prefill_link import PrefillLinks
-from services.decode_worker.session import GatewaySession, GatewayStream, LinkKey
+from services.decode_worker.session import GatewaySession
 
 MAX_SESSIONS = 256
 MAX_ATTEMPTS = 4096
@@ -69,7 +70,7 @@ class DecodeFront:
         self._is_draining = True
         self._parts.reports.set_draining()
         for session in self._sessions.values():
-            session.send(worker_pb2.WorkerFrame(go_away={"deadline_ms": round(cap_s * 1000)}))
+            session.link.send(worker_pb2.WorkerFrame(go_away={"deadline_ms": round(cap_s * 1000)}))
         try:
             async with asyncio.timeout(cap_s):
                 while any(session.is_busy for session in self._sessions.values()):
@@ -101,7 +102,7 @@ class DecodeFront:
         self._session_changed.set()
 
     def session_over(self, session: GatewaySession) -> None:
-        del self._sessions[session.key]
+        del self._sessions[session.link.key]
         self._session_changed.set()
 
     async def _answer(self, stream: GatewayStream, hello: worker_pb2.GatewayHello) -> None:
@@ -114,7 +115,7 @@ class DecodeFront:
             suspect_request_ids=parts.last_suspects,
         )
         try:
-            await self._session_of(hello).serve(stream, hello, answer)
+            await self._session_of(hello).link.serve(stream, hello, answer)
         except failures.BatonError as error:
             _log.warning("gateway_refused", gateway=hello.gateway_id, detail=error.message)
             await stream.write(worker_pb2.WorkerFrame(hello=answer))
@@ -130,7 +131,7 @@ class DecodeFront:
                 raise failures.Unavailable("there is nothing to resume", reason="worker_lost")
             return session
         if session is not None:
-            session.abandon()
+            session.link.abandon()
         if len(self._sessions) >= MAX_SESSIONS:
             raise failures.Overloaded(f"{MAX_SESSIONS} gateways are connected already")
         self._sessions[key] = GatewaySession(self._parts, self._links, self, key)
@@ -151,7 +152,7 @@ class DecodeFront:
         suspects = died.suspect_request_ids
         error = failures.Unavailable("the engine core died", reason="worker_lost")
         for session in list(self._sessions.values()):
-            session.send(worker_pb2.WorkerFrame(core_died={"suspect_request_ids": suspects}))
+            session.link.send(worker_pb2.WorkerFrame(core_died={"suspect_request_ids": suspects}))
             session.fail_all(error)
         await self._finish_sessions("core died")
 
@@ -159,4 +160,4 @@ class DecodeFront:
         """Say Bye to all gateways at once: one that does not answer must not hold up the rest."""
         async with asyncio.TaskGroup() as group:
             for session in self._sessions.values():
-                group.create_task(session.finish(reason))
+                group.create_task(session.link.finish(reason))

@@ -1,38 +1,21 @@
-"""One gateway's link: its attempts by handle, and one Step frame for whatever they produced.
+"""One gateway's attempts by handle, and one Step frame for whatever they produced."""
 
-A connection that ends without Bye is lost, but the gateway is not: its attempts stay for PARK_S.
-They run on as far as credit goes, what they say is kept, and a connection that resumes the link
-gets it. Only then is everything of this gateway freed.
-"""
-
-import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from baton.runtime import instruments, logs
-from baton.runtime.link_memory import LinkMemory, NotRemembered
-from baton.runtime.shared_stream import FrameStream, StreamLost
+from baton.runtime import logs
 from baton.wire import failures
 from baton.wire.v1 import worker_pb2
 from baton.worker.parts import WorkerParts
 from baton.worker.prompt import PromptBuffer, check_cache_key
 from baton.worker.sampling import to_params
-from baton.worker.stream_pump import StreamPump
 from services.decode_worker.attempt import Attempt
 from services.decode_worker.attempt_request import AttemptRequest, check_room
+from services.decode_worker.gateway_link import GatewayLink, LinkKey
 from services.decode_worker.prefill_link import PrefillLinks
 from services.decode_worker.step_merge import StepMerge
 
 MAX_PARTIAL_PROMPTS = 64
-# Refusals and notices that wait for the writer.
-MAX_NOTICES = 4096
-# The gateway dials again for 0.5 s; the rest is for what it takes to notice on either side.
-PARK_S = 2.0
-
-# Gateway's id, number of its link.
-LinkKey = tuple[str, int]
-GatewayStream = FrameStream[worker_pb2.GatewayFrame, worker_pb2.WorkerFrame]
 
 _log = logs.get("decode_worker.session")
 
@@ -47,26 +30,20 @@ class Doorkeeper(Protocol):
         """One of its attempts has ended, or its gateway is back."""
 
     def session_over(self, session: "GatewaySession") -> None:
-        """It holds nothing any more and takes no connection."""
+        """It holds nothing any more, and its link is over."""
 
 
 class GatewaySession:
-    """Serves one link, over one connection at a time."""
+    """What a gateway has here, for as long as its link lasts."""
 
     def __init__(
         self, parts: WorkerParts, links: PrefillLinks, doorkeeper: Doorkeeper, key: LinkKey
     ) -> None:
         self.merge = StepMerge()
-        self.key = key
+        self.link = GatewayLink(key, self)
         self._parts = parts
         self._links = links
         self._doorkeeper = doorkeeper
-        self._notices: deque[worker_pb2.WorkerFrame] = deque()
-        self._memory = LinkMemory(self._next_frame, worker_pb2.WorkerFrame)
-        self._pump: StreamPump[worker_pb2.WorkerFrame] | None = None
-        self._disconnected = asyncio.Event()
-        self._expiry: asyncio.TimerHandle | None = None
-        self._is_over = False
         self._attempts: dict[int, Attempt] = {}
         self._handles: dict[str, int] = {}  # of the newest attempt of a request
         # Submits whose prompt continues in further frames.
@@ -86,69 +63,17 @@ class GatewaySession:
     @property
     def is_busy(self) -> bool:
         """Something runs, or waits for a gateway that may come back for it."""
-        return bool(self._attempts) or self._expiry is not None
-
-    async def serve(
-        self,
-        stream: GatewayStream,
-        hello: worker_pb2.GatewayHello,
-        answer: worker_pb2.WorkerHello,
-    ) -> None:
-        """Serve one connection until it ends, `answer` first; take over from one that has not
-        noticed its end yet. Raises Unavailable, before a word, when there is nothing to resume."""
-        while self._pump is not None:
-            self._disconnected.clear()
-            self._pump.stop_lost()
-            await self._disconnected.wait()
-        try:
-            if self._is_over:
-                raise NotRemembered("this link has said Bye")
-            writer = self._memory.connect(stream, hello.num_received)
-        except NotRemembered as error:
-            raise failures.Unavailable(str(error), reason="worker_lost") from error
-        self._unpark()
-        answer.num_received = self._memory.num_received
-        writer.send_control(worker_pb2.WorkerFrame(hello=answer))
-        self._pump = pump = StreamPump(stream, writer, self._on_frame)
-        try:
-            await pump.run()
-        finally:
-            self._pump = None
-            self._disconnected.set()
-            if pump.was_lost:
-                self._park()
-            else:
-                self._end()
-
-    def abandon(self) -> None:
-        """The gateway has begun this link anew."""
-        if self._pump is not None:
-            self._pump.stop_lost()
-        self._end()
-
-    def send(self, frame: worker_pb2.WorkerFrame) -> None:
-        """A frame that overtakes tokens."""
-        if len(self._notices) < MAX_NOTICES:
-            self._notices.append(frame)
-            self._memory.wake()
-        elif self._pump is not None:
-            self._pump.stop_lost()
+        return bool(self._attempts) or self.link.is_parked
 
     def fail_all(self, error: failures.BatonError) -> None:
         """Every open attempt has failed."""
         for attempt in list(self._attempts.values()):
             attempt.failed(error)
 
-    async def finish(self, reason: str) -> None:
-        """Write what waits, say Bye and end the link."""
-        if self._pump is not None:
-            await self._pump.finish(worker_pb2.WorkerFrame(bye={"reason": reason}))
-        self._end()
-
     # What attempts tell (AttemptOutlet).
 
     def wake(self) -> None:
-        self._memory.wake()
+        self.link.wake()
 
     def refuse(self, submit: worker_pb2.Submit, error: failures.BatonError) -> None:
         _log.info(
@@ -164,7 +89,7 @@ class GatewaySession:
             handle=submit.handle,
             failure=failures.to_wire(error),
         )
-        self.send(worker_pb2.WorkerFrame(refused=refused))
+        self.link.send(worker_pb2.WorkerFrame(refused=refused))
 
     def ended(self, attempt: Attempt) -> None:
         submit = attempt.request.submit
@@ -173,56 +98,24 @@ class GatewaySession:
             del self._handles[submit.request_id]
         self._doorkeeper.session_changed()
 
-    # Connections.
+    # What the link tells (LinkOwner).
 
-    def _park(self) -> None:
-        if self._is_over:
-            return
-        _log.warning("gateway_stream_lost", gateway=self.key[0], num_open=len(self._attempts))
-        self._expiry = asyncio.get_running_loop().call_later(PARK_S, self._on_expiry)
+    def next_step(self) -> worker_pb2.WorkerFrame | None:
+        return self.merge.take()
 
-    def _unpark(self) -> None:
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
-            self._doorkeeper.session_changed()
-            instruments.DECODE_PARKED_GATEWAYS.labels("resumed").inc()
+    def link_resumed(self) -> None:
+        self._doorkeeper.session_changed()
 
-    def _on_expiry(self) -> None:
-        instruments.DECODE_PARKED_GATEWAYS.labels("expired").inc()
-        self._end()
-
-    def _end(self) -> None:
-        """The gateway is gone: free everything that it had here. Safe to call again."""
-        if self._is_over:
-            return
-        self._is_over = True
-        if self._expiry is not None:
-            self._expiry.cancel()
+    def link_over(self) -> None:
         self._partial.clear()
         for attempt in list(self._attempts.values()):
             attempt.drop()
         self._doorkeeper.session_over(self)
 
-    def _next_frame(self) -> worker_pb2.WorkerFrame | None:
-        return self._notices.popleft() if self._notices else self.merge.take()
-
-    # Frames.
-
-    def _on_frame(self, frame: worker_pb2.GatewayFrame) -> bool:
-        try:
-            if not self._memory.take(frame):
-                return True
-        except StreamLost:
-            assert self._pump is not None, "frames come from it"
-            self._pump.stop_lost()
-            return True
+    def on_frame(self, frame: worker_pb2.GatewayFrame) -> None:
         kind = frame.WhichOneof("frame") or ""
-        if kind == "bye":
-            return False
         if (handler := self._handlers.get(kind)) is not None:
             handler(getattr(frame, kind))
-        return True
 
     def _on_submit(self, submit: worker_pb2.Submit) -> None:
         handle = submit.handle

@@ -21,7 +21,7 @@ from baton.testing.fault_proxy import FaultProxy, OneUpstream
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, sampling_pb2, worker_pb2
 from baton.worker.program import make_parts
-from services.decode_worker import session
+from services.decode_worker import gateway_link
 from services.decode_worker.__main__ import DecodeProgram
 from services.gateway.attempt import Finished, Tokens
 from services.gateway.clients import dial_worker
@@ -174,7 +174,7 @@ async def test_a_connection_that_goes_silent_is_replaced_by_another() -> None:
 async def test_a_gateway_that_reads_nothing_counts_as_lost_after_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session, "PARK_S", 0.1)
+    monkeypatch.setattr(gateway_link, "PARK_S", 0.1)
     async with rig() as r, asyncio.timeout(60):
         expired = value(instruments.DECODE_PARKED_GATEWAYS, "expired")
         stream = await dial_worker(r.proxy.address)

@@ -9,7 +9,7 @@ import pytest
 from baton.testing.memory_stream import MemoryStream
 from baton.wire.v1 import worker_pb2
 from baton.worker.stream_pump import FINISH_TIMEOUT_S
-from services.decode_worker.session import PARK_S
+from services.decode_worker.gateway_link import PARK_S
 from tests.simulation.workers.fleet import STEP_S, FakeGateway, Fleet, fleet, virtual
 
 PROMPT = list(range(100, 150))

@@ -1,0 +1,160 @@
+"""The worker's end of one gateway's link, over any number of connections, one at a time.
+
+A connection that ends without Bye is lost, but the gateway is not: for PARK_S what was said and
+what is to be said is kept, and a connection that resumes the link gets it. Only then is the link
+over. Knows nothing of attempts.
+"""
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from baton.runtime import instruments, logs
+from baton.runtime.link_memory import LinkMemory, NotRemembered
+from baton.runtime.shared_stream import FrameStream, StreamLost
+from baton.wire import failures
+from baton.wire.v1 import worker_pb2
+from baton.worker.stream_pump import StreamPump
+
+# The gateway dials again for 0.5 s; the rest is for what it takes to notice on either side.
+PARK_S = 2.0
+# Refusals and notices that wait for the writer.
+MAX_NOTICES = 4096
+
+# Gateway's id, number of its link.
+LinkKey = tuple[str, int]
+GatewayStream = FrameStream[worker_pb2.GatewayFrame, worker_pb2.WorkerFrame]
+
+_log = logs.get("decode_worker.gateway_link")
+
+
+class LinkOwner(Protocol):
+    """The gateway's session."""
+
+    def next_step(self) -> worker_pb2.WorkerFrame | None:
+        """What has been produced since the last call."""
+
+    def on_frame(self, frame: worker_pb2.GatewayFrame) -> None:
+        """Each frame of the gateway once, in order."""
+
+    def link_resumed(self) -> None:
+        """The gateway is back."""
+
+    def link_over(self) -> None:
+        """The gateway has left or did not come back; called once."""
+
+
+class GatewayLink:
+    """`serve` each connection; `wake` when the owner has something to say."""
+
+    def __init__(self, key: LinkKey, owner: LinkOwner) -> None:
+        self.key = key
+        self._owner = owner
+        self._notices: deque[worker_pb2.WorkerFrame] = deque()
+        self._memory = LinkMemory(self._next_frame, worker_pb2.WorkerFrame)
+        self._pump: StreamPump[worker_pb2.WorkerFrame] | None = None
+        self._disconnected = asyncio.Event()
+        self._expiry: asyncio.TimerHandle | None = None
+        self._is_over = False
+
+    @property
+    def is_parked(self) -> bool:
+        """Its connection is lost, and it waits for the next."""
+        return self._expiry is not None
+
+    async def serve(
+        self,
+        stream: GatewayStream,
+        hello: worker_pb2.GatewayHello,
+        answer: worker_pb2.WorkerHello,
+    ) -> None:
+        """Serve one connection until it ends, `answer` first; take over from one that has not
+        noticed its end yet. Raises Unavailable, before a word, when there is nothing to resume."""
+        while self._pump is not None:
+            self._disconnected.clear()
+            self._pump.stop_lost()
+            await self._disconnected.wait()
+        try:
+            if self._is_over:
+                raise NotRemembered("this link has said Bye")
+            writer = self._memory.connect(stream, hello.num_received)
+        except NotRemembered as error:
+            raise failures.Unavailable(str(error), reason="worker_lost") from error
+        self._unpark()
+        answer.num_received = self._memory.num_received
+        writer.send_control(worker_pb2.WorkerFrame(hello=answer))
+        self._pump = pump = StreamPump(stream, writer, self._on_frame)
+        try:
+            await pump.run()
+        finally:
+            self._pump = None
+            self._disconnected.set()
+            if pump.was_lost:
+                self._park()
+            else:
+                self._end()
+
+    def send(self, frame: worker_pb2.WorkerFrame) -> None:
+        """A frame that overtakes what the owner has to say."""
+        if len(self._notices) < MAX_NOTICES:
+            self._notices.append(frame)
+            self._memory.wake()
+        elif self._pump is not None:
+            self._pump.stop_lost()
+
+    def wake(self) -> None:
+        """`next_step` has something."""
+        self._memory.wake()
+
+    async def finish(self, reason: str) -> None:
+        """Write what waits, say Bye and end the link."""
+        if self._pump is not None:
+            await self._pump.finish(worker_pb2.WorkerFrame(bye={"reason": reason}))
+        self._end()
+
+    def abandon(self) -> None:
+        """The gateway has begun this link anew: end it without a word."""
+        if self._pump is not None:
+            self._pump.stop_lost()
+        self._end()
+
+    def _park(self) -> None:
+        if self._is_over:
+            return
+        _log.warning("gateway_stream_lost", gateway=self.key[0], link=self.key[1])
+        self._expiry = asyncio.get_running_loop().call_later(PARK_S, self._on_expiry)
+
+    def _unpark(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+            instruments.DECODE_PARKED_GATEWAYS.labels("resumed").inc()
+            self._owner.link_resumed()
+
+    def _on_expiry(self) -> None:
+        instruments.DECODE_PARKED_GATEWAYS.labels("expired").inc()
+        self._end()
+
+    def _end(self) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._owner.link_over()
+
+    def _next_frame(self) -> worker_pb2.WorkerFrame | None:
+        return self._notices.popleft() if self._notices else self._owner.next_step()
+
+    def _on_frame(self, frame: worker_pb2.GatewayFrame) -> bool:
+        try:
+            is_new = self._memory.take(frame)
+        except StreamLost:
+            assert self._pump is not None, "frames come from it"
+            self._pump.stop_lost()
+            return True
+        if frame.HasField("bye"):
+            return False
+        if is_new:
+            self._owner.on_frame(frame)
+        return True
