@@ -1,10 +1,13 @@
-"""What cores' deaths say of one request: whether it is a suspect, and how it clears itself.
+"""What cores' deaths say of a request: whether it is a suspect, and how it clears itself.
 
-Each request has a record of its own; what outlives it is the router's (`quarantine.py` there). One
-that was named computes in steps of its own from then on; named again before it has proved harmless,
-it has killed two cores, and the router refuses it.
+Each request has a CrashRecord. One that was named computes in steps of its own from then on; named
+again before it has proved harmless, it has killed two cores, and the router refuses it. What is
+told beside the request goes through the gateway's one Crashes: names that come late, and the
+fingerprints of suspects that proved harmless. What outlives both is the router's (`quarantine.py`
+there).
 """
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,14 +17,18 @@ from baton.wire.v1 import router_pb2
 
 MAX_DEATHS = 2
 MAX_NAMED = 1024
+MAX_HARMLESS = 256
 # Failures that say something of the worker. Refusals for room or because it drains do not.
 _WORKER_FAILURES = frozenset({"worker_lost", "handoff_failed", "unavailable"})
 
 
 @dataclass(slots=True)
 class CrashRecord:
-    """Changed by the pipeline, before and after each attempt."""
+    """Of one request; changed by Crashes alone, before and after each attempt."""
 
+    request_id: str = ""
+    num_choices: int = 1
+    fingerprint: bytes = b""
     # Cores that died in a step with it since it last proved harmless, or with another like it.
     num_deaths: int = 0
     # The worker failed the last attempt.
@@ -37,34 +44,46 @@ class CrashRecord:
         """It has killed as many cores as anybody may: the next pick only tells the router."""
         return self.num_deaths >= MAX_DEATHS
 
-    def picked(self, pick: router_pb2.PickResponse) -> None:
-        """The router may know of another request like this one."""
-        if pick.is_suspect:
-            self.num_deaths = max(self.num_deaths, 1)
 
-    def ended(self, error: BatonError, num_tokens: int, num_choices: int) -> None:
-        """An attempt failed after it brought `num_tokens`, over all choices."""
-        if num_tokens >= NUM_TOKENS_ALONE * num_choices:
-            self.num_deaths = 0
-        self.num_deaths += error.is_suspect
-        self.has_failed = error.reason in _WORKER_FAILURES
-
-    def named(self) -> None:
-        """A worker's next life named it: it ran in the last step of a process that died whole."""
-        self.num_deaths = max(self.num_deaths, 1)
-
-
-class NamedRequests:
-    """Requests that hellos of workers' next lives have named; the oldest are forgotten."""
+class Crashes:
+    """One gateway's. Both lists are bounded; the oldest are forgotten."""
 
     def __init__(self) -> None:
-        self._ids: dict[str, None] = {}
+        self._named: dict[str, None] = {}
+        self._harmless: deque[bytes] = deque(maxlen=MAX_HARMLESS)
 
-    def add(self, request_ids: Iterable[str]) -> None:
-        self._ids.update(dict.fromkeys(request_ids))
-        for request_id in list(self._ids)[: max(0, len(self._ids) - MAX_NAMED)]:
-            del self._ids[request_id]
+    def ask(self, record: CrashRecord, request: router_pb2.PickRequest) -> None:
+        """Tell the router with this pick what is known of its request, and who was cleared."""
+        record.request_id = request.request_id
+        record.num_choices = request.num_choices
+        record.fingerprint = request.poison_fingerprint
+        request.num_deaths = record.num_deaths
+        request.has_failed = record.has_failed
+        request.harmless_fingerprints.extend(self._harmless)
+        self._harmless.clear()
 
-    def take(self, request_id: str) -> bool:
-        """Whether it was named since this was asked last."""
-        return self._ids.pop(request_id, False) is None
+    def picked(self, record: CrashRecord, pick: router_pb2.PickResponse) -> None:
+        """The router may know of another request like this one."""
+        if pick.is_suspect:
+            record.num_deaths = max(record.num_deaths, 1)
+
+    def failed(self, record: CrashRecord, error: BatonError, num_tokens: int) -> None:
+        """An attempt failed after it brought `num_tokens`, over all choices."""
+        if num_tokens >= NUM_TOKENS_ALONE * record.num_choices:
+            self.finished(record)
+        record.num_deaths += error.is_suspect
+        record.has_failed = error.reason in _WORKER_FAILURES
+        if self._named.pop(record.request_id, False) is None:
+            record.num_deaths = max(record.num_deaths, 1)
+
+    def finished(self, record: CrashRecord) -> None:
+        """An attempt has ended well, or far enough: whatever killed a core, it was not this."""
+        if record.is_suspect:
+            record.num_deaths = 0
+            self._harmless.append(record.fingerprint)
+
+    def name(self, request_ids: Iterable[str]) -> None:
+        """A worker's next life names those that ran in the last step of one that died whole."""
+        self._named.update(dict.fromkeys(request_ids))
+        for request_id in list(self._named)[: max(0, len(self._named) - MAX_NAMED)]:
+            del self._named[request_id]

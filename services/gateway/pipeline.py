@@ -23,7 +23,6 @@ from services.gateway import reports, submission
 from services.gateway.answer_stream import AnswerStream
 from services.gateway.attempt import Attempt
 from services.gateway.auth import Authenticator, Principal
-from services.gateway.crash_record import CrashRecord
 from services.gateway.credit import CreditMeter
 from services.gateway.detokenize import Artifacts
 from services.gateway.exchange import Arrival, Exchange, Sink, head_of, usage_record
@@ -231,34 +230,30 @@ class Pipeline:
             pick = await self._pick(x, excluded)
             x.progress.num_attempts += 1
             try:
-                return await self._attempt(x, pick)
+                await self._attempt(x, pick)
+                return self._parts.links.crashes.finished(x.progress.crashes)
             except BatonError as error:
                 x.progress.num_failed_attempts += error.reason != "no_room"
                 retried = error.reason in RETRIED_REASONS and not x.progress.num_received
+                crashes = x.progress.crashes
+                self._parts.links.crashes.failed(crashes, error, x.progress.num_received)
                 # One more pick of a request that kills cores tells the router, which refuses it.
-                most = MAX_FAILURES + self._crashes(x, error).is_guilty
+                most = MAX_FAILURES + crashes.is_guilty
                 if not retried or x.progress.num_failed_attempts >= most:
                     raise
                 excluded = [*excluded[1 - MAX_EXCLUDED :], _at_fault(pick, error)]
                 reports.of_retry(x, error.reason)
 
-    def _crashes(self, x: Exchange, error: BatonError) -> CrashRecord:
-        """What the failed attempt, and workers' next lives, say of the request."""
-        crashes = x.progress.crashes
-        crashes.ended(error, x.progress.num_received, _request(x).num_choices)
-        if self._parts.links.named.take(x.request_id):
-            crashes.named()
-        return crashes
-
     async def _pick(self, x: Exchange, excluded: list[str]) -> router_pb2.PickResponse:
         clock = self._parts.clock
         request = submission.pick_request(x, self._expected_tokens(x), self._parts.server_secret)
         request.exclude_worker_ids.extend(excluded)
+        self._parts.links.crashes.ask(x.progress.crashes, request)
         with _stage(x, "pick") as span:
             asked_s = clock.now()
             context = _context(x, span, x.deadlines.first_token_left_s)
             pick = await self._parts.router.pick(request, context)
-            x.progress.crashes.picked(pick)
+            self._parts.links.crashes.picked(x.progress.crashes, pick)
             queue_s = min(pick.queue_us / 1e6, clock.now() - asked_s)
             span.set("baton.pick.reasons", pick.reasons)
         reports.of_queue(x, span, asked_s, queue_s)

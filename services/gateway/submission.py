@@ -128,8 +128,6 @@ def pick_request(
         num_choices=request.num_choices,
         local_prefill=is_judged(request),
         poison_fingerprint=_fingerprint(x, server_secret),
-        num_deaths=progress.crashes.num_deaths,
-        has_failed=progress.crashes.has_failed,
     )
 
 

@@ -22,7 +22,7 @@ from baton.wire.failures import BatonError, Unavailable, from_wire
 from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import router_pb2, worker_pb2
 from services.gateway.attempt import Attempt
-from services.gateway.crash_record import NamedRequests
+from services.gateway.crash_record import Crashes
 from services.gateway.ports import Dial, WorkerStream
 from services.gateway.submit_frames import submit_frames
 
@@ -47,7 +47,7 @@ class WorkerLink:
         gateway_id: str,
         clock: Clock,
         number: int = 1,
-        named: NamedRequests | None = None,
+        crashes: Crashes | None = None,
     ) -> None:
         self.worker = worker
         self.idle_since_s = clock.now()
@@ -68,7 +68,7 @@ class WorkerLink:
         self._boot_epoch: int | None = None
         self._give_up_s = -math.inf
         # Gets those that a worker's hello names.
-        self._named = named or NamedRequests()
+        self._crashes = crashes or Crashes()
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self._ended = asyncio.Event()
@@ -173,7 +173,7 @@ class WorkerLink:
         agree(hello.protocol, peer=hello.worker_id, own=self._hello.gateway_id)
         if is_first:
             self._boot_epoch = hello.boot_epoch
-            self._named.add(hello.suspect_request_ids)
+            self._crashes.name(hello.suspect_request_ids)
         elif hello.boot_epoch != self._boot_epoch or not hello.HasField("num_received"):
             raise Unavailable("the worker has begun anew", reason="worker_lost")
         return int(hello.num_received)

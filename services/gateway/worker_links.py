@@ -6,7 +6,7 @@ import asyncio
 from baton.runtime import logs
 from baton.system.clock import Clock
 from baton.wire.v1 import router_pb2
-from services.gateway.crash_record import NamedRequests
+from services.gateway.crash_record import Crashes
 from services.gateway.ports import Dial
 from services.gateway.worker_link import WorkerLink
 
@@ -25,7 +25,7 @@ class WorkerLinks:
         self._clock = clock
         self._links: dict[tuple[str, str], WorkerLink] = {}
         self._num_links = 0
-        self.named = NamedRequests()
+        self.crashes = Crashes()
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
@@ -42,7 +42,7 @@ class WorkerLinks:
         link = self._links.get(key)
         if link is None or link.has_ended:
             self._num_links += 1
-            link = WorkerLink(worker, self._gateway_id, self._clock, self._num_links, self.named)
+            link = WorkerLink(worker, self._gateway_id, self._clock, self._num_links, self.crashes)
             self._links[key] = link
             self._tasks.create_task(link.run(self._dial))
         return link

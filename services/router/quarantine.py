@@ -7,6 +7,7 @@ under the gateways' secret. One router's memory; the next one learns at the cost
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from baton.runtime import instruments, logs
@@ -56,6 +57,13 @@ class Quarantine:
                 reason="request_quarantined",
             )
         return bool(num_deaths or known)
+
+    def clear(self, fingerprints: Iterable[bytes]) -> None:
+        """These suspects have proved harmless; what is in quarantine stays there."""
+        for fingerprint in fingerprints:
+            known = self._entries.get(fingerprint)
+            if known is not None and known.num_deaths < MAX_DEATHS:
+                del self._entries[fingerprint]
 
     def greet(self, software_version: str) -> None:
         """A worker of this version registered: a new one gets another chance."""

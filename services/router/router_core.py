@@ -103,6 +103,7 @@ class RouterCore:
         self._fleet.end_leases(request.request_id)
         if request.has_failed and request.exclude_worker_ids:
             self._fleet.failed(request.exclude_worker_ids[-1])
+        self._quarantine.clear(request.harmless_fingerprints)
         wanted = PickRequest.of(request, self._clock.now())
         outcome = "cancelled"
         try:

@@ -7,7 +7,7 @@ import pytest
 from baton.wire.failures import BatonError, InvalidRequest, Unavailable
 from baton.wire.suspects import NUM_TOKENS_ALONE
 from baton.wire.v1 import router_pb2, worker_pb2
-from services.gateway.crash_record import MAX_NAMED, CrashRecord, NamedRequests
+from services.gateway.crash_record import MAX_NAMED, Crashes, CrashRecord
 from services.gateway.ports import CallContext
 from tests.unit.gateway.fakes import FakeWorker, Fleet, simulate
 
@@ -15,44 +15,79 @@ LOST = Unavailable("gone", reason="worker_lost")
 NAMED = Unavailable("gone", reason="worker_lost", is_suspect=True)
 
 
-def test_two_deaths_without_proof_in_between_make_a_request_guilty() -> None:
+@pytest.fixture
+def crashes() -> Crashes:
+    return Crashes()
+
+
+@pytest.fixture
+def record(crashes: Crashes) -> CrashRecord:
     record = CrashRecord()
-    record.ended(NAMED, 0, 1)
+    crashes.ask(record, pick_request("r1"))
+    return record
+
+
+def pick_request(request_id: str) -> router_pb2.PickRequest:
+    return router_pb2.PickRequest(
+        request_id=request_id, num_choices=1, poison_fingerprint=request_id.encode()
+    )
+
+
+def told(crashes: Crashes) -> list[bytes]:
+    """Fingerprints that the next pick clears."""
+    request = pick_request("another")
+    crashes.ask(CrashRecord(), request)
+    return list(request.harmless_fingerprints)
+
+
+def test_two_deaths_without_proof_in_between_make_a_request_guilty(crashes, record) -> None:
+    crashes.failed(record, NAMED, 0)
     assert (record.is_suspect, record.is_guilty) == (True, False)
-    record.ended(NAMED, NUM_TOKENS_ALONE - 1, 1)
+    crashes.failed(record, NAMED, NUM_TOKENS_ALONE - 1)
     assert record.is_guilty
+    assert told(crashes) == []
 
 
-def test_a_suspect_that_brought_enough_tokens_starts_anew() -> None:
-    record = CrashRecord()
-    record.ended(NAMED, 0, 1)
-    record.ended(NAMED, NUM_TOKENS_ALONE, 1)
+def test_a_suspect_that_brought_enough_tokens_starts_anew(crashes, record) -> None:
+    crashes.failed(record, NAMED, 0)
+    crashes.failed(record, NAMED, NUM_TOKENS_ALONE)
     assert (record.num_deaths, record.is_guilty) == (1, False)
-    record.ended(LOST, NUM_TOKENS_ALONE, 1)
+    crashes.failed(record, LOST, NUM_TOKENS_ALONE)
     assert not record.is_suspect
 
 
-def test_only_failures_of_the_worker_are_told_as_such() -> None:
-    record = CrashRecord()
+def test_a_suspect_that_ends_well_is_cleared_at_the_router_with_the_next_pick(
+    crashes, record
+) -> None:
+    crashes.failed(record, NAMED, 0)
+    crashes.finished(record)
+    assert told(crashes) == [b"r1"]
+    assert told(crashes) == []
+    crashes.finished(record)
+    assert told(crashes) == [], "it was no suspect any more"
+
+
+def test_only_failures_of_the_worker_are_told_as_such(crashes, record) -> None:
     for reason, is_failure in (("no_room", False), ("worker_lost", True), ("draining", False)):
-        record.ended(Unavailable("x", reason=reason), 0, 1)
+        crashes.failed(record, Unavailable("x", reason=reason), 0)
         assert record.has_failed == is_failure
 
 
-def test_the_routers_word_makes_a_request_a_suspect_but_never_guilty() -> None:
-    record = CrashRecord()
+def test_words_of_others_make_a_request_a_suspect_but_never_guilty(crashes, record) -> None:
     for _ in range(3):
-        record.picked(router_pb2.PickResponse(is_suspect=True))
-        record.named()
+        crashes.picked(record, router_pb2.PickResponse(is_suspect=True))
+        crashes.name(["r1"])
+        crashes.failed(record, LOST, 0)
     assert record.num_deaths == 1
 
 
-def test_named_requests_are_bounded_and_told_once() -> None:
-    named = NamedRequests()
-    named.add(f"r{i}" for i in range(MAX_NAMED + 1))
-    assert not named.take("r0")
-    assert named.take("r1")
-    assert not named.take("r1")
+def test_late_names_are_bounded_and_count_once(crashes) -> None:
+    crashes.name(f"r{i}" for i in range(MAX_NAMED + 1))
+    for request_id, num_deaths in (("r0", 0), ("r1", 1), ("r1", 0)):
+        record = CrashRecord()
+        crashes.ask(record, pick_request(request_id))
+        crashes.failed(record, LOST, 0)
+        assert record.num_deaths == num_deaths
 
 
 async def core_death(worker: FakeWorker, *suspects: str) -> None:

@@ -73,6 +73,14 @@ def test_a_new_version_of_the_workers_gets_another_chance(quarantine: Quarantine
     assert not is_refused(quarantine, b"a")
 
 
+def test_suspects_that_proved_harmless_are_forgotten_but_no_killers(quarantine) -> None:
+    quarantine.admit(b"a", 1, "r1")
+    assert is_refused(quarantine, b"b", 2)
+    quarantine.clear([b"a", b"b", b"c"])
+    assert quarantine.admit(b"a", 0, "r1") is False
+    assert is_refused(quarantine, b"b")
+
+
 def test_a_quarantined_request_is_refused_without_waiting_in_the_queue(router, clock) -> None:
     async def scenario() -> None:
         fleet: Any = router()
