@@ -53,6 +53,7 @@ class Home:
         self.usage = self.root / "usage"
         self.outbox = self.root / "outbox"
         self.handoff = self.root / "handoff"
+        self.workers = self.root / "workers"
         self.spans = self.root / "spans.db"
         self._state = self.root / "state.json"
 
@@ -68,7 +69,8 @@ class Home:
         """
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for folder in (self.logs, self.redis, self.usage, self.outbox, self.handoff):
+            folders = (self.logs, self.redis, self.usage, self.outbox, self.handoff, self.workers)
+            for folder in folders:
                 folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise HomeNotWritable(f"{error.filename}: {error.strerror}") from error

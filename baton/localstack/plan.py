@@ -277,6 +277,7 @@ def _add_workers(builder: _Builder, model: LocalModel, options: Options) -> list
                 "model": str(model.folder),
                 "model_name": model.name,
                 "handoff_dir": str(builder.home.handoff),
+                "state_dir": str(builder.home.workers),
                 **options.worker_settings(),
             }
             module = f"services.{role}_worker"
