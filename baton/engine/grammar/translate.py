@@ -14,6 +14,7 @@ Source: llguidance's docs/syntax.md and docs/json_schema.md.
 """
 
 import re
+from typing import Any
 
 import msgspec
 
@@ -24,6 +25,7 @@ _WHITE_SPACE = r" |\n[ \t]{0,32}"
 _ANY_OBJECT = b'{"type": "object"}'
 _LARK_START = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:)")
 _CAUSE = re.compile(r"(?m)^error: (.*)$")
+_CAMEL_HUMP = re.compile(r"([a-z])([A-Z])")
 _END_OF_MESSAGE = "<non-verbose/>"
 
 
@@ -64,19 +66,38 @@ def ebnf_to_lark(text: str) -> str:
         return text
     if "::=" not in text:
         raise GrammarRefused("the grammar has neither a rule start: (Lark) nor root ::= (GBNF)")
-    from llguidance.gbnf_to_lark import GrammarParser, gbnf_to_lark
+    from llguidance.gbnf_to_lark import GbnfToLarkError, GrammarParser, gbnf_to_lark
 
     try:
-        if "root" not in GrammarParser().parse(text):
-            raise GrammarRefused("the grammar has no rule named root")
+        _check_rules(GrammarParser().parse(text))
         return gbnf_to_lark(text)
     except RecursionError:
         raise GrammarRefused("the grammar is nested too deeply") from None
-    except GrammarRefused:
-        raise
-    # The translator raises bare Exceptions; this runs where nothing else could go wrong.
-    except Exception as error:
+    # A count that is no number; an escape that the text ends in.
+    except (GbnfToLarkError, ValueError, IndexError) as error:
         raise GrammarRefused(str(error)) from error
+
+
+def _check_rules(rules: dict[str, Any]) -> None:
+    """What the translator would raise a bare Exception for. `rules` are its own, by name."""
+    from llguidance.gbnf_to_lark import RuleRefNode
+
+    if "root" not in rules:
+        raise GrammarRefused("the grammar has no rule named root")
+    # The translator calls root start, and writes other names in one way, by what they stand for.
+    names = {"start": "root"}
+    for name in rules.keys() - {"root"}:
+        written = _CAMEL_HUMP.sub(r"\1_\2", name.replace("-", "_")).lower()
+        other = names.setdefault(written, name)
+        if other is not name:
+            first, second = sorted((name, other))
+            raise GrammarRefused(f"the names of the rules {first} and {second} are too much alike")
+    nodes: list[Any] = list(rules.values())
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, RuleRefNode) and node.name not in rules:
+            raise GrammarRefused(f"the grammar has no rule named {node.name}")
+        nodes += node.children()
 
 
 def _json_grammar(schema_json: bytes) -> str:

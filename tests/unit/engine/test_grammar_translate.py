@@ -50,6 +50,11 @@ def test_gbnf_becomes_lark():
         ('root ::= "a', "end of input"),
         ("root ::= a{99999999999999999999", "Expected"),
         ("root ::= " + "(" * 5000, "nested too deeply"),
+        ("root ::= item", "no rule named item"),
+        ('root ::= Start\nStart ::= "a"', "rules Start and root are too much alike"),
+        ('root ::= a-b a_b\na-b ::= "a"\na_b ::= "b"', "rules a-b and a_b are too much alike"),
+        ('root ::= "a"{\u00b2}', "invalid literal"),
+        ('root ::= "' + "\\", "out of range"),
     ],
 )
 def test_bad_gbnf_is_refused_in_one_line(text: str, reason: str):
