@@ -32,6 +32,10 @@ class Process:
         self.clock = clock
         self.stopping = stopping
 
+    def unready_reason(self) -> str:
+        """Why nothing new is taken, for /readyz; empty when it may be."""
+        return "draining" if self.stopping.is_set() else ""
+
 
 def run(service: str, main: Callable[[Process], Awaitable[None]]) -> NoReturn:
     """Run `main` until it returns; never returns itself.

@@ -176,7 +176,7 @@ async def _serve(process: Process, settings: Settings, parts: WorkerParts, front
         server = await start_server(settings.listen, register, link=True)
         try:
             admin_port = admin.start_admin(
-                settings.admin_listen, lambda: _unready_reason(process, parts)
+                settings.admin_listen, lambda: process.unready_reason() or parts.watch.reason()
             )
             _log.info("serving", worker_id=parts.worker_id, port=server.port, admin_port=admin_port)
             await process.stopping.wait()
@@ -190,8 +190,3 @@ async def _serve(process: Process, settings: Settings, parts: WorkerParts, front
             parts.reports.close()
             await server.stop(_STOP_GRACE_S)
         running.cancel()
-
-
-def _unready_reason(process: Process, parts: WorkerParts) -> str:
-    """Why new work should not come here; empty when it may."""
-    return "draining" if process.stopping.is_set() else parts.watch.reason()

@@ -57,7 +57,7 @@ async def serve(
     # Uvicorn's own cap must not come before ours, which ends streams with a word.
     drain_cap_s = settings.unready_s + settings.drain_s + LAST_SETTLES_S
     server = HttpServer(app, drain_cap_s=drain_cap_s)
-    admin_port = start_admin(settings.admin_listen)
+    admin_port = start_admin(settings.admin_listen, process.unready_reason)
     port = bound.getsockname()[1]
     _log.info("serving", port=port, admin_port=admin_port)
     on_bound(port)

@@ -44,7 +44,7 @@ async def serve(process: Process, settings: Settings) -> None:
         quota_pb2_grpc.add_QuotaServicer_to_server(QuotaServicer(ledger, leaving), server)
 
     server = await start_server(settings.listen, register)
-    admin_port = start_admin(settings.admin_listen)
+    admin_port = start_admin(settings.admin_listen, process.unready_reason)
     _log.info("serving", port=server.port, admin_port=admin_port)
     drained = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:

@@ -48,7 +48,7 @@ async def serve(process: Process, settings: Settings) -> None:
         lambda target: router_pb2_grpc.add_RouterServicer_to_server(servicer, target),
         link=True,
     )
-    admin_port = admin.start_admin(settings.admin_listen)
+    admin_port = admin.start_admin(settings.admin_listen, process.unready_reason)
     _log.info("serving", port=server.port, admin_port=admin_port, num_workers=len(settings.workers))
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(Watcher(core, dialer.dial, random).run(settings.workers))

@@ -53,7 +53,7 @@ async def _serve_models(
         tokenizer_pb2_grpc.add_TokenizerServicer_to_server(servicer, server)
 
     server = await start_server(settings.listen, register)
-    admin_port = start_admin(settings.admin_listen)
+    admin_port = start_admin(settings.admin_listen, process.unready_reason)
     _log.info("serving", port=server.port, admin_port=admin_port)
     await process.stopping.wait()
     await server.stop(settings.drain_s)

@@ -1,0 +1,42 @@
+"""The admin port over real HTTP: alive, ready, and why not."""
+
+import asyncio
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+
+from baton.runtime import admin
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    """Status and body."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+async def test_a_service_is_ready_until_it_has_a_reason_not_to_be() -> None:
+    reasons = [""]
+    port = admin.start_admin("127.0.0.1:0", lambda: reasons[0])
+    assert await asyncio.to_thread(get, port, "/readyz") == (200, "ok\n")
+    reasons[0] = "the engine core has not moved for 2.0 s"
+    assert await asyncio.to_thread(get, port, "/readyz") == (503, f"{reasons[0]}\n")
+    assert (await asyncio.to_thread(get, port, "/livez"))[0] == 200
+    assert (await asyncio.to_thread(get, port, "/nothing"))[0] == 404
+
+
+async def test_a_stuck_event_loop_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "LIVE_TIMEOUT_S", 0.1)
+    port = admin.start_admin("127.0.0.1:0")
+    assert await asyncio.to_thread(get, port, "/livez") == (200, "ok\n")
+    answers: list[tuple[int, str]] = []
+    asking = threading.Thread(target=lambda: answers.append(get(port, "/livez")))
+    asking.start()
+    asking.join(30)  # the loop is stuck in here
+    assert answers == [(503, "the event loop is stuck\n")]
+    assert (await asyncio.to_thread(get, port, "/metrics"))[0] == 200
