@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from baton.engine.batch import SampleRow, StepBatch
-from baton.engine.messages import Fork, SamplingParams
+from baton.engine.messages import Bind, Fork, SamplingParams, Start
 from baton.engine.model import dense, native
 from baton.engine.model.cpu_attention import CpuAttention
 from baton.engine.model.dense import DenseForward
@@ -253,3 +253,31 @@ def test_requests_in_a_crowd_get_what_they_get_alone(name, dtype, num_draft_toke
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_so_do_requests_to_a_model_of_modules(dtype, load, drive):
     run_schedule(load, drive, "qwen3-moe", dtype, 23, lengths=(9, 20, 33))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_handoff_changes_nothing(dtype, load, texts, drive):
+    loaded = load("qwen3", dtype)
+    sampling = SamplingParams(20, temperature=0.8, seed=9, ignore_eos=True, num_logprobs=4)
+    make = lambda: TorchRunner(loaded, is_deterministic=True)  # noqa: E731
+    whole = drive(loaded, max_step_tokens=256, runner=make())
+    whole.run([whole.request(0, texts[0], sampling)])
+
+    prefill = drive(loaded, max_step_tokens=32, runner=make())
+    prefill.run([prefill.request(0, texts[0], sampling, "prefill")])
+    decode = drive(loaded, max_step_tokens=32, runner=make())
+    mates = [decode.request(n, texts[n], sampling) for n in (1, 2)]
+    decode.run([*mates, decode.request(0, texts[0], sampling, "remote")])
+    [bound] = [bound for events in decode.run([Bind(0)]) for bound in events.bound]
+    source_ids = prefill.events[0].started[0].block_ids
+    for source, target in zip(source_ids, bound.block_ids, strict=False):
+        decode.row(target)[:] = prefill.row(source)
+    decode.run([Start(0, prefill.tokens[0][0])])
+
+    assert prefill.tokens[0] + decode.tokens[0] == whole.tokens[0]
+    assert logprobs_of(prefill) + logprobs_of(decode) == logprobs_of(whole)
+
+
+def logprobs_of(driver) -> list[tuple]:
+    """What was told of sequence 0."""
+    return [told_of(one) for news in driver.events for one in news.logprobs if one.seq_id == 0]
