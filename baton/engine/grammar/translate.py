@@ -23,7 +23,7 @@ from baton.engine.messages import Grammar
 MAX_MESSAGE_CHARS = 240
 _WHITE_SPACE = r" |\n[ \t]{0,32}"
 _ANY_OBJECT = b'{"type": "object"}'
-_LARK_START = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:)")
+_LARK_START = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:(?!:=))")
 _CAUSE = re.compile(r"(?m)^error: (.*)$")
 _CAMEL_HUMP = re.compile(r"([a-z])([A-Z])")
 _END_OF_MESSAGE = "<non-verbose/>"

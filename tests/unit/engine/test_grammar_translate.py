@@ -51,6 +51,7 @@ def test_gbnf_becomes_lark():
         ("root ::= a{99999999999999999999", "Expected"),
         ("root ::= " + "(" * 5000, "nested too deeply"),
         ("root ::= item", "no rule named item"),
+        ('root ::= start\nstart ::= "a"', "rules root and start are too much alike"),
         ('root ::= Start\nStart ::= "a"', "rules Start and root are too much alike"),
         ('root ::= a-b a_b\na-b ::= "a"\na_b ::= "b"', "rules a-b and a_b are too much alike"),
         ('root ::= "a"{\u00b2}', "invalid literal"),
