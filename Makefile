@@ -13,7 +13,7 @@ ARGS ?=
 export BATON_PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status test test-long test-oldest bench bench-peers check fmt protos clean
+.PHONY: help setup up down status test test-long test-oldest chaos bench bench-peers check fmt protos clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,10 @@ test-oldest: $(OLDEST_VENV)/.installed ## the models' tests on the oldest suppor
 
 $(OLDEST_VENV)/.installed: pyproject.toml constraints.txt tools/setup.sh Makefile
 	@tools/setup.sh $(OLDEST_VENV) $(OLDEST)
+
+chaos: $(KERNELS) ## every kind of fault ten times against the real stack, with a table
+	@BATON_CHAOS_EACH=10 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=0 \
+		$(PYTHON) -m pytest tests/chaos $(ARGS)
 
 bench: $(KERNELS) ## the engine beside its peers (ARGS="--quick"; see docs/benchmarks)
 	@$(VENV)/bin/baton bench engine $(ARGS)

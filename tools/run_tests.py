@@ -21,7 +21,7 @@ SECONDS = {
     "integration": 120,
     "e2e": 150,
     "chart": 40,
-    "faults": 100,
+    "chaos": 100,
     "fuzz": 45,
 }
 # One torch thread per worker: two processes with two OpenMP threads each on two cores crawl.

@@ -362,7 +362,7 @@ class FaultProxy:
                 tasks.create_task(there.write_all(to_server))
                 tasks.create_task(back.read_all(from_server))
                 tasks.create_task(back.write_all(to_client))
-        except* ConnectionError:
+        except* OSError:
             # One side is gone; so is the connection.
             for writer in (to_server, to_client):
                 _end(writer, reset=True)

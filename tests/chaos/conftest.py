@@ -1,0 +1,152 @@
+"""Real processes and real faults: one stack for all, a second way into it, a table at the end."""
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from baton.testing.process_faults import ProcessFault
+
+# Before its first import, so that failures tell the difference.
+pytest.register_assert_rewrite("tests.chaos.streams")
+
+from tests.chaos.proxied_way import ProxiedWay, proxied_way  # noqa: E402
+from tests.chaos.streams import Answer, Stream  # noqa: E402
+from tests.chaos.trials import IS_LONG, NUM_EACH, Trials  # noqa: E402
+from tests.e2e.conftest import Stack, wait_until  # noqa: E402
+
+# Loading a worker again, on a busy machine.
+RESTART_TIMEOUT_S = 90
+QUIET_TIMEOUT_S = 20
+TEST_TIMEOUT_S = 4 * 3600 if IS_LONG else 180 + 60 * NUM_EACH
+NUM_PREFILL, NUM_DECODE = 2, 2
+
+_trials = Trials()
+
+
+class Target:
+    """The stack under test, as faults and clients see it."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.rng = random.Random(int(os.environ.get("BATON_CHAOS_SEED", "1")))
+        self._right: dict[str, Answer] = {}
+
+    def stream(self, body: dict, way: ProxiedWay | None = None) -> Stream:
+        base_url = way.base_url if way else self.stack.base_url
+        return Stream(base_url, self.stack.api_key, body)
+
+    def right_answer(self, body: dict) -> Answer:
+        """What nothing disturbed: the tokens of this stack do not depend on other requests."""
+        key = repr(sorted(body.items()))
+        if key not in self._right:
+            answer = self.stream(body).join()
+            assert answer.error == ""
+            self._right[key] = answer
+        return self._right[key]
+
+    def fault(self, name: str, core: bool = False) -> ProcessFault:
+        """Aimed at a service, or at the core of a worker."""
+        assert self.stack.process is not None
+        pid = self.stack.pids()[name]
+        if core:
+            pid = self._core_of(pid)
+        return ProcessFault(pid, stack_pid=self.stack.process.pid)
+
+    def busy(self, role: str) -> list[str]:
+        """Workers of this role that hold blocks now, the fullest first."""
+        used = {n: blocks for n, blocks in self.stack.used_blocks().items() if n.startswith(role)}
+        return sorted((name for name in used if used[name]), key=lambda name: -used[name])
+
+    def wait_until_whole(self) -> None:
+        """Every worker is ready at every router."""
+        wait_until(self._is_whole, RESTART_TIMEOUT_S)
+
+    def wait_until_quiet(self) -> None:
+        """Nothing is held or waits anywhere."""
+        wait_until(self._is_quiet, QUIET_TIMEOUT_S)
+
+    def _is_whole(self) -> bool:
+        routers = [name for name in self.stack.pids() if name.startswith("router")]
+        wanted = {"prefill": NUM_PREFILL, "decode": NUM_DECODE}
+        try:
+            return bool(routers) and all(
+                self.stack.metric(router, "baton_router_ready_workers", role=role) == count
+                for router in routers
+                for role, count in wanted.items()
+            )
+        except (OSError, KeyError):
+            return False
+
+    def _is_quiet(self) -> bool:
+        try:
+            loads = [
+                self.stack.metric(name, gauge)
+                for name in self.stack.workers()
+                for gauge in (
+                    "baton_kv_blocks_used",
+                    "baton_kv_blocks_promised",
+                    "baton_num_requests_parked",
+                    "vllm:num_requests_running",
+                    "vllm:num_requests_waiting",
+                )
+            ]
+            loads.append(self.stack.metric("gateway", "baton_gateway_open_requests"))
+        except (OSError, KeyError):
+            return False
+        return not any(loads)
+
+    @staticmethod
+    def _core_of(front_pid: int) -> int:
+        import psutil
+
+        children = psutil.Process(front_pid).children()
+        cores = [child.pid for child in children if "core_main" in " ".join(child.cmdline())]
+        assert len(cores) == 1, f"{len(cores)} cores under process {front_pid}"
+        return cores[0]
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """Two prefill and two decode workers whose tokens do not depend on batch mates, and two of each
+    service that may die."""
+    folder = tmp_path_factory.mktemp("chaos") / "home"
+    sizes = ("--prefill", str(NUM_PREFILL), "--decode", str(NUM_DECODE), "--kv-memory", "16MiB")
+    replicas = ("--replicas", "quota=2,tokenizer=2,router=2")
+    stack = Stack(folder, *sizes, *replicas, "--dtype", "float32", "--deterministic")
+    # Faults of connections must meet the blocks, which shared memory would keep from them.
+    stack.environment["BATON_WORKER_TRANSPORTS"] = "grpc"
+    stack.start()
+    target = Target(stack)
+    target.wait_until_whole()
+    yield target
+    assert stack.interrupt() == 0, stack.output.read_text()[-3000:]
+
+
+@pytest.fixture(scope="session")
+def way(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedWay]:
+    with proxied_way(target.stack, tmp_path_factory.mktemp("way")) as running:
+        yield running
+
+
+@pytest.fixture
+def trials(target: Target) -> Iterator[Trials]:
+    """After a test nothing is held anywhere."""
+    target.wait_until_whole()
+    yield _trials
+    target.wait_until_whole()
+    target.wait_until_quiet()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/chaos" in item.path.as_posix():
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _trials.kinds:
+        terminalreporter.section("faults")
+        for row in _trials.table():
+            terminalreporter.write_line(row)

@@ -1,0 +1,112 @@
+"""Connections that break, and bytes that change on the way: right text every time."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from baton.testing.fault_proxy import FaultProxy
+from tests.chaos.conftest import Target
+from tests.chaos.proxied_way import ProxiedWay
+from tests.chaos.streams import assert_same, story
+from tests.chaos.trials import Trials
+
+NUM_TOKENS = 160
+# About 1,300 prompt tokens: a handoff of some hundred kilobytes.
+LONG = "Tell me, in a few words, about the price of tea and the way to the station. " * 60
+# Reads of this size are blocks, not frames of control.
+BLOCK_READ_BYTES = 4096
+SLOW_BYTES_PER_S = 200_000.0
+
+
+def fresh_prompt(target: Target) -> dict[str, Any]:
+    """No worker has any of it cached."""
+    return story(max_tokens=6, question=f"{target.rng.random()} {LONG}")
+
+
+def prefill_proxies(way: ProxiedWay) -> list[FaultProxy]:
+    return [proxy for name, proxy in way.proxies.items() if name.startswith("prefill")]
+
+
+def num_bad_blocks(target: Target) -> float:
+    workers = [name for name in target.stack.workers() if name.startswith("decode")]
+    return sum(target.stack.metric(name, "baton_handoff_bad_blocks_total") for name in workers)
+
+
+@pytest.mark.parametrize("ending", ["reset", "closed"])
+def test_a_stream_outlives_its_connection(
+    ending: str, target: Target, way: ProxiedWay, trials: Trials
+) -> None:
+    body = story(max_tokens=NUM_TOKENS, temperature=0.8, seed=5)
+    right = target.right_answer(body)
+
+    def trial(number: int) -> float:
+        stream = target.stream(body, way)
+        stream.wait_for(target.rng.randint(1, NUM_TOKENS // 2))
+        (name, *_) = target.busy("decode")
+        way.proxies[name].cut(reset=ending == "reset")
+        way.proxies[name].verify()
+        answer = stream.join()
+        assert_same(answer, right)
+        return answer.stall_s
+
+    trials.run(f"decode connection {ending}", 200, trial)
+
+
+def test_a_flipped_bit_in_a_handoff_is_found(
+    target: Target, way: ProxiedWay, trials: Trials
+) -> None:
+    def num_flipped() -> int:
+        return sum(proxy.counts["to_client.corrupt"] for proxy in prefill_proxies(way))
+
+    def trial(number: int) -> None:
+        body, before = fresh_prompt(target), num_flipped()
+        offset = target.rng.randrange(20_000)
+        for proxy in prefill_proxies(way):
+            proxy.set("to_client", corrupt_offset=offset, corrupt_min_bytes=BLOCK_READ_BYTES)
+        answer = target.stream(body, way).join()
+        for proxy in prefill_proxies(way):
+            proxy.heal()
+        assert num_flipped() > before, "no bit was flipped"
+        assert_same(answer, target.right_answer(body))
+
+    bad_before, flipped_before = num_bad_blocks(target), num_flipped()
+    trials.run("bit flipped in a handoff", 50, trial)
+    # A few bits hit the framing, and then the connection breaks.
+    assert num_bad_blocks(target) - bad_before >= (num_flipped() - flipped_before) / 2
+
+
+def cut_while(
+    target: Target, way: ProxiedWay, body: dict[str, Any], is_due: Callable[[], bool]
+) -> None:
+    """Cut the prefill workers' connections once it is due."""
+    stream = target.stream(body, way)
+    while not is_due() and not stream.is_over:
+        pass
+    num_cut = sum(proxy.cut() for proxy in prefill_proxies(way))
+    for proxy in prefill_proxies(way):
+        proxy.heal()
+    assert num_cut, "no connection to a prefill worker was open"
+    assert_same(stream.join(), target.right_answer(body))
+
+
+def test_a_connection_that_is_cut_in_prefill_is_dialled_again(
+    target: Target, way: ProxiedWay, trials: Trials
+) -> None:
+    def trial(number: int) -> None:
+        cut_while(target, way, fresh_prompt(target), lambda: bool(target.busy("prefill")))
+
+    trials.run("handoff connection cut in prefill", 50, trial)
+
+
+def test_a_truncated_handoff_is_made_again(target: Target, way: ProxiedWay, trials: Trials) -> None:
+    def num_slowed() -> int:
+        return sum(proxy.counts["to_client.throttle"] for proxy in prefill_proxies(way))
+
+    def trial(number: int) -> None:
+        for proxy in prefill_proxies(way):
+            proxy.set("to_client", bytes_per_s=SLOW_BYTES_PER_S)
+        enough = num_slowed() + target.rng.randrange(BLOCK_READ_BYTES, 30_000)
+        cut_while(target, way, fresh_prompt(target), lambda: num_slowed() > enough)
+
+    trials.run("handoff truncated", 50, trial)

@@ -1,0 +1,67 @@
+"""Counts of faults and of what came of them, and the table that a run ends with."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+IS_LONG = bool(os.environ.get("BATON_TEST_LONG"))
+# Of each kind of fault, unless the counts are the long ones.
+NUM_EACH = int(os.environ.get("BATON_CHAOS_EACH", "1"))
+
+
+@dataclass
+class Kind:
+    """All trials of one kind of fault."""
+
+    num_trials: int = 0
+    failures: list[str] = field(default_factory=list)
+    pauses_s: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Trials:
+    """By kind; `run` is how tests use it."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, Kind] = {}
+
+    def run(self, kind: str, num_long: int, trial: Callable[[int], float | None]) -> None:
+        """Call `trial` with 0, 1, ... as often as this run asks for; it returns how long a client
+        stalled or, when it left, until its blocks were free. All failures are told at the end."""
+        entry = self.kinds.setdefault(kind, Kind())
+        started_s = time.monotonic()
+        for number in range(num_long if IS_LONG else NUM_EACH):
+            entry.num_trials += 1
+            try:
+                pause_s = trial(number)
+            except AssertionError as error:
+                entry.failures.append(f"trial {number}: {error}")
+                if not IS_LONG and NUM_EACH == 1:
+                    raise
+            else:
+                if pause_s is not None:
+                    entry.pauses_s.append(pause_s)
+        entry.seconds += time.monotonic() - started_s
+        assert not entry.failures, "\n".join(entry.failures)
+
+    def table(self) -> list[str]:
+        head = f"{'fault':<44}{'trials':>7}{'failed':>7}{'pause p50':>11}{'p95':>8}{'seconds':>9}"
+        rows = [head]
+        for name, kind in self.kinds.items():
+            p50, p95 = (_percentile(kind.pauses_s, share) for share in (0.5, 0.95))
+            rows.append(
+                f"{name:<44}{kind.num_trials:>7}{len(kind.failures):>7}{p50:>11}{p95:>8}"
+                f"{kind.seconds:>9.1f}"
+            )
+        return rows
+
+
+def _percentile(values: list[float], share: float) -> str:
+    if not values:
+        return "-"
+    if len(values) == 1:
+        return f"{values[0]:.2f} s"
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return f"{cuts[round(share * 100) - 1]:.2f} s"
