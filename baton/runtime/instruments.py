@@ -272,7 +272,19 @@ GATEWAY_FAILED_REQUESTS = Counter(
     ("model_name", "reason"),
 )
 GATEWAY_REPEATED_PICKS = Counter(
-    "baton_gateway_repeated_picks", "Picks repeated before the first token, by reason", ("reason",)
+    "baton_gateway_repeated_picks",
+    "Picks repeated because an attempt brought no token, by reason",
+    ("reason",),
+)
+GATEWAY_MOVES = Counter(
+    "baton_gateway_moves",
+    "Streams that had begun and moved to another worker, by reason",
+    ("reason",),
+)
+GATEWAY_MOVE_SECONDS = Histogram(
+    "baton_gateway_move_seconds",
+    "From the loss of an attempt to the next token of its stream",
+    buckets=(0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
 )
 GATEWAY_WASTED_TOKENS = Counter(
     "baton_gateway_wasted_tokens", "Tokens that came after a request had ended", _SERVED

@@ -16,7 +16,7 @@ from services.gateway.clients import GrpcQuota, GrpcRouter, GrpcTokenizer, dial_
 from services.gateway.gateway import Gateway, GatewayIdentity, Outside
 from services.gateway.models import AliasError
 from services.gateway.outbox import DiskFile
-from services.gateway.pipeline import Limits
+from services.gateway.parts import Limits
 from services.gateway.serving import HttpServer, listening_socket
 from services.gateway.settings import PREFIX, GatewaySettings
 

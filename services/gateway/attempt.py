@@ -84,7 +84,7 @@ class Attempt:
         self._first_index = _first_indexes(submit)
         self._next_index = list(self._first_index)
         self._credit = [first + submit.initial_credit_tokens for first in self._first_index]
-        self._finished: set[int] = set()
+        self._finished = set(submit.ended_choices)
         self._buffer: list[Arrival] = []
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
@@ -177,7 +177,7 @@ class Attempt:
 
     def take_side(self, side: worker_pb2.StepSide) -> None:
         """From the link's reader."""
-        if side.choice >= self.num_choices:
+        if side.choice >= self.num_choices or self.failure is not None:
             return
         if side.HasField("prefill"):
             self._add(Prefilled(side.choice, side.prefill))

@@ -4,6 +4,7 @@ A token counts as output up to and including the one that completed the stop; wh
 that is wasted. End tokens have no text.
 """
 
+from array import array
 from collections.abc import Sequence
 
 from baton.wire.v1 import worker_pb2
@@ -33,6 +34,8 @@ class ChoiceText:
         self.num_wasted = 0
         self.finish_reason: FinishReason | None = None
         self.is_mute = False
+        # What a later attempt begins behind; bounded by the model's context length.
+        self.token_ids = array("I")
         self._texts = texts
         self._stops = stops
         self._silent_ids = silent_ids
@@ -56,6 +59,7 @@ class ChoiceText:
         if self.finish_reason is not None:
             self.num_wasted += len(token_ids)
             return None
+        self.token_ids.extend(token_ids)
         told = {one.index: one for one in logprobs}
         pieces = []
         for position, token_id in enumerate(token_ids):

@@ -5,7 +5,7 @@ Credit is an absolute output index per choice. It goes up in steps of at least S
 credits of many requests share one frame. Knows neither streams nor text.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from services.gateway.leases import LOW_TOKENS, Lease
 
@@ -13,8 +13,12 @@ AHEAD_TOKENS = 64
 STEP_TOKENS = 16
 
 
+def _to_nobody(choice: int, up_to_index: int) -> None:
+    """Between two attempts credit is only counted."""
+
+
 class CreditMeter:
-    """The credit of one attempt. `give(choice, up_to_index)` sends it, `ask(wanted)` asks quota."""
+    """The credit of one request. `give(choice, up_to_index)` sends it to the current attempt."""
 
     def __init__(
         self, lease: Lease, *, num_choices: int, max_tokens: int, extension_tokens: int
@@ -22,18 +26,40 @@ class CreditMeter:
         self._lease = lease
         self._max_tokens = max_tokens
         self._extension_tokens = extension_tokens
-        self.initial = min(AHEAD_TOKENS, max_tokens, lease.num_granted // num_choices)
-        self._credited = [self.initial] * num_choices
+        initial = min(AHEAD_TOKENS, max_tokens, lease.num_granted // num_choices)
+        self._credited = [initial] * num_choices
         self._accepted = [0] * num_choices
         self._open = set(range(num_choices))
-        self._give: Callable[[int, int], None] | None = None
+        self._give: Callable[[int, int], None] = _to_nobody
         self._ask: Callable[[int], None] | None = None
         self._book()
 
-    def attach(self, give: Callable[[int, int], None], ask: Callable[[int], None]) -> None:
-        """From now on credit can be given and asked for."""
-        self._give, self._ask = give, ask
+    def ask_with(self, ask: Callable[[int], None]) -> None:
+        """From now on quota can be asked: `ask(num_wanted)`, for that many tokens in all."""
+        self._ask = ask
         self.replenish()
+
+    def is_paid(self, num_received: Mapping[int, int]) -> bool:
+        """Each of these choices may emit one more token, or has all that it can have."""
+        return all(
+            num < self._credited[choice] or num == self._max_tokens
+            for choice, num in num_received.items()
+        )
+
+    def ahead(self, num_received: Mapping[int, int]) -> int:
+        """Tokens that each of these choices may emit beyond those received: a Submit's credit."""
+        return min(self._credited[choice] - num for choice, num in num_received.items())
+
+    def attach(self, give: Callable[[int, int], None], given: Mapping[int, int]) -> None:
+        """A new attempt has credit up to these output indexes; give it the rest."""
+        self._give = give
+        for choice, up_to_index in given.items():
+            if self._credited[choice] > up_to_index:
+                give(choice, self._credited[choice])
+
+    def detach(self) -> None:
+        """The attempt is over."""
+        self._give = _to_nobody
 
     def accepted(self, choice: int, num_tokens: int) -> None:
         """The client took everything up to output index `num_tokens` of this choice."""
@@ -75,8 +101,6 @@ class CreditMeter:
         return len(self._credited) * self._max_tokens
 
     def _raise_credit(self, choice: int) -> None:
-        if self._give is None:
-            return
         target = min(self._accepted[choice] + AHEAD_TOKENS, self._max_tokens)
         step = min(target - self._credited[choice], self._num_free)
         # A last small step must not wait for a full one.

@@ -20,7 +20,7 @@ class Deadlines:
         self.token_gap_s = token_gap_s
         self._clock = clock
         self._ends_s = clock.now() + total_s
-        self._first_token_due_s = clock.now() + min(first_token_s, total_s)
+        self._due_s = clock.now() + min(first_token_s, total_s)
 
     @property
     def left_s(self) -> float:
@@ -29,8 +29,13 @@ class Deadlines:
 
     @property
     def first_token_left_s(self) -> float:
-        """Until its first token must be there; negative when that is over."""
-        return self._first_token_due_s - self._clock.now()
+        """Until its first token must be there, or the first after a move; negative when that is
+        over."""
+        return self._due_s - self._clock.now()
+
+    def await_next_token(self) -> None:
+        """A stream moves to another worker: for the client that is a gap between two tokens."""
+        self._due_s = min(self._clock.now() + self.token_gap_s, self._ends_s)
 
     def of_call(self, limit_s: float) -> float:
         """The deadline of a call that ends with the request and takes `limit_s` at most."""

@@ -17,6 +17,7 @@ from services.gateway.generation import Delta, GenerationRequest, Identity, Usag
 from services.gateway.leases import Lease
 from services.gateway.models import ServedModel
 from services.gateway.openai.endpoints import Endpoint
+from services.gateway.prompt_echo import PromptEcho
 
 _TOKEN_BYTES = 4
 
@@ -114,8 +115,12 @@ class Progress:
     text_model: TextModel | None = None
     max_tokens: int = 0
     seed: int = 0
+    cache_key: bytes = b""
+    # Output tokens of one choice that are reserved at first.
+    num_expected_tokens: int = 0
     lease: Lease | None = None
     limits: failure_pb2.LimitState | None = None
+    echo: PromptEcho | None = None
     choices: list[ChoiceText] = field(default_factory=list)
     num_attempts: int = 0
     # Attempts that ended in more than a refusal for room: they may have computed blocks.
@@ -125,7 +130,7 @@ class Progress:
     # A worker produced a token of it, or was at work on it when the client left. A prompt that
     # never got that far (refused, queued, lost with its worker) costs nothing.
     prompt_was_read: bool = False
-    # By choice; only the choices whose first token came.
+    # By choice; only the choices whose first token came, and came with the first attempt.
     num_cached: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -135,9 +140,13 @@ class Progress:
     @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens that nobody computed for this request: not for any of its choices."""
-        if self.num_failed_attempts:
-            return 0
         return min(self.num_cached.values(), default=0)
+
+    def took_cached(self, num_cached: dict[int, int]) -> None:
+        """What an attempt that just ended told. The first one counts: what a later one finds in a
+        cache may have been computed for this request."""
+        if not self.num_cached and self.num_failed_attempts == 0:
+            self.num_cached = num_cached
 
     @property
     def num_output_tokens(self) -> int:
@@ -145,6 +154,26 @@ class Progress:
 
     def usage(self) -> Usage:
         return Usage(self.num_prompt_tokens, self.num_cached_tokens, self.num_output_tokens)
+
+
+def principal_of(x: Exchange) -> Principal:
+    assert x.principal is not None, "authenticated first"
+    return x.principal
+
+
+def request_of(x: Exchange) -> GenerationRequest:
+    assert x.request is not None, "validated before"
+    return x.request
+
+
+def model_of(x: Exchange) -> ServedModel:
+    assert x.model is not None, "validated before"
+    return x.model
+
+
+def lease_of(x: Exchange) -> Lease:
+    assert x.progress.lease is not None, "reserved before"
+    return x.progress.lease
 
 
 def head_of(x: Exchange) -> Head:

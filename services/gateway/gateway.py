@@ -17,8 +17,10 @@ from services.gateway.auth import Authenticator
 from services.gateway.detokenize import Artifacts
 from services.gateway.leases import LeaseKeeper
 from services.gateway.models import Aliases, ModelDirectory
+from services.gateway.moves import MoveGate
 from services.gateway.outbox import Outbox, OutboxFile
-from services.gateway.pipeline import Limits, Parts, Pipeline
+from services.gateway.parts import Limits, Parts
+from services.gateway.pipeline import Pipeline
 from services.gateway.ports import (
     Dial,
     QuotaClient,
@@ -129,6 +131,7 @@ class Gateway:
             leases=self.leases,
             router=self.routers,
             links=self.links,
+            moves=MoveGate(self.rng),
             outbox=self.outbox,
             in_thread=outside.in_thread,
         )

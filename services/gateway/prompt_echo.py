@@ -14,7 +14,7 @@ _CONTINUATIONS = bytes(range(0x80, 0xC0))
 
 
 class PromptEcho:
-    """One attempt's echo. `judged`: the worker is to tell the prompt's logprobs."""
+    """One request's echo. `judged`: the worker is to tell the prompt's logprobs."""
 
     def __init__(
         self,
@@ -43,6 +43,11 @@ class PromptEcho:
     def is_complete(self) -> bool:
         """Every prompt token but the first, which nothing precedes, was judged."""
         return not self._is_judged or len(self._logprobs) == len(self._token_ids)
+
+    def restart(self) -> None:
+        """Another worker begins: it tells what is not complete from the start."""
+        if not self.is_complete:
+            del self._logprobs[1:]
 
     def take(self, told: Iterable[worker_pb2.TokenLogprobs]) -> None:
         """What the worker told of the next prompt tokens."""

@@ -38,19 +38,27 @@ def of_request(x: Exchange) -> Iterator[None]:
 
 
 def of_retry(x: Exchange, reason: str) -> None:
-    """An attempt ended before its first token and another pick follows."""
+    """An attempt brought no token, and another pick follows."""
     instruments.GATEWAY_REPEATED_PICKS.labels(reason).inc()
     _log.info("repeated_pick", request_id=x.request_id, reason=reason)
 
 
+def of_move(x: Exchange, reason: str) -> None:
+    """A stream that had begun goes on elsewhere."""
+    instruments.GATEWAY_MOVES.labels(reason).inc()
+    _log.info("move", request_id=x.request_id, reason=reason, epoch=x.progress.num_attempts)
+
+
 def of_queue(x: Exchange, pick_span: Span, asked_s: float, queue_s: float) -> None:
-    """The part of the pick, just ended, that was spent in the router's queue: its own stage."""
+    """The part of the pick, just ended, that was spent in the router's queue: a stage of its own,
+    unless the pick is part of a move."""
     start_span("queue", parent=pick_span, request_id=x.request_id, start_s=asked_s).end(
         asked_s + queue_s
     )
     stages = x.timer.stages
-    stages["pick"] -= queue_s
-    stages["queue"] = stages.get("queue", 0.0) + queue_s
+    if x.stage == "pick":
+        stages["pick"] -= queue_s
+        stages["queue"] = stages.get("queue", 0.0) + queue_s
     instruments.REQUEST_QUEUE_TIME.labels(_model_name(x)).observe(queue_s)
 
 

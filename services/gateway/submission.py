@@ -86,14 +86,21 @@ def max_tokens_of(request: GenerationRequest, room: int) -> int:
     return min(wanted, room)
 
 
-def encode_request(x: Exchange, cache_key: bytes) -> tokenizer_pb2.EncodeRequest:
+def expected_tokens(x: Exchange, default: int) -> int:
+    """Output tokens of one choice that are reserved at first."""
+    assert x.request is not None, "validated before"
+    most = x.progress.max_tokens
+    return most if x.request.max_tokens is not None else min(default, most)
+
+
+def encode_request(x: Exchange) -> tokenizer_pb2.EncodeRequest:
     """What the tokenizer is asked; one token must be left for the answer."""
     assert x.request is not None, "validated before"
     assert x.model is not None, "validated before"
     encode = tokenizer_pb2.EncodeRequest(
         request_id=x.request_id,
         model_fp=x.model.model_fp,
-        cache_key=cache_key,
+        cache_key=x.progress.cache_key,
         block_size=x.model.block_size,
         max_prompt_tokens=max(x.model.max_model_len - 1, 1),
     )
@@ -108,25 +115,26 @@ def encode_request(x: Exchange, cache_key: bytes) -> tokenizer_pb2.EncodeRequest
     return encode
 
 
-def pick_request(
-    x: Exchange, expected_output_tokens: int, server_secret: bytes
-) -> router_pb2.PickRequest:
-    """What the router is asked; the pipeline adds whom it shall leave out."""
+def pick_request(x: Exchange, server_secret: bytes) -> router_pb2.PickRequest:
+    """What the router is asked for the next attempt; who asks adds whom it shall leave out."""
     request, progress, model, principal = x.request, x.progress, x.model, x.principal
     assert request is not None, "validated before"
     assert progress.prompt is not None, "tokenized before"
     assert model is not None, "validated before"
     assert principal is not None, "authenticated before"
+    # A beam search begins anew; other choices are prefilled with the tokens that they have.
+    ahead = received(x) if request.search is None else dict.fromkeys(received(x), 0)
+    left = progress.max_tokens - min(ahead.values())
     return router_pb2.PickRequest(
         request_id=x.request_id,
         model_fp=model.model_fp,
         block_hashes=progress.prompt.block_hashes,
-        num_prompt_tokens=progress.num_prompt_tokens,
-        expected_output_tokens=expected_output_tokens,
+        num_prompt_tokens=progress.num_prompt_tokens + max(ahead.values()),
+        expected_output_tokens=min(progress.num_expected_tokens, left),
         tenant=principal.tenant,
         priority=principal.priority,
-        num_choices=request.num_choices,
-        local_prefill=is_judged(request),
+        num_choices=request.num_choices if request.search is not None else len(ahead),
+        local_prefill=_num_prompt_logprobs(x) >= 0,
         poison_fingerprint=_fingerprint(x, server_secret),
     )
 
@@ -149,14 +157,24 @@ def _fingerprint(x: Exchange, server_secret: bytes) -> bytes:
     return request_fingerprint(server_secret, parts)
 
 
+def received(x: Exchange) -> dict[int, int]:
+    """By open choice: the output tokens that reached this gateway."""
+    open_choices = (choice for choice in x.progress.choices if choice.finish_reason is None)
+    return {choice.choice: len(choice.token_ids) for choice in open_choices}
+
+
 def submit_frame(
-    x: Exchange, pick: router_pb2.PickResponse, initial_credit: int, left_s: float
+    x: Exchange, pick: router_pb2.PickResponse, initial_credit: int
 ) -> worker_pb2.Submit:
-    """The submit of the current attempt; its link sets the handle."""
+    """The submit of the current attempt, behind what earlier ones brought; its link sets the
+    handle."""
     progress, model, principal = x.progress, x.model, x.principal
     assert progress.prompt is not None, "tokenized before"
     assert model is not None, "validated before"
     assert principal is not None, "authenticated before"
+    sampling = _sampling(x)
+    sampling.num_prompt_logprobs = _num_prompt_logprobs(x)
+    choices = progress.choices
     return worker_pb2.Submit(
         request_id=x.request_id,
         epoch=progress.num_attempts,
@@ -164,8 +182,15 @@ def submit_frame(
         prompt_ids=progress.prompt.token_ids,
         num_prompt_tokens=progress.num_prompt_tokens,
         block_hashes=progress.prompt.block_hashes,
-        sampling=_sampling(x),
-        deadline_ms=max(int(left_s * 1000), 1),
+        cache_key=progress.cache_key,
+        sampling=sampling,
+        emitted=[
+            worker_pb2.EmittedTokens(choice=number, token_ids=choices[number].token_ids.tobytes())
+            for number, num_tokens in received(x).items()
+            if num_tokens
+        ],
+        ended_choices=[each.choice for each in choices if each.finish_reason is not None],
+        deadline_ms=max(int(x.deadlines.left_s * 1000), 1),
         traceparent=x.span.traceparent,
         priority=principal.priority,
         prefill_endpoint=pick.prefill.endpoint if pick.HasField("prefill") else "",
@@ -175,7 +200,7 @@ def submit_frame(
 
 
 def echo_of(x: Exchange) -> PromptEcho | None:
-    """The echo of a new attempt, if one is wanted."""
+    """The echo of the request, if one is wanted."""
     request, prompt, text_model = x.request, x.progress.prompt, x.progress.text_model
     assert request is not None, "validated before"
     if not request.echo or isinstance(request.prompt, ChatMessages):
@@ -186,13 +211,13 @@ def echo_of(x: Exchange) -> PromptEcho | None:
     return PromptEcho(request.prompt, prompt.token_ids, text_model, judged=judged)
 
 
-def choice_texts(x: Exchange, echo: PromptEcho | None) -> list[ChoiceText]:
+def choice_texts(x: Exchange) -> list[ChoiceText]:
     """Fresh choices, before their first token."""
     request, model = x.request, x.model
     assert request is not None, "validated before"
     assert model is not None, "validated before"
     silent_ids = model.eos_token_ids | frozenset(request.rules.stop_token_ids)
-    first_offset = 0 if echo is None else len(echo.text)
+    first_offset = 0 if x.progress.echo is None else len(x.progress.echo.text)
     choices = []
     for choice in range(request.num_choices):
         texts, stops = _texts(x), StopMatcher(_patterns(request))
@@ -200,6 +225,15 @@ def choice_texts(x: Exchange, echo: PromptEcho | None) -> list[ChoiceText]:
         choices.append(ChoiceText(choice, texts, stops, silent_ids, trail))
         choices[-1].is_mute = request.max_tokens == 0
     return choices
+
+
+def _num_prompt_logprobs(x: Exchange) -> int:
+    """How many are still wanted of each prompt token; -1 = none."""
+    assert x.request is not None, "validated before"
+    echo = x.progress.echo
+    if not is_judged(x.request) or (echo is not None and echo.is_complete):
+        return -1
+    return x.request.num_logprobs or 0
 
 
 def _patterns(request: GenerationRequest) -> tuple[StopPattern, ...]:

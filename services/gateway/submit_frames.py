@@ -1,4 +1,4 @@
-"""A submit as frames: a long prompt continues in further ones."""
+"""A submit as frames: what is too long for one continues in further ones."""
 
 from collections.abc import Iterator
 
@@ -8,19 +8,37 @@ from baton.wire.v1 import worker_pb2
 PART_TOKENS = 131_072
 _TOKEN_BYTES = 4
 _HASH_BYTES = 16
+# Output tokens of earlier attempts that fit in beside a part of the prompt.
+MAX_EMITTED_BYTES = 128 * 1024
 
 
 def submit_frames(submit: worker_pb2.Submit) -> Iterator[worker_pb2.GatewayFrame]:
-    """The submit and, for a long prompt, its continuation."""
-    ids, hashes = submit.prompt_ids, submit.block_hashes
-    part_bytes, num_parts = PART_TOKENS * _TOKEN_BYTES, -(-len(ids) // (PART_TOKENS * _TOKEN_BYTES))
-    hash_bytes = -(-len(hashes) // _HASH_BYTES // max(num_parts, 1)) * _HASH_BYTES
-    submit.prompt_ids, submit.block_hashes = ids[:part_bytes], hashes[:hash_bytes]
+    """The submit and its continuations, of which the last one ends the prompt."""
+    prompt = list(_split(submit.prompt_ids, submit.block_hashes))
+    emitted: list[worker_pb2.EmittedTokens] = []
+    if sum(len(each.token_ids) for each in submit.emitted) > MAX_EMITTED_BYTES:
+        emitted.extend(submit.emitted)
+        del submit.emitted[:]
+        prompt.insert(0, (b"", b""))
+    submit.prompt_ids, submit.block_hashes = prompt.pop(0)
     yield worker_pb2.GatewayFrame(submit=submit)
-    for index in range(1, num_parts):
-        part = worker_pb2.PromptPart(
-            handle=submit.handle,
-            prompt_ids=ids[index * part_bytes : (index + 1) * part_bytes],
-            block_hashes=hashes[index * hash_bytes : (index + 1) * hash_bytes],
-        )
+    for each in emitted:
+        for ids, _ in _split(each.token_ids, b""):
+            piece = worker_pb2.EmittedTokens(choice=each.choice, token_ids=ids)
+            part = worker_pb2.PromptPart(handle=submit.handle, emitted=[piece])
+            yield worker_pb2.GatewayFrame(prompt_part=part)
+    for ids, hashes in prompt:
+        part = worker_pb2.PromptPart(handle=submit.handle, prompt_ids=ids, block_hashes=hashes)
         yield worker_pb2.GatewayFrame(prompt_part=part)
+
+
+def _split(ids: bytes, hashes: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """At least one part."""
+    part_bytes = PART_TOKENS * _TOKEN_BYTES
+    num_parts = max(-(-len(ids) // part_bytes), 1)
+    hash_bytes = -(-len(hashes) // _HASH_BYTES // num_parts) * _HASH_BYTES
+    for index in range(num_parts):
+        yield (
+            ids[index * part_bytes : (index + 1) * part_bytes],
+            hashes[index * hash_bytes : (index + 1) * hash_bytes],
+        )

@@ -38,7 +38,12 @@ class FakeWorker:
         self.cancels: list[worker_pb2.Cancel] = []
         self.choice_cancels: list[worker_pb2.CancelChoices] = []
         self.credit_frames: list[worker_pb2.Credits] = []
+        self.judges_half = False
+        self.keeps_finish = False
         self.num_dialled = 0
+        self.num_prefilling = 0
+        # Tokens written, by (handle, choice).
+        self.num_written: dict[tuple[int, int], int] = {}
         self.streams: list[MemoryStream] = []
         self.said_bye = False
         self._num_received = 0
@@ -113,9 +118,13 @@ class FakeWorker:
                 )
                 await self._write(stream, worker_pb2.WorkerFrame(refused=refused))
                 return
+            self.num_prefilling += 1
             await asyncio.sleep(self.prefill_s)
+            self.num_prefilling -= 1
             async with asyncio.TaskGroup() as tasks:
                 for choice in range(submit.sampling.num_choices):
+                    if choice in submit.ended_choices:
+                        continue
                     tasks.create_task(self._write_choice(submit, choice, stream))
         except* StreamLost:
             pass
@@ -127,19 +136,24 @@ class FakeWorker:
         data = text.encode() if isinstance(text, str) else text
         ids = list(data) + ([EOS] if self.ends else [])
         key = (submit.handle, choice)
-        self._credit.setdefault(key, submit.initial_credit_tokens)
+        begun = [len(each.token_ids) // 4 for each in submit.emitted if each.choice == choice]
+        start = sum(begun)
+        self._credit.setdefault(key, start + submit.initial_credit_tokens)
         max_tokens = submit.sampling.max_tokens
         if choice == 0:
             await self._judge(submit, stream)
-        for index, token_id in enumerate(ids[:max_tokens]):
+        for index, token_id in list(enumerate(ids[:max_tokens]))[start:]:
             while index >= self._credit[key] and key not in self._cancelled:
                 await self._changed.wait()
             if key in self._cancelled:
                 await self._finish(stream, key, "cancelled", index)
                 return
-            step = self._step(submit, choice, index, token_id)
+            step = self._step(submit, choice, index, token_id, is_first=index == start)
             await self._write(stream, worker_pb2.WorkerFrame(step=step))
+            self.num_written[key] = index + 1 - start
             await asyncio.sleep(self.step_s)
+        if self.keeps_finish:
+            return
         if self.ends or len(ids) >= max_tokens:
             reason = "stop" if self.ends and len(ids) <= max_tokens else "length"
             await self._finish(stream, key, reason, min(len(ids), max_tokens))
@@ -156,19 +170,21 @@ class FakeWorker:
             ids = submit.prompt_ids[::4]
             side.prompt_logprobs.extend(told_of(index, ids[index], num_top) for index in part)
             await self._write(stream, worker_pb2.WorkerFrame(step=step))
+            if self.judges_half:
+                await asyncio.Event().wait()
 
     def _step(
-        self, submit: worker_pb2.Submit, choice: int, index: int, token_id: int
+        self, submit: worker_pb2.Submit, choice: int, index: int, token_id: int, *, is_first: bool
     ) -> worker_pb2.Step:
         step = worker_pb2.Step(
             handles=[submit.handle], choices=[choice], first_index=[index], ids=[token_id]
         )
         num_top = submit.sampling.num_logprobs
-        if index == 0 or num_top >= 0:
+        if is_first or num_top >= 0:
             side = step.side.add(handle=submit.handle, choice=choice)
         if num_top >= 0:
             side.logprobs.append(told_of(index, token_id, num_top))
-        if index == 0:
+        if is_first:
             side.prefill.num_cached_tokens = self.num_cached
             for name, seconds in self.prefill_stages.items():
                 side.prefill.stages.add(name=name, duration_us=round(seconds * 1e6))

@@ -16,7 +16,7 @@ from services.gateway.exchange import Arrival, Head
 from services.gateway.gateway import Gateway, GatewayIdentity, Outside
 from services.gateway.generation import Delta, GenerationRequest, Identity, TokenLogprob, Usage
 from services.gateway.openai.endpoints import ENDPOINTS
-from services.gateway.pipeline import Limits
+from services.gateway.parts import Limits
 from tests.unit.gateway.fake_clients import (
     KEY,
     SECRET,

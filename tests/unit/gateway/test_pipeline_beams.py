@@ -1,5 +1,5 @@
 from baton.wire.v1 import sampling_pb2
-from services.gateway.pipeline import Limits
+from services.gateway.parts import Limits
 from tests.unit.gateway.fakes import Fleet, simulate
 
 

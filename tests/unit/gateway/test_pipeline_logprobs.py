@@ -7,7 +7,7 @@ import pytest
 
 from baton.wire.failures import InternalFailure, InvalidRequest
 from services.gateway import submission
-from services.gateway.pipeline import Limits
+from services.gateway.parts import Limits
 from tests.unit.gateway.fakes import Fleet, simulate
 
 

@@ -1,0 +1,47 @@
+"""Everything that the pipeline drives, and what the operator sets."""
+
+import random
+from dataclasses import dataclass
+
+from baton.system.clock import Clock
+from services.gateway.auth import Authenticator
+from services.gateway.detokenize import Artifacts
+from services.gateway.leases import LeaseKeeper
+from services.gateway.models import ModelDirectory
+from services.gateway.moves import MoveGate
+from services.gateway.outbox import Outbox
+from services.gateway.ports import QuotaClient, RunInThread, TokenizerClient
+from services.gateway.quota_outage import LocalBuckets
+from services.gateway.routers import Routers
+from services.gateway.worker_links import WorkerLinks
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the operator sets."""
+
+    default_output_reservation: int = 512
+    first_token_s: float = 30.0
+    token_gap_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Of one gateway."""
+
+    clock: Clock
+    rng: random.Random
+    server_secret: bytes
+    limits: Limits
+    authenticator: Authenticator
+    directory: ModelDirectory
+    tokenizer: TokenizerClient
+    artifacts: Artifacts
+    quota: QuotaClient
+    local_buckets: LocalBuckets
+    leases: LeaseKeeper
+    router: Routers
+    links: WorkerLinks
+    moves: MoveGate
+    outbox: Outbox
+    in_thread: RunInThread
