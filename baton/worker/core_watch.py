@@ -41,7 +41,9 @@ class WatchLimits:
     probe_s: float = 3.0
 
     def limit_s(self, progress: CoreProgress) -> float:
-        """How long what runs now may take."""
+        """How long what runs now may take; an idle core has only to take a command."""
+        if progress.step and not progress.is_busy:
+            return self.stall_s
         if progress.expected_s is None:
             return max(self.first_step_s, self.stall_s)
         return max(self.stall_s, self.stall_factor * progress.expected_s)

@@ -85,6 +85,19 @@ def test_the_first_step_of_its_kind_may_take_very_long(core: PagedCore, watch: C
     assert watch.is_stalled
 
 
+def test_an_idle_core_takes_commands_at_once_whatever_its_last_step_was(core, watch) -> None:
+    core.step(is_busy=False, expected_s=None)
+    core.num_commands_sent += 1
+    pass_time(watch, 1.8)
+    assert watch.is_stalled
+
+
+def test_a_core_that_never_stepped_is_given_time(core: PagedCore, watch: CoreWatch) -> None:
+    core.page = CoreProgress(0, False, ())
+    pass_time(watch, 59)
+    assert not watch.is_stalled
+
+
 def test_a_command_that_is_left_alone_is_a_stall(core: PagedCore, watch: CoreWatch) -> None:
     core.num_commands_sent += 1
     pass_time(watch, 1.8)
