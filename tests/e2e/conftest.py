@@ -24,6 +24,9 @@ ROOT = Path(__file__).parents[2]
 class Stack:
     """One `baton up` in a folder of its own."""
 
+    # Another one when parts of the stack are not the product's.
+    program = "baton.cli"
+
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.home = Home(folder)
         self.arguments = list(arguments)
@@ -40,7 +43,7 @@ class Stack:
     def start(self) -> "Stack":
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "baton.cli", "up", "--port", "0", *self.arguments],
+                [sys.executable, "-m", self.program, "up", "--port", "0", *self.arguments],
                 env=self.environment,
                 cwd=ROOT,
                 stdout=output,

@@ -1,0 +1,45 @@
+"""A worker's core with the real model, which dies of one prompt: eight times the same token.
+
+Run by poisoned_worker.py; no product code knows it.
+"""
+
+import os
+import signal
+import sys
+from typing import Any
+
+import numpy as np
+
+from baton.engine.batch import StepBatch, StepResult
+from baton.engine.core import CoreLink, serve
+from baton.worker import core_main
+
+POISON_TOKEN = 77
+POISON_PROMPT = [POISON_TOKEN] * 8
+
+
+class PoisonedRunner:
+    """Ends its process in a step that computes the poison."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def run(self, batch: StepBatch) -> StepResult:
+        is_poison = batch.token_ids == POISON_TOKEN
+        if np.convolve(is_poison, np.ones(len(POISON_PROMPT))).max() == len(POISON_PROMPT):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return self._inner.run(batch)
+
+
+def main(argv: list[str]) -> None:
+    link, rest = CoreLink.from_argv(argv)
+    engine = core_main.build_engine(core_main.parse_options(rest))
+    engine.runner = PoisonedRunner(engine.runner)
+    serve(link, engine)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,25 @@
+"""`baton` whose local stacks run poisoned workers (poisoned_worker.py)."""
+
+from dataclasses import replace
+from typing import Any
+
+from baton.cli.__main__ import main
+from baton.localstack import plan
+
+_make = plan.make
+
+
+def make(*arguments: Any, **options: Any) -> plan.Plan:
+    made = _make(*arguments, **options)
+    services = []
+    for spec in made.services:
+        if spec.argv[-1].endswith("_worker"):
+            role = spec.argv[-1].removeprefix("services.").removesuffix("_worker")
+            spec = replace(spec, argv=[*spec.argv[:-1], "tests.chaos.poisoned_worker", role])
+        services.append(spec)
+    return replace(made, services=services)
+
+
+if __name__ == "__main__":
+    plan.make = make
+    main()

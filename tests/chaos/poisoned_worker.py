@@ -1,0 +1,10 @@
+"""A worker of the given role whose core is poisoned_core.py."""
+
+import importlib
+import sys
+
+from baton.worker import program
+
+if __name__ == "__main__":
+    program.CORE_MODULE = "tests.chaos.poisoned_core"
+    importlib.import_module(f"services.{sys.argv[1]}_worker.__main__").main()
