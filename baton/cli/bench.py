@@ -1,4 +1,4 @@
-"""`baton bench engine`: the engine beside its peers, as a table and as JSON lines."""
+"""`baton bench engine` and `baton bench handoff`: tables and JSON lines."""
 
 import argparse
 import signal
@@ -46,6 +46,22 @@ def add_parsers(commands: Any) -> None:
     help_text = "with --report: put the tables between the marks of this Markdown file"
     engine.add_argument("--into", type=Path, metavar="FILE", help=help_text)
     engine.set_defaults(run=_engine)
+    handoff = kinds.add_parser("handoff", help="KV blocks between two processes, per transport")
+    help_text = "which, if they are there (shm,nixl,grpc)"
+    handoff.add_argument("--transports", default="shm,nixl,grpc", metavar="A,B", help=help_text)
+    handoff.add_argument(
+        "--rounds", type=int, default=15, metavar="N", help="transfers of each (15)"
+    )
+    handoff.add_argument("--mib", type=int, default=128, metavar="N", help="per transfer (128)")
+    help_text = "the prefill takes so many times an idle transfer (2)"
+    handoff.add_argument("--prefill-factor", type=float, default=2.0, metavar="F", help=help_text)
+    help_text = "append JSON lines here (default: a new file in ~/.cache/baton-bench/results)"
+    handoff.add_argument("--output", type=Path, metavar="FILE", help=help_text)
+    help_text = "measure nothing; render these results"
+    handoff.add_argument("--report", type=Path, nargs="+", metavar="FILE", help=help_text)
+    help_text = "put the table between the marks of this Markdown file"
+    handoff.add_argument("--into", type=Path, metavar="FILE", help=help_text)
+    handoff.set_defaults(run=_handoff)
 
 
 def _engine(arguments: argparse.Namespace) -> int:
@@ -62,9 +78,32 @@ def _engine(arguments: argparse.Namespace) -> int:
         run_bench(options, output, lambda line: print(line, flush=True))
         print(f"\nJSON lines: {output}\n")
         arguments.report = [output]
-    text = render(read_records(arguments.report))
-    if arguments.into:
-        arguments.into.write_text(replace_between_marks(arguments.into.read_text(), text))
+    return _show(render(read_records(arguments.report)), arguments.into)
+
+
+def _handoff(arguments: argparse.Namespace) -> int:
+    from baton.bench.engine_bench import read_records
+    from baton.bench.handoff import BenchOptions, run_bench
+    from baton.bench.handoff_report import render
+    from baton.bench.models import cache_folder
+
+    if not arguments.report:
+        names = _words("--transports", arguments.transports, ("shm", "nixl", "grpc"))
+        if arguments.mib < 1 or arguments.rounds < 1 or arguments.prefill_factor <= 0:
+            raise BadBenchOption("--mib, --rounds and --prefill-factor must be greater than 0")
+        options = BenchOptions(arguments.mib, arguments.rounds, arguments.prefill_factor, names)
+        name = time.strftime("handoff-%Y%m%d-%H%M%S.jsonl")
+        output = arguments.output or cache_folder() / "results" / name
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        run_bench(options, output, lambda line: print(line, flush=True))
+        print(f"\nJSON lines: {output}\n")
+        arguments.report = [output]
+    return _show(render(read_records(arguments.report)), arguments.into)
+
+
+def _show(text: str, into: Path | None) -> int:
+    if into:
+        into.write_text(replace_between_marks(into.read_text(), text))
     else:
         print(text)
     return 0

@@ -10,9 +10,9 @@ from isal.isal_zlib import crc32  # zlib's crc32, bit by bit, five times as fast
 
 from baton.wire.kv_spec import KVSpec
 
-# A Blocks frame with its pages inside stays below 1 MiB: larger frames were slower, and the streams
-# of all transfers of a pair of workers are shared. No page may be larger.
-MAX_DATA_BYTES = 1024 * 1024 - 4096
+# Of pages inside one frame: larger frames were no faster, and the stream of a pair of workers is
+# shared by all their transfers. No page may be larger.
+MAX_DATA_BYTES = 2**20
 # Freed memory that a process which sends or receives such frames should keep: it needs as much
 # again at once (see `baton/system/allocator.py`).
 KEPT_BYTES = 64 * 2**20

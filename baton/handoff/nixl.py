@@ -44,19 +44,21 @@ class NixlError(Exception):
 
 
 class NixlAgent:
-    """One agent per worker, in the event loop's thread alone; NIXL's own thread moves the bytes.
+    """One agent per worker, in the event loop's thread alone.
 
+    One whose memory is read has a thread of NIXL's that answers peers where the network does not
+    (TCP); measured, it costs a fifth of a core at rest. One that reads asks NIXL itself.
     Raises NixlMissing and NixlError.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, is_read: bool) -> None:
         api, bindings = _import()
         self._errors = tuple(
             getattr(bindings, name) for name in dir(bindings) if name.endswith("Error")
         )
         # Links to each peer; their reads are of one kind.
         self._num_links: Counter[str] = Counter()
-        config = api.nixl_agent_config(backends=[_BACKEND])
+        config = api.nixl_agent_config(backends=[_BACKEND], enable_prog_thread=is_read)
         self._agent = self._try(lambda: api.nixl_agent(name, config))
 
     def register(self, address: int, num_bytes: int) -> None:
@@ -274,9 +276,9 @@ class NixlTransport:
 
     name = NAME
 
-    def __init__(self, pool: SharedPool, agent_name: str) -> None:
+    def __init__(self, pool: SharedPool, agent_name: str, *, is_sender: bool) -> None:
         self._pool = pool
-        self._agent = NixlAgent(agent_name)
+        self._agent = NixlAgent(agent_name, is_read=is_sender)
         # Made when the first peer needs them: a decode worker shares no pool, others read none.
         self._ring: ReadRing | None = None
         self._pool_address = 0

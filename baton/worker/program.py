@@ -71,7 +71,12 @@ def make_parts(
     dispatcher = EngineDispatcher(client)
     blocks = BlockBytes(client.info.kv_spec, client.pool)
     pool = SharedPool(worker_id, blocks, client.pool_fd)
-    transports = make_transports(handoff or HandoffOptions(), pool, random_bytes)
+    transports = make_transports(
+        handoff or HandoffOptions(),
+        pool,
+        random_bytes,
+        is_sender=role == router_pb2.WORKER_ROLE_PREFILL,
+    )
     register = register_message(
         client.info,
         worker_id=worker_id,

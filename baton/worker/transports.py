@@ -31,7 +31,11 @@ class HandoffOptions:
 
 
 def make_transports(
-    options: HandoffOptions, pool: SharedPool, random_bytes: Callable[[int], bytes]
+    options: HandoffOptions,
+    pool: SharedPool,
+    random_bytes: Callable[[int], bytes],
+    *,
+    is_sender: bool,
 ) -> Transports:
     """Raises OSError when the folder cannot be made, NixlMissing and NixlError."""
     made: list[Transport] = []
@@ -44,5 +48,5 @@ def make_transports(
         elif name == "nixl":
             # A name of its own in each life: peers know it by what they were told then.
             life = random_bytes(_AGENT_NAME_BYTES).hex()
-            made.append(NixlTransport(pool, f"{pool.worker_id}-{life}"))
+            made.append(NixlTransport(pool, f"{pool.worker_id}-{life}", is_sender=is_sender))
     return Transports(made)

@@ -1,0 +1,71 @@
+"""The records of `handoff.py` as a table: rates, and what they are of the best that is possible."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+Record = dict[str, Any]
+
+_BASELINES = {
+    "memory copy": "memory_copy_s",
+    "socket": "socket_s",
+    "bare gRPC stream": "grpc_stream_s",
+}
+# What each transport is measured against, and the least share of it that is aimed at.
+_AIMS = {
+    "shm": ("memory copy", ">= 0.70"),
+    "nixl": ("memory copy", "-"),
+    "grpc": ("bare gRPC stream", ">= 0.80"),
+}
+_EXPOSED_AIM = "<= 0.15"
+_HEAD = ("", "GB/s, best", "GB/s, median", "share of", "best", "median", "aim", "exposed", "aim")
+
+
+def render(records: Sequence[Record]) -> str:
+    """Conditions and a table; of a transport that was measured twice the last run counts."""
+    environment = [record for record in records if record["part"] == "environment"]
+    measured = list({r["contender"]: r for r in records if r["part"] == "handoff"}.values())
+    rows = [_baseline(name, measured) for name in _BASELINES if measured]
+    rows += [_transport(record) for record in measured]
+    table = [_HEAD, ("---",) * len(_HEAD), *rows]
+    lines = [_conditions(record) + "\n" for record in environment[-1:]]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in table)]) + "\n"
+
+
+def _conditions(record: Record) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    return (
+        f"{record['num_bytes'] / 2**20:.0f} MiB per transfer in pages of "
+        f"{record['page_bytes'] // 1024} KiB; the exposed part while a prefill of "
+        f"{record['num_chunks']} steps takes {record['prefill_factor']:g} times an idle transfer. "
+        f"{record['cpu']}, {record['num_cpus']} CPUs; Python {record['python']}, {versions}."
+    )
+
+
+def _rates(num_bytes: int, seconds: Sequence[float]) -> tuple[str, str]:
+    best, median = min(seconds), statistics.median(seconds)
+    return f"{num_bytes / best / 1e9:.2f}", f"{num_bytes / median / 1e9:.2f}"
+
+
+def _baseline(name: str, measured: Sequence[Record]) -> tuple[str, ...]:
+    """Of the rounds of all transports."""
+    seconds = [each for record in measured for each in record[_BASELINES[name]]]
+    return (name, *_rates(measured[0]["num_bytes"], seconds), *["-"] * 6)
+
+
+def _transport(record: Record) -> tuple[str, ...]:
+    name, seconds = record["contender"], record["transfer_s"]
+    base, aim = _AIMS[name]
+    base_s = record[_BASELINES[base]]
+    shares = [theirs / ours for theirs, ours in zip(base_s, seconds, strict=True)]
+    exposed = [late / all_ for late, all_ in zip(record["exposed_s"], seconds, strict=True)]
+    return (
+        f"**{name}**",
+        *_rates(record["num_bytes"], seconds),
+        base,
+        f"{min(base_s) / min(seconds):.2f}",
+        f"{statistics.median(shares):.2f}",
+        aim,
+        f"{statistics.median(exposed):.2f}",
+        _EXPOSED_AIM,
+    )

@@ -1,0 +1,65 @@
+"""NIXL itself, between two real processes: what it does when the peer or the block is not there."""
+
+import asyncio
+from pathlib import Path
+
+import psutil
+import pytest
+
+from baton.bench.handoff import BenchOptions, Peer, running_peer
+from baton.bench.handoff_pair import SPEC, Pool, source_bytes
+from baton.handoff.nixl import NUM_SLOTS, NixlReceiver
+from baton.handoff.ticket import BadBlocks
+from baton.handoff.transport import Pages
+from baton.wire.v1 import handoff_pb2
+
+pytest.importorskip("nixl_cu12")
+
+NUM_BLOCKS = 4
+
+
+async def fetch(end: NixlReceiver, *block_ids: int) -> Pages | BadBlocks:
+    """The pages of layer 1 of these blocks of the peer's."""
+    frame = handoff_pb2.Blocks(layer=1, num_blocks=len(block_ids))
+    frame.pool_ref.block_ids.extend(block_ids)
+    frame.pool_ref.num_bytes = len(block_ids) * SPEC.layers[1].page_bytes(SPEC.block_size)
+    fetched: asyncio.Future[Pages | BadBlocks] = asyncio.get_running_loop().create_future()
+    end.fetch(frame, fetched.set_result)
+    async with asyncio.timeout(20):
+        return await fetched
+
+
+async def test_pages_are_read_and_a_missing_block_or_peer_is_told(tmp_path: Path) -> None:
+    pool = Pool(NUM_BLOCKS)
+    transports = pool.transports(("nixl", "grpc"), tmp_path, is_sender=False)
+    with running_peer(tmp_path, BenchOptions(num_blocks=NUM_BLOCKS), "nixl") as ports:
+        end = await connected(Peer(pool, transports, ports))
+        pages = await fetch(end, 3, 0)
+        assert isinstance(pages, Pages)
+        source = memoryview(source_bytes(NUM_BLOCKS))
+        ranges = [SPEC.page_range(block_id, 1) for block_id in (3, 0)]
+        assert pages.views == [source[start:stop] for start, stop in ranges]
+        pages.release()
+
+        missing = await fetch(end, NUM_BLOCKS)
+        assert isinstance(missing, BadBlocks)
+
+        (peer,) = psutil.Process().children()
+        peer.kill()
+        await asyncio.to_thread(psutil.wait_procs, [peer], 20)
+        lost = await fetch(end, 1)
+        assert isinstance(lost, BadBlocks)
+        assert lost.cause == "transport"
+        end.close()
+        assert end._ring.num_free_slots == NUM_SLOTS
+
+
+async def connected(peer: Peer) -> NixlReceiver:
+    """The receiving end after the hellos."""
+    hello, stream = handoff_pb2.DecodeHello(worker_id="bench"), peer.dial()
+    with peer.transports.offer(hello) as offer:
+        await stream.write(handoff_pb2.DecodeFrame(hello=hello))
+        end = offer.connect((await stream.read()).hello)
+    assert isinstance(end, NixlReceiver)
+    await stream.disconnect()
+    return end
