@@ -8,7 +8,7 @@ write, after vLLM's block manager, SOSP 2023). Knows nothing of steps, prioritie
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from baton.engine.block_pool import BlockPool
@@ -69,6 +69,33 @@ class BlockManager:
     @property
     def num_promised_blocks(self) -> int:
         return self._pool.num_promised
+
+    @property
+    def num_references(self) -> int:
+        """Entries of all tables, as the pool counts them."""
+        return self._pool.num_references
+
+    def imbalance(self) -> str:
+        """What does not add up to the pool; empty when all does."""
+        pool = self._pool
+        num_promised = sum(promise.num_left for promise in self._promises.values())
+        if pool.num_free + pool.num_referenced != pool.num_blocks:
+            return f"{pool.num_free} free + {pool.num_referenced} in use != {pool.num_blocks}"
+        if num_promised != pool.num_promised:
+            return f"{num_promised} promised to sequences, {pool.num_promised} in the pool"
+        if not 0 <= num_promised <= pool.num_free:
+            return f"{num_promised} promised of {pool.num_free} free"
+        return ""
+
+    def promises(self) -> Iterator[tuple[int, str, int]]:
+        """(sequence, request, number of blocks) of every open promise."""
+        for seq_id, promise in self._promises.items():
+            yield seq_id, promise.request_id, promise.num_left
+
+    def wrong_references(self, expected: Mapping[int, int]) -> set[int]:
+        """Blocks that the pool counts otherwise. Looks at every block."""
+        blocks = range(self._pool.num_blocks)
+        return {b for b in blocks if self._pool.ref_count(b) != expected.get(b, 0)}
 
     def root_hash(self, request: AddSequence) -> bytes:
         return root_hash(self._model_fp, self.block_size, request.cache_key)

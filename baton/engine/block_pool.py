@@ -19,6 +19,9 @@ class BlockPool:
     def __init__(self, num_blocks: int, kv_events: KvEventLog) -> None:
         self.num_blocks = num_blocks
         self.num_promised = 0
+        # For audits: counted where they change, apart from the places themselves.
+        self.num_referenced = 0
+        self.num_references = 0
         self._kv_events = kv_events
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
@@ -80,7 +83,9 @@ class BlockPool:
         if self._ref_counts[block_id] == 0:
             assert self.num_available > 0
             del self._idle[block_id]
+            self.num_referenced += 1
         self._ref_counts[block_id] += 1
+        self.num_references += 1
 
     def release(self, block_ids: list[int]) -> None:
         """One reference less to each, in this order: what comes first is evicted first."""
@@ -88,6 +93,8 @@ class BlockPool:
             count = self._ref_counts[block_id] - 1
             assert count >= 0, f"block {block_id} released twice"
             self._ref_counts[block_id] = count
+            self.num_references -= 1
+            self.num_referenced -= count == 0
             if count == 0 and self._hashes[block_id] is None:
                 self._blank.append(block_id)
             elif count == 0:
@@ -115,6 +122,8 @@ class BlockPool:
         assert referenced.isdisjoint(free)
         assert len(free) + len(referenced) == self.num_blocks, "blocks leaked"
         assert {b: self._ref_counts[b] for b in referenced} == expected_refs
+        assert self.num_referenced == len(referenced)
+        assert self.num_references == sum(expected_refs.values())
         assert 0 <= self.num_promised <= self.num_free
         assert all(self._hashes[b] is None for b in self._blank)
         assert all(self._hashes[b] is not None for b in self._idle)
@@ -130,6 +139,8 @@ class BlockPool:
         assert self._ref_counts[block_id] == 0
         assert self._hashes[block_id] is None
         self._ref_counts[block_id] = 1
+        self.num_referenced += 1
+        self.num_references += 1
         return block_id
 
     def _evict(self, block_id: int) -> None:

@@ -5,11 +5,13 @@ drives it can publish what is about to run, or let virtual time pass. Knows no p
 or event loops. The three kinds of sequences are described in `messages.py`.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from baton.engine.batch import StepBatch, StepResult
 from baton.engine.batch_builder import BatchBuilder
+from baton.engine.block_audit import BlockAudit
 from baton.engine.block_manager import BlockManager
 from baton.engine.choices import Choices
 from baton.engine.chunk_policy import ChunkPolicy
@@ -77,6 +79,7 @@ class Engine:
         self._choices = Choices(self._state)
         self._commands = CommandHandler(self._state, self._choices, config.max_waiting)
         self._commit = StepCommit(self._state, self._choices)
+        self._audit = BlockAudit(self._manager, self._holders)
         # Of the step between begin_step and finish_step.
         self._plan = StepPlan(0, 0)
         self._began_at = 0.0
@@ -148,6 +151,8 @@ class Engine:
         elif result is not None:
             self._probe_s = self._clock.now() - self._began_at
         events = self._state.events
+        if result is not None:
+            events.violations = self._audit.after_step(self.step_index)
         events.step = self.step_index
         events.removed_hashes, events.stored = self._manager.take_kv_events()
         if self._commands.wants_snapshot:
@@ -194,12 +199,15 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Assert that no block is lost, doubled or held by nobody. Only between steps."""
-        holders: list[Sequence] = []
+        self._manager.check_integrity(self._holders())
+        assert not list(self._audit.look())
+
+    def _holders(self) -> Iterator[Sequence]:
+        """Every sequence that may have blocks."""
         for seq in self._state.sequences.all():
-            holders.append(seq)
+            yield seq
             if seq.group is not None and seq.group.leader is seq:
-                holders += seq.group.beams
-        self._manager.check_integrity(holders)
+                yield from seq.group.beams
 
     def _exported_blocks(self, plan: StepPlan) -> list[int]:
         """What this step writes of prompts whose blocks the front hands over."""

@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from baton.system.violation import Violation
 from baton.wire.kv_spec import KVSpec
 
 SequenceKind = Literal["local", "prefill", "remote"]
@@ -321,6 +322,8 @@ class StepEvents(msgspec.Struct, array_like=True, tag="events"):
     # Named by the Aborts and Releases taken in. They hold nothing any more, unless a fork that was
     # not named still needs its leader's prompt.
     freed: list[int] = []
+    # What the core found broken in its own books.
+    violations: list[Violation] = []
 
 
 CoreMessage = EngineInfo | LoadFailed | StepEvents

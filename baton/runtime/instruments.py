@@ -90,6 +90,11 @@ DECODE_PARKED_GATEWAYS = Counter(
 
 CORE_STALLS = Counter("baton_core_stalls", "Times that the engine core stood still with work")
 
+# --- all services ---
+AUDIT_VIOLATIONS = Counter(
+    "baton_audit_violations", "Things that must hold and did not, by what was checked", ("check",)
+)
+
 # --- quota ---
 QUOTA_RESERVATIONS = Counter(
     "baton_quota_reservations",

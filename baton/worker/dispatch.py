@@ -5,7 +5,7 @@ observers then see the whole step (metrics, reports, stream writers). Everything
 synchronous: a listener that had to wait would hold up every other sequence.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from baton.engine.client import EngineClient
@@ -43,6 +43,7 @@ class EngineDispatcher:
     def __init__(self, client: EngineClient) -> None:
         self._client = client
         self._listeners: dict[int, SequenceListener] = {}
+        self._request_ids: dict[int, str] = {}
         self._observers: list[Callable[[StepEvents], None]] = []
         # By sequence: those that are freed with it and were not yet, and whom to tell.
         self._freeing: dict[int, tuple[set[int], Callable[[], None]]] = {}
@@ -65,9 +66,14 @@ class EngineDispatcher:
         """Call `observer` after the listeners, with every step."""
         self._observers.append(observer)
 
-    def open(self, listener: SequenceListener) -> int:
+    def open_sequences(self) -> Iterator[tuple[int, str]]:
+        """(sequence, request) of those that still hear events."""
+        yield from self._request_ids.items()
+
+    def open(self, listener: SequenceListener, request_id: str) -> int:
         """A new sequence id; its events go to `listener` until forget, abort or release."""
         self._last_seq_id += 1
+        self._request_ids[self._last_seq_id] = request_id
         self._listeners[self._last_seq_id] = listener
         return self._last_seq_id
 
@@ -78,6 +84,7 @@ class EngineDispatcher:
     def forget(self, seq_id: int) -> None:
         """The sequence has ended; later events of it are dropped."""
         self._listeners.pop(seq_id, None)
+        self._request_ids.pop(seq_id, None)
 
     def abort(self, seq_id: int) -> None:
         """End the sequence in any state and free everything; its listener hears no more."""

@@ -88,7 +88,7 @@ class ChoiceRun:
         self._parts = parts
         self._links = links
         self._forks: Sequence[ChoiceRun] = ()
-        self.seq_id = parts.dispatcher.open(self)
+        self.seq_id = parts.dispatcher.open(self, request.submit.request_id)
         # Set while this sequence's own prefill runs here.
         self._num_cached_tokens: int | None = None
         self._prefill: RemotePrefill | None = None

@@ -4,11 +4,14 @@ Knows no grpc and no torch; streams, dialling, clock and randomness are passed i
 """
 
 import asyncio
+from collections.abc import Iterator
 
 from baton.engine.client import CoreDied
 from baton.engine.messages import StepEvents
 from baton.runtime import logs
+from baton.runtime.audit import Audit
 from baton.runtime.shared_stream import StreamLost
+from baton.system.violation import Violation
 from baton.wire import failures
 from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import worker_pb2
@@ -32,9 +35,11 @@ class DecodeFront:
         self._links = PrefillLinks(parts, dial)
         self._sessions: dict[LinkKey, GatewaySession] = {}
         self._is_draining = False
+        self._audit = Audit()
         self._session_changed = asyncio.Event()
         parts.watch.on_change(self._core_stalled)
         parts.dispatcher.observe(self._end_of_step)
+        parts.dispatcher.observe(lambda events: self._audit.found(events.violations))
         parts.dispatcher.observe(parts.metrics.observe)
         parts.dispatcher.observe(parts.reports.apply)
 
@@ -48,6 +53,7 @@ class DecodeFront:
             group.create_task(self._links.run())
             group.create_task(self._parts.grammar_gate.run())
             group.create_task(self._parts.watch.run())
+            group.create_task(self._audit.run(self.violations))
             try:
                 await self._parts.dispatcher.run()
             except CoreDied as died:
@@ -88,6 +94,19 @@ class DecodeFront:
         if self.num_attempts == 0:
             assert self._parts.dispatcher.num_open == 0
             assert self._links.num_transfers == 0
+
+    def violations(self) -> Iterator[Violation]:
+        """Sequences and transfers that no attempt owns, and attempts that cannot end."""
+        owners = {rid for each in self._sessions.values() for rid in each.open_request_ids()}
+        sequences = dict(self._parts.dispatcher.open_sequences())
+        for seq_id, request_id in sequences.items():
+            if request_id not in owners:
+                yield Violation("sequence_without_attempt", request_id, f"sequence {seq_id}")
+        for request_id in self._links.open_request_ids():
+            if request_id not in owners:
+                yield Violation("transfer_without_attempt", request_id, "")
+        for request_id in owners.difference(sequences.values()):
+            yield Violation("attempt_without_sequence", request_id, "nothing will end it")
 
     # What sessions ask (Doorkeeper).
 

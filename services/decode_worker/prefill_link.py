@@ -7,7 +7,7 @@ the next one to that worker is plain; after that one's end, what is best is trie
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from baton.handoff.lease import LEASE_S, RENEW_INTERVAL_S, LeaseTable
@@ -87,6 +87,11 @@ class PrefillLink:
     @property
     def num_transfers(self) -> int:
         return len(self._transfers)
+
+    def open_request_ids(self) -> Iterator[str]:
+        """Of its transfers."""
+        for transfer in self._transfers.values():
+            yield transfer.prefill.request_id
 
     def open(self, transfer: DecodeTransfer, prompt_ids: bytes, block_hashes: bytes) -> None:
         """Ask for a transfer; frames of it go to `transfer` until `end`. Raises Overloaded."""
@@ -290,6 +295,11 @@ class PrefillLinks:
         self._group: asyncio.TaskGroup | None = None
         self._last_xfer_id = 0
         self._bytes_per_s = 0.0
+
+    def open_request_ids(self) -> Iterator[str]:
+        """Of all transfers."""
+        for link in self._running:
+            yield from link.open_request_ids()
 
     @property
     def num_transfers(self) -> int:

@@ -1,6 +1,6 @@
 """One gateway's attempts by handle, and one Step frame for whatever they produced."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from baton.runtime import logs
@@ -59,6 +59,11 @@ class GatewaySession:
     @property
     def num_attempts(self) -> int:
         return len(self._attempts)
+
+    def open_request_ids(self) -> Iterator[str]:
+        """Of its attempts."""
+        for attempt in self._attempts.values():
+            yield attempt.request.submit.request_id
 
     @property
     def is_busy(self) -> bool:

@@ -13,6 +13,7 @@ from baton.runtime import instruments
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError
 from baton.wire.v1 import router_pb2
+from services.gateway.auditor import GatewayAuditor
 from services.gateway.auth import Authenticator
 from services.gateway.detokenize import Artifacts
 from services.gateway.leases import LeaseKeeper
@@ -79,16 +80,17 @@ class Gateway:
         self.authenticator = Authenticator(quota, own.server_secret, clock)
         self.leases = LeaseKeeper(outside.quota, rng)
         self.links = WorkerLinks(outside.dial, own.gateway_id, clock)
+        self.auditor = GatewayAuditor(self.leases, self.links)
         self.outbox = Outbox(outside.outbox_file, outside.quota, outside.in_thread)
         self.artifacts = Artifacts(outside.tokenizer, outside.in_thread)
         self.routers = Routers(outside.routers, clock, rng, self._take_in)
         self.pipeline = Pipeline(self._parts(quota, own.server_secret, limits or Limits()))
 
     async def run(self) -> None:
-        """Follow the fleet, renew leases, own the workers' streams, replay the outbox."""
+        """Follow the fleet, renew leases, own the workers' streams, replay the outbox, audit."""
         async with asyncio.TaskGroup() as tasks:
-            for loop in (self.routers.run, self.leases.run, self.links.run, self.outbox.run):
-                tasks.create_task(loop())
+            for owner in (self.routers, self.leases, self.links, self.outbox, self.auditor):
+                tasks.create_task(owner.run())
 
     async def close(self) -> None:
         """Announce the end on the workers' streams, once no request is open."""
@@ -131,6 +133,7 @@ class Gateway:
             leases=self.leases,
             router=self.routers,
             links=self.links,
+            auditor=self.auditor,
             moves=MoveGate(self.rng),
             outbox=self.outbox,
             in_thread=outside.in_thread,

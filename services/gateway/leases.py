@@ -8,7 +8,7 @@ it), tenants with a hard budget nothing more.
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from baton.runtime import logs
@@ -78,6 +78,10 @@ class LeaseKeeper:
         self._urgent: dict[str, Lease] = {}
         self._beat_due = False
         self._writer: FrameWriter[quota_pb2.RenewRequest] | None = None
+
+    def open_request_ids(self) -> Iterator[str]:
+        """Of all leases that are renewed."""
+        yield from self._leases
 
     def open(self, lease: Lease) -> None:
         assert len(self._leases) < MAX_LEASES, "the number of open requests is bounded before"

@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass
 
 from baton.system.clock import Clock
+from services.gateway.auditor import GatewayAuditor
 from services.gateway.auth import Authenticator
 from services.gateway.detokenize import Artifacts
 from services.gateway.leases import LeaseKeeper
@@ -42,6 +43,7 @@ class Parts:
     leases: LeaseKeeper
     router: Routers
     links: WorkerLinks
+    auditor: GatewayAuditor
     moves: MoveGate
     outbox: Outbox
     in_thread: RunInThread

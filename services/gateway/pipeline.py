@@ -60,7 +60,7 @@ class Pipeline:
         limits, clock = parts.limits, parts.clock
         deadlines = arrival.deadlines(limits.first_token_s, limits.token_gap_s, clock)
         x = Exchange(arrival, sink, StageTimer(clock), deadlines, span, clock.unix())
-        with span, reports.of_request(x):
+        with span, parts.auditor.request(x), reports.of_request(x):
             try:
                 async with asyncio.timeout(arrival.deadline_s):
                     await self._serve(x)
@@ -202,3 +202,4 @@ class Pipeline:
                 # Also when the client leaves at this very moment: the bill is not its to stop.
                 if not acknowledged:
                     await self._parts.outbox.put(record)
+                self._parts.auditor.settled(x)

@@ -77,6 +77,10 @@ class WorkerLink:
     def num_open(self) -> int:
         return len(self._attempts)
 
+    def open_request_ids(self) -> list[str]:
+        """Of its attempts."""
+        return [attempt.request_id for attempt in self._attempts.values()]
+
     @property
     def has_ended(self) -> bool:
         return self._ended.is_set()

@@ -2,6 +2,7 @@
 when the router says that a worker is of no use. Knows no frames."""
 
 import asyncio
+from collections.abc import Iterator
 
 from baton.runtime import logs
 from baton.system.clock import Clock
@@ -46,6 +47,12 @@ class WorkerLinks:
             self._links[key] = link
             self._tasks.create_task(link.run(self._dial))
         return link
+
+    def open_attempts(self) -> Iterator[tuple[str, str]]:
+        """(request, worker) of every attempt that was not forgotten."""
+        for link in self._links.values():
+            for request_id in link.open_request_ids():
+                yield request_id, link.worker.worker_id
 
     def lose(self, worker_id: str) -> None:
         """The router has ejected this worker: what runs there must move. Whoever follows the

@@ -5,13 +5,16 @@ peer is done, and frees them by itself when the peer stops renewing. Knows no gr
 """
 
 import asyncio
+from collections.abc import Iterator
 
 from baton.engine.client import CoreDied
 from baton.engine.messages import StepEvents
 from baton.handoff.lease import SWEEP_INTERVAL_S, LeaseTable
 from baton.handoff.transport import SendingEnd
 from baton.runtime import instruments, logs
+from baton.runtime.audit import Audit
 from baton.runtime.shared_stream import FrameStream, StreamLost
+from baton.system.violation import Violation
 from baton.wire import failures, kv_spec
 from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import handoff_pb2
@@ -37,9 +40,11 @@ class PrefillFront:
         self._sessions: set[HandoffSession] = set()
         self._sampled: list[tuple[HandoffSession, PrefillTransfer]] = []
         self._is_draining = False
+        self._audit = Audit()
         self._became_idle = asyncio.Event()
         parts.watch.on_change(self._core_stalled)
         parts.dispatcher.observe(self._end_of_step)
+        parts.dispatcher.observe(lambda events: self._audit.found(events.violations))
         parts.dispatcher.observe(parts.metrics.observe)
         parts.dispatcher.observe(parts.reports.apply)
 
@@ -51,6 +56,7 @@ class PrefillFront:
         """Drive engine events and leases until cancelled. Raises CoreDied, in a group."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._sweep())
+            group.create_task(self._audit.run(self.violations))
             group.create_task(self._parts.watch.run())
             try:
                 await self._parts.dispatcher.run()
@@ -98,6 +104,18 @@ class PrefillFront:
         assert all(transfer in self._leases for transfer in self._owners)
         num_seqs = sum(len(transfer.seq_ids) for transfer in self._owners)
         assert self._parts.dispatcher.num_open == num_seqs
+
+    def violations(self) -> Iterator[Violation]:
+        """Transfers without a lease or a live peer, and sequences without a transfer."""
+        for transfer, session in self._owners.items():
+            if session not in self._sessions:
+                yield Violation("lease_without_owner", transfer.request_id, f"of {session.peer}")
+            if transfer not in self._leases:
+                yield Violation("transfer_without_lease", transfer.request_id, "")
+        owned = {seq_id for transfer in self._owners for seq_id in transfer.seq_ids}
+        for seq_id, request_id in self._parts.dispatcher.open_sequences():
+            if seq_id not in owned:
+                yield Violation("sequence_without_transfer", request_id, f"sequence {seq_id}")
 
     # What sessions ask (Keeper).
 

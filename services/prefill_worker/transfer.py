@@ -25,7 +25,7 @@ from baton.runtime.telemetry import Span, start_span
 from baton.wire import failures
 from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import failure_pb2, handoff_pb2, worker_pb2
-from baton.worker.dispatch import SequenceEvent
+from baton.worker.dispatch import SequenceEvent, SequenceListener
 from baton.worker.parts import WorkerParts
 from baton.worker.sequence_failure import sequence_failure
 from baton.worker.token_logprobs import to_wire
@@ -129,7 +129,8 @@ class PrefillTransfer:
         request, dispatcher = self._request, self._parts.dispatcher
         now = self._parts.clock.now()
         num_emitted = len(request.emitted_ids) // TOKEN_BYTES
-        self.seq_ids = [dispatcher.open(self), *map(dispatcher.open, self._forks)]
+        listeners: list[SequenceListener] = [self, *self._forks]
+        self.seq_ids = [dispatcher.open(each, request.request_id) for each in listeners]
         dispatcher.send(
             AddSequence(
                 seq_id=self.seq_ids[0],

@@ -47,7 +47,7 @@ def make() -> tuple[EngineDispatcher, SentCommands]:
 def test_a_listener_hears_its_own_events_in_the_order_of_a_sequences_life() -> None:
     dispatcher, _ = make()
     mine, other = Heard(), Heard()
-    first, second = dispatcher.open(mine), dispatcher.open(other)
+    first, second = dispatcher.open(mine, "r1"), dispatcher.open(other, "r1")
 
     dispatcher.dispatch(
         StepEvents(
@@ -70,7 +70,7 @@ def test_a_listener_hears_its_own_events_in_the_order_of_a_sequences_life() -> N
 def test_observers_see_the_step_after_the_listeners() -> None:
     dispatcher, _ = make()
     heard = Heard()
-    seq_id = dispatcher.open(heard)
+    seq_id = dispatcher.open(heard, "r1")
     dispatcher.observe(lambda events: heard.events.append("observed"))
 
     dispatcher.dispatch(StepEvents(1, LOAD, finished=[Finished(seq_id, "stop", 1)]))
@@ -81,7 +81,7 @@ def test_observers_see_the_step_after_the_listeners() -> None:
 def test_after_an_abort_late_events_are_dropped() -> None:
     dispatcher, client = make()
     heard = Heard()
-    seq_id = dispatcher.open(heard)
+    seq_id = dispatcher.open(heard, "r1")
 
     dispatcher.abort(seq_id)
     dispatcher.dispatch(StepEvents(1, LOAD, finished=[Finished(seq_id, "stop", 1)]))
@@ -93,18 +93,18 @@ def test_after_an_abort_late_events_are_dropped() -> None:
 
 def test_release_frees_and_sequence_ids_are_never_reused() -> None:
     dispatcher, client = make()
-    seq_id = dispatcher.open(Heard())
+    seq_id = dispatcher.open(Heard(), "r1")
 
     dispatcher.release(seq_id)
 
     assert client.sent == [Release(seq_id)]
-    assert dispatcher.open(Heard()) != seq_id
+    assert dispatcher.open(Heard(), "r1") != seq_id
 
 
 def test_logprobs_come_with_their_token_and_those_of_the_prompt_before_it() -> None:
     dispatcher, _ = make()
     first, second = Heard(), Heard()
-    ids = [dispatcher.open(first), dispatcher.open(second)]
+    ids = [dispatcher.open(first, "r1"), dispatcher.open(second, "r1")]
 
     dispatcher.dispatch(
         StepEvents(
@@ -125,7 +125,7 @@ def test_logprobs_come_with_their_token_and_those_of_the_prompt_before_it() -> N
 def test_what_was_aborted_together_is_told_free_once_the_core_has_freed_all_of_it() -> None:
     dispatcher, _ = make()
     told: list[str] = []
-    first, second = dispatcher.open(Heard()), dispatcher.open(Heard())
+    first, second = dispatcher.open(Heard(), "r1"), dispatcher.open(Heard(), "r1")
     for seq_id in (first, second):
         dispatcher.abort(seq_id)
     dispatcher.when_freed([first, second], lambda: told.append("free"))

@@ -1,0 +1,54 @@
+"""What becomes of a violation: one metric, one log line with the request's id, nothing else.
+
+An auditor looks from time to time at books that are kept anyway. Between two awaits an owner and
+what it owns may disagree for a moment, so a periodic look reports only what it finds twice in a
+row. A violation never stops the service: whoever runs it decides (docs/reliability.md).
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from baton.runtime import instruments, logs
+from baton.system.violation import Violation
+
+LOOK_EVERY_S = 5.0
+# Told once each; the newest are remembered.
+MAX_REMEMBERED = 4096
+
+_log = logs.get("audit")
+
+
+class Audit:
+    """The violations of one process."""
+
+    def __init__(self) -> None:
+        self._suspected: set[tuple[str, str]] = set()
+        self._told: dict[Violation, None] = {}
+
+    def found(self, violations: Iterable[Violation]) -> None:
+        """Tell of each that is new."""
+        for violation in violations:
+            if violation in self._told:
+                continue
+            self._told[violation] = None
+            if len(self._told) > MAX_REMEMBERED:
+                del self._told[next(iter(self._told))]
+            instruments.AUDIT_VIOLATIONS.labels(violation.check).inc()
+            _log.error(
+                "audit_violation",
+                check=violation.check,
+                request_id=violation.request_id,
+                detail=violation.detail,
+            )
+
+    def look(self, violations: Iterable[Violation]) -> None:
+        """A periodic look found these: tell of those that the one before found, too."""
+        seen = {(violation.check, violation.request_id): violation for violation in violations}
+        self.found(violation for key, violation in seen.items() if key in self._suspected)
+        self._suspected = set(seen)
+
+    async def run(self, check: Callable[[], Iterable[Violation]]) -> None:
+        """Look every LOOK_EVERY_S until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            self.look(check())
