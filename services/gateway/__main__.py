@@ -53,7 +53,7 @@ async def serve(
         deadline_s=settings.deadline_s,
         stall_s=settings.stall_s,
     )
-    bound = _bound(settings.listen)
+    bound = _bound(settings)
     # Uvicorn's own cap must not come before ours, which ends streams with a word.
     drain_cap_s = settings.unready_s + settings.drain_s + LAST_SETTLES_S
     server = HttpServer(app, drain_cap_s=drain_cap_s)
@@ -86,11 +86,11 @@ async def serve(
     _log.info("stopped")
 
 
-def _bound(listen: str) -> socket.socket:
+def _bound(settings: GatewaySettings) -> socket.socket:
     try:
-        return listening_socket(listen)
+        return listening_socket(settings.listen, settings.stall_s)
     except OSError as error:
-        raise Misconfigured(f"cannot listen on {listen}: {error.strerror}") from error
+        raise Misconfigured(f"cannot listen on {settings.listen}: {error.strerror}") from error
 
 
 def _gateway(process: Process, settings: GatewaySettings, outside: Outside) -> Gateway:

@@ -13,23 +13,24 @@ from services.gateway.http_protocol import BoundedHttpProtocol
 # Accepted sockets inherit it, as all that is set here. The default lets megabytes of tokens pile up
 # unseen in the kernel before a client that stopped reading is noticed.
 SEND_BUFFER_BYTES = 16 * 1024
-# The kernel's own limit for data that a client does not take, for what the gateway no longer
-# watches: the ends of answers whose requests are over. Twice http_response.STALL_S.
-USER_TIMEOUT_MS = 60_000
 _BACKLOG = 2048
 _CLOSE = (b"connection", b"close")
 _KEEP_ALIVE_S = 75
 
 
-def listening_socket(listen: str) -> socket.socket:
-    """A socket bound to "host:port". Raises OSError."""
+def listening_socket(listen: str, stall_s: float) -> socket.socket:
+    """A socket bound to "host:port". Raises OSError.
+
+    The kernel gives up by itself what a client has not taken after twice `stall_s`: nobody watches
+    the ends of answers whose requests are over.
+    """
     host, _, port = listen.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(2000 * stall_s))
     bound.bind((host.strip("[]"), int(port)))
     bound.setblocking(False)
     return bound

@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.gateway.serving import SEND_BUFFER_BYTES, USER_TIMEOUT_MS, listening_socket
+from services.gateway.serving import SEND_BUFFER_BYTES, listening_socket
 from tests.integration.gateway_stack import running_stack
 from tests.unit.gateway.fakes import KEY
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux has it")
 def test_accepted_sockets_have_a_small_send_buffer_and_a_limit_for_unsent_data() -> None:
-    with listening_socket("127.0.0.1:0") as listener:
+    with listening_socket("127.0.0.1:0", stall_s=30) as listener:
         listener.listen()
         listener.setblocking(True)
         with socket.create_connection(listener.getsockname()):
@@ -23,7 +23,7 @@ def test_accepted_sockets_have_a_small_send_buffer_and_a_limit_for_unsent_data()
             size = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
             assert size <= 2 * SEND_BUFFER_BYTES, "the kernel doubles what it is asked for"
             timeout_ms = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-            assert timeout_ms == USER_TIMEOUT_MS
+            assert timeout_ms == 60_000
 
 
 async def connected(port: int) -> socket.socket:
