@@ -74,8 +74,8 @@ class ClientFrameStream(Generic[Frame]):
         """Half-close; then the call ends when the server returns, or is cancelled by the owner."""
         try:
             await self._call.done_writing()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return
+        except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
+            return  # it is over already, or about to be
 
     def cancel(self) -> None:
         """Tear the call down now. Only for a stream that is lost or has said Bye."""

@@ -1,8 +1,9 @@
 import asyncio
 
+import grpc
 import pytest
 
-from baton.runtime.shared_stream import FrameWriter, StreamLost
+from baton.runtime.shared_stream import ClientFrameStream, FrameWriter, StreamLost
 from baton.testing.memory_stream import memory_stream_pair
 from baton.testing.virtual_clock import run_virtual
 
@@ -82,3 +83,11 @@ def test_flush_waits_for_everything_queued_and_returns_on_loss() -> None:
         await writer.flush()
 
     run_virtual(scenario())
+
+
+async def test_a_call_that_failed_a_moment_ago_can_be_closed() -> None:
+    class FailingCall:
+        async def done_writing(self) -> None:
+            raise grpc.aio.InternalError("the call is over, and its status on its way")
+
+    await ClientFrameStream(FailingCall()).close()
