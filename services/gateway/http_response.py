@@ -83,10 +83,10 @@ class HttpResponse:
 
     def _next_look_s(self) -> float:
         if self._waiting_since_s is not None:
-            due_s = self._waiting_since_s + self._stall_s
+            left_s = self._waiting_since_s + self._stall_s - self._now()
         else:
-            due_s = self._last_write_s + KEEP_ALIVE_S
-        return max(due_s - self._now(), _SHORTEST_LOOK_S)
+            left_s = min(self._last_write_s + KEEP_ALIVE_S - self._now(), self._stall_s)
+        return max(left_s, _SHORTEST_LOOK_S)
 
     def _stalled(self) -> DeadlineExceeded:
         message = f"the client took nothing for {self._stall_s:g} s"
