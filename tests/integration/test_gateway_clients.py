@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from baton.runtime import grpc_channel
 from baton.runtime.grpc_server import GrpcServer, start_server, translate_failures
-from baton.wire.failures import Unavailable
+from baton.wire.failures import Incompatible, Unavailable
 from baton.wire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.gateway.clients import GrpcTokenizer
 from services.gateway.ports import CallContext
@@ -108,3 +109,14 @@ async def test_a_replica_that_dies_costs_no_call_and_is_used_again_when_it_is_ba
             await encode(client)
         await dying.start(listen)
         await until_both_answer(replicas, client)
+
+
+async def test_a_caller_names_its_version_and_one_too_old_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with two_replicas() as (_, client):
+        monkeypatch.setattr(grpc_channel, "PROTOCOL_VERSION", 9)
+        await encode(client)
+        monkeypatch.setattr(grpc_channel, "PROTOCOL_VERSION", 0)
+        with pytest.raises(Incompatible, match="protocol 0 of the caller"):
+            await encode(client)

@@ -8,7 +8,6 @@ import pytest
 
 from tests.simulation.workers import fleet
 
-
 TRANSPORTS = ["grpc", "shm"] if sys.platform == "linux" else ["grpc"]
 
 

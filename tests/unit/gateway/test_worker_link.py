@@ -7,6 +7,7 @@ import pytest
 
 from baton.runtime.shared_stream import StreamLost
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
+from baton.testing.newer_peer import from_the_future, unknown_frame
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import BatonError, NoRoom, Unavailable, to_wire
 from baton.wire.v1 import router_pb2, sampling_pb2, worker_pb2
@@ -455,3 +456,15 @@ def test_a_worker_that_never_says_hello_is_lost() -> None:
             running.cancel()
 
     run_virtual(main())
+
+
+def test_a_newer_worker_is_spoken_to_and_what_it_adds_is_left_aside() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        step = worker_pb2.Step(handles=[1], choices=[0], first_index=[0], ids=[7])
+        await pair.far.write(from_the_future(worker_pb2.WorkerFrame(seq=1, step=step)))
+        await pair.far.write(unknown_frame(worker_pb2.WorkerFrame, seq=2))
+        await pair.token(1, seq=3)
+        assert await attempt.arrivals(1) == [Tokens(0, [7]), Tokens(0, [101])]
+
+    linked(scenario, protocol=9)

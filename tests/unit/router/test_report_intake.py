@@ -2,6 +2,7 @@
 
 import pytest
 
+from baton.testing.newer_peer import from_the_future, unknown_frame
 from baton.testing.virtual_clock import VirtualClock
 from baton.wire.failures import Incompatible, InvalidRequest
 from baton.wire.v1 import router_pb2, worker_pb2
@@ -208,3 +209,13 @@ def test_load_values_that_cannot_be_true_are_clamped(intake) -> None:
     load = intake.fleet.get(HOST).load
     assert (load.num_blocks_free, load.num_blocks_promised) == (10, 10)
     assert (load.prefill_tokens_per_s, load.decode_step_s, load.handoff_bytes_per_s) == (0, 0, 0)
+
+
+def test_a_newer_worker_is_taken_in_and_a_report_of_an_unknown_kind_is_no_gap(intake) -> None:
+    newer = Intake()
+    newer.register(protocol=9)
+    snapshot = worker_pb2.KvSnapshot(hashes=b"".join(hash_list(1)))
+    newer.intake.take(HOST, from_the_future(worker_pb2.Report(seq=2, snapshot=snapshot)))
+    assert newer.intake.take(HOST, unknown_frame(worker_pb2.Report, seq=3)).seq == 3
+    assert not newer.stored(4, 2).want_snapshot
+    assert newer.held(1, 2) == 2

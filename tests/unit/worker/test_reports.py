@@ -9,6 +9,7 @@ import pytest
 from baton.engine.messages import EngineLoad, StepEvents, StoredBlocks
 from baton.runtime.shared_stream import StreamLost
 from baton.testing.memory_stream import memory_stream_pair
+from baton.testing.newer_peer import from_the_future
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import Incompatible, Overloaded
 from baton.wire.prefix_hash import HASH_BYTES
@@ -344,6 +345,22 @@ def test_serving_ends_when_the_router_leaves() -> None:
             theirs.cancel()
         with pytest.raises(StreamLost):
             await ours.write(worker_pb2.Report())
+
+    run_virtual(main())
+
+
+def test_a_newer_router_is_told_the_same_and_its_additions_are_left_aside() -> None:
+    async def main() -> None:
+        worker = Worker()
+        ours, theirs = memory_stream_pair()
+        await theirs.write(from_the_future(worker_pb2.ReportAck(protocol=9, router_id="r")))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(serve_reports(ours, worker.log))
+            assert (await theirs.read()).register.worker_id == "decode-0"
+            await theirs.write(from_the_future(worker_pb2.ReportAck(seq=1)))
+            worker.answer(hashes(7))
+            assert (await theirs.read()).snapshot.hashes == hashes(7)
+            worker.log.close()
 
     run_virtual(main())
 
