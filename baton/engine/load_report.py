@@ -1,25 +1,47 @@
-"""Measures how fast this worker prefills and decodes: exponential means over its steps."""
+"""Measures how fast this worker prefills and decodes, from its steps.
+
+A step may do both. What decodes need is known from the steps that only decode; the rest of a mixed
+step is its prefill's. Otherwise a decode worker that prefills a few tokens now and then would look
+as slow at it as its batch is large, and would never be chosen for a prompt again.
+"""
+
+from baton.system.rate_meter import RateMeter
 
 _WEIGHT_OF_NEWEST = 0.1
+# Of a mixed step's time, how much is its prefill's at least: rows share the reading of the weights.
+_LEAST_SHARE = 0.1
 
 
 class LoadMeter:
-    """0 means not measured yet. A step counts for prefill, decode, or both."""
+    """0 means not measured yet."""
 
     def __init__(self) -> None:
-        self.prefill_tokens_per_s = 0.0
         self.decode_step_s = 0.0
+        self._prefill = RateMeter(keep=1 - _WEIGHT_OF_NEWEST)
+        self._has_decoded_alone = False
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Without the time of decodes in the same steps."""
+        return self._prefill.per_s
 
     def observe(self, duration_s: float, num_prefill_tokens: int, num_decodes: int) -> None:
         """One step of `duration_s` seconds has run."""
         if duration_s <= 0:
             return
         if num_prefill_tokens:
-            rate = num_prefill_tokens / duration_s
-            self.prefill_tokens_per_s = _mean(self.prefill_tokens_per_s, rate)
-        if num_decodes:
-            self.decode_step_s = _mean(self.decode_step_s, duration_s)
+            decode_s = self.decode_step_s if num_decodes and self._has_decoded_alone else 0.0
+            prefill_s = max(duration_s - decode_s, _LEAST_SHARE * duration_s)
+            self._prefill.observe(num_prefill_tokens, prefill_s)
+        if num_decodes and (not num_prefill_tokens or not self._has_decoded_alone):
+            self._observe_decode(duration_s, is_alone=not num_prefill_tokens)
 
-
-def _mean(mean: float, newest: float) -> float:
-    return mean + _WEIGHT_OF_NEWEST * (newest - mean) if mean else newest
+    def _observe_decode(self, duration_s: float, *, is_alone: bool) -> None:
+        """Mixed steps count only until there is one without prefill, which starts anew."""
+        if is_alone and not self._has_decoded_alone:
+            self._has_decoded_alone = True
+            self.decode_step_s = duration_s
+        elif self.decode_step_s:
+            self.decode_step_s += _WEIGHT_OF_NEWEST * (duration_s - self.decode_step_s)
+        else:
+            self.decode_step_s = duration_s

@@ -14,6 +14,7 @@ from baton.handoff.lease import LEASE_S, RENEW_INTERVAL_S, LeaseTable
 from baton.handoff.transport import PLAIN, ReceivingEnd, num_payload_bytes
 from baton.runtime import instruments, logs
 from baton.runtime.shared_stream import FrameWriter, StreamLost
+from baton.system.rate_meter import RateMeter
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker.parts import WorkerParts
@@ -29,9 +30,8 @@ BUSY_S = 1.5 * RENEW_INTERVAL_S
 CREDIT_WINDOW_BYTES = 16 * 1024 * 1024
 MAX_TRANSFERS_PER_LINK = 1024
 MAX_LINKS = 256
-# A transfer's tail counts as a measurement of speed from this size on, with this weight.
-MIN_RATE_BYTES = 64 * 1024
-RATE_WEIGHT = 0.2
+# What is left of a transfer's weight in the measured rate after one more.
+RATE_KEEP = 0.8
 _DELIVERIES = ("blocks", "commit")
 
 _log = logs.get("decode_worker.prefill_link")
@@ -294,7 +294,7 @@ class PrefillLinks:
         self._running: set[PrefillLink] = set()
         self._group: asyncio.TaskGroup | None = None
         self._last_xfer_id = 0
-        self._bytes_per_s = 0.0
+        self._rate = RateMeter(RATE_KEEP)
 
     def open_request_ids(self) -> Iterator[str]:
         """Of all transfers."""
@@ -306,13 +306,12 @@ class PrefillLinks:
         return sum(link.num_transfers for link in self._running)
 
     def observe_rate(self, num_bytes: int, duration_s: float) -> None:
-        """So many bytes took so long after their compute was done; the router is told the mean."""
-        if num_bytes < MIN_RATE_BYTES or duration_s <= 0:
-            return
-        rate = num_bytes / duration_s
-        old = self._bytes_per_s
-        self._bytes_per_s = rate if old == 0 else old + RATE_WEIGHT * (rate - old)
-        self._parts.reports.set_handoff_rate(self._bytes_per_s)
+        """All bytes of one transfer, and how long it went on after their compute was done.
+
+        The router is told the mean: what a handoff adds to its prefill, per byte.
+        """
+        self._rate.observe(num_bytes, duration_s)
+        self._parts.reports.set_handoff_rate(self._rate.per_s)
 
     def next_xfer_id(self) -> int:
         """Never the same twice in one life of this worker."""

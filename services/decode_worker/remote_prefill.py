@@ -67,7 +67,7 @@ class RemotePrefill:
         self._is_bind_sent = False
         self._first_tokens: handoff_pb2.FirstTokens | None = None
         # When the first token came, and the bytes that were here: the rest is pure transfer.
-        self._tail_start = (0.0, 0)
+        self._first_token_at = 0.0
         self._num_tries = 0
         self._transfer: DecodeTransfer | None = None
         self._link: PrefillLink | None = None
@@ -128,7 +128,7 @@ class RemotePrefill:
         if self._num_tries > 1:
             frame.num_cached_tokens = 0  # an earlier try computed them for this request
         assert self._transfer is not None
-        self._tail_start = (self._parts.clock.now(), self._transfer.num_bytes_received)
+        self._first_token_at = self._parts.clock.now()
         num_blocks = 0 if ended_at_once(frame) else self._transfer.ticket.num_missing_blocks
         self._owner.first_token(frame, num_blocks)
 
@@ -142,11 +142,8 @@ class RemotePrefill:
             self._span.set("baton.num_blocks_received", num_blocks)
             self._span.set("baton.num_bytes_received", self._transfer.num_bytes_received)
             self._span.set("baton.transport", self._link.transport)
-        start_s, num_bytes_before = self._tail_start
-        self._links.observe_rate(
-            self._transfer.num_bytes_received - num_bytes_before,
-            self._parts.clock.now() - start_s,
-        )
+        tail_s = self._parts.clock.now() - self._first_token_at
+        self._links.observe_rate(self._transfer.num_bytes_received, tail_s)
         self.end(None)
         self._owner.prefill_complete(self._first_tokens)
 

@@ -3,9 +3,12 @@
     score(P, D) = min(wait_P + miss_P / rate_P + transfer(miss_D),  wait_D + miss_D / rate_D)
                   + w * predicted ITL increase on D * expected output
 
-The second arm of min is "no P": the decode worker prefills by itself. Pure: the same inputs and
-the same randomness give the same choice; randomness only breaks ties. Knows neither time nor
-queues nor where the figures come from (`fleet.py`).
+The second arm of min is "no P": the decode worker prefills by itself, in the same steps as its
+decodes. Each step then takes longer for both: this prompt waits for a decode step per chunk
+("steps"), and every stream that runs there waits for the whole prefill, w times ("streams"). That
+is why a long prompt is worth a handoff although decode could prefill it as fast. Pure: the same
+inputs and the same randomness give the same choice; randomness only breaks ties. Knows neither time
+nor queues nor where the figures come from (`fleet.py`, `speeds.py`).
 """
 
 import heapq
@@ -77,7 +80,8 @@ class WorkerView:
 
     `unfit` names why it must not be picked ("" = it may). `num_running` sequences made the
     measured step, `num_sequences` are expected to be in the next ones. `num_cached_tokens` of this
-    request's prompt are in its cache.
+    request's prompt are in its cache. `chunk_tokens`: prefill that fits into a step beside the
+    decodes that run there; 0 = not known, all at once.
     """
 
     worker_id: str
@@ -89,6 +93,7 @@ class WorkerView:
     num_sequences: int
     num_queued_prefill_tokens: int
     num_cached_tokens: int
+    chunk_tokens: int = 0
 
     def missing_tokens(self, num_prompt_tokens: int) -> int:
         """Prompt tokens to compute here; the last one always is, for its logits."""
@@ -170,6 +175,8 @@ def pick(
                 losses.append(f"{decode.worker_id} {obstacle}")
             else:
                 costs = _ttft_s(ask, decode, prefill) | {"itl": itl_s}
+                if prefill is None:
+                    costs |= _interference_s(ask, decode, policy)
                 candidates.append(_Candidate(decode, prefill, costs))
     if not candidates:
         return NoChoice(_kind(obstacles, decodes), _join(losses))
@@ -279,6 +286,20 @@ def _ttft_s(ask: Ask, decode: WorkerView, prefill: WorkerView | None) -> dict[st
         num_blocks = -(-decode.missing_tokens(ask.num_prompt_tokens) // shape.block_size)
         costs["transfer"] = num_blocks * shape.block_bytes / decode.speed.handoff_bytes_per_s
     return costs
+
+
+def _interference_s(ask: Ask, decode: WorkerView, policy: Policy) -> dict[str, float]:
+    """What prompt and running streams cost each other when the decode worker prefills itself."""
+    if not decode.num_running:
+        return {}
+    missing = decode.missing_tokens(ask.num_prompt_tokens)
+    num_tokens = decode.num_queued_prefill_tokens + missing
+    num_steps = -(-num_tokens // decode.chunk_tokens) if decode.chunk_tokens else 1
+    delay_s = missing / decode.speed.prefill_tokens_per_s
+    return {
+        "steps": num_steps * decode.speed.decode_step_s,
+        "streams": policy.itl_weight * decode.num_running * delay_s,
+    }
 
 
 def _idle_step_s(decode: WorkerView, policy: Policy) -> float:
