@@ -1,6 +1,7 @@
 """What makes it disaggregated: one trace over all processes, exact blocks, batching, no leaks."""
 
 import asyncio
+import sys
 import time
 from collections.abc import Iterator
 
@@ -85,6 +86,25 @@ def test_decode_receives_exactly_the_blocks_that_its_cache_lacks(stack) -> None:
     moved = received() - before
     total = -(-second.usage.prompt_tokens // BLOCK)
     assert moved == total - cached // BLOCK
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="files of a sealed size")
+def test_workers_of_one_host_hand_over_in_shared_memory(stack) -> None:
+    def received(transport: str) -> float:
+        return sum(
+            stack.metric(
+                name, "baton_handoff_bytes_total", direction="received", transport=transport
+            )
+            for name in stack.workers()
+            if name.startswith("decode")
+        )
+
+    answer = ask(stack, f"{time.time_ns()} what is a block?")
+
+    wait_until(lambda: received("shm") > 0)
+    assert received("grpc") == 0
+    span = spans_of(stack, answer.headers["x-request-id"])["handoff"]
+    assert span.attributes["baton.transport"] == "shm"
 
 
 async def test_32_concurrent_streams_finish_with_the_right_text_in_one_batch(
