@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from baton.testing.virtual_clock import VirtualClock, run_virtual
-from baton.wire.failures import Unavailable
 from tests.simulation.fleet import Answer, Fleet, running_fleet
 
 NUM_SEEDS = 100 if os.environ.get("BATON_TEST_LONG") else 12
@@ -64,36 +63,25 @@ def test_a_stream_outlives_the_loss_of_everything_in_redis(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
-def test_a_dead_worker_costs_at_most_the_answers_that_it_had_begun(
-    seed: int, tmp_path: Path
-) -> None:
+def test_a_dead_worker_costs_no_answer(seed: int, tmp_path: Path) -> None:
     endpoint = f"sim:{seed % 4 + 1}"  # two prefill workers, then two decode workers
 
     async def scenario(clock: VirtualClock) -> None:
         async with running_fleet(seed, clock, tmp_path, num_prefill=2) as fleet:
             rng = random.Random(seed)
-            lost: list[tuple[str, bool]] = []  # why, and whether it had begun
 
             async def one(number: int) -> None:
                 await asyncio.sleep(rng.uniform(0, 2))
-                request_id, max_tokens, answer = f"r{number}", rng.randint(1, 60), Answer()
+                request_id, max_tokens = f"r{number}", rng.randint(1, 60)
                 text = "x" * rng.randint(1, 300)
-                try:
-                    await fleet.ask(
-                        text, answer, max_tokens=max_tokens, seed=1, request_id=request_id
-                    )
-                except Unavailable as error:
-                    lost.append((error.reason, bool(answer.texts)))
-                else:
-                    assert answer.texts[0] == fleet.expected(request_id, max_tokens, 1)
+                answer = await fleet.ask(text, max_tokens=max_tokens, seed=1, request_id=request_id)
+                assert answer.texts[0] == fleet.expected(request_id, max_tokens, 1)
 
             async with asyncio.TaskGroup() as tasks:
                 for number in range(30):
                     tasks.create_task(one(number))
                 await asyncio.sleep(rng.uniform(0.2, 1.8))
                 fleet.kill(endpoint)
-            assert set(lost) <= {("worker_lost", True), ("handoff_failed", True)}
-            assert len(lost) < 15
 
     clock = VirtualClock()
     run_virtual(scenario(clock), clock)
