@@ -1,9 +1,16 @@
-"""Both worker fronts behind real gRPC servers on loopback, with fake models in this process."""
+"""Both worker fronts behind real gRPC servers on loopback, by each transport between them.
+
+Models are fakes in this process.
+"""
 
 import asyncio
 import contextlib
+import importlib.util
+import os
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +18,18 @@ import pytest
 from baton.engine.engine import Engine, EngineConfig
 from baton.engine.local_client import LocalEngineClient
 from baton.engine.messages import SamplingParams
+from baton.runtime import instruments
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.grpc_server import GrpcServer, start_server
 from baton.runtime.shared_stream import ClientFrameStream
 from baton.system.clock import SystemClock
+from baton.system.memory_file import create_memory_file
 from baton.testing.engine_driver import encode_tokens
 from baton.testing.fake_runner import FakeRunner
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, sampling_pb2, worker_pb2, worker_pb2_grpc
 from baton.worker.program import make_parts
+from baton.worker.transports import HandoffOptions
 from services.decode_worker.__main__ import DecodeProgram
 from services.prefill_worker.__main__ import PrefillProgram
 
@@ -39,15 +49,22 @@ class RunningWorker:
 
 @contextlib.asynccontextmanager
 async def running(
-    name: str, role: Any, program: Any, model_fp: str = "fake-model"
+    name: str,
+    role: Any,
+    program: Any,
+    model_fp: str = "fake-model",
+    handoff: HandoffOptions | None = None,
 ) -> AsyncIterator[RunningWorker]:
     """A worker on a free port."""
     config = EngineConfig(model_fp, "fake", "1", num_blocks=NUM_BLOCKS)
     clock = SystemClock()
     # Pages of a realistic size: a long prompt fills several frames.
     engine = Engine(config, FakeRunner(num_layers=8), clock)
-    client = LocalEngineClient(engine, clock, lambda batch: 0.001)
-    front = program(make_parts(client, worker_id=name, role=role, clock=clock))
+    pool_file = create_memory_file(name)
+    client = LocalEngineClient(engine, clock, lambda batch: 0.001, pool_file)
+    os.close(pool_file)
+    parts = make_parts(client, worker_id=name, role=role, clock=clock, handoff=handoff)
+    front = program(parts)
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(front.run())
         server = await start_server("127.0.0.1:0", front.register, link=True)
@@ -55,6 +72,7 @@ async def running(
         await front.drain(2.0)
         await server.stop(1.0)
         task.cancel()
+    await client.close()
 
 
 @contextlib.asynccontextmanager
@@ -126,14 +144,38 @@ async def wait_until_free(*workers: RunningWorker) -> None:
         worker.front.check_integrity()
 
 
-@pytest.fixture
-async def pair() -> AsyncIterator[tuple[RunningWorker, RunningWorker]]:
-    async with running("prefill-1", router_pb2.WORKER_ROLE_PREFILL, PrefillProgram) as prefill:
-        async with running("decode-1", router_pb2.WORKER_ROLE_DECODE, DecodeProgram) as decode:
-            yield decode, prefill
+def _needs(transport: str, is_there: bool) -> Any:
+    return pytest.param(transport, marks=pytest.mark.skipif(not is_there, reason="not here"))
 
 
-async def test_requests_handed_over_by_grpc_answer_as_lone_local_runs(
+TRANSPORTS = [
+    "grpc",
+    _needs("shm", sys.platform == "linux"),
+    _needs("nixl", importlib.util.find_spec("nixl_cu12") is not None),
+]
+
+
+@pytest.fixture(params=TRANSPORTS)
+async def pair(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncIterator[tuple[RunningWorker, RunningWorker]]:
+    names = tuple(dict.fromkeys((request.param, "grpc")))
+    handoff = HandoffOptions(names, tmp_path)
+    roles = router_pb2.WORKER_ROLE_PREFILL, router_pb2.WORKER_ROLE_DECODE
+    async with (
+        running("prefill-1", roles[0], PrefillProgram, handoff=handoff) as prefill,
+        running("decode-1", roles[1], DecodeProgram, handoff=handoff) as decode,
+    ):
+        before = num_links(request.param)
+        yield decode, prefill
+        assert num_links(request.param) > before
+
+
+def num_links(transport: str) -> float:
+    return float(instruments.HANDOFF_LINKS.labels(transport)._value.get())
+
+
+async def test_requests_that_were_handed_over_answer_as_lone_local_runs(
     pair: tuple[RunningWorker, RunningWorker],
 ) -> None:
     decode, prefill = pair
