@@ -40,6 +40,12 @@ class ChunkPolicy:
             return self._max_step_tokens
         if num_decodes and self._mixed_s > self._max_step_s / 2 and self._is_outdated(num_decodes):
             return 0
+        return self.allowed_tokens(num_decodes)
+
+    def allowed_tokens(self, num_decodes: int) -> int:
+        """Prefill tokens with which a step with that many decodes ends in time."""
+        if self._max_step_s is None:
+            return self._max_step_tokens
         if self._token_s is None:
             return min(FIRST_CHUNK_TOKENS, self._max_step_tokens)
         allowed_s = LONE_FACTOR * self._max_step_s

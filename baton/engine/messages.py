@@ -288,6 +288,8 @@ class EngineLoad(msgspec.Struct, array_like=True):
     num_not_started: int = 0
     # Running or waiting only for credit; those that wait so are not among `num_waiting`.
     num_parked: int = 0
+    # Prefill tokens that a step takes beside the decodes that run now.
+    chunk_tokens: int = 0
 
 
 class StepEvents(msgspec.Struct, array_like=True, tag="events"):

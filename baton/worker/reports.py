@@ -183,6 +183,7 @@ class ReportLog:
             decode_step_s=load.decode_step_s,
             handoff_bytes_per_s=self.load.handoff_bytes_per_s,
             stalled=self.load.stalled,
+            chunk_tokens=load.chunk_tokens,
         )
 
 

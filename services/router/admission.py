@@ -48,9 +48,9 @@ class AdmissionView:
         """The shortest queue of those that could take a prompt now."""
         if not pool:
             return 0.0
-        typical = self._fleet.typical_speed(model.fp, pool[0].registration.role)
+        speeds = self._fleet.speeds(model.fp, pool[0].registration.role)
         ready = [worker for worker in pool if self._is_ready(worker)]
-        views = [self._fleet.view(worker, typical, "", 0) for worker in ready]
+        views = [self._fleet.view(worker, speeds, "", 0) for worker in ready]
         waits = (v.num_queued_prefill_tokens / v.speed.prefill_tokens_per_s for v in views)
         return min(waits, default=0.0)
 

@@ -6,13 +6,13 @@ from reports: a worker is lost when its stream broke, stale when it has been sil
 streams nor queues.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from baton.system.clock import Clock
 from baton.wire.failures import Incompatible
 from services.router.health import Health, HealthJudge, HealthState
-from services.router.picker import BlockShape, Room, Speed, WorkerView
+from services.router.picker import BlockShape, Room, WorkerView
 from services.router.reported import (
     DECODE,
     PREFILL,
@@ -23,6 +23,7 @@ from services.router.reported import (
 )
 from services.router.settings import Settings
 from services.router.slot_lease import SlotLeases
+from services.router.speeds import Measured, MeasuredAt, Speeds
 
 _MIN_WORKERS_TO_JUDGE = 2
 
@@ -41,6 +42,11 @@ class Worker:
     draining: bool = False
     leases: SlotLeases = field(default_factory=SlotLeases)
     health: Health = field(default_factory=Health)
+    measured_at: MeasuredAt = field(default_factory=MeasuredAt)
+
+    @property
+    def measured(self) -> Measured:
+        return Measured(self.load, self.measured_at)
 
     @property
     def is_stalled(self) -> bool:
@@ -116,6 +122,7 @@ class Fleet:
         worker.reported_at = self._clock.now()
         if load.is_stalled != worker.load.is_stalled:
             worker.changed_at = worker.reported_at
+        worker.measured_at.note(worker.load, load, worker.reported_at)
         worker.load = load
         for request_id in accepted_request_ids:
             worker.leases.end(request_id)
@@ -222,26 +229,21 @@ class Fleet:
         silent_s = self._clock.now() - worker.reported_at
         return "stale" if silent_s > self._settings.stale_after_s else ""
 
-    def typical_speed(self, model_fp: str, role: int) -> Speed:
-        """Mean of what the pool's workers have measured; the prior where none has."""
-        loads = [worker.load for worker in self.of_model(model_fp, role)]
-        prior = self._settings
-        prefills = (load.prefill_tokens_per_s for load in loads)
-        steps = (load.decode_step_s for load in loads)
-        handoffs = (load.handoff_bytes_per_s for load in loads)
-        return Speed(
-            _mean(prefills, prior.prior_prefill_tokens_per_s),
-            _mean(steps, prior.prior_decode_step_s),
-            _mean(handoffs, prior.prior_handoff_bytes_per_s),
+    def speeds(self, model_fp: str, role: int) -> Speeds:
+        """What the pool's workers are taken to be capable of now."""
+        pool = self.of_model(model_fp, role)
+        others = self.of_model(model_fp, DECODE if role == PREFILL else PREFILL)
+        return Speeds(
+            (worker.measured for worker in pool),
+            (worker.measured for worker in others),
+            self._settings,
+            self._clock.now(),
         )
 
     def view(
-        self, worker: Worker, typical: Speed, unfit: str, num_cached_tokens: int
+        self, worker: Worker, speeds: Speeds, unfit: str, num_cached_tokens: int
     ) -> WorkerView:
-        """The worker as the picker sees it: its own figures plus the open leases.
-
-        `typical` stands in for what this worker has not measured yet.
-        """
+        """The worker as the picker sees it: its own figures plus the open leases."""
         leases = worker.leases
         leases.expire(self._clock.now())
         registration, load = worker.registration, worker.load
@@ -263,15 +265,12 @@ class Fleet:
                 num_slots=registration.max_num_seqs,
                 num_slots_free=num_slots_free,
             ),
-            speed=Speed(
-                load.prefill_tokens_per_s or typical.prefill_tokens_per_s,
-                load.decode_step_s or typical.decode_step_s,
-                load.handoff_bytes_per_s or typical.handoff_bytes_per_s,
-            ),
+            speed=speeds.of(worker.measured),
             num_running=load.num_running,
             num_sequences=num_sequences,
             num_queued_prefill_tokens=load.num_queued_prefill_tokens + leases.num_prefill_tokens,
             num_cached_tokens=num_cached_tokens,
+            chunk_tokens=load.chunk_tokens,
         )
 
     def prefill_tokens_per_s(self, model_fp: str) -> float:
@@ -294,8 +293,3 @@ def _same_life(known: Registration, new: Registration) -> bool:
         new.model.fp,
         new.role,
     )
-
-
-def _mean(measured: Iterable[float], prior: float) -> float:
-    values = [value for value in measured if value > 0]
-    return sum(values) / len(values) if values else prior

@@ -62,6 +62,7 @@ class ReportedLoad:
     decode_step_s: float
     handoff_bytes_per_s: float
     is_stalled: bool = False
+    chunk_tokens: int = 0
 
 
 def registration_of(message: worker_pb2.Register) -> Registration:
@@ -107,6 +108,7 @@ def load_of(message: worker_pb2.Load, registration: Registration) -> ReportedLoa
         decode_step_s=_rate(message.decode_step_s),
         handoff_bytes_per_s=_rate(message.handoff_bytes_per_s),
         is_stalled=message.stalled,
+        chunk_tokens=message.chunk_tokens,
     )
 
 

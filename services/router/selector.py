@@ -180,7 +180,7 @@ class Selector:
         if not pool:
             return []
         registration = pool[0].registration
-        typical = self._fleet.typical_speed(registration.model.fp, registration.role)
+        speeds = self._fleet.speeds(registration.model.fp, registration.role)
         views = []
         for worker in pool:
             unfit = self._fleet.unfit(worker, isolated)
@@ -190,7 +190,7 @@ class Selector:
             num_cached_tokens = num_blocks * worker.registration.model.block_size
             views.append(
                 self._fleet.view(
-                    worker, typical, unfit, min(num_cached_tokens, request.num_prompt_tokens)
+                    worker, speeds, unfit, min(num_cached_tokens, request.num_prompt_tokens)
                 )
             )
         return views

@@ -51,6 +51,8 @@ class Settings:
     # sequence beyond its prompt.
     promise_cap: float = 0.3
     growth_blocks: int = 2
+    # A rate that a worker has not measured anew for this long counts as unknown.
+    speed_trust_s: float = 60.0
     # Until the workers have measured their own.
     prior_prefill_tokens_per_s: float = 2000.0
     prior_decode_step_s: float = 0.02

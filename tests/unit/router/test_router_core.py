@@ -554,3 +554,24 @@ def test_gateways_hear_what_they_need_to_know_of_a_model(router, run) -> None:
         waiting.cancel()
 
     run(scenario)
+
+
+def test_auto_follows_the_rates_and_the_streams_that_workers_report(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router(disaggregate="auto", stale_after_s=600)
+        decode, prefill = fleet.decode(), fleet.prefill()
+        running = {"num_running": 3, "decode_step_s": 0.01, "chunk_tokens": 100}
+
+        async def is_prefilled_on_decode() -> bool:
+            response = await fleet.pick(num_prompt_tokens=640)
+            return not response.HasField("prefill")
+
+        prefill.load(prefill_tokens_per_s=5000.0)
+        assert await is_prefilled_on_decode()
+        decode.load(**running)
+        assert not await is_prefilled_on_decode()
+        prefill.load(prefill_tokens_per_s=100.0)
+        decode.load(prefill_tokens_per_s=5000.0, **running)
+        assert await is_prefilled_on_decode()
+
+    run(scenario)

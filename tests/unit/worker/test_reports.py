@@ -35,7 +35,7 @@ def events(
 ) -> StepEvents:
     return StepEvents(
         step=step,
-        load=EngineLoad(running, 0, 90, 5, 0, 1000.0, 0.01),
+        load=EngineLoad(running, 0, 90, 5, 0, 1000.0, 0.01, chunk_tokens=64),
         removed_hashes=removed,
         stored=[StoredBlocks(hashes(0), stored)] if stored else [],
         snapshot=snapshot,
@@ -93,6 +93,7 @@ def test_a_subscription_starts_with_register_then_snapshot_and_load() -> None:
         snapshot, load = await drain(subscription)
         assert snapshot.snapshot.hashes == hashes(1, 2)
         assert load.load.num_blocks_free == 90
+        assert load.load.chunk_tokens == 64
         assert [snapshot.seq, load.seq] == [2, 3]
 
     subscribed(scenario)
