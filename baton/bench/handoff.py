@@ -142,7 +142,7 @@ class _Call(ClientFrameStream[handoff_pb2.DecodeFrame]):
     """One handoff stream with a channel of its own."""
 
     def __init__(self, target: str) -> None:
-        self._channel = open_channel(target, link=True)
+        self._channel = open_channel(target)
         super().__init__(handoff_pb2_grpc.PrefillWorkerStub(self._channel).Handoff())
 
     async def disconnect(self) -> None:
@@ -181,7 +181,7 @@ class Peer:
 
     async def bare_stream(self) -> None:
         """All bytes as raw messages; nobody looks at them."""
-        async with open_channel(self._target, link=True) as channel:
+        async with open_channel(self._target) as channel:
             call: Any = channel.unary_stream(BARE_METHOD)
             async for _ in call(b""):
                 pass

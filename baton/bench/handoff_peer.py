@@ -29,7 +29,6 @@ from baton.bench.handoff_pair import (
     source_bytes,
 )
 from baton.handoff.block_bytes import KEPT_BYTES, MAX_DATA_BYTES
-from baton.handoff.frame_encoding import add_service
 from baton.handoff.negotiation import Transports
 from baton.handoff.sender import Sender
 from baton.handoff.ticket import Ticket
@@ -38,7 +37,7 @@ from baton.runtime.grpc_server import start_server
 from baton.runtime.shared_stream import FrameWriter, ServerFrameStream
 from baton.system.allocator import keep_freed_memory
 from baton.system.parent_death import die_with_parent
-from baton.wire.v1 import handoff_pb2
+from baton.wire.v1 import handoff_pb2, handoff_pb2_grpc
 from baton.worker.stream_pump import StreamPump
 
 
@@ -92,7 +91,7 @@ class SendingSession:
         return sender.next_frame()
 
 
-class PeerServicer:
+class PeerServicer(handoff_pb2_grpc.PrefillWorkerServicer):
     """Agrees on a transport and serves the stream."""
 
     def __init__(self, pool: Pool, transports: Transports) -> None:
@@ -144,10 +143,10 @@ async def serve(folder: Path, num_blocks: int, names: tuple[str, ...]) -> None:
     transports = pool.transports(names, folder, is_sender=True)
 
     def register(server: grpc.aio.Server) -> None:
-        add_service(server, PeerServicer(pool, transports).Handoff)
+        handoff_pb2_grpc.add_PrefillWorkerServicer_to_server(PeerServicer(pool, transports), server)
         server.add_generic_rpc_handlers((BareStream(pool.blocks.memory),))
 
-    server = await start_server("127.0.0.1:0", register, link=True)
+    server = await start_server("127.0.0.1:0", register)
     ports = {"port": server.port, "socket_port": serve_socket(pool.blocks.memory)}
     print(json.dumps(ports), flush=True)
     await asyncio.to_thread(sys.stdin.read)

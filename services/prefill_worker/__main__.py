@@ -2,10 +2,9 @@
 
 import grpc
 
-from baton.handoff.frame_encoding import add_service
 from baton.runtime import environment
 from baton.runtime.process import Process, run
-from baton.wire.v1 import router_pb2
+from baton.wire.v1 import handoff_pb2_grpc, router_pb2
 from baton.worker.program import serve_worker
 from baton.worker.settings import ENVIRONMENT_PREFIX, Settings
 from services.prefill_worker.front import PrefillFront
@@ -16,7 +15,8 @@ class PrefillProgram(PrefillFront):
     """The front with its gRPC service."""
 
     def register(self, server: grpc.aio.Server) -> None:
-        add_service(server, PrefillWorkerServicer(self).Handoff)
+        servicer = PrefillWorkerServicer(self)
+        handoff_pb2_grpc.add_PrefillWorkerServicer_to_server(servicer, server)
 
 
 def main() -> None:
