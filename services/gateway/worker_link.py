@@ -3,36 +3,29 @@
 One reader per stream takes Step columns apart into the attempts' buffers and never waits for a
 consumer; one writer sends, in this order, cancels, credits (merged into one frame) and submits.
 
-The end of a stream without Bye is a loss of the stream, not of the worker: the link dials again for
-up to RESUME_WINDOW_S and both sides go on where they were, so that attempts notice only a pause. A
-worker that cannot be reached by then, or has begun another life, is lost: every open attempt fails
+The end of a stream without Bye is a loss of the connection, not of the worker: the link dials again
+and both sides go on where they were (worker_connections.py), so that attempts notice only a pause.
+A worker that cannot be reached soon, or has begun another life, is lost: every open attempt fails
 with `worker_lost`, and whoever owns it decides what to do. Knows no text, tenant or quota.
 """
 
 import asyncio
-import math
 from collections import deque
-from contextlib import AsyncExitStack
 
 from baton.runtime import instruments, logs
-from baton.runtime.link_memory import LinkMemory, NotRemembered
-from baton.runtime.shared_stream import FrameWriter, StreamLost
+from baton.runtime.link_memory import LinkMemory
+from baton.runtime.shared_stream import StreamLost
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError, Unavailable, from_wire
-from baton.wire.protocol import PROTOCOL_VERSION, agree
+from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, worker_pb2
 from services.gateway.attempt import Attempt
 from services.gateway.crash_record import Crashes
 from services.gateway.ports import Dial, WorkerStream
 from services.gateway.submit_frames import submit_frames
+from services.gateway.worker_connections import WorkerConnections, Writer
 
-HELLO_TIMEOUT_S = 5.0
-# How long a lost stream is dialled again; the worker keeps its attempts for longer (PARK_S there).
-RESUME_WINDOW_S = 0.5
-REDIAL_PAUSE_S = 0.02
 MAX_OPEN_ATTEMPTS = 16_384
-
-Writer = FrameWriter[worker_pb2.GatewayFrame]
 
 _log = logs.get("worker_link")
 
@@ -53,9 +46,6 @@ class WorkerLink:
         self.idle_since_s = clock.now()
         # No new attempts: the worker drains, or is lost.
         self.closed_to_new = False
-        self._hello = worker_pb2.GatewayHello(
-            protocol=PROTOCOL_VERSION, gateway_id=gateway_id, link=number
-        )
         self._clock = clock
         self._attempts: dict[int, Attempt] = {}
         self._last_handle = 0
@@ -64,9 +54,10 @@ class WorkerLink:
         # Handle -> frames of a submit that were not written yet.
         self._submits: dict[int, deque[worker_pb2.GatewayFrame]] = {}
         self._memory = LinkMemory(self._next_frame, worker_pb2.GatewayFrame)
-        # Of the worker's life that this link is with, once it has said hello.
-        self._boot_epoch: int | None = None
-        self._give_up_s = -math.inf
+        hello = worker_pb2.GatewayHello(
+            protocol=PROTOCOL_VERSION, gateway_id=gateway_id, link=number
+        )
+        self._connections = WorkerConnections(worker.endpoint, hello, self._memory, clock)
         # Gets those that a worker's hello names.
         self._crashes = crashes or Crashes()
         self._task: asyncio.Task[None] | None = None
@@ -111,7 +102,7 @@ class WorkerLink:
         failure: BatonError = Unavailable("the worker was lost", reason="worker_lost")
         self._task = asyncio.current_task()
         try:
-            stream, writer = await self._first_connection(dial)
+            stream, writer = await self._first(dial)
             while not await self._serve(stream, writer):
                 stream, writer = await self._resume(dial)
         except (StreamLost, TimeoutError):
@@ -139,70 +130,20 @@ class WorkerLink:
         self.closed_to_new = True
         self._closing.set()
 
-    async def _first_connection(self, dial: Dial) -> tuple[WorkerStream, Writer]:
-        """Dials twice: the first may be cut like any other. Whoever asks for a worker that is away
-        should soon know, so there is no more waiting than that."""
-        try:
-            return await self._connect(dial)
-        except StreamLost:
-            return await self._connect(dial)
-
-    async def _connect(self, dial: Dial) -> tuple[WorkerStream, Writer]:
-        """A connection that goes on where the last one broke, if there was one.
-
-        Raises StreamLost, TimeoutError, BatonError.
-        """
-        stream = await dial(self.worker.endpoint)
-        async with AsyncExitStack() as undo:
-            undo.push_async_callback(stream.close)
-            try:
-                writer = self._memory.connect(stream, await self._greet(stream))
-            except NotRemembered:
-                message = "the worker lacks frames that were acknowledged"
-                raise Unavailable(message, reason="worker_lost") from None
-            undo.pop_all()
-        return stream, writer
-
-    async def _greet(self, stream: WorkerStream) -> int:
-        """How many of our frames the worker took in."""
-        is_first = self._boot_epoch is None
-        if not is_first:
-            self._hello.num_received = self._memory.num_received
-        await stream.write(worker_pb2.GatewayFrame(hello=self._hello))
-        async with asyncio.timeout(HELLO_TIMEOUT_S):
-            frame = await stream.read()
-        if frame is None or not frame.HasField("hello"):
-            raise StreamLost("no hello")
-        hello = frame.hello
-        agree(hello.protocol, peer=hello.worker_id, own=self._hello.gateway_id)
-        if is_first:
-            self._boot_epoch = hello.boot_epoch
-            self._crashes.name(hello.suspect_request_ids)
-        elif hello.boot_epoch != self._boot_epoch or not hello.HasField("num_received"):
-            raise Unavailable("the worker has begun anew", reason="worker_lost")
-        return int(hello.num_received)
+    async def _first(self, dial: Dial) -> tuple[WorkerStream, Writer]:
+        connection = await self._connections.first(dial)
+        assert self._connections.worker_hello is not None, "the worker has said hello"
+        self._crashes.name(self._connections.worker_hello.suspect_request_ids)
+        return connection
 
     async def _resume(self, dial: Dial) -> tuple[WorkerStream, Writer]:
-        """The next connection of a link whose last one was lost. Raises as `_connect` does."""
         if not self._attempts:
             raise StreamLost("the stream ended without Bye, and nobody needs it")
         _log.warning("worker_stream_lost", worker_id=self.worker.worker_id, num_open=self.num_open)
-        outcome = "given_up"
-        try:
-            async with asyncio.timeout(self._give_up_s - self._clock.now()):
-                while True:
-                    try:
-                        connection = await self._connect(dial)
-                        outcome = "resumed"
-                        return connection
-                    except StreamLost:
-                        await asyncio.sleep(REDIAL_PAUSE_S)
-        finally:
-            instruments.GATEWAY_LOST_STREAMS.labels(outcome).inc()
+        return await self._connections.resume(dial)
 
     async def _serve(self, stream: WorkerStream, writer: Writer) -> bool:
         """Until Bye, or until the stream is lost: then False."""
-        num_received = self._memory.num_received
         said_bye = False
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -215,10 +156,7 @@ class WorkerLink:
             said_bye = False
         finally:
             await stream.close()
-        # A connection that brings nothing must not put off the end for ever.
-        lost_s = self._clock.now()
-        if self._memory.num_received > num_received or lost_s > self._give_up_s:
-            self._give_up_s = lost_s + RESUME_WINDOW_S
+        self._connections.lost()
         return said_bye
 
     async def _read(self, stream: WorkerStream) -> bool:

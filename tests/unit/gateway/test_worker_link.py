@@ -13,7 +13,8 @@ from baton.wire.failures import BatonError, NoRoom, Unavailable, to_wire
 from baton.wire.v1 import router_pb2, sampling_pb2, worker_pb2
 from services.gateway.attempt import Attempt, Finished, Tokens
 from services.gateway.submit_frames import PART_TOKENS
-from services.gateway.worker_link import RESUME_WINDOW_S, WorkerLink
+from services.gateway.worker_connections import RESUME_WINDOW_S
+from services.gateway.worker_link import WorkerLink
 from services.gateway.worker_links import WorkerLinks
 
 WORKER = router_pb2.WorkerEndpoint(worker_id="w1", endpoint="w1:1")
