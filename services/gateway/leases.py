@@ -1,9 +1,10 @@
 """Quota leases of running requests: renewed together, extended before tokens may be produced.
 
 One stream to the quota service renews all leases every BEAT_S; a lease that runs short asks at
-once. A refused extension keeps the old grant, a lost lease stops its request. While the quota
-service is away leases stay as they are: soft tenants get what they ask for (settling corrects
-it), tenants with a hard budget nothing more.
+once. A refused extension keeps the old grant, a lost lease stops its request. A stream that ends is
+opened again at once, at another replica if this one leaves; who asked meanwhile waits for that.
+While no replica answers leases stay as they are: soft tenants get what they ask for (settling
+corrects it), tenants with a hard budget nothing more.
 """
 
 import asyncio
@@ -77,6 +78,8 @@ class LeaseKeeper:
         self._leases: dict[str, Lease] = {}
         self._urgent: dict[str, Lease] = {}
         self._beat_due = False
+        # Streams that ended in a row since the last answer; from two on quota is away.
+        self._num_ends = 1
         self._writer: FrameWriter[quota_pb2.RenewRequest] | None = None
 
     def open_request_ids(self) -> Iterator[str]:
@@ -96,10 +99,11 @@ class LeaseKeeper:
     def ask(self, lease: Lease, num_wanted: int) -> None:
         """Ask for `num_wanted` output tokens in all; `lease.on_change` tells the answer."""
         lease.num_wanted = num_wanted
-        if self._writer is None or lease.local:
+        if lease.local or (self._writer is None and self._num_ends > 1):
             self._answer_alone(lease)
-        else:
-            self._urgent[lease.request_id] = lease
+            return
+        self._urgent[lease.request_id] = lease
+        if self._writer is not None:
             self._writer.wake()
 
     async def run(self) -> None:
@@ -109,9 +113,13 @@ class LeaseKeeper:
             try:
                 stream = await self._quota.open_renewals()
                 await self._renew_over(stream)
-                retry_s = _FIRST_RETRY_S
             except BatonError as error:
                 _log.warning("renewals_unavailable", reason=error.reason)
+            self._num_ends += 1
+            if self._num_ends == 1:
+                retry_s = _FIRST_RETRY_S
+                continue
+            self._answer_all_alone()
             await asyncio.sleep(retry_s * (0.5 + self._rng.random()))
             retry_s = min(retry_s * 2, _LAST_RETRY_S)
 
@@ -130,9 +138,6 @@ class LeaseKeeper:
             _log.warning("renewals_lost", num_leases=len(self._leases))
         finally:
             self._writer = None
-            for lease in list(self._urgent.values()):
-                self._answer_alone(lease)
-            self._urgent.clear()
             await stream.close()
 
     async def _beat(self) -> None:
@@ -150,6 +155,7 @@ class LeaseKeeper:
         return quota_pb2.RenewRequest(leases=renewals) if renewals else None
 
     def _take_in(self, response: quota_pb2.RenewResponse) -> None:
+        self._num_ends = 0
         states = quota_pb2.LeaseState
         for state in response.leases:
             lease = self._leases.get(state.request_id)
@@ -161,6 +167,13 @@ class LeaseKeeper:
                 lease.refused = True
             lease.num_granted = max(lease.num_granted, state.granted_output_tokens)
             lease.on_change()
+
+    def _answer_all_alone(self) -> None:
+        """Those that asked and got no answer, whether the ask has left or not."""
+        self._urgent.clear()
+        for lease in list(self._leases.values()):
+            if lease.num_wanted > lease.num_granted and not lease.refused:
+                self._answer_alone(lease)
 
     def _answer_alone(self, lease: Lease) -> None:
         if lease.hard_budget:
