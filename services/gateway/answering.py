@@ -177,7 +177,7 @@ class Answering:
         if reason != "no_room":
             self._leave_place()
             self._is_crowded = True
-        self._timeline.lose(reason, pick.decode.worker_id)
+        self._timeline.lose(reason, self._excluded[-1])
         if request_of(x).search is not None:
             # It begins anew, however long it took.
             x.deadlines.await_next_token()
@@ -185,6 +185,7 @@ class Answering:
     async def _deliver(self, deltas: list[Delta]) -> None:
         self._timeline.deliver()
         await self._x.sink.deltas(deltas)
+        lease_of(self._x).num_produced = self._x.progress.num_output_tokens
 
     def _on_lease_change(self) -> None:
         self._meter.replenish()

@@ -300,6 +300,20 @@ def test_leases_are_renewed_every_five_seconds() -> None:
     simulate(scenario)
 
 
+def test_a_renewal_confirms_what_the_client_has() -> None:
+    """Of a gateway that dies, that is what the bill shows."""
+
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["x" * 200]
+        fleet.worker.step_s = 0.1
+        await fleet.chat(n=2, max_tokens=200)
+        produced = [renewal.produced_output_tokens for renewal in fleet.quota.renewals]
+        assert produced == sorted(produced)
+        assert produced[-2] == pytest.approx(2 * 150, abs=20)
+
+    simulate(scenario)
+
+
 def test_extensions_are_granted_to_soft_tenants_while_quota_is_away() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.worker.texts = ["x" * 1200]

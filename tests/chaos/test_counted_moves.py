@@ -1,0 +1,33 @@
+"""What operators see of a stream that moved: it is counted by reason, and billed once."""
+
+from tests.chaos.conftest import Target
+from tests.chaos.streams import assert_same, story
+from tests.chaos.trials import Trials
+
+NUM_TOKENS = 240
+
+
+def test_a_stream_that_moved_is_counted_and_billed_once(target: Target, trials: Trials) -> None:
+    body = story(max_tokens=NUM_TOKENS, n=2, temperature=0.9, seed=5)
+    right = target.right_answer(body)
+
+    def counted(name: str, **labels: str) -> float:
+        return target.stack.metric("gateway", name, **labels)
+
+    def trial(number: int) -> float:
+        target.wait_until_whole()
+        moves = counted("baton_gateway_moves_total", reason="worker_lost")
+        tokens = counted("gen_ai_client_token_usage_sum", gen_ai_token_type="output")
+        stream = target.stream(body)
+        stream.wait_for(target.rng.randint(1, 60))
+        [name] = target.busy("decode")
+        assert not stream.is_over
+        target.fault(name).kill().verify()
+        answer = stream.join()
+        assert_same(answer, right)
+        assert counted("baton_gateway_moves_total", reason="worker_lost") == moves + 1
+        billed = counted("gen_ai_client_token_usage_sum", gen_ai_token_type="output") - tokens
+        assert billed == answer.usage["completion_tokens"] == 2 * NUM_TOKENS
+        return answer.stall_s
+
+    trials.run("kill -9 decode worker, counted", 20, trial)
