@@ -23,6 +23,7 @@ from baton.wire.v1 import router_pb2, sampling_pb2, worker_pb2
 from baton.worker.program import make_parts
 from services.decode_worker import gateway_link
 from services.decode_worker.__main__ import DecodeProgram
+from services.gateway import worker_connections
 from services.gateway.attempt import Finished, Tokens
 from services.gateway.clients import dial_worker
 from services.gateway.worker_link import WorkerLink
@@ -33,6 +34,14 @@ NUM_CUTS = 200 if IS_LONG else 6
 NUM_BLACK_HOLES = 20 if IS_LONG else 1
 MAX_TOKENS = 120
 CREDIT = 32
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a link is dialled again and waited for is the unit tests' business: here a busy
+    machine must not decide."""
+    monkeypatch.setattr(worker_connections, "RESUME_WINDOW_S", 20.0)
+    monkeypatch.setattr(gateway_link, "PARK_S", 40.0)
 
 
 def submit_of(
@@ -104,19 +113,26 @@ async def rig() -> AsyncIterator[Rig]:
     )
     server = await start_server("127.0.0.1:0", front.register, link=True)
     links = WorkerLinks(dial_worker, "gateway-1-life", clock)
-    with FaultProxy(OneUpstream("127.0.0.1", server.port)) as proxy:
+    async with contextlib.AsyncExitStack() as undo:
+        undo.push_async_callback(server.stop, 1.0)
+        proxy = undo.enter_context(FaultProxy(OneUpstream("127.0.0.1", server.port)))
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(front.run()), tasks.create_task(links.run())]
             yield Rig(engine, front, runner, proxy, links)
             await links.close_all()
             await front.drain(2.0)
-            await server.stop(1.0)
             for task in running:
                 task.cancel()
 
 
 def value(counter: instruments.Counter, *labels: str) -> float:
     return float(counter.labels(*labels)._value.get())
+
+
+async def resumed_times(number: float) -> None:
+    """The caller's timeout bounds the wait."""
+    while value(instruments.GATEWAY_LOST_STREAMS, "resumed") < number:
+        await asyncio.sleep(0.01)
 
 
 async def check_streams(r: Rig, breaker: asyncio.Task[None], rng: random.Random) -> None:
@@ -145,13 +161,13 @@ async def test_connection_resets_cost_no_prefill_and_no_token() -> None:
         resumed = value(instruments.GATEWAY_LOST_STREAMS, "resumed")
 
         async def cut() -> None:
-            for _ in range(NUM_CUTS):
+            for number in range(NUM_CUTS):
                 await asyncio.sleep(rng.uniform(0.05, 0.3))
-                assert r.proxy.cut(reset=rng.random() < 0.7) == 1
+                assert r.proxy.cut(reset=rng.random() < 0.7) >= 1
+                await resumed_times(resumed + number + 1)
 
         await check_streams(r, asyncio.create_task(cut()), rng)
         r.proxy.verify()
-        assert value(instruments.GATEWAY_LOST_STREAMS, "resumed") - resumed >= NUM_CUTS
 
 
 async def test_a_connection_that_goes_silent_is_replaced_by_another() -> None:
@@ -164,8 +180,7 @@ async def test_a_connection_that_goes_silent_is_replaced_by_another() -> None:
                 resumed = value(instruments.GATEWAY_LOST_STREAMS, "resumed")
                 with r.proxy.fault(drop=True):
                     await asyncio.sleep(0.1)
-                while value(instruments.GATEWAY_LOST_STREAMS, "resumed") == resumed:
-                    await asyncio.sleep(0.02)
+                await resumed_times(resumed + 1)
 
         await check_streams(r, asyncio.create_task(swallow()), rng)
         r.proxy.verify()
