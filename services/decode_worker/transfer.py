@@ -100,9 +100,7 @@ class DecodeTransfer:
             self._on_consumed(num_payload_bytes(frame))
             self._fail_bad(error)
         else:
-            num_bytes = num_payload_bytes(frame)
-            instruments.HANDOFF_BYTES.labels("received", end.name).inc(num_bytes)
-            end.fetch(frame, lambda pages: self._on_pages(frame, pages))
+            end.fetch(frame, lambda pages: self._on_pages(frame, pages, end.name))
 
     def on_commit(self, frame: handoff_pb2.Commit) -> None:
         if frame.epoch != self.ticket.epoch:
@@ -132,13 +130,16 @@ class DecodeTransfer:
         self.is_ended = True
         self._receiver.close()
 
-    def _on_pages(self, frame: handoff_pb2.Blocks, pages: Pages | BadBlocks) -> None:
+    def _on_pages(
+        self, frame: handoff_pb2.Blocks, pages: Pages | BadBlocks, transport: str
+    ) -> None:
         """What was fetched; the transfer may have ended meanwhile."""
         if isinstance(pages, BadBlocks):
             self._on_consumed(num_payload_bytes(frame))
             if not self.is_ended:
                 self._fail_bad(pages)
             return
+        instruments.HANDOFF_BYTES.labels("received", transport).inc(pages.num_bytes)
         try:
             self._receiver.take(frame, pages)
         except BadBlocks as error:
