@@ -1,0 +1,102 @@
+"""Workers that die in the middle of their work: clients see a pause, never a gap or a repeat."""
+
+import os
+from typing import Any
+
+import pytest
+
+from baton.testing.process_faults import ProcessFault, WrongTarget
+from tests.chaos.conftest import Target
+from tests.chaos.streams import Answer, assert_same, story
+from tests.chaos.trials import Trials
+
+NUM_TOKENS = 160
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "names": {"type": "array", "items": {"type": "string"}, "minItems": 3, "maxItems": 4},
+        "age": {"type": "integer"},
+    },
+    "required": ["names", "age"],
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "seeded": {"temperature": 0.8, "seed": 7},
+    "two choices": {"n": 2, "temperature": 0.9, "seed": 11},
+    "logprobs": {"logprobs": True, "top_logprobs": 2},
+    "JSON schema": {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "person", "schema": SCHEMA, "strict": True},
+        },
+        "temperature": 0.7,
+        "seed": 3,
+        "ignore_eos": False,
+    },
+}
+
+
+def bodies(target: Target) -> list[dict[str, Any]]:
+    """One of each variant, and one that stops at a string from the middle of its answer."""
+    made = [story(max_tokens=NUM_TOKENS, **options) for options in VARIANTS.values()]
+    text = target.right_answer(made[0]).texts[0]
+    stop = text[len(text) // 2 : len(text) // 2 + 12]
+    return [*made, story(max_tokens=NUM_TOKENS, stop=[stop])]
+
+
+def kill_under_load(target: Target, role: str, core: bool) -> float:
+    """All variants at once; one worker of the role dies at a random moment. Returns the stall."""
+    target.wait_until_whole()
+    wanted = bodies(target)
+    right = [target.right_answer(body) for body in wanted]
+    streams = [target.stream(body) for body in wanted]
+    streams[0].wait_for(target.rng.randint(1, NUM_TOKENS // 2))
+    busy = target.busy(role) or [f"{role}-1"]
+    target.fault(busy[0], core=core).kill().verify()
+    answers: list[Answer] = [stream.join() for stream in streams]
+    for body, answer, expected in zip(wanted, answers, right, strict=True):
+        try:
+            assert_same(answer, expected)
+        except AssertionError as error:
+            raise AssertionError(f"{body}: {error}") from error
+    return max(answer.stall_s for answer in answers)
+
+
+def test_streams_survive_the_death_of_their_decode_worker(target: Target, trials: Trials) -> None:
+    trials.run("kill -9 decode worker", 200, lambda _: kill_under_load(target, "decode", False))
+
+
+def test_streams_survive_the_death_of_their_core(target: Target, trials: Trials) -> None:
+    trials.run("kill -9 decode core", 50, lambda _: kill_under_load(target, "decode", True))
+
+
+def test_a_dying_prefill_worker_costs_a_new_prefill_elsewhere(
+    target: Target, trials: Trials
+) -> None:
+    question = "Tell me, in a few words, about the price of tea. " * 40
+
+    def trial(number: int) -> None:
+        target.wait_until_whole()
+        body = story(max_tokens=8, question=f"{number} {question}")
+        streams = [target.stream(body) for _ in range(4)]
+        while not (busy := target.busy("prefill")) and not all(s.is_over for s in streams):
+            pass
+        target.fault(busy[0] if busy else "prefill-1").kill().verify()
+        answers = [stream.join() for stream in streams]
+        target.wait_until_whole()
+        right = target.right_answer(body)
+        for answer in answers:
+            assert_same(answer, right)
+
+    trials.run("kill -9 prefill worker", 50, trial)
+
+
+def test_a_fault_at_a_wrong_pid_fails_its_test(target: Target, trials: Trials) -> None:
+    """The process that runs this test is none of the stack's."""
+    assert target.stack.process is not None
+    with pytest.raises(WrongTarget):
+        ProcessFault(os.getpid(), stack_pid=target.stack.process.pid)
+    fault = target.fault("prefill-1")
+    fault.kill().verify()
+    with pytest.raises(WrongTarget):
+        fault.kill()
