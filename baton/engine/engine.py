@@ -195,7 +195,7 @@ class Engine:
             decode_step_s=self._meter.decode_step_s,
             num_not_started=self._state.sequences.num_not_started,
             num_parked=self._scheduler.num_parked,
-            chunk_tokens=self._chunks.allowed_tokens(len(self._scheduler.running)),
+            chunk_tokens=self._chunks.allowed_tokens(max(1, len(self._scheduler.running))),
         )
 
     def check_integrity(self) -> None:

@@ -8,6 +8,8 @@ as slow at it as its batch is large, and would never be chosen for a prompt agai
 from baton.system.rate_meter import RateMeter
 
 _WEIGHT_OF_NEWEST = 0.1
+# After so many prefilled tokens, earlier ones count half.
+_HALF_LIFE_TOKENS = 2048
 # Of a mixed step's time, how much is its prefill's at least: rows share the reading of the weights.
 _LEAST_SHARE = 0.1
 
@@ -17,7 +19,7 @@ class LoadMeter:
 
     def __init__(self) -> None:
         self.decode_step_s = 0.0
-        self._prefill = RateMeter(keep=1 - _WEIGHT_OF_NEWEST)
+        self._prefill = RateMeter(_HALF_LIFE_TOKENS)
         self._has_decoded_alone = False
 
     @property

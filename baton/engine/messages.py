@@ -288,7 +288,7 @@ class EngineLoad(msgspec.Struct, array_like=True):
     num_not_started: int = 0
     # Running or waiting only for credit; those that wait so are not among `num_waiting`.
     num_parked: int = 0
-    # Prefill tokens that a step takes beside the decodes that run now.
+    # Prefill tokens that a step takes beside the decodes that run now, or ran last.
     chunk_tokens: int = 0
 
 

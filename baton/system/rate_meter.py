@@ -1,15 +1,16 @@
 """A rate measured from work of very different sizes: what was done over what it took, both decayed.
 
-A mean of the single rates would let a three-token prefill count as much as a whole prompt; here a
-measurement weighs as much as the time that it took.
+A mean of the single rates would let a three-token prefill count as much as a whole prompt. Here a
+measurement weighs as much as the time that it took, and it is much work, not many small pieces,
+that makes older ones count less.
 """
 
 
 class RateMeter:
-    """`keep`: what is left of an observation's weight after one more, in (0, 1)."""
+    """Earlier work counts half after `half_life` more of it, in whatever unit is measured."""
 
-    def __init__(self, keep: float) -> None:
-        self._keep = keep
+    def __init__(self, half_life: float) -> None:
+        self._half_life = half_life
         self._amount = 0.0
         self._seconds = 0.0
 
@@ -22,5 +23,6 @@ class RateMeter:
         """So much was done in `duration_s` seconds; nothing, or in no time, tells nothing."""
         if amount <= 0 or duration_s <= 0:
             return
-        self._amount = self._keep * self._amount + amount
-        self._seconds = self._keep * self._seconds + duration_s
+        keep = 0.5 ** (amount / self._half_life)
+        self._amount = keep * self._amount + amount
+        self._seconds = keep * self._seconds + duration_s

@@ -30,8 +30,10 @@ BUSY_S = 1.5 * RENEW_INTERVAL_S
 CREDIT_WINDOW_BYTES = 16 * 1024 * 1024
 MAX_TRANSFERS_PER_LINK = 1024
 MAX_LINKS = 256
-# What is left of a transfer's weight in the measured rate after one more.
-RATE_KEEP = 0.8
+# The rate comes from transfers of this size on: a smaller one takes as long as its messages.
+MIN_RATE_BYTES = 2**20
+# After so many bytes, earlier ones count half.
+RATE_HALF_LIFE_BYTES = 64 * 2**20
 _DELIVERIES = ("blocks", "commit")
 
 _log = logs.get("decode_worker.prefill_link")
@@ -294,7 +296,7 @@ class PrefillLinks:
         self._running: set[PrefillLink] = set()
         self._group: asyncio.TaskGroup | None = None
         self._last_xfer_id = 0
-        self._rate = RateMeter(RATE_KEEP)
+        self._rate = RateMeter(RATE_HALF_LIFE_BYTES)
 
     def open_request_ids(self) -> Iterator[str]:
         """Of all transfers."""
@@ -310,6 +312,8 @@ class PrefillLinks:
 
         The router is told the mean: what a handoff adds to its prefill, per byte.
         """
+        if num_bytes < MIN_RATE_BYTES:
+            return
         self._rate.observe(num_bytes, duration_s)
         self._parts.reports.set_handoff_rate(self._rate.per_s)
 
