@@ -29,6 +29,7 @@ MAX_FAILURES = 3
 # A worker that drains has not failed, but a request cannot move for ever.
 MAX_PLANNED_MOVES = 8
 MAX_EXCLUDED = 16
+NO_WORKER_PAUSE_S = 0.5
 RETRIED_REASONS = frozenset({"no_room", "worker_lost", "draining", "unavailable", "handoff_failed"})
 
 
@@ -66,7 +67,7 @@ class Answering:
         self._meter.ask_with(lambda num_wanted: self._parts.leases.ask(lease, num_wanted))
         try:
             while await self._goes_on():
-                pick = await self._pick()
+                pick = await self._pick_or_wait()
                 try:
                     await self._try(pick)
                 except BatonError as error:
@@ -95,6 +96,18 @@ class Answering:
         except TimeoutError:
             raise DeadlineExceeded("quota granted no more tokens in time") from None
         return False
+
+    async def _pick_or_wait(self) -> router_pb2.PickResponse:
+        """A stream that has begun waits for a worker until its next token is due: the only one may
+        be starting again."""
+        while True:
+            try:
+                return await self._pick()
+            except BatonError as error:
+                can_wait = self._x.deadlines.first_token_left_s > NO_WORKER_PAUSE_S
+                if error.reason != "no_worker" or self._timeline.move is None or not can_wait:
+                    raise
+            await asyncio.sleep(NO_WORKER_PAUSE_S)
 
     async def _pick(self) -> router_pb2.PickResponse:
         x, clock = self._x, self._parts.clock
