@@ -9,7 +9,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,6 +46,8 @@ class Server:
     ready_s: float = 0.0
     base_url: str = ""
     headers: dict[str, str] = field(default_factory=dict)
+    # Where each process of a Baton stack listens, by name.
+    endpoints: dict[str, str] = field(default_factory=dict)
     model: str = ""
     on_stop: Callable[[], None] = lambda: None
 
@@ -76,7 +78,20 @@ class Server:
 
 def start_server(name: str, model: Path, parity: Parity, log: Path) -> Server:
     """Start a server and wait until it is ready. Raises RunnerFailed."""
-    server, is_ready = (_start_baton if name == BATON else _start_vllm)(model, parity, log)
+    if name == BATON:
+        return start_stack({"--aggregated": 1}, model, parity, log)
+    return _ready(*_start_vllm(model, parity, log))
+
+
+def start_stack(workers: Mapping[str, object], model: Path, parity: Parity, log: Path) -> Server:
+    """The whole local stack with these options of `baton up`; `parity` holds for each worker.
+
+    Raises RunnerFailed.
+    """
+    return _ready(*_start_baton(workers, model, parity, log))
+
+
+def _ready(server: Server, is_ready: Callable[[], bool]) -> Server:
     try:
         _wait_until_ready(server, is_ready)
     except BaseException:
@@ -101,11 +116,13 @@ def _wait_until_ready(server: Server, is_ready: Callable[[], bool]) -> None:
     server.put_ahead()
 
 
-def _start_baton(model: Path, parity: Parity, log: Path) -> tuple[Server, Callable[[], bool]]:
+def _start_baton(
+    workers: Mapping[str, object], model: Path, parity: Parity, log: Path
+) -> tuple[Server, Callable[[], bool]]:
     folder = Path(tempfile.mkdtemp(prefix="baton-bench-"))
     home = Home(folder / "home")
     options = {
-        "--aggregated": 1,
+        **workers,
         "--model": model,
         "--dtype": parity.dtype,
         "--threads": parity.num_threads,
@@ -124,6 +141,7 @@ def _start_baton(model: Path, parity: Parity, log: Path) -> tuple[Server, Callab
         if state is None or not state.ready:
             return False
         server.base_url = state.base_url
+        server.endpoints = state.endpoints()
         server.headers = {"Authorization": f"Bearer {home.read_dev_env()['API_KEY']}"}
         return True
 

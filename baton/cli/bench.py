@@ -1,4 +1,4 @@
-"""`baton bench engine` and `baton bench handoff`: tables and JSON lines."""
+"""`baton bench engine`, `baton bench handoff` and `baton bench disagg`: tables and JSON lines."""
 
 import argparse
 import signal
@@ -62,6 +62,29 @@ def add_parsers(commands: Any) -> None:
     help_text = "put the table between the marks of this Markdown file"
     handoff.add_argument("--into", type=Path, metavar="FILE", help=help_text)
     handoff.set_defaults(run=_handoff)
+    _add_disagg(kinds)
+
+
+def _add_disagg(kinds: Any) -> None:
+    disagg = kinds.add_parser("disagg", help="split, aggregated and automatic on the same cores")
+    disagg.add_argument("--model", default="tiny", metavar="NAME", help="tiny, small or nano")
+    disagg.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each (3)")
+    help_text = "with short prompts, at once (4)"
+    disagg.add_argument("--streams", type=int, default=4, metavar="N", help=help_text)
+    help_text = "long prompts that arrive meanwhile, one after the other (8)"
+    disagg.add_argument("--long", type=int, default=8, metavar="N", help=help_text)
+    help_text = "of each long prompt (2000)"
+    disagg.add_argument("--long-tokens", type=int, default=2000, metavar="N", help=help_text)
+    disagg.add_argument("--quick", action="store_true", help="seconds: one round, 3 long prompts")
+    help_text = "folder for models and logs (~/.cache/baton-bench)"
+    disagg.add_argument("--cache", type=Path, metavar="FOLDER", help=help_text)
+    help_text = "append JSON lines here (default: a new file in the cache folder)"
+    disagg.add_argument("--output", type=Path, metavar="FILE", help=help_text)
+    help_text = "measure nothing; render these results"
+    disagg.add_argument("--report", type=Path, nargs="+", metavar="FILE", help=help_text)
+    help_text = "put the tables between the marks of this Markdown file"
+    disagg.add_argument("--into", type=Path, metavar="FILE", help=help_text)
+    disagg.set_defaults(run=_disagg)
 
 
 def _engine(arguments: argparse.Namespace) -> int:
@@ -99,6 +122,45 @@ def _handoff(arguments: argparse.Namespace) -> int:
         print(f"\nJSON lines: {output}\n")
         arguments.report = [output]
     return _show(render(read_records(arguments.report)), arguments.into)
+
+
+def _disagg(arguments: argparse.Namespace) -> int:
+    from baton.bench.disagg import run_bench
+    from baton.bench.disagg_report import render
+    from baton.bench.engine_bench import read_records
+
+    if not arguments.report:
+        options = _disagg_options(arguments)
+        name = time.strftime("disagg-%Y%m%d-%H%M%S.jsonl")
+        output = arguments.output or options.cache / "results" / name
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        run_bench(options, output, lambda line: print(line, flush=True))
+        print(f"\nJSON lines: {output}\n")
+        arguments.report = [output]
+    return _show(render(read_records(arguments.report)), arguments.into)
+
+
+def _disagg_options(arguments: argparse.Namespace) -> Any:
+    from baton.bench.disagg import NUM_TURNS, BenchOptions
+    from baton.bench.models import MAX_MODEL_LEN, SHAPES, cache_folder
+
+    (model,) = _words("--model", arguments.model, tuple(SHAPES)) or ("tiny",)
+    least = {"rounds": 1, "streams": 1, "long": 1, "long_tokens": 1}
+    for name, lowest in least.items():
+        if getattr(arguments, name) < lowest:
+            raise BadBenchOption(f"--{name.replace('_', '-')} must be {lowest} or more")
+    if arguments.long_tokens > MAX_MODEL_LEN // 2:
+        raise BadBenchOption(f"--long-tokens must be {MAX_MODEL_LEN // 2} or less")
+    quick = arguments.quick
+    return BenchOptions(
+        model=model,
+        cache=arguments.cache or cache_folder(),
+        num_rounds=1 if quick else arguments.rounds,
+        num_streams=arguments.streams,
+        num_turns=1 if quick else NUM_TURNS,
+        num_long=min(arguments.long, 3) if quick else arguments.long,
+        long_tokens=arguments.long_tokens,
+    )
 
 
 def _show(text: str, into: Path | None) -> int:
