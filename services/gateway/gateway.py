@@ -5,6 +5,7 @@ in-process simulation. Opens no socket itself.
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,10 @@ from services.gateway.quota_outage import GuardedQuota, LocalBuckets
 from services.gateway.routers import Routers
 from services.gateway.worker_links import WorkerLinks
 
-_PROBE_TIMEOUT_S = 1.0
+_PROBE_TIMEOUT_S = 0.5
+# A service that answered within this time counts as reachable: all gateways ask the same ones, and
+# a busy moment must not take all of them out of rotation together.
+REACHED_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ class Gateway:
         # Not ready: whoever balances over gateways shall take another one.
         self.draining = False
         self._outside = outside
+        self._reached_s: dict[str, float] = {}
         self.directory = ModelDirectory(aliases or {}, rng)
         self.authenticator = Authenticator(quota, own.server_secret, clock)
         self.leases = LeaseKeeper(outside.quota, rng)
@@ -99,10 +104,13 @@ class Gateway:
     async def unready_reasons(self) -> list[str]:
         """Why this gateway cannot serve; empty when it is ready."""
         reasons = ["draining"] if self.draining else []
-        if not await _answers(self._outside.quota.probe):
-            reasons.append("quota service unreachable")
-        if not await _answers(self._outside.tokenizer.probe):
-            reasons.append("tokenizer service unreachable")
+        names = ("quota", "tokenizer")
+        probes = (self._outside.quota.probe, self._outside.tokenizer.probe)
+        for name, answers in zip(names, await asyncio.gather(*map(_answers, probes)), strict=True):
+            if answers:
+                self._reached_s[name] = self.clock.now()
+            elif self.clock.now() - self._reached_s.get(name, -math.inf) > REACHED_WITHIN_S:
+                reasons.append(f"{name} service unreachable")
         if not self.routers.is_any_heard:
             reasons.append("router unreachable")
         if not self.directory.num_ready_models:

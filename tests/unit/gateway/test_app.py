@@ -9,6 +9,7 @@ import pytest
 
 from baton.wire.failures import NoRoom, Unavailable
 from services.gateway.app import App
+from services.gateway.gateway import REACHED_WITHIN_S
 from tests.unit.gateway.fakes import KEY, Fleet, simulate
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -234,13 +235,23 @@ def test_closing_says_bye_on_every_stream() -> None:
     simulate(scenario)
 
 
+def test_a_short_silence_of_what_all_gateways_need_does_not_take_them_out_together() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        assert await fleet.gateway.unready_reasons() == []
+        fleet.quota.failure = Unavailable("busy")
+        await asyncio.sleep(REACHED_WITHIN_S / 2)
+        assert await fleet.gateway.unready_reasons() == []
+
+    simulate(scenario)
+
+
 def test_readiness_names_every_missing_part() -> None:
     async def scenario(fleet: Fleet) -> None:
         assert await fleet.gateway.unready_reasons() == []
         fleet.quota.failure = Unavailable("down")
         fleet.tokenizer.failure = Unavailable("down")
         fleet.router.models = []
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(REACHED_WITHIN_S + 0.2)
         assert await fleet.gateway.unready_reasons() == [
             "quota service unreachable",
             "tokenizer service unreachable",
