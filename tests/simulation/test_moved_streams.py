@@ -141,3 +141,25 @@ def test_a_stop_string_is_found_wherever_the_worker_is_lost(seed: int, model: Se
     moved, record = run(seed, model, {**fields, "stop": stop}, faults=True)
     assert moved.told()[:2] == alone.told()[:2]
     assert record.num_output_tokens == bill.num_output_tokens
+
+
+def test_the_next_life_of_the_only_worker_serves_the_stream(model: ServedModel) -> None:
+    clock, fields = VirtualClock(), KINDS["seeded"]
+
+    async def scenario() -> None:
+        sizes = {"num_prefill": 1, "num_decode": 1, "num_blocks": 512}
+        async with fleet_of(0, clock, model, **sizes) as fleet:
+            trail = Trail()
+            is_at = trail.is_at.setdefault(20, asyncio.Event())
+            async with asyncio.TaskGroup() as tasks:
+                asking = tasks.create_task(ask(fleet, fields, trail))
+                await is_at.wait()
+                endpoint = fleet.local_router.picks[0].decode.endpoint
+                worker = fleet.kill_process(endpoint)
+                await asyncio.sleep(7)
+                fleet.start_worker(worker.parts.worker_id, endpoint)
+                record = await asking
+            assert trail.texts[0] == fleet.expected("r1", MAX_TOKENS, fields["seed"])
+            assert (record.num_attempts, record.num_output_tokens) == (2, MAX_TOKENS)
+
+    run_virtual(scenario(), clock)

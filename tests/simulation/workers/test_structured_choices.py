@@ -78,6 +78,29 @@ async def test_an_attempt_resumed_at_any_token_goes_on_alike(speaking: Speaking)
         await f.settle(1)
 
 
+@pytest.mark.parametrize("where", [{}, {"prefill_endpoint": ""}], ids=["there", "here"])
+@virtual
+async def test_choices_of_a_moved_request_go_on_each_at_its_place_in_the_grammar(
+    speaking: Speaking, where: dict[str, Any]
+) -> None:
+    async with speaking.fleet() as f:
+        fields = {"num_choices": 3, **WORD, **where}
+        whole = (await (await f.gateway.submit(PROMPT, **fields)).over()).tokens
+        for num_emitted in range(1, min(map(len, whole.values())), 3):
+            emitted = [
+                worker_pb2.EmittedTokens(
+                    choice=choice, token_ids=encode_tokens(whole[choice][:num])
+                )
+                for choice, num in ((0, num_emitted), (2, num_emitted // 2))
+            ]
+            answer = await f.gateway.submit(PROMPT, emitted=emitted, ended_choices=[1], **fields)
+            answer.num_choices = 2
+            await answer.over()
+            left = {0: whole[0][num_emitted:], 2: whole[2][num_emitted // 2 :]}
+            assert answer.tokens == left
+        await f.settle(1)
+
+
 @virtual
 async def test_gbnf_reaches_the_prefill_worker_as_lark(speaking: Speaking) -> None:
     async with speaking.fleet() as f:
