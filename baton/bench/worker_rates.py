@@ -29,6 +29,7 @@ async def _rates(endpoints: Mapping[str, str]) -> dict[str, Any]:
         "local_prefill_tokens_per_s": decode.prefill_tokens_per_s or prefill.prefill_tokens_per_s,
         "decode_step_s": decode.decode_step_s,
         "handoff_bytes_per_s": decode.handoff_bytes_per_s,
+        "handoff_s": decode.handoff_s,
         "chunk_tokens": decode.chunk_tokens,
     }
 

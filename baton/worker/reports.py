@@ -116,9 +116,11 @@ class ReportLog:
         for subscription in self._subscriptions:
             subscription.wake()
 
-    def set_handoff_rate(self, bytes_per_s: float) -> None:
-        """The measured speed of handoffs; travels with the next load."""
+    def set_handoff_speed(self, bytes_per_s: float, handoff_s: float) -> None:
+        """Measured: of large handoffs the rate, and how long small ones take; 0 = not yet. They
+        travel with the next load."""
         self.load.handoff_bytes_per_s = bytes_per_s
+        self.load.handoff_s = handoff_s
 
     def set_draining(self) -> None:
         """Take no new requests from now on. Cannot be undone."""
@@ -182,6 +184,7 @@ class ReportLog:
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             decode_step_s=load.decode_step_s,
             handoff_bytes_per_s=self.load.handoff_bytes_per_s,
+            handoff_s=self.load.handoff_s,
             stalled=self.load.stalled,
             chunk_tokens=load.chunk_tokens,
         )

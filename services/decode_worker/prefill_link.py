@@ -30,8 +30,10 @@ BUSY_S = 1.5 * RENEW_INTERVAL_S
 CREDIT_WINDOW_BYTES = 16 * 1024 * 1024
 MAX_TRANSFERS_PER_LINK = 1024
 MAX_LINKS = 256
-# The rate comes from transfers of this size on: a smaller one takes as long as its messages.
+# The rate comes from transfers of this size on; a smaller one takes as long as its messages, and
+# counts with this weight in how long that is.
 MIN_RATE_BYTES = 2**20
+SMALL_WEIGHT = 0.2
 # After so many bytes, earlier ones count half.
 RATE_HALF_LIFE_BYTES = 64 * 2**20
 _DELIVERIES = ("blocks", "commit")
@@ -297,6 +299,7 @@ class PrefillLinks:
         self._group: asyncio.TaskGroup | None = None
         self._last_xfer_id = 0
         self._rate = RateMeter(RATE_HALF_LIFE_BYTES)
+        self._small_s = 0.0
 
     def open_request_ids(self) -> Iterator[str]:
         """Of all transfers."""
@@ -310,12 +313,15 @@ class PrefillLinks:
     def observe_rate(self, num_bytes: int, duration_s: float) -> None:
         """All bytes of one transfer, and how long it went on after their compute was done.
 
-        The router is told the mean: what a handoff adds to its prefill, per byte.
+        The router is told the means: what a handoff adds to its prefill, at least and per byte.
         """
-        if num_bytes < MIN_RATE_BYTES:
-            return
-        self._rate.observe(num_bytes, duration_s)
-        self._parts.reports.set_handoff_rate(self._rate.per_s)
+        if num_bytes >= MIN_RATE_BYTES:
+            self._rate.observe(num_bytes, duration_s)
+        elif self._small_s:
+            self._small_s += SMALL_WEIGHT * (duration_s - self._small_s)
+        else:
+            self._small_s = duration_s
+        self._parts.reports.set_handoff_speed(self._rate.per_s, self._small_s)
 
     def next_xfer_id(self) -> int:
         """Never the same twice in one life of this worker."""

@@ -42,6 +42,7 @@ class Figures:
     local_prefill_tokens_per_s: float
     decode_step_s: float
     handoff_bytes_per_s: float
+    handoff_s: float
     chunk_tokens: int
 
 
@@ -88,6 +89,7 @@ def _view(name: str, figures: Figures, rate: float, num_cached_tokens: int) -> W
             rate,
             figures.decode_step_s,
             figures.handoff_bytes_per_s or Settings().prior_handoff_bytes_per_s,
+            figures.handoff_s,
         ),
         num_running=0,
         num_sequences=0,

@@ -67,11 +67,13 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Measured rates, or priors: never 0."""
+    """Measured rates, or priors: never 0. `handoff_s` is what the smallest handoff takes, 0 when
+    nobody knows."""
 
     prefill_tokens_per_s: float
     decode_step_s: float
     handoff_bytes_per_s: float
+    handoff_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +286,8 @@ def _ttft_s(ask: Ask, decode: WorkerView, prefill: WorkerView | None) -> dict[st
     if prefill:
         shape = decode.shape
         num_blocks = -(-decode.missing_tokens(ask.num_prompt_tokens) // shape.block_size)
-        costs["transfer"] = num_blocks * shape.block_bytes / decode.speed.handoff_bytes_per_s
+        sent_s = num_blocks * shape.block_bytes / decode.speed.handoff_bytes_per_s
+        costs["transfer"] = decode.speed.handoff_s + sent_s
     return costs
 
 

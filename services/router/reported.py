@@ -63,6 +63,7 @@ class ReportedLoad:
     handoff_bytes_per_s: float
     is_stalled: bool = False
     chunk_tokens: int = 0
+    handoff_s: float = 0.0
 
 
 def registration_of(message: worker_pb2.Register) -> Registration:
@@ -109,6 +110,7 @@ def load_of(message: worker_pb2.Load, registration: Registration) -> ReportedLoa
         handoff_bytes_per_s=_rate(message.handoff_bytes_per_s),
         is_stalled=message.stalled,
         chunk_tokens=message.chunk_tokens,
+        handoff_s=_rate(message.handoff_s),
     )
 
 

@@ -19,6 +19,7 @@ class MeasuredAt:
 
     prefill: float = 0.0
     handoff: float = 0.0
+    small_handoff: float = 0.0
 
     def note(self, old: ReportedLoad, new: ReportedLoad, now: float) -> None:
         """A new report has come."""
@@ -26,6 +27,8 @@ class MeasuredAt:
             self.prefill = now
         if new.handoff_bytes_per_s != old.handoff_bytes_per_s:
             self.handoff = now
+        if new.handoff_s != old.handoff_s:
+            self.small_handoff = now
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +53,13 @@ class Speeds:
         everybody = [*mine, *others]
         self._prefill = self._mean(mine, _prefill) or self._mean(everybody, _prefill)
         self._handoff = self._mean(mine, _handoff)
+        self._small_handoff = self._mean(mine, _small_handoff)
         steps = [each.load.decode_step_s for each in mine if each.load.decode_step_s]
         self._step_s = sum(steps) / len(steps) if steps else settings.prior_decode_step_s
 
     def of(self, worker: Measured) -> Speed:
         """Its own fresh rates, else what others have measured lately, else the better of its old
-        rate and the prior: what nobody knows is worth a try."""
+        rate and the prior: what nobody knows is worth a try, and a small handoff costs nothing."""
         settings, load = self._settings, worker.load
         return Speed(
             self._fresh(worker, _prefill)
@@ -65,6 +69,7 @@ class Speeds:
             self._fresh(worker, _handoff)
             or self._handoff
             or max(load.handoff_bytes_per_s, settings.prior_handoff_bytes_per_s),
+            self._fresh(worker, _small_handoff) or self._small_handoff,
         )
 
     def _fresh(self, worker: Measured, rate: "_Rate") -> float:
@@ -86,3 +91,7 @@ def _prefill(worker: Measured) -> tuple[float, float]:
 
 def _handoff(worker: Measured) -> tuple[float, float]:
     return worker.load.handoff_bytes_per_s, worker.at.handoff
+
+
+def _small_handoff(worker: Measured) -> tuple[float, float]:
+    return worker.load.handoff_s, worker.at.small_handoff

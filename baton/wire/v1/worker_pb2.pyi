@@ -330,7 +330,7 @@ class Register(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., role: _Optional[_Union[_router_pb2.WorkerRole, str]] = ..., model_fp: _Optional[str] = ..., model_name: _Optional[str] = ..., model_revision: _Optional[str] = ..., kv_spec_digest: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., software_version: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("step_counter", "num_running", "num_waiting", "num_blocks_total", "num_blocks_free", "num_blocks_promised", "num_queued_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "handoff_bytes_per_s", "accepted_request_ids", "stalled", "chunk_tokens")
+    __slots__ = ("step_counter", "num_running", "num_waiting", "num_blocks_total", "num_blocks_free", "num_blocks_promised", "num_queued_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "handoff_bytes_per_s", "accepted_request_ids", "stalled", "chunk_tokens", "handoff_s")
     STEP_COUNTER_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -344,6 +344,7 @@ class Load(_message.Message):
     ACCEPTED_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     STALLED_FIELD_NUMBER: _ClassVar[int]
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_S_FIELD_NUMBER: _ClassVar[int]
     step_counter: int
     num_running: int
     num_waiting: int
@@ -357,7 +358,8 @@ class Load(_message.Message):
     accepted_request_ids: _containers.RepeatedScalarFieldContainer[str]
     stalled: bool
     chunk_tokens: int
-    def __init__(self, step_counter: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_promised: _Optional[int] = ..., num_queued_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., handoff_bytes_per_s: _Optional[float] = ..., accepted_request_ids: _Optional[_Iterable[str]] = ..., stalled: _Optional[bool] = ..., chunk_tokens: _Optional[int] = ...) -> None: ...
+    handoff_s: float
+    def __init__(self, step_counter: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_promised: _Optional[int] = ..., num_queued_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., handoff_bytes_per_s: _Optional[float] = ..., accepted_request_ids: _Optional[_Iterable[str]] = ..., stalled: _Optional[bool] = ..., chunk_tokens: _Optional[int] = ..., handoff_s: _Optional[float] = ...) -> None: ...
 
 class KvEvents(_message.Message):
     __slots__ = ("events",)

@@ -17,6 +17,7 @@ def figures() -> Figures:
         local_prefill_tokens_per_s=5000.0,
         decode_step_s=0.01,
         handoff_bytes_per_s=1e9,
+        handoff_s=0.0,
         chunk_tokens=400,
     )
 
@@ -28,6 +29,13 @@ def test_nothing_leaves_an_idle_decode_worker_that_is_as_fast(figures) -> None:
 def test_with_streams_long_prompts_leave_unless_the_prefill_worker_is_slow(figures) -> None:
     assert not is_local(figures, 4, 4096, 0)
     assert is_local(replace(figures, prefill_tokens_per_s=500.0), 4, 4096, 0)
+
+
+def test_short_and_almost_fully_cached_prompts_are_not_worth_a_handoff(figures) -> None:
+    slow = replace(figures, handoff_s=0.03)
+    assert is_local(slow, 4, 16, 0)
+    assert is_local(slow, 4, 4096, 4080)
+    assert not is_local(slow, 4, 4096, 0)
 
 
 def test_each_point_is_one_line_of_json(figures, capsys) -> None:

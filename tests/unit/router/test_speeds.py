@@ -26,9 +26,17 @@ def worker() -> Callable[..., Measured]:
             decode_step_s=step_s,
             handoff_bytes_per_s=handoff,
         )
-        return Measured(load, MeasuredAt(at, at))
+        return Measured(load, MeasuredAt(at, at, at))
 
     return build
+
+
+def test_a_small_handoff_costs_nothing_until_somebody_measured_one(worker) -> None:
+    new = worker()
+    assert speeds(new).of(new).handoff_s == 0
+    measured = worker(at=NOW)
+    measured = replace(measured, load=replace(measured.load, handoff_s=0.01))
+    assert speeds(new, measured).of(new).handoff_s == 0.01
 
 
 def speeds(*pool: Measured, others: tuple[Measured, ...] = ()) -> Speeds:
