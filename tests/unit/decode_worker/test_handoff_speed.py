@@ -1,0 +1,36 @@
+"""What a decode worker tells routers of the speed of its handoffs."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from baton.wire.v1 import worker_pb2
+from baton.worker.reports import ReportLog
+from services.decode_worker.prefill_link import MIN_RATE_BYTES, PrefillLinks
+
+
+@pytest.fixture
+def reports() -> ReportLog:
+    return ReportLog(worker_pb2.Register(), lambda: None)
+
+
+@pytest.fixture
+def links(reports: ReportLog) -> PrefillLinks:
+    return PrefillLinks(cast(Any, SimpleNamespace(reports=reports)), cast(Any, None))
+
+
+def test_large_handoffs_make_the_rate_and_small_ones_the_least_time(links, reports) -> None:
+    links.observe_rate(100 * MIN_RATE_BYTES, 0.1)
+    for _ in range(50):
+        links.observe_rate(1000, 0.005)
+    assert reports.load.handoff_bytes_per_s == pytest.approx(1000 * MIN_RATE_BYTES)
+    assert reports.load.handoff_s == pytest.approx(0.005)
+
+
+def test_one_slow_small_handoff_is_soon_forgotten(links, reports) -> None:
+    links.observe_rate(1000, 1.0)
+    for _ in range(30):
+        links.observe_rate(1000, 0.005)
+    assert reports.load.handoff_s < 0.01
+    assert reports.load.handoff_bytes_per_s == 0
