@@ -59,12 +59,13 @@ def _median(records: Sequence[Record], key: str) -> str:
 
 def _rates(rates: Record) -> str:
     handoff = rates["handoff_bytes_per_s"]
+    more = f"1 s per {handoff / 1e6:.0f} MB" if handoff else "more, not measured"
     return (
         f"Rates that the workers of *auto* reported: prefill {rates['prefill_tokens_per_s']:.0f} "
         f"tokens/s on the prefill worker and {rates['local_prefill_tokens_per_s']:.0f} on the "
         f"decode worker, in chunks of {rates['chunk_tokens']} beside decodes; decode step "
         f"{rates['decode_step_s'] * 1000:.1f} ms; a handoff adds "
-        f"{rates['handoff_s'] * 1000:.1f} ms and {f'1 s per {handoff / 1e6:.0f} MB' if handoff else 'more, not measured'}; blocks "
+        f"{rates['handoff_s'] * 1000:.1f} ms and {more}; blocks "
         f"of {rates['block_size']} tokens have {rates['block_bytes'] / 1024:.0f} KiB."
     )
 
