@@ -79,9 +79,7 @@ def _loop(link: CoreLink, engine: Engine) -> None:
         batch = engine.begin_step(commands)
         result = None
         if batch is not None:
-            link.page.begin_step(
-                batch.step, engine.batch_request_ids(), engine.expected_step_s()
-            )
+            link.page.begin_step(batch.step, engine.batch_request_ids(), engine.expected_step_s())
             if (answers := engine.take_answers()) is not None:
                 link.send(answers)
             result = engine.runner.run(batch)

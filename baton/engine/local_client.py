@@ -18,6 +18,7 @@ from baton.system.memory_file import open_sealed, resize_and_map
 
 StepDuration = Callable[[StepBatch], float]  # seconds
 
+
 class LocalEngineClient:
     """Steps an Engine on the running loop's time, which `clock` must agree with."""
 

@@ -283,9 +283,7 @@ async def test_4_an_encoded_slash_is_no_slash(stack: Stack, path: str) -> None:
 @pytest.mark.parametrize(
     "header", ["x-request-timeout-s", "x-first-token-timeout-s", "x-token-gap-timeout-s"]
 )
-async def test_40_deadlines(
-    http: httpx.AsyncClient, header: str, value: str, status: int
-) -> None:
+async def test_40_deadlines(http: httpx.AsyncClient, header: str, value: str, status: int) -> None:
     headers = {header: value}
     answer = await http.post(CHAT, json=GOOD[CHAT], headers=headers)
     assert answer.status_code == status
