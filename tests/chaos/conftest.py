@@ -11,7 +11,7 @@ from baton.testing.process_faults import ProcessFault
 # Before its first import, so that failures tell the difference.
 pytest.register_assert_rewrite("tests.chaos.streams")
 
-from tests.chaos.proxied_way import ProxiedWay, proxied_way  # noqa: E402
+from tests.chaos.proxied_way import ProxiedWay, is_ready, proxied_way  # noqa: E402
 from tests.chaos.streams import Answer, Stream  # noqa: E402
 from tests.chaos.trials import IS_LONG, NUM_EACH, Trials  # noqa: E402
 from tests.e2e.conftest import Stack, wait_until  # noqa: E402
@@ -60,12 +60,18 @@ class Target:
         return sorted((name for name in used if used[name]), key=lambda name: -used[name])
 
     def wait_until_whole(self) -> None:
-        """Every worker is ready at every router."""
-        wait_until(self._is_whole, RESTART_TIMEOUT_S)
+        """Every service says that it is ready, and every worker is ready at every router."""
+        wait_until(lambda: self._all_say_ready() and self._is_whole(), RESTART_TIMEOUT_S)
 
     def wait_until_quiet(self) -> None:
         """Nothing is held or waits anywhere."""
         wait_until(self._is_quiet, QUIET_TIMEOUT_S)
+
+    def _all_say_ready(self) -> bool:
+        state = self.stack.home.read_state()
+        assert state is not None
+        urls = [str(row["metrics_url"]) for row in state.services.values() if row["metrics_url"]]
+        return all(is_ready(url.removesuffix("metrics") + "readyz") for url in urls)
 
     def _is_whole(self) -> bool:
         routers = [name for name in self.stack.pids() if name.startswith("router")]

@@ -66,7 +66,7 @@ def proxied_way(stack: Stack, folder: Path) -> Iterator[ProxiedWay]:
         }
         undo.enter_context(_process("services.router", router, folder / "router.log"))
         undo.enter_context(_process("services.gateway", gateway, folder / "gateway.log"))
-        wait_until(partial(_is_ready, f"http://{listen[2]}/readyz"), READY_TIMEOUT_S)
+        wait_until(partial(is_ready, f"http://{listen[2]}/readyz"), READY_TIMEOUT_S)
         yield ProxiedWay(f"http://{listen[2]}/v1", f"http://{listen[3]}/metrics", proxies)
 
 
@@ -88,7 +88,7 @@ def _process(module: str, environment: dict[str, str], log: Path) -> Iterator[No
         process.wait()
 
 
-def _is_ready(url: str) -> bool:
+def is_ready(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=2) as answer:
             return bool(answer.status == 200)
