@@ -33,22 +33,31 @@ class Connection:
 
 
 async def connect(
-    dial: Dial, endpoint: str, parts: WorkerParts, *, only_plain: bool = False
+    dial: Dial, endpoint: str, parts: WorkerParts, *, credit_bytes: int, only_plain: bool = False
 ) -> Connection:
-    """Dial and exchange hellos. Raises StreamLost or BatonError; nothing is left open then."""
+    """Dial and exchange hellos; the peer may then have `credit_bytes` of blocks on the way.
+
+    Raises StreamLost or BatonError; nothing is left open then.
+    """
+    hello = _hello(parts, credit_bytes)
     try:
-        connection = await _connect(dial, endpoint, parts, only_plain)
+        connection = await _connect(dial, endpoint, parts, hello, only_plain)
     except TransportFailed as error:
         _log.warning("transport_failed", endpoint=endpoint, detail=str(error))
-        connection = await _connect(dial, endpoint, parts, True)
+        connection = await _connect(dial, endpoint, parts, _hello(parts, credit_bytes), True)
     instruments.HANDOFF_LINKS.labels(connection.end.name).inc()
     return connection
 
 
-async def _connect(dial: Dial, endpoint: str, parts: WorkerParts, only_plain: bool) -> Connection:
+async def _connect(
+    dial: Dial,
+    endpoint: str,
+    parts: WorkerParts,
+    hello: handoff_pb2.DecodeHello,
+    only_plain: bool,
+) -> Connection:
     stream = await dial(endpoint)
     try:
-        hello = _hello(parts)
         with parts.transports.offer(hello, only_plain=only_plain) as offer:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await stream.write(handoff_pb2.DecodeFrame(hello=hello))
@@ -66,7 +75,7 @@ async def _connect(dial: Dial, endpoint: str, parts: WorkerParts, only_plain: bo
         raise
 
 
-def _hello(parts: WorkerParts) -> handoff_pb2.DecodeHello:
+def _hello(parts: WorkerParts, credit_bytes: int) -> handoff_pb2.DecodeHello:
     return handoff_pb2.DecodeHello(
         protocol=PROTOCOL_VERSION,
         worker_id=parts.worker_id,
@@ -74,6 +83,7 @@ def _hello(parts: WorkerParts) -> handoff_pb2.DecodeHello:
         model_fp=parts.dispatcher.info.model_fp,
         kv_spec=kv_spec.to_wire(parts.blocks.spec),
         tp_size=1,
+        credit_bytes=credit_bytes,
     )
 
 

@@ -145,7 +145,11 @@ class PrefillLink:
         )
         try:
             connection = await connect(
-                dial, self.endpoint, self._parts, only_plain=self._only_plain
+                dial,
+                self.endpoint,
+                self._parts,
+                credit_bytes=CREDIT_WINDOW_BYTES,
+                only_plain=self._only_plain,
             )
             await self._serve(connection)
         except StreamLost:
@@ -171,8 +175,6 @@ class PrefillLink:
         writer: FrameWriter[handoff_pb2.DecodeFrame] = FrameWriter(stream)
         self._writer = writer
         self._pump = StreamPump(stream, writer, self._on_frame)
-        credit = handoff_pb2.TransferCredit(bytes=CREDIT_WINDOW_BYTES)
-        writer.send(handoff_pb2.DecodeFrame(credit=credit))
         unsent, self._unsent = self._unsent, []
         for transfer, prompt_ids, block_hashes in unsent:
             self._send_prefill(transfer, prompt_ids, block_hashes)

@@ -142,8 +142,8 @@ class PrefillFront:
 
     async def _exchange_hello(
         self, stream: FrameStream[handoff_pb2.DecodeFrame, handoff_pb2.PrefillFrame]
-    ) -> tuple[str, SendingEnd] | None:
-        """The peer's id and how to send; None when it was refused (and told so) or is gone."""
+    ) -> tuple[handoff_pb2.DecodeHello, SendingEnd] | None:
+        """The peer's hello and how to send; None when it was refused (and told so) or is gone."""
         first = await stream.read()
         if first is None or first.WhichOneof("frame") != "hello":
             return None
@@ -167,7 +167,7 @@ class PrefillFront:
         if sending is None:
             return None
         instruments.HANDOFF_LINKS.labels(sending.name).inc()
-        return peer, sending
+        return first.hello, sending
 
     def _check_peer(self, hello: handoff_pb2.DecodeHello) -> None:
         """Raises BatonError when this pair cannot work, naming the difference."""

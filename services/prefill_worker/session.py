@@ -50,10 +50,10 @@ class HandoffSession:
         stream: FrameStream[handoff_pb2.DecodeFrame, handoff_pb2.PrefillFrame],
         parts: WorkerParts,
         keeper: Keeper,
-        peer: str,
+        hello: handoff_pb2.DecodeHello,
         sending: SendingEnd,
     ) -> None:
-        self.peer = peer
+        self.peer = hello.worker_id
         self._sending = sending
         self._parts = parts
         self._keeper = keeper
@@ -64,7 +64,7 @@ class HandoffSession:
         # Prefills whose prompt continues in further frames.
         self._partial: dict[int, tuple[handoff_pb2.Prefill, PromptBuffer]] = {}
         self._ready: deque[PrefillTransfer] = deque()
-        self._credit_bytes = 0
+        self._credit_bytes = hello.credit_bytes
         self._handlers: dict[str, Callable[[Any], None]] = {
             "prefill": self._on_prefill,
             "prefill_part": self._on_prefill_part,

@@ -254,8 +254,12 @@ async def test_blocks_that_never_arrive_end_the_attempt_within_a_lease() -> None
 
 @virtual
 async def test_a_handoff_stream_that_delivers_nothing_is_dialled_again() -> None:
+    def without_credit(frame: Any) -> list[Any]:
+        frame.hello.credit_bytes = 0
+        return [frame]
+
     async with fleet() as f:
-        f.to_prefill = drop("credit")
+        f.to_prefill = lambda frame: without_credit(frame) if frame.HasField("hello") else [frame]
         answer = await (await f.gateway.submit(PROMPT)).over()
         assert failure_of(answer) == "handoff_failed"
 
