@@ -80,7 +80,8 @@ class ReportLog:
         )
         self._request_snapshot = request_snapshot
         self._snapshot_requested = False
-        self._subscriptions: set[ReportSubscription] = set()
+        # Sets of objects have no order that a seed could repeat.
+        self._subscriptions: dict[ReportSubscription, None] = {}
         self._told = asyncio.Event()
 
     def apply(self, events: StepEvents) -> None:
@@ -156,12 +157,12 @@ class ReportLog:
         if len(self._subscriptions) >= MAX_ROUTERS:
             raise Overloaded(f"{MAX_ROUTERS} routers watch this worker already")
         subscription = ReportSubscription(self)
-        self._subscriptions.add(subscription)
+        self._subscriptions.setdefault(subscription)
         self.want_snapshot()
         try:
             yield subscription
         finally:
-            self._subscriptions.discard(subscription)
+            self._subscriptions.pop(subscription, None)
             self.note_taken()
 
     def want_snapshot(self) -> None:

@@ -297,7 +297,7 @@ class PrefillLinks:
         self._dial = dial
         # By endpoint, the one that new transfers use; and all, those included that only end theirs.
         self._links: dict[str, PrefillLink] = {}
-        self._running: set[PrefillLink] = set()
+        self._running: dict[PrefillLink, None] = {}
         self._group: asyncio.TaskGroup | None = None
         self._last_xfer_id = 0
         self._rate = RateMeter(RATE_HALF_LIFE_BYTES)
@@ -340,7 +340,7 @@ class PrefillLinks:
         assert self._group is not None, "run() first"
         only_plain = link is not None and link.distrusts_transport
         link = self._links[endpoint] = PrefillLink(endpoint, self._parts, only_plain=only_plain)
-        self._running.add(link)
+        self._running[link] = None
         self._group.create_task(self._run_link(link))
         return link
 
@@ -360,6 +360,6 @@ class PrefillLinks:
         try:
             await link.run(self._dial)
         finally:
-            self._running.discard(link)
+            self._running.pop(link, None)
             if self._links.get(link.endpoint) is link:
                 del self._links[link.endpoint]

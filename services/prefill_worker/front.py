@@ -37,7 +37,7 @@ class PrefillFront:
             parts.clock, max_leases=MAX_TRANSFERS
         )
         self._owners: dict[PrefillTransfer, HandoffSession] = {}
-        self._sessions: set[HandoffSession] = set()
+        self._sessions: dict[HandoffSession, None] = {}
         self._sampled: list[tuple[HandoffSession, PrefillTransfer]] = []
         self._is_draining = False
         self._audit = Audit()
@@ -76,11 +76,11 @@ class PrefillFront:
             await stream.close()
             return
         session = HandoffSession(stream, self._parts, self, *agreed)
-        self._sessions.add(session)
+        self._sessions[session] = None
         try:
             await session.run()
         finally:
-            self._sessions.discard(session)
+            self._sessions.pop(session, None)
 
     async def drain(self, cap_s: float) -> None:
         """Take nothing new, let what runs end within `cap_s`, then end all streams."""

@@ -6,6 +6,7 @@ come back, drains, a Redis that loses everything; frames of different streams ov
 """
 
 import asyncio
+import gc
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -58,11 +59,15 @@ def run_schedule(seed: int, model: ServedModel) -> Report:
     clock = VirtualClock()
     # OpenTelemetry draws the ids of spans from the module's own generator.
     random.seed(seed)
+    # The collector closes forgotten generators, at moments that depend on all that ran before.
+    gc.disable()
     try:
         return run_virtual(_Schedule(seed, clock, model).run(), clock)
     except BaseException as error:
         error.add_note(f"reproduce with BATON_SIM_SEED={seed}")
         raise
+    finally:
+        gc.enable()
 
 
 class _Schedule:
