@@ -7,6 +7,7 @@ gRPC. `verify` fails unless each fault that was switched on really touched traff
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import random
 import socket
@@ -322,8 +323,18 @@ class FaultProxy:
             async with server:
                 await self._upstreams.run()
         except asyncio.CancelledError:
-            # The runner cancels what is left: the connections.
-            return
+            await self._end_all()
+
+    async def _end_all(self) -> None:
+        """Nothing of a connection may outlive the loop."""
+        tasks, writers = list(self._open), [w for pair in self._open.values() for w in pair]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in writers:
+            _end(writer, True)
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, from accepting it to the end of both directions."""
@@ -344,9 +355,12 @@ class FaultProxy:
             # what a cancelled one lets out.
             pass
         finally:
-            is_carried = self._open.pop(task, None) is not None
             for each in writers:
-                _end(each, reset=not is_carried)
+                _end(each, reset=task not in self._open)
+            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+                for each in writers:
+                    await each.wait_closed()
+            self._open.pop(task, None)
 
     async def _carry(
         self,

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import httpx
 import pytest
@@ -25,6 +25,7 @@ def ask(stack, question: str, system: str = "", **more):
 
 
 def spans_of(stack, request_id: str) -> dict[str, StoredSpan]:
+    """By name, once every process has told its own."""
     with SpanStore(stack.home.spans) as store:
         wait_until(
             lambda: (
@@ -32,7 +33,15 @@ def spans_of(stack, request_id: str) -> dict[str, StoredSpan]:
                 <= {span.name for span in store.of_request(request_id)}
             )
         )
+        wait_until(lambda: len(services_of(store.of_request(request_id))) >= NUM_SERVICES)
         return {span.name: span for span in store.of_request(request_id)}
+
+
+NUM_SERVICES = 6
+
+
+def services_of(spans: Iterable[StoredSpan]) -> set[str]:
+    return {span.service.split("-1")[0].split("-2")[0] for span in spans}
 
 
 PARENTS = {
@@ -55,7 +64,7 @@ def test_one_trace_has_every_service_with_the_right_parents(stack) -> None:
     assert len({span.trace_id for span in spans.values()}) == 1
     for child, parent in PARENTS.items():
         assert spans[child].parent_id == spans[parent].span_id, child
-    services = {span.service.split("-1")[0].split("-2")[0] for span in spans.values()}
+    services = services_of(spans.values())
     assert {"gateway", "quota", "tokenizer", "router"} <= services
     assert any("decode" in service for service in services)
     assert any("prefill" in service for service in services)

@@ -144,7 +144,9 @@ async def test_an_idle_core_that_stops_is_found_by_a_probe_and_forgiven_when_it_
         while client.progress().expected_s is None:  # the first probe has been measured
             await asyncio.sleep(0.02)
         os.kill(client.pid, signal.SIGSTOP)
-        assert Path(f"/proc/{client.pid}/stat").read_text().split()[2] == "T"
+        async with asyncio.timeout(10):
+            while Path(f"/proc/{client.pid}/stat").read_text().split()[2] != "T":
+                await asyncio.sleep(0.01)
         await stalled(watch)
         os.kill(client.pid, signal.SIGCONT)
         async with asyncio.timeout(30):

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from baton.wire.failures import LimitExceeded, Unavailable
-from baton.wire.v1 import failure_pb2
+from baton.wire.v1 import failure_pb2, worker_pb2
 from tests.integration.gateway_stack import Stack, running_stack
 from tests.unit.gateway.fakes import KEY
 
@@ -418,9 +418,11 @@ async def test_a_drained_gateway_says_bye_to_its_workers(tmp_path: Path) -> None
 
 
 async def _break_protocol(stack: Stack) -> None:
-    """The worker skips tokens of every open attempt: a gap can only be a loss."""
-    from baton.wire.v1 import worker_pb2
-
+    """The worker skips tokens of the open attempt, which can only be a loss, and every worker that
+    is tried next is lost too."""
+    stack.router.ignores_exclusion = True
+    for worker in stack.workers.values():
+        worker.refusal = Unavailable("the worker was lost", reason="worker_lost")
     handle = stack.worker.submits[-1].handle
     step = worker_pb2.Step(handles=[handle], choices=[0], first_index=[4000], ids=[1])
     await stack.worker.say(worker_pb2.WorkerFrame(step=step))
