@@ -12,6 +12,8 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from baton.system.cores import num_available_cores
+
 # Folder -> budget in seconds.
 SECONDS = {
     "unit": 15,
@@ -26,6 +28,9 @@ SECONDS = {
 }
 # One torch thread per worker: two processes with two OpenMP threads each on two cores crawl.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "0"}
+# Folders whose tests only compute: one process per core, one thread each.
+PARALLEL = ("architecture", "model", "simulation")
+PARALLEL_OPTIONS = ["-n", str(min(num_available_cores(), 4)), "--dist", "worksteal"]
 PYTEST_NO_TESTS = 5
 
 
@@ -40,6 +45,8 @@ def main(arguments: list[str]) -> int:
             print(f"== {path}", flush=True)
             report = Path(reports) / f"{folder}.xml"
             command = [sys.executable, "-m", "pytest", str(path), f"--junitxml={report}"]
+            if folder in PARALLEL:
+                command += PARALLEL_OPTIONS
             started = time.monotonic()
             status = subprocess.run(
                 command + arguments, env={**os.environ, **ENVIRONMENT}, check=False

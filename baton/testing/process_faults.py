@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from baton.testing.fault_proxy import FaultDidNotHappen
+from baton.testing.faults import FaultDidNotHappen
 
 VERIFY_TIMEOUT_S = 5.0
 _POLL_S = 0.002

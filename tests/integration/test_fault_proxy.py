@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from baton.testing.fault_proxy import FaultDidNotHappen, FaultProxy, OneUpstream
+from baton.testing.fault_proxy import FaultProxy, OneUpstream
+from baton.testing.faults import FaultDidNotHappen
 from baton.testing.ready_upstreams import ReadyUpstreams
 
 TIMEOUT_S = 20.0

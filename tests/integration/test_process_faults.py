@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.testing.fault_proxy import FaultDidNotHappen
+from baton.testing.faults import FaultDidNotHappen
 from baton.testing.process_faults import ProcessFault, WrongTarget, process_state
 
 # A process with two threads, which says when it stands.
