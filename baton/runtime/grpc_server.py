@@ -1,5 +1,6 @@
 """A gRPC server with our limits, health service and failure translation; no reflection."""
 
+import asyncio
 import functools
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,6 +22,8 @@ _SERVER_OPTIONS = [
     ("grpc.max_metadata_size", 16 * 1024),
 ]
 _REQUEST_ID_CHARS = 128
+# From saying NOT_SERVING to stopping: for those who watch, and for what is on its way.
+_NOTICE_S = 0.1
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,8 +42,14 @@ class GrpcServer:
         await self._health.set("", states.SERVING if serving else states.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls at once, let running ones end within `grace_s`."""
+        """Refuse new calls, let running ones end within `grace_s`.
+
+        Peers that watch the health go elsewhere first: gRPC cancels calls that have arrived and not
+        begun, or have only just begun, when a server is stopped.
+        """
         await self._health.enter_graceful_shutdown()
+        if grace_s > 0:
+            await asyncio.sleep(min(grace_s, _NOTICE_S))
         await self._server.stop(grace_s)
 
 

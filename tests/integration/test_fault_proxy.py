@@ -1,6 +1,7 @@
 """Each fault of the proxy does what it says to real sockets, and one that met nothing is found."""
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
@@ -235,23 +236,33 @@ class ReadyServer:
         self.port = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line = await reader.readline()
-        if line.startswith(b"GET /readyz"):
-            status = b"200 OK" if self.is_ready else b"503 Service Unavailable"
-            writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n")
-        else:
-            writer.write(self.name.encode())
-        await writer.drain()
-        writer.close()
+        try:
+            line = await reader.readline()
+            if line.startswith(b"GET /readyz"):
+                status = b"200 OK" if self.is_ready else b"503 Service Unavailable"
+                writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n")
+            else:
+                writer.write(self.name.encode())
+            await writer.drain()
+        finally:
+            # Whoever asked may be gone already; nothing may outlive the test's loop.
+            writer.transport.abort() if reader.at_eof() else writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
 
 async def who_answers(proxy: FaultProxy) -> str:
+    return await name_at(proxy.host, proxy.port)
+
+
+async def name_at(host: str, port: int) -> str:
     """Of a new connection; "" when it was reset."""
     try:
-        reader, writer = await asyncio.open_connection(proxy.host, proxy.port)
+        reader, writer = await asyncio.open_connection(host, port)
         writer.write(b"who\n")
         name = await reader.read()
         writer.close()
+        await writer.wait_closed()
     except ConnectionError:
         return ""
     return name.decode()
@@ -278,6 +289,8 @@ async def test_new_connections_go_to_servers_that_are_ready() -> None:
         urls.append("http://127.0.0.1:1")
         await until(0)
         assert await who_answers(proxy) == ""
+    # Accepted in order: behind this one, no connection of the proxy's waits to be served.
+    assert await name_at(*listeners[0].sockets[0].getsockname()) == "first"
     for listener in listeners:
         listener.close()
         await listener.wait_closed()
