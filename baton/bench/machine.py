@@ -74,9 +74,21 @@ def process_tree(pid: int) -> list[psutil.Process]:
     """The process and its descendants that still live."""
     try:
         root = psutil.Process(pid)
-        return [root, *root.children(recursive=True)]
+        return living([root, *root.children(recursive=True)])
     except psutil.NoSuchProcess:
         return []
+
+
+def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that have not ended. One that nobody reaps has: containers often have no init."""
+    return [process for process in processes if _lives(process)]
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _proportional_bytes(smaps: Iterable[str], named: str) -> tuple[int, int]:

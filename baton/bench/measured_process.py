@@ -9,19 +9,21 @@ import contextlib
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
-from baton.bench.machine import process_tree
+from baton.bench.machine import living, process_tree
 from baton.system.parent_death import die_with_parent
 
 # Needs privileges; without them the kernel refuses, and the run is only noisier.
 _AUTOGROUP_NICE = -12
 _STOP_GRACE_S = 60.0
 _KILL_GRACE_S = 10.0
+_KILL_POLL_S = 0.01
 _SHOWN_LOG_LINES = 15
 
 
@@ -93,11 +95,21 @@ class MeasuredProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
         self.process.wait(_KILL_GRACE_S)
-        for process in tree:
-            if process.is_running():
-                process.kill()
+        _kill(tree)
         if self.process.stdout is not None:
             self.process.stdout.close()
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    """SIGKILL to those that live, until none does."""
+    deadline_s = time.monotonic() + _KILL_GRACE_S
+    while left := living(processes):
+        if time.monotonic() > deadline_s:
+            raise RunnerFailed(f"not ended by SIGKILL: {[process.pid for process in left]}")
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        time.sleep(_KILL_POLL_S)
 
 
 def run_to_end(argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> list[Any]:

@@ -1,11 +1,13 @@
 """Processes that take turns in a benchmark: whoever has no task stands still."""
 
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 
-from baton.bench.machine import process_tree
+from baton.bench.machine import living, process_tree
 from baton.bench.measured_process import Runner
 
 # Answers every task at once, and its child never rests.
@@ -36,4 +38,20 @@ def test_a_runner_and_its_children_stand_still_while_they_have_no_task(tmp_path:
     finally:
         tree = process_tree(runner.pid)
         runner.stop()
-    assert not [process for process in tree if process.is_running()]
+    assert not living(tree)
+
+
+def test_a_child_that_ended_and_that_nobody_reaps_does_not_live() -> None:
+    code = "import subprocess, sys; print(subprocess.Popen(['true']).pid, flush=True); input()"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        child = psutil.Process(int(parent.stdout.readline()))
+        deadline_s = time.monotonic() + 10
+        while child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert child.is_running()
+        assert [process.pid for process in process_tree(parent.pid)] == [parent.pid]
+    finally:
+        parent.communicate("\n")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from baton.bench.machine import living
+
 WORKER = [sys.executable, "-m", "services.decode_worker"]
 
 
@@ -25,7 +27,7 @@ def test_a_worker_that_is_told_to_stop_while_it_loads_ends_at_once(tmp_path: Pat
     worker.send_signal(signal.SIGTERM)
     worker.communicate(timeout=30)
     assert worker.returncode == 0
-    assert not any(core.is_running() for core in cores)
+    assert not living(cores)
 
 
 def test_a_model_that_cannot_be_served_ends_the_worker_with_one_line(tmp_path: Path) -> None:
