@@ -1,7 +1,7 @@
 # Everything Baton needs for development. `make help` lists the targets.
 SHELL := /bin/bash
 VENV := .venv
-PYTHON := $(VENV)/bin/python
+RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 KERNELS := $(VENV)/.kernels
 # Envoy, Helm, Kubernetes' schemas, Locust: 500 MB that only tests and deployment need.
@@ -41,10 +41,10 @@ status: $(INSTALLED) ## what runs where
 	@$(VENV)/bin/baton status
 
 test: $(KERNELS) $(DEPLOY) ## all tests, with a table of times
-	@$(PYTHON) tools/run_tests.py
+	@$(RUN) tools/run_tests.py
 
 test-long: $(KERNELS) $(DEPLOY) ## the same with the large counts
-	@BATON_TEST_LONG=1 $(PYTHON) tools/run_tests.py
+	@BATON_TEST_LONG=1 $(RUN) tools/run_tests.py
 
 # Without the tokenizer's oracle: chat templates are rendered as the newest transformers does. One
 # architecture of the old release is still TorchScript, which the newest torch says is deprecated.
@@ -58,13 +58,13 @@ $(OLDEST_VENV)/.installed: pyproject.toml constraints.txt tools/setup.sh Makefil
 
 chaos: $(KERNELS) $(DEPLOY) ## every kind of fault ten times against the real stack, with a table
 	@BATON_CHAOS_EACH=10 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=0 \
-		$(PYTHON) -m pytest tests/chaos $(ARGS)
+		$(RUN) -m pytest tests/chaos $(ARGS)
 
 bench: $(KERNELS) ## the engine beside its peers (ARGS="--quick"; see docs/benchmarks)
 	@$(VENV)/bin/baton bench engine $(ARGS)
 
 bench-peers: $(INSTALLED) ## install the peers that `make bench` compares with
-	@PYTHON=$(CURDIR)/$(PYTHON) tools/bench_peers.sh
+	@PYTHON=$(CURDIR)/$(RUN) tools/bench_peers.sh
 
 check: $(DEPLOY) ## format, lint, types, import contracts, generated code: in seconds
 	@tools/check.sh $(VENV)

@@ -2,7 +2,9 @@
 
 import argparse
 import os
+import platform
 import sys
+from importlib.metadata import version
 
 from baton.cli import bench, keys, roll, stack, trace, up
 from baton.localstack.home import AlreadyRunning, HomeNotWritable
@@ -11,6 +13,7 @@ from baton.localstack.ports import PortTaken
 from baton.localstack.redis_server import NoRedisServer
 from baton.localstack.supervisor import StartFailed
 from baton.wire.key_registry import RegistryError
+from baton.wire.protocol import PROTOCOL_VERSION
 
 # Expected refusals: one line on stderr, no traceback.
 _REFUSALS = (
@@ -31,6 +34,7 @@ _REFUSALS = (
 def main() -> None:
     """Entry point of the console script."""
     parser = argparse.ArgumentParser(prog="baton", description="Disaggregated LLM serving")
+    parser.add_argument("--version", action="version", version=version_line())
     commands = parser.add_subparsers(dest="command", required=True)
     for module in (up, stack, roll, keys, trace, bench):
         module.add_parsers(commands)
@@ -47,6 +51,11 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     raise SystemExit(status)
+
+
+def version_line() -> str:
+    """What a bug report needs first."""
+    return f"baton {version('baton')}, wire v{PROTOCOL_VERSION}, Python {platform.python_version()}"
 
 
 if __name__ == "__main__":
