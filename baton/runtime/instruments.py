@@ -1,8 +1,8 @@
 """Every metric of Baton, declared once: names that vLLM dashboards and autoscalers already know
 where there are any, our own `baton_*` elsewhere. docs/telemetry.md explains them.
 
-One block per service. Labels are bounded: model names that exist, reasons, roles; never tenants,
-request ids or anything that a client chooses freely.
+One block per service. Labels are bounded: model names that exist, reasons, roles; never request
+ids or anything that a client chooses freely, and tenants only where their number is bounded.
 """
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -120,6 +120,17 @@ QUOTA_ARCHIVED_RECORDS = Counter(
     "baton_quota_archived_records",
     "Usage records taken from Redis, by outcome: written, repeated, rejected",
     ("outcome",),
+)
+
+QUOTA_TENANT_REQUESTS = Counter(
+    "baton_quota_tenant_requests",
+    "Reservations by tenant and outcome; tenants beyond BATON_QUOTA_METERED_TENANTS share a label",
+    ("tenant", "outcome"),
+)
+QUOTA_TENANT_TOKENS = Counter(
+    "baton_quota_tenant_tokens",
+    "Settled tokens by tenant and kind: prompt, cached (a part of prompt), output",
+    ("tenant", "kind"),
 )
 
 # --- router ---

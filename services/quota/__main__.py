@@ -20,6 +20,7 @@ from services.quota.restore import spent_commands
 from services.quota.servicer import QuotaServicer
 from services.quota.settings import PREFIX, Settings
 from services.quota.store import RedisStore, connect
+from services.quota.tenant_meter import TenantMeter
 from services.quota.upkeep import keep_reaping, keep_registry_loaded
 
 _log = logs.get("quota")
@@ -36,6 +37,7 @@ async def serve(process: Process, settings: Settings) -> None:
         registry,
         LeaseTerms(settings.lease_s, settings.settled_kept_s),
         on_settled=archiver.wake if archiver else lambda tenant: None,
+        meter=TenantMeter(settings.metered_tenants),
     )
 
     leaving = Cutoff()

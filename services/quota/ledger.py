@@ -19,6 +19,7 @@ from baton.wire.key_registry import TENANTS_KEY, tenant_root
 from baton.wire.v1 import failure_pb2, quota_pb2
 from services.quota.registry import Registry
 from services.quota.store import Argument, Store, StoreRefused
+from services.quota.tenant_meter import TenantMeter
 
 MAX_REQUEST_TOKENS = 2**40
 # One script call blocks the store for as long as it runs; this many leases take 1 to 3 ms.
@@ -68,12 +69,14 @@ class Ledger:
         terms: LeaseTerms | None = None,
         *,
         on_settled: Callable[[str], None] = lambda tenant: None,
+        meter: TenantMeter | None = None,
         clock_ms: Callable[[], int] = store_time_ms,
     ) -> None:
         self._store = store
         self._registry = registry
         self._terms = terms or LeaseTerms()
         self._on_settled = on_settled
+        self._meter = meter or TenantMeter(max_tenants=0)
         self._clock_ms = clock_ms
 
     async def authenticate(
@@ -103,6 +106,7 @@ class Ledger:
         outcome, granted, wait_ms, *numbers = reply
         limits = _limit_state(numbers)
         instruments.QUOTA_RESERVATIONS.labels(outcome.decode()).inc()
+        self._meter.reserved(request.tenant, outcome.decode())
         if outcome != b"granted":
             raise _refusal(outcome, wait_ms, num_tokens, limits)
         return quota_pb2.ReserveResponse(
@@ -145,6 +149,8 @@ class Ledger:
             await self._registry.refresh()
             reply = await self._settle(usage, key_must_be_known=False)
         instruments.QUOTA_SETTLES.labels(reply[0].decode()).inc()
+        if reply[0] != b"repeated":
+            self._meter.settled(usage)
         self._on_settled(usage.tenant)
         return quota_pb2.SettleResponse(
             repeated_settle=reply[0] == b"repeated", limits=_limit_state(reply[1:])

@@ -27,6 +27,8 @@ class Settings:
     reap_interval_s: float = 2.0
     registry_interval_s: float = 1.0
     archive_interval_s: float = 0.5
+    # Tenants with counters of their own on the metrics page; the others share one set.
+    metered_tenants: int = 200
     drain_s: float = 2.0
 
     def __post_init__(self) -> None:
@@ -35,3 +37,5 @@ class Settings:
                 raise ValueError(f"{name} must be above 0")
         if self.redis_connections < 1:
             raise ValueError("redis_connections must be at least 1")
+        if self.metered_tenants < 0:
+            raise ValueError("metered_tenants must not be negative")

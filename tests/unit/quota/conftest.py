@@ -13,6 +13,7 @@ from baton.wire.v1 import quota_pb2
 from services.quota.ledger import LeaseTerms, Ledger
 from services.quota.registry import Registry
 from services.quota.store import RedisStore
+from services.quota.tenant_meter import TenantMeter
 
 SECRET = b"s" * 32
 # 2027-01-15 08:00:00 UTC, a Friday.
@@ -120,6 +121,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[QuotaBench]:
         registry,
         LeaseTerms(lease_s=30, settled_kept_s=3600),
         on_settled=woken.append,
+        meter=TenantMeter(max_tenants=100),
         clock_ms=lambda: now_ms[0],
     )
     yield QuotaBench(ledger, registry, store, file, now_ms, woken)

@@ -1,0 +1,40 @@
+"""Counts per tenant: right, once, and for a bounded number of names."""
+
+import pytest
+from prometheus_client import REGISTRY
+
+from baton.wire import failures
+from baton.wire.v1 import quota_pb2
+from services.quota.tenant_meter import OTHERS, TenantMeter
+
+
+def tokens(tenant: str, kind: str) -> float:
+    labels = {"tenant": tenant, "kind": kind}
+    return REGISTRY.get_sample_value("baton_quota_tenant_tokens_total", labels) or 0.0
+
+
+def requests(tenant: str, outcome: str) -> float:
+    labels = {"tenant": tenant, "outcome": outcome}
+    return REGISTRY.get_sample_value("baton_quota_tenant_requests_total", labels) or 0.0
+
+
+async def test_a_bill_counts_once_however_often_it_is_settled(bench):
+    key = await bench.new_key("metered", requests_per_minute=1)
+    await bench.reserve(key, "r1")
+    for _ in range(2):
+        await bench.settle(key, "r1", prompt=10, output=7)
+    assert (tokens("metered", "prompt"), tokens("metered", "output")) == (10, 7)
+    with pytest.raises(failures.LimitExceeded):
+        await bench.reserve(key, "r2")
+    assert (requests("metered", "granted"), requests("metered", "requests")) == (1, 1)
+
+
+def test_beyond_the_bound_tenants_share_a_label() -> None:
+    meter = TenantMeter(max_tenants=2)
+    before = tokens(OTHERS, "output")
+    for number in range(5):
+        meter.settled(quota_pb2.UsageRecord(tenant=f"crowd-{number}", num_output_tokens=1))
+    meter.settled(quota_pb2.UsageRecord(tenant="crowd-1", num_output_tokens=1))
+    assert tokens("crowd-1", "output") == 2
+    assert tokens("crowd-2", "output") == 0
+    assert tokens(OTHERS, "output") == before + 3
