@@ -181,6 +181,11 @@ ROUTER_QUEUED_PREFILL_TOKENS = Gauge(
     "Uncached prompt tokens that wait for or are in prefill",
     ("model_name", "role"),
 )
+ROUTER_QUEUED_PREFILL_SECONDS = Gauge(
+    "baton_router_queued_prefill_seconds",
+    "Time that the ready workers of a pool need for those tokens at their measured rates",
+    ("model_name", "role"),
+)
 
 # --- gateway ---
 _SERVED = ("model_name",)

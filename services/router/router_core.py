@@ -208,8 +208,12 @@ class RouterCore:
         role_name = router_pb2.WorkerRole.Name(role).removeprefix("WORKER_ROLE_").lower()
         ready = [member for member in pool if not self._fleet.unfit(member)]
         instruments.ROUTER_READY_WORKERS.labels(model.name, role_name).set(len(ready))
-        instruments.ROUTER_QUEUED_PREFILL_TOKENS.labels(model.name, role_name).set(
-            sum(member.load.num_queued_prefill_tokens for member in ready)
+        num_tokens = sum(member.load.num_queued_prefill_tokens for member in ready)
+        instruments.ROUTER_QUEUED_PREFILL_TOKENS.labels(model.name, role_name).set(num_tokens)
+        speeds = self._fleet.speeds(model.fp, role)
+        per_s = sum(speeds.of(member.measured).prefill_tokens_per_s for member in ready)
+        instruments.ROUTER_QUEUED_PREFILL_SECONDS.labels(model.name, role_name).set(
+            num_tokens / per_s if ready else 0.0
         )
         instruments.ROUTER_INDEX_HASHES.labels(model.name).set(
             self._intake.index(model.fp).num_hashes

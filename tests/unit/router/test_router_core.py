@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from prometheus_client import REGISTRY
 
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import (
@@ -573,5 +574,19 @@ def test_auto_follows_the_rates_and_the_streams_that_workers_report(router, run)
         prefill.load(prefill_tokens_per_s=100.0)
         decode.load(prefill_tokens_per_s=5000.0, **running)
         assert await is_prefilled_on_decode()
+
+    run(scenario)
+
+
+def test_the_wait_for_a_pool_is_its_queued_tokens_at_its_measured_rates(router, run) -> None:
+    def queued(unit: str) -> float | None:
+        labels = {"model_name": "demo", "role": "prefill"}
+        return REGISTRY.get_sample_value(f"baton_router_queued_prefill_{unit}", labels)
+
+    async def scenario() -> None:
+        fleet = router()
+        fleet.prefill("p0").load(num_queued_prefill_tokens=3000, prefill_tokens_per_s=1000.0)
+        fleet.prefill("p1").load(num_queued_prefill_tokens=1000, prefill_tokens_per_s=3000.0)
+        assert (queued("tokens"), queued("seconds")) == (4000, 1.0)
 
     run(scenario)
