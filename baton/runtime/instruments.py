@@ -46,6 +46,11 @@ STEP_BATCH_SIZE = Histogram(
     buckets=(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512),
 )
 KV_BLOCKS = Gauge("baton_kv_blocks", "Blocks in the KV pool", _MODEL)
+CACHE_CONFIG_INFO = Gauge(
+    "vllm:cache_config_info",
+    "Always 1; its labels tell the shape of the KV pool",
+    (*_MODEL, "block_size", "num_gpu_blocks"),
+)
 KV_BLOCKS_USED = Gauge("baton_kv_blocks_used", "KV blocks held by sequences", _MODEL)
 KV_BLOCKS_PROMISED = Gauge(
     "baton_kv_blocks_promised", "KV blocks promised to sequences that wait for prefill", _MODEL
@@ -239,6 +244,12 @@ REQUEST_DECODE_TIME = Histogram(
     "vllm:request_decode_time_seconds",
     "From the first token to the last",
     _SERVED,
+    buckets=_STAGE_BUCKETS,
+)
+GATEWAY_STAGE_SECONDS = Histogram(
+    "baton_gateway_stage_seconds",
+    "Time of one stage of a request; the stages of a request add up to its wall time",
+    ("model_name", "stage"),
     buckets=_STAGE_BUCKETS,
 )
 REQUEST_PROMPT_TOKENS = Histogram(

@@ -26,6 +26,9 @@ class WorkerMetrics:
         self._step_tokens = instruments.ITERATION_TOKENS.labels(*labels)
         self._step_seqs = instruments.STEP_BATCH_SIZE.labels(*labels)
         instruments.KV_BLOCKS.labels(*labels).set(info.num_blocks)
+        instruments.CACHE_CONFIG_INFO.labels(
+            *labels, str(info.kv_spec.block_size), str(info.num_blocks)
+        ).set(1)
         self._set_used(0)
 
     def observe(self, events: StepEvents) -> None:

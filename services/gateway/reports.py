@@ -128,6 +128,8 @@ def _count(x: Exchange, outcome: str, status: int) -> None:
     name, operation, progress = _model_name(x), x.arrival.endpoint.name, x.progress
     instruments.E2E_REQUEST_LATENCY.labels(name).observe(x.timer.wall_s)
     instruments.GEN_AI_REQUEST_DURATION.labels(operation, name).observe(x.timer.wall_s)
+    for stage, seconds in x.timer.stages.items():
+        instruments.GATEWAY_STAGE_SECONDS.labels(name, stage).observe(seconds)
     if x.request is not None and progress.lease is not None:
         instruments.REQUEST_PARAMS_N.labels(name).observe(x.request.num_choices)
         instruments.REQUEST_PARAMS_MAX_TOKENS.labels(name).observe(progress.max_tokens)

@@ -127,3 +127,26 @@ def test_metrics_count_what_happened() -> None:
     assert value("vllm:e2e_request_latency_seconds_count") == before["e2e"] + 1
     assert value("vllm:request_success_total", finished_reason="stop") == before["stop"] + 1
     assert value("vllm:request_generation_tokens_sum") == before["tokens"] + 13
+
+
+def test_the_stages_on_the_metrics_page_add_up_to_the_wall_time() -> None:
+    def stages() -> dict[str, float]:
+        samples = (each for metric in REGISTRY.collect() for each in metric.samples)
+        return {
+            each.labels["stage"]: each.value
+            for each in samples
+            if each.name == "baton_gateway_stage_seconds_sum"
+        }
+
+    def wall_s() -> float:
+        name = "vllm:e2e_request_latency_seconds_sum"
+        return REGISTRY.get_sample_value(name, {"model_name": "demo"}) or 0.0
+
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.chat()
+
+    before, wall_before_s = sum(stages().values()), wall_s()
+    simulate(scenario)
+    assert {"auth", "tokenize", "pick", "decode"} <= stages().keys()
+    assert sum(stages().values()) - before == pytest.approx(wall_s() - wall_before_s)
+    assert wall_s() > wall_before_s
