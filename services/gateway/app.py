@@ -202,15 +202,16 @@ class App:
 
     async def _models(self, request: Request) -> Response:
         principal = await self._principal(request)
-        names = self._gateway.directory.public_names(principal.allowed_models)
-        return _json(request, model_list_body(names, self._created_unix_s))
+        listed = self._gateway.directory.listed(principal.allowed_models)
+        return _json(request, model_list_body(listed, self._created_unix_s))
 
     async def _model(self, request: Request) -> Response:
         principal = await self._principal(request)
         name = request.path_params["name"]
-        if name not in self._gateway.directory.public_names(principal.allowed_models):
+        listed = self._gateway.directory.listed(principal.allowed_models)
+        if name not in listed:
             raise ModelNotFound(f"model: {quoted(name)} does not exist", param="model")
-        return _json(request, model_body(name, self._created_unix_s))
+        return _json(request, model_body(name, listed[name], self._created_unix_s))
 
     async def _healthz(self, request: Request) -> Response:
         return _json(request, b'{"status":"ok"}')

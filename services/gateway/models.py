@@ -119,11 +119,13 @@ class ModelDirectory:
         (model,) = self._rng.choices(models, [model.num_ready_decode for model in models])
         return model
 
-    def public_names(self, allowed: Iterable[str]) -> list[str]:
-        """Aliases and names with ready workers that `allowed` lets through, sorted."""
-        names = {alias for alias in self._aliases if self._any_ready(alias)}
-        names |= {name for name in self._by_name if self._ready(name)}
-        return sorted(name for name in names if _is_allowed(name, allowed))
+    def listed(self, allowed: Iterable[str]) -> dict[str, int]:
+        """Aliases and names with ready workers that `allowed` lets through, sorted, with the room
+        for prompt and answer that every model behind the name has, in tokens."""
+        rooms = {alias: self._room(alias) for alias in self._aliases}
+        rooms |= {name: self._room(name) for name in self._by_name if name not in rooms}
+        names = sorted(name for name, room in rooms.items() if room and _is_allowed(name, allowed))
+        return {name: rooms[name] for name in names}
 
     @property
     def num_ready_models(self) -> int:
@@ -138,8 +140,11 @@ class ModelDirectory:
             return self._aliases[public_name]
         return [AliasTarget(public_name)] if public_name in self._known_names else []
 
-    def _any_ready(self, alias: str) -> bool:
-        return any(self._ready(target.model) for target in self._aliases[alias])
+    def _room(self, public_name: str) -> int:
+        """0 when nothing behind it is ready."""
+        targets = self._targets(public_name)
+        ready = [model for target in targets for model in self._ready(target.model)]
+        return min((model.max_model_len for model in ready), default=0)
 
     def _ready(self, name: str) -> list[ServedModel]:
         return [model for model in self._by_name.get(name, []) if model.num_ready_decode]

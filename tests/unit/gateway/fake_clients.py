@@ -175,13 +175,15 @@ class FakeTokenizer:
             raise self.failure
 
 
-def model_state(name: str = "demo", model_fp: str = MODEL_FP, ready: bool = True) -> Any:
+def model_state(
+    name: str = "demo", model_fp: str = MODEL_FP, ready: bool = True, max_model_len: int = 2048
+) -> Any:
     return router_pb2.ModelState(
         model_fp=model_fp,
         name=name,
         revision="main",
         block_size=BLOCK_SIZE,
-        max_model_len=2048,
+        max_model_len=max_model_len,
         vocab_size=257,
         eos_token_ids=[EOS],
         workers=[

@@ -1,5 +1,6 @@
 """Public names, aliases and what is ready."""
 
+import json
 import random
 from collections import Counter
 
@@ -8,6 +9,7 @@ import pytest
 from baton.wire.failures import ModelNotFound, Unavailable
 from services.gateway.alias_file import read_aliases
 from services.gateway.models import AliasError, AliasTarget, ModelDirectory, parse_aliases
+from services.gateway.openai.model_list import model_list_body
 from tests.unit.gateway.fakes import model_state
 
 
@@ -42,7 +44,7 @@ def test_served_names_and_aliases_resolve_to_the_served_model() -> None:
     names.update([model_state()])
     assert names.resolve("demo", []).name == "demo"
     assert names.resolve("gpt-4o", []).name == "demo"
-    assert names.public_names([]) == ["demo", "gpt-4o"]
+    assert list(names.listed([])) == ["demo", "gpt-4o"]
 
 
 def test_unknown_and_not_allowed_get_the_same_answer() -> None:
@@ -53,7 +55,7 @@ def test_unknown_and_not_allowed_get_the_same_answer() -> None:
     with pytest.raises(ModelNotFound) as forbidden:
         names.resolve("demo", ["gpt-4o"])
     assert unknown.value.message.replace("secret", "demo") == forbidden.value.message
-    assert names.public_names(["gpt-4o"]) == ["gpt-4o"]
+    assert list(names.listed(["gpt-4o"])) == ["gpt-4o"]
     assert names.resolve("gpt-4o", ["gpt-4o"]).name == "demo"
 
 
@@ -68,7 +70,7 @@ def test_a_known_model_without_a_ready_worker_is_no_worker() -> None:
     names.update([model_state(ready=False)])
     with pytest.raises(Unavailable):
         names.resolve("demo", [])
-    assert names.public_names([]) == []
+    assert list(names.listed([])) == []
 
 
 def test_weights_split_the_requests() -> None:
@@ -84,3 +86,14 @@ def test_a_rolling_upgrade_serves_both_revisions_of_a_name() -> None:
     names = directory()
     names.update([model_state("a", "f1"), model_state("a", "f2")])
     assert {names.resolve("a", []).model_fp for _ in range(50)} == {"f1", "f2"}
+
+
+def test_a_name_is_listed_with_the_room_that_every_target_has() -> None:
+    names = directory("ab=a", "ab=b")
+    names.update([model_state("a", "f1"), model_state("b", "f2", max_model_len=64)])
+    listed = json.loads(model_list_body(names.listed([]), 7))["data"]
+    assert {model["id"]: model["max_model_len"] for model in listed} == {
+        "a": model_state().max_model_len,
+        "ab": 64,
+        "b": 64,
+    }
