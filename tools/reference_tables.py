@@ -11,7 +11,7 @@ from prometheus_client import Counter
 from prometheus_client.metrics import MetricWrapperBase
 
 from baton.localstack import span_receiver
-from baton.runtime import instruments
+from baton.runtime import instruments, peer_tls
 from baton.worker import settings as worker_settings
 from services.gateway import settings as gateway_settings
 from services.quota import settings as quota_settings
@@ -25,6 +25,7 @@ SETTINGS = (
     ("tokenizer", tokenizer_settings.PREFIX, tokenizer_settings.Settings),
     ("router", router_settings.ENVIRONMENT_PREFIX, router_settings.Settings),
     ("decode and prefill worker", worker_settings.ENVIRONMENT_PREFIX, worker_settings.Settings),
+    ("TLS between services", peer_tls.PREFIX, peer_tls.Settings),
     ("local span receiver", "BATON_SPANS_", span_receiver.Settings),
 )
 

@@ -16,13 +16,14 @@ from typing import Any, Protocol
 
 import grpc
 
+from baton.runtime import peer_tls
+from baton.runtime.peer_tls import PeerTls
+from baton.runtime.renewed_channel import Options, RenewedChannel
 from baton.wire import failures, metadata
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import failure_pb2
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-
-Options = list[tuple[str, int | str]]
 
 MESSAGE_OPTIONS: Options = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -80,23 +81,31 @@ class _Failed(Protocol):
 
 
 def open_channel(
-    target: str, *, link: bool = False, small_window: bool = False
+    target: str, *, link: bool = False, small_window: bool = False, tls: PeerTls | None = None
 ) -> grpc.aio.Channel:
     """A channel to "host:port". `link`: for a shared stream; `small_window`: of small frames, whose
-    writer must soon notice that they are not read. Connects on first use."""
+    writer must soon notice that they are not read; `tls`: the identity to show instead of the
+    process's own. Connects on first use."""
     options = MESSAGE_OPTIONS + _NO_PROXY
     options += LINK_OPTIONS + _OWN_CONNECTION if link else _UNARY_OPTIONS
     options += _SMALL_WINDOW if small_window else []
-    return grpc.aio.insecure_channel(target, options=options)
+    return _open(target, options, tls)
 
 
-def open_balanced_channel(endpoints: Sequence[str]) -> grpc.aio.Channel:
+def open_balanced_channel(
+    endpoints: Sequence[str], *, tls: PeerTls | None = None
+) -> grpc.aio.Channel:
     """A channel to all replicas of a service: one "host:port", whose name may stand for several
-    addresses, or several with IPv4 addresses."""
+    addresses, or several with IPv4 addresses. `tls` as for `open_channel`."""
     assert endpoints, "at least one replica"
     target = endpoints[0] if len(endpoints) == 1 else f"ipv4:{','.join(endpoints)}"
     balanced: Options = [("grpc.service_config", json.dumps(_BALANCED))]
-    options = MESSAGE_OPTIONS + _NO_PROXY + _UNARY_OPTIONS + balanced
+    return _open(target, MESSAGE_OPTIONS + _NO_PROXY + _UNARY_OPTIONS + balanced, tls)
+
+
+def _open(target: str, options: Options, tls: PeerTls | None) -> grpc.aio.Channel:
+    if tls := tls or peer_tls.of_process():
+        return RenewedChannel(target, options, tls)
     return grpc.aio.insecure_channel(target, options=options)
 
 

@@ -13,7 +13,8 @@ from typing import NoReturn
 
 import uvloop
 
-from baton.runtime import logs, telemetry
+from baton.runtime import logs, peer_tls, telemetry
+from baton.runtime.environment import SettingsError
 from baton.system.clock import Clock, SystemClock
 
 STATUS_MISCONFIGURED = 2
@@ -40,8 +41,8 @@ class Process:
 def run(service: str, main: Callable[[Process], Awaitable[None]]) -> NoReturn:
     """Run `main` until it returns; never returns itself.
 
-    Exit status: 0 after a clean drain, 1 when main raised, 2 when it raised Misconfigured (the
-    last line on stderr is its message), 130 after a second signal.
+    Exit status: 0 after a clean drain, 1 when main raised, 2 when it raised Misconfigured or a
+    SettingsError (the last line on stderr is its message), 130 after a second signal.
     """
     logs.setup(service, os.environ.get("BATON_LOG_LEVEL", "INFO"))
     try:
@@ -50,9 +51,10 @@ def run(service: str, main: Callable[[Process], Awaitable[None]]) -> NoReturn:
         print(f"OTEL_TRACES_SAMPLER_ARG: {error}", file=sys.stderr)
         raise SystemExit(STATUS_MISCONFIGURED) from None
     try:
+        peer_tls.of_process()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_supervised(service, main))
-    except Misconfigured as error:
+    except (Misconfigured, SettingsError) as error:
         telemetry.shutdown()
         print(error, file=sys.stderr)
         raise SystemExit(STATUS_MISCONFIGURED) from None

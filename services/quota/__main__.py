@@ -19,7 +19,7 @@ from services.quota.registry import Registry
 from services.quota.restore import spent_commands
 from services.quota.servicer import QuotaServicer
 from services.quota.settings import PREFIX, Settings
-from services.quota.store import RedisStore, connect
+from services.quota.store import PasswordFile, RedisStore, connect
 from services.quota.tenant_meter import TenantMeter
 from services.quota.upkeep import keep_reaping, keep_registry_loaded
 
@@ -28,7 +28,12 @@ _log = logs.get("quota")
 
 async def serve(process: Process, settings: Settings) -> None:
     """Serve until `process.stopping`; a Redis that is away at start is waited for."""
-    client = connect(settings.redis_url, settings.redis_timeout_s, settings.redis_connections)
+    client = connect(
+        settings.redis_url,
+        settings.redis_timeout_s,
+        settings.redis_connections,
+        _credentials(settings),
+    )
     store = RedisStore(client)
     registry = _registry(store, settings, process.clock)
     archiver = _archiver(store, settings)
@@ -62,6 +67,12 @@ async def serve(process: Process, settings: Settings) -> None:
         await server.stop(settings.drain_s)
         drained.set()
     await store.close()
+
+
+def _credentials(settings: Settings) -> PasswordFile | None:
+    if settings.redis_password_file is None:
+        return None
+    return PasswordFile(settings.redis_password_file, settings.redis_username)
 
 
 def _registry(store: RedisStore, settings: Settings, clock: Clock) -> Registry:

@@ -8,7 +8,9 @@ PREFIX = "BATON_QUOTA_"
 
 @dataclass(frozen=True)
 class Settings:
-    """`redis_url` is unix://path or redis://[user:password@]host:port/db, rediss:// with TLS.
+    """`redis_url` is unix://path, redis://host:port/db, or with TLS
+    rediss://host:port/db?ssl_ca_certs=/path (and ssl_certfile, ssl_keyfile where Redis asks for
+    them). The password comes from `redis_password_file`.
 
     Without `registry_file`, keys are what Redis has; without `usage_dir`, nothing is archived.
     """
@@ -16,6 +18,8 @@ class Settings:
     listen: str = "127.0.0.1:0"
     admin_listen: str = "127.0.0.1:0"
     redis_url: str = "redis://127.0.0.1:6379/0"
+    redis_username: str = ""
+    redis_password_file: Path | None = None
     registry_file: Path | None = None
     usage_dir: Path | None = None
     redis_timeout_s: float = 0.25
@@ -35,6 +39,10 @@ class Settings:
         for name in ("lease_s", "settled_kept_s", "redis_timeout_s", "reap_interval_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0")
+        if "@" in self.redis_url.partition("?")[0]:
+            raise ValueError("redis_url must hold no password: give it in redis_password_file")
+        if self.redis_username and not self.redis_password_file:
+            raise ValueError("redis_username needs redis_password_file")
         if self.redis_connections < 1:
             raise ValueError("redis_connections must be at least 1")
         if self.metered_tenants < 0:

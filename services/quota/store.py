@@ -11,11 +11,13 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha1
 from importlib import resources
+from pathlib import Path
 from typing import Any, Protocol
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
@@ -53,7 +55,28 @@ def script_text(name: str) -> str:
     return "\n".join((folder / f"{part}.lua").read_text() for part in (*_SHARED_PARTS, name))
 
 
-def connect(url: str, timeout_s: float, max_connections: int) -> Redis:
+class PasswordFile(CredentialProvider):
+    """Redis's password, read anew for each connection; without `username`, of the default user."""
+
+    def __init__(self, path: Path, username: str = "") -> None:
+        self._path = path
+        self._username = username
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """Raises redis's ConnectionError, which names the file and nothing in it."""
+        try:
+            password = self._path.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RedisConnectionError(f"{self._path}: {type(error).__name__}") from None
+        return (self._username, password) if self._username else (password,)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        return self.get_credentials()
+
+
+def connect(
+    url: str, timeout_s: float, max_connections: int, credentials: PasswordFile | None = None
+) -> Redis:
     """A client for `url`; connects on first use. A caller waits for a connection, connects and
     reads for at most `timeout_s` each."""
     pool = BlockingConnectionPool.from_url(
@@ -64,6 +87,7 @@ def connect(url: str, timeout_s: float, max_connections: int) -> Redis:
         socket_connect_timeout=timeout_s,
         retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
         protocol=2,
+        credential_provider=credentials,
     )
     return Redis.from_pool(pool)
 

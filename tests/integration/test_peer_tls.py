@@ -1,0 +1,214 @@
+"""Mutual TLS over real gRPC: who is let in, and what a renewed certificate changes."""
+
+import os
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from baton.runtime import grpc_channel, grpc_server
+from baton.runtime.environment import SettingsError
+from baton.runtime.peer_tls import PeerTls
+from baton.runtime.shared_stream import ClientFrameStream, ServerFrameStream
+from baton.testing.certificates import Authority, MemberFiles
+from baton.wire.failures import BatonError, InternalFailure, Unavailable
+from baton.wire.v1 import (
+    quota_pb2,
+    quota_pb2_grpc,
+    router_pb2,
+    router_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+
+
+class Quota(quota_pb2_grpc.QuotaServicer):
+    @grpc_server.translate_failures
+    async def Settle(self, request, context):
+        return quota_pb2.SettleResponse()
+
+
+class Router(router_pb2_grpc.RouterServicer):
+    async def WatchAdmission(self, request, context):
+        yield router_pb2.WatchAdmissionResponse()
+
+
+class EchoWorker(worker_pb2_grpc.DecodeWorkerServicer):
+    async def Serve(self, request_iterator, context):
+        stream = ServerFrameStream(context)
+        while (frame := await stream.read()) is not None:
+            await stream.write(worker_pb2.WorkerFrame(bye=frame.bye))
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"), "ours")
+
+
+@pytest.fixture
+def files(authority: Authority, tmp_path: Path) -> MemberFiles:
+    return authority.issue(tmp_path / "member")
+
+
+@asynccontextmanager
+async def serving(tls: PeerTls):
+    def register(target: grpc.aio.Server) -> None:
+        quota_pb2_grpc.add_QuotaServicer_to_server(Quota(), target)
+        router_pb2_grpc.add_RouterServicer_to_server(Router(), target)
+        worker_pb2_grpc.add_DecodeWorkerServicer_to_server(EchoWorker(), target)
+
+    server = await grpc_server.start_server("127.0.0.1:0", register, link=True, tls=tls)
+    yield server
+    await server.stop(0)
+
+
+async def settle(port: int, tls: PeerTls | None) -> None:
+    async with grpc_channel.open_channel(f"127.0.0.1:{port}", tls=tls) as channel:
+        await settle_over(channel)
+
+
+async def settle_over(channel: grpc.aio.Channel) -> None:
+    method = quota_pb2_grpc.QuotaStub(channel).Settle
+    await grpc_channel.call(method, quota_pb2.SettleRequest(), deadline_s=30)
+
+
+async def echo(stream: ClientFrameStream, reason: str) -> str:
+    await stream.write(worker_pb2.GatewayFrame(bye=worker_pb2.Bye(reason=reason)))
+    return (await stream.read()).bye.reason
+
+
+async def test_peers_of_one_authority_reach_each_other_in_every_kind_of_call(files) -> None:
+    tls = files.tls()
+    async with serving(tls) as server:
+        target = f"127.0.0.1:{server.port}"
+        async with grpc_channel.open_balanced_channel([target], tls=tls) as channel:
+            await settle_over(channel)
+            watch = router_pb2_grpc.RouterStub(channel).WatchAdmission(
+                router_pb2.WatchAdmissionRequest()
+            )
+            assert [view async for view in watch] == [router_pb2.WatchAdmissionResponse()]
+        async with grpc_channel.open_channel(target, link=True, tls=tls) as channel:
+            stream = ClientFrameStream(worker_pb2_grpc.DecodeWorkerStub(channel).Serve())
+            assert await echo(stream, "x") == "x"
+            await stream.close()
+            assert await stream.read() is None
+
+
+async def test_a_server_of_another_authority_is_refused_by_name(files, tmp_path) -> None:
+    stranger = Authority(tmp_path, "stranger").issue(tmp_path / "theirs").tls()
+    async with serving(stranger) as server:
+        with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            await settle(server.port, files.tls())
+
+
+async def test_a_server_whose_certificate_names_no_peer_is_refused(
+    authority, files, tmp_path
+) -> None:
+    other = authority.issue(tmp_path / "other", san="DNS:grafana")
+    async with serving(other.tls()) as server:
+        with pytest.raises(Unavailable, match="Hostname Verification"):
+            await settle(server.port, files.tls())
+
+
+async def test_a_caller_whose_certificate_names_no_peer_is_told_so(
+    authority, files, tmp_path
+) -> None:
+    other = authority.issue(tmp_path / "other", san="DNS:grafana,DNS:prometheus")
+    async with serving(files.tls()) as server:
+        with pytest.raises(InternalFailure, match="names grafana, prometheus, not baton"):
+            await settle(server.port, other.tls())
+        target = f"127.0.0.1:{server.port}"
+        async with grpc_channel.open_channel(target, link=True, tls=other.tls()) as channel:
+            watch = router_pb2_grpc.RouterStub(channel).WatchAdmission(
+                router_pb2.WatchAdmissionRequest()
+            )
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await watch.read()
+            assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            stream = ClientFrameStream(worker_pb2_grpc.DecodeWorkerStub(channel).Serve())
+            assert await stream.read() is None
+
+
+async def test_a_caller_of_another_authority_or_without_tls_is_not_let_in(files, tmp_path) -> None:
+    stranger = Authority(tmp_path, "stranger").issue(tmp_path / "theirs")
+    # It trusts us; we do not trust it.
+    stranger.ca.write_bytes(files.ca.read_bytes())
+    async with serving(files.tls()) as server:
+        for tls in (stranger.tls(), None):
+            with pytest.raises(BatonError) as caught:
+                await settle(server.port, tls)
+            assert caught.value.reason == "unavailable"
+
+
+async def test_a_renewed_certificate_is_used_by_new_calls_and_breaks_no_stream(
+    files, tmp_path
+) -> None:
+    tls = files.tls()
+    async with serving(tls) as server:
+        target = f"127.0.0.1:{server.port}"
+        async with grpc_channel.open_channel(target, tls=tls) as channel:
+            stub = worker_pb2_grpc.DecodeWorkerStub(channel)
+            stream = ClientFrameStream(stub.Serve())
+            assert await echo(stream, "before") == "before"
+            outdated = tls.material()
+            # Another authority altogether: what was valid before is not any more.
+            Authority(tmp_path, "next").issue(files.cert.parent)
+            await settle_over(channel)
+            assert await echo(ClientFrameStream(stub.Serve()), "new") == "new"
+            assert await echo(stream, "still there") == "still there"
+        frozen = files.tls()
+        frozen.material = lambda: outdated  # type: ignore[method-assign]
+        with pytest.raises(Unavailable):
+            await settle(server.port, frozen)
+
+
+async def test_files_that_do_not_fit_each_other_leave_the_last_in_use(files, tmp_path) -> None:
+    tls = files.tls()
+    kept = tls.material()
+    next_files = Authority(tmp_path, "next").issue(tmp_path / "next")
+    files.cert.write_bytes(next_files.cert.read_bytes())
+    assert tls.material() is kept
+    files.key.unlink()
+    assert tls.material() is kept
+    files.key.write_bytes(next_files.key.read_bytes())
+    renewed = tls.material()
+    assert renewed.certificates == next_files.cert.read_bytes()
+    assert tls.material() is renewed
+    with pytest.raises(SettingsError, match="no-such-file"):
+        PeerTls(files.cert, tmp_path / "no-such-file", files.ca, "baton")
+
+
+_PROGRAM = """
+import asyncio
+from baton.runtime import process
+from baton.runtime.grpc_server import start_server
+async def main(running):
+    server = await start_server("{listen}", lambda server: None)
+    await server.stop(0)
+process.run("test", main)
+"""
+
+
+def run_program(listen: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", _PROGRAM.format(listen=listen)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_process_without_certificates_is_not_reached_from_other_machines() -> None:
+    done = run_program("0.0.0.0:0")
+    assert done.returncode == 2
+    assert "BATON_TLS_PLAINTEXT=1" in done.stderr.splitlines()[-1]
+
+
+def test_a_process_with_certificates_serves_every_address(files) -> None:
+    done = run_program("0.0.0.0:0", **files.environment())
+    assert done.returncode == 0, done.stderr
