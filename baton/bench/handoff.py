@@ -35,7 +35,7 @@ from baton.bench.machine import describe_machine
 from baton.bench.measured_process import MeasuredProcess
 from baton.handoff.block_bytes import KEPT_BYTES
 from baton.handoff.negotiation import Transports
-from baton.handoff.nixl import NixlMissing
+from baton.handoff.nixl_agent import NixlMissing
 from baton.handoff.receiver import Receiver
 from baton.handoff.ticket import BadBlocks, Ticket
 from baton.handoff.transport import PLAIN, Pages, ReceivingEnd, TransportFailed

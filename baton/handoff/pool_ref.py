@@ -9,6 +9,7 @@ from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
 from baton.handoff.checksum import place_checksum
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import check_size
+from baton.wire.kv_spec import KVSpec
 from baton.wire.v1 import handoff_pb2
 
 
@@ -37,3 +38,11 @@ def read_pool_ref(frame: handoff_pb2.Blocks, page_bytes: int) -> list[int]:
         raise BadBlocks("size", f"{len(ids)} blocks named where {frame.num_blocks} belong")
     check_size(frame.pool_ref.num_bytes, len(ids) * page_bytes)
     return ids
+
+
+def peer_pages(
+    spec: KVSpec, pool_address: int, layer: int, block_ids: Sequence[int]
+) -> list[tuple[int, int]]:
+    """(address, bytes) of these pages in a peer's pool, which begins at `pool_address` there."""
+    ranges = [spec.page_range(block_id, layer) for block_id in block_ids]
+    return [(pool_address + start, end - start) for start, end in ranges]

@@ -17,9 +17,9 @@ from baton.engine.client import CoreNotStarted, EngineClient, ModelRefused
 from baton.engine.messages import SnapshotHashes
 from baton.engine.process_client import ProcessEngineClient
 from baton.handoff.block_bytes import KEPT_BYTES, BlockBytes
-from baton.handoff.nixl import NixlMissing
+from baton.handoff.nixl_agent import NixlMissing
 from baton.handoff.shared_memory import SharedPool
-from baton.runtime import admin, logs
+from baton.runtime import admin, logs, peer_tls
 from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Misconfigured, Process
 from baton.system.allocator import keep_freed_memory
@@ -109,7 +109,8 @@ async def serve_worker(
     make_front: Callable[[WorkerParts], Front],
 ) -> None:
     """Serve until `process.stopping`. Raises Misconfigured when the core refuses the model, other
-    CoreNotStarted, OSError, and CoreDied in a group."""
+    CoreNotStarted, OSError, SettingsError, and CoreDied in a group."""
+    peer_tls.check_listen(settings.listen)
     keep_freed_memory(KEPT_BYTES)
     try:
         client = await _load(process.stopping, settings)

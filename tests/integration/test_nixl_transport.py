@@ -8,6 +8,7 @@ import pytest
 
 from baton.bench.handoff import BenchOptions, Peer, running_peer
 from baton.bench.handoff_pair import SPEC, Pool, source_bytes
+from baton.handoff.block_bytes import MAX_DATA_BYTES
 from baton.handoff.nixl import NUM_SLOTS, NixlReceiver
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import Pages
@@ -51,7 +52,44 @@ async def test_pages_are_read_and_a_missing_block_or_peer_is_told(tmp_path: Path
         assert isinstance(lost, BadBlocks)
         assert lost.cause == "transport"
         end.close()
-        assert end._ring.num_free_slots == NUM_SLOTS
+        assert end._ring.reads.num_free_slots == NUM_SLOTS
+
+
+async def test_the_slot_of_a_read_that_was_given_up_is_not_used_before_its_bytes_have_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp,self")  # the peer has to take part in each read
+    pool = Pool(NUM_BLOCKS)
+    transports = pool.transports(("nixl", "grpc"), tmp_path, is_sender=False)
+    with running_peer(tmp_path, BenchOptions(num_blocks=NUM_BLOCKS), "nixl") as ports:
+        end = await connected(Peer(pool, transports, ports))
+        ring = end._ring
+        first = await fetch(end, 0)
+        assert isinstance(first, Pages)
+        first.release()
+        (peer,) = psutil.Process().children()
+        peer.suspend()
+        frame = handoff_pb2.Blocks(layer=1, num_blocks=1)
+        frame.pool_ref.block_ids.append(2)
+        frame.pool_ref.num_bytes = SPEC.layers[1].page_bytes(SPEC.block_size)
+        outcomes: list[Pages | BadBlocks] = []
+        end.fetch(frame, outcomes.append)
+        (read,) = ring.reads._active
+        slot = ring.memory[read.slot * MAX_DATA_BYTES :][: frame.pool_ref.num_bytes]
+        slot[:] = bytes(len(slot))
+
+        end.close()
+        ring.reads.poll()
+
+        assert [type(outcome) for outcome in outcomes] == [BadBlocks]
+        assert not any(slot)
+        assert ring.reads.num_free_slots == NUM_SLOTS - 1
+        peer.resume()
+        async with asyncio.timeout(20):
+            while ring.reads.num_free_slots < NUM_SLOTS:
+                await asyncio.sleep(0.01)
+        start, stop = SPEC.page_range(2, 1)
+        assert slot == memoryview(source_bytes(NUM_BLOCKS))[start:stop], "late, where it may"
 
 
 async def connected(peer: Peer) -> NixlReceiver:

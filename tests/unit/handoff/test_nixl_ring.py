@@ -7,15 +7,10 @@ from typing import Any
 import pytest
 
 from baton.handoff.block_bytes import BlockBytes
-from baton.handoff.nixl import (
-    NUM_SLOTS,
-    NixlAgent,
-    NixlError,
-    NixlReceiver,
-    ReadRing,
-    address_of,
-)
+from baton.handoff.nixl import NUM_SLOTS, NixlReceiver, PolledRing
+from baton.handoff.nixl_agent import HOST, Memory, NixlAgent, NixlError, address_of
 from baton.handoff.pool_ref import PoolRefSender
+from baton.handoff.read_ring import PeerLink
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import Pages
 from baton.testing.virtual_clock import run_virtual
@@ -28,7 +23,6 @@ class Read:
         self.pages = pages
         self.target = target
         self.state = "PROC"
-        self.can_be_released = True
 
     def move(self) -> None:
         """The bytes arrive."""
@@ -52,7 +46,9 @@ class FakeAgent(NixlAgent):
     def remove_peer(self, peer: str) -> None:
         self.removed.append(peer)
 
-    def start_read(self, peer: str, pages: list[tuple[int, int]], target: int) -> Read:
+    def start_read(
+        self, peer: str, pages: list[tuple[int, int]], target: int, theirs: Memory = HOST
+    ) -> Read:
         if self.fails_to_start:
             raise NixlError("no such memory")
         self.reads.append(Read(pages, target))
@@ -64,8 +60,6 @@ class FakeAgent(NixlAgent):
         return read.state == "DONE"
 
     def release(self, read: Read) -> None:
-        if not read.can_be_released:
-            raise NixlError("still active")
         self.released.append(read)
 
 
@@ -74,12 +68,14 @@ class Reading:
 
     def __init__(self) -> None:
         self.agent = FakeAgent()
-        self.ring = ReadRing(self.agent)
+        self.polled = PolledRing(self.agent)
+        self.ring = self.polled.reads
         self.pool = bytearray(range(256)) * (SPEC.row_bytes * 8 // 256 + 1)
         self.pool = self.pool[: SPEC.row_bytes * 8]
         self.view = memoryview(self.pool)
         self.blocks = BlockBytes(SPEC, self.view)
-        self.receiver = NixlReceiver(self.ring, "prefill-1", address_of(self.view), SPEC)
+        link = PeerLink("prefill-1")
+        self.receiver = NixlReceiver(self.polled, link, address_of(self.view), SPEC)
         self.delivered: list[Pages | BadBlocks] = []
 
     def fetch(self, *block_ids: int, layer: int = 0) -> None:
@@ -172,7 +168,6 @@ async def test_the_slot_of_a_lost_link_is_quarantined_until_the_read_has_ended()
     r = Reading()
     r.fetch(3)
     (read,) = r.agent.reads
-    read.can_be_released = False
 
     r.receiver.close()
     await turns(5)
@@ -180,8 +175,8 @@ async def test_the_slot_of_a_lost_link_is_quarantined_until_the_read_has_ended()
     assert [type(outcome) for outcome in r.delivered] == [BadBlocks]
     assert r.ring.num_free_slots == NUM_SLOTS - 1
     assert r.agent.removed == []
+    assert r.agent.released == []
     r.end(read)
-    read.can_be_released = True
     await turns(1)
     assert r.ring.num_free_slots == NUM_SLOTS
     assert r.agent.removed == ["prefill-1"]
@@ -196,6 +191,8 @@ async def test_a_closed_link_gives_up_what_waits_and_takes_no_more() -> None:
 
     r.receiver.close()
     r.fetch(1)
+    for read in r.agent.reads:
+        r.end(read, "ERR")
     await turns(1)
 
     assert len(r.delivered) == NUM_SLOTS + 3
