@@ -1,17 +1,23 @@
-"""The admin port: /metrics, /livez and /readyz, apart from what clients may reach.
+"""The admin port: /metrics, /livez and /readyz, apart from what clients may reach, and pages of the
+service's own.
 
 Alive means that the event loop runs what it is given; ready, that the service would take new work.
 """
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
 # An event loop that does not come around in this time is stuck; one that is only busy comes.
 LIVE_TIMEOUT_S = 5.0
+
+# Makes the JSON of a page; runs on the service's event loop, so what it reads stands still.
+Page = Callable[[], bytes]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -25,8 +31,18 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer_reason("" if is_alive else "the event loop is stuck")
         elif self.path == "/readyz":
             self._answer_reason(self.server.unready_reason())
+        elif (page := self.server.pages.get(self.path)) is not None:
+            self._answer_page(page)
         else:
             self._answer(404, "text/plain", b"not found\n")
+
+    def _answer_page(self, page: Page) -> None:
+        try:
+            body = self.server.on_loop(page).result(LIVE_TIMEOUT_S)
+        except FutureTimeout:
+            self._answer_reason("the event loop is stuck")
+        else:
+            self._answer(200, "application/json", body)
 
     def _answer_reason(self, reason: str) -> None:
         """200 without a reason, else 503 and the reason."""
@@ -48,10 +64,21 @@ class _AdminServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], unready_reason: Callable[[], str]) -> None:
+    def __init__(
+        self, address: tuple[str, int], unready_reason: Callable[[], str], pages: Mapping[str, Page]
+    ) -> None:
         super().__init__(address, _Handler)
         self.unready_reason = unready_reason
+        self.pages = pages
         self._loop = asyncio.get_running_loop()
+
+    def on_loop(self, page: Page) -> "Future[bytes]":
+        """Have a page made on the event loop."""
+
+        async def made() -> bytes:
+            return page()
+
+        return asyncio.run_coroutine_threadsafe(made(), self._loop)
 
     def comes_around(self, timeout_s: float) -> bool:
         """Whether the event loop runs a callback within `timeout_s`."""
@@ -63,13 +90,17 @@ class _AdminServer(ThreadingHTTPServer):
         return ran.wait(timeout_s)
 
 
-def start_admin(listen: str, unready_reason: Callable[[], str] = lambda: "") -> int:
+def start_admin(
+    listen: str,
+    unready_reason: Callable[[], str] = lambda: "",
+    pages: Mapping[str, Page] | None = None,
+) -> int:
     """Serve on `listen` ("host:port") in a daemon thread; returns the bound port.
 
     Call it from the service's event loop. `unready_reason` is called from another thread; empty =
-    ready.
+    ready. `pages`: by path, what the service shows besides.
     """
     host, _, port = listen.rpartition(":")
-    server = _AdminServer((host, int(port)), unready_reason)
+    server = _AdminServer((host, int(port)), unready_reason, pages or {})
     threading.Thread(target=server.serve_forever, name="admin", daemon=True).start()
     return int(server.server_address[1])

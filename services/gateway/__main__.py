@@ -15,6 +15,7 @@ from services.gateway.app import App
 from services.gateway.clients import GrpcQuota, GrpcRouter, GrpcTokenizer, dial_worker
 from services.gateway.gateway import Gateway, GatewayIdentity, Outside
 from services.gateway.models import AliasError
+from services.gateway.open_requests import open_requests
 from services.gateway.outbox import DiskFile
 from services.gateway.parts import Limits
 from services.gateway.serving import HttpServer, listening_socket
@@ -57,7 +58,8 @@ async def serve(
     # Uvicorn's own cap must not come before ours, which ends streams with a word.
     drain_cap_s = settings.unready_s + settings.drain_s + LAST_SETTLES_S
     server = HttpServer(app, drain_cap_s=drain_cap_s)
-    admin_port = start_admin(settings.admin_listen, process.unready_reason)
+    pages = {"/requests": lambda: open_requests(gateway)}
+    admin_port = start_admin(settings.admin_listen, process.unready_reason, pages)
     port = bound.getsockname()[1]
     _log.info("serving", port=port, admin_port=admin_port)
     on_bound(port)

@@ -42,6 +42,10 @@ class GatewayAuditor:
                 detail = f"ended with {running.num_settled} settlements"
                 self._audit.found([Violation("settled_once", x.request_id, detail)])
 
+    def running(self) -> list[Exchange]:
+        """The requests that have not ended, oldest first."""
+        return [running.x for running in self._running.values()]
+
     def settled(self, x: Exchange) -> None:
         """Its record was acknowledged, or is in the outbox."""
         if (running := self._running.get(x.request_id)) is not None:

@@ -40,3 +40,15 @@ async def test_a_stuck_event_loop_is_not_alive(monkeypatch: pytest.MonkeyPatch) 
     asking.join(30)  # the loop is stuck in here
     assert answers == [(503, "the event loop is stuck\n")]
     assert (await asyncio.to_thread(get, port, "/metrics"))[0] == 200
+
+
+async def test_a_page_is_made_on_the_services_own_loop() -> None:
+    threads: list[int] = []
+
+    def page() -> bytes:
+        threads.append(threading.get_ident())
+        return b"[]"
+
+    port = admin.start_admin("127.0.0.1:0", pages={"/requests": page})
+    assert await asyncio.to_thread(get, port, "/requests") == (200, "[]")
+    assert threads == [threading.get_ident()]

@@ -1,0 +1,177 @@
+"""One look at a running stack: what each service does now, from two reads of its metrics page.
+
+Pure: whoever has the pages gets the view. `baton top` prints it, the local web page draws it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from baton.localstack.exposition import Samples, grown, quantile
+
+_EMPTY = Samples()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """All metrics pages of a stack at one moment; None = that service did not answer."""
+
+    at_s: float
+    pages: Mapping[str, Samples | None]
+
+    def together(self, prefix: str) -> Samples:
+        """The pages of all services whose names begin so."""
+        return Samples.together(
+            page for name, page in self.pages.items() if page and name.startswith(prefix)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """One worker. Shares are of 1; `hit_share` None = no prompt came in meanwhile."""
+
+    name: str
+    is_up: bool
+    role: str = ""
+    model: str = ""
+    num_running: int = 0
+    num_waiting: int = 0
+    num_parked: int = 0
+    kv_share: float = 0.0
+    promised_share: float = 0.0
+    prompt_tokens_per_s: float = 0.0
+    output_tokens_per_s: float = 0.0
+    hit_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayRow:
+    """One gateway."""
+
+    name: str
+    is_up: bool
+    num_open: int = 0
+    requests_per_s: float = 0.0
+    failed_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Median and 95th percentile in seconds over the last moments; None = nothing ended."""
+
+    p50_s: float | None
+    p95_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """What went wrong since the stack started and was made good."""
+
+    num_moved: int
+    num_resumed: int
+    num_ejections: int
+    num_quarantined: int
+    num_bad_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """The whole of it."""
+
+    gateways: list[GatewayRow]
+    workers: list[WorkerRow]
+    others: dict[str, bool]
+    num_queued: int
+    queued_prefill_s: dict[str, float]
+    first_token: Latency
+    token_gap: Latency
+    healed: Healed
+    violations: dict[str, int] = field(default_factory=dict)
+
+
+def fleet_view(before: Reading, after: Reading) -> FleetView:
+    """What happened from `before` to `after`, and how things stand."""
+    elapsed_s = max(after.at_s - before.at_s, 1e-3)
+    was, now = before.together("gateway"), after.together("gateway")
+    router = after.together("router")
+    violations = after.together("").by("baton_audit_violations_total", "check")
+    gateways, workers, others = [], [], {}
+    for name, page in after.pages.items():
+        old = before.pages.get(name) or _EMPTY
+        if name.startswith("gateway"):
+            gateways.append(_gateway(name, old, page, elapsed_s))
+        elif name.startswith(("prefill-", "decode-")):
+            workers.append(_worker(name, old, page, elapsed_s))
+        else:
+            others[name] = page is not None
+    return FleetView(
+        gateways=gateways,
+        workers=workers,
+        others=others,
+        # Each router replica knows all of the queue that it keeps; the standby's is empty.
+        num_queued=int(router.total("baton_router_queue_requests")),
+        queued_prefill_s=_longest(after, "baton_router_queued_prefill_seconds"),
+        first_token=_latency(was, now, "vllm:time_to_first_token_seconds"),
+        token_gap=_latency(was, now, "vllm:inter_token_latency_seconds"),
+        healed=_healed(now, router, after),
+        violations={check: int(count) for check, count in violations.items() if count},
+    )
+
+
+def _gateway(name: str, old: Samples, page: Samples | None, elapsed_s: float) -> GatewayRow:
+    if page is None:
+        return GatewayRow(name, is_up=False)
+    return GatewayRow(
+        name,
+        is_up=True,
+        num_open=int(page.total("baton_gateway_open_requests")),
+        requests_per_s=grown(old, page, "vllm:e2e_request_latency_seconds_count") / elapsed_s,
+        failed_per_s=grown(old, page, "baton_gateway_failed_requests_total") / elapsed_s,
+    )
+
+
+def _worker(name: str, old: Samples, page: Samples | None, elapsed_s: float) -> WorkerRow:
+    role = name.partition("-")[0]
+    if page is None:
+        return WorkerRow(name, is_up=False, role=role)
+    num_blocks = page.total("baton_kv_blocks") or 1.0
+    num_asked = grown(old, page, "vllm:prefix_cache_queries_total")
+    num_hit = grown(old, page, "vllm:prefix_cache_hits_total")
+    return WorkerRow(
+        name,
+        is_up=True,
+        role=role,
+        model=", ".join(page.by("baton_kv_blocks", "model_name")),
+        num_running=int(page.total("vllm:num_requests_running")),
+        num_waiting=int(page.total("vllm:num_requests_waiting")),
+        num_parked=int(page.total("baton_num_requests_parked")),
+        kv_share=page.total("baton_kv_blocks_used") / num_blocks,
+        promised_share=page.total("baton_kv_blocks_promised") / num_blocks,
+        prompt_tokens_per_s=(num_asked - num_hit) / elapsed_s,
+        output_tokens_per_s=grown(old, page, "vllm:generation_tokens_total") / elapsed_s,
+        hit_share=num_hit / num_asked if num_asked else None,
+    )
+
+
+def _latency(was: Samples, now: Samples, histogram: str) -> Latency:
+    return Latency(quantile(was, now, histogram, 0.5), quantile(was, now, histogram, 0.95))
+
+
+def _longest(reading: Reading, gauge: str) -> dict[str, float]:
+    """By role, of the router that sees most: a standby may know less."""
+    longest: dict[str, float] = {}
+    for name, page in reading.pages.items():
+        if page is not None and name.startswith("router"):
+            for role, seconds in page.by(gauge, "role").items():
+                longest[role] = max(longest.get(role, 0.0), seconds)
+    return longest
+
+
+def _healed(gateways: Samples, router: Samples, after: Reading) -> Healed:
+    workers = Samples.together([after.together("decode-"), after.together("prefill-")])
+    return Healed(
+        num_moved=int(gateways.total("baton_gateway_moves_total")),
+        num_resumed=int(gateways.total("baton_gateway_lost_streams_total", outcome="resumed")),
+        num_ejections=int(router.total("baton_router_ejections_total")),
+        num_quarantined=int(router.total("baton_router_quarantined_requests_total")),
+        num_bad_blocks=int(workers.total("baton_handoff_bad_blocks_total")),
+    )

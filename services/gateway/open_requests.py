@@ -1,0 +1,50 @@
+"""What runs in this gateway right now, for its admin port: no prompt, no answer, no key."""
+
+from collections import defaultdict
+
+import msgspec
+
+from services.gateway.exchange import Exchange
+from services.gateway.gateway import Gateway
+
+# A page for people: the oldest come first, and they are the interesting ones.
+MAX_ROWS = 500
+
+
+class OpenRequest(msgspec.Struct, frozen=True):
+    """One row. `workers` are the decode workers that it runs on."""
+
+    request_id: str
+    endpoint: str
+    tenant: str
+    model: str
+    stage: str
+    age_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_attempts: int
+    workers: list[str]
+
+
+def open_requests(gateway: Gateway) -> bytes:
+    """The JSON list of the requests that have not ended, oldest first."""
+    workers: dict[str, list[str]] = defaultdict(list)
+    for request_id, worker_id in gateway.links.open_attempts():
+        workers[request_id].append(worker_id)
+    oldest = gateway.auditor.running()[:MAX_ROWS]
+    return msgspec.json.encode([_row(x, workers[x.request_id]) for x in oldest])
+
+
+def _row(x: Exchange, workers: list[str]) -> OpenRequest:
+    return OpenRequest(
+        request_id=x.request_id,
+        endpoint=x.arrival.endpoint.name,
+        tenant=x.principal.tenant if x.principal else "",
+        model=x.model.name if x.model else "",
+        stage=x.stage,
+        age_s=round(x.timer.wall_s, 3),
+        num_prompt_tokens=x.progress.num_prompt_tokens,
+        num_output_tokens=x.progress.num_output_tokens,
+        num_attempts=x.progress.num_attempts,
+        workers=workers,
+    )
