@@ -1,4 +1,4 @@
-"""`baton` whose local stacks run poisoned workers (poisoned_worker.py)."""
+"""`baton` whose local stacks run workers with poisoned cores (poisoned_worker.py)."""
 
 from dataclasses import replace
 from typing import Any

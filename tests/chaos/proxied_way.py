@@ -19,7 +19,7 @@ from urllib.error import URLError
 from baton.localstack.ports import LOOPBACK, free_ports
 from baton.system.parent_death import die_with_parent
 from baton.testing.fault_proxy import FaultProxy, OneUpstream
-from tests.e2e.conftest import ROOT, Stack, wait_until
+from tests.e2e.conftest import ROOT, Stack, read_metric, wait_until
 
 READY_TIMEOUT_S = 60
 
@@ -31,6 +31,10 @@ class ProxiedWay:
     base_url: str
     metrics_url: str
     proxies: dict[str, FaultProxy]
+
+    def metric(self, name: str) -> float:
+        """Of its gateway, over all labels."""
+        return read_metric(self.metrics_url, name)
 
 
 def environment_of(pid: int) -> dict[str, str]:

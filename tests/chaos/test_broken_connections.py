@@ -1,15 +1,18 @@
 """Connections that break, and bytes that change on the way: right text every time."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from baton.testing.fault_proxy import FaultProxy
+from baton.testing.faults import DIRECTIONS
 from tests.chaos.conftest import Target
 from tests.chaos.proxied_way import ProxiedWay
 from tests.chaos.streams import assert_same, story
 from tests.chaos.trials import Trials
+from tests.e2e.conftest import wait_until
 
 NUM_TOKENS = 160
 # About 1,300 prompt tokens: a handoff of some hundred kilobytes.
@@ -17,6 +20,8 @@ LONG = "Tell me, in a few words, about the price of tea and the way to the stati
 # Reads of this size are blocks, not frames of control.
 BLOCK_READ_BYTES = 4096
 SLOW_BYTES_PER_S = 200_000.0
+MAX_VANISHED_S = 6.0
+VANISHED_TIMEOUT_S = 30
 
 
 def fresh_prompt(target: Target) -> dict[str, Any]:
@@ -50,7 +55,13 @@ def test_a_stream_outlives_its_connection(
         assert_same(answer, right)
         return answer.stall_s
 
+    def num_again() -> float:
+        names = ("baton_gateway_moves_total", "baton_gateway_repeated_picks_total")
+        return sum(way.metric(name) for name in names)
+
+    before = num_again()
     trials.run(f"decode connection {ending}", 200, trial)
+    assert num_again() == before, "something was prefilled again"
 
 
 def test_a_flipped_bit_in_a_handoff_is_found(
@@ -97,6 +108,37 @@ def test_a_connection_that_is_cut_in_prefill_is_dialled_again(
         cut_while(target, way, fresh_prompt(target), lambda: bool(target.busy("prefill")))
 
     trials.run("handoff connection cut in prefill", 50, trial)
+
+
+def test_the_blocks_of_a_vanished_peer_are_free_soon(
+    target: Target, way: ProxiedWay, trials: Trials
+) -> None:
+    """Half-open: everything that the two workers send each other is swallowed, and no connection
+    breaks. What the prefill worker held for the other one is free when that is found out."""
+
+    def num_dropped(name: str) -> int:
+        return sum(way.proxies[name].counts[f"{direction}.drop"] for direction in DIRECTIONS)
+
+    def trial(number: int) -> float:
+        body = fresh_prompt(target)
+        for proxy in prefill_proxies(way):
+            proxy.set("to_client", bytes_per_s=SLOW_BYTES_PER_S)
+        stream = target.stream(body, way)
+        while not target.busy("prefill"):
+            assert not stream.is_over
+        [name] = target.busy("prefill")
+        before = num_dropped(name)
+        way.proxies[name].set(drop=True)
+        dropped_s = time.monotonic()
+        wait_until(lambda: name not in target.busy("prefill"), VANISHED_TIMEOUT_S)
+        free_s = time.monotonic() - dropped_s
+        for proxy in prefill_proxies(way):
+            proxy.heal()
+        assert num_dropped(name) > before, "nothing was swallowed"
+        assert_same(stream.join(), target.right_answer(body))
+        return free_s
+
+    trials.run("handoff peer vanishes", 20, trial, max_s=MAX_VANISHED_S)
 
 
 def test_a_truncated_handoff_is_made_again(target: Target, way: ProxiedWay, trials: Trials) -> None:

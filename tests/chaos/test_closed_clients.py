@@ -9,6 +9,7 @@ from tests.chaos.streams import Stream, story
 from tests.chaos.trials import Trials
 from tests.e2e.conftest import wait_until
 
+MAX_FREE_P95_S = 0.25
 LONG = "Tell me, in a few words, about the price of tea and the way to the station. " * 60
 
 
@@ -58,12 +59,13 @@ def test_a_client_that_leaves_gives_everything_back(
     def trial(number: int) -> float:
         PHASES[phase](target).leave()
         left_s = time.monotonic()
-        wait_until(lambda: not any(target.stack.used_blocks().values()))
+        wait_until(lambda: not any(target.used_blocks().values()))
         return time.monotonic() - left_s
 
     before = num_cancelled()
-    trials.run(f"client leaves {phase}", 200, trial)
+    trials.run(f"client leaves {phase}", 200, trial, max_p95_s=MAX_FREE_P95_S)
     target.wait_until_quiet()
-    # Of those that leave at once, a few are gone before their request is one.
     num_trials = trials.kinds[f"client leaves {phase}"].num_trials
-    assert num_trials / 2 <= num_cancelled() - before <= num_trials
+    # Of those that leave at once, a few are gone before their request is one.
+    least = num_trials // 2 if phase == "at once" else num_trials
+    assert least <= num_cancelled() - before <= num_trials

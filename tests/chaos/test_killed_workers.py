@@ -1,6 +1,7 @@
 """Workers that die in the middle of their work: clients see a pause, never a gap or a repeat."""
 
 import os
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.chaos.streams import Answer, assert_same, story
 from tests.chaos.trials import Trials
 
 NUM_TOKENS = 160
+MAX_STALL_P95_S = 2.0
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -44,9 +46,9 @@ def bodies(target: Target) -> list[dict[str, Any]]:
     return [*made, story(max_tokens=NUM_TOKENS, stop=[stop])]
 
 
-def kill_under_load(target: Target, role: str, core: bool) -> float:
+def kill_under_load(target: Target, role: str, number: int, *, core: bool) -> float:
     """All variants at once; one worker of the role dies at a random moment. Returns the stall."""
-    target.wait_until_whole()
+    target.wait_until_able()
     wanted = bodies(target)
     right = [target.right_answer(body) for body in wanted]
     streams = [target.stream(body) for body in wanted]
@@ -63,11 +65,13 @@ def kill_under_load(target: Target, role: str, core: bool) -> float:
 
 
 def test_streams_survive_the_death_of_their_decode_worker(target: Target, trials: Trials) -> None:
-    trials.run("kill -9 decode worker", 200, lambda _: kill_under_load(target, "decode", False))
+    kill = partial(kill_under_load, target, "decode", core=False)
+    trials.run("kill -9 decode worker", 200, kill, max_p95_s=MAX_STALL_P95_S)
 
 
 def test_streams_survive_the_death_of_their_core(target: Target, trials: Trials) -> None:
-    trials.run("kill -9 decode core", 50, lambda _: kill_under_load(target, "decode", True))
+    kill = partial(kill_under_load, target, "decode", core=True)
+    trials.run("kill -9 decode core", 50, kill, max_p95_s=MAX_STALL_P95_S)
 
 
 def test_a_dying_prefill_worker_costs_a_new_prefill_elsewhere(
@@ -76,14 +80,13 @@ def test_a_dying_prefill_worker_costs_a_new_prefill_elsewhere(
     question = "Tell me, in a few words, about the price of tea. " * 40
 
     def trial(number: int) -> None:
-        target.wait_until_whole()
+        target.wait_until_able()
         body = story(max_tokens=8, question=f"{number} {question}")
         streams = [target.stream(body) for _ in range(4)]
         while not (busy := target.busy("prefill")) and not all(s.is_over for s in streams):
             pass
         target.fault(busy[0] if busy else "prefill-1").kill().verify()
         answers = [stream.join() for stream in streams]
-        target.wait_until_whole()
         right = target.right_answer(body)
         for answer in answers:
             assert_same(answer, right)
@@ -96,7 +99,7 @@ def test_a_fault_at_a_wrong_pid_fails_its_test(target: Target, trials: Trials) -
     assert target.stack.process is not None
     with pytest.raises(WrongTarget):
         ProcessFault(os.getpid(), stack_pid=target.stack.process.pid)
-    fault = target.fault("prefill-1")
+    fault = target.fault("quota-1")
     fault.kill().verify()
     with pytest.raises(WrongTarget):
         fault.kill()

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 IS_LONG = bool(os.environ.get("BATON_TEST_LONG"))
 # Of each kind of fault, unless the counts are the long ones.
 NUM_EACH = int(os.environ.get("BATON_CHAOS_EACH", "1"))
+# Fewer trials say nothing of a 95th percentile.
+NUM_FOR_P95 = 50
 
 
 @dataclass
@@ -27,9 +29,18 @@ class Trials:
     def __init__(self) -> None:
         self.kinds: dict[str, Kind] = {}
 
-    def run(self, kind: str, num_long: int, trial: Callable[[int], float | None]) -> None:
+    def run(
+        self,
+        kind: str,
+        num_long: int,
+        trial: Callable[[int], float | None],
+        *,
+        max_s: float = float("inf"),
+        max_p95_s: float = float("inf"),
+    ) -> None:
         """Call `trial` with 0, 1, ... as often as this run asks for; it returns how long a client
-        stalled or, when it left, until its blocks were free. All failures are told at the end."""
+        stalled, or what else took its time. `max_p95_s` is for runs with enough trials; `max_s`
+        holds for each. All failures are told at the end."""
         entry = self.kinds.setdefault(kind, Kind())
         started_s = time.monotonic()
         for number in range(num_long if IS_LONG else NUM_EACH):
@@ -45,12 +56,15 @@ class Trials:
                     entry.pauses_s.append(pause_s)
         entry.seconds += time.monotonic() - started_s
         assert not entry.failures, "\n".join(entry.failures)
+        assert max(entry.pauses_s, default=0.0) <= max_s
+        if len(entry.pauses_s) >= NUM_FOR_P95:
+            assert _percentile(entry.pauses_s, 0.95) <= max_p95_s
 
     def table(self) -> list[str]:
         head = f"{'fault':<44}{'trials':>7}{'failed':>7}{'pause p50':>11}{'p95':>8}{'seconds':>9}"
         rows = [head]
         for name, kind in self.kinds.items():
-            p50, p95 = (_percentile(kind.pauses_s, share) for share in (0.5, 0.95))
+            p50, p95 = (_shown(kind.pauses_s, share) for share in (0.5, 0.95))
             rows.append(
                 f"{name:<44}{kind.num_trials:>7}{len(kind.failures):>7}{p50:>11}{p95:>8}"
                 f"{kind.seconds:>9.1f}"
@@ -58,10 +72,11 @@ class Trials:
         return rows
 
 
-def _percentile(values: list[float], share: float) -> str:
-    if not values:
-        return "-"
+def _shown(values: list[float], share: float) -> str:
+    return f"{_percentile(values, share):.2f} s" if values else "-"
+
+
+def _percentile(values: list[float], share: float) -> float:
     if len(values) == 1:
-        return f"{values[0]:.2f} s"
-    cuts = statistics.quantiles(values, n=100, method="inclusive")
-    return f"{cuts[round(share * 100) - 1]:.2f} s"
+        return values[0]
+    return statistics.quantiles(values, n=100, method="inclusive")[round(share * 100) - 1]

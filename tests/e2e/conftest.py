@@ -18,6 +18,7 @@ import pytest
 from baton.localstack.home import Home
 
 START_TIMEOUT_S = 90
+METRICS_TIMEOUT_S = 30
 ROOT = Path(__file__).parents[2]
 
 
@@ -112,16 +113,7 @@ class Stack:
         """Sum over the samples of one metric of one service that carry these labels."""
         state = self.home.read_state()
         assert state is not None
-        with urllib.request.urlopen(str(state.services[service]["metrics_url"])) as answer:
-            text = answer.read().decode()
-        total = 0.0
-        for line in text.splitlines():
-            match = re.match(r"([^\s{]+)(?:\{(.*)\})? (\S+)$", line)
-            if match and match[1] == name:
-                found = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
-                if all(found.get(key) == value for key, value in labels.items()):
-                    total += float(match[3])
-        return total
+        return read_metric(str(state.services[service]["metrics_url"]), name, **labels)
 
     def workers(self) -> list[str]:
         return [name for name in self.pids() if name.startswith(("prefill", "decode"))]
@@ -140,6 +132,20 @@ class Stack:
             for line in path.read_text().splitlines()
         ]
         return [line for line in lines if line["request_id"] == request_id]
+
+
+def read_metric(url: str, name: str, **labels: str) -> float:
+    """Sum over the samples of one metric that carry these labels."""
+    with urllib.request.urlopen(url, timeout=METRICS_TIMEOUT_S) as answer:
+        text = answer.read().decode()
+    total = 0.0
+    for line in text.splitlines():
+        match = re.match(r"([^\s{]+)(?:\{(.*)\})? (\S+)$", line)
+        if match and match[1] == name:
+            found = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
+            if all(found.get(key) == value for key, value in labels.items()):
+                total += float(match[3])
+    return total
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 10) -> None:
