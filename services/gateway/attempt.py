@@ -72,19 +72,20 @@ class Attempt:
     ) -> None:
         self.handle = submit.handle
         self.request_id = submit.request_id
+        self.model_fp = submit.model_fp
         self.epoch = submit.epoch
         self.num_choices = submit.sampling.num_choices
         self._is_judged = submit.sampling.num_prompt_logprobs >= 0
         # Refused or lost: the worker did no work that the client saw.
         self.failure: BatonError | None = None
-        # The worker drains: at this loop time it ends what still runs.
-        self.move_by_s: float | None = None
         self._give_on_link = give
         self._cancel_on_link = cancel
         self._first_index = _first_indexes(submit)
         self._next_index = list(self._first_index)
         self._credit = [first + submit.initial_credit_tokens for first in self._first_index]
         self._finished = set(submit.ended_choices)
+        self._max_tokens = submit.sampling.max_tokens
+        self._first_token_s: float | None = None
         self._buffer: list[Arrival] = []
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
@@ -101,6 +102,16 @@ class Attempt:
     def num_received(self) -> int:
         """Tokens of all choices that this attempt brought."""
         return sum(self._next_index) - sum(self._first_index)
+
+    def left_s(self) -> float | None:
+        """Seconds that its open choices take at most at the pace so far; None while it has none."""
+        num_gaps = max(map(int.__sub__, self._next_index, self._first_index)) - 1
+        if self._first_token_s is None or num_gaps < 1:
+            return None
+        gap_s = (self._loop.time() - self._first_token_s) / num_gaps
+        open_choices = set(range(self.num_choices)) - self._finished
+        ahead = min((self._next_index[choice] for choice in open_choices), default=self._max_tokens)
+        return gap_s * (self._max_tokens - ahead)
 
     async def arrivals(self, timeout_s: float) -> list[Arrival]:
         """Everything that arrived since the last call; empty after `poke`.
@@ -140,11 +151,6 @@ class Attempt:
         self._poked = True
         self._wake()
 
-    def move_by(self, at_s: float) -> None:
-        """The worker drains and asks to have this moved elsewhere before that loop time."""
-        self.move_by_s = at_s
-        self.poke()
-
     def release(self) -> None:
         """The request is over; nobody waits any more."""
         if self._timer is not None:
@@ -173,6 +179,8 @@ class Attempt:
             self.abandon(InternalFailure("the worker sent more tokens than it had credit for"))
             return
         self._next_index[choice] = expected + len(ids)
+        if self._first_token_s is None:
+            self._first_token_s = self._loop.time()
         self._add(Tokens(choice, ids, logprobs))
 
     def take_side(self, side: worker_pb2.StepSide) -> None:

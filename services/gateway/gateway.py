@@ -17,6 +17,7 @@ from baton.wire.v1 import router_pb2
 from services.gateway.auditor import GatewayAuditor
 from services.gateway.auth import Authenticator
 from services.gateway.detokenize import Artifacts
+from services.gateway.last_view import LastView
 from services.gateway.leases import LeaseKeeper
 from services.gateway.models import Aliases, ModelDirectory
 from services.gateway.moves import MoveGate
@@ -84,7 +85,9 @@ class Gateway:
         self.directory = ModelDirectory(aliases or {}, rng)
         self.authenticator = Authenticator(quota, own.server_secret, clock)
         self.leases = LeaseKeeper(outside.quota, rng)
-        self.links = WorkerLinks(outside.dial, own.gateway_id, clock)
+        self.last_view = LastView()
+        self.moves = MoveGate(rng, self.last_view.has_another)
+        self.links = WorkerLinks(outside.dial, own.gateway_id, clock, self.moves)
         self.auditor = GatewayAuditor(self.leases, self.links)
         self.outbox = Outbox(outside.outbox_file, outside.quota, outside.in_thread)
         self.artifacts = Artifacts(outside.tokenizer, outside.in_thread)
@@ -120,6 +123,7 @@ class Gateway:
     def _take_in(self, models: Sequence[router_pb2.ModelState]) -> None:
         """The fleet as the routers see it now; the last view stays while none speaks."""
         self.directory.update(models)
+        self.last_view.update(models)
         for worker in (worker for model in models for worker in model.workers):
             if worker.ejected:
                 self.links.lose(worker.worker_id)
@@ -142,7 +146,7 @@ class Gateway:
             router=self.routers,
             links=self.links,
             auditor=self.auditor,
-            moves=MoveGate(self.rng),
+            moves=self.moves,
             outbox=self.outbox,
             in_thread=outside.in_thread,
         )

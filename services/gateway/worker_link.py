@@ -11,6 +11,7 @@ with `worker_lost`, and whoever owns it decides what to do. Knows no text, tenan
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from baton.runtime import instruments, logs
 from baton.runtime.link_memory import LinkMemory
@@ -46,6 +47,8 @@ class WorkerLink:
         self.idle_since_s = clock.now()
         # No new attempts: the worker drains, or is lost.
         self.closed_to_new = False
+        # The worker drains, and cuts in so many seconds what still runs then.
+        self.on_go_away: Callable[[float], None] = lambda left_s: None
         self._clock = clock
         self._attempts: dict[int, Attempt] = {}
         self._last_handle = 0
@@ -68,9 +71,9 @@ class WorkerLink:
     def num_open(self) -> int:
         return len(self._attempts)
 
-    def open_request_ids(self) -> list[str]:
-        """Of its attempts."""
-        return [attempt.request_id for attempt in self._attempts.values()]
+    def open_attempts(self) -> list[Attempt]:
+        """Those that were not forgotten."""
+        return list(self._attempts.values())
 
     @property
     def has_ended(self) -> bool:
@@ -185,9 +188,7 @@ class WorkerLink:
                 attempt.fail(from_wire(frame.refused.failure))
         elif kind == "go_away":
             self.closed_to_new = True
-            move_by_s = asyncio.get_running_loop().time() + frame.go_away.deadline_ms / 1000
-            for attempt in self._attempts.values():
-                attempt.move_by(move_by_s)
+            self.on_go_away(frame.go_away.deadline_ms / 1000)
         elif kind == "core_died":
             self._core_died(frozenset(frame.core_died.suspect_request_ids))
         return kind == "bye"

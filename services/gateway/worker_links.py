@@ -3,11 +3,13 @@ when the router says that a worker is of no use. Knows no frames."""
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 
 from baton.runtime import logs
 from baton.system.clock import Clock
 from baton.wire.v1 import router_pb2
 from services.gateway.crash_record import Crashes
+from services.gateway.moves import MoveGate
 from services.gateway.ports import Dial
 from services.gateway.worker_link import WorkerLink
 
@@ -20,10 +22,11 @@ _log = logs.get("worker_link")
 class WorkerLinks:
     """All links of this gateway: dialled on the first pick, closed after IDLE_CLOSE_S idle."""
 
-    def __init__(self, dial: Dial, gateway_id: str, clock: Clock) -> None:
+    def __init__(self, dial: Dial, gateway_id: str, clock: Clock, moves: MoveGate) -> None:
         self._dial = dial
         self._gateway_id = gateway_id
         self._clock = clock
+        self._moves = moves
         self._links: dict[tuple[str, str], WorkerLink] = {}
         self._num_links = 0
         self.crashes = Crashes()
@@ -45,14 +48,15 @@ class WorkerLinks:
             self._num_links += 1
             link = WorkerLink(worker, self._gateway_id, self._clock, self._num_links, self.crashes)
             self._links[key] = link
+            link.on_go_away = partial(self._empty, link)
             self._tasks.create_task(link.run(self._dial))
         return link
 
     def open_attempts(self) -> Iterator[tuple[str, str]]:
         """(request, worker) of every attempt that was not forgotten."""
         for link in self._links.values():
-            for request_id in link.open_request_ids():
-                yield request_id, link.worker.worker_id
+            for attempt in link.open_attempts():
+                yield attempt.request_id, link.worker.worker_id
 
     def lose(self, worker_id: str) -> None:
         """The router has ejected this worker: what runs there must move. Whoever follows the
@@ -75,6 +79,12 @@ class WorkerLinks:
                     await link.ended()
         except TimeoutError:
             _log.warning("streams_not_closed", num_links=len(links))
+
+    def _empty(self, link: WorkerLink, left_s: float) -> None:
+        assert self._tasks is not None, "run() owns the links"
+        self._tasks.create_task(
+            self._moves.empty(link.worker.worker_id, link.open_attempts, left_s)
+        )
 
     def _close_idle(self) -> None:
         oldest_s = self._clock.now() - IDLE_CLOSE_S

@@ -26,6 +26,7 @@ from services.decode_worker.__main__ import DecodeProgram
 from services.gateway import worker_connections
 from services.gateway.attempt import Finished, Tokens
 from services.gateway.clients import dial_worker
+from services.gateway.moves import MoveGate
 from services.gateway.worker_link import WorkerLink
 from services.gateway.worker_links import WorkerLinks
 
@@ -112,7 +113,8 @@ async def rig() -> AsyncIterator[Rig]:
         make_parts(client, worker_id="decode-1", role=router_pb2.WORKER_ROLE_DECODE, clock=clock)
     )
     server = await start_server("127.0.0.1:0", front.register, link=True)
-    links = WorkerLinks(dial_worker, "gateway-1-life", clock)
+    moves = MoveGate(random.Random(1), lambda model_fp, worker_id: False)
+    links = WorkerLinks(dial_worker, "gateway-1-life", clock, moves)
     async with contextlib.AsyncExitStack() as undo:
         undo.push_async_callback(server.stop, 1.0)
         proxy = undo.enter_context(FaultProxy(OneUpstream("127.0.0.1", server.port)))
