@@ -352,3 +352,10 @@ TOKENIZER_STAGE_SECONDS = Histogram(
 TOKENIZER_FAILED_PROMPTS = Counter(
     "baton_tokenizer_failed_prompts", "Prompts that were not encoded, by reason", ("reason",)
 )
+
+# --- edge (Envoy's control plane) ---
+EDGE_GATEWAYS = Gauge("baton_edge_gateways", "Gateways that Envoys are told of", ("state",))
+EDGE_ENVOYS = Gauge("baton_edge_envoys", "Envoys on an open stream")
+EDGE_REFUSED_CONFIGS = Counter(
+    "baton_edge_refused_configs", "Configurations that an Envoy has refused", ("kind",)
+)

@@ -1,0 +1,99 @@
+"""Three programs of one package: the control plane (no argument), `bootstrap`, which prints what an
+Envoy is started with, and `envoy`, which runs one."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from baton.runtime import environment, logs
+from baton.runtime.admin import start_admin
+from baton.runtime.grpc_server import start_server
+from baton.runtime.process import Misconfigured, Process, run
+from services.edge.ads import AdsServicer
+from services.edge.bootstrap import bootstrap
+from services.edge.configuration import Configuration
+from services.edge.discovery import Discovery
+from services.edge.envoy_process import run_envoy
+from services.edge.http_manager import Tracing
+from services.edge.listener import ClientSide
+from services.edge.polled_gateways import NamedGateway, PolledGateways
+from services.edge.settings import ENVOY_PREFIX, PREFIX, EnvoySettings, Settings
+
+_log = logs.get("edge")
+
+
+async def serve(
+    process: Process,
+    settings: Settings,
+    discovery: Discovery,
+    tracing: Tracing | None = None,
+    on_bound: Callable[[int], None] = lambda port: None,
+) -> None:
+    """Serve until `process.stopping`. `on_bound` learns the port."""
+    configuration = Configuration(ClientSide(settings, tracing))
+
+    def unready_reason() -> str:
+        return process.unready_reason() or ("" if configuration.is_known else "no gateway known")
+
+    server = await start_server(settings.listen, AdsServicer(configuration).register)
+    admin_port = start_admin(settings.admin_listen, unready_reason)
+    _log.info("serving", port=server.port, admin_port=admin_port)
+    on_bound(server.port)
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(discovery.follow(configuration.found))
+        await process.stopping.wait()
+        following.cancel()
+        # Streams of Envoys never end by themselves, and are opened again elsewhere.
+        await server.stop(grace_s=0)
+
+
+def discovery_of(settings: Settings) -> Discovery:
+    """Raises Misconfigured."""
+    try:
+        named = [NamedGateway.parse(text) for text in settings.gateways]
+    except ValueError as error:
+        raise Misconfigured(f"{PREFIX}GATEWAYS: {error}") from error
+    return PolledGateways(named, settings.poll_s)
+
+
+def tracing_of_environment() -> Tracing | None:
+    """Envoy's spans go where this process's own would go. Raises Misconfigured."""
+    endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+    if not endpoint:
+        return None
+    parts = urlsplit(endpoint)
+    if parts.scheme != "http" or parts.port is None:
+        raise Misconfigured(
+            f"OTEL_EXPORTER_OTLP_ENDPOINT: Envoy needs http://host:port (OTLP over gRPC in "
+            f"plaintext), not {endpoint!r}"
+        )
+    ratio = float(os.environ.get("OTEL_TRACES_SAMPLER_ARG", "1"))
+    return Tracing(parts.netloc, 100 * ratio)
+
+
+async def _control_plane(process: Process) -> None:
+    settings = environment.load(Settings, PREFIX)
+    await serve(process, settings, discovery_of(settings), tracing_of_environment())
+
+
+async def _envoy(process: Process) -> None:
+    await run_envoy(process, environment.load(EnvoySettings, ENVOY_PREFIX))
+
+
+def main() -> None:
+    match sys.argv[1:]:
+        case []:
+            run("edge", _control_plane)
+        case ["envoy"]:
+            run("envoy", _envoy)
+        case ["bootstrap"]:
+            print(bootstrap(environment.load(EnvoySettings, ENVOY_PREFIX)).to_json(indent=1))
+        case _:
+            print("usage: python -m services.edge [bootstrap | envoy]", file=sys.stderr)
+            raise SystemExit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,10 @@
+"""host:port as settings write it."""
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """ "[::1]:80" -> ("::1", 80). Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 2**16):
+        raise ValueError(f"{text!r} is not host:port")
+    return host, int(port)

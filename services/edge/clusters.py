@@ -1,0 +1,159 @@
+"""The clusters that Envoy gets: the gateways, whose members EDS tells, and where spans go.
+
+What keeps an answer of ours from counting as a failure of the gateway: only connections that
+cannot be made or break eject it (outlier detection, local origin), never a 429 or 503. Whether it
+wants requests, it says itself: the control plane reads that, and Envoy's own health check reads it
+too, so that a gateway that dies while the control plane is away is left within seconds.
+"""
+
+from envoy_data_plane.envoy.config.cluster.v3 import (
+    CircuitBreakers,
+    CircuitBreakersThresholds,
+    CircuitBreakersThresholdsRetryBudget,
+    Cluster,
+    ClusterCommonLbConfig,
+    ClusterDiscoveryType,
+    ClusterEdsClusterConfig,
+    ClusterLbPolicy,
+    OutlierDetection,
+)
+from envoy_data_plane.envoy.config.core.v3 import (
+    BindConfig,
+    HealthCheck,
+    HealthCheckHttpHealthCheck,
+    Http1ProtocolOptions,
+    Http2ProtocolOptions,
+    HttpProtocolOptions,
+    KeepaliveSettings,
+    TransportSocket,
+)
+from envoy_data_plane.envoy.config.endpoint.v3 import (
+    ClusterLoadAssignment,
+    Endpoint,
+    LbEndpoint,
+    LocalityLbEndpoints,
+)
+from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
+    HttpProtocolOptions as UpstreamProtocol,
+)
+from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
+    HttpProtocolOptionsExplicitHttpConfig,
+)
+from envoy_data_plane.envoy.type.v3 import Percent
+
+from services.edge.messages import address, from_ads, packed, receive_buffer, seconds
+
+GATEWAYS = "gateways"
+SPANS = "spans"
+READY_PATH = "/readyz"
+
+# What Envoy reads ahead of a slow client. The gateway gives credit for what was taken from it.
+BUFFER_BYTES = 32 * 1024
+RECEIVE_BUFFER_BYTES = 16 * 1024
+_CONNECT_TIMEOUT_S = 2.0
+# Shorter than the gateway's 75 s, so that it never closes a connection just as a request is sent.
+_IDLE_S = 60.0
+# The gateway has its own limits and words for "too much"; these only bound Envoy's memory.
+_MAX_REQUESTS = 100_000
+_MIN_RETRIES = 32
+_PROTOCOL = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+
+def gateway_cluster() -> Cluster:
+    """All gateways. HTTP/1.1, because uvicorn speaks nothing else."""
+    protocol = UpstreamProtocol(
+        common_http_protocol_options=HttpProtocolOptions(idle_timeout=seconds(_IDLE_S)),
+        explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
+            http_protocol_options=Http1ProtocolOptions()
+        ),
+    )
+    return Cluster(
+        name=GATEWAYS,
+        type=ClusterDiscoveryType.EDS,
+        eds_cluster_config=ClusterEdsClusterConfig(eds_config=from_ads()),
+        connect_timeout=seconds(_CONNECT_TIMEOUT_S),
+        per_connection_buffer_limit_bytes=BUFFER_BYTES,
+        upstream_bind_config=BindConfig(socket_options=[receive_buffer(RECEIVE_BUFFER_BYTES)]),
+        lb_policy=ClusterLbPolicy.LEAST_REQUEST,
+        # Requests go to gateways that want none only when none wants any: those answer with a
+        # reason and a time to come back, which "no healthy upstream" has not.
+        common_lb_config=ClusterCommonLbConfig(
+            healthy_panic_threshold=Percent(value=1),
+            # By default Envoy acts up to a second late on what it has learned of a host.
+            update_merge_window=seconds(0),
+        ),
+        health_checks=[_health_check()],
+        outlier_detection=_outlier_detection(),
+        circuit_breakers=_circuit_breakers(),
+        ignore_health_on_host_removal=True,
+        typed_extension_protocol_options={_PROTOCOL: packed(protocol)},
+    )
+
+
+def grpc_cluster(name: str, target: str, transport: TransportSocket | None = None) -> Cluster:
+    """A gRPC server of ours at "host:port"; a name may stand for several addresses."""
+    protocol = UpstreamProtocol(
+        explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
+            http2_protocol_options=Http2ProtocolOptions(
+                connection_keepalive=KeepaliveSettings(interval=seconds(10), timeout=seconds(5))
+            )
+        )
+    )
+    endpoint = LbEndpoint(endpoint=Endpoint(address=address(target)))
+    return Cluster(
+        name=name,
+        type=ClusterDiscoveryType.STRICT_DNS,
+        connect_timeout=seconds(_CONNECT_TIMEOUT_S),
+        transport_socket=transport,
+        load_assignment=ClusterLoadAssignment(
+            cluster_name=name, endpoints=[LocalityLbEndpoints(lb_endpoints=[endpoint])]
+        ),
+        typed_extension_protocol_options={_PROTOCOL: packed(protocol)},
+    )
+
+
+def _health_check() -> HealthCheck:
+    """A 503 counts at once; an answer that does not come, the third time."""
+    every = seconds(1)
+    return HealthCheck(
+        timeout=seconds(2),
+        interval=every,
+        no_traffic_interval=every,
+        unhealthy_threshold=3,
+        healthy_threshold=1,
+        http_health_check=HealthCheckHttpHealthCheck(path=READY_PATH, host="edge"),
+    )
+
+
+def _outlier_detection() -> OutlierDetection:
+    return OutlierDetection(
+        split_external_local_origin_errors=True,
+        consecutive_local_origin_failure=3,
+        enforcing_consecutive_local_origin_failure=100,
+        enforcing_local_origin_success_rate=0,
+        enforcing_consecutive_5xx=0,
+        enforcing_consecutive_gateway_failure=0,
+        enforcing_success_rate=0,
+        enforcing_failure_percentage=0,
+        enforcing_failure_percentage_local_origin=0,
+        interval=seconds(1),
+        base_ejection_time=seconds(5),
+        max_ejection_time=seconds(60),
+        max_ejection_percent=50,
+    )
+
+
+def _circuit_breakers() -> CircuitBreakers:
+    budget = CircuitBreakersThresholdsRetryBudget(
+        budget_percent=Percent(value=20), min_retry_concurrency=_MIN_RETRIES
+    )
+    return CircuitBreakers(
+        thresholds=[
+            CircuitBreakersThresholds(
+                max_connections=_MAX_REQUESTS,
+                max_pending_requests=_MAX_REQUESTS,
+                max_requests=_MAX_REQUESTS,
+                retry_budget=budget,
+            )
+        ]
+    )

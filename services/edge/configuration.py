@@ -1,0 +1,99 @@
+"""All that Envoys are told, and its versions.
+
+Rebuilt from nothing: what a new control plane says is what the last one said, so an Envoy that
+dials it again changes nothing.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import Protocol
+
+import betterproto2
+from envoy_data_plane.google.protobuf import Any
+
+from baton.runtime import instruments
+from services.edge.clusters import SPANS, gateway_cluster, grpc_cluster
+from services.edge.discovery import GatewayReplica, GatewayState, Place
+from services.edge.endpoints import load_assignment
+from services.edge.listener import ClientSide, certificate, listener
+from services.edge.messages import packed
+
+_TYPE = "type.googleapis.com/envoy."
+CLUSTERS = _TYPE + "config.cluster.v3.Cluster"
+ENDPOINTS = _TYPE + "config.endpoint.v3.ClusterLoadAssignment"
+LISTENERS = _TYPE + "config.listener.v3.Listener"
+SECRETS = _TYPE + "extensions.transport_sockets.tls.v3.Secret"
+# In the order in which they must arrive: what is referred to comes first.
+ORDER = (CLUSTERS, ENDPOINTS, LISTENERS, SECRETS)
+_VERSION_CHARS = 16
+
+
+class Wakeable(Protocol):
+    """An asyncio.Event, as far as it is needed here."""
+
+    def set(self) -> None: ...
+
+
+class Configuration:
+    """What every Envoy is told. `found` is what a `Discovery` calls."""
+
+    def __init__(self, side: ClientSide) -> None:
+        clusters = [gateway_cluster()]
+        if side.tracing is not None:
+            clusters.append(grpc_cluster(SPANS, side.tracing.endpoint))
+        secret = certificate(side.settings)
+        self._fixed = {
+            CLUSTERS: _packed(clusters),
+            LISTENERS: _packed([listener(side)]),
+            SECRETS: _packed([secret] if secret else []),
+        }
+        self._prefer = side.settings.prefer
+        self._replicas: frozenset[GatewayReplica] | None = None
+        self._watchers: set[Wakeable] = set()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the gateways are known. Before that nothing is said: an Envoy that has a
+        configuration must keep it."""
+        return self._replicas is not None
+
+    def found(self, replicas: Sequence[GatewayReplica]) -> None:
+        """These are all gateways there are."""
+        fresh = frozenset(replicas)
+        if fresh == self._replicas:
+            return
+        self._replicas = fresh
+        for state in GatewayState:
+            number = sum(replica.state is state for replica in fresh)
+            instruments.EDGE_GATEWAYS.labels(state.value).set(number)
+        for watcher in self._watchers:
+            watcher.set()
+
+    @contextmanager
+    def watched(self, watcher: Wakeable) -> Iterator[None]:
+        """`watcher` is set whenever something has changed."""
+        self._watchers.add(watcher)
+        try:
+            yield
+        finally:
+            self._watchers.discard(watcher)
+
+    def resources(self, type_url: str, own: Place) -> list[Any]:
+        """Of one type, for an Envoy at `own`. Only once `is_known`."""
+        if type_url != ENDPOINTS:
+            return self._fixed.get(type_url, [])
+        assert self._replicas is not None
+        return _packed([load_assignment(self._replicas, own, self._prefer)])
+
+
+def version_of(resources: list[Any]) -> str:
+    """The same for the same content, in every process."""
+    digest = sha256()
+    for resource in resources:
+        digest.update(bytes(resource))
+    return digest.hexdigest()[:_VERSION_CHARS]
+
+
+def _packed(messages: Sequence[betterproto2.Message]) -> list[Any]:
+    return [packed(message) for message in messages]

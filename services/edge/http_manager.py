@@ -1,0 +1,220 @@
+"""How Envoy reads a client's HTTP: its limits, what it strips and adds, its log and its spans.
+
+Follows "Configuring Envoy as an edge proxy". The one exception: a stream may be silent for as long
+as its request may take, because the gateway's deadlines end it and a whole answer is silent until
+it is there.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from envoy_data_plane.envoy.config.accesslog.v3 import AccessLog
+from envoy_data_plane.envoy.config.common.mutation_rules.v3 import (
+    HeaderMutation as Mutation,
+)
+from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutationRemoveOnMatch
+from envoy_data_plane.envoy.config.core.v3 import (
+    GrpcService,
+    GrpcServiceEnvoyGrpc,
+    Http1ProtocolOptions,
+    Http2ProtocolOptions,
+    HttpProtocolOptions,
+    HttpProtocolOptionsHeadersWithUnderscoresAction,
+    KeepaliveSettings,
+    SubstitutionFormatString,
+    TypedExtensionConfig,
+)
+from envoy_data_plane.envoy.config.route.v3 import HeaderMatcher
+from envoy_data_plane.envoy.config.trace.v3 import OpenTelemetryConfig, TracingHttp
+from envoy_data_plane.envoy.extensions.access_loggers.stream.v3 import StdoutAccessLog
+from envoy_data_plane.envoy.extensions.filters.http.health_check.v3 import HealthCheck
+from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
+    HttpConnectionManager,
+    HttpConnectionManagerCodecType,
+    HttpConnectionManagerInternalAddressConfig,
+    HttpConnectionManagerPathWithEscapedSlashesAction,
+    HttpConnectionManagerTracing,
+    HttpFilter,
+    RequestIdExtension,
+)
+from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation.v3 import (
+    HeaderMutation,
+)
+from envoy_data_plane.envoy.extensions.request_id.uuid.v3 import UuidRequestIdConfig
+from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
+from envoy_data_plane.envoy.type.tracing.v3 import CustomTag
+from envoy_data_plane.envoy.type.v3 import Percent
+from envoy_data_plane.google.protobuf import Struct
+
+from services.edge.clusters import READY_PATH, SPANS
+from services.edge.local_replies import local_replies
+from services.edge.messages import extension, packed, seconds
+from services.edge.routes import routes
+from services.edge.settings import Settings
+
+STAT_PREFIX = "edge"
+# The gateway's own limits, so that both refuse the same.
+MAX_HEAD_KIB = 60
+MAX_HEADERS = 100
+HEAD_TIMEOUT_S = 10.0
+# The whole request. Above the gateway's 10 s for a body, which has a better answer.
+REQUEST_TIMEOUT_S = 15.0
+IDLE_CONNECTION_S = 300.0
+# An ended answer that its client does not take.
+FLUSH_TIMEOUT_S = 60.0
+MAX_STREAMS = 100
+_STREAM_WINDOW_BYTES = 64 * 1024
+_CONNECTION_WINDOW_BYTES = 1024 * 1024
+# Who somebody is, only the gateway says. What others put in front of their services to say it:
+_IDENTITY_PREFIXES = (
+    "x-baton-",
+    "x-tenant",
+    "x-user",
+    "x-auth-",
+    "x-forwarded-user",
+    "x-forwarded-email",
+    "x-forwarded-groups",
+    "x-forwarded-preferred-username",
+    "x-remote-user",
+    "x-original-",
+    # What steers a request inside a fleet (Gateway API Inference Extension, llm-d).
+    "x-gateway-",
+    "x-prefiller-",
+    "x-kv-cache-",
+    "x-llm-d-",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tracing:
+    """Where Envoy's spans go, and how many requests without a trace of their own begin one."""
+
+    endpoint: str
+    percent: float
+
+
+def http_manager(settings: Settings, tracing: Tracing | None) -> HttpConnectionManager:
+    """HTTP/1.1 and HTTP/2 on one port."""
+    return HttpConnectionManager(
+        codec_type=HttpConnectionManagerCodecType.AUTO,
+        stat_prefix=STAT_PREFIX,
+        route_config=routes(settings.max_body_bytes),
+        http_filters=_filters(),
+        common_http_protocol_options=HttpProtocolOptions(
+            idle_timeout=seconds(IDLE_CONNECTION_S),
+            max_headers_count=MAX_HEADERS,
+            headers_with_underscores_action=(
+                HttpProtocolOptionsHeadersWithUnderscoresAction.REJECT_REQUEST
+            ),
+        ),
+        # A request with both lengths, and anything else that is ambiguous, ends its connection.
+        http_protocol_options=Http1ProtocolOptions(allow_chunked_length=False),
+        http2_protocol_options=_http2(),
+        stream_error_on_invalid_http_message=False,
+        max_request_headers_kb=MAX_HEAD_KIB,
+        request_headers_timeout=seconds(HEAD_TIMEOUT_S),
+        request_timeout=seconds(REQUEST_TIMEOUT_S),
+        stream_idle_timeout=timedelta(0),
+        stream_flush_timeout=seconds(FLUSH_TIMEOUT_S),
+        use_remote_address=True,
+        xff_num_trusted_hops=settings.trusted_proxies,
+        # Nobody is internal, wherever the request comes from.
+        internal_address_config=HttpConnectionManagerInternalAddressConfig(),
+        early_header_mutation_extensions=[_stripped_headers()],
+        normalize_path=True,
+        path_with_escaped_slashes_action=(
+            HttpConnectionManagerPathWithEscapedSlashesAction.KEEP_UNCHANGED
+        ),
+        generate_request_id=True,
+        request_id_extension=_request_ids(),
+        always_set_request_id_in_response=True,
+        tracing=_tracing(tracing) if tracing else None,
+        access_log=[_access_log()],
+        local_reply_config=local_replies(),
+    )
+
+
+def _http2() -> Http2ProtocolOptions:
+    return Http2ProtocolOptions(
+        max_concurrent_streams=MAX_STREAMS,
+        initial_stream_window_size=_STREAM_WINDOW_BYTES,
+        initial_connection_window_size=_CONNECTION_WINDOW_BYTES,
+        connection_keepalive=KeepaliveSettings(interval=seconds(30), timeout=seconds(10)),
+    )
+
+
+def _filters() -> list[HttpFilter]:
+    # Envoy's own readiness: 503 from the moment it was asked to leave.
+    own = HeaderMatcher(name=":path", string_match=StringMatcher(exact=READY_PATH))
+    health = HealthCheck(pass_through_mode=False, headers=[own])
+    router = Router(suppress_envoy_headers=True)
+    return [
+        HttpFilter(name="envoy.filters.http.health_check", typed_config=packed(health)),
+        HttpFilter(name="envoy.filters.http.router", typed_config=packed(router)),
+    ]
+
+
+def _stripped_headers() -> TypedExtensionConfig:
+    mutations = [
+        Mutation(
+            remove_on_match=HeaderMutationRemoveOnMatch(key_matcher=StringMatcher(prefix=prefix))
+        )
+        for prefix in _IDENTITY_PREFIXES
+    ]
+    return extension(
+        "envoy.http.early_header_mutation.header_mutation", HeaderMutation(mutations=mutations)
+    )
+
+
+def _request_ids() -> RequestIdExtension:
+    """Plain UUIDs: they are names, and hold nothing of the trace."""
+    plain = UuidRequestIdConfig(pack_trace_reason=False, use_request_id_for_trace_sampling=False)
+    return RequestIdExtension(typed_config=packed(plain))
+
+
+def _tracing(tracing: Tracing) -> HttpConnectionManagerTracing:
+    provider = OpenTelemetryConfig(
+        grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=SPANS)),
+        service_name="edge",
+    )
+    return HttpConnectionManagerTracing(
+        random_sampling=Percent(value=tracing.percent),
+        spawn_upstream_span=False,
+        operation="edge",
+        provider=TracingHttp(name="envoy.tracers.opentelemetry", typed_config=packed(provider)),
+        custom_tags=[
+            CustomTag(tag="baton.request_id", value="%REQ(X-REQUEST-ID)%"),
+            # Envoy's own value has the query.
+            CustomTag(tag="http.url", value="%REQ(:SCHEME)%://%REQ(:AUTHORITY)%%PATH(NQ)%"),
+        ],
+    )
+
+
+def _access_log() -> AccessLog:
+    """One JSON line a request: no query, no header but the request id and the user agent."""
+    fields = {
+        "time": "%START_TIME%",
+        "service": "envoy",
+        "event": "request",
+        "request_id": "%REQ(X-REQUEST-ID)%",
+        "trace_id": "%TRACE_ID%",
+        "method": "%REQ(:METHOD)%",
+        "path": "%PATH(NQ):256%",
+        "protocol": "%PROTOCOL%",
+        "status": "%RESPONSE_CODE%",
+        "details": "%RESPONSE_CODE_DETAILS%",
+        "flags": "%RESPONSE_FLAGS%",
+        "num_attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
+        "received_bytes": "%BYTES_RECEIVED%",
+        "sent_bytes": "%BYTES_SENT%",
+        "duration_ms": "%DURATION%",
+        "first_byte_ms": "%RESPONSE_DURATION%",
+        "client": "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%",
+        "user_agent": "%REQ(USER-AGENT):200%",
+        "gateway": "%UPSTREAM_HOST%",
+    }
+    line = StdoutAccessLog(
+        log_format=SubstitutionFormatString(json_format=Struct.from_dict(fields))
+    )
+    return AccessLog(name="envoy.access_loggers.stdout", typed_config=packed(line))

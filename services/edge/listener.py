@@ -1,0 +1,98 @@
+"""The listener for clients: TLS, connections, what a client may take and how long.
+
+Buffers are small on purpose. The gateway gives a stream credit for what was taken from it, so what
+Envoy and its sockets hold is what a reader that has stopped costs beyond its credit.
+"""
+
+from dataclasses import dataclass
+
+from envoy_data_plane.envoy.config.core.v3 import (
+    DataSource,
+    TcpKeepalive,
+    TransportSocket,
+    WatchedDirectory,
+)
+from envoy_data_plane.envoy.config.listener.v3 import FilterChain, Listener
+from envoy_data_plane.envoy.extensions.transport_sockets.tls.v3 import (
+    CommonTlsContext,
+    DownstreamTlsContext,
+    SdsSecretConfig,
+    Secret,
+    TlsCertificate,
+    TlsParameters,
+    TlsParametersTlsProtocol,
+)
+
+from services.edge.clusters import BUFFER_BYTES
+from services.edge.http_manager import Tracing, http_manager
+from services.edge.messages import (
+    address,
+    from_ads,
+    http_filter,
+    packed,
+    seconds,
+    send_buffer,
+    unacknowledged_for,
+)
+from services.edge.settings import Settings
+
+CERTIFICATE = "client-facing"
+_SEND_BUFFER_BYTES = 32 * 1024
+_TLS_HANDSHAKE_S = 10.0
+# A client that vanished without a word; one that only reads nothing is the gateway's to notice.
+_UNACKNOWLEDGED_S = 60.0
+_KEEPALIVE = TcpKeepalive(keepalive_time=30, keepalive_interval=10, keepalive_probes=3)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSide:
+    """What all clients meet."""
+
+    settings: Settings
+    tracing: Tracing | None
+
+
+def listener(side: ClientSide) -> Listener:
+    manager = http_manager(side.settings, side.tracing)
+    chain = FilterChain(
+        filters=[http_filter(manager)],
+        transport_socket=_tls() if side.settings.tls_cert_file else None,
+        transport_socket_connect_timeout=seconds(_TLS_HANDSHAKE_S),
+    )
+    return Listener(
+        name="clients",
+        address=address(side.settings.http_listen),
+        filter_chains=[chain],
+        per_connection_buffer_limit_bytes=BUFFER_BYTES,
+        socket_options=[send_buffer(_SEND_BUFFER_BYTES), unacknowledged_for(_UNACKNOWLEDGED_S)],
+        tcp_keepalive=_KEEPALIVE,
+    )
+
+
+def certificate(settings: Settings) -> Secret | None:
+    """Where Envoy finds its certificate; the files themselves never come here."""
+    if settings.tls_cert_file is None:
+        return None
+    return Secret(
+        name=CERTIFICATE,
+        tls_certificate=TlsCertificate(
+            certificate_chain=DataSource(filename=str(settings.tls_cert_file)),
+            private_key=DataSource(filename=str(settings.tls_key_file)),
+            watched_directory=WatchedDirectory(path=str(settings.tls_cert_file.parent)),
+        ),
+    )
+
+
+def _tls() -> TransportSocket:
+    context = DownstreamTlsContext(
+        common_tls_context=CommonTlsContext(
+            tls_params=TlsParameters(
+                tls_minimum_protocol_version=TlsParametersTlsProtocol.TLSv1_2,
+            ),
+            tls_certificate_sds_secret_configs=[
+                SdsSecretConfig(name=CERTIFICATE, sds_config=from_ads())
+            ],
+            alpn_protocols=["h2", "http/1.1"],
+        )
+    )
+    return TransportSocket(name="envoy.transport_sockets.tls", typed_config=packed(context))

@@ -1,0 +1,127 @@
+"""Gateways that are named in the settings: names are resolved, and every address is asked /readyz.
+
+For one host and for tests; also for a headless Service, whose name has all its gateways' addresses.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from baton.runtime import logs
+from services.edge.addresses import host_and_port
+from services.edge.discovery import Found, GatewayReplica, GatewayState, Place
+from services.edge.http_call import NoAnswer, call
+
+_ASK_TIMEOUT_S = 2.0
+_MAX_ASKED_AT_ONCE = 64
+# One answer that does not come in time says little of a busy gateway.
+_MISSES_UNTIL_UNREADY = 2
+_READY_PATH = "/readyz"
+
+_log = logs.get("discovery")
+
+Address = tuple[str, int]
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+# None = no answer.
+Ask = Callable[[str, int], Awaitable[GatewayState | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedGateway:
+    """One entry of the settings."""
+
+    host: str
+    port: int
+    place: Place
+
+    @classmethod
+    def parse(cls, text: str) -> "NamedGateway":
+        """host:port or host:port@region/zone. Raises ValueError."""
+        endpoint, _, place = text.partition("@")
+        region, _, zone = place.partition("/")
+        host, port = host_and_port(endpoint)
+        return cls(host, port, Place(region, zone))
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """All addresses of a name. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return sorted({str(entry[4][0]) for entry in found})
+
+
+async def ask(address: str, port: int) -> GatewayState | None:
+    """What a gateway says of itself."""
+    try:
+        status, body = await call((address, port), _READY_PATH, timeout_s=_ASK_TIMEOUT_S)
+    except NoAnswer:
+        return None
+    if status == 200:
+        return GatewayState.READY
+    return GatewayState.DRAINING if "draining" in _reasons(body) else GatewayState.UNREADY
+
+
+class PolledGateways:
+    """A Discovery."""
+
+    def __init__(
+        self,
+        named: Sequence[NamedGateway],
+        poll_s: float,
+        resolve: Resolve = resolve,
+        ask: Ask = ask,
+    ) -> None:
+        self._poll_s = poll_s
+        self._resolve = resolve
+        self._ask = ask
+        self._limit = asyncio.Semaphore(_MAX_ASKED_AT_ONCE)
+        # The last addresses that each name had: a name that cannot be resolved keeps them.
+        self._addresses: dict[NamedGateway, list[str]] = {entry: [] for entry in named}
+        self._states: dict[Address, GatewayState] = {}
+        self._num_misses: dict[Address, int] = {}
+
+    async def follow(self, found: Found) -> None:
+        while True:
+            # While no name could be resolved, nothing is known.
+            if replicas := await self.poll():
+                found(replicas)
+            await asyncio.sleep(self._poll_s)
+
+    async def poll(self) -> list[GatewayReplica]:
+        """Look once."""
+        await asyncio.gather(*map(self._look_up, self._addresses))
+        places = {
+            (address, entry.port): entry.place
+            for entry, addresses in self._addresses.items()
+            for address in addresses
+        }
+        states = await asyncio.gather(*map(self._state_of, places))
+        self._states = dict(zip(places, states, strict=True))
+        self._num_misses = {key: self._num_misses.get(key, 0) for key in places}
+        return [GatewayReplica(*key, place, self._states[key]) for key, place in places.items()]
+
+    async def _look_up(self, entry: NamedGateway) -> None:
+        try:
+            self._addresses[entry] = await self._resolve(entry.host, entry.port)
+        except OSError as error:
+            _log.warning("name_not_resolved", host=entry.host, error=str(error)[:200])
+
+    async def _state_of(self, key: Address) -> GatewayState:
+        async with self._limit:
+            state = await self._ask(*key)
+        if state is not None:
+            self._num_misses[key] = 0
+            return state
+        self._num_misses[key] = self._num_misses.get(key, 0) + 1
+        if self._num_misses[key] >= _MISSES_UNTIL_UNREADY:
+            return GatewayState.UNREADY
+        return self._states.get(key, GatewayState.UNREADY)
+
+
+def _reasons(body: bytes) -> list[str]:
+    try:
+        reasons = json.loads(body)["reasons"]
+    except (ValueError, KeyError, TypeError):
+        return []
+    return reasons if isinstance(reasons, list) else []

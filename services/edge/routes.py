@@ -1,0 +1,71 @@
+"""Which paths lead to the gateways. A route has no timeout: deadlines are the gateway's."""
+
+from datetime import timedelta
+
+from envoy_data_plane.envoy.config.core.v3 import DataSource
+from envoy_data_plane.envoy.config.route.v3 import (
+    DirectResponseAction,
+    HeaderMatcher,
+    RetryPolicy,
+    RetryPolicyRetryBackOff,
+    RetryPolicyRetryHostPredicate,
+    Route,
+    RouteAction,
+    RouteConfiguration,
+    RouteMatch,
+    VirtualHost,
+)
+from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
+from envoy_data_plane.envoy.type.v3 import Int64Range
+
+from services.edge.clusters import GATEWAYS
+from services.edge.messages import packed, seconds
+
+API_PREFIX = "/v1/"
+# Answered by a gateway: whether requests find their way.
+HEALTH_PATH = "/healthz"
+
+# The request has not reached a gateway in any of these, so a second one cannot repeat its work.
+_RETRY_ON = "connect-failure,refused-stream,reset-before-request"
+_NUM_RETRIES = 3
+_MAX_INT64 = 2**63 - 1
+_NEVER = timedelta(0)
+
+
+def routes(max_body_bytes: int) -> RouteConfiguration:
+    """Everything but these paths is 404."""
+    too_large = HeaderMatcher(
+        name="content-length", range_match=Int64Range(start=max_body_bytes + 1, end=_MAX_INT64)
+    )
+    refused = Route(
+        match=RouteMatch(prefix="/", headers=[too_large]),
+        direct_response=DirectResponseAction(status=413, body=DataSource(inline_string="-")),
+    )
+    served = [
+        Route(match=match, route=_to_gateways())
+        for match in (RouteMatch(prefix=API_PREFIX), RouteMatch(path=HEALTH_PATH))
+    ]
+    host = VirtualHost(name="all", domains=["*"], routes=[refused, *served])
+    return RouteConfiguration(name="edge", virtual_hosts=[host])
+
+
+def _to_gateways() -> RouteAction:
+    return RouteAction(
+        cluster=GATEWAYS,
+        timeout=_NEVER,
+        idle_timeout=_NEVER,
+        retry_policy=RetryPolicy(
+            retry_on=_RETRY_ON,
+            num_retries=_NUM_RETRIES,
+            host_selection_retry_max_attempts=_NUM_RETRIES,
+            retry_host_predicate=[
+                RetryPolicyRetryHostPredicate(
+                    name="envoy.retry_host_predicates.previous_hosts",
+                    typed_config=packed(PreviousHostsPredicate()),
+                )
+            ],
+            retry_back_off=RetryPolicyRetryBackOff(
+                base_interval=seconds(0.025), max_interval=seconds(0.25)
+            ),
+        ),
+    )

@@ -1,0 +1,214 @@
+"""Requests through a real Envoy that the real control plane has configured."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from services.edge.discovery import GatewayState, Place
+from tests.integration.edge_stack import PATIENCE_S, Edge, SmallGateway, running_edge
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running() -> AsyncIterator[Edge]:
+    near = [SmallGateway("a"), SmallGateway("b")]
+    far = [SmallGateway("far", Place("there", "z"))]
+    async with running_edge([*near, *far]) as edge:
+        yield edge
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def edge(running: Edge) -> Edge:
+    """With all gateways ready and known as that."""
+    for gateway in running.gateways:
+        gateway.state, gateway.status = GatewayState.READY, 200
+        gateway.num_pieces, gateway.go = 1, None
+    running.discovery.tell()
+    await running.until_hosts(*((gateway, "healthy") for gateway in running.gateways))
+    return running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def http(edge: Edge) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=edge.root, timeout=PATIENCE_S) as client:
+        yield client
+
+
+async def served_by(http: httpx.AsyncClient, count: int = 20) -> set[str]:
+    """Which gateways answered `count` requests; all of them did."""
+    answers = [await http.post(CHAT, content=b"{}") for _ in range(count)]
+    assert {answer.status_code for answer in answers} == {200}
+    return {answer.headers["x-gateway"] for answer in answers}
+
+
+async def test_a_piece_arrives_before_the_next_one_is_sent(
+    edge: Edge, http: httpx.AsyncClient
+) -> None:
+    for gateway in edge.gateways:
+        gateway.num_pieces, gateway.go = 5, asyncio.Queue()
+    async with http.stream("POST", CHAT, content=b"{}") as answer:
+        assert answer.status_code == 200
+        serving = next(g for g in edge.gateways if g.name == answer.headers["x-gateway"])
+        pieces = answer.aiter_raw()
+        for number in range(5):
+            assert serving.go is not None
+            serving.go.put_nowait(None)
+            async with asyncio.timeout(PATIENCE_S):
+                assert await anext(pieces) == f"data: {number}\n\n".encode()
+
+
+async def test_a_client_that_leaves_is_gone_at_the_gateway(
+    edge: Edge, http: httpx.AsyncClient
+) -> None:
+    for gateway in edge.gateways:
+        gateway.num_pieces, gateway.go, gateway.num_cancelled = 5, asyncio.Queue(), 0
+    async with http.stream("POST", CHAT, content=b"{}") as answer:
+        serving = next(g for g in edge.gateways if g.name == answer.headers["x-gateway"])
+
+    async def has_noticed() -> bool:
+        return serving.num_cancelled == 1
+
+    await edge.until(has_noticed)
+
+
+async def test_a_draining_gateway_ends_what_it_has_and_gets_nothing_new(
+    edge: Edge, http: httpx.AsyncClient
+) -> None:
+    near = edge.gateways[:2]
+    for gateway in near:
+        gateway.num_pieces, gateway.go = 2, asyncio.Queue()
+    async with http.stream("POST", CHAT, content=b"{}") as answer:
+        leaving = next(g for g in near if g.name == answer.headers["x-gateway"])
+        other = next(g for g in near if g is not leaving)
+        other.num_pieces, other.go = 1, None
+        leaving.state = GatewayState.DRAINING
+        edge.discovery.tell()
+        await edge.until_hosts(
+            *((g, "healthy") for g in edge.gateways if g is not leaving),
+            (leaving, "/failed_active_hc/eds_status_draining"),
+        )
+        assert await served_by(http) <= {other.name, "far"}
+        assert leaving.go is not None
+        leaving.go.put_nowait(None)
+        leaving.go.put_nowait(None)
+        assert [piece async for piece in answer.aiter_raw()] == [b"data: 0\n\n", b"data: 1\n\n"]
+
+
+async def test_near_gateways_serve_alone_until_too_few_are_healthy(
+    edge: Edge, http: httpx.AsyncClient
+) -> None:
+    assert await served_by(http) == {"a", "b"}
+    edge.gateways[0].state = GatewayState.UNREADY
+    edge.discovery.tell()
+    a, b, far = edge.gateways
+    unready = (a, "/failed_active_hc/failed_eds_health")
+    await edge.until_hosts(unready, (b, "healthy"), (far, "healthy"))
+    assert await served_by(http, 60) == {"b", "far"}
+    b.state = GatewayState.UNREADY
+    edge.discovery.tell()
+    await edge.until_hosts(unready, (b, "/failed_active_hc/failed_eds_health"), (far, "healthy"))
+    assert await served_by(http) == {"far"}
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_refusal_is_passed_on_once_and_ejects_nobody(
+    edge: Edge, http: httpx.AsyncClient, status: int
+) -> None:
+    for gateway in edge.gateways:
+        gateway.status, gateway.num_requests = status, 0
+    for _ in range(30):
+        answer = await http.post(CHAT, content=b"{}")
+        assert answer.status_code == status
+        assert answer.headers["x-gateway"] in ("a", "b")
+    assert sum(gateway.num_requests for gateway in edge.gateways) == 30
+    stats = await edge.stats("gateways.outlier_detection.ejections")
+    assert stats["cluster.gateways.outlier_detection.ejections_active"] == 0
+    assert stats["cluster.gateways.outlier_detection.ejections_enforced_total"] == 0
+
+
+async def test_what_nobody_can_serve_is_asked_of_everybody(
+    edge: Edge, http: httpx.AsyncClient
+) -> None:
+    for gateway in edge.gateways:
+        gateway.state, gateway.status = GatewayState.UNREADY, 503
+    edge.discovery.tell()
+    bad = "/failed_active_hc/failed_eds_health"
+    await edge.until_hosts(*((gateway, bad) for gateway in edge.gateways))
+    answer = await http.post(CHAT, content=b"{}")
+    assert answer.status_code == 503
+    assert "x-gateway" in answer.headers, "the gateway's own words, with its reason"
+
+
+async def test_who_somebody_is_cannot_be_said_from_outside(
+    edge: Edge, http: httpx.AsyncClient
+) -> None:
+    given = {
+        "x-request-id": "mine",
+        "x-baton-tenant": "root",
+        "x-user-id": "root",
+        "x-auth-request-user": "root",
+        "x-forwarded-client-cert": "By=x",
+        "x-envoy-retry-on": "5xx",
+        "x-envoy-upstream-rq-timeout-ms": "1",
+        "x-gateway-destination-endpoint": "127.0.0.1:1",
+        "x-request-timeout-s": "5",
+        "x-forwarded-for": "10.0.0.1",
+        "authorization": "Bearer key",
+    }
+    answer = await http.post(CHAT, content=b"{}", headers=given)
+    serving = next(g for g in edge.gateways if g.name == answer.headers["x-gateway"])
+    passed = serving.requests[-1]
+    assert passed["authorization"] == "Bearer key"
+    assert passed["x-request-timeout-s"] == "5"
+    assert passed["x-forwarded-for"].startswith("10.0.0.1,")
+    assert passed["x-request-id"] == answer.headers["x-request-id"] != "mine"
+    stripped = set(given) - {
+        "authorization", "x-request-timeout-s", "x-forwarded-for", "x-request-id",
+    }  # fmt: skip
+    assert not stripped & set(passed)
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status", "code"),
+    [
+        ("/readyz/x", {}, 404, "not_found"),
+        ("/v1/../metrics", {}, 404, "not_found"),
+        (CHAT, {"content-length": "8388609"}, 413, "body_too_large"),
+        (CHAT, {"x-large": "a" * 61 * 1024}, 431, "headers_too_large"),
+        (CHAT, {"x_underscore": "a"}, 400, "invalid_http"),
+        (CHAT, {f"x-{number}": "a" for number in range(101)}, 431, "headers_too_large"),
+    ],
+)
+async def test_what_envoy_refuses_reads_like_a_refusal_of_the_gateway(
+    edge: Edge, path: str, headers: dict[str, str], status: int, code: str
+) -> None:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    answer = await exchange(edge, f"POST {path} HTTP/1.1\r\nhost: x\r\n{lines}\r\n".encode())
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == code
+    assert b"x-should-retry: false" in head
+
+
+async def exchange(edge: Edge, sent: bytes) -> bytes:
+    """Everything that Envoy says until it closes the connection, or until its answer is whole."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", edge.port)
+    try:
+        writer.write(sent)
+        async with asyncio.timeout(PATIENCE_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+            if b"connection: close" in head:
+                return head + await reader.read()
+            length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+            return head + await reader.readexactly(length)
+    finally:
+        writer.close()
