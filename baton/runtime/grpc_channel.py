@@ -1,4 +1,4 @@
-"""Channels and unary calls: deadline, request id, trace context, failures as BatonError.
+"""Channels and unary calls: deadline, patience, request id, trace context, BatonError.
 
 LINK_OPTIONS make the loss of a shared stream visible within 300 ms and reconnecting quick; grpc's
 defaults do neither. grpc.aio's `keepalive_timeout_ms` alone is without effect: the ping timer is
@@ -10,6 +10,7 @@ one elsewhere that found a replica gone: all calls made over it are pure or know
 id. grpc does both by itself, told by a service config (gRFC A6, A17).
 """
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -29,15 +30,19 @@ MESSAGE_OPTIONS: Options = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 ]
+# A peer that is back is found within 0.1 s. The "minimum" is how long one attempt may take.
+_RECONNECT: Options = [
+    ("grpc.initial_reconnect_backoff_ms", 20),
+    ("grpc.min_reconnect_backoff_ms", 2000),
+    ("grpc.max_reconnect_backoff_ms", 100),
+]
 LINK_OPTIONS: Options = [
     ("grpc.keepalive_time_ms", 100),
     ("grpc.keepalive_timeout_ms", 150),
     ("grpc.http2.ping_timeout_ms", 150),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.initial_reconnect_backoff_ms", 20),
-    ("grpc.min_reconnect_backoff_ms", 20),
-    ("grpc.max_reconnect_backoff_ms", 100),
+    *_RECONNECT,
 ]
 _OWN_CONNECTION: Options = [("grpc.use_local_subchannel_pool", 1)]
 # The transport takes some 100 KiB of what nobody reads, not 6 MiB: then the writer notices.
@@ -48,10 +53,9 @@ _UNARY_OPTIONS: Options = [
     ("grpc.keepalive_timeout_ms", 1000),
     ("grpc.http2.ping_timeout_ms", 1000),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 20),
-    ("grpc.min_reconnect_backoff_ms", 20),
-    ("grpc.max_reconnect_backoff_ms", 500),
+    *_RECONNECT,
 ]
+_REPEAT_PAUSE_S = 0.05
 _NO_PROXY: Options = [("grpc.enable_http_proxy", 0)]
 _BALANCED = {
     "loadBalancingConfig": [{"round_robin": {}}],
@@ -114,17 +118,26 @@ async def call(
     request: Any,
     *,
     deadline_s: float,
+    patience_s: float = 0.0,
     request_id: str = "",
     traceparent: str = "",
 ) -> Any:
-    """One unary call. Raises the BatonError that the peer raised, Unavailable when it cannot be
-    reached, DeadlineExceeded when `deadline_s` (remaining seconds) ran out."""
+    """One unary call; for `patience_s` it is repeated while nobody answers: a replica may be back
+    in a moment. Raises the BatonError that the peer raised, Unavailable when it cannot be reached,
+    DeadlineExceeded when `deadline_s` (remaining seconds) ran out."""
     if deadline_s <= 0:
         raise failures.DeadlineExceeded("the deadline passed before the call")
-    try:
-        return await method(request, timeout=deadline_s, metadata=outgoing(request_id, traceparent))
-    except grpc.aio.AioRpcError as error:
-        raise failure_of(error) from error
+    now = asyncio.get_running_loop().time
+    ends_s, patient_until_s = now() + deadline_s, now() + min(patience_s, deadline_s)
+    sent = outgoing(request_id, traceparent)
+    while True:
+        try:
+            return await method(request, timeout=ends_s - now(), metadata=sent)
+        except grpc.aio.AioRpcError as error:
+            failure = failure_of(error)
+            if now() + _REPEAT_PAUSE_S >= patient_until_s or not _found_nobody(error):
+                raise failure from error
+        await asyncio.sleep(_REPEAT_PAUSE_S)
 
 
 def outgoing(request_id: str = "", traceparent: str = "") -> tuple[tuple[str, str], ...]:
@@ -135,6 +148,11 @@ def outgoing(request_id: str = "", traceparent: str = "") -> tuple[tuple[str, st
         (metadata.TRACEPARENT, traceparent),
     )
     return tuple(entry for entry in entries if entry[1])
+
+
+def _found_nobody(error: _Failed) -> bool:
+    keys = {key for key, _ in error.trailing_metadata() or ()}
+    return error.code() is grpc.StatusCode.UNAVAILABLE and metadata.FAILURE not in keys
 
 
 def failure_of(error: _Failed) -> failures.BatonError:

@@ -28,6 +28,8 @@ from services.gateway.ports import CallContext, WorkerStream
 
 ARTIFACT_TIMEOUT_S = 60.0
 MAX_ARTIFACT_BYTES = 256 * 1024 * 1024
+# How long a request waits for any replica of a service, when none is there.
+PATIENCE_S = 0.9
 # A router that says nothing for this long is lost; it speaks every 100 ms.
 WATCH_SILENCE_S = 2.0
 
@@ -69,7 +71,8 @@ class GrpcQuota:
         return answer
 
     async def settle(self, record: quota_pb2.UsageRecord, context: CallContext) -> None:
-        await _call(self._stub.Settle, quota_pb2.SettleRequest(usage=record), context)
+        request = quota_pb2.SettleRequest(usage=record)
+        await _call(self._stub.Settle, request, context, 0.0)
 
     async def open_renewals(self) -> ClientFrameStream[quota_pb2.RenewRequest]:
         return _CallStream(self._stub.Renew(metadata=grpc_channel.outgoing()))
@@ -137,7 +140,8 @@ class GrpcRouter:
     async def pick(
         self, request: router_pb2.PickRequest, context: CallContext
     ) -> router_pb2.PickResponse:
-        answer: router_pb2.PickResponse = await _call(self._stub.Pick, request, context)
+        # Another router may be there: no patience.
+        answer: router_pb2.PickResponse = await _call(self._stub.Pick, request, context, 0.0)
         return answer
 
     async def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
@@ -171,11 +175,14 @@ async def dial_worker(endpoint: str) -> WorkerStream:
     return stream
 
 
-async def _call(method: Any, request: Any, context: CallContext) -> Any:
+async def _call(
+    method: Any, request: Any, context: CallContext, patience_s: float = PATIENCE_S
+) -> Any:
     return await grpc_channel.call(
         method,
         request,
         deadline_s=context.deadline_s,
+        patience_s=patience_s,
         request_id=context.request_id,
         traceparent=context.traceparent,
     )

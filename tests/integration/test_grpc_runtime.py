@@ -1,10 +1,13 @@
 """Unary calls and shared streams over real gRPC on loopback."""
 
+import asyncio
+
 import grpc
 import pytest
 
 from baton.runtime import grpc_channel, grpc_server
 from baton.runtime.shared_stream import ClientFrameStream, ServerFrameStream
+from baton.testing.fault_proxy import FaultProxy, OneUpstream
 from baton.wire.failures import DeadlineExceeded, LimitExceeded, Unavailable
 from baton.wire.v1 import failure_pb2, quota_pb2, quota_pb2_grpc, worker_pb2, worker_pb2_grpc
 
@@ -25,6 +28,10 @@ class EchoWorker(worker_pb2_grpc.DecodeWorkerServicer):
         stream = ServerFrameStream(context)
         while (frame := await stream.read()) is not None:
             await stream.write(worker_pb2.WorkerFrame(bye=frame.bye))
+
+
+def refusing(target: grpc.aio.Server) -> None:
+    quota_pb2_grpc.add_QuotaServicer_to_server(RefusingQuota(), target)
 
 
 @pytest.fixture
@@ -78,3 +85,36 @@ async def test_frames_go_both_ways_and_an_end_is_seen(server) -> None:
 async def test_a_taken_port_is_an_os_error(server) -> None:
     with pytest.raises(OSError, match="cannot listen"):
         await grpc_server.start_server(f"127.0.0.1:{server.port}", lambda _: None)
+
+
+async def test_a_connection_that_takes_its_time_is_made() -> None:
+    server = await grpc_server.start_server("127.0.0.1:0", refusing)
+    with FaultProxy(OneUpstream("127.0.0.1", server.port)) as proxy:
+        with proxy.fault(delay_s=0.15):
+            async with grpc_channel.open_channel(proxy.address) as channel:
+                stub = quota_pb2_grpc.QuotaStub(channel)
+                with pytest.raises(LimitExceeded):
+                    await grpc_channel.call(stub.Reserve, quota_pb2.ReserveRequest(), deadline_s=9)
+    await server.stop(0)
+
+
+async def test_a_call_waits_for_a_replica_that_is_back_in_a_moment() -> None:
+    async def reserve(channel: grpc.aio.Channel, patience_s: float) -> None:
+        stub = quota_pb2_grpc.QuotaStub(channel)
+        request = quota_pb2.ReserveRequest()
+        await grpc_channel.call(stub.Reserve, request, deadline_s=20, patience_s=patience_s)
+
+    first = await grpc_server.start_server("127.0.0.1:0", refusing)
+    endpoint = f"127.0.0.1:{first.port}"
+    async with grpc_channel.open_balanced_channel([endpoint]) as channel:
+        with pytest.raises(LimitExceeded):
+            await reserve(channel, 0)
+        await first.stop(0)
+        with pytest.raises(Unavailable):
+            await reserve(channel, 0)
+        waiting = asyncio.create_task(reserve(channel, 15))
+        await asyncio.wait([waiting], timeout=0.3)
+        again = await grpc_server.start_server(endpoint, refusing)
+        with pytest.raises(LimitExceeded):
+            await waiting
+        await again.stop(0)
