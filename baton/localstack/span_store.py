@@ -26,8 +26,11 @@ CREATE TABLE IF NOT EXISTS spans (
     PRIMARY KEY (trace_id, span_id)
 );
 CREATE INDEX IF NOT EXISTS spans_by_request ON spans (request_id);
+CREATE INDEX IF NOT EXISTS spans_by_name ON spans (name, start_ns);
 """
 _INSERT = "INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+# The span of a whole request: its root, or below the edge's.
+_REQUEST_SPAN = "gateway.request"
 _COLUMNS = (
     "trace_id, span_id, parent_id, request_id, service, name, start_ns, end_ns, failed, attributes"
 )
@@ -105,13 +108,17 @@ class SpanStore:
         )
         return [_stored(row) for row in self._db.execute(query, (request_id,))]
 
-    def last_request_ids(self, count: int) -> list[str]:
-        """Request ids of the newest roots, newest first."""
+    def last_requests(self, count: int) -> list[StoredSpan]:
+        """The spans of the newest requests, newest first."""
         query = (
-            "SELECT request_id FROM spans WHERE parent_id = '' AND request_id != '' "
+            f"SELECT {_COLUMNS} FROM spans WHERE name = '{_REQUEST_SPAN}' "
             "ORDER BY start_ns DESC LIMIT ?"
         )
-        return [row[0] for row in self._db.execute(query, (count,))]
+        return [_stored(row) for row in self._db.execute(query, (count,))]
+
+    def last_request_ids(self, count: int) -> list[str]:
+        """Request ids of the newest requests, newest first."""
+        return [span.request_id for span in self.last_requests(count)]
 
 
 def spans_of_export(request: ExportTraceServiceRequest) -> list[StoredSpan]:
