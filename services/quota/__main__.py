@@ -14,8 +14,9 @@ from baton.system.clock import Clock
 from baton.wire.key_registry import Command, KeyRecord
 from baton.wire.v1 import quota_pb2_grpc
 from services.quota.archive import Archiver
+from services.quota.bootstrap_key import BootstrapKey
 from services.quota.ledger import LeaseTerms, Ledger
-from services.quota.registry import Registry
+from services.quota.registry import ReadRegistry, Registry, read_in_thread
 from services.quota.restore import spent_commands
 from services.quota.servicer import QuotaServicer
 from services.quota.settings import PREFIX, Settings
@@ -83,9 +84,11 @@ def _registry(store: RedisStore, settings: Settings, clock: Clock) -> Registry:
             return []
         return await asyncio.to_thread(spent_commands, records, folder, int(clock.unix() * 1000))
 
-    return Registry(
-        store, settings.registry_file, fresh_for_s=settings.fresh_for_s, restore=restore
-    )
+    file = settings.registry_file
+    read: ReadRegistry = read_in_thread
+    if settings.bootstrap_key_file and settings.secret_file:
+        file, read = settings.bootstrap_key_file, BootstrapKey(settings.secret_file).read
+    return Registry(store, file, fresh_for_s=settings.fresh_for_s, read=read, restore=restore)
 
 
 def _archiver(store: RedisStore, settings: Settings) -> Archiver | None:

@@ -21,6 +21,9 @@ class Settings:
     redis_username: str = ""
     redis_password_file: Path | None = None
     registry_file: Path | None = None
+    # Instead of a registry file: one first key, and the secret from which its digest is made.
+    bootstrap_key_file: Path | None = None
+    secret_file: Path | None = None
     usage_dir: Path | None = None
     redis_timeout_s: float = 0.25
     redis_connections: int = 64
@@ -43,6 +46,10 @@ class Settings:
             raise ValueError("redis_url must hold no password: give it in redis_password_file")
         if self.redis_username and not self.redis_password_file:
             raise ValueError("redis_username needs redis_password_file")
+        if self.bootstrap_key_file and self.registry_file:
+            raise ValueError("bootstrap_key_file and registry_file exclude each other")
+        if (self.bootstrap_key_file is None) != (self.secret_file is None):
+            raise ValueError("bootstrap_key_file and secret_file go together")
         if self.redis_connections < 1:
             raise ValueError("redis_connections must be at least 1")
         if self.metered_tenants < 0:

@@ -1,0 +1,47 @@
+"""A registry of one key: the first one of a deployment, which a secret store made and mounts as a
+file. Further keys are in Redis alone. Unlimited, of tenant `bootstrap`.
+"""
+
+import asyncio
+from pathlib import Path
+
+from baton.wire.key_registry import KeyLimits, KeyRecord, RegistryError, key_digest, read_secret
+
+TENANT = "bootstrap"
+_MIN_CHARS = 20
+_SHOWN_CHARS = 7
+
+
+def record_of(api_key: str, server_secret: bytes) -> KeyRecord:
+    """The same for the same key: repeating it changes nothing."""
+    digest = key_digest(server_secret, api_key).hex()
+    return KeyRecord(
+        key_id=f"bootstrap-{digest[:8]}",
+        tenant=TENANT,
+        digest=digest,
+        shown=api_key[:_SHOWN_CHARS],
+        created_unix_s=0,
+        limits=KeyLimits(),
+    )
+
+
+def read_bootstrap_key(key_file: Path, secret_file: Path) -> dict[str, KeyRecord]:
+    """The key by its id. Raises RegistryError, which names the file and never what it holds."""
+    try:
+        api_key = key_file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RegistryError(f"{key_file}: {type(error).__name__}") from None
+    if len(api_key) < _MIN_CHARS or not api_key.isascii() or not api_key.isprintable():
+        raise RegistryError(f"{key_file}: not an API key of {_MIN_CHARS} or more characters")
+    record = record_of(api_key, read_secret(secret_file))
+    return {record.key_id: record}
+
+
+class BootstrapKey:
+    """How the registry reads it; a changed secret file counts once the key's file is read again."""
+
+    def __init__(self, secret_file: Path) -> None:
+        self._secret_file = secret_file
+
+    async def read(self, key_file: Path) -> dict[str, KeyRecord]:
+        return await asyncio.to_thread(read_bootstrap_key, key_file, self._secret_file)
