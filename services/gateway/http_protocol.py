@@ -18,8 +18,9 @@ from services.gateway.openai.errors import error_body
 MAX_HEAD_BYTES = 60 * 1024
 MAX_HEADERS = 100
 HEAD_TIMEOUT_S = 10.0
-# A write waits when this much is not sent yet. The default is 64 KiB for each client that stalls.
-WRITE_BUFFER_BYTES = 16 * 1024
+# A write waits when this much is not sent yet: the socket's own buffer keeps a slow client busy. A
+# chunk of an answer has 300 bytes, and uvloop needs three times that for each that it keeps.
+WRITE_BUFFER_BYTES = 2 * 1024
 # Where an application finds how to cut its connection: a close would wait for the client.
 ABORT_KEY = "baton.abort"
 # ": " and the end of line.
