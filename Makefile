@@ -15,7 +15,7 @@ ARGS ?=
 export BATON_PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status test test-long test-oldest chaos bench bench-peers check fmt protos clean
+.PHONY: help setup up down status test test-long test-oldest chaos bench bench-peers loadtest check fmt protos clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -65,6 +65,9 @@ bench: $(KERNELS) ## the engine beside its peers (ARGS="--quick"; see docs/bench
 
 bench-peers: $(INSTALLED) ## install the peers that `make bench` compares with
 	@PYTHON=$(CURDIR)/$(RUN) tools/bench_peers.sh
+
+loadtest: $(DEPLOY) ## load on what `make up` runs, for two minutes (USERS=20 DURATION=60 ARGS="--scenario reference")
+	@$(PYTHON) -m loadtest $(if $(USERS),--users $(USERS)) $(if $(DURATION),--duration $(DURATION)) $(ARGS)
 
 check: $(DEPLOY) ## format, lint, types, import contracts, generated code: in seconds
 	@tools/check.sh $(VENV)

@@ -1,0 +1,111 @@
+"""A streamed answer, read line by line: when its text came, what the server counted, how it ended.
+
+Times are seconds of one monotonic clock. A gap is between two events that bring text; with
+speculation an event may bring several tokens, so rates go by the server's own count.
+"""
+
+import msgspec
+
+_DONE = b"[DONE]"
+_MAX_SHOWN_CHARS = 200
+
+
+class AnswerError(Exception):
+    """The stream did not end as a stream must; the message is fit for a report."""
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+    code: str | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: _Error | None = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+class StreamedAnswer:
+    """One answer as it arrives. `origin_s`: since when its user waits."""
+
+    def __init__(self, origin_s: float) -> None:
+        self.origin_s = origin_s
+        self.num_prompt_tokens = 0
+        self.num_output_tokens = 0
+        self.first_text_s = 0.0
+        self.last_text_s = 0.0
+        self.num_text_events = 0
+        self._pieces: list[str] = []
+        self._is_done = False
+
+    def feed(self, line: bytes, now_s: float) -> float | None:
+        """Take in one line of the stream. For text: seconds since the text before it, or since the
+        origin for the first. Raises AnswerError for an error event and for what is no event."""
+        payload = line.strip()
+        if not payload.startswith(b"data:"):
+            return None
+        payload = payload[5:].lstrip()
+        if payload == _DONE:
+            self._is_done = True
+            return None
+        text = self._text_of(payload)
+        if not text:
+            return None
+        self._pieces.append(text)
+        before_s = self.last_text_s if self.num_text_events else self.origin_s
+        if not self.num_text_events:
+            self.first_text_s = now_s
+        self.last_text_s = now_s
+        self.num_text_events += 1
+        return now_s - before_s
+
+    def check_end(self) -> None:
+        """The connection brought all there is. Raises AnswerError."""
+        if not self._is_done:
+            raise AnswerError("the stream ended without [DONE]")
+        if not self.num_text_events:
+            raise AnswerError("no text in the answer")
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    @property
+    def decode_s(self) -> float:
+        """From the first text to the last."""
+        return self.last_text_s - self.first_text_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Time per output token after the first; 0 when there is no second one."""
+        return self.decode_s / max(self.num_output_tokens - 1, 1)
+
+    def _text_of(self, payload: bytes) -> str:
+        try:
+            event = _decode(payload)
+        except msgspec.DecodeError as error:
+            raise AnswerError(f"an event is no JSON: {error}") from error
+        if event.error is not None:
+            raise AnswerError(event.error.code or event.error.message[:_MAX_SHOWN_CHARS])
+        if event.usage is not None:
+            self.num_prompt_tokens = event.usage.prompt_tokens
+            self.num_output_tokens = event.usage.completion_tokens
+        deltas = [choice.delta for choice in event.choices if choice.delta is not None]
+        return "".join(delta.content or delta.reasoning_content or "" for delta in deltas)
