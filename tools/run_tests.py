@@ -29,7 +29,7 @@ SECONDS = {
 # One torch thread per worker: two processes with two OpenMP threads each on two cores crawl.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "0"}
 # Folders whose tests only compute: one process per core, one thread each.
-PARALLEL = ("architecture", "model", "simulation")
+PARALLEL = ("unit", "architecture", "model", "simulation")
 PARALLEL_OPTIONS = ["-n", str(min(num_available_cores(), 4)), "--dist", "worksteal"]
 PYTEST_NO_TESTS = 5
 
