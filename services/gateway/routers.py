@@ -15,9 +15,10 @@ from hashlib import blake2b
 
 from baton.runtime import logs
 from baton.system.clock import Clock
-from baton.wire.failures import BatonError, DeadlineExceeded, Unavailable
+from baton.wire.failures import BatonError, DeadlineExceeded
 from baton.wire.v1 import router_pb2
 from services.gateway.ports import CallContext, RouterClient
+from services.gateway.quarantined import QuarantineNews
 
 _WATCH_RETRY_S = 0.2
 
@@ -34,14 +35,17 @@ class Routers:
         clock: Clock,
         rng: random.Random,
         on_models: Callable[[Sequence[router_pb2.ModelState]], None],
+        pick_alone: Callable[[router_pb2.PickRequest], router_pb2.PickResponse],
     ) -> None:
         assert routers, "at least one router"
         self._routers = routers
         self._clock = clock
         self._rng = rng
         self._on_models = on_models
+        self._pick_alone = pick_alone
         # Of the routers that speak: their models by fingerprint.
         self._views: dict[str, dict[str, router_pb2.ModelState]] = {}
+        self._quarantined = QuarantineNews(clock)
 
     @property
     def is_any_heard(self) -> bool:
@@ -60,21 +64,22 @@ class Routers:
     async def pick(
         self, request: router_pb2.PickRequest, context: CallContext
     ) -> router_pb2.PickResponse:
-        """The active router's answer, or the next one's. Raises BatonError."""
+        """The active router's answer, the next one's, or without any, what the last view says.
+        Raises BatonError."""
         ends_s = self._clock.now() + context.deadline_s
         for address in self.in_order(request.model_fp):
             left_s = ends_s - self._clock.now()
             if left_s <= 0:
                 raise DeadlineExceeded("no router answered in time")
             try:
+                self._quarantined.tell(address, request)
                 remaining = replace(context, deadline_s=left_s)
                 return await self._routers[address].pick(request, remaining)
             except BatonError as error:
                 if error.reason != "unavailable":
                     raise
                 _log.info("pick_repeated", request_id=context.request_id, router=address)
-        # Clients read this: gRPC's own words name internal addresses.
-        raise Unavailable("no router answers", reason="overloaded", retry_after_s=1)
+        return self._pick_alone(request)
 
     def _rank(self, address: str, model_fp: str) -> tuple[bool, bool, bytes]:
         model = self._views.get(address, {}).get(model_fp)
@@ -90,10 +95,12 @@ class Routers:
             try:
                 async for view in self._routers[address].watch_admission():
                     self._views[address] = {model.model_fp: model for model in view.models}
+                    self._quarantined.hear(address, view)
                     self._on_models(self._models())
                 reason = "ended"
             except BatonError as error:
                 reason = error.reason
+            self._quarantined.lose(address)
             if self._views.pop(address, None) is not None:
                 _log.warning("router_lost", router=address, reason=reason)
                 if self._views:

@@ -3,7 +3,9 @@
 Gateways count the deaths of their own requests and tell them with each pick. What is kept here lets
 a repeat of a suspect begin as a suspect, and refuses whatever has killed two cores, for a while or
 until workers of another version come. Knows neither prompts nor tenants: the fingerprint is an HMAC
-under the gateways' secret. One router's memory; the next one learns at the cost of two cores more.
+under the gateways' secret. What is refused is told to the gateways, and they tell routers that do
+not know it (`quarantined.py` there): neither the next router nor one that starts again learns it at
+the cost of two more cores. Suspects are this router's alone; a gateway knows its own.
 """
 
 from collections import OrderedDict
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from baton.runtime import instruments, logs
 from baton.system.clock import Clock
 from baton.wire.failures import InvalidRequest
+from baton.wire.v1 import router_pb2
 
 MAX_DEATHS = 2
 QUARANTINE_S = 600.0
@@ -20,6 +23,9 @@ QUARANTINE_S = 600.0
 MAX_FINGERPRINTS = 4096
 MAX_FINGERPRINT_BYTES = 64
 MAX_VERSIONS = 64
+# Of the newest, so many are told; never those that end so soon, which would come back from others.
+MAX_TOLD = 256
+MIN_TOLD_S = 5.0
 
 _log = logs.get("router.quarantine")
 
@@ -31,12 +37,13 @@ class _Entry:
 
 
 class Quarantine:
-    """Bounded; all entries live equally long, the oldest first."""
+    """Bounded; the entries that end first come first."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._versions: set[str] = set()
+        self.newest_version = ""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -74,6 +81,41 @@ class Quarantine:
         if len(self._versions) == MAX_VERSIONS:
             self._versions.clear()
         self._versions.add(software_version)
+        self.newest_version = software_version
+
+    def told(self) -> list[router_pb2.Quarantined]:
+        """What is refused, for other routers."""
+        self._expire()
+        now = self._clock.now()
+        told = [
+            router_pb2.Quarantined(
+                fingerprint=fingerprint,
+                left_s=entry.expires_at - now,
+                software_version=self.newest_version,
+            )
+            for fingerprint, entry in self._entries.items()
+            if entry.num_deaths >= MAX_DEATHS and entry.expires_at - now >= MIN_TOLD_S
+        ]
+        return told[-MAX_TOLD:]
+
+    def learn(self, told: Iterable[router_pb2.Quarantined]) -> None:
+        """What another router refuses; nothing that is of another version."""
+        now = self._clock.now()
+        news = {
+            row.fingerprint: _Entry(MAX_DEATHS, now + min(row.left_s, QUARANTINE_S))
+            for row in told
+            if row.software_version == self.newest_version
+            and 0 < len(row.fingerprint) <= MAX_FINGERPRINT_BYTES
+            and not self._refuses(row.fingerprint)
+        }
+        if news:
+            entries = {**self._entries, **news}
+            in_order = sorted(entries.items(), key=lambda item: item[1].expires_at)
+            self._entries = OrderedDict(in_order[-MAX_FINGERPRINTS:])
+
+    def _refuses(self, fingerprint: bytes) -> bool:
+        known = self._entries.get(fingerprint)
+        return known is not None and known.num_deaths >= MAX_DEATHS
 
     def _note(self, fingerprint: bytes, num_deaths: int, request_id: str) -> _Entry:
         known = self._entries.pop(fingerprint, None)

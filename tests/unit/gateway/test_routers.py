@@ -11,6 +11,7 @@ import pytest
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import BatonError, DeadlineExceeded, Overloaded, Unavailable
 from baton.wire.v1 import router_pb2
+from services.gateway.last_view import LastView
 from services.gateway.ports import CallContext
 from services.gateway.routers import Routers
 
@@ -32,13 +33,17 @@ class OneRouter:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.version = "1"
         self.models: list[Any] | None = [model()]
         self.failure: BatonError | None = None
         self.takes_s = 0.0
         self.deadlines_s: list[float] = []
+        self.refused: list[Any] = []
+        self.told: list[bytes] = []
 
     async def pick(self, request: Any, context: CallContext) -> router_pb2.PickResponse:
         self.deadlines_s.append(context.deadline_s)
+        self.told = [row.fingerprint for row in request.quarantined]
         await asyncio.sleep(self.takes_s)
         if self.failure is not None:
             raise self.failure
@@ -46,7 +51,9 @@ class OneRouter:
 
     async def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
         while self.models is not None:
-            yield router_pb2.WatchAdmissionResponse(models=self.models)
+            yield router_pb2.WatchAdmissionResponse(
+                models=self.models, quarantined=self.refused, software_version=self.version
+            )
             await asyncio.sleep(0.1)
         raise Unavailable("silent")
 
@@ -56,7 +63,8 @@ class Scene:
         self.clock = clock
         self.each = {name: OneRouter(name) for name in NAMES}
         self.seen: list[Sequence[Any]] = []
-        self.routers = Routers(self.each, clock, random.Random(3), self.seen.append)
+        self.alone = LastView(random.Random(4), lambda worker_id: 0).pick
+        self.routers = Routers(self.each, clock, random.Random(3), self.seen.append, self.alone)
 
     async def pick(self, model_fp: str = "m1", deadline_s: float = 10.0) -> str:
         request = router_pb2.PickRequest(model_fp=model_fp)
@@ -93,7 +101,11 @@ def test_all_picks_of_a_model_go_to_one_router_and_models_are_spread() -> None:
 def test_every_gateway_chooses_the_same_order() -> None:
     async def scenario(scene: Scene) -> None:
         other = Routers(
-            dict(reversed(scene.each.items())), scene.clock, random.Random(99), lambda _: None
+            dict(reversed(scene.each.items())),
+            scene.clock,
+            random.Random(99),
+            lambda _: None,
+            scene.alone,
         )
         assert other.in_order("m1") == scene.routers.in_order("m1")
 
@@ -193,5 +205,44 @@ def test_the_last_view_stays_while_no_router_speaks() -> None:
         await asyncio.sleep(1)
         assert not scene.routers.is_any_heard
         assert [state.model_fp for state in scene.seen[-1]] == ["m1"]
+
+    following(scenario)
+
+
+def test_what_a_router_refuses_is_told_to_the_next_one_and_to_its_own_next_life() -> None:
+    async def scenario(scene: Scene) -> None:
+        active = await scene.pick()
+        killer = router_pb2.Quarantined(fingerprint=b"k", left_s=600, software_version="1")
+        scene.each[active].refused = [killer]
+        await asyncio.sleep(0.2)
+        await scene.pick()
+        assert scene.each[active].told == [], "it knows"
+        scene.each[active].models = None
+        await asyncio.sleep(0.2)
+        second = await scene.pick()
+        assert scene.each[second].told == [b"k"]
+        scene.each[second].refused = [killer]
+        scene.each[active].models, scene.each[active].refused = [model()], []
+        await asyncio.sleep(0.6)
+        assert await scene.pick() == active
+        assert scene.each[active].told == [b"k"], "it has forgotten"
+        scene.each[second].refused = []
+        scene.clock.advance(600)
+        await scene.pick()
+        assert scene.each[active].told == []
+
+    following(scenario)
+
+
+def test_what_a_router_of_newer_workers_forgot_is_not_told_to_it() -> None:
+    async def scenario(scene: Scene) -> None:
+        active = await scene.pick()
+        killer = router_pb2.Quarantined(fingerprint=b"k", left_s=600, software_version="1")
+        scene.each[active].refused = [killer]
+        await asyncio.sleep(0.2)
+        scene.each[active].refused, scene.each[active].version = [], "2"
+        await asyncio.sleep(0.2)
+        await scene.pick()
+        assert scene.each[active].told == []
 
     following(scenario)

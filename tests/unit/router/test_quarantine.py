@@ -6,6 +6,7 @@ import pytest
 
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import BatonError, InvalidRequest
+from baton.wire.v1 import router_pb2
 from services.router.quarantine import MAX_FINGERPRINTS, QUARANTINE_S, Quarantine
 
 
@@ -106,3 +107,47 @@ def test_a_pick_tells_whether_its_request_must_compute_by_itself(router, clock) 
         assert (await fleet.pick("r1", poison_fingerprint=b"a")).is_suspect
 
     run_virtual(scenario(), clock)
+
+
+def test_what_one_router_refuses_another_one_refuses_as_long(clock: VirtualClock) -> None:
+    first, second = Quarantine(clock), Quarantine(clock)
+    for each in (first, second):
+        each.greet("1")
+    assert is_refused(first, b"a", 2)
+    assert not is_refused(first, b"b", 1), "a suspect is nobody else's"
+    clock.advance(400)
+    second.learn(first.told())
+    assert is_refused(second, b"a")
+    assert second.admit(b"b", 0, "r1") is False
+    clock.advance(201)
+    assert not is_refused(second, b"a")
+
+
+def test_what_ends_soon_is_not_told(clock: VirtualClock) -> None:
+    quarantine = Quarantine(clock)
+    assert is_refused(quarantine, b"a", 2)
+    clock.advance(QUARANTINE_S - 1)
+    assert quarantine.told() == []
+
+
+def test_nothing_is_learnt_from_routers_of_other_versions(clock: VirtualClock) -> None:
+    older, newer = Quarantine(clock), Quarantine(clock)
+    older.greet("1")
+    newer.greet("1")
+    newer.greet("2")
+    assert is_refused(older, b"a", 2)
+    newer.learn(older.told())
+    assert not is_refused(newer, b"a")
+
+
+def test_what_is_learnt_is_bounded_and_what_ends_first_goes_first(clock: VirtualClock) -> None:
+    quarantine = Quarantine(clock)
+    told = [
+        router_pb2.Quarantined(fingerprint=b"%d" % number, left_s=10 + number % 7)
+        for number in range(MAX_FINGERPRINTS + 50)
+    ]
+    quarantine.learn(told)
+    assert len(quarantine) == MAX_FINGERPRINTS
+    clock.advance(16.5)
+    assert not is_refused(quarantine, b"7")
+    assert len(quarantine) == 0
