@@ -74,7 +74,7 @@ class SmallGateway:
         except asyncio.IncompleteReadError:
             return {}
         first, *lines = text.strip().split("\r\n")
-        headers = dict(line.split(": ", 1) for line in lines)
+        headers = {name: value.strip() for name, _, value in (x.partition(":") for x in lines)}
         headers[":path"] = first.split(" ")[1]
         await reader.readexactly(int(headers.get("content-length", 0)))
         return headers
@@ -264,3 +264,34 @@ async def running_edge(
         await edge.stop_plane()
         for gateway in gateways:
             await gateway.kill()
+
+
+async def send_two_lengths(port: int, order: Sequence[str], cut: str) -> bytes:
+    """Everything that the server says, until it closes, to a request with both lengths and another
+    one behind it; sent as a `whole`, or in `lines`, each in a packet of its own."""
+    body = b"4\r\nabcd\r\n0\r\n\r\n"
+    lengths = {
+        "length": b"content-length: %d\r\n" % len(body),
+        "chunked": b"transfer-encoding: chunked\r\n",
+    }
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+    head += b"".join(lengths[name] for name in order) + b"\r\n"
+    sent = head + body + b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+    reader, writer = await asyncio.open_connection(LOOPBACK, port)
+    try:
+        for part in sent.splitlines(keepends=True) if cut == "lines" else [sent]:
+            writer.write(part)
+            await writer.drain()
+        async with asyncio.timeout(PATIENCE_S):
+            return await _until_closed(reader)
+    finally:
+        writer.close()
+
+
+async def _until_closed(reader: asyncio.StreamReader) -> bytes:
+    said = b""
+    # What the server leaves unread makes its close a reset.
+    with contextlib.suppress(ConnectionError):
+        while part := await reader.read(65536):
+            said += part
+    return said

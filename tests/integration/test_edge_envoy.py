@@ -3,25 +3,60 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
+import grpc
 import httpx
 import pytest
 import pytest_asyncio
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
+from baton.localstack.span_store import StoredSpan, spans_of_export
+from baton.runtime.grpc_server import start_server
 from services.edge.discovery import GatewayState, Place
-from tests.integration.edge_stack import PATIENCE_S, Edge, SmallGateway, running_edge
+from services.edge.http_manager import Tracing
+from tests.integration.edge_stack import (
+    PATIENCE_S,
+    Edge,
+    SmallGateway,
+    running_edge,
+    send_two_lengths,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHAT = "/v1/chat/completions"
 
 
+class Spans(trace_service_pb2_grpc.TraceServiceServicer):
+    """A collector."""
+
+    def __init__(self, spans: list[StoredSpan]) -> None:
+        self._spans = spans
+
+    async def Export(self, request: Any, context: Any) -> ExportTraceServiceResponse:
+        self._spans += spans_of_export(request)
+        return ExportTraceServiceResponse()
+
+
+@pytest.fixture(scope="module")
+def spans() -> list[StoredSpan]:
+    """What Envoy has exported."""
+    return []
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running() -> AsyncIterator[Edge]:
+async def running(spans: list[StoredSpan]) -> AsyncIterator[Edge]:
+    def register(server: grpc.aio.Server) -> None:
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Spans(spans), server)
+
+    collector = await start_server("127.0.0.1:0", register)
     near = [SmallGateway("a"), SmallGateway("b")]
     far = [SmallGateway("far", Place("there", "z"))]
-    async with running_edge([*near, *far]) as edge:
+    async with running_edge([*near, *far], Tracing(f"127.0.0.1:{collector.port}", 100)) as edge:
         yield edge
+    await collector.stop(0)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -98,7 +133,7 @@ async def test_a_draining_gateway_ends_what_it_has_and_gets_nothing_new(
         assert leaving.go is not None
         leaving.go.put_nowait(None)
         leaving.go.put_nowait(None)
-        assert [piece async for piece in answer.aiter_raw()] == [b"data: 0\n\n", b"data: 1\n\n"]
+        assert await answer.aread() == b"data: 0\n\ndata: 1\n\n"
 
 
 async def test_near_gateways_serve_alone_until_too_few_are_healthy(
@@ -212,3 +247,57 @@ async def exchange(edge: Edge, sent: bytes) -> bytes:
             return head + await reader.readexactly(length)
     finally:
         writer.close()
+
+
+@pytest.mark.parametrize("order", [("length", "chunked"), ("chunked", "length")])
+@pytest.mark.parametrize("cut", ["whole", "lines"])
+async def test_two_lengths_are_one_400_and_a_close(
+    edge: Edge, order: tuple[str, str], cut: str
+) -> None:
+    before = [gateway.num_requests for gateway in edge.gateways]
+    answer = await send_two_lengths(edge.port, order, cut)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert [gateway.num_requests for gateway in edge.gateways] == before
+
+
+async def test_the_span_of_the_edge_lies_between_the_client_and_the_gateway(
+    edge: Edge, http: httpx.AsyncClient, spans: list[StoredSpan]
+) -> None:
+    trace_id, client_span = "a" * 32, "b" * 16
+    headers = {"traceparent": f"00-{trace_id}-{client_span}-01"}
+    answer = await http.post(f"{CHAT}?api_key=secret", content=b"{}", headers=headers)
+    serving = next(g for g in edge.gateways if g.name == answer.headers["x-gateway"])
+
+    async def has_come() -> bool:
+        return any(span.trace_id == trace_id for span in spans)
+
+    await edge.until(has_come)
+    (span,) = (span for span in spans if span.trace_id == trace_id)
+    assert (span.service, span.name, span.parent_id) == ("edge", "edge", client_span)
+    assert span.request_id == answer.headers["x-request-id"]
+    assert serving.requests[-1]["traceparent"] == f"00-{trace_id}-{span.span_id}-01"
+    assert "secret" not in str(span.attributes)
+
+
+async def test_the_access_log_is_json_and_tells_no_query(
+    edge: Edge, http: httpx.AsyncClient
+) -> None:
+    answer = await http.post(f"{CHAT}?api_key=secret", content=b"{}")
+    request_id = answer.headers["x-request-id"]
+
+    async def is_written() -> bool:
+        return request_id in edge.log.read_text()
+
+    await edge.until(is_written)
+    log = edge.log.read_text()
+    line = next(line for line in log.splitlines() if request_id in line)
+    written = json.loads(line)
+    assert (written["path"], written["status"]) == (CHAT, 200)
+    assert "secret" not in log
+
+
+async def test_without_tls_http_2_is_spoken_too(edge: Edge) -> None:
+    async with httpx.AsyncClient(http1=False, http2=True, timeout=PATIENCE_S) as http:
+        answer = await http.post(f"{edge.root}{CHAT}", content=b"{}")
+    assert (answer.http_version, answer.status_code) == ("HTTP/2", 200)
