@@ -308,6 +308,10 @@ GATEWAY_REPEATED_PICKS = Counter(
     "Picks repeated because an attempt brought no token, by reason",
     ("reason",),
 )
+GATEWAY_LONE_PICKS = Counter(
+    "baton_gateway_lone_picks",
+    "Picks that the gateway made from the routers' last view, because none of them answered",
+)
 GATEWAY_MOVES = Counter(
     "baton_gateway_moves",
     "Streams that had begun and moved to another worker, by reason",

@@ -85,13 +85,13 @@ class Gateway:
         self.directory = ModelDirectory(aliases or {}, rng)
         self.authenticator = Authenticator(quota, own.server_secret, clock)
         self.leases = LeaseKeeper(outside.quota, rng)
-        self.last_view = LastView()
-        self.moves = MoveGate(rng, self.last_view.has_another)
+        self.moves = MoveGate(rng, lambda model, worker: self.last_view.has_another(model, worker))
         self.links = WorkerLinks(outside.dial, own.gateway_id, clock, self.moves)
+        self.last_view = LastView(rng, self.links.num_open)
         self.auditor = GatewayAuditor(self.leases, self.links)
         self.outbox = Outbox(outside.outbox_file, outside.quota, outside.in_thread)
         self.artifacts = Artifacts(outside.tokenizer, outside.in_thread)
-        self.routers = Routers(outside.routers, clock, rng, self._take_in)
+        self.routers = Routers(outside.routers, clock, rng, self._take_in, self.last_view.pick)
         self.pipeline = Pipeline(self._parts(quota, own.server_secret, limits or Limits()))
 
     async def run(self) -> None:
@@ -114,10 +114,10 @@ class Gateway:
                 self._reached_s[name] = self.clock.now()
             elif self.clock.now() - self._reached_s.get(name, -math.inf) > REACHED_WITHIN_S:
                 reasons.append(f"{name} service unreachable")
-        if not self.routers.is_any_heard:
-            reasons.append("router unreachable")
+        # A gateway that has heard of workers once can serve without a router (last_view.py).
         if not self.directory.num_ready_models:
-            reasons.append("no model has a ready worker")
+            heard = self.routers.is_any_heard
+            reasons.append("no model has a ready worker" if heard else "router unreachable")
         return reasons
 
     def _take_in(self, models: Sequence[router_pb2.ModelState]) -> None:

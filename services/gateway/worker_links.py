@@ -58,6 +58,13 @@ class WorkerLinks:
             for attempt in link.open_attempts():
                 yield attempt.request_id, link.worker.worker_id
 
+    def num_open(self, worker_id: str) -> int | None:
+        """Attempts on a worker; None while its link is lost or closed to new ones."""
+        links = [link for link in self._links.values() if link.worker.worker_id == worker_id]
+        if any(link.closed_to_new for link in links):
+            return None
+        return sum(link.num_open for link in links)
+
     def lose(self, worker_id: str) -> None:
         """The router has ejected this worker: what runs there must move. Whoever follows the
         routers' views calls it, as often as it likes."""
