@@ -1,4 +1,5 @@
-"""Renews the tables that end docs/telemetry.md (metrics) and docs/configuration.md (settings).
+"""Renews the tables that end docs/telemetry.md (metrics) and docs/configuration.md (settings), and
+the settings in the chart's schema.
 
 They are made from the code, never typed: `python -m tools.reference_tables`.
 """
@@ -18,6 +19,7 @@ from services.gateway import settings as gateway_settings
 from services.quota import settings as quota_settings
 from services.router import settings as router_settings
 from services.tokenizer import settings as tokenizer_settings
+from tools import chart_settings
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = (
@@ -81,3 +83,4 @@ PAGES = {"docs/telemetry.md": metrics, "docs/configuration.md": settings}
 if __name__ == "__main__":
     for page in PAGES:
         (ROOT / page).write_text(renewed(page))
+    chart_settings.renew()

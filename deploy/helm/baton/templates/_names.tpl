@@ -1,0 +1,39 @@
+{{/* Names and labels. Every object is called <release>-<what>; a release called baton is not baton-baton. */}}
+
+{{- define "baton.fullname" -}}
+{{- if contains "baton" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-baton" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{/* Labels that select a component's pods: never changed, for Deployments cannot change them. */}}
+{{- define "baton.selector" -}}
+app.kubernetes.io/name: baton
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "baton.labels" -}}
+{{ include "baton.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* A model's name as part of names of objects: lower case letters, digits and dashes. */}}
+{{- define "baton.model.id" -}}
+{{- regexReplaceAll "[^a-z0-9]+" (.name | lower) "-" | trunc 30 | trimAll "-" }}
+{{- end }}
+
+{{- define "baton.image" -}}
+{{ .root.Values.image.registry }}/baton-{{ .service }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{- end }}
+
+{{/* "2Gi", "512Mi", "2GiB", "1G", "1500M" or a plain number, in bytes. */}}
+{{- define "baton.bytes" -}}
+{{- $text := toString . | trimSuffix "B" -}}
+{{- $number := regexFind "^[0-9.]+" $text | float64 -}}
+{{- $unit := regexFind "[A-Za-z]*$" $text -}}
+{{- $factors := dict "" 1 "k" 1000 "K" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- if not (hasKey $factors $unit) }}{{ fail (printf "%s is no size: say 512Mi or 2Gi" .) }}{{ end -}}
+{{ mulf $number (get $factors $unit) | int64 }}
+{{- end }}

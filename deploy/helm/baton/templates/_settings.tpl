@@ -1,0 +1,68 @@
+{{/* What the services are told: environment variables of docs/configuration.md, and mounted secrets. */}}
+
+{{/* Of every service of Baton. */}}
+{{- define "baton.env.all" -}}
+BATON_LOG_LEVEL: {{ .Values.logLevel }}
+{{- with include "baton.otlp" . }}
+OTEL_EXPORTER_OTLP_ENDPOINT: {{ . }}
+OTEL_TRACES_SAMPLER_ARG: {{ $.Values.tracing.sampleRatio | toString | quote }}
+{{- end }}
+{{- if eq .Values.tls.mode "plaintext" }}
+BATON_TLS_PLAINTEXT: "true"
+{{- else }}
+BATON_TLS_CERT_FILE: /etc/baton/tls/tls.crt
+BATON_TLS_KEY_FILE: /etc/baton/tls/tls.key
+BATON_TLS_CA_FILE: /etc/baton/tls/ca.crt
+{{- end }}
+{{- end }}
+
+{{/* `settings` of the values as variables: (dict "prefix" "BATON_ROUTER_" "settings" map). */}}
+{{- define "baton.env.settings" -}}
+{{- range $name, $value := .settings }}
+{{ $.prefix }}{{ upper $name }}: {{ $value | toString | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "baton.otlp" -}}
+{{- if .Values.tracing.endpoint }}{{ .Values.tracing.endpoint }}
+{{- else if .Values.tracing.jaeger.enabled }}http://{{ include "baton.fullname" . }}-jaeger:4317
+{{- end }}
+{{- end }}
+
+{{- define "baton.secret.auth" -}}
+{{ .Values.auth.existingSecret | default (printf "%s-auth" (include "baton.fullname" .)) }}
+{{- end }}
+
+{{- define "baton.secret.tls" -}}
+{{ .Values.tls.existingSecret | default (printf "%s-tls" (include "baton.fullname" .)) }}
+{{- end }}
+
+{{- define "baton.secret.redis" -}}
+{{ .Values.redis.existingSecret | default (printf "%s-redis" (include "baton.fullname" .)) }}
+{{- end }}
+
+{{/* The certificate as a volume of a workload, if there is one. */}}
+{{- define "baton.volume.tls" -}}
+{{- if ne .Values.tls.mode "plaintext" -}}
+- name: tls
+  path: /etc/baton/tls
+  readOnly: true
+  source: {secret: {secretName: {{ include "baton.secret.tls" . }}, defaultMode: 0440}}
+{{- end }}
+{{- end }}
+
+
+{{/* Address of a service's gRPC port. */}}
+{{- define "baton.grpc" -}}
+{{ include "baton.fullname" .root }}-{{ .service }}:7000
+{{- end }}
+
+{{/* Every router by its own stable name: all gateways know the same ones. */}}
+{{- define "baton.routers" -}}
+{{- $name := printf "%s-router" (include "baton.fullname" .) }}
+{{- $all := list }}
+{{- range $number := until (int .Values.router.replicas) }}
+{{- $all = append $all (printf "%s-%d.%s:7000" $name $number $name) }}
+{{- end }}
+{{- join "," $all }}
+{{- end }}

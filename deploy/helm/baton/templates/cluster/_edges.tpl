@@ -1,0 +1,29 @@
+{{/*
+Who dials whom: everything that the network policies allow, and nothing else is. `port` is the
+container's. The left and the right side are components; `dns`, `api`, `hub` and `otlp` are outside.
+*/}}
+{{- define "baton.edges" -}}
+- {from: envoy, to: gateway, port: 8080}
+- {from: envoy, to: edge, port: 18000}
+- {from: edge, to: gateway, port: 8080}
+- {from: edge, to: api}
+- {from: gateway, to: quota, port: 7000}
+- {from: gateway, to: tokenizer, port: 7000}
+- {from: gateway, to: router, port: 7000}
+- {from: gateway, to: decode, port: 7000}
+- {from: router, to: decode, port: 7000}
+- {from: router, to: prefill, port: 7000}
+- {from: router, to: api}
+- {from: decode, to: prefill, port: 7000}
+- {from: quota, to: redis, port: 6379}
+- {from: download, to: hub}
+- {from: test, to: {{ include "baton.way-in" . }}, port: 8080}
+{{- range tuple "envoy" "edge" "gateway" "quota" "tokenizer" "router" "prefill" "decode" }}
+- {from: {{ . }}, to: otlp}
+{{- end }}
+{{- end }}
+
+{{/* The component that clients reach. */}}
+{{- define "baton.way-in" -}}
+{{ ternary "envoy" "gateway" .Values.envoy.enabled }}
+{{- end }}

@@ -1,0 +1,79 @@
+{{/*
+Where a model's files are. Every source becomes one folder, /models/<id>, mounted read-only into the
+model's workers and the tokenizers; a worker knows nothing of hubs.
+
+A hub model is downloaded by one Job per model and storage name into one claim. Pods that mount the
+claim wait, in an init container, for the file that the Job writes last: so there is one download
+however many replicas start at once, no lock, and nothing that runs on nodes.
+*/}}
+
+{{/* Folder of a model inside the containers. */}}
+{{- define "baton.model.folder" -}}
+{{- if .source.demo }}/app/baton/demo_model
+{{- else }}/models/{{ include "baton.model.id" . }}
+{{- end }}
+{{- end }}
+
+{{/* Claim and Job of a download; the name changes with what is downloaded, for Jobs never change. */}}
+{{- define "baton.model.download" -}}
+{{- $hub := .model.source.hub }}
+{{- $what := printf "%s@%s %v" $hub.repository ($hub.revision | default "main") .model.sizeGiB | sha256sum | trunc 6 -}}
+{{ include "baton.fullname" .root }}-{{ include "baton.model.id" .model }}{{ if ne .storage "default" }}-{{ .storage }}{{ end }}-{{ $what }}
+{{- end }}
+
+{{/* Volumes of a workload for one model, as _workload.tpl takes them. */}}
+{{- define "baton.model.volumes" -}}
+{{- $source := .model.source }}
+{{- $id := include "baton.model.id" .model }}
+{{- if $source.hub }}
+- name: model-{{ $id }}
+  path: /models/{{ $id }}
+  readOnly: true
+  source: {persistentVolumeClaim: {claimName: {{ include "baton.model.download" . }}}}
+{{- else if $source.volume }}
+- name: model-{{ $id }}
+  path: /models/{{ $id }}
+  readOnly: true
+  subPath: {{ $source.volume.path | default "" | quote }}
+  source: {persistentVolumeClaim: {claimName: {{ $source.volume.claim }}}}
+{{- else if $source.image }}
+- name: model-{{ $id }}
+  path: /models/{{ $id }}
+  readOnly: true
+  source: {emptyDir: {sizeLimit: {{ printf "%dGi" (add 1 (ceil .model.sizeGiB)) }}}}
+{{- else }}
+[]
+{{- end }}
+{{- end }}
+
+{{/* Init containers of a workload for one model. */}}
+{{- define "baton.model.init" -}}
+{{- $source := .model.source }}
+{{- $id := include "baton.model.id" .model }}
+{{- if $source.hub }}
+- name: wait-for-{{ $id }}
+  image: {{ include "baton.image" (dict "root" .root "service" "tokenizer") }}
+  command: [sh, -c, "until [ -f /models/{{ $id }}/.downloaded ]; do sleep 2; done"]
+  mounts: [{name: model-{{ $id }}, mountPath: /models/{{ $id }}, readOnly: true}]
+{{- else if $source.image }}
+- name: copy-{{ $id }}
+  image: {{ $source.image.reference }}
+  command: [cp, -r, "{{ $source.image.path | trimSuffix "/" }}/.", /models/{{ $id }}]
+  mounts: [{name: model-{{ $id }}, mountPath: /models/{{ $id }}}]
+{{- else }}
+[]
+{{- end }}
+{{- end }}
+
+{{/* A pool of a model with the defaults filled in: (dict "root" $ "model" m "role" "prefill"). */}}
+{{- define "baton.pool" -}}
+{{- $given := get .model .role | default dict }}
+{{- $defaults := deepCopy .root.Values.poolDefaults }}
+{{- $pool := mergeOverwrite $defaults (deepCopy $given) }}
+{{- if $given.resources }}{{ $_ := set $pool "resources" $given.resources }}{{ end }}
+{{- if not $pool.storage }}{{ $_ := set $pool "storage" "default" }}{{ end }}
+{{- if not $pool.startupSeconds }}
+{{- $_ := set $pool "startupSeconds" (add 120 (mulf 10 .model.sizeGiB | ceil)) }}
+{{- end }}
+{{- toYaml $pool }}
+{{- end }}

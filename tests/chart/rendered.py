@@ -1,0 +1,99 @@
+"""Renders the chart with the real Helm library and finds things in what came out.
+
+Profiles are rendered once per session, against a stub API server that knows the custom resources of
+common operators: `lookup` finds nothing there, and `.Capabilities` has them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import helm_python as helm
+import yaml
+
+from baton.testing.kube_api import KubeApi
+from baton.testing.kube_resources import CORE, CUSTOM, Resource
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "deploy/helm/baton"
+PROFILES = {
+    "default": {},
+    **{
+        path.stem.removesuffix("-values"): yaml.safe_load(path.read_text())
+        for path in sorted((CHART / "ci").glob("*-values.yaml"))
+    },
+}
+NAMESPACE = "default"
+WORKLOADS = ("Deployment", "StatefulSet", "Job", "Pod")
+Object = dict[str, Any]
+
+
+@cache
+def chart() -> helm.Chart:
+    return helm.Chart.load(CHART)
+
+
+@contextmanager
+def cluster(
+    kinds: Sequence[Resource] = CORE + CUSTOM, react: Callable[[Object], Object] = lambda new: new
+) -> Iterator[tuple[KubeApi, helm.Config]]:
+    """An empty cluster, and Helm that is connected to it; releases are kept in memory."""
+    with KubeApi(kinds, react=react) as api:
+        config = helm.Config(
+            namespace=NAMESPACE, storage_driver="memory", kubeconfig_content=api.kubeconfig()
+        )
+        with config:
+            yield api, config
+
+
+def render(values: Object, kinds: Sequence[Resource] = CORE + CUSTOM) -> list[Object]:
+    """All objects of a release called `baton`, test hooks too. Raises helm.HelmError."""
+    with cluster(kinds) as (_, config):
+        manifest = config.install(chart(), "baton", values)["manifest"]
+        hooks = [hook["manifest"] for hook in config.get_all("baton")["hooks"]]
+    return [found for text in (manifest, *hooks) for found in yaml.safe_load_all(text) if found]
+
+
+@cache
+def profile(name: str) -> list[Object]:
+    """Do not change what is in it."""
+    return render(PROFILES[name])
+
+
+def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
+    return [found for found in objects if found["kind"] in kinds]
+
+
+def named(objects: list[Object], kind: str, name: str) -> Object:
+    (found,) = [one for one in of_kind(objects, kind) if one["metadata"]["name"] == name]
+    return found
+
+
+def pod_of(workload: Object) -> Object:
+    """Its pod template; a Pod itself."""
+    if workload["kind"] == "Pod":
+        return workload
+    template: Object = workload["spec"]["template"]
+    return template
+
+
+def containers(workload: Object) -> Iterator[Object]:
+    spec = pod_of(workload)["spec"]
+    yield from spec.get("initContainers") or []
+    yield from spec["containers"]
+
+
+def environment(workload: Object) -> dict[str, str]:
+    """The plain variables of its first container."""
+    entries = pod_of(workload)["spec"]["containers"][0].get("env") or []
+    return {entry["name"]: entry.get("value", "") for entry in entries}
+
+
+def component(found: Object) -> str:
+    return str(found["metadata"]["labels"]["app.kubernetes.io/component"])
+
+
+def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
+    return selector.items() <= labels.items()

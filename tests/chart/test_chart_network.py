@@ -1,0 +1,163 @@
+"""Network policies allow what the services dial, and nothing else.
+
+What they dial is read from what they are told: every address in their variables. Workers are found
+by the router, so who dials them is said here, as docs/request-path.md says it.
+"""
+
+import re
+
+import pytest
+
+from tests.chart.rendered import (
+    PROFILES,
+    WORKLOADS,
+    Object,
+    component,
+    containers,
+    environment,
+    of_kind,
+    pod_of,
+    profile,
+    selects,
+)
+
+# Over addresses that the router tells.
+TOLD_BY_THE_ROUTER = {
+    ("gateway", "decode", 7000),
+    ("router", "decode", 7000),
+    ("router", "prefill", 7000),
+    ("decode", "prefill", 7000),
+}
+# Told to Envoy by the control plane, not by a variable.
+TOLD_BY_THE_CONTROL_PLANE = {("envoy", "gateway", 8080)}
+ADMIN_PORT = 9090
+DNS_PORT = 53
+ADDRESS = re.compile(r"\b(?:[a-z0-9-]+\.)?(baton(?:-[a-z]+)+):(\d+)")
+Edge = tuple[str, str, int]
+
+
+def dialled(objects: list[Object]) -> set[Edge]:
+    """From the variables: (who, whom, the whom's container port)."""
+    ports: dict[tuple[str, int], tuple[str, int]] = {}
+    workloads = {one["metadata"]["name"]: one for one in of_kind(objects, *WORKLOADS)}
+    for service in of_kind(objects, "Service"):
+        name = service["metadata"]["name"]
+        if name not in workloads:
+            continue
+        (container,) = pod_of(workloads[name])["spec"]["containers"]
+        targets = {port["name"]: port["containerPort"] for port in container["ports"]}
+        for port in service["spec"]["ports"]:
+            ports[name, port["port"]] = component(service), targets[port["targetPort"]]
+    edges = set()
+    for workload in workloads.values():
+        for name, value in environment(workload).items():
+            if name == "BASE_URL" and value.count(":") == 1:
+                value = value.replace("/v1", ":80" if value.startswith("http:") else ":443")
+            for host, number in ADDRESS.findall(value):
+                edges.add((component(workload), *ports[host, int(number)]))
+    present = {component(one) for one in workloads.values()}
+    told = TOLD_BY_THE_ROUTER | (TOLD_BY_THE_CONTROL_PLANE if "envoy" in present else set())
+    return edges | told
+
+
+def allowed(objects: list[Object], direction: str) -> set[Edge]:
+    """Edges between components that the policies of one direction allow."""
+    pods = {}
+    for workload in of_kind(objects, *WORKLOADS):
+        pods[component(workload)] = pod_of(workload)["metadata"]["labels"]
+    edges = set()
+    for policy in of_kind(objects, "NetworkPolicy"):
+        own = [
+            name
+            for name in pods
+            if selects(policy["spec"]["podSelector"]["matchLabels"], pods[name])
+        ]
+        for rule in policy["spec"].get(direction) or ():
+            for peer in rule.get("from" if direction == "ingress" else "to", ()):
+                if "podSelector" not in peer:
+                    continue
+                wanted = peer["podSelector"]["matchLabels"]
+                others = [name for name in pods if selects(wanted, pods[name])]
+                for port in rule["ports"]:
+                    for one in own:
+                        for other in others:
+                            pair = (other, one) if direction == "ingress" else (one, other)
+                            edges.add((*pair, port["port"]))
+    return edges
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_both_ends_allow_exactly_what_is_dialled(name: str) -> None:
+    objects = profile(name)
+    edges = dialled(objects)
+    assert allowed(objects, "egress") == edges
+    # The collector takes spans of all pods.
+    assert {e for e in allowed(objects, "ingress") if e[1] != "jaeger"} == {
+        e for e in edges if e[1] != "jaeger"
+    }
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_everything_else_is_refused(name: str) -> None:
+    objects = profile(name)
+    policies = {one["metadata"]["name"]: one["spec"] for one in of_kind(objects, "NetworkPolicy")}
+    deny = policies["baton-default-deny"]
+    assert set(deny) == {"podSelector", "policyTypes"}
+    for workload in of_kind(objects, *WORKLOADS):
+        labels = pod_of(workload)["metadata"]["labels"]
+        assert selects(deny["podSelector"]["matchLabels"], labels)
+        spec = policies[f"baton-{component(workload)}"]
+        open_ports = {
+            port["port"]
+            for rule in spec["ingress"] or ()
+            if all("podSelector" not in peer for peer in rule.get("from", ()))
+            for port in rule["ports"]
+        }
+        way_in = {8080} if component(workload) in ("envoy", "gateway") else set()
+        assert open_ports <= {ADMIN_PORT} | way_in
+        outside = {
+            port["port"]
+            for rule in spec["egress"] or ()
+            if "to" not in rule
+            for port in rule["ports"]
+        }
+        watches = {443, 6443} if component(workload) in ("router", "edge") else set()
+        hub = {443} if component(workload) == "download" else set()
+        redis = {6380} if name == "external-redis" and component(workload) == "quota" else set()
+        collector = {4317} if name in ("h100-pools", "air-gapped") else set()
+        assert outside <= {DNS_PORT} | watches | hub | redis | collector, component(workload)
+
+
+def test_only_one_component_is_the_way_in() -> None:
+    for name in PROFILES:
+        objects = profile(name)
+        has_envoy = any(component(one) == "envoy" for one in of_kind(objects, "Deployment"))
+        for policy in of_kind(objects, "NetworkPolicy"):
+            open_ports = [
+                port["port"]
+                for rule in policy["spec"].get("ingress") or ()
+                if all("podSelector" not in peer for peer in rule.get("from", ()))
+                for port in rule["ports"]
+            ]
+            is_way_in = component(policy) == ("envoy" if has_envoy else "gateway")
+            assert (8080 in open_ports) == is_way_in, (name, policy["metadata"]["name"])
+
+
+def test_namespaces_narrow_who_comes_in() -> None:
+    policies = {
+        one["metadata"]["name"]: one["spec"]
+        for one in of_kind(profile("h100-pools"), "NetworkPolicy")
+    }
+    rules = [r for r in policies["baton-envoy"]["ingress"] if r["ports"][0]["port"] == 8080]
+    ingress = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}
+    assert [ingress] in [rule["from"] for rule in rules]
+    assert all("from" in rule for rule in rules)
+    (rule,) = [r for r in policies["baton-router"]["egress"] if r["ports"][0]["port"] == 443]
+    assert rule["to"] == [{"ipBlock": {"cidr": "10.96.0.1/32"}}]
+
+
+def test_every_container_port_has_a_reason() -> None:
+    for workload in of_kind(profile("default"), *WORKLOADS):
+        for container in containers(workload):
+            for port in container.get("ports", ()):
+                assert port["name"] in ("http", "grpc", "admin", "redis", "otlp", "ui")

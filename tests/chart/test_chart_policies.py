@@ -1,0 +1,294 @@
+"""Rules that every rendered object keeps, in every profile."""
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from tests.chart.rendered import (
+    PROFILES,
+    WORKLOADS,
+    Object,
+    component,
+    containers,
+    environment,
+    named,
+    of_kind,
+    pod_of,
+    profile,
+    selects,
+)
+
+SECRET_WORDS = re.compile(r"password|passwd|secret|token(?!i|s)|api[-_]?key", re.IGNORECASE)
+GRACE_REST_S = 10
+SERVERS = ("Deployment", "StatefulSet")
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_pod_is_restricted(name: str) -> None:
+    """The Pod Security Standard `restricted`, and a read-only root besides."""
+    for workload in of_kind(profile(name), *WORKLOADS):
+        spec = pod_of(workload)["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+        kinds = {kind for volume in spec["volumes"] for kind in set(volume) - {"name"}}
+        assert kinds <= {"configMap", "secret", "emptyDir", "persistentVolumeClaim", "projected"}
+        for container in containers(workload):
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert all("hostPort" not in port for port in container.get("ports", ()))
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_container_has_resources_and_a_fixed_image(name: str) -> None:
+    for workload in of_kind(profile(name), *WORKLOADS):
+        for container in containers(workload):
+            resources = container["resources"]
+            assert {"cpu", "memory"} <= set(resources["requests"])
+            assert "memory" in resources["limits"]
+            tag = container["image"].rpartition("/")[2]
+            assert ":" in tag
+            assert not tag.endswith(":latest")
+            mounts = {mount["name"] for mount in container["volumeMounts"]}
+            claims = workload["spec"].get("volumeClaimTemplates", ())
+            volumes = [
+                *pod_of(workload)["spec"]["volumes"],
+                *(claim["metadata"] for claim in claims),
+            ]
+            assert mounts <= {volume["name"] for volume in volumes}
+            paths = [mount["mountPath"] for mount in container["volumeMounts"]]
+            assert len(paths) == len(set(paths))
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_no_secret_is_in_variables_or_arguments(name: str) -> None:
+    for workload in of_kind(profile(name), *WORKLOADS):
+        for container in containers(workload):
+            for entry in container.get("env", ()):
+                assert "secretKeyRef" not in json.dumps(entry), "secrets are files"
+                is_path = str(entry.get("value", "/")).startswith("/")
+                assert is_path or not SECRET_WORDS.search(entry["name"]), entry["name"]
+            words = " ".join([*container.get("command", ()), *container.get("args", ())])
+            assert not SECRET_WORDS.search(words), words
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_generated_secrets_are_in_secrets_only(name: str) -> None:
+    objects = profile(name)
+    others = json.dumps([one for one in objects if one["kind"] != "Secret"])
+    for secret in of_kind(objects, "Secret"):
+        for value in secret["data"].values():
+            assert value not in others
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_server_has_all_probes_on_ports_that_it_has(name: str) -> None:
+    for workload in of_kind(profile(name), *SERVERS):
+        (container,) = pod_of(workload)["spec"]["containers"]
+        ports = {port["name"] for port in container["ports"]}
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            settings = container[probe]
+            target = settings.get("httpGet") or settings["tcpSocket"]
+            assert target["port"] in ports
+        # A loop that is stuck says so after 5 s (baton/runtime/admin.py).
+        assert container["livenessProbe"]["timeoutSeconds"] > 5
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_grace_period_is_enough_for_pre_stop_and_drain(name: str) -> None:
+    for workload in of_kind(profile(name), *SERVERS):
+        spec = pod_of(workload)["spec"]
+        (container,) = spec["containers"]
+        pre_stop = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        drains = [
+            float(value)
+            for name, value in environment(workload).items()
+            if re.search(r"_(DRAIN_S|UNREADY_S|STOP_GRACE_S)$", name)
+        ]
+        assert spec["terminationGracePeriodSeconds"] >= pre_stop + sum(drains) + GRACE_REST_S - 1
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_worker_may_load_for_as_long_as_its_startup_probe_waits(name: str) -> None:
+    for workload in of_kind(profile(name), *SERVERS):
+        load_s = environment(workload).get("BATON_WORKER_LOAD_TIMEOUT_S")
+        if load_s is None:
+            continue
+        probe = pod_of(workload)["spec"]["containers"][0]["startupProbe"]
+        budget_s = probe["periodSeconds"] * probe["failureThreshold"]
+        assert float(load_s) + 30 <= budget_s < workload["spec"]["progressDeadlineSeconds"]
+
+
+def test_startup_budget_grows_with_the_model() -> None:
+    small = named(profile("default"), "Deployment", "baton-baton-demo-decode")
+    large = named(profile("h100-pools"), "Deployment", "baton-qwen-qwen3-32b-decode")
+    small_s, large_s = (
+        float(environment(one)["BATON_WORKER_LOAD_TIMEOUT_S"]) for one in (small, large)
+    )
+    assert small_s < 150
+    assert large_s > 600
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_selectors_match_the_pods_they_mean(name: str) -> None:
+    objects = profile(name)
+    pods = {
+        workload["metadata"]["name"]: pod_of(workload)["metadata"]["labels"]
+        for workload in of_kind(objects, "Deployment", "StatefulSet")
+    }
+    for workload in of_kind(objects, "Deployment", "StatefulSet"):
+        own = workload["metadata"]["name"]
+        selector = workload["spec"]["selector"]["matchLabels"]
+        assert [pod for pod in pods if selects(selector, pods[pod])] == [own]
+    for service in of_kind(objects, "Service"):
+        found = [pod for pod in pods if selects(service["spec"]["selector"], pods[pod])]
+        own = service["metadata"]["name"]
+        if own == "baton-workers":
+            assert found == [pod for pod in pods if pod.endswith(("-prefill", "-decode"))]
+        else:
+            assert found == [own]
+        workload = next(
+            one
+            for one in of_kind(objects, "Deployment", "StatefulSet")
+            if one["metadata"]["name"] == found[0]
+        )
+        ports = {port["name"] for port in next(containers_of(workload))["ports"]}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+
+
+def containers_of(workload: Object) -> Iterator[Object]:
+    yield from pod_of(workload)["spec"]["containers"]
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_who_may_be_evicted_leaves_somebody(name: str) -> None:
+    objects = profile(name)
+    budgets = {
+        one["metadata"]["name"]: one["spec"] for one in of_kind(objects, "PodDisruptionBudget")
+    }
+    for workload in of_kind(objects, "Deployment", "StatefulSet"):
+        replicas = workload["spec"].get("replicas")
+        has_budget = workload["metadata"]["name"] in budgets
+        assert has_budget == (replicas is None or replicas > 1), workload["metadata"]["name"]
+        if has_budget:
+            budget = budgets[workload["metadata"]["name"]]
+            assert budget["maxUnavailable"] == 1
+            labels = pod_of(workload)["metadata"]["labels"]
+            assert selects(budget["selector"]["matchLabels"], labels)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_scalers_own_the_replicas_of_what_they_scale(name: str) -> None:
+    objects = profile(name)
+    scaled = {
+        scaler["spec"]["scaleTargetRef"]["name"]
+        for scaler in of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject")
+    }
+    unset = {
+        workload["metadata"]["name"]
+        for workload in of_kind(objects, "Deployment", "StatefulSet")
+        if "replicas" not in workload["spec"]
+    }
+    assert scaled == unset
+    for scaler in of_kind(objects, "HorizontalPodAutoscaler"):
+        assert scaler["spec"]["minReplicas"] <= scaler["spec"]["maxReplicas"]
+
+
+def test_pools_of_h100s_grow_by_what_they_lack() -> None:
+    objects = profile("h100-pools")
+    prefill = named(objects, "HorizontalPodAutoscaler", "baton-qwen-qwen3-32b-prefill")
+    (metric,) = prefill["spec"]["metrics"]
+    assert metric["external"]["metric"]["name"] == "baton_prefill_queue_seconds"
+    assert metric["external"]["target"]["value"] == "1.5"
+    decode = named(objects, "ScaledObject", "baton-qwen-qwen3-32b-decode")
+    (trigger,) = decode["spec"]["triggers"]
+    assert trigger["metadata"]["threshold"] == "70"
+    assert "baton_kv_blocks_promised" in trigger["metadata"]["query"]
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_only_router_and_edge_may_ask_the_api_server_and_only_for_endpoints(name: str) -> None:
+    objects = profile(name)
+    (role,) = of_kind(objects, "Role")
+    assert role["rules"] == [
+        {
+            "apiGroups": ["discovery.k8s.io"],
+            "resources": ["endpointslices"],
+            "verbs": ["get", "list", "watch"],
+        }
+    ]
+    for workload in of_kind(objects, *WORKLOADS):
+        spec = pod_of(workload)["spec"]
+        watches = component(workload) in ("router", "edge")
+        assert spec["automountServiceAccountToken"] is watches
+        assert spec["serviceAccountName"] == ("baton-watcher" if watches else "baton")
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_hub_model_is_downloaded_once_for_each_storage_it_is_read_from(name: str) -> None:
+    objects = profile(name)
+    jobs = {
+        job["metadata"]["name"]: pod_of(job)["spec"]["volumes"] for job in of_kind(objects, "Job")
+    }
+    claims = {one["metadata"]["name"] for one in of_kind(objects, "PersistentVolumeClaim")}
+    assert set(jobs) == claims
+    read = {
+        volume["persistentVolumeClaim"]["claimName"]
+        for workload in of_kind(objects, "Deployment")
+        for volume in pod_of(workload)["spec"]["volumes"]
+        if "persistentVolumeClaim" in volume
+    }
+    assert claims <= read
+    assert len(claims) == {"gpu-node": 1, "h100-pools": 2}.get(name, 0)
+
+
+def test_workers_see_models_read_only_and_wait_for_the_download() -> None:
+    for workload in of_kind(profile("gpu-node"), "Deployment"):
+        if component(workload) not in ("prefill", "decode", "tokenizer"):
+            continue
+        spec = pod_of(workload)["spec"]
+        assert ".downloaded" in json.dumps(spec["initContainers"])
+        for container in containers(workload):
+            (mount,) = [
+                m for m in container["volumeMounts"] if m["mountPath"].startswith("/models/")
+            ]
+            assert mount["readOnly"] is True
+
+
+def test_gpu_workers_are_placed_on_gpu_nodes() -> None:
+    for workload in of_kind(profile("h100-pools"), "Deployment"):
+        if component(workload) not in ("prefill", "decode"):
+            continue
+        spec = pod_of(workload)["spec"]
+        assert spec["runtimeClassName"] == "nvidia"
+        assert spec["nodeSelector"] == {"cloud.example.com/pool": f"h100-{component(workload)}"}
+        assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+        (shm,) = [volume for volume in spec["volumes"] if volume["name"] == "shm"]
+        assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "4Gi"}
+        assert workload["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_dashboards_and_rules_are_the_files() -> None:
+    objects = profile("h100-pools")
+    boards = [
+        one for one in of_kind(objects, "ConfigMap") if "dashboard" in one["metadata"]["name"]
+    ]
+    assert len(boards) >= 4
+    for board in boards:
+        (text,) = board["data"].values()
+        assert json.loads(text)["panels"]
+        assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+    (rule,) = of_kind(objects, "PrometheusRule")
+    text = yaml.safe_dump(rule)
+    assert "BatonNoReadyWorkers" in text
+    assert "{{ $labels.role }}" in text
+
+
+def test_aliases_share_by_weight() -> None:
+    aliases = named(profile("two-models"), "ConfigMap", "baton-aliases")["data"]["aliases"]
+    assert aliases.split() == ["any=baton-demo:10", "any=qwen3-0.6b:90", "qwen=qwen3-0.6b:100"]

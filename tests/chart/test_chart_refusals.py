@@ -1,0 +1,132 @@
+"""What cannot work is refused with a sentence that says what to do."""
+
+from typing import Any
+
+import helm_python as helm
+import pytest
+
+from baton.testing.kube_resources import CORE
+from tests.chart.rendered import PROFILES, chart, render
+
+
+def model(**pool: Any) -> dict[str, Any]:
+    return {"name": "m", "source": {"demo": True}, "sizeGiB": 0.01, "decode": pool}
+
+
+REFUSED = {
+    "typo": ({"gatway": {}}, "additional properties 'gatway' not allowed"),
+    "typo inside": ({"gateway": {"replcas": 2}}, "additional properties 'replcas' not allowed"),
+    "typo of a setting": (
+        {"gateway": {"settings": {"max_open_request": 1}}},
+        "additional properties 'max_open_request' not allowed",
+    ),
+    "typo in a model": ({"models": [{**model(), "sizeGib": 1}]}, "'sizeGib' not allowed"),
+    "negative replicas": ({"router": {"replicas": -1}}, "minimum: got -1, want 1"),
+    "negative pool": ({"models": [model(replicas=-2)]}, "minimum: got -2, want 0"),
+    "no model": ({"models": []}, "minItems: got 0, want 1"),
+    "latest": ({"image": {"tag": "latest"}}, "'/image/tag'"),
+    "two sources": (
+        {"models": [{**model(), "source": {"demo": True, "volume": {"claim": "c"}}}]},
+        "maxProperties: got 2, want 1",
+    ),
+    "inline key": ({"auth": {"apiKey": "bt-1"}}, "secrets are never values.*auth.existingSecret"),
+    "inline hub token": (
+        {"hub": {"token": "hf_x"}},
+        "secrets are never values.*hub.existingSecret",
+    ),
+    "inline password": (
+        {"redis": {"password": "x"}},
+        "secrets are never values.*redis.existingSecret",
+    ),
+    "password in a URL": (
+        {"redis": {"enabled": False, "url": "redis://:x@redis:6379/0"}},
+        "redis.url holds a user or password",
+    ),
+    "no Redis": ({"redis": {"enabled": False}}, "say where your Redis is in redis.url"),
+    "two Redis": ({"redis": {"url": "redis://redis:6379"}}, "set redis.enabled: false"),
+    "no decode worker": ({"models": [model(replicas=0)]}, "without a decode worker nothing"),
+    "two models of one name": (
+        {"models": [model(), {**model(), "name": "M"}]},
+        'would be called "m" in the cluster like another one',
+    ),
+    "weights above the memory": (
+        {"models": [{**model(), "sizeGiB": 7}]},
+        "need 7.5 GiB, but resources.limits.memory is 2.0 GiB",
+    ),
+    "pool above the memory": (
+        {"models": [model(settings={"kv_memory": "4GiB"})]},
+        "need 4.5 GiB, but resources.limits.memory is 2.0 GiB",
+    ),
+    "weights above the GPU": (
+        {
+            "models": [
+                {
+                    **model(
+                        gpuMemoryGiB=24,
+                        resources={
+                            "requests": {"memory": "8Gi"},
+                            "limits": {"memory": "8Gi", "nvidia.com/gpu": 1},
+                        },
+                    ),
+                    "sizeGiB": 60,
+                }
+            ],
+            "poolDefaults": {"resources": {"limits": {"memory": "64Gi"}}},
+        },
+        "need 60.0 GiB, but 80 % of a GPU with 24 GiB are 19.2 GiB",
+    ),
+    "two GPUs": (
+        {
+            "models": [
+                model(
+                    resources={
+                        "requests": {"memory": "8Gi"},
+                        "limits": {"memory": "8Gi", "nvidia.com/gpu": 2},
+                    }
+                )
+            ]
+        },
+        "a worker uses one GPU",
+    ),
+    "no memory limit": (
+        {"models": [model(resources={"requests": {"memory": "1Gi"}})]},
+        "a worker needs a memory request and limit",
+    ),
+    "unknown storage": ({"models": [model(storage="fast")]}, "there is no storage.fast"),
+    "short grace period": (
+        {"terminationGracePeriodSeconds": 60},
+        "terminationGracePeriodSeconds is 60, but baton-.* needs 1[0-9]+: preStop, drain and 10 s",
+    ),
+    "certificates without a name": (
+        {"tls": {"mode": "existingSecret"}},
+        "name it in tls.existingSecret",
+    ),
+    "route past Envoy": (
+        {"httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]}},
+        "set envoy.enabled: false",
+    ),
+    "route from nowhere": (
+        {"envoy": {"enabled": False}, "httpRoute": {"enabled": True}},
+        "name the Gateway in httpRoute.parentRefs",
+    ),
+    "bounds of a scaler": (
+        {"gateway": {"autoscaling": {"enabled": True, "minReplicas": 9, "maxReplicas": 2}}},
+        "minReplicas is above maxReplicas",
+    ),
+    "no cert-manager": ({"tls": {"mode": "certManager"}}, "which this cluster does not have"),
+}
+
+
+@pytest.mark.parametrize(("values", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_a_sentence(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(helm.HelmError, match=sentence):
+        chart().render(values, name="baton", namespace="serving")
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [("gateway-api", "gateway.networking.k8s.io/v1"), ("h100-pools", "cert-manager.io/v1")],
+)
+def test_cluster_without_the_custom_resources_is_told_so(name: str, missing: str) -> None:
+    with pytest.raises(helm.HelmError, match=f"custom resources of {missing}"):
+        render(PROFILES[name], CORE)

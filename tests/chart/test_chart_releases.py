@@ -1,0 +1,101 @@
+"""A release's life through the real Helm library, against a stub API server: it validates nothing
+and runs nothing, so this shows what Helm does with the chart, not that a cluster accepts it."""
+
+import base64
+import ssl
+from pathlib import Path
+
+import yaml
+
+from baton.testing.kube_api import KubeApi
+from baton.testing.kube_store import Key, Object
+from tests.chart.rendered import NAMESPACE, PROFILES, chart, cluster
+
+SECRETS = ("baton-auth", "baton-tls", "baton-redis")
+
+
+def secrets(api: KubeApi) -> dict[str, dict[str, str]]:
+    items, _ = api.store.all_of("", "secrets", NAMESPACE)
+    return {item["metadata"]["name"]: item["data"] for item in items}
+
+
+def replicas(api: KubeApi, name: str) -> int:
+    deployment = api.store.get(Key("apps", "deployments", NAMESPACE, name))
+    return int(deployment["spec"]["replicas"])
+
+
+def finished(created: Object) -> Object:
+    """What a kubelet makes of a pod that ends well."""
+    if created["kind"] == "Pod":
+        return {**created, "status": {"phase": "Succeeded"}}
+    return created
+
+
+def test_keys_survive_upgrades_and_rollbacks_and_an_uninstall() -> None:
+    with cluster() as (api, config):
+        assert config.install(chart(), "baton", {})["status"] == "deployed"
+        first = secrets(api)
+        assert set(first) == set(SECRETS)
+        config.upgrade(chart(), "baton", {"gateway": {"replicas": 5}})
+        assert (replicas(api, "baton-gateway"), secrets(api)) == (5, first)
+        config.rollback("baton")
+        assert (replicas(api, "baton-gateway"), secrets(api)) == (2, first)
+        config.uninstall("baton")
+        left = secrets(api)
+        assert left == {"baton-auth": first["baton-auth"]}, "keys are kept, nothing else is"
+        for group, plural in (("apps", "deployments"), ("apps", "statefulsets"), ("", "services")):
+            assert api.store.all_of(group, plural, NAMESPACE)[0] == []
+        config.install(chart(), "baton", {})
+        assert secrets(api)["baton-auth"] == first["baton-auth"]
+
+
+def test_generated_keys_are_of_the_form_that_the_services_read(tmp_path: Path) -> None:
+    with cluster() as (api, config):
+        config.install(chart(), "baton", {})
+        made = {
+            name: {key: base64.b64decode(value) for key, value in data.items()}
+            for name, data in secrets(api).items()
+        }
+    auth = made["baton-auth"]
+    assert auth["api-key"].startswith(b"bt-")
+    assert len(auth["api-key"]) == 46
+    assert len(bytes.fromhex(auth["server-secret"].decode())) == 32
+    assert made["baton-redis"]["auth.conf"].split()[1] == made["baton-redis"]["password"]
+    for name, content in made["baton-tls"].items():
+        (tmp_path / name).write_bytes(content)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    context.load_verify_locations(tmp_path / "ca.crt")
+
+
+def test_every_upgrade_between_profiles_is_taken_by_helm() -> None:
+    with cluster() as (api, config):
+        config.install(chart(), "baton", PROFILES["minimal"])
+        for name in ("default", "two-models", "gateway-api", "h100-pools"):
+            config.upgrade(chart(), "baton", PROFILES[name])
+        assert api.store.all_of("gateway.networking.k8s.io", "httproutes")[0] == []
+        assert len(api.store.all_of("batch", "jobs")[0]) == 2
+        assert len(config.history("baton")) == 5
+
+
+def test_helm_test_runs_the_script_that_streams_a_completion() -> None:
+    with cluster(react=finished) as (api, config):
+        config.install(chart(), "baton", {})
+        config.test("baton", timeout=30)
+        pod = api.store.get(Key("", "pods", NAMESPACE, "baton-test"))
+        script = api.store.get(Key("", "configmaps", NAMESPACE, "baton-test"))["data"]
+        (container,) = pod["spec"]["containers"]
+        assert container["command"] == ["python", "/test/stream_completion.py"]
+        compile(script["stream_completion.py"], "stream_completion.py", "exec")
+
+
+def test_notes_tell_how_to_read_the_key_ask_and_look() -> None:
+    notes = chart().render({}, name="baton", namespace="llm")["baton/templates/NOTES.txt"]
+    for words in (
+        "kubectl -n llm get secret baton-auth",
+        "port-forward svc/baton-envoy 8080:80",
+        "curl http://127.0.0.1:8080/v1/chat/completions",
+        "port-forward svc/baton-jaeger 16686:16686",
+    ):
+        assert words in notes
+    assert yaml.safe_load(PROFILES["minimal"]["models"][0]["name"]) in notes

@@ -1,0 +1,121 @@
+"""What the chart tells the services is what they understand, and the schema names every setting."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from baton.runtime import environment, peer_tls
+from baton.worker import settings as worker_settings
+from services.edge import settings as edge_settings
+from services.gateway import settings as gateway_settings
+from services.quota import settings as quota_settings
+from services.router import settings as router_settings
+from services.tokenizer import settings as tokenizer_settings
+from tests.chart.rendered import (
+    CHART,
+    PROFILES,
+    WORKLOADS,
+    Object,
+    component,
+    containers,
+    of_kind,
+    profile,
+)
+from tests.chart.rendered import (
+    environment as variables,
+)
+from tools import chart_settings
+
+WORKER = (worker_settings.ENVIRONMENT_PREFIX, worker_settings.Settings)
+CLASSES: dict[str, tuple[str, Any]] = {
+    "gateway": (gateway_settings.PREFIX, gateway_settings.GatewaySettings),
+    "quota": (quota_settings.PREFIX, quota_settings.Settings),
+    "tokenizer": (tokenizer_settings.PREFIX, tokenizer_settings.Settings),
+    "router": (router_settings.ENVIRONMENT_PREFIX, router_settings.Settings),
+    "prefill": WORKER,
+    "decode": WORKER,
+    "edge": (edge_settings.PREFIX, edge_settings.Settings),
+    "envoy": (edge_settings.ENVOY_PREFIX, edge_settings.EnvoySettings),
+}
+# Read by libraries, by the process root and by the test's script.
+OTHERS = {
+    "BATON_LOG_LEVEL", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_SAMPLER_ARG",
+    "HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_TOKEN_PATH", "HOME", "XDG_CACHE_HOME",
+    "BASE_URL", "MODEL", "KEY_FILE",
+}  # fmt: skip
+
+
+def told(workload: Object) -> dict[str, str]:
+    """The variables of its container; those that come from the pod have some value."""
+    entries = {entry["name"]: "x" for c in containers(workload) for entry in c.get("env", ())}
+    return {**entries, **variables(workload)}
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_each_service_reads_its_variables_and_knows_all_of_them(name: str) -> None:
+    seen = set()
+    for workload in of_kind(profile(name), *WORKLOADS):
+        env = told(workload)
+        known = set(OTHERS)
+        for prefix, cls in [
+            (peer_tls.PREFIX, peer_tls.Settings),
+            *filter(None, [CLASSES.get(component(workload))]),
+        ]:
+            environment.parse(cls, prefix, env)
+            known |= {variable for variable in env if variable.startswith(prefix)}
+            seen.add(component(workload))
+        assert set(env) <= known, workload["metadata"]["name"]
+    assert {"gateway", "quota", "tokenizer", "router", "prefill", "decode"} <= seen
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_started_module_is_there(name: str) -> None:
+    for workload in of_kind(profile(name), *WORKLOADS):
+        for container in containers(workload):
+            words = [*container.get("command", ()), *container.get("args", ())]
+            if words[:2] == ["python", "-m"]:
+                assert importlib.util.find_spec(words[2]), words
+
+
+def test_schema_names_the_settings_of_today() -> None:
+    text = chart_settings.SCHEMA.read_text()
+    assert text == chart_settings.renewed(text), "run: python -m tools.reference_tables"
+
+
+def test_settings_that_the_chart_makes_itself_are_none_that_users_give() -> None:
+    for service, names in chart_settings.OWN.items():
+        fields = chart_settings.CLASSES[service].__dataclass_fields__
+        assert set(names.split()) <= set(fields), service
+
+
+def test_values_are_for_newcomers() -> None:
+    lines = (CHART / "values.yaml").read_text().splitlines()
+    assert len(lines) <= 250
+    assert max(map(len, lines)) <= 110
+    default = yaml.safe_load((CHART / "values.yaml").read_text())
+    uncommented = [key for key in default if not _has_comment_near(lines, key)]
+    assert uncommented == []
+
+
+def _has_comment_near(lines: list[str], key: str) -> bool:
+    """A comment above its line, or below it where its own keys begin."""
+    (number,) = [n for n, line in enumerate(lines) if line.startswith(f"{key}:")]
+    block = [lines[number - 1], lines[number]]
+    for line in lines[number + 1 :]:
+        if line and not line.startswith((" ", "#")):
+            break
+        block.append(line)
+    return any("#" in line for line in block)
+
+
+def test_demo_model_is_where_the_images_have_it() -> None:
+    folder = Path(chart_settings.__file__).parents[1] / "baton/demo_model"
+    size_gib = sum(file.stat().st_size for file in folder.iterdir()) / 2**30
+    (model,) = yaml.safe_load((CHART / "values.yaml").read_text())["models"]
+    assert size_gib <= model["sizeGiB"]
+    for workload in of_kind(profile("default"), "Deployment"):
+        if component(workload) == "decode":
+            assert variables(workload)["BATON_WORKER_MODEL"] == "/app/baton/demo_model"

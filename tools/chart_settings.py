@@ -1,0 +1,82 @@
+"""Renews the part of the chart's schema that names every setting of every service.
+
+They are made from the settings classes, never typed (`python -m tools.reference_tables` does it, too).
+So a typo in `gateway.settings` is refused before anything starts. What the chart sets itself is left
+out.
+"""
+
+import dataclasses
+import json
+import typing
+from pathlib import Path
+from typing import Any
+
+from baton.worker import settings as worker_settings
+from services.edge import settings as edge_settings
+from services.gateway import settings as gateway_settings
+from services.quota import settings as quota_settings
+from services.router import settings as router_settings
+from services.tokenizer import settings as tokenizer_settings
+
+SCHEMA = Path(__file__).parents[1] / "deploy/helm/baton/values.schema.json"
+CLASSES = {
+    "gateway": gateway_settings.GatewaySettings,
+    "quota": quota_settings.Settings,
+    "tokenizer": tokenizer_settings.Settings,
+    "router": router_settings.Settings,
+    "worker": worker_settings.Settings,
+    "edge": edge_settings.Settings,
+    "envoy": edge_settings.EnvoySettings,
+}
+# Listening addresses, names, paths, peers and times to leave follow from the rest of the values.
+OWN = {
+    "gateway": "listen admin_listen gateway_id quota tokenizer router secret_file aliases "
+    "aliases_file outbox_dir unready_s drain_s",
+    "quota": "listen admin_listen redis_url redis_username redis_password_file registry_file "
+    "bootstrap_key_file secret_file usage_dir drain_s",
+    "tokenizer": "listen admin_listen models drain_s",
+    "router": "listen admin_listen router_id workers stop_grace_s",
+    "worker": "listen admin_listen model model_name worker_id device state_dir handoff_dir "
+    "load_timeout_s drain_s",
+    "edge": "listen admin_listen gateways http_listen tls_cert_file tls_key_file",
+    "envoy": "control_plane node_id admin_listen metrics_listen max_heap_bytes unready_s drain_s",
+}
+
+
+def settings_schema(service: str) -> dict[str, Any]:
+    """An object with a property for each setting that users may set."""
+    cls = CLASSES[service]
+    hints = typing.get_type_hints(cls)
+    own = OWN[service].split()
+    names = [field.name for field in dataclasses.fields(cls) if field.name not in own]
+    properties = {name: _value_schema(hints[name]) for name in names}
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _value_schema(hint: Any) -> dict[str, Any]:
+    options = [option for option in typing.get_args(hint) if option is not type(None)]
+    if typing.get_origin(hint) is typing.Literal:
+        return {"enum": list(typing.get_args(hint))}
+    if bool in (hint, *options):
+        return {"type": "boolean"}
+    if int in (hint, *options):
+        return {"type": "integer"}
+    if float in (hint, *options):
+        return {"type": "number"}
+    return {"type": "string"}
+
+
+def renewed(text: str) -> str:
+    """The schema with its settings made anew."""
+    schema = json.loads(text)
+    schema["$defs"]["settings"] = {service: settings_schema(service) for service in CLASSES}
+    return json.dumps(schema, indent=2) + "\n"
+
+
+def renew() -> None:
+    """Write the schema."""
+    SCHEMA.write_text(renewed(SCHEMA.read_text()))
+
+
+if __name__ == "__main__":
+    renew()
