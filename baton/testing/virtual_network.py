@@ -51,6 +51,9 @@ class _Wire:
 
     async def change(self, timeout_s: float | None = None) -> None:
         """Wait for one, or for so long."""
+        if timeout_s is None:
+            await self._changed.wait()
+            return
         try:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
