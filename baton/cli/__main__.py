@@ -7,6 +7,7 @@ import sys
 from importlib.metadata import version
 
 from baton.cli import bench, keys, roll, stack, top, trace, up
+from baton.localstack.edge import NoEnvoy
 from baton.localstack.home import AlreadyRunning, HomeNotWritable
 from baton.localstack.models import ModelNotFound
 from baton.localstack.ports import PortTaken
@@ -20,6 +21,7 @@ _REFUSALS = (
     AlreadyRunning,
     HomeNotWritable,
     ModelNotFound,
+    NoEnvoy,
     NoRedisServer,
     PortTaken,
     RegistryError,

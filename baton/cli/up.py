@@ -64,8 +64,9 @@ def add_parsers(commands: Any) -> None:
     up.add_argument("--speculate", type=int, default=None, metavar="N", help=help_text)
     help_text = "tokens that do not depend on other requests; slower, CPU only (docs/models.md)"
     up.add_argument("--deterministic", action="store_true", help=help_text)
+    up.add_argument("--edge", action="store_true", help="Envoy in front of the gateways")
     port = os.environ.get("BATON_PORT", "8080")
-    help_text = "the gateway's port on loopback; 0 = a free one"
+    help_text = "the API's port on loopback; 0 = a free one"
     up.add_argument("--port", default=port, metavar="N", help=help_text)
     up.add_argument("--detach", action="store_true", help="return when the stack is ready")
     up.set_defaults(run=_up)
@@ -106,6 +107,7 @@ def _options(arguments: argparse.Namespace) -> plan.Options:
         ),
         port=port,
         spans_forward_to=os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
+        edge=arguments.edge,
     )
 
 
@@ -275,7 +277,8 @@ def _starting(options: plan.Options) -> str:
         f"{options.num_replicas(service)} {service}s" if service in options.replicas else service
         for service in plan.REPLICATED
     )
-    return f"starting Baton: {names} on {pools}{each}, with {others}, Redis"
+    front = ", Envoy" if options.edge else ""
+    return f"starting Baton: {names} on {pools}{each}, with {others}, Redis{front}"
 
 
 def _welcome(home: Home, made: plan.Plan, state: StackState) -> str:
@@ -286,6 +289,7 @@ def _welcome(home: Home, made: plan.Plan, state: StackState) -> str:
 
 base URL  {made.base_url}
 API key   {api_key}
+web page  {made.web_url}
 
 curl {made.base_url}/chat/completions -H "Authorization: Bearer {api_key}" \\
   -H "Content-Type: application/json" \\
@@ -298,7 +302,8 @@ for chunk in client.chat.completions.create(model="{model.name}", messages=messa
     print(chunk.choices[0].delta.content or "", end="", flush=True)
 
 also in {home.dev_env}
-a request's waterfall: .venv/bin/baton trace REQUEST_ID; stop: Ctrl-C, or make down"""
+live in the terminal: .venv/bin/baton top; a request's waterfall: .venv/bin/baton trace REQUEST_ID
+stop: Ctrl-C, or make down"""
 
 
 def _detach(home: Home) -> int:

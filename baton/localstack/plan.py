@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from baton.localstack import redis_server
+from baton.localstack.edge import ENVOY, EdgePorts, edge_services, require_envoy
 from baton.localstack.home import Home
 from baton.localstack.models import LocalModel
 from baton.localstack.ports import LOOPBACK, PortTaken, free_ports, is_free
@@ -28,6 +29,8 @@ MEMORY_SHARE = 0.5
 DRAIN_S = 30
 # Of one gateway among several: whoever balances over them looks at /readyz that often.
 UNREADY_S = 1.0
+# The local web page's.
+WEB = "web"
 # Services without a model of their own, which may run several times.
 REPLICATED = ("gateway", "quota", "tokenizer", "router")
 MAX_REPLICAS = 9
@@ -62,6 +65,8 @@ class Options:
     worker: WorkerOptions = WorkerOptions()
     port: int = 8080
     spans_forward_to: str = ""
+    # Envoy in front of the gateways.
+    edge: bool = False
 
     @property
     def num_workers(self) -> int:
@@ -105,8 +110,14 @@ class Plan:
 
     @property
     def base_url(self) -> str:
-        """Of the first gateway."""
-        return f"http://{self.of_service('gateway')[0].endpoint}/v1"
+        """Envoy's, or that of the first gateway."""
+        front = ENVOY if self.options.edge else "gateway"
+        return f"http://{self.of_service(front)[0].endpoint}/v1"
+
+    @property
+    def web_url(self) -> str:
+        """Of the local page."""
+        return f"http://{self.of_service(WEB)[0].endpoint}/"
 
     @property
     def metrics_url(self) -> str:
@@ -128,7 +139,7 @@ class _Builder:
 
     def __init__(self, home: Home, spans_endpoint: str, ports: list[int]) -> None:
         self.home = home
-        self._spans_endpoint = spans_endpoint
+        self.spans_endpoint = spans_endpoint
         self._ports = ports
         self.services: list[ServiceSpec] = []
 
@@ -144,7 +155,7 @@ class _Builder:
         admin = f"{LOOPBACK}:{self.next_port()}"
         settings = {"listen": endpoint, "admin_listen": admin, **settings}
         environment = {f"{prefix}{key}".upper(): value for key, value in settings.items()}
-        environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = self._spans_endpoint
+        environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = self.spans_endpoint
         self.services.append(
             ServiceSpec(
                 name,
@@ -159,12 +170,15 @@ class _Builder:
 
 
 def make(home: Home, options: Options) -> Plan:
-    """The plan. Raises PortTaken and NoRedisServer."""
+    """The plan. Raises PortTaken, NoRedisServer and NoEnvoy."""
+    if options.edge:
+        require_envoy()
     if options.port and not is_free(options.port):
         raise PortTaken(
             f"port {options.port} is taken; try make up BATON_PORT=8081 (0 = a free one)"
         )
-    num_services = 2 + sum(map(options.num_replicas, REPLICATED)) + options.num_workers
+    num_services = 3 + sum(map(options.num_replicas, REPLICATED)) + options.num_workers
+    num_services += 2 if options.edge else 0
     ports = free_ports(2 * num_services)
     builder = _Builder(home, f"http://{LOOPBACK}:{ports.pop()}", ports)
     _add_spans(builder, home, options)
@@ -176,11 +190,14 @@ def make(home: Home, options: Options) -> Plan:
     ]
     router = _add_router(builder, options, workers)
     _add_gateway(builder, home, options, {"quota": quota, "tokenizer": tokenizer, "router": router})
+    if options.edge:
+        _add_edge(builder, options)
+    _add_web(builder, home)
     return Plan(options, builder.services)
 
 
 def _add_spans(builder: _Builder, home: Home, options: Options) -> None:
-    endpoint = builder._spans_endpoint.removeprefix("http://")
+    endpoint = builder.spans_endpoint.removeprefix("http://")
     environment = {
         "BATON_SPANS_LISTEN": endpoint,
         "BATON_SPANS_STORE": str(home.spans),
@@ -188,6 +205,13 @@ def _add_spans(builder: _Builder, home: Home, options: Options) -> None:
     }
     argv = [sys.executable, "-m", "baton.localstack.span_receiver"]
     builder.services.append(ServiceSpec("spans", argv, environment, _STOP_SPANS, endpoint))
+
+
+def _add_web(builder: _Builder, home: Home) -> None:
+    endpoint = f"{LOOPBACK}:{builder.next_port()}"
+    environment = {"BATON_WEB_LISTEN": endpoint, "BATON_WEB_HOME": str(home.root)}
+    argv = [sys.executable, "-m", "baton.localstack.web"]
+    builder.services.append(ServiceSpec(WEB, argv, environment, _STOP_SPANS, endpoint))
 
 
 def _add_redis(builder: _Builder, home: Home) -> str:
@@ -247,7 +271,8 @@ def _add_router(builder: _Builder, options: Options, workers: list[str]) -> str:
 def _add_gateway(
     builder: _Builder, home: Home, options: Options, dialled: Mapping[str, str]
 ) -> None:
-    """The first gateway listens on the port that was asked for, the others on free ones."""
+    """The first gateway listens on the port that was asked for, the others on free ones; behind
+    Envoy all do."""
     names = _replica_names("gateway", options)
     for number, name in enumerate(names):
         settings = {
@@ -261,8 +286,17 @@ def _add_gateway(
             "unready_s": str(UNREADY_S if len(names) > 1 else 0.0),
             "drain_s": str(DRAIN_S),
         }
-        port = 0 if number else options.port
+        port = 0 if number or options.edge else options.port
         builder.add(name, "services.gateway", _STOP_GATEWAY, settings, port=port)
+
+
+def _add_edge(builder: _Builder, options: Options) -> None:
+    http = options.port or builder.next_port()
+    ports = EdgePorts(http, builder.next_port(), builder.next_port(), builder.next_port())
+    gateways = [spec.endpoint for spec in builder.services if is_replica(spec.name, "gateway")]
+    builder.services += edge_services(
+        ports, gateways, builder.spans_endpoint, DRAIN_S, _STOP_GATEWAY
+    )
 
 
 def _add_workers(builder: _Builder, model: LocalModel, options: Options) -> list[str]:

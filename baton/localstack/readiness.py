@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from baton.localstack.edge import ENVOY
 from baton.localstack.plan import WORKER_PREFIXES, is_replica
 from baton.runtime.grpc_channel import open_channel
 from baton.wire.v1 import router_pb2, router_pb2_grpc
@@ -24,10 +25,13 @@ async def stack_reason(endpoints: Mapping[str, str]) -> str:
     """
     workers = {name for name in endpoints if name.startswith(WORKER_PREFIXES)}
     checks = [
-        _gateway_reason(name, endpoint)
+        _http_reason(name, f"http://{endpoint}/readyz")
         for name, endpoint in endpoints.items()
         if is_replica(name, "gateway")
     ]
+    if ENVOY in endpoints:
+        # Answered by a gateway: Envoy knows one, and it is ready.
+        checks.append(_http_reason(ENVOY, f"http://{endpoints[ENVOY]}/healthz"))
     checks += [
         _router_reason(name, endpoint, workers)
         for name, endpoint in endpoints.items()
@@ -42,11 +46,11 @@ async def stack_reason(endpoints: Mapping[str, str]) -> str:
     return ", ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
-async def _gateway_reason(name: str, endpoint: str) -> str:
-    return await asyncio.to_thread(_ask_gateway, name, f"http://{endpoint}/readyz")
+async def _http_reason(name: str, url: str) -> str:
+    return await asyncio.to_thread(_ask, name, url)
 
 
-def _ask_gateway(name: str, url: str) -> str:
+def _ask(name: str, url: str) -> str:
     """Its own words. Blocks briefly."""
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S):

