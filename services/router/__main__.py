@@ -3,45 +3,37 @@
 import asyncio
 from random import Random
 
-import grpc
-
 from baton.runtime import admin, environment, logs
+from baton.runtime.discovery import discover
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Process, run
 from baton.runtime.shared_stream import ClientFrameStream
-from baton.wire.v1 import router_pb2_grpc, worker_pb2_grpc
+from baton.wire.v1 import router_pb2_grpc, worker_pb2, worker_pb2_grpc
 from services.router.router_core import RouterCore
 from services.router.servicer import RouterServicer
 from services.router.settings import ENVIRONMENT_PREFIX, Settings
-from services.router.watcher import ReportStream, Watcher
+from services.router.watcher import Watcher
 
 _log = logs.get("router")
 
 
-class Dialer:
-    """Opens report streams; one channel per worker for the life of the process."""
+class ReportCall(ClientFrameStream[worker_pb2.ReportAck]):
+    """A report stream with a channel of its own, which ends with it."""
 
-    def __init__(self) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
-
-    def dial(self, endpoint: str) -> ReportStream:
-        """A new Watch stream to the worker at `endpoint`; connects in the background."""
-        if endpoint not in self._channels:
-            self._channels[endpoint] = open_channel(endpoint, link=True)
-        call = worker_pb2_grpc.WorkerReportsStub(self._channels[endpoint]).Watch()
-        return ClientFrameStream(call)
+    def __init__(self, endpoint: str) -> None:
+        self._channel = open_channel(endpoint, link=True)
+        super().__init__(worker_pb2_grpc.WorkerReportsStub(self._channel).Watch())
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close()
+        await self._channel.close()
 
 
 async def serve(process: Process, settings: Settings) -> None:
     """Serve until `process.stopping`, then refuse what waits and end."""
     random = Random()
     core = RouterCore(settings, process.clock, random)
-    dialer = Dialer()
+    discovery = await discover(settings.workers, random)
     servicer = RouterServicer(core)
     server = await start_server(
         settings.listen,
@@ -49,14 +41,13 @@ async def serve(process: Process, settings: Settings) -> None:
         link=True,
     )
     admin_port = admin.start_admin(settings.admin_listen, process.unready_reason)
-    _log.info("serving", port=server.port, admin_port=admin_port, num_workers=len(settings.workers))
+    _log.info("serving", port=server.port, admin_port=admin_port, workers=settings.workers)
     async with asyncio.TaskGroup() as tasks:
-        watch = tasks.create_task(Watcher(core, dialer.dial, random).run(settings.workers))
+        watch = tasks.create_task(Watcher(core, ReportCall, random).run(discovery))
         await process.stopping.wait()
         core.close()
         await server.stop(settings.stop_grace_s)
         watch.cancel()
-    await dialer.close()
     _log.info("stopped")
 
 

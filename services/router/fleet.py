@@ -68,13 +68,16 @@ class Worker:
 
 
 class Fleet:
-    """All workers by endpoint: at most one entry for each configured address."""
+    """All workers by endpoint: at most one entry for each listed address, and for each pool one
+    that was listed, so that a model whose workers are all away is still known."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
         self._started_at = clock.now()
         self._judge = HealthJudge(settings, clock)
+        # Where workers are said to be; None until discovery has told.
+        self._listed: frozenset[str] | None = None
         self._workers: dict[str, Worker] = {}
         # Derived from the workers at each registration.
         self._pools: dict[tuple[str, int], list[Worker]] = {}
@@ -115,6 +118,23 @@ class Fleet:
                 if other.connected:
                     raise Incompatible(f"worker_id {other.worker_id} is in use by {other.endpoint}")
                 del self._workers[other.endpoint]
+
+    def expect(self, endpoints: frozenset[str]) -> None:
+        """Where workers are said to be now."""
+        self._listed = endpoints
+        self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        """Leave out lost workers that are listed no longer, but for the last of a pool."""
+        if (listed := self._listed) is None:
+            return
+        for pool in self._pools.values():
+            for worker in list(pool):
+                is_gone = not worker.connected and worker.endpoint not in listed
+                if is_gone and len(pool) > 1:
+                    pool.remove(worker)
+                    del self._workers[worker.endpoint]
+                    del self._by_id[worker.worker_id]
 
     def report(self, endpoint: str, load: ReportedLoad, accepted_request_ids: list[str]) -> None:
         """The worker's newest figures; they contain the accepted requests."""
@@ -168,8 +188,9 @@ class Fleet:
         return self._models
 
     def is_settled(self) -> bool:
-        """Every configured address has registered, or has had its time to do so."""
-        if len(self._workers) >= len(self._settings.workers):
+        """Every listed address has registered, or has had its time to do so."""
+        num_expected = len(self._settings.workers if self._listed is None else self._listed)
+        if len(self._workers) >= num_expected:
             return True
         return self._clock.now() - self._started_at >= self._settings.settle_s
 
@@ -200,6 +221,7 @@ class Fleet:
 
         `elapsed_s` is the time since the last look in which this router was awake.
         """
+        self._forget_gone()
         changed: list[Worker] = []
         for pool in self._pools.values():
             changed += self._judge.judge(pool, lambda worker: not self.unfit(worker), elapsed_s)

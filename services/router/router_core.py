@@ -69,6 +69,10 @@ class RouterCore:
             self._wake_queues(endpoint)
         return ack
 
+    def list_workers(self, endpoints: frozenset[str]) -> None:
+        """Where workers are said to be now."""
+        self._fleet.expect(endpoints)
+
     def lose(self, endpoint: str) -> None:
         """The stream to this worker broke or could not be opened."""
         if self._intake.lose(endpoint):
@@ -104,6 +108,7 @@ class RouterCore:
         if request.has_failed and request.exclude_worker_ids:
             self._fleet.failed(request.exclude_worker_ids[-1])
         self._quarantine.clear(request.harmless_fingerprints)
+        self._quarantine.learn(request.quarantined)
         wanted = PickRequest.of(request, self._clock.now())
         outcome = "cancelled"
         try:
@@ -137,10 +142,13 @@ class RouterCore:
 
     def admission(self) -> router_pb2.WatchAdmissionResponse:
         """The state of the fleet now."""
-        return self._admission.response(
+        view = self._admission.response(
             {fp: len(queue) for fp, queue in self._queues.items()},
             {fp: queue.predicted_wait_s() for fp, queue in self._queues.items()},
         )
+        view.quarantined.extend(self._quarantine.told())
+        view.software_version = self._quarantine.newest_version
+        return view
 
     def close(self) -> None:
         """Stop: refuse what waits, end all watches. Final."""

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from baton.runtime.discovery import Target
+
 ENVIRONMENT_PREFIX = "BATON_ROUTER_"
 
 
@@ -13,7 +15,8 @@ class Settings:
     listen: str = "127.0.0.1:7400"
     admin_listen: str = "127.0.0.1:7401"
     router_id: str = "router-0"
-    # Addresses ("host:port") of all workers, prefill and decode alike; each tells its role.
+    # All workers, prefill and decode alike, each tells its role: addresses ("host:port"), names
+    # that stand for several, or "kubernetes:[NAMESPACE/]SERVICE[:PORT]" (runtime/discovery.py).
     workers: tuple[str, ...] = ()
     # always: every prompt goes through a prefill worker; auto: local prefill is a candidate too.
     disaggregate: Literal["always", "auto"] = "always"
@@ -71,6 +74,5 @@ class Settings:
                 raise ValueError(f"{name} must be greater than 0")
         if not 0 < self.promise_cap <= 1:
             raise ValueError(f"promise_cap {self.promise_cap} is not in (0, 1]")
-        for address in self.workers:
-            if not address.rpartition(":")[2].isdigit():
-                raise ValueError(f"workers: {address!r} is not host:port")
+        for target in self.workers:
+            Target.parse(target)

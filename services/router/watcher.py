@@ -1,16 +1,18 @@
-"""Keeps one report stream open to each configured worker address.
+"""Keeps one report stream open to each worker address that discovery lists.
 
 Dials, takes reports in, acknowledges each, and dials again with jittered backoff when the stream
-is lost. Lets the core judge at every tick what came, and what did not. Knows neither what the
-reports say nor gRPC: `dial` opens the streams.
+is lost. An address that is listed no longer is not dialled again, but a stream that works goes on:
+what a worker says of itself counts for more. Lets the core judge at every tick what came, and what
+did not. Knows neither what the reports say nor gRPC: `dial` opens the streams.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from random import Random
 from typing import Protocol
 
 from baton.runtime import logs
+from baton.runtime.discovery import Discovery, Member
 from baton.runtime.shared_stream import StreamLost
 from baton.wire.failures import BatonError
 from baton.wire.v1 import worker_pb2
@@ -29,6 +31,7 @@ class ReportStream(Protocol):
     async def read(self) -> worker_pb2.Report | None: ...
     async def write(self, frame: worker_pb2.ReportAck) -> None: ...
     def cancel(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 class Watcher:
@@ -40,11 +43,20 @@ class Watcher:
         self._core = core
         self._dial = dial
         self._random = random
+        self._listed: frozenset[str] = frozenset()
+        self._watched: set[str] = set()
 
-    async def run(self, endpoints: tuple[str, ...]) -> None:
+    async def run(self, discovery: Discovery) -> None:
         async with asyncio.TaskGroup() as tasks:
-            for endpoint in endpoints:
-                tasks.create_task(self._watch(endpoint))
+
+            def found(members: Collection[Member]) -> None:
+                self._listed = frozenset(member.address for member in members)
+                self._core.list_workers(self._listed)
+                for endpoint in sorted(self._listed - self._watched):
+                    self._watched.add(endpoint)
+                    tasks.create_task(self._watch(endpoint))
+
+            tasks.create_task(discovery.follow(found))
             await self._judge()
 
     async def _judge(self) -> None:
@@ -56,13 +68,15 @@ class Watcher:
             self._core.judge(loop.time() - began_s)
 
     async def _watch(self, endpoint: str) -> None:
+        """Until the endpoint is listed no longer and its stream has ended."""
         backoff_s = FIRST_BACKOFF_S
-        while True:
+        while endpoint in self._listed:
             if await self._follow(endpoint):
                 backoff_s = FIRST_BACKOFF_S
             self._core.lose(endpoint)
             await asyncio.sleep(backoff_s * self._random.uniform(0.5, 1.0))
             backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
+        self._watched.discard(endpoint)
 
     async def _follow(self, endpoint: str) -> bool:
         """One stream from dial to loss. Returns whether any report was taken in."""
@@ -80,4 +94,5 @@ class Watcher:
             _log.warning("reports_refused", endpoint=endpoint, reason=str(error))
         finally:
             stream.cancel()
+            await stream.close()
         return has_reported

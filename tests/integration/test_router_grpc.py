@@ -13,12 +13,13 @@ import pytest
 
 from baton.engine.messages import EngineLoad, StepEvents, StoredBlocks
 from baton.runtime import grpc_channel, grpc_server
+from baton.runtime.discovery import FixedMembers
 from baton.system.clock import SystemClock
 from baton.wire.failures import DeadlineExceeded, ModelNotFound, Unavailable
 from baton.wire.v1 import router_pb2, router_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.reports import ReportLog
 from baton.worker.reports_servicer import WorkerReportsServicer
-from services.router.__main__ import Dialer
+from services.router.__main__ import ReportCall
 from services.router.router_core import RouterCore
 from services.router.servicer import RouterServicer
 from services.router.settings import Settings
@@ -102,20 +103,18 @@ def ready_ids(response: router_pb2.WatchAdmissionResponse) -> set[str]:
 @contextlib.asynccontextmanager
 async def running_router(*endpoints: str, **settings) -> AsyncIterator[Client]:
     core = RouterCore(Settings(workers=endpoints, **settings), SystemClock(), Random(1))
-    dialer = Dialer()
     servicer = RouterServicer(core)
     server = await grpc_server.start_server(
         "127.0.0.1:0", lambda s: router_pb2_grpc.add_RouterServicer_to_server(servicer, s)
     )
     async with asyncio.TaskGroup() as tasks:
-        watch = tasks.create_task(Watcher(core, dialer.dial, Random(1)).run(endpoints))
+        watch = tasks.create_task(Watcher(core, ReportCall, Random(1)).run(FixedMembers(endpoints)))
         async with grpc_channel.open_channel(f"127.0.0.1:{server.port}") as channel:
             yield Client(channel)
         core.close()
         await server.stop(1)
         watch.cancel()
     core.check_integrity()
-    await dialer.close()
 
 
 @pytest.fixture

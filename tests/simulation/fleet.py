@@ -27,11 +27,13 @@ from baton.engine.client import CoreDied
 from baton.engine.engine import Engine, EngineConfig
 from baton.engine.local_client import LocalEngineClient
 from baton.engine.messages import SamplingParams
+from baton.runtime.discovery import FixedMembers
 from baton.runtime.shared_stream import StreamLost
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.virtual_clock import VirtualClock
 from baton.testing.virtual_network import VirtualNetwork, VirtualStream, stop_process
 from baton.wire import key_registry
+from baton.wire.failures import Unavailable
 from baton.wire.v1 import quota_pb2, router_pb2, tokenizer_pb2
 from baton.worker.parts import WorkerParts
 from baton.worker.program import make_parts
@@ -162,21 +164,28 @@ class LocalTokenizer:
 
 
 class LocalRouter:
-    """The gateway's RouterClient over a RouterCore in the same process."""
+    """The gateway's RouterClient over a RouterCore in the same process, if one runs."""
 
-    def __init__(self, core: RouterCore) -> None:
-        self._core = core
+    def __init__(self) -> None:
+        self.core: RouterCore | None = None
+        self.life: asyncio.Task[None] | None = None
         self.picks: list[router_pb2.PickResponse] = []
 
     async def pick(
         self, request: router_pb2.PickRequest, context: CallContext
     ) -> router_pb2.PickResponse:
-        response = await self._core.pick(request, context.deadline_s)
+        response = await self._running().pick(request, context.deadline_s)
         self.picks.append(response)
         return response
 
-    def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
-        return self._core.watch_admission()
+    async def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
+        async for view in self._running().watch_admission():
+            yield view
+
+    def _running(self) -> RouterCore:
+        if self.core is None:
+            raise Unavailable("connection refused")
+        return self.core
 
 
 @dataclass
@@ -249,7 +258,9 @@ class Fleet:
         self._tasks = asyncio.TaskGroup()
         self._num_blocks = 0
 
-    async def start(self, num_prefill: int, num_decode: int, num_blocks: int) -> None:
+    async def start(
+        self, num_prefill: int, num_decode: int, num_blocks: int, num_routers: int = 1
+    ) -> None:
         """Build everything and wait until the gateway is ready."""
         self._detokenizer = Tokenizer.from_file(str(self.model.folder.path / "tokenizer.json"))
         self.runner = FakeRunner(vocab_size=VOCAB_SIZE, max_model_len=2048)
@@ -259,16 +270,17 @@ class Fleet:
         endpoints = {f"sim:{number + 1}": name for number, name in enumerate(names)}
         for endpoint, name in endpoints.items():
             self.start_worker(name, endpoint)
-        self.router = RouterCore(RouterSettings(), self.clock, self.rng)
-        self._run(Watcher(self.router, self._dial_reports, self.rng).run(tuple(endpoints)))
+        self._endpoints = FixedMembers(endpoints)
+        self.routers = {f"router-{number}": LocalRouter() for number in range(num_routers)}
+        for name in self.routers:
+            self.start_router(name)
         self.api_key, self.quota = await self._make_quota()
         encoder = Encoder(ModelTable([self.model]), EncodeLimits(), self.clock, run_inline)
         self.tokenizer = LocalTokenizer(encoder, self.model)
-        self.local_router = LocalRouter(self.router)
         outside = Outside(
             self.quota,
             self.tokenizer,
-            {"router": self.local_router},
+            self.routers,
             self._dial_decode,
             MemoryFile(),
             run_inline,
@@ -315,7 +327,20 @@ class Fleet:
                 await asyncio.sleep(0.05)
         for worker in self.workers.values():
             worker.check()
-        self.router.check_integrity()
+        for router in self.routers.values():
+            if router.core is not None:
+                router.core.check_integrity()
+
+    @property
+    def local_router(self) -> LocalRouter:
+        """The only one, or the first."""
+        return next(iter(self.routers.values()))
+
+    @property
+    def router(self) -> RouterCore:
+        """What runs there."""
+        assert self.local_router.core is not None
+        return self.local_router.core
 
     # Faults.
 
@@ -362,6 +387,23 @@ class Fleet:
         worker.client.stop()
         await asyncio.sleep(seconds)
         worker.client.go_on()
+
+    def start_router(self, name: str) -> None:
+        """A router process, or the next life of one that was killed."""
+        router = self.routers[name]
+        router.core = RouterCore(RouterSettings(), self.clock, self.rng)
+        watcher = Watcher(router.core, partial(self._dial_reports, name), self.rng)
+        router.life = self._tasks.create_task(watcher.run(self._endpoints))
+
+    def kill_router(self, name: str) -> None:
+        """What it knew is gone."""
+        router = self.routers[name]
+        assert router.core is not None
+        assert router.life is not None
+        router.core.close()
+        router.life.cancel()
+        router.core = None
+        self._cut_all(name)
 
     async def lose_redis_data(self) -> None:
         """Redis comes back empty; the registry declares the keys anew, as it then does."""
@@ -418,8 +460,8 @@ class Fleet:
         self._serve(worker.tasks, worker.front.serve(theirs), theirs)
         return ours
 
-    def _dial_reports(self, endpoint: str) -> VirtualStream:
-        ours, theirs = self.network.connect("router", endpoint, "reports")
+    def _dial_reports(self, router: str, endpoint: str) -> VirtualStream:
+        ours, theirs = self.network.connect(router, endpoint, "reports")
         if (worker := self.workers.get(endpoint)) is None:
             theirs.cancel()
             return ours
@@ -491,11 +533,12 @@ async def fleet_of(
     num_decode: int = 2,
     num_blocks: int = 512,
     max_delay_s: float = 0.0,
+    num_routers: int = 1,
 ) -> AsyncIterator[Fleet]:
     """A fleet that is ready."""
     fleet = Fleet(seed, clock, model, max_delay_s)
     async with fleet._tasks as tasks:
-        await fleet.start(num_prefill, num_decode, num_blocks)
+        await fleet.start(num_prefill, num_decode, num_blocks, num_routers)
         yield fleet
         for task in list(tasks._tasks):
             task.cancel()

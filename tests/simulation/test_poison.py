@@ -13,6 +13,7 @@ import pytest
 from baton.engine.batch import StepBatch, StepResult
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import BatonError
+from services.router import quarantine
 from tests.simulation.fleet import Fleet, Worker, running_fleet
 
 NUM_SEEDS = 60 if os.environ.get("BATON_TEST_LONG") else 6
@@ -127,11 +128,59 @@ def test_a_poison_request_ends_two_cores_and_everybody_else_finishes(
     simulated(tmp_path, scenario, seed, num_prefill=num_prefill, num_decode=3)
 
 
-def test_after_ten_minutes_it_may_try_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(NUM_SEEDS // 2))
+def test_routers_that_die_in_turn_cost_no_third_core(seed: int, tmp_path: Path) -> None:
+    """Each repeat meets a router that has heard of no death itself."""
+
+    async def scenario(poisoned: PoisonedFleet) -> None:
+        fleet, rng = poisoned.fleet, random.Random(seed)
+        assert await poisoned.ask(POISON, max_tokens=5) == "request_quarantined"
+        for name in [*fleet.routers, *fleet.routers]:
+            await asyncio.sleep(rng.uniform(0.2, 2 * RESTART_S))
+            fleet.kill_router(name)
+            assert await poisoned.ask(POISON, max_tokens=5) == "request_quarantined"
+            assert await poisoned.ask("x", max_tokens=5) != "request_quarantined"
+            await asyncio.sleep(rng.uniform(0, 1))
+            fleet.start_router(name)
+            assert await poisoned.ask(POISON, max_tokens=5) == "request_quarantined"
+            await asyncio.sleep(1)
+        assert len(poisoned.deaths) == 2
+
+    simulated(tmp_path, scenario, seed, num_prefill=0, num_decode=4, num_routers=2)
+
+
+@pytest.mark.parametrize("seed", range(NUM_SEEDS // 2))
+def test_a_router_that_dies_between_two_deaths_costs_no_third_core(
+    seed: int, tmp_path: Path
+) -> None:
+    async def scenario(poisoned: PoisonedFleet) -> None:
+        fleet = poisoned.fleet
+
+        async def kill_the_router_that_heard_of_it() -> None:
+            while not poisoned.deaths:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(random.Random(seed).uniform(0, 0.05))
+            fleet.kill_router(max(fleet.routers, key=lambda name: len(fleet.routers[name].picks)))
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(kill_the_router_that_heard_of_it())
+            assert await poisoned.ask(POISON, max_tokens=5) == "request_quarantined"
+        assert await poisoned.ask(POISON, max_tokens=5) == "request_quarantined"
+        assert len(poisoned.deaths) == 2
+
+    simulated(tmp_path, scenario, seed, num_prefill=0, num_decode=4, num_routers=2)
+
+
+def test_after_its_time_it_may_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quarantine, "QUARANTINE_S", 20.0)
+
     async def scenario(poisoned: PoisonedFleet) -> None:
         assert await poisoned.ask(POISON, max_tokens=5) == "request_quarantined"
-        await asyncio.sleep(601)
+        await asyncio.sleep(19)
+        assert await poisoned.ask(POISON, max_tokens=5) == "request_quarantined"
+        assert len(poisoned.deaths) == 2
+        await asyncio.sleep(2)
         assert await poisoned.ask(POISON, max_tokens=5) == "request_quarantined"
         assert len(poisoned.deaths) == 4
 
-    simulated(tmp_path, scenario, num_prefill=3)
+    simulated(tmp_path, scenario, num_prefill=3, num_routers=2)

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from baton.engine.messages import EngineLoad, StepEvents, StoredBlocks
+from baton.runtime.discovery import FixedMembers, Member
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.v1 import router_pb2, worker_pb2
@@ -86,7 +87,9 @@ class Network:
 async def watching(core, endpoints: tuple[str, ...]) -> AsyncIterator[Network]:
     async with asyncio.TaskGroup() as tasks:
         network = Network(tasks)
-        watcher = tasks.create_task(Watcher(core, network.dial, Random(1)).run(endpoints))
+        watcher = tasks.create_task(
+            Watcher(core, network.dial, Random(1)).run(FixedMembers(endpoints))
+        )
         yield network
         watcher.cancel()
         for worker in network.workers.values():
@@ -174,5 +177,91 @@ def test_a_worker_that_cannot_be_served_is_never_ready(router, run) -> None:
             network.workers["d0:1"] = worker
             await asyncio.sleep(3)
             assert worker_states(fleet.core) == {}
+
+    run(scenario)
+
+
+class Listing:
+    """A discovery that tells what the test says."""
+
+    def __init__(self, *endpoints: str) -> None:
+        self.endpoints = endpoints
+        self.found = None
+
+    async def follow(self, found) -> None:
+        self.found = found
+        self.tell(*self.endpoints)
+        await asyncio.Event().wait()
+
+    def tell(self, *endpoints: str) -> None:
+        self.found([Member(endpoint) for endpoint in endpoints])
+
+
+@contextlib.asynccontextmanager
+async def following(core, listing: Listing) -> AsyncIterator[Network]:
+    async with asyncio.TaskGroup() as tasks:
+        network = Network(tasks)
+        watcher = tasks.create_task(Watcher(core, network.dial, Random(1)).run(listing))
+        yield network
+        watcher.cancel()
+        for worker in network.workers.values():
+            worker.log.close()
+
+
+def test_a_worker_that_is_listed_later_is_found(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router(workers=("kubernetes:workers",))
+        listing = Listing("d0:1")
+        async with following(fleet.core, listing) as network:
+            for name in ("d0", "d1"):
+                network.workers[f"{name}:1"] = WorkerProcess(name, router_pb2.WORKER_ROLE_DECODE)
+            await asyncio.sleep(1)
+            assert worker_states(fleet.core).keys() == {"d0"}
+            listing.tell("d0:1", "d1:1")
+            await asyncio.sleep(1)
+            assert worker_states(fleet.core).keys() == {"d0", "d1"}
+
+    run(scenario)
+
+
+def test_a_worker_that_is_listed_no_longer_works_on_until_it_is_lost(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router(workers=("kubernetes:workers",))
+        listing = Listing("d0:1", "d1:1")
+        async with following(fleet.core, listing) as network:
+            for name in ("d0", "d1"):
+                network.workers[f"{name}:1"] = WorkerProcess(name, router_pb2.WORKER_ROLE_DECODE)
+            await asyncio.sleep(1)
+            listing.tell()  # as an API server would whose controllers have just begun
+            await asyncio.sleep(60)
+            states = worker_states(fleet.core)
+            assert states["d0"].ready
+            assert states["d1"].ready
+            network.workers.pop("d1:1").die()
+            await asyncio.sleep(10)
+            assert worker_states(fleet.core).keys() == {"d0"}
+            num_dialled = len(network.dialled_at)
+            await asyncio.sleep(60)
+            assert len(network.dialled_at) == num_dialled
+
+    run(scenario)
+
+
+def test_a_model_whose_last_worker_is_gone_is_still_known_until_another_comes(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router(workers=("kubernetes:workers",))
+        listing = Listing("d0:1")
+        async with following(fleet.core, listing) as network:
+            network.workers["d0:1"] = WorkerProcess("d0", router_pb2.WORKER_ROLE_DECODE)
+            await asyncio.sleep(1)
+            listing.tell()
+            network.workers.pop("d0:1").die()
+            await asyncio.sleep(10)
+            assert not worker_states(fleet.core)["d0"].ready
+            network.workers["d1:1"] = WorkerProcess("d1", router_pb2.WORKER_ROLE_DECODE)
+            listing.tell("d1:1")
+            await asyncio.sleep(2)
+            assert worker_states(fleet.core).keys() == {"d1"}
+            fleet.core.check_integrity()
 
     run(scenario)

@@ -1,0 +1,248 @@
+"""The members of a Kubernetes Service: list and watch of its EndpointSlices.
+
+List, then watch from the list's version on. A watch that ends or breaks goes on from the last
+version that an event or bookmark told; a version that the API server has forgotten (410) means a
+new list. Every pause is jittered and grows to MAX_BACKOFF_S. What was known stays until something
+newer is: an API server that is away changes nothing. Endpoints are listed whether ready or not, for
+a worker that drains is still at work and readiness is asked of the member itself.
+
+The official client talks to the API server; its Watch is not used, for it hides the first 410 and
+a broken stream. Needs the extra `kubernetes`. API: kubernetes.io/docs/reference/using-api/
+api-concepts (efficient detection of changes) and EndpointSlice, discovery.k8s.io/v1.
+"""
+
+import asyncio
+import os
+import ssl
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any
+
+import msgspec
+
+from baton.runtime import logs
+from baton.runtime.discovery import Found, Member, Target, joined, one_family
+from baton.runtime.environment import SettingsError
+
+try:
+    import aiohttp
+    from kubernetes.aio import client, config
+except ImportError:
+    raise SettingsError("discovery by Kubernetes needs the extra 'kubernetes'") from None
+
+FIRST_BACKOFF_S = 0.2
+MAX_BACKOFF_S = 30.0
+LIST_TIMEOUT_S = 15.0
+# After this time the server ends a watch, and it is begun again: at any API server behind a
+# balancer, not always the same.
+WATCH_S = 300
+# Bookmarks come about once a minute; a watch that is silent for longer may be dead.
+SILENCE_S = 150.0
+_GONE = 410
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_log = logs.get("discovery.kubernetes")
+
+
+class Metadata(msgspec.Struct, rename="camel"):
+    name: str = ""
+    resource_version: str = ""
+
+
+class Port(msgspec.Struct):
+    name: str | None = None
+    port: int | None = None
+
+
+class Endpoint(msgspec.Struct):
+    addresses: Annotated[list[str], msgspec.Meta(min_length=1)]
+    zone: str | None = None
+
+
+class Slice(msgspec.Struct, rename="camel"):
+    """An EndpointSlice, as far as it is read here."""
+
+    metadata: Metadata
+    address_type: str = ""
+    endpoints: list[Endpoint] | None = None
+    ports: list[Port] | None = None
+
+
+class SliceList(msgspec.Struct):
+    metadata: Metadata
+    items: list[Slice] | None = None
+
+
+class Status(msgspec.Struct):
+    code: int = 500
+    message: str = ""
+
+
+class Event(msgspec.Struct):
+    """One line of a watch."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class ApiFailed(Exception):
+    """The API server refused; `status` is HTTP's."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message[:200]}")
+        self.status = status
+
+
+# ValueError: a line that is longer than the client reads.
+_FAILURES = (ApiFailed, msgspec.MsgspecError, aiohttp.ClientError, OSError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The API server that the environment leads to, and the namespace that is ours there."""
+
+    api: Any
+    namespace: str
+
+    async def close(self) -> None:
+        await self.api.api_client.close()
+
+
+async def connect() -> Connection:
+    """As a Pod by its service account, elsewhere by KUBECONFIG. Raises SettingsError."""
+    settings = client.Configuration()
+    namespace = "default"
+    try:
+        if "KUBERNETES_SERVICE_HOST" in os.environ:
+            config.load_incluster_config(client_configuration=settings)
+            namespace = _own_namespace()
+        else:
+            await config.load_kube_config(client_configuration=settings)
+            _, context = config.list_kube_config_contexts()
+            namespace = context["context"].get("namespace", namespace)
+        return Connection(client.DiscoveryV1Api(client.ApiClient(settings)), namespace)
+    except (config.ConfigException, OSError, ssl.SSLError) as error:
+        raise SettingsError(f"no Kubernetes API server is known here: {error}") from error
+
+
+def _own_namespace() -> str:
+    return _NAMESPACE_FILE.read_text().strip()
+
+
+class EndpointSlices:
+    """Discovery of one Service's endpoints. Owns the connection, and closes it at the end."""
+
+    def __init__(self, connection: Connection, target: Target, random: Random) -> None:
+        self._connection = connection
+        self._target = target
+        self._random = random
+        self._slices: dict[str, Slice] = {}
+        # The version that `_slices` are of; "" = list anew.
+        self._version = ""
+        self._told: list[Member] | None = None
+        self._backoff_s = FIRST_BACKOFF_S
+
+    async def follow(self, found: Found) -> None:
+        failure = ""
+        try:
+            while True:
+                try:
+                    await self._list_and_watch(found)
+                    failure = ""
+                except _FAILURES as error:
+                    if isinstance(error, ApiFailed) and error.status == _GONE:
+                        self._version = ""
+                    if failure != (failure := f"{type(error).__name__} {error}"):
+                        _log.warning("api_failed", service=self._target.host, reason=failure)
+                await asyncio.sleep(self._backoff_s * self._random.uniform(0.5, 1.0))
+                self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
+        finally:
+            await self._connection.close()
+
+    async def _list_and_watch(self, found: Found) -> None:
+        """Returns when the watch has ended in peace. Raises what _FAILURES names."""
+        if not self._version:
+            await self._list()
+            self._tell(found)
+        async for event in self._events():
+            self._apply(event)
+            self._tell(found)
+            self._backoff_s = FIRST_BACKOFF_S
+
+    async def _list(self) -> None:
+        async with asyncio.timeout(LIST_TIMEOUT_S):
+            response = await self._request()
+            async with response:
+                listed = msgspec.json.decode(await response.read(), type=SliceList)
+        self._slices = {item.metadata.name: item for item in listed.items or ()}
+        self._version = listed.metadata.resource_version
+
+    async def _events(self) -> AsyncIterator[Event]:
+        watch_s = round(WATCH_S * self._random.uniform(0.8, 1.2))
+        async with asyncio.timeout(LIST_TIMEOUT_S):
+            response = await self._request(
+                watch=True,
+                allow_watch_bookmarks=True,
+                resource_version=self._version,
+                timeout_seconds=watch_s,
+                _request_timeout=watch_s + SILENCE_S,
+            )
+        async with response:
+            while line := await asyncio.wait_for(response.content.readline(), SILENCE_S):
+                yield msgspec.json.decode(line, type=Event)
+
+    async def _request(self, **options: Any) -> aiohttp.ClientResponse:
+        """The answer to a list or watch, its body unread. Raises ApiFailed."""
+        ask = self._connection.api.list_namespaced_endpoint_slice_without_preload_content
+        response: aiohttp.ClientResponse = await ask(
+            self._target.namespace or self._connection.namespace,
+            label_selector=f"kubernetes.io/service-name={self._target.host}",
+            **options,
+        )
+        if response.status == 200:
+            return response
+        async with response:
+            raise ApiFailed(response.status, (await response.read()).decode(errors="replace"))
+
+    def _apply(self, event: Event) -> None:
+        """Raises ApiFailed for an ERROR event."""
+        if event.type == "ERROR":
+            status = msgspec.json.decode(event.object, type=Status)
+            raise ApiFailed(status.code, status.message)
+        about = msgspec.json.decode(event.object, type=Slice)
+        if event.type in ("ADDED", "MODIFIED"):
+            self._slices[about.metadata.name] = about
+        elif event.type == "DELETED":
+            self._slices.pop(about.metadata.name, None)
+        self._version = about.metadata.resource_version
+
+    def _tell(self, found: Found) -> None:
+        members = members_of(self._slices.values(), self._target.port)
+        if members != self._told:
+            self._told = members
+            _log.info("members_listed", service=self._target.host, num_members=len(members))
+            found(members)
+
+
+def members_of(slices: Collection[Slice], port: str) -> list[Member]:
+    """All endpoints of the slices at `port` (name, number, or "" = the only one), in order."""
+    zones: dict[str, str] = {}
+    numbers: dict[str, int] = {}
+    for part in slices:
+        number = _port_number(part.ports or (), port)
+        if number is None or part.address_type not in ("IPv4", "IPv6"):
+            continue
+        for endpoint in part.endpoints or ():
+            # All addresses of one endpoint are the same to its readers; the first is used.
+            host = endpoint.addresses[0]
+            zones[host] = endpoint.zone or ""
+            numbers[host] = number
+    return sorted(Member(joined(host, numbers[host]), zones[host]) for host in one_family(zones))
+
+
+def _port_number(ports: Collection[Port], wanted: str) -> int | None:
+    numbers = [
+        port.port for port in ports if port.port and wanted in ("", port.name, str(port.port))
+    ]
+    return numbers[0] if len(numbers) == 1 else None

@@ -1,0 +1,258 @@
+"""EndpointSlices by the official client, against a stub API server that speaks the protocol."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from baton.runtime import discovery
+from baton.runtime.discovery import Member, Target
+from baton.runtime.environment import SettingsError
+from baton.testing import kube_watch
+from baton.testing.kube_api import KubeApi
+from baton.testing.kube_store import Key
+
+kubernetes_discovery = pytest.importorskip("baton.runtime.kubernetes_discovery")
+TIMEOUT_S = 60
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes_discovery, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(kubernetes_discovery, "MAX_BACKOFF_S", 0.1)
+
+
+@pytest.fixture
+def api():
+    with KubeApi() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def kubeconfig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """Leads to the stub, as a user's file would."""
+    from kubernetes.aio.config import kube_config
+
+    path = tmp_path / "kubeconfig"
+    if "api" in request.fixturenames:
+        path.write_text(request.getfixturevalue("api").kubeconfig())
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(path))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+
+def key(name: str, namespace: str = "default") -> Key:
+    return Key("discovery.k8s.io", "endpointslices", namespace, name)
+
+
+def endpoint_slice(service: str, *addresses: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": service, "labels": {"kubernetes.io/service-name": service}},
+        "addressType": "IPv4",
+        "ports": [{"name": "grpc", "port": 7200}, {"name": "admin", "port": 7201}],
+        "endpoints": [
+            {"addresses": [address], "zone": "zone-a", "conditions": {"ready": False}}
+            for address in addresses
+        ],
+        **changes,
+    }
+
+
+def put(api: KubeApi, name: str, *addresses: str, service: str = "workers", **changes) -> None:
+    part = endpoint_slice(service, *addresses, **changes)
+    if api.store.find(key(name)) is None:
+        api.store.create(key(name), part)
+    else:
+        api.store.change(key(name), lambda old: {**part, "metadata": old["metadata"]})
+
+
+class Followed:
+    """What the source told last."""
+
+    def __init__(self, source: discovery.Discovery) -> None:
+        self.source = source
+        self.members: list[Member] | None = None
+        self.num_told = 0
+        self._changed = asyncio.Event()
+
+    def __call__(self, members) -> None:
+        self.members = list(members)
+        self.num_told += 1
+        self._changed.set()
+
+    async def until(self, *addresses: str) -> None:
+        wanted = [f"{address}:7200" for address in addresses]
+        async with asyncio.timeout(TIMEOUT_S):
+            while [member.address for member in self.members or ()] != wanted:
+                self._changed.clear()
+                await self._changed.wait()
+
+
+@contextlib.asynccontextmanager
+async def following(target: str = "kubernetes:workers:grpc") -> AsyncIterator[Followed]:
+    source = await discovery.discover([target], Random(1))
+    followed = Followed(source)
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(source.follow(followed))
+        yield followed
+        task.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def num_lists(api: KubeApi) -> int:
+    return sum("watch=" not in request for request in api.requests)
+
+
+def watch_versions(api: KubeApi) -> list[str]:
+    found = (request.partition("resourceVersion=")[2] for request in api.requests)
+    return [version.partition("&")[0] for version in found if version]
+
+
+async def test_endpoints_are_listed_whether_ready_or_not_and_changes_are_told(api) -> None:
+    put(api, "workers-1", "10.0.0.1")
+    put(api, "others-1", "10.0.9.9", service="others")
+    async with following() as followed:
+        await followed.until("10.0.0.1")
+        assert followed.members == [Member("10.0.0.1:7200", "zone-a")]
+        put(api, "workers-2", "10.0.0.2")
+        await followed.until("10.0.0.1", "10.0.0.2")
+        put(api, "workers-1", "10.0.0.1", "10.0.0.3")
+        await followed.until("10.0.0.1", "10.0.0.2", "10.0.0.3")
+        api.store.delete(key("workers-1"))
+        await followed.until("10.0.0.2")
+        assert num_lists(api) == 1
+
+
+async def test_a_watch_that_breaks_goes_on_from_where_it_was(api) -> None:
+    put(api, "workers-1", "10.0.0.1")
+    async with following() as followed:
+        await followed.until("10.0.0.1")
+        put(api, "workers-1", "10.0.0.2")
+        await followed.until("10.0.0.2")
+        version = str(api.store.version)
+        num_requests = len(api.requests)
+        api.close_connections()
+        await until(lambda: len(api.requests) > num_requests)
+        put(api, "workers-1", "10.0.0.3")
+        await followed.until("10.0.0.3")
+        assert num_lists(api) == 1
+        assert watch_versions(api)[-1] == version
+
+
+async def test_bookmarks_carry_the_watch_past_what_the_server_forgets(api, monkeypatch) -> None:
+    monkeypatch.setattr(kube_watch, "BOOKMARK_INTERVAL_S", 0.05)
+    put(api, "workers-1", "10.0.0.1")
+    async with following() as followed:
+        await followed.until("10.0.0.1")
+        for number in range(3):  # nothing that this watch is told of
+            put(api, "others-1", f"10.0.9.{number}", service="others")
+        await until(lambda: followed.source._version == str(api.store.version))
+        api.store.compact()
+        api.close_connections()
+        put(api, "workers-1", "10.0.0.2")
+        await followed.until("10.0.0.2")
+        assert num_lists(api) == 1
+
+
+async def test_a_forgotten_version_means_a_new_list(api) -> None:
+    put(api, "workers-1", "10.0.0.1")
+    put(api, "workers-2", "10.0.0.2")
+    async with following() as followed:
+        await followed.until("10.0.0.1", "10.0.0.2")
+        api.refuse_with = 503
+        api.close_connections()
+        api.store.delete(key("workers-1"))  # an event that nobody will be told of
+        put(api, "workers-2", "10.0.0.3")
+        api.store.compact()
+        api.refuse_with = 0
+        await followed.until("10.0.0.3")
+        assert num_lists(api) >= 2
+
+
+@pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
+async def test_an_api_server_that_refuses_changes_nothing(api, status: int) -> None:
+    put(api, "workers-1", "10.0.0.1")
+    async with following() as followed:
+        await followed.until("10.0.0.1")
+        api.refuse_with = status
+        api.close_connections()
+        num_requests = len(api.requests)
+        await until(lambda: len(api.requests) > num_requests + 2)
+        assert followed.num_told == 1
+        put(api, "workers-1", "10.0.0.2")
+        api.refuse_with = 0
+        await followed.until("10.0.0.2")
+
+
+async def test_an_api_server_that_is_away_changes_nothing_and_is_found_again(api) -> None:
+    put(api, "workers-1", "10.0.0.1")
+    async with following() as followed:
+        await followed.until("10.0.0.1")
+        api.stop()
+        put(api, "workers-1", "10.0.0.2")
+        await asyncio.sleep(0.5)
+        assert followed.num_told == 1
+        api.start()
+        await followed.until("10.0.0.2")
+
+
+async def test_an_api_server_that_is_away_at_the_start_is_waited_for(api) -> None:
+    put(api, "workers-1", "10.0.0.1")
+    api.stop()
+    async with following() as followed:
+        await asyncio.sleep(0.2)
+        assert followed.num_told == 0
+        api.start()
+        await followed.until("10.0.0.1")
+
+
+async def test_an_answer_that_is_not_kubernetes_changes_nothing(api, monkeypatch) -> None:
+    put(api, "workers-1", "10.0.0.1")
+    async with following() as followed:
+        await followed.until("10.0.0.1")
+        document = api.document
+        monkeypatch.setattr(api, "document", lambda path: "<html>")
+        api.close_connections()
+        num_requests = len(api.requests)
+        await until(lambda: len(api.requests) > num_requests + 2)
+        assert followed.num_told == 1
+        monkeypatch.setattr(api, "document", document)
+        put(api, "workers-1", "10.0.0.2")
+        await followed.until("10.0.0.2")
+
+
+async def test_without_a_cluster_the_reason_is_said() -> None:
+    with pytest.raises(SettingsError, match="no Kubernetes API server is known here"):
+        await discovery.discover(["kubernetes:workers"], Random(1))
+
+
+def test_ports_and_address_families() -> None:
+    def members(port: str, *slices: dict[str, Any]) -> list[str]:
+        parsed = [
+            kubernetes_discovery.msgspec.json.decode(
+                json.dumps(part), type=kubernetes_discovery.Slice
+            )
+            for part in slices
+        ]
+        return [m.address for m in kubernetes_discovery.members_of(parsed, port)]
+
+    four = endpoint_slice("w", "10.0.0.1")
+    six = endpoint_slice("w", "fd00::1", addressType="IPv6")
+    named = endpoint_slice("w", "a.example", addressType="FQDN")
+    empty = endpoint_slice("w", endpoints=None, ports=None)
+    assert members("grpc", four, six, named, empty) == ["10.0.0.1:7200"]
+    assert members("7201", six) == ["[fd00::1]:7201"]
+    assert members("", four) == []  # which of the two?
+    assert members("", endpoint_slice("w", "10.0.0.1", ports=[{"port": 80}])) == ["10.0.0.1:80"]
+    assert members("http", four) == []
+    assert Target.parse("kubernetes:w").port == ""
