@@ -21,7 +21,7 @@ from baton.runtime.peer_tls import PeerTls
 from baton.wire import failures, metadata
 from baton.wire.protocol import agree
 
-# Kept ping strikes off: our own peers ping every 100 ms (see grpc_channel.LINK_OPTIONS).
+# Kept ping strikes off: our own peers ping every 200 ms (see grpc_channel.LINK_OPTIONS).
 _SERVER_OPTIONS = [
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 50),
     ("grpc.http2.max_ping_strikes", 0),

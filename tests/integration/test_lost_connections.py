@@ -188,6 +188,23 @@ async def test_a_connection_that_goes_silent_is_replaced_by_another() -> None:
         r.proxy.verify()
 
 
+async def test_a_connection_that_stands_still_for_half_a_second_is_not_given_up() -> None:
+    """Neither end may say so because the other, or itself, had no core to run on."""
+    async with rig() as r, asyncio.timeout(60):
+        counts = [value(instruments.GATEWAY_LOST_STREAMS, how) for how in ("resumed", "given_up")]
+
+        async def hold() -> None:
+            for _ in range(3):
+                await asyncio.sleep(0.3)
+                with r.proxy.fault(hold=True):
+                    await asyncio.sleep(0.5)
+
+        await check_streams(r, asyncio.create_task(hold()), random.Random(9))
+        r.proxy.verify()
+        again = [value(instruments.GATEWAY_LOST_STREAMS, how) for how in ("resumed", "given_up")]
+        assert again == counts
+
+
 async def test_a_gateway_that_reads_nothing_counts_as_lost_after_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
