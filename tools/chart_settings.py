@@ -1,8 +1,7 @@
 """Renews the part of the chart's schema that names every setting of every service.
 
-They are made from the settings classes, never typed (`python -m tools.reference_tables` does it, too).
-So a typo in `gateway.settings` is refused before anything starts. What the chart sets itself is left
-out.
+They are made from the settings classes, never typed (`python -m tools.reference_tables`, too).
+So a typo in `gateway.settings` is refused before anything starts. What the chart sets is left out.
 """
 
 import dataclasses

@@ -24,8 +24,6 @@ from tests.chart.rendered import (
 # Over addresses that the router tells.
 TOLD_BY_THE_ROUTER = {
     ("gateway", "decode", 7000),
-    ("router", "decode", 7000),
-    ("router", "prefill", 7000),
     ("decode", "prefill", 7000),
 }
 # Told to Envoy by the control plane, not by a variable.
@@ -36,28 +34,35 @@ ADDRESS = re.compile(r"\b(?:[a-z0-9-]+\.)?(baton(?:-[a-z]+)+):(\d+)")
 Edge = tuple[str, str, int]
 
 
+def served(objects: list[Object]) -> dict[tuple[str, int], set[tuple[str, int]]]:
+    """(Service, port) -> components behind it, and their container ports."""
+    found: dict[tuple[str, int], set[tuple[str, int]]] = {}
+    for service in of_kind(objects, "Service"):
+        for workload in of_kind(objects, "Deployment", "StatefulSet"):
+            pod = pod_of(workload)
+            if not selects(service["spec"]["selector"], pod["metadata"]["labels"]):
+                continue
+            ports = pod["spec"]["containers"][0]["ports"]
+            targets = {port["name"]: port["containerPort"] for port in ports}
+            for port in service["spec"]["ports"]:
+                behind = found.setdefault((service["metadata"]["name"], port["port"]), set())
+                behind.add((component(workload), targets[port["targetPort"]]))
+    return found
+
+
 def dialled(objects: list[Object]) -> set[Edge]:
     """From the variables: (who, whom, the whom's container port)."""
-    ports: dict[tuple[str, int], tuple[str, int]] = {}
-    workloads = {one["metadata"]["name"]: one for one in of_kind(objects, *WORKLOADS)}
-    for service in of_kind(objects, "Service"):
-        name = service["metadata"]["name"]
-        if name not in workloads:
-            continue
-        (container,) = pod_of(workloads[name])["spec"]["containers"]
-        targets = {port["name"]: port["containerPort"] for port in container["ports"]}
-        for port in service["spec"]["ports"]:
-            ports[name, port["port"]] = component(service), targets[port["targetPort"]]
+    services = served(objects)
+    workloads = of_kind(objects, *WORKLOADS)
     edges = set()
-    for workload in workloads.values():
+    for workload in workloads:
         for name, value in environment(workload).items():
             if name == "BASE_URL" and value.count(":") == 1:
                 value = value.replace("/v1", ":80" if value.startswith("http:") else ":443")
             for host, number in ADDRESS.findall(value):
-                edges.add((component(workload), *ports[host, int(number)]))
-    present = {component(one) for one in workloads.values()}
-    told = TOLD_BY_THE_ROUTER | (TOLD_BY_THE_CONTROL_PLANE if "envoy" in present else set())
-    return edges | told
+                edges |= {(component(workload), *end) for end in services[host, int(number)]}
+    has_envoy = any(component(one) == "envoy" for one in workloads)
+    return edges | TOLD_BY_THE_ROUTER | (TOLD_BY_THE_CONTROL_PLANE if has_envoy else set())
 
 
 def allowed(objects: list[Object], direction: str) -> set[Edge]:
@@ -121,7 +126,7 @@ def test_everything_else_is_refused(name: str) -> None:
             if "to" not in rule
             for port in rule["ports"]
         }
-        watches = {443, 6443} if component(workload) in ("router", "edge") else set()
+        watches = {443, 6443} if component(workload) == "router" else set()
         hub = {443} if component(workload) == "download" else set()
         redis = {6380} if name == "external-redis" and component(workload) == "quota" else set()
         collector = {4317} if name in ("h100-pools", "air-gapped") else set()

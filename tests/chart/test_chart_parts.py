@@ -1,0 +1,109 @@
+"""The parts that the chart brings along, run for real: Redis' configuration, the script of
+`helm test`."""
+
+import base64
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import redis
+
+from baton.testing.redis_server import server_binary
+from tests.chart.rendered import CHART, named, profile
+
+EVENT = b'data: {"choices": [{"delta": {"content": "%b"}}]}\n\n'
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_redis_starts_with_its_configuration_and_asks_for_the_password(tmp_path: Path) -> None:
+    objects = profile("default")
+    text = named(objects, "ConfigMap", "baton-redis")["data"]["redis.conf"]
+    secret = named(objects, "Secret", "baton-redis")["data"]
+    password, auth = (base64.b64decode(secret[key]).decode() for key in ("password", "auth.conf"))
+    (tmp_path / "auth.conf").write_text(auth)
+    (tmp_path / "data").mkdir()
+    port = free_port()
+    for old, new in (
+        ("/etc/baton/redis/auth.conf", str(tmp_path / "auth.conf")),
+        ("dir /data", f"dir {tmp_path / 'data'}"),
+        ("port 6379", f"port {port}"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "redis.conf").write_text(text)
+    server = subprocess.Popen(
+        [str(server_binary()), str(tmp_path / "redis.conf")], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        assert any("eady to accept" in line for line in server.stdout)
+        with redis.Redis(port=port) as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+        with redis.Redis(port=port, password=password) as client:
+            assert client.config_get("appendonly") == {"appendonly": "yes"}
+            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+    finally:
+        server.kill()
+        server.communicate()
+
+
+@contextmanager
+def answering(status: int, body: bytes) -> Iterator[tuple[str, list[str]]]:
+    """A server that answers every request so; its address, and the keys that it was shown."""
+    shown: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            shown.append(self.headers["authorization"])
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1", shown
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "fault"),
+    [
+        (200, EVENT % b"Hel" + EVENT % b"lo" + b"data: [DONE]\n\n", ""),
+        (200, EVENT % b"Hello" + b"data: [DONE]\n\n", "the answer was not streamed"),
+        (200, EVENT % b"Hel" + EVENT % b"lo", "did not end with [DONE]"),
+        (401, b"{}", "status 401"),
+    ],
+)
+def test_script_of_helm_test_tells_a_stream_from_anything_else(
+    tmp_path: Path, status: int, body: bytes, fault: str
+) -> None:
+    (tmp_path / "api-key").write_text("bt-key\n")
+    with answering(status, body) as (url, shown):
+        told = {"BASE_URL": url, "MODEL": "m", "KEY_FILE": str(tmp_path / "api-key")}
+        ended = subprocess.run(
+            [sys.executable, str(CHART / "files/stream_completion.py")],
+            env={**os.environ, **told},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert shown == ["Bearer bt-key"]
+    assert (ended.returncode != 0) == bool(fault)
+    assert fault in ended.stderr
