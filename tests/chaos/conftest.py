@@ -83,6 +83,10 @@ class Target:
         used = self.used_blocks(role)
         return sorted((name for name in used if used[name]), key=lambda name: -used[name])
 
+    def num_moves(self) -> float:
+        """Streams that went on elsewhere, so far."""
+        return self.stack.metric("gateway", "baton_gateway_moves_total")
+
     def num_ready(self, role: str) -> int:
         """Workers of this role that every router may pick."""
         routers = [name for name in self.stack.pids() if name.startswith("router")]

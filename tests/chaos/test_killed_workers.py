@@ -53,9 +53,11 @@ def kill_under_load(target: Target, role: str, number: int, *, core: bool) -> fl
     right = [target.right_answer(body) for body in wanted]
     streams = [target.stream(body) for body in wanted]
     streams[0].wait_for(target.rng.randint(1, NUM_TOKENS // 2))
-    busy = target.busy(role) or [f"{role}-1"]
-    target.fault(busy[0], core=core).kill().verify()
+    num_moves = target.num_moves()
+    (name, *_) = target.busy(role)
+    target.fault(name, core=core).kill().verify()
     answers: list[Answer] = [stream.join() for stream in streams]
+    assert target.num_moves() > num_moves, "no stream had to move"
     for body, answer, expected in zip(wanted, answers, right, strict=True):
         try:
             assert_same(answer, expected)
@@ -77,7 +79,7 @@ def test_streams_survive_the_death_of_their_core(target: Target, trials: Trials)
 def test_a_dying_prefill_worker_costs_a_new_prefill_elsewhere(
     target: Target, trials: Trials
 ) -> None:
-    question = "Tell me, in a few words, about the price of tea. " * 40
+    question = "Tell me, in a few words, about the price of tea. " * 120
 
     def trial(number: int) -> None:
         target.wait_until_able()
@@ -85,7 +87,8 @@ def test_a_dying_prefill_worker_costs_a_new_prefill_elsewhere(
         streams = [target.stream(body) for _ in range(4)]
         while not (busy := target.busy("prefill")) and not all(s.is_over for s in streams):
             pass
-        target.fault(busy[0] if busy else "prefill-1").kill().verify()
+        assert busy, "the prompts had been read before"
+        target.fault(busy[0]).kill().verify()
         answers = [stream.join() for stream in streams]
         right = target.right_answer(body)
         for answer in answers:

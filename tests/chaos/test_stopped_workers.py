@@ -21,12 +21,11 @@ def test_streams_leave_a_worker_that_stands_still(target: Target, trials: Trials
     body = story(max_tokens=NUM_TOKENS, temperature=0.8, seed=5)
     right = target.right_answer(body)
 
-    def num_moves() -> float:
-        return target.stack.metric("gateway", "baton_gateway_moves_total")
-
     def trial(number: int) -> float:
         target.wait_until_able()
-        before = num_moves()
+        # The last one that woke has heard that its streams are gone.
+        target.wait_until_quiet()
+        before = target.num_moves()
         stream = target.stream(body)
         stream.wait_for(target.rng.randint(1, MAX_FIRST_TOKENS))
         [name] = target.busy("decode")
@@ -37,7 +36,7 @@ def test_streams_leave_a_worker_that_stands_still(target: Target, trials: Trials
         for fault in faults:
             fault.stop().verify()
         try:
-            wait_until(lambda: num_moves() > before or stream.is_over, FOUND_TIMEOUT_S)
+            wait_until(lambda: target.num_moves() > before or stream.is_over, FOUND_TIMEOUT_S)
             found_s = time.monotonic() - began_s
             assert not stream.is_over, "it ended before its worker stood still"
         finally:
