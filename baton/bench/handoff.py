@@ -95,8 +95,9 @@ class Link:
         """Seconds from the request to the last block, and from the end of the prefill to it."""
         self._last_xfer_id += 1
         ticket = Ticket(self._last_xfer_id, "bench", 1, _CAPABILITY, 0, num_blocks)
-        self._receiver = Receiver(ticket, self._pool.blocks, self._consumed)
-        self._receiver.bind(range(num_blocks))
+        receiver = Receiver(ticket, self._pool.blocks, self._consumed, lambda _: None)
+        self._receiver = receiver
+        receiver.bind(range(num_blocks))
         self._complete.clear()
         started_s = time.perf_counter()
         self._writer.send(handoff_pb2.DecodeFrame(prefill=_request(ticket, prefill_s)))

@@ -253,6 +253,11 @@ class BlockManager:
         blocks: list[int] = seq.table.ids[first:end].tolist()
         return blocks
 
+    def computed_blocks(self, seq: Sequence) -> list[int]:
+        """The full blocks of the tokens that are computed."""
+        blocks: list[int] = seq.table.ids[: seq.num_computed_tokens // self.block_size].tolist()
+        return blocks
+
     def take_block_copies(self) -> list[tuple[int, int]]:
         """(source, target) of all copies since the last call, in order."""
         copies, self._block_copies = self._block_copies, []

@@ -7,6 +7,7 @@ from baton.engine.admission import (
     with_beam_logprobs,
 )
 from baton.engine.choices import Choices
+from baton.engine.device_messages import DeviceCommand
 from baton.engine.engine_state import EngineState
 from baton.engine.messages import (
     Abort,
@@ -45,6 +46,9 @@ class CommandHandler:
             self.wants_snapshot = True
         elif isinstance(command, Probe):
             self.wants_probe = True
+        elif isinstance(command, DeviceCommand):
+            assert self._state.device is not None, "the front knows whether there is one"
+            self._state.device.apply(command)
         elif not isinstance(command, Shutdown):
             seq = self._state.sequences.get(command.seq_id)
             if seq is not None:
@@ -128,7 +132,8 @@ class CommandHandler:
         """A remote sequence's blocks are all here; the prefill worker sampled its first token."""
         assert seq.state is SequenceState.BOUND, seq
         seq.num_computed_tokens = seq.num_tokens
-        self._state.manager.note_filled(seq)
+        if not command.is_on_device:
+            self._state.manager.note_filled(seq)
         self._state.manager.register_full_blocks(seq)
         if seq.group is not None:
             self._choices.start(seq, seq.group, command)

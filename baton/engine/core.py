@@ -61,7 +61,7 @@ def serve(link: CoreLink, engine: Engine) -> None:
     """Map the pool, announce the engine, and step it until Shutdown or until the front is gone."""
     try:
         pool = link.create_pool(engine.num_pool_blocks * engine.info.kv_spec.row_bytes)
-        engine.runner.bind_pool(pool)
+        engine.bind_pool(pool)
         link.send(engine.info)
         engine.warm_up()
         prefault(pool)

@@ -16,6 +16,7 @@ from baton.engine.block_manager import BlockManager
 from baton.engine.choices import Choices
 from baton.engine.chunk_policy import ChunkPolicy
 from baton.engine.command_handler import CommandHandler
+from baton.engine.device_handoff import DeviceHandoff
 from baton.engine.drafts import Drafter
 from baton.engine.engine_state import EngineState
 from baton.engine.grammar.grammars import POLL_S, Grammars
@@ -54,7 +55,12 @@ class Engine:
     """Owns all sequences and blocks of one worker; single-threaded."""
 
     def __init__(
-        self, config: EngineConfig, runner: Runner, clock: Clock, grammars: Grammars | None = None
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        clock: Clock,
+        grammars: Grammars | None = None,
+        device: DeviceHandoff | None = None,
     ) -> None:
         """Without `grammars`, sequences that have one are refused."""
         self.runner = runner
@@ -73,7 +79,7 @@ class Engine:
         self._builder = BatchBuilder(max_seqs, max_tokens, max_blocks)
         self._meter = LoadMeter()
         self._state = EngineState(
-            self.info, self._manager, self._scheduler, StepEvents(0, _NO_LOAD), grammars
+            self.info, self._manager, self._scheduler, StepEvents(0, _NO_LOAD), grammars, device
         )
         self._drafter = Drafter(config.num_draft_tokens, max_tokens, self.info, self._manager)
         self._choices = Choices(self._state)
@@ -85,6 +91,12 @@ class Engine:
         self._began_at = 0.0
         self._last_load = _NO_LOAD
         self._probe_s: float | None = None
+
+    def bind_pool(self, pool: memoryview) -> None:
+        """Give the runner the shared pool; `info` says then how peers reach the device's own."""
+        self.runner.bind_pool(pool)
+        if self._state.device is not None:
+            self.info.device_pool = self._state.device.open()
 
     def warm_up(self) -> None:
         """Begin what a first request would have to wait for, once the front knows the engine."""
@@ -153,6 +165,8 @@ class Engine:
         events = self._state.events
         if result is not None:
             events.violations = self._audit.after_step(self.step_index)
+        if self._state.device is not None:
+            events.pages_read = self._state.device.poll()
         events.step = self.step_index
         events.removed_hashes, events.stored = self._manager.take_kv_events()
         if self._commands.wants_snapshot:
@@ -179,6 +193,9 @@ class Engine:
     def next_deadline(self) -> float | None:
         """When to take a step although no command has come."""
         times = [self._state.sequences.next_deadline, self._parked.next_look]
+        device = self._state.device
+        if device is not None and (poll_s := device.next_poll_s) is not None:
+            times.append(self._clock.now() + poll_s)
         if self._grammars is not None and self._grammars.is_awaited:
             times.append(self._clock.now() + POLL_S)
         return min((time for time in times if time is not None), default=None)
@@ -211,13 +228,15 @@ class Engine:
                 yield from seq.group.beams
 
     def _exported_blocks(self, plan: StepPlan) -> list[int]:
-        """What this step writes of prompts whose blocks the front hands over."""
-        return [
-            block
-            for work in plan.works
-            if work.seq.request.kind == "prefill"
-            for block in self._manager.written_blocks(work.seq, work.num_new_tokens)
-        ]
+        """What this step makes final of prompts whose blocks the front reads in the shared pool."""
+        exported: list[int] = []
+        for seq in plan.started if self._state.device is not None else ():
+            if _is_staged(seq):  # an earlier prompt's blocks may never have been there
+                exported += self._manager.computed_blocks(seq)
+        for work in plan.works:
+            if _is_staged(work.seq):
+                exported += self._manager.written_blocks(work.seq, work.num_new_tokens)
+        return exported
 
     def _expire(self) -> None:
         """End sequences whose deadline has come, and what waits for them."""
@@ -255,6 +274,10 @@ class Engine:
         num_prefill_tokens = sum(work.num_new_tokens for work in works) - num_decodes
         self._meter.observe(duration_s, num_prefill_tokens, num_decodes)
         self._chunks.observe(duration_s, num_prefill_tokens, num_decodes)
+
+
+def _is_staged(seq: Sequence) -> bool:
+    return seq.request.kind == "prefill" and not seq.request.checksum_every
 
 
 def _describe(config: EngineConfig, runner: Runner, grammars: Grammars | None) -> EngineInfo:

@@ -7,6 +7,7 @@ Decides nothing about when.
 from baton.engine.admission import finish_reason
 from baton.engine.batch import RowLogprobs
 from baton.engine.block_manager import BlockManager
+from baton.engine.device_handoff import DeviceHandoff
 from baton.engine.grammar.grammars import Grammars
 from baton.engine.messages import EngineInfo, Finished, StepEvents, TokenLogprobs
 from baton.engine.scheduler import Scheduler
@@ -24,6 +25,7 @@ class EngineState:
         scheduler: Scheduler,
         events: StepEvents,
         grammars: Grammars | None,
+        device: DeviceHandoff | None,
     ) -> None:
         self.info = info
         self.manager = manager
@@ -31,6 +33,7 @@ class EngineState:
         self.sequences = SequenceTable()
         self.events = events
         self.grammars = grammars
+        self.device = device
 
     def add(self, seq: Sequence) -> None:
         """A new sequence, in whatever state."""

@@ -37,7 +37,7 @@ class LocalEngineClient:
             bytearray(num_bytes) if pool_file is None else resize_and_map(pool_file, num_bytes)
         )
         self.pool_fd = None if pool_file is None else open_sealed(pool_file)
-        engine.runner.bind_pool(whole)
+        engine.bind_pool(whole)
         self.pool = whole[: self.info.num_blocks * row_bytes]
         self._engine = engine
         self._clock = clock

@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from baton.engine.device_messages import BlockChecksums, DeviceCommand, DevicePool, PagesRead
 from baton.system.violation import Violation
 from baton.wire.kv_spec import KVSpec
 
@@ -105,6 +106,9 @@ class AddSequence(msgspec.Struct, array_like=True, tag="add"):
     forks: tuple[Fork, ...] = ()
     # Its request is computed in steps of its own until it has proved harmless (`wire/suspects.py`).
     is_suspect: bool = False
+    # Of a prefill sequence whose blocks the peer reads where they are: every so many-th one is told
+    # with checksums. 0 = the front reads them, in the shared pool.
+    checksum_every: int = 0
 
 
 class Bind(msgspec.Struct, array_like=True, tag="bind"):
@@ -125,6 +129,8 @@ class Start(msgspec.Struct, array_like=True, tag="start"):
     fork_tokens: tuple[tuple[int, int], ...] = ()
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+    # Its blocks came by ReadPages, not through the shared pool.
+    is_on_device: bool = False
 
 
 class Credit(msgspec.Struct, array_like=True, tag="credit"):
@@ -162,7 +168,18 @@ class Shutdown(msgspec.Struct, array_like=True, tag="shutdown"):
     pass
 
 
-Command = AddSequence | Bind | Start | Credit | Abort | Release | SnapshotHashes | Probe | Shutdown
+Command = (
+    AddSequence
+    | Bind
+    | Start
+    | Credit
+    | Abort
+    | Release
+    | SnapshotHashes
+    | Probe
+    | Shutdown
+    | DeviceCommand
+)
 
 
 class CommandBatch(msgspec.Struct, array_like=True, tag="commands"):
@@ -183,6 +200,8 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     eos_token_ids: list[int]
     # The tokenizer.json of its vocabulary, for grammars; empty = they cannot be served.
     tokenizer_file: str = ""
+    # Set when peers can read and be read there; else blocks move through the shared pool.
+    device_pool: DevicePool | None = None
 
 
 class LoadFailed(msgspec.Struct, array_like=True, tag="load_failed"):
@@ -236,6 +255,7 @@ class Progress(msgspec.Struct, array_like=True):
 
     seq_id: int
     num_computed_tokens: int
+    checksums: list[BlockChecksums] = []
 
 
 class Finished(msgspec.Struct, array_like=True):
@@ -326,6 +346,7 @@ class StepEvents(msgspec.Struct, array_like=True, tag="events"):
     freed: list[int] = []
     # What the core found broken in its own books.
     violations: list[Violation] = []
+    pages_read: list[PagesRead] = []
 
 
 CoreMessage = EngineInfo | LoadFailed | StepEvents

@@ -89,6 +89,7 @@ class Sequence:
         "num_prompt_tokens",
         "num_registered_blocks",
         "num_tokens",
+        "num_told_blocks",
         "rank",
         "request",
         "result",
@@ -114,6 +115,8 @@ class Sequence:
         # Entry 0 is the root, entry i + 1 the hash of block i, as far as they are known.
         self.hash_chain = [root_hash, *split_hashes(request.block_hashes)]
         self.num_registered_blocks = 0
+        # Final ones whose checksums were told, as far as they are wanted.
+        self.num_told_blocks = 0
         # Set when its output must match a grammar. It is parked while it awaits that.
         self.grammar: GrammarState | None = None
         self.awaits_grammar = False

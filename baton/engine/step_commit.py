@@ -2,6 +2,7 @@
 
 from baton.engine.batch import RowLogprobs, StepResult
 from baton.engine.choices import Choices, Sampled
+from baton.engine.device_messages import BlockChecksums
 from baton.engine.engine_state import EngineState
 from baton.engine.messages import Progress, TokenLogprobs
 from baton.engine.scheduler import Work
@@ -27,7 +28,8 @@ class StepCommit:
             seq.num_computed_tokens += work.num_new_tokens - is_held_back
             self._state.manager.register_full_blocks(seq)
             if seq.request.kind == "prefill":
-                progress = Progress(seq.request.seq_id, seq.num_computed_tokens)
+                checksums = self._new_checksums(seq) if seq.request.checksum_every else []
+                progress = Progress(seq.request.seq_id, seq.num_computed_tokens, checksums)
                 self._state.events.progress.append(progress)
             sampled: list[Sampled] = []
             for row in work.rows:
@@ -46,6 +48,21 @@ class StepCommit:
                 for each in (seq, *work.forks):
                     grammars.follow(each)
         assert next(tokens, None) is None, "more tokens than sample rows"
+
+    def _new_checksums(self, seq: Sequence) -> list[BlockChecksums]:
+        """Of every so many-th block that is final now and was not before."""
+        device, manager = self._state.device, self._state.manager
+        assert device is not None, "the front knows whether there is one"
+        is_complete = seq.num_computed_tokens >= seq.num_tokens
+        num_final = seq.num_computed_tokens // manager.block_size
+        if is_complete:
+            num_final = manager.num_blocks_for(seq.num_tokens)
+        every, first = seq.request.checksum_every, seq.num_told_blocks
+        indexes = range(first + -first % every, num_final, every)
+        seq.num_told_blocks = num_final
+        block_ids = seq.table.ids[indexes.start : indexes.stop : every].tolist()
+        sums = device.checksums(block_ids)
+        return [BlockChecksums(*of_block) for of_block in zip(indexes, sums, strict=True)]
 
     def _take_judged(self, seq: Sequence, token: int, logprobs: RowLogprobs | None) -> None:
         """A prompt token whose logprobs were wanted."""

@@ -7,7 +7,7 @@ from isal.isal_zlib import crc32
 from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
 from baton.handoff.checksum import place_checksum
 from baton.handoff.ticket import BadBlocks
-from baton.handoff.transport import PLAIN, Deliver, Pages, check_size
+from baton.handoff.transport import PLAIN, Deliver, HostPages, check_size
 from baton.wire.v1 import handoff_pb2
 
 
@@ -16,6 +16,8 @@ class GrpcEnd:
 
     name = PLAIN
     max_frame_bytes = MAX_DATA_BYTES
+    checksum_every = 0
+    is_on_device = False
 
     def __init__(self, blocks: BlockBytes) -> None:
         self._blocks = blocks
@@ -28,10 +30,13 @@ class GrpcEnd:
     def fetch(self, frame: handoff_pb2.Blocks, deliver: Deliver) -> None:
         deliver(self._find(frame))
 
+    def end(self, xfer_id: int) -> None:
+        """Pages were written when they were delivered, or will not be."""
+
     def close(self) -> None:
         """Nothing is held."""
 
-    def _find(self, frame: handoff_pb2.Blocks) -> Pages | BadBlocks:
+    def _find(self, frame: handoff_pb2.Blocks) -> HostPages | BadBlocks:
         if frame.WhichOneof("payload") != "data":
             return BadBlocks("payload", "the frame carries no inline data")
         data = memoryview(frame.data)  # a copy each time that it is read
@@ -40,7 +45,7 @@ class GrpcEnd:
             check_size(len(data), size * frame.num_blocks)
         except BadBlocks as error:
             return error
-        return Pages([data[start : start + size] for start in range(0, len(data), size)])
+        return HostPages([data[start : start + size] for start in range(0, len(data), size)])
 
 
 class GrpcTransport:

@@ -2,7 +2,7 @@
 
 One-sided reads into a ring of this worker's own memory (`read_ring.py`); from there pages are
 copied and verified like those of any transport. The peer's blocks stay held until Done, Abort or
-the end of the lease. 
+the end of the lease.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from baton.handoff.pool_ref import PoolRefSender, peer_pages, read_pool_ref
 from baton.handoff.read_ring import PeerLink, Read, ReadRing
 from baton.handoff.shared_memory import SharedPool
 from baton.handoff.ticket import BadBlocks
-from baton.handoff.transport import Deliver, Pages, TransportFailed
+from baton.handoff.transport import Deliver, HostPages, TransportFailed
 from baton.wire.kv_spec import KVSpec
 from baton.wire.v1 import handoff_pb2
 
@@ -54,6 +54,7 @@ class NixlReceiver:
     """The receiving end of one link."""
 
     name = NAME
+    is_on_device = False
 
     def __init__(self, ring: PolledRing, link: PeerLink, pool_address: int, spec: KVSpec) -> None:
         self._ring = ring
@@ -81,15 +82,18 @@ class NixlReceiver:
         pages = peer_pages(self._spec, self._pool_address, frame.layer, ids)
         self._ring.add(Read(self._link, pages, end))
 
+    def end(self, xfer_id: int) -> None:
+        """Pages were written when they were delivered, or will not be."""
+
     def close(self) -> None:
         if not self._link.is_closed:
             self._ring.reads.close(self._link)
 
-    def _pages(self, start: int, frame: handoff_pb2.Blocks) -> Pages:
+    def _pages(self, start: int, frame: handoff_pb2.Blocks) -> HostPages:
         size = frame.pool_ref.num_bytes // frame.num_blocks
         ends = range(start + size, start + frame.pool_ref.num_bytes + 1, size)
         views = [self._ring.memory[end - size : end] for end in ends]
-        return Pages(views, lambda: self._ring.reads.free(start))
+        return HostPages(views, lambda: self._ring.reads.free(start))
 
 
 class NixlTransport:

@@ -44,7 +44,7 @@ class NixlAgent:
 
     def __init__(self, name: str, *, is_read: bool, memory: Memory = HOST) -> None:
         api, bindings = _import()
-        self._memory = memory
+        self.memory = memory
         self._errors = tuple(
             getattr(bindings, name) for name in dir(bindings) if name.endswith("Error")
         )
@@ -55,7 +55,7 @@ class NixlAgent:
 
     def register(self, address: int, num_bytes: int) -> None:
         """Let peers, and our own reads, use this memory for the life of the agent."""
-        kind, device_id = self._memory
+        kind, device_id = self.memory
         regions = [(address, num_bytes, device_id, "")]
         self._try(lambda: self._agent.register_memory(regions, kind, backends=[_BACKEND]))
 
@@ -105,7 +105,7 @@ class NixlAgent:
             starts = range(target, target + num_bytes, pages[0][1])
             regions = [(start, pages[0][1]) for start in starts]
         read = self._agent.initialize_xfer(
-            "READ", self._descriptors(regions, self._memory), self._descriptors(pages, theirs), peer
+            "READ", self._descriptors(regions, self.memory), self._descriptors(pages, theirs), peer
         )
         self._agent.transfer(read)
         return read

@@ -16,6 +16,8 @@ from baton.wire.v1 import handoff_pb2
 class PoolRefSender:
     """The sending end; the blocks stay held by their owner."""
 
+    checksum_every = 0
+
     def __init__(
         self, name: str, blocks: BlockBytes, max_frame_bytes: int = MAX_DATA_BYTES
     ) -> None:

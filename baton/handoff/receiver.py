@@ -1,4 +1,4 @@
-"""The decode side of one transfer: writes every frame into bound blocks and verifies it there.
+"""The decode side of one transfer: has every frame written into bound blocks and verified there.
 
 Idempotent by (transfer, layer, block): a repeat writes nothing. The transfer is complete when the
 commit has come and every (layer, block) was verified; bad pages fail it, and what they left in a
@@ -8,24 +8,32 @@ nothing of transports, streams or the engine.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from baton.handoff.block_bytes import BlockBytes
-from baton.handoff.checksum import place_checksum
 from baton.handoff.ticket import BadBlocks, Ticket
-from baton.handoff.transport import Pages
+from baton.handoff.transport import Landed, Pages, num_payload_bytes
 from baton.wire.v1 import handoff_pb2
 
 
 class Receiver:
-    """`on_consumed(num_bytes)` is called for each frame whose pages need no memory any more."""
+    """`on_consumed(num_bytes)` is called for each frame whose pages need no memory any more.
+
+    `on_late` is told of frames that were not there yet when `take` or `bind` returned.
+    """
 
     def __init__(
-        self, ticket: Ticket, blocks: BlockBytes, on_consumed: Callable[[int], None]
+        self,
+        ticket: Ticket,
+        blocks: BlockBytes,
+        on_consumed: Callable[[int], None],
+        on_late: Landed,
     ) -> None:
         self.ticket = ticket
         self.num_bytes_received = 0
         self._blocks = blocks
         self._on_consumed = on_consumed
+        self._on_late = on_late
         self._block_ids: Sequence[int] | None = None
         self._waiting: list[tuple[handoff_pb2.Blocks, Pages]] = []
         num_missing = ticket.num_missing_blocks
@@ -54,8 +62,8 @@ class Receiver:
             try:
                 self._write(frame, pages)
             except BadBlocks:
-                for _, unread in waiting[index + 1 :]:
-                    self._consume(unread)
+                for unread in waiting[index + 1 :]:
+                    self._consume(*unread)
                 raise
 
     def check(self, frame: handoff_pb2.Blocks) -> None:
@@ -69,7 +77,7 @@ class Receiver:
     def take(self, frame: handoff_pb2.Blocks, pages: Pages) -> None:
         """The pages of a checked frame. Raises BadBlocks."""
         if self._is_closed:
-            self._consume(pages)
+            self._consume(frame, pages)
         elif self._block_ids is None:
             self._waiting.append((frame, pages))
         else:
@@ -87,8 +95,8 @@ class Receiver:
         """Nothing more is written; waiting frames are dropped."""
         self._is_closed = True
         waiting, self._waiting = self._waiting, []
-        for _, pages in waiting:
-            self._consume(pages)
+        for unread in waiting:
+            self._consume(*unread)
 
     def _check_place(self, frame: handoff_pb2.Blocks) -> None:
         spec = self._blocks.spec
@@ -107,21 +115,32 @@ class Receiver:
     def _write(self, frame: handoff_pb2.Blocks, pages: Pages) -> None:
         assert self._block_ids is not None
         try:
-            first = frame.first_block - self.ticket.first_missing_block
-            have = self._have[frame.layer]
-            num_new = have.count(0, first, first + frame.num_blocks)
-            if num_new == 0:
+            if self._num_new(frame) == 0:
                 return
             ids = self._block_ids[frame.first_block : frame.first_block + frame.num_blocks]
-            written = self._blocks.write(frame.layer, ids, pages.views, place_checksum(frame))
-            if written != frame.checksum:
-                raise BadBlocks("checksum", f"wrong checksum at layer {frame.layer}")
-            have[first : first + frame.num_blocks] = b"\1" * frame.num_blocks
-            self._num_pages_left -= num_new
-            self.num_bytes_received += pages.num_bytes
+            if pages.land(self._blocks, frame, ids, partial(self._landed_late, frame)):
+                self._landed(frame)
         finally:
-            self._consume(pages)
+            self._consume(frame, pages)
 
-    def _consume(self, pages: Pages) -> None:
+    def _num_new(self, frame: handoff_pb2.Blocks) -> int:
+        """How many of the frame's pages are not here yet."""
+        first = frame.first_block - self.ticket.first_missing_block
+        return self._have[frame.layer].count(0, first, first + frame.num_blocks)
+
+    def _landed(self, frame: handoff_pb2.Blocks) -> None:
+        first = frame.first_block - self.ticket.first_missing_block
+        self._num_pages_left -= self._num_new(frame)
+        self._have[frame.layer][first : first + frame.num_blocks] = b"\1" * frame.num_blocks
+        self.num_bytes_received += num_payload_bytes(frame)
+
+    def _landed_late(self, frame: handoff_pb2.Blocks, fault: BadBlocks | None) -> None:
+        if self._is_closed:
+            return
+        if fault is None:
+            self._landed(frame)
+        self._on_late(fault)
+
+    def _consume(self, frame: handoff_pb2.Blocks, pages: Pages) -> None:
         pages.release()
-        self._on_consumed(pages.num_bytes)
+        self._on_consumed(num_payload_bytes(frame))

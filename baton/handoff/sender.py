@@ -9,6 +9,7 @@ Knows nothing of streams, credit or the engine.
 from collections import deque
 from collections.abc import Sequence
 
+from baton.engine.device_messages import BlockChecksums
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.ticket import Ticket
 from baton.handoff.transport import SendingEnd
@@ -29,6 +30,8 @@ class Sender:
         self._blocks = blocks
         self._sending = sending
         self._num_ready = ticket.first_missing_block
+        # Of some blocks, one per layer, by the block's index.
+        self._checksums: dict[int, list[int]] = {}
         # (layer, first block, number of blocks) of the frames that can be sent now.
         self._pieces: deque[tuple[int, int, int]] = deque()
         self._num_messages = 0
@@ -39,6 +42,10 @@ class Sender:
     def is_done(self) -> bool:
         """The commit has been handed out."""
         return self._committed
+
+    def add_checksums(self, checksums: Sequence[BlockChecksums]) -> None:
+        """What the device has computed of blocks that become ready next."""
+        self._checksums.update((of_block.index, of_block.sums) for of_block in checksums)
 
     def advance(self, num_final_tokens: int) -> None:
         """The KV of the first `num_final_tokens` tokens will not change any more."""
@@ -92,6 +99,10 @@ class Sender:
         blocks.capability = self.ticket.capability
         ids = self._block_ids[first_block : first_block + num_blocks]
         self._sending.pack(blocks, ids)
+        for place in range(num_blocks) if self._checksums else ():
+            sums = self._checksums.get(first_block + place)
+            if sums is not None:
+                blocks.pool_ref.page_checksums.add(place=place, sum=sums[layer])
         self.num_bytes_sent += num_blocks * self._blocks.page_bytes(layer)
         self._num_messages += 1
 

@@ -15,7 +15,7 @@ from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.pool_ref import PoolRefSender, read_pool_ref
 from baton.handoff.rendezvous import NONCE_BYTES, Rendezvous, RendezvousFailed, hand_over
 from baton.handoff.ticket import BadBlocks
-from baton.handoff.transport import Deliver, Pages, TransportFailed
+from baton.handoff.transport import Deliver, HostPages, TransportFailed
 from baton.system.memory_file import NotSealed, map_sealed
 from baton.wire.kv_spec import KVSpec
 from baton.wire.v1 import handoff_pb2
@@ -29,6 +29,7 @@ class SharedMemoryReceiver:
     """Finds the pages of a frame in the peer's pool."""
 
     name = NAME
+    is_on_device = False
 
     def __init__(self, peer_blocks: BlockBytes) -> None:
         self._peer_blocks: BlockBytes | None = peer_blocks
@@ -41,18 +42,21 @@ class SharedMemoryReceiver:
         else:
             deliver(pages)
 
+    def end(self, xfer_id: int) -> None:
+        """Pages were written when they were delivered, or will not be."""
+
     def close(self) -> None:
         """The mapping ends with the last page that was delivered."""
         self._peer_blocks = None
 
-    def _find(self, frame: handoff_pb2.Blocks) -> Pages:
+    def _find(self, frame: handoff_pb2.Blocks) -> HostPages:
         blocks = self._peer_blocks
         if blocks is None:
             raise BadBlocks("transport", "the link is closed")
         ids = read_pool_ref(frame, blocks.page_bytes(frame.layer))
         if max(ids) >= blocks.num_blocks:
             raise BadBlocks("range", f"block {max(ids)} of a pool of {blocks.num_blocks}")
-        return Pages(blocks.pages(frame.layer, ids))
+        return HostPages(blocks.pages(frame.layer, ids))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ verifies what it has copied. Knows nothing of streams, leases or credit.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from baton.handoff.block_bytes import BlockBytes
+from baton.handoff.checksum import place_checksum
 from baton.handoff.ticket import BadBlocks
 from baton.wire.v1 import handoff_pb2
 
@@ -25,15 +27,49 @@ def _nothing() -> None:
     """Most pages need no release."""
 
 
-class Pages:
-    """One frame's pages, one per block, which stay readable until `release`."""
+# Told once, later: None = the pages are in their blocks and right.
+Landed = Callable[[BadBlocks | None], None]
 
-    __slots__ = ("num_bytes", "release", "views")
+
+class Pages(Protocol):
+    """One frame's pages, one per block, wherever they are; there until `release`."""
+
+    def land(
+        self,
+        blocks: BlockBytes,
+        frame: handoff_pb2.Blocks,
+        block_ids: Sequence[int],
+        landed: Landed,
+    ) -> bool:
+        """Write them into these blocks and verify them. Raises BadBlocks.
+
+        True: it is done. False: `landed` will tell, unless the end of the transfer comes first.
+        """
+
+    def release(self) -> None:
+        """Where they were is not needed any more. Before that, `land` was called or is not."""
+
+
+class HostPages:
+    """Pages in memory that can be read here."""
+
+    __slots__ = ("release", "views")
 
     def __init__(self, views: Sequence[memoryview], release: Callable[[], None] = _nothing) -> None:
         self.views = views
-        self.num_bytes = sum(map(len, views))
         self.release = release
+
+    def land(
+        self,
+        blocks: BlockBytes,
+        frame: handoff_pb2.Blocks,
+        block_ids: Sequence[int],
+        landed: Landed,
+    ) -> bool:
+        written = blocks.write(frame.layer, block_ids, self.views, place_checksum(frame))
+        if written != frame.checksum:
+            raise BadBlocks("checksum", f"wrong checksum at layer {frame.layer}")
+        return True
 
 
 Deliver = Callable[[Pages | BadBlocks], None]
@@ -45,6 +81,8 @@ class SendingEnd(Protocol):
     name: str
     # Of pages in one frame; no smaller than the largest page.
     max_frame_bytes: int
+    # As in AddSequence: 0 = it is this process that reads the pages.
+    checksum_every: int
 
     def pack(self, frame: handoff_pb2.Blocks, block_ids: Sequence[int]) -> None:
         """Put in what the peer needs for the pages of `frame.layer` of these blocks.
@@ -57,12 +95,17 @@ class ReceivingEnd(Protocol):
     """The decode worker's end, of one link."""
 
     name: str
+    # The core writes the pages where it computes, not this process into the shared pool.
+    is_on_device: bool
 
     def fetch(self, frame: handoff_pb2.Blocks, deliver: Deliver) -> None:
         """Call `deliver` once with the frame's pages, or with why there are none; maybe at once.
 
         The frame's layer and number of blocks have been checked, and nothing else.
         """
+
+    def end(self, xfer_id: int) -> None:
+        """The transfer has ended: nothing of it is written into a block after this."""
 
     def close(self) -> None:
         """The link is gone. Pages that were delivered stay readable; no more are."""

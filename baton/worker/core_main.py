@@ -7,6 +7,7 @@ A model that cannot be served is told to the front in one line; this process the
 import argparse
 import logging
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,11 +25,15 @@ from baton.engine.model.memory_need import LargestStep
 from baton.engine.model.pool_size import PoolOptions, choose_pool, fit_length
 from baton.engine.model.refusal import LoadError
 from baton.engine.model.tokenizer_file import find_tokenizer_file
+from baton.engine.runner import Runner
+from baton.handoff.device_reads import DeviceReads, DeviceRunner
+from baton.handoff.nixl_agent import HOST, Memory, NixlAgent, NixlError, NixlMissing
 from baton.system.byte_size import parse_bytes
 from baton.system.clock import SystemClock
 from baton.system.cores import num_available_cores
 
 EXIT_CANNOT_SERVE = 3
+_AGENT_LIFE_BYTES = 8
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     torch.set_num_threads(options.threads)
     try:
         engine = build_engine(options)
-    except LoadError as error:
+    except (LoadError, NixlMissing, NixlError) as error:
         link.refuse(str(error))
         return EXIT_CANNOT_SERVE
     serve(link, engine)
@@ -46,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_engine(options: argparse.Namespace) -> Engine:
-    """Load the model and size the pool. Raises LoadError."""
+    """Load the model and size the pool. Raises LoadError, NixlMissing and NixlError."""
     device = choose_device(options.device)
     host_kv_bytes = options.kv_memory or 0 if device.type == "cpu" else 0
     step = LargestStep(options.max_step_tokens, options.max_batch)
@@ -74,7 +79,21 @@ def build_engine(options: argparse.Namespace) -> Engine:
         max_step_s=options.max_step_ms / 1000 or None,
         num_draft_tokens=options.speculation_tokens,
     )
-    return Engine(config, runner, SystemClock(), _make_grammars(loaded))
+    handoff = _make_device_handoff(loaded, runner, device, options.nixl_agent)
+    return Engine(config, runner, SystemClock(), _make_grammars(loaded), handoff)
+
+
+def _make_device_handoff(
+    loaded: LoadedModel, runner: Runner, device: torch.device, agent_name: str
+) -> DeviceReads | None:
+    """None where the pool is shared memory, which the front reads itself, or without a name."""
+    if not agent_name or not isinstance(runner, DeviceRunner):
+        return None
+    # A name of its own in each life: peers know it by what they were told then.
+    life = secrets.token_hex(_AGENT_LIFE_BYTES)
+    memory = Memory("VRAM", device.index or 0) if device.type == "cuda" else HOST
+    agent = NixlAgent(f"{agent_name}-{life}", is_read=True, memory=memory)
+    return DeviceReads(loaded.kv_spec, runner, agent)
 
 
 def _make_grammars(loaded: LoadedModel) -> Grammars | None:
@@ -110,6 +129,8 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     help_text = "tokens of a sequence that a step guesses and checks; 0 = no speculation"
     parser.add_argument("--speculation-tokens", type=int, default=0, help=help_text)
     parser.add_argument("--max-step-ms", type=float, default=100.0)
+    help_text = "the name under which a GPU's pool reads and is read by NIXL; empty = it does not"
+    parser.add_argument("--nixl-agent", default="", help=help_text)
     return parser.parse_args(argv)
 
 

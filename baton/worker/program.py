@@ -17,6 +17,7 @@ from baton.engine.client import CoreNotStarted, EngineClient, ModelRefused
 from baton.engine.messages import SnapshotHashes
 from baton.engine.process_client import ProcessEngineClient
 from baton.handoff.block_bytes import KEPT_BYTES, BlockBytes
+from baton.handoff.device_transport import CoreReads, DeviceTransport
 from baton.handoff.nixl_agent import NixlMissing
 from baton.handoff.shared_memory import SharedPool
 from baton.runtime import admin, logs, peer_tls
@@ -71,11 +72,13 @@ def make_parts(
     dispatcher = EngineDispatcher(client)
     blocks = BlockBytes(client.info.kv_spec, client.pool)
     pool = SharedPool(worker_id, blocks, client.pool_fd)
+    handoff = handoff or HandoffOptions()
     transports = make_transports(
-        handoff or HandoffOptions(),
+        handoff,
         pool,
         random_bytes,
         is_sender=role == router_pb2.WORKER_ROLE_PREFILL,
+        device=_device_transport(dispatcher, handoff),
     )
     register = register_message(
         client.info,
@@ -99,6 +102,20 @@ def make_parts(
         grammar_gate=GrammarGate(client.info),
         clock=clock,
         random_bytes=random_bytes,
+    )
+
+
+def _device_transport(
+    dispatcher: EngineDispatcher, handoff: HandoffOptions
+) -> DeviceTransport | None:
+    """None when the core's pool is the shared one."""
+    info = dispatcher.info
+    if info.device_pool is None:
+        return None
+    reads = CoreReads(dispatcher.send)
+    dispatcher.observe(lambda events: reads.told(events.pages_read))
+    return DeviceTransport(
+        info.kv_spec, info.device_pool, reads, checksum_every=handoff.checksum_every
     )
 
 

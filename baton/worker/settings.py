@@ -67,6 +67,10 @@ class Settings:
     # A folder that the workers of this host share, for shm; empty = no shm.
     handoff_dir: str = ""
 
+    # Between GPUs, by nixl: every so many-th block is verified. One that its sender gave away too
+    # early is found so.
+    checksum_every: int = 1
+
     # How long loading the model may take.
     load_timeout_s: float = 600.0
     # How long running work may go on after the worker was asked to stop.
@@ -98,7 +102,7 @@ class Settings:
     def handoff(self) -> HandoffOptions:
         """Which transports. Raises ValueError."""
         folder = Path(self.handoff_dir) if self.handoff_dir else None
-        return HandoffOptions(tuple(self.transports.split(",")), folder)
+        return HandoffOptions(tuple(self.transports.split(",")), folder, self.checksum_every)
 
     def identity(self) -> str:
         """The name under which this worker is known."""
@@ -129,6 +133,7 @@ class Settings:
             "--max-step-tokens": self.max_step_tokens,
             "--max-step-ms": self.max_step_ms,
             "--speculation-tokens": self.speculation_tokens,
+            "--nixl-agent": self.identity() if "nixl" in self.handoff().names else "",
         }
         return [
             str(word)

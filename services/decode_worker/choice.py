@@ -212,7 +212,7 @@ class ChoiceRun:
         if ended_at_once(frame):
             self._end_all(frame)
 
-    def prefill_complete(self, frame: handoff_pb2.FirstTokens) -> None:
+    def prefill_complete(self, frame: handoff_pb2.FirstTokens, *, is_on_device: bool) -> None:
         self._owner.reached(self.choice, "handoff")
         self.phase = "decode"
         self._is_handing_over = False
@@ -224,6 +224,7 @@ class ChoiceRun:
             fork_tokens=tuple((run.seq_id, told.token_id) for run, told in tokens),
             top_ids=tuple(top.top_ids),
             top_logprobs=tuple(top.top_logprobs),
+            is_on_device=is_on_device,
         )
         self._parts.dispatcher.send(start)
         if self._is_unwanted:

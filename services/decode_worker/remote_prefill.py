@@ -38,10 +38,10 @@ class RemotePrefillOwner(Protocol):
     def first_token(self, frame: handoff_pb2.FirstTokens, num_blocks: int) -> None:
         """Known ahead of its `num_blocks` blocks. The owner may `end` the prefill in here."""
 
-    def prefill_complete(self, frame: handoff_pb2.FirstTokens) -> None:
+    def prefill_complete(self, frame: handoff_pb2.FirstTokens, *, is_on_device: bool) -> None:
         """All blocks are filled and verified; nothing is written into them any more.
 
-        `frame` is the one that told the first token.
+        `frame` is the one that told the first token. `is_on_device`: as in Start.
         """
 
     def prefill_failed(self, error: failures.BatonError) -> None: ...
@@ -145,7 +145,8 @@ class RemotePrefill:
         tail_s = self._parts.clock.now() - self._first_token_at
         self._links.observe_rate(self._transfer.num_bytes_received, tail_s)
         self.end(None)
-        self._owner.prefill_complete(self._first_tokens)
+        is_on_device = self._transfer.is_on_device
+        self._owner.prefill_complete(self._first_tokens, is_on_device=is_on_device)
 
     def on_failed(self, error: failures.BatonError, *, is_bad_data: bool) -> None:
         request_id = self._request.request_id

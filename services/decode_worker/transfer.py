@@ -50,7 +50,9 @@ class DecodeTransfer:
         self._owner = owner
         self._vocab_size = parts.dispatcher.info.vocab_size
         self._on_consumed = on_consumed
-        self._receiver = Receiver(ticket, parts.blocks, on_consumed)
+        self._receiver = Receiver(ticket, parts.blocks, on_consumed, self._landed_late)
+        # Which has brought blocks of it.
+        self._end: ReceivingEnd | None = None
 
     @property
     def is_waiting_for_peer(self) -> bool:
@@ -60,6 +62,11 @@ class DecodeTransfer:
     @property
     def num_bytes_received(self) -> int:
         return self._receiver.num_bytes_received
+
+    @property
+    def is_on_device(self) -> bool:
+        """The core has read its blocks: they did not come through the shared pool."""
+        return self._end is not None and self._end.is_on_device
 
     def bind(self, block_ids: list[int]) -> None:
         """The blocks to write into. They stay bound until `end`."""
@@ -100,6 +107,7 @@ class DecodeTransfer:
             self._on_consumed(num_payload_bytes(frame))
             self._fail_bad(error)
         else:
+            self._end = end
             end.fetch(frame, lambda pages: self._on_pages(frame, pages, end.name))
 
     def on_commit(self, frame: handoff_pb2.Commit) -> None:
@@ -129,6 +137,8 @@ class DecodeTransfer:
         """Nothing is written into the bound blocks any more."""
         self.is_ended = True
         self._receiver.close()
+        if self._end is not None:
+            self._end.end(self.ticket.xfer_id)
 
     def _on_pages(
         self, frame: handoff_pb2.Blocks, pages: Pages | BadBlocks, transport: str
@@ -139,7 +149,7 @@ class DecodeTransfer:
             if not self.is_ended:
                 self._fail_bad(pages)
             return
-        instruments.HANDOFF_BYTES.labels("received", transport).inc(pages.num_bytes)
+        instruments.HANDOFF_BYTES.labels("received", transport).inc(num_payload_bytes(frame))
         try:
             self._receiver.take(frame, pages)
         except BadBlocks as error:
@@ -147,6 +157,12 @@ class DecodeTransfer:
         else:
             if not self.is_ended:
                 self._check_complete()
+
+    def _landed_late(self, fault: BadBlocks | None) -> None:
+        if fault is None:
+            self._check_complete()
+        else:
+            self._fail_bad(fault)
 
     def _check_complete(self) -> None:
         if self._receiver.is_complete and self.has_first_token:

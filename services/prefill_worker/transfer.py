@@ -147,6 +147,7 @@ class PrefillTransfer:
                 deadline=now + request.deadline_ms / 1000 if request.deadline_ms else None,
                 forks=tuple(map(Fork, self.seq_ids[1:], request.fork_choices)),
                 is_suspect=request.is_suspect,
+                checksum_every=self._sending.checksum_every,
             )
         )
 
@@ -154,8 +155,9 @@ class PrefillTransfer:
         match event:
             case Started():
                 self._on_started(event)
-            case Progress(num_computed_tokens=num_tokens):
+            case Progress(num_computed_tokens=num_tokens, checksums=checksums):
                 assert self.sender is not None
+                self.sender.add_checksums(checksums)
                 self.sender.advance(num_tokens)
                 self._outlet.blocks_ready(self)
             case SequenceRefused(reason=reason, message=message):
@@ -203,6 +205,8 @@ class PrefillTransfer:
         parts.metrics.took_prompt(num_tokens, event.num_cached_tokens)
         self.sender = Sender(self.ticket, event.block_ids, parts.blocks, self._sending)
         self._outlet.accepted(self)
+        if parts.dispatcher.info.device_pool is not None:
+            return  # cached blocks get ready, or their checksums, with the first step
         self.sender.advance(event.num_cached_tokens)
         self._outlet.blocks_ready(self)
 

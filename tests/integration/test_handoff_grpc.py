@@ -18,12 +18,16 @@ import pytest
 from baton.engine.engine import Engine, EngineConfig
 from baton.engine.local_client import LocalEngineClient
 from baton.engine.messages import SamplingParams
+from baton.handoff.block_bytes import MAX_DATA_BYTES
+from baton.handoff.device_reads import DeviceReads
+from baton.handoff.nixl_agent import NixlAgent
 from baton.runtime import instruments
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.grpc_server import GrpcServer, start_server
 from baton.runtime.shared_stream import ClientFrameStream
 from baton.system.clock import SystemClock
 from baton.system.memory_file import create_memory_file
+from baton.testing.device_runner import DeviceFakeRunner
 from baton.testing.engine_driver import encode_tokens
 from baton.testing.fake_runner import FakeRunner
 from baton.wire.protocol import PROTOCOL_VERSION
@@ -54,12 +58,19 @@ async def running(
     program: Any,
     model_fp: str = "fake-model",
     handoff: HandoffOptions | None = None,
+    *,
+    has_device: bool = False,
 ) -> AsyncIterator[RunningWorker]:
     """A worker on a free port."""
     config = EngineConfig(model_fp, "fake", "1", num_blocks=NUM_BLOCKS)
     clock = SystemClock()
     # Pages of a realistic size: a long prompt fills several frames.
-    engine = Engine(config, FakeRunner(num_layers=8), clock)
+    runner, device = FakeRunner(num_layers=8), None
+    if has_device:
+        runner = DeviceFakeRunner(num_layers=8)
+        agent = NixlAgent(name, is_read=True)
+        device = DeviceReads(runner.kv_spec, runner, agent, ring_bytes=4 * MAX_DATA_BYTES)
+    engine = Engine(config, runner, clock, device=device)
     pool_file = create_memory_file(name)
     client = LocalEngineClient(engine, clock, lambda batch: 0.001, pool_file)
     os.close(pool_file)
@@ -148,10 +159,12 @@ def _needs(transport: str, is_there: bool) -> Any:
     return pytest.param(transport, marks=pytest.mark.skipif(not is_there, reason="not here"))
 
 
+HAS_NIXL = importlib.util.find_spec("nixl_cu12") is not None
 TRANSPORTS = [
     "grpc",
     _needs("shm", sys.platform == "linux"),
-    _needs("nixl", importlib.util.find_spec("nixl_cu12") is not None),
+    _needs("nixl", HAS_NIXL),
+    _needs("nixl-device", HAS_NIXL),
 ]
 
 
@@ -159,12 +172,17 @@ TRANSPORTS = [
 async def pair(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> AsyncIterator[tuple[RunningWorker, RunningWorker]]:
-    names = tuple(dict.fromkeys((request.param, "grpc")))
+    has_device = request.param == "nixl-device"
+    names = tuple(dict.fromkeys((request.param.removesuffix("-device"), "grpc")))
     handoff = HandoffOptions(names, tmp_path)
     roles = router_pb2.WORKER_ROLE_PREFILL, router_pb2.WORKER_ROLE_DECODE
     async with (
-        running("prefill-1", roles[0], PrefillProgram, handoff=handoff) as prefill,
-        running("decode-1", roles[1], DecodeProgram, handoff=handoff) as decode,
+        running(
+            "prefill-1", roles[0], PrefillProgram, handoff=handoff, has_device=has_device
+        ) as prefill,
+        running(
+            "decode-1", roles[1], DecodeProgram, handoff=handoff, has_device=has_device
+        ) as decode,
     ):
         before = num_links(request.param)
         yield decode, prefill

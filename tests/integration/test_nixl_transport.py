@@ -11,7 +11,7 @@ from baton.bench.handoff_pair import SPEC, Pool, source_bytes
 from baton.handoff.block_bytes import MAX_DATA_BYTES
 from baton.handoff.nixl import NUM_SLOTS, NixlReceiver
 from baton.handoff.ticket import BadBlocks
-from baton.handoff.transport import Pages
+from baton.handoff.transport import HostPages
 from baton.wire.v1 import handoff_pb2
 
 pytest.importorskip("nixl_cu12")
@@ -19,12 +19,12 @@ pytest.importorskip("nixl_cu12")
 NUM_BLOCKS = 4
 
 
-async def fetch(end: NixlReceiver, *block_ids: int) -> Pages | BadBlocks:
+async def fetch(end: NixlReceiver, *block_ids: int) -> HostPages | BadBlocks:
     """The pages of layer 1 of these blocks of the peer's."""
     frame = handoff_pb2.Blocks(layer=1, num_blocks=len(block_ids))
     frame.pool_ref.block_ids.extend(block_ids)
     frame.pool_ref.num_bytes = len(block_ids) * SPEC.layers[1].page_bytes(SPEC.block_size)
-    fetched: asyncio.Future[Pages | BadBlocks] = asyncio.get_running_loop().create_future()
+    fetched: asyncio.Future[HostPages | BadBlocks] = asyncio.get_running_loop().create_future()
     end.fetch(frame, fetched.set_result)
     async with asyncio.timeout(20):
         return await fetched
@@ -36,7 +36,7 @@ async def test_pages_are_read_and_a_missing_block_or_peer_is_told(tmp_path: Path
     with running_peer(tmp_path, BenchOptions(num_blocks=NUM_BLOCKS), "nixl") as ports:
         end = await connected(Peer(pool, transports, ports))
         pages = await fetch(end, 3, 0)
-        assert isinstance(pages, Pages)
+        assert isinstance(pages, HostPages)
         source = memoryview(source_bytes(NUM_BLOCKS))
         ranges = [SPEC.page_range(block_id, 1) for block_id in (3, 0)]
         assert pages.views == [source[start:stop] for start, stop in ranges]
@@ -65,14 +65,14 @@ async def test_the_slot_of_a_read_that_was_given_up_is_not_used_before_its_bytes
         end = await connected(Peer(pool, transports, ports))
         ring = end._ring
         first = await fetch(end, 0)
-        assert isinstance(first, Pages)
+        assert isinstance(first, HostPages)
         first.release()
         (peer,) = psutil.Process().children()
         peer.suspend()
         frame = handoff_pb2.Blocks(layer=1, num_blocks=1)
         frame.pool_ref.block_ids.append(2)
         frame.pool_ref.num_bytes = SPEC.layers[1].page_bytes(SPEC.block_size)
-        outcomes: list[Pages | BadBlocks] = []
+        outcomes: list[HostPages | BadBlocks] = []
         end.fetch(frame, outcomes.append)
         (read,) = ring.reads._active
         slot = ring.memory[read.slot * MAX_DATA_BYTES :][: frame.pool_ref.num_bytes]

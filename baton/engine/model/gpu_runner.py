@@ -15,6 +15,7 @@ from baton.engine.batch import SampleRow, StepBatch, StepResult
 from baton.engine.messages import SamplingParams
 from baton.engine.model.block_staging import BlockStaging
 from baton.engine.model.decode_graphs import DecodeGraphs, graph_sizes
+from baton.engine.model.device_pages import DevicePages
 from baton.engine.model.gpu_forward import device_forward
 from baton.engine.model.kv_pool import KVPool
 from baton.engine.model.load import LoadedModel
@@ -91,6 +92,10 @@ class GpuRunner:
         self._graphs.clear()
         if self.captures_graphs:
             self.capture_graphs()
+
+    def device_pages(self, ring_bytes: int) -> DevicePages:
+        """The pool that is bound now, for reads from other devices; takes `ring_bytes` more."""
+        return DevicePages(self.pool, ring_bytes)
 
     @property
     def num_graphs(self) -> int:

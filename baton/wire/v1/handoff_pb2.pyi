@@ -100,7 +100,7 @@ class DecodeHello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., model_fp: _Optional[str] = ..., kv_spec: _Optional[_Union[KvSpec, _Mapping]] = ..., tp_rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., shm_nonce: _Optional[str] = ..., credit_bytes: _Optional[int] = ...) -> None: ...
 
 class PrefillHello(_message.Message):
-    __slots__ = ("protocol", "worker_id", "boot_epoch", "model_fp", "kv_spec", "tp_rank", "tp_size", "transport", "failure", "nixl_agent", "nixl_pool_address")
+    __slots__ = ("protocol", "worker_id", "boot_epoch", "model_fp", "kv_spec", "tp_rank", "tp_size", "transport", "failure", "nixl_agent", "nixl_pool_address", "nixl_memory", "nixl_device_id")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,8 @@ class PrefillHello(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     NIXL_AGENT_FIELD_NUMBER: _ClassVar[int]
     NIXL_POOL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NIXL_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    NIXL_DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker_id: str
     boot_epoch: int
@@ -123,7 +125,9 @@ class PrefillHello(_message.Message):
     failure: _failure_pb2.Failure
     nixl_agent: bytes
     nixl_pool_address: int
-    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., model_fp: _Optional[str] = ..., kv_spec: _Optional[_Union[KvSpec, _Mapping]] = ..., tp_rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., transport: _Optional[str] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., nixl_agent: _Optional[bytes] = ..., nixl_pool_address: _Optional[int] = ...) -> None: ...
+    nixl_memory: str
+    nixl_device_id: int
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., model_fp: _Optional[str] = ..., kv_spec: _Optional[_Union[KvSpec, _Mapping]] = ..., tp_rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., transport: _Optional[str] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., nixl_agent: _Optional[bytes] = ..., nixl_pool_address: _Optional[int] = ..., nixl_memory: _Optional[str] = ..., nixl_device_id: _Optional[int] = ...) -> None: ...
 
 class Prefill(_message.Message):
     __slots__ = ("xfer_id", "request_id", "epoch", "choice", "capability", "prompt_ids", "num_prompt_tokens", "block_hashes", "cache_key", "first_missing_block", "sampling", "emitted_ids", "deadline_ms", "traceparent", "priority", "fork_choices", "is_suspect")
@@ -274,12 +278,22 @@ class Blocks(_message.Message):
     def __init__(self, xfer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., layer: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., head_lo: _Optional[int] = ..., head_hi: _Optional[int] = ..., capability: _Optional[bytes] = ..., checksum: _Optional[int] = ..., data: _Optional[bytes] = ..., pool_ref: _Optional[_Union[PoolRef, _Mapping]] = ...) -> None: ...
 
 class PoolRef(_message.Message):
-    __slots__ = ("num_bytes", "block_ids")
+    __slots__ = ("num_bytes", "block_ids", "page_checksums")
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     num_bytes: int
     block_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, num_bytes: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    page_checksums: _containers.RepeatedCompositeFieldContainer[PageChecksum]
+    def __init__(self, num_bytes: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., page_checksums: _Optional[_Iterable[_Union[PageChecksum, _Mapping]]] = ...) -> None: ...
+
+class PageChecksum(_message.Message):
+    __slots__ = ("place", "sum")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    sum: int
+    def __init__(self, place: _Optional[int] = ..., sum: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("xfer_id", "epoch", "num_messages", "num_blocks")

@@ -14,8 +14,12 @@ from typing import Any
 from baton.engine.engine import Engine, EngineConfig
 from baton.engine.local_client import LocalEngineClient
 from baton.engine.messages import SamplingParams
+from baton.handoff.block_bytes import MAX_DATA_BYTES
+from baton.handoff.device_reads import DeviceReads
+from baton.handoff.nixl_agent import NixlAgent
 from baton.runtime.shared_stream import StreamLost
 from baton.system.memory_file import create_memory_file
+from baton.testing.device_runner import DeviceFakeRunner
 from baton.testing.engine_driver import encode_tokens
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.inline_grammars import InlineGate, InlineGrammars
@@ -359,12 +363,17 @@ def make_worker(
     name: str, role: Any, clock: VirtualClock, runner: FakeRunner, **sizes: Any
 ) -> tuple[Engine, LocalEngineClient, WorkerParts]:
     """`tokenizer_file` among the sizes lets it serve grammars, tried by a gate without a child;
-    `handoff_dir` gives it a pool that peers can map."""
+    `handoff_dir` gives it a pool that peers can map, `agent` one that peers reach by NIXL."""
     tokenizer_file = sizes.pop("tokenizer_file", None)
     folder = sizes.pop("handoff_dir", None)
+    agent, checksum_every = sizes.pop("agent", None), sizes.pop("checksum_every", 1)
+    device = None
+    if agent is not None:
+        runner = DeviceFakeRunner(num_layers=len(runner.kv_spec.layers))
+        device = DeviceReads(runner.kv_spec, runner, agent, ring_bytes=2 * MAX_DATA_BYTES)
     grammars = InlineGrammars(tokenizer_file, runner) if tokenizer_file else None
     config = EngineConfig(sizes.pop("model_fp", MODEL_FP), "fake", "1", **sizes)
-    engine = Engine(config, runner, clock, grammars)
+    engine = Engine(config, runner, clock, grammars, device)
     with contextlib.ExitStack() as files:
         pool_file = None
         if folder is not None:
@@ -376,10 +385,14 @@ def make_worker(
         worker_id=name,
         role=role,
         clock=clock,
-        handoff=HandoffOptions(("shm", "grpc"), folder),
+        handoff=HandoffOptions(_transports(agent), folder, checksum_every),
         random_bytes=random.Random(name).randbytes,
     )
     return engine, client, replace(parts, grammar_gate=InlineGate(client.info))
+
+
+def _transports(agent: NixlAgent | None) -> tuple[str, ...]:
+    return ("shm", "grpc") if agent is None else ("nixl", "grpc")
 
 
 @asynccontextmanager

@@ -2,31 +2,11 @@
 
 import pytest
 
-from baton.engine.batch import StepBatch, StepResult
 from baton.engine.messages import Bind, Release, Start
+from baton.testing.device_runner import DeviceFakeRunner
 from baton.testing.engine_driver import EngineDriver, add_sequence
-from baton.testing.fake_runner import FakeRunner
 
 BLOCK = 16
-
-
-class ElsewhereRunner(FakeRunner):
-    """Computes in a pool of its own; blocks go to the shared one and back as a batch says."""
-
-    def bind_pool(self, pool: memoryview) -> None:
-        self._shared, self._own = pool, memoryview(bytearray(len(pool)))
-        super().bind_pool(self._own)
-
-    def run(self, batch: StepBatch) -> StepResult:
-        self._copy(self._shared, self._own, batch.imported_blocks)
-        result = super().run(batch)
-        self._copy(self._own, self._shared, batch.exported_blocks)
-        return result
-
-    def _copy(self, source: memoryview, target: memoryview, block_ids: list[int]) -> None:
-        size = self.kv_spec.row_bytes
-        for start in (block_id * size for block_id in block_ids):
-            target[start : start + size] = source[start : start + size]
 
 
 @pytest.fixture
@@ -34,7 +14,7 @@ def workers() -> tuple[EngineDriver, EngineDriver]:
     """A prefill and a decode worker; the decode worker has used its blocks before."""
     prefill, decode = (
         EngineDriver(
-            ElsewhereRunner(block_size=BLOCK), num_blocks=24, max_num_seqs=8, max_step_tokens=24
+            DeviceFakeRunner(block_size=BLOCK), num_blocks=24, max_num_seqs=8, max_step_tokens=24
         )
         for _ in range(2)
     )
@@ -68,7 +48,7 @@ def test_a_second_prompt_hands_over_what_the_first_one_computed(
     workers: tuple[EngineDriver, EngineDriver],
 ) -> None:
     prefill, decode = workers
-    hand_over(prefill, EngineDriver(ElsewhereRunner(), num_blocks=24), 2, range(40))
+    hand_over(prefill, EngineDriver(DeviceFakeRunner(), num_blocks=24), 2, range(40))
     hand_over(prefill, decode, 4, range(60))
     assert decode.tokens[4] == decode.lone_run(range(60))
 

@@ -12,7 +12,7 @@ from baton.handoff.receiver import Receiver
 from baton.handoff.sender import Sender
 from baton.handoff.shared_memory import SharedMemoryReceiver
 from baton.handoff.ticket import BadBlocks, Ticket
-from baton.handoff.transport import Pages, ReceivingEnd, SendingEnd
+from baton.handoff.transport import HostPages, ReceivingEnd, SendingEnd
 from baton.wire.kv_spec import KVSpec
 from baton.wire.v1 import handoff_pb2
 
@@ -36,7 +36,7 @@ class Pair:
     def take(self, frame: handoff_pb2.Blocks) -> None:
         """Check, fetch and write a frame, as the decode worker does. Raises what goes wrong."""
         self.receiver.check(frame)
-        fetched: list[Pages | BadBlocks] = []
+        fetched: list[HostPages | BadBlocks] = []
         self.end.fetch(frame, fetched.append)
         (pages,) = fetched
         if isinstance(pages, BadBlocks):
@@ -75,12 +75,13 @@ def make_pair(
     target_ids = rng.sample(range(num_blocks + 5), num_blocks + 1)
     ticket = Ticket(7, "r-1", 2, b"c" * 16, first_missing_block, num_blocks)
     consumed: list[int] = []
+    late: list[BadBlocks | None] = []
     source_blocks = BlockBytes(SPEC, memoryview(source))
     target_blocks = BlockBytes(SPEC, memoryview(target))
     sending, end = make_ends(transport, source_blocks, target_blocks)
     return Pair(
         Sender(ticket, source_ids, source_blocks, sending),
-        Receiver(ticket, target_blocks, consumed.append),
+        Receiver(ticket, target_blocks, consumed.append, late.append),
         source,
         target,
         source_ids,

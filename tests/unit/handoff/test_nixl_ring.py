@@ -12,7 +12,7 @@ from baton.handoff.nixl_agent import HOST, Memory, NixlAgent, NixlError, address
 from baton.handoff.pool_ref import PoolRefSender
 from baton.handoff.read_ring import PeerLink
 from baton.handoff.ticket import BadBlocks
-from baton.handoff.transport import Pages
+from baton.handoff.transport import HostPages
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.v1 import handoff_pb2
 from tests.unit.handoff.conftest import SPEC
@@ -76,7 +76,7 @@ class Reading:
         self.blocks = BlockBytes(SPEC, self.view)
         link = PeerLink("prefill-1")
         self.receiver = NixlReceiver(self.polled, link, address_of(self.view), SPEC)
-        self.delivered: list[Pages | BadBlocks] = []
+        self.delivered: list[HostPages | BadBlocks] = []
 
     def fetch(self, *block_ids: int, layer: int = 0) -> None:
         frame = handoff_pb2.Blocks(layer=layer, num_blocks=len(block_ids))
@@ -111,7 +111,7 @@ async def test_pages_are_delivered_when_they_have_arrived_and_the_slot_is_used_a
     await turns()
 
     (pages,) = r.delivered
-    assert isinstance(pages, Pages)
+    assert isinstance(pages, HostPages)
     assert pages.views == r.blocks.pages(1, [3, 1])
     assert r.ring.num_free_slots == NUM_SLOTS - 1
     pages.release()
@@ -130,7 +130,7 @@ async def test_frames_beyond_the_slots_wait_in_line() -> None:
     await turns()
     assert len(r.agent.reads) == NUM_SLOTS, "delivered pages still lie in their slots"
     for pages in r.delivered:
-        assert isinstance(pages, Pages)
+        assert isinstance(pages, HostPages)
         pages.release()
     r.fetch(0)
     await turns()

@@ -1,0 +1,70 @@
+"""A FakeRunner whose cache is not the shared pool, as on a GPU: blocks move as the batch says.
+
+Its device is ordinary memory: what reads and is read there needs nothing but NIXL, or a test's own
+agent.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.engine.batch import StepBatch, StepResult
+from baton.engine.page_checksum import page_checksums
+from baton.testing.fake_runner import FakeRunner
+from baton.wire.kv_spec import KVSpec
+
+
+class HostPages:
+    """A DevicePages without a device: numpy arrays of bytes."""
+
+    def __init__(self, spec: KVSpec, rows: NDArray[np.uint8], ring_bytes: int) -> None:
+        self._spec = spec
+        self._rows = rows
+        self._ring = np.zeros(ring_bytes, np.uint8)
+
+    @property
+    def pool(self) -> tuple[int, int]:
+        return self._rows.ctypes.data, self._rows.nbytes
+
+    @property
+    def ring(self) -> tuple[int, int]:
+        return self._ring.ctypes.data, self._ring.nbytes
+
+    def place(self, ring_start: int, layer: int, block_ids: Sequence[int]) -> None:
+        start, end = self._spec.page_range(0, layer)
+        size = end - start
+        pages = self._ring[ring_start : ring_start + size * len(block_ids)].reshape(-1, size)
+        self._rows[list(block_ids), start:end] = pages
+
+    def checksums(self, pages: Sequence[tuple[int, Sequence[int]]]) -> list[list[int]]:
+        return [self._sums(layer, block_ids) for layer, block_ids in pages]
+
+    def _sums(self, layer: int, block_ids: Sequence[int]) -> list[int]:
+        start, end = self._spec.page_range(0, layer)
+        picked = np.ascontiguousarray(self._rows[list(block_ids), start:end])
+        return page_checksums(picked.view(np.uint64))
+
+
+class DeviceFakeRunner(FakeRunner):
+    """Computes in a pool of its own, `rows`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.rows: NDArray[np.uint8]
+
+    def bind_pool(self, pool: memoryview) -> None:
+        shape = -1, self.kv_spec.row_bytes
+        self._shared = np.frombuffer(pool, np.uint8).reshape(shape)
+        self.rows = np.zeros_like(self._shared)
+        super().bind_pool(self.rows.reshape(-1).data)
+
+    def device_pages(self, ring_bytes: int) -> HostPages:
+        return HostPages(self.kv_spec, self.rows, ring_bytes)
+
+    def run(self, batch: StepBatch) -> StepResult:
+        self.rows[batch.imported_blocks] = self._shared[batch.imported_blocks]
+        result = super().run(batch)
+        self._shared[batch.exported_blocks] = self.rows[batch.exported_blocks]
+        return result
