@@ -1,19 +1,21 @@
 """The upstreams of a FaultProxy that stands in front of several servers, as a load balancer does.
 
 Only those whose `/readyz` answers 200 get new connections, in turn; a connection that stands stays
-where it is, ready or not. The list of servers is asked for before each round, since a server that
-is started again may listen elsewhere.
+where it is, ready or not. One that does not answer stays what it was for MAX_SILENT polls, as with
+the balancers that people use: on a busy machine all may be slow at once. The list of servers is
+asked for before each round, since a server that is started again may listen elsewhere.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from baton.testing.fault_proxy import Address
 
 POLL_S = 0.1
-# A server that does not say so by then is not ready.
 ANSWER_TIMEOUT_S = 1.0
+MAX_SILENT = 3
 
 
 class ReadyUpstreams:
@@ -23,6 +25,7 @@ class ReadyUpstreams:
         self._list_urls = list_urls
         self._poll_s = poll_s
         self._ready: list[Address] = []
+        self._num_silent: Counter[Address] = Counter()
         self._num_picks = 0
 
     @property
@@ -33,9 +36,18 @@ class ReadyUpstreams:
     async def run(self) -> None:
         while True:
             addresses = [_address(url) for url in self._list_urls()]
-            answers = await asyncio.gather(*(is_ready(address) for address in addresses))
-            self._ready = [a for a, ready in zip(addresses, answers, strict=True) if ready]
+            answers = await asyncio.gather(*(_ask(address) for address in addresses))
+            pairs = zip(addresses, answers, strict=True)
+            self._ready = [address for address, ready in pairs if self._judge(address, ready)]
             await asyncio.sleep(self._poll_s)
+
+    def _judge(self, address: Address, answer: bool | None) -> bool:
+        """Whether it counts as ready after this answer; None = it was silent."""
+        if answer is not None:
+            self._num_silent[address] = 0
+            return answer
+        self._num_silent[address] += 1
+        return address in self._ready and self._num_silent[address] < MAX_SILENT
 
     def candidates(self) -> list[Address]:
         if not self._ready:
@@ -47,6 +59,11 @@ class ReadyUpstreams:
 
 async def is_ready(address: Address) -> bool:
     """Whether `/readyz` of the server answers 200."""
+    return bool(await _ask(address))
+
+
+async def _ask(address: Address) -> bool | None:
+    """What `/readyz` of the server answers; None when it does not."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(*address)
@@ -56,8 +73,8 @@ async def is_ready(address: Address) -> bool:
             finally:
                 writer.close()
     except (OSError, TimeoutError):
-        return False
-    return status_line.split()[1:2] == [b"200"]
+        return None
+    return status_line.split()[1:2] == [b"200"] if status_line else None
 
 
 def _address(url: str) -> Address:
