@@ -5,10 +5,12 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from random import Random
 from urllib.parse import urlsplit
 
 from baton.runtime import environment, logs
 from baton.runtime.admin import start_admin
+from baton.runtime.discovery import KUBERNETES, discover
 from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Misconfigured, Process, run
 from services.edge.ads import AdsServicer
@@ -18,7 +20,7 @@ from services.edge.discovery import Discovery
 from services.edge.envoy_process import run_envoy
 from services.edge.http_manager import Tracing
 from services.edge.listener import ClientSide
-from services.edge.polled_gateways import NamedGateway, PolledGateways
+from services.edge.polled_gateways import ListedGateways, NamedGateway, PolledGateways
 from services.edge.settings import ENVOY_PREFIX, PREFIX, EnvoySettings, Settings
 
 _log = logs.get("edge")
@@ -49,13 +51,20 @@ async def serve(
         await server.stop(grace_s=0)
 
 
-def discovery_of(settings: Settings) -> Discovery:
-    """Raises Misconfigured."""
+async def discovery_of(settings: Settings) -> Discovery:
+    """Raises Misconfigured, SettingsError."""
+    named: list[NamedGateway] = []
+    listed: list[ListedGateways] = []
     try:
-        named = [NamedGateway.parse(text) for text in settings.gateways]
+        for text in settings.gateways:
+            if text.startswith(KUBERNETES):
+                target, _, region = text.partition("@")
+                listed.append(ListedGateways(await discover([target], Random()), region))
+            else:
+                named.append(NamedGateway.parse(text))
     except ValueError as error:
         raise Misconfigured(f"{PREFIX}GATEWAYS: {error}") from error
-    return PolledGateways(named, settings.poll_s)
+    return PolledGateways(named, settings.poll_s, listed=listed)
 
 
 def tracing_of_environment() -> Tracing | None:
@@ -75,7 +84,7 @@ def tracing_of_environment() -> Tracing | None:
 
 async def _control_plane(process: Process) -> None:
     settings = environment.load(Settings, PREFIX)
-    await serve(process, settings, discovery_of(settings), tracing_of_environment())
+    await serve(process, settings, await discovery_of(settings), tracing_of_environment())
 
 
 async def _envoy(process: Process) -> None:

@@ -1,15 +1,17 @@
-"""Gateways that are named in the settings: names are resolved, and every address is asked /readyz.
+"""Gateways that the settings name, each of which is asked /readyz.
 
-For one host and for tests; also for a headless Service, whose name has all its gateways' addresses.
+An entry is an address, a name, whose every address counts (as of a headless Service), or a
+Kubernetes Service, whose endpoints are watched and tell their zone (runtime/discovery.py).
 """
 
 import asyncio
 import json
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from baton.runtime import logs
+from baton.runtime import discovery, logs
 from services.edge.addresses import host_and_port
 from services.edge.discovery import Found, GatewayReplica, GatewayState, Place
 from services.edge.http_call import NoAnswer, call
@@ -62,6 +64,14 @@ async def ask(address: str, port: int) -> GatewayState | None:
     return GatewayState.DRAINING if "draining" in _reasons(body) else GatewayState.UNREADY
 
 
+@dataclass(frozen=True, slots=True)
+class ListedGateways:
+    """The endpoints of a Kubernetes Service, all in one region."""
+
+    source: discovery.Discovery
+    region: str
+
+
 class PolledGateways:
     """A Discovery."""
 
@@ -71,6 +81,7 @@ class PolledGateways:
         poll_s: float,
         resolve: Resolve = resolve,
         ask: Ask = ask,
+        listed: Sequence[ListedGateways] = (),
     ) -> None:
         self._poll_s = poll_s
         self._resolve = resolve
@@ -78,15 +89,26 @@ class PolledGateways:
         self._limit = asyncio.Semaphore(_MAX_ASKED_AT_ONCE)
         # The last addresses that each name had: a name that cannot be resolved keeps them.
         self._addresses: dict[NamedGateway, list[str]] = {entry: [] for entry in named}
+        self._listed = listed
+        # What each of them told last.
+        self._places: dict[ListedGateways, dict[Address, Place]] = {}
         self._states: dict[Address, GatewayState] = {}
         self._num_misses: dict[Address, int] = {}
 
     async def follow(self, found: Found) -> None:
-        while True:
-            # While no name could be resolved, nothing is known.
-            if replicas := await self.poll():
-                found(replicas)
-            await asyncio.sleep(self._poll_s)
+        async with asyncio.TaskGroup() as tasks:
+            for entry in self._listed:
+                tasks.create_task(entry.source.follow(partial(self._list, entry)))
+            while True:
+                # While no name could be resolved, nothing is known.
+                if replicas := await self.poll():
+                    found(replicas)
+                await asyncio.sleep(self._poll_s)
+
+    def _list(self, entry: ListedGateways, members: Collection[discovery.Member]) -> None:
+        self._places[entry] = {
+            host_and_port(member.address): Place(entry.region, member.zone) for member in members
+        }
 
     async def poll(self) -> list[GatewayReplica]:
         """Look once."""
@@ -96,6 +118,8 @@ class PolledGateways:
             for entry, addresses in self._addresses.items()
             for address in addresses
         }
+        for listed in self._places.values():
+            places |= listed
         states = await asyncio.gather(*map(self._state_of, places))
         self._states = dict(zip(places, states, strict=True))
         self._num_misses = {key: self._num_misses.get(key, 0) for key in places}

@@ -17,7 +17,8 @@ class Settings:
     # Where Envoys dial this control plane.
     listen: str = "127.0.0.1:18000"
     admin_listen: str = "127.0.0.1:0"
-    # host:port or host:port@region/zone; every address of a name counts.
+    # host:port or host:port@region/zone, where every address of a name counts; or
+    # kubernetes:[NAMESPACE/]SERVICE[:PORT] or the same with @region, whose endpoints tell zones.
     gateways: tuple[str, ...]
     # How often the names are resolved and the gateways asked.
     poll_s: float = 1.0
