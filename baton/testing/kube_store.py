@@ -86,6 +86,11 @@ class KubeStore:
             items = [self._objects[key] for key in keys if namespace in ("", key.namespace)]
             return copy.deepcopy(items), self._version
 
+    def all_keys(self) -> list[Key]:
+        """Of all objects."""
+        with self._changed:
+            return list(self._objects)
+
     def create(self, key: Key, new: Object) -> Object:
         """Raises KubeError (409) when it exists."""
         with self._changed:

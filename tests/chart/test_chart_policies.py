@@ -11,6 +11,8 @@ from tests.chart.rendered import (
     PROFILES,
     WORKLOADS,
     Object,
+    chart,
+    cluster,
     component,
     containers,
     environment,
@@ -292,3 +294,28 @@ def test_dashboards_and_rules_are_the_files() -> None:
 def test_aliases_share_by_weight() -> None:
     aliases = named(profile("two-models"), "ConfigMap", "baton-aliases")["data"]["aliases"]
     assert aliases.split() == ["any=baton-demo:10", "any=qwen3-0.6b:90", "qwen=qwen3-0.6b:100"]
+
+
+def test_names_are_short_enough_under_any_release() -> None:
+    release = "a-release-with-a-name-as-long-as-helm-allows-it-00000"
+    assert len(release) == 53
+    with cluster() as (api, config):
+        config.install(chart(), release, PROFILES["h100-pools"])
+        names = [
+            (key.plural, key.name) for key in api.store.all_keys() if key.plural != "namespaces"
+        ]
+    # Of Jobs and StatefulSets' pods labels are made, of Services DNS names.
+    for plural, name in names:
+        assert len(name) <= (63 if plural in ("jobs", "services", "statefulsets") else 100), name
+        assert name.startswith("a-release-with")
+
+
+def test_release_of_another_name_calls_its_services_by_it() -> None:
+    with cluster() as (api, config):
+        config.install(chart(), "llm", {})
+        names = {key.name for key in api.store.all_keys() if key.plural == "services"}
+        workloads, _ = api.store.all_of("apps", "deployments")
+    assert "llm-baton-gateway" in names
+    texts = json.dumps([environment(workload) for workload in workloads])
+    for host in re.findall(r"[a-z0-9-]+(?=:(?:7000|8080|18000|4317)\b)", texts):
+        assert host in names | {"0.0.0.0", "0"}, host

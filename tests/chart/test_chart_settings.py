@@ -21,8 +21,10 @@ from tests.chart.rendered import (
     Object,
     component,
     containers,
+    named,
     of_kind,
     profile,
+    render,
 )
 from tests.chart.rendered import (
     environment as variables,
@@ -119,3 +121,11 @@ def test_demo_model_is_where_the_images_have_it() -> None:
     for workload in of_kind(profile("default"), "Deployment"):
         if component(workload) == "decode":
             assert variables(workload)["BATON_WORKER_MODEL"] == "/app/baton/demo_model"
+
+
+def test_transports_of_a_pool_replace_the_usual_one() -> None:
+    pool = {"settings": {"transports": "nixl,grpc"}}
+    model = {"name": "m", "source": {"demo": True}, "sizeGiB": 0.01, "decode": pool}
+    objects = render({"models": [model]})
+    decode = variables(named(objects, "Deployment", "baton-m-decode"))
+    assert decode["BATON_WORKER_TRANSPORTS"] == "nixl,grpc"

@@ -105,6 +105,25 @@ def settlement(record, request_id: str, prompt: int = 10, output: int = 20):
     return quota_pb2.SettleRequest(usage=usage)
 
 
+async def test_key_of_a_file_works_also_after_redis_came_back_empty(folder, redis):
+    (folder / "api-key").write_text("bt-" + "k" * 43)
+    (folder / "server-secret").write_text(SECRET.hex())
+    settings = Settings(
+        listen=f"127.0.0.1:{free_port()}",
+        redis_url=redis.url,
+        bootstrap_key_file=folder / "api-key",
+        secret_file=folder / "server-secret",
+    )
+    digest = key_registry.key_digest(SECRET, "bt-" + "k" * 43)
+    request = quota_pb2.AuthenticateRequest(key_digest=digest)
+    async with running_service(settings) as quota:
+        first = await call(quota.Authenticate, request, deadline_s=5)
+        redis.kill()
+        redis.start()
+        assert await call(quota.Authenticate, request, deadline_s=5) == first
+    assert first.tenant == "bootstrap"
+
+
 async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 20) -> None:
     async with asyncio.timeout(timeout_s):
         while not await condition():
