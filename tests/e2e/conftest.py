@@ -17,7 +17,7 @@ import pytest
 
 from baton.localstack.home import Home
 
-START_TIMEOUT_S = 90
+START_TIMEOUT_S = 180
 METRICS_TIMEOUT_S = 30
 ROOT = Path(__file__).parents[2]
 
@@ -51,7 +51,13 @@ class Stack:
                 stderr=output,
                 start_new_session=True,
             )
-        wait_until(self._ready, START_TIMEOUT_S)
+        try:
+            wait_until(self._ready, START_TIMEOUT_S)
+        except BaseException:
+            # Whatever it started dies with it.
+            self.process.kill()
+            self.process.wait()
+            raise
         return self
 
     def _ready(self) -> bool:
