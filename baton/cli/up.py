@@ -26,7 +26,8 @@ DEV_TENANT = "dev"
 _READY_TIMEOUT_S = 600
 _POLL_S = 0.1
 _SHOW_WAITING_EVERY_S = 2.0
-_AUTO_MEMORY = f"auto: {plan.MEMORY_SHARE:.0%} of free memory for all workers (auto)"
+# argparse takes "%%" for "%".
+_AUTO_MEMORY = f"auto: {plan.MEMORY_SHARE:.0%}% of free memory for all workers (auto)"
 _DRAIN_NOTICE = "\nstopping: finishing what runs (Ctrl-C again ends everything at once)"
 
 

@@ -1,0 +1,14 @@
+import sys
+
+import pytest
+
+from baton.cli.__main__ import main
+
+
+@pytest.mark.parametrize("command", ["up", "down", "status", "top", "keys", "trace", "bench"])
+def test_every_command_explains_itself(command: str, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["baton", command, "--help"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 0
+    assert f"baton {command}" in capsys.readouterr().out
