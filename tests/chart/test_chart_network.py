@@ -30,13 +30,14 @@ TOLD_BY_THE_ROUTER = {
 TOLD_BY_THE_CONTROL_PLANE = {("envoy", "gateway", 8080)}
 ADMIN_PORT = 9090
 DNS_PORT = 53
-ADDRESS = re.compile(r"\b(?:[a-z0-9-]+\.)?(baton(?:-[a-z]+)+):(\d+)")
+# host:port, router-0.host:port, or kubernetes:service:name-of-port
+ADDRESS = re.compile(r"\b(?:[a-z0-9-]+\.)?(baton(?:-[a-z]+)+):(\w+)")
 Edge = tuple[str, str, int]
 
 
-def served(objects: list[Object]) -> dict[tuple[str, int], set[tuple[str, int]]]:
-    """(Service, port) -> components behind it, and their container ports."""
-    found: dict[tuple[str, int], set[tuple[str, int]]] = {}
+def served(objects: list[Object]) -> dict[tuple[str, str], set[tuple[str, int]]]:
+    """(Service, number or name of port) -> components behind it, and their container ports."""
+    found: dict[tuple[str, str], set[tuple[str, int]]] = {}
     for service in of_kind(objects, "Service"):
         for workload in of_kind(objects, "Deployment", "StatefulSet"):
             pod = pod_of(workload)
@@ -45,8 +46,9 @@ def served(objects: list[Object]) -> dict[tuple[str, int], set[tuple[str, int]]]
             ports = pod["spec"]["containers"][0]["ports"]
             targets = {port["name"]: port["containerPort"] for port in ports}
             for port in service["spec"]["ports"]:
-                behind = found.setdefault((service["metadata"]["name"], port["port"]), set())
-                behind.add((component(workload), targets[port["targetPort"]]))
+                end = (component(workload), targets[port["targetPort"]])
+                for called in (str(port["port"]), port["name"]):
+                    found.setdefault((service["metadata"]["name"], called), set()).add(end)
     return found
 
 
@@ -59,8 +61,8 @@ def dialled(objects: list[Object]) -> set[Edge]:
         for name, value in environment(workload).items():
             if name == "BASE_URL" and value.count(":") == 1:
                 value = value.replace("/v1", ":80" if value.startswith("http:") else ":443")
-            for host, number in ADDRESS.findall(value):
-                edges |= {(component(workload), *end) for end in services[host, int(number)]}
+            for host, port in ADDRESS.findall(value):
+                edges |= {(component(workload), *end) for end in services[host, port]}
     has_envoy = any(component(one) == "envoy" for one in workloads)
     return edges | TOLD_BY_THE_ROUTER | (TOLD_BY_THE_CONTROL_PLANE if has_envoy else set())
 
@@ -126,7 +128,7 @@ def test_everything_else_is_refused(name: str) -> None:
             if "to" not in rule
             for port in rule["ports"]
         }
-        watches = {443, 6443} if component(workload) == "router" else set()
+        watches = {443, 6443} if component(workload) in ("router", "edge") else set()
         hub = {443} if component(workload) == "download" else set()
         redis = {6380} if name == "external-redis" and component(workload) == "quota" else set()
         collector = {4317} if name in ("h100-pools", "air-gapped") else set()

@@ -149,7 +149,7 @@ def test_selectors_match_the_pods_they_mean(name: str) -> None:
         assert [pod for pod in pods if selects(selector, pods[pod])] == [own]
     for service in of_kind(objects, "Service"):
         found = [pod for pod in pods if selects(service["spec"]["selector"], pods[pod])]
-        own = service["metadata"]["name"].removesuffix("-pods")
+        own = service["metadata"]["name"]
         if own == "baton-workers":
             assert found == [pod for pod in pods if pod.endswith(("-prefill", "-decode"))]
         else:
@@ -214,7 +214,7 @@ def test_pools_of_h100s_grow_by_what_they_lack() -> None:
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_only_routers_may_ask_the_api_server_and_only_for_endpoints(name: str) -> None:
+def test_only_router_and_edge_may_ask_the_api_server_and_only_for_endpoints(name: str) -> None:
     objects = profile(name)
     (role,) = of_kind(objects, "Role")
     assert role["rules"] == [
@@ -226,7 +226,7 @@ def test_only_routers_may_ask_the_api_server_and_only_for_endpoints(name: str) -
     ]
     for workload in of_kind(objects, *WORKLOADS):
         spec = pod_of(workload)["spec"]
-        watches = component(workload) == "router"
+        watches = component(workload) in ("router", "edge")
         assert spec["automountServiceAccountToken"] is watches
         assert spec["serviceAccountName"] == ("baton-watcher" if watches else "baton")
 

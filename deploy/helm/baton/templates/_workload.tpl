@@ -14,7 +14,6 @@ component of the chart is rendered by this template from a description:
                 startupSeconds; tcp: true = connect only
   drainSeconds  what it may take after SIGTERM    preStop     seconds before SIGTERM
   service       none | balanced | headless | each (headless, also for pods that are not ready)
-  listed        true: a second, headless Service <name>-pods, whose name has every pod's address
   pool          scheduling: nodeSelector, tolerations, ... of a worker pool
   watches       true: may read EndpointSlices     labels, checksum, surge, serviceType, ...
 */}}
@@ -88,24 +87,6 @@ spec:
   selector: {{- toYaml $selector | nindent 4 }}
   ports:
     {{- range $name, $port := $w.servicePorts | default $w.ports }}
-    {{- if ne $name "admin" }}
-    - {name: {{ $name }}, port: {{ $port }}, targetPort: {{ $name }}}
-    {{- end }}
-    {{- end }}
-{{- end }}
-{{- if $w.listed }}
----
-apiVersion: v1
-kind: Service
-metadata:
-  name: {{ $w.name }}-pods
-  labels: {{- toYaml $labels | nindent 4 }}
-spec:
-  clusterIP: None
-  publishNotReadyAddresses: true
-  selector: {{- toYaml $selector | nindent 4 }}
-  ports:
-    {{- range $name, $port := $w.ports }}
     {{- if ne $name "admin" }}
     - {name: {{ $name }}, port: {{ $port }}, targetPort: {{ $name }}}
     {{- end }}

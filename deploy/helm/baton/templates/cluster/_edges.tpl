@@ -6,6 +6,7 @@ container's. The left and the right side are components; `dns`, `api`, `hub` and
 - {from: envoy, to: gateway, port: 8080}
 - {from: envoy, to: edge, port: 18000}
 - {from: edge, to: gateway, port: 8080}
+- {from: edge, to: api}
 - {from: gateway, to: quota, port: 7000}
 - {from: gateway, to: tokenizer, port: 7000}
 - {from: gateway, to: router, port: 7000}
