@@ -13,7 +13,6 @@ def test_a_dying_service_is_not_noticed(service: str, target: Target, trials: Tr
     right = target.right_answer(body)
 
     def trial(number: int) -> float:
-        # Always the same one: a gateway takes a second to find a replica that is back.
         name = f"{service}-1"
         target.wait_until_able()
         before = target.stream(body)
@@ -26,3 +25,20 @@ def test_a_dying_service_is_not_noticed(service: str, target: Target, trials: Tr
         return answers[0].stall_s
 
     trials.run(f"kill -9 {service}", 50, trial)
+
+
+def test_streams_begin_while_every_router_is_dead(target: Target, trials: Trials) -> None:
+    body = story(max_tokens=40)
+    right = target.right_answer(body)
+
+    def trial(number: int) -> None:
+        target.wait_until_able()
+        alone = target.stack.metric("gateway", "baton_gateway_lone_picks_total")
+        for fault in [target.fault("router-1"), target.fault("router-2")]:
+            fault.kill().verify()
+        streams = [target.stream(body) for _ in range(4)]
+        for stream in streams:
+            assert_same(stream.join(), right)
+        assert target.stack.metric("gateway", "baton_gateway_lone_picks_total") > alone
+
+    trials.run("kill -9 all routers", 50, trial)

@@ -1,9 +1,10 @@
 """Every replica of every service leaves and comes back under load, and no request notices.
 
 The clients reach the gateways through a TCP proxy that follows /readyz, as a load balancer does,
-and ask for greedy answers, so that each is known word for word. Arrivals are open loop, at a share
-of what the stack was measured to serve: a client that waits for its answer would spare a stack
-that stalls.
+and ask for greedy answers, so that each is known word for word. Arrivals are open loop: a client
+that waits for its answer would spare a stack that stalls. In the long run they come at a share of
+what the stack was measured to serve; in the short one at a low rate, since workers that load their
+model beside a full load take half a minute.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ IS_LONG = bool(os.environ.get("BATON_TEST_LONG"))
 ONE_OF_EACH = ("router-1", "quota-1", "tokenizer-1", "prefill-1", "decode-1", "gateway-1")
 NUM_LONG_STREAMS = 1000
 LOAD_SHARE = 0.7
+SHORT_RATE = 2.0
 MAX_TOKENS = 48
 QUESTIONS = (
     "What is TTFT?",
@@ -80,10 +82,13 @@ class Load:
                     pieces += [c["delta"].get("content") or "" for c in event["choices"]]
         return "".join(pieces), outcome
 
-    async def measure(self, num_clients: int, num_streams: int) -> float:
-        """Streams a second, closed loop; also learns the right answers, one client at a time."""
+    async def learn(self) -> None:
+        """The right answers, one client at a time."""
         for question in QUESTIONS:
             await self.one(question)
+
+    async def measure(self, num_clients: int, num_streams: int) -> float:
+        """Streams a second, closed loop."""
         left = [random.Random(5).choice(QUESTIONS) for _ in range(num_streams)]
 
         async def client() -> None:
@@ -139,10 +144,11 @@ async def _rolled_under_load(stack: Stack) -> Load:
         limits = httpx.Limits(max_connections=512, max_keepalive_connections=0)
         async with httpx.AsyncClient(headers=headers, timeout=60, limits=limits) as client:
             load = Load(client, f"http://{proxy.address}/v1/chat/completions")
-            rate = await load.measure(8, 200 if IS_LONG else 24)
+            await load.learn()
+            rate = LOAD_SHARE * await load.measure(8, 200) if IS_LONG else SHORT_RATE
             enough = asyncio.Event()
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(load.arrive(LOAD_SHARE * rate, enough))
+                tasks.create_task(load.arrive(rate, enough))
                 print(await roll(stack, names))
                 while IS_LONG and load.outcomes.total() < NUM_LONG_STREAMS:
                     print(await roll(stack, names))
@@ -150,7 +156,7 @@ async def _rolled_under_load(stack: Stack) -> Load:
     after = stack.pids()
     restarted = {name for name in before if after[name] != before[name]}
     assert restarted == (set(before) - {"spans", "redis"} if IS_LONG else set(ONE_OF_EACH))
-    print(f"{rate:.1f} streams/s measured; at {LOAD_SHARE:.0%} of it: {dict(load.outcomes)}")
+    print(f"at {rate:.1f} streams a second: {dict(load.outcomes)}")
     return load
 
 

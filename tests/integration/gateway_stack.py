@@ -114,6 +114,7 @@ class Stack:
         self.router.workers = ["w1", "w2"]
         self.workers = {name: FakeWorker(name) for name in self.router.workers}
         self.worker = self.workers["w1"]
+        self.endpoints: dict[str, str] = {}
         self.stopping = asyncio.Event()
         self.port = 0
 
@@ -150,6 +151,7 @@ async def running_stack(folder: Path, **settings: Any) -> AsyncIterator[Stack]:
             name: await _serve_fake(servers, worker_register(fake), link=True)
             for name, fake in stack.workers.items()
         }
+        stack.endpoints = endpoints
         quota = register(quota_pb2_grpc.add_QuotaServicer_to_server, QuotaOverGrpc(stack.quota))
         tokenizer = register(
             tokenizer_pb2_grpc.add_TokenizerServicer_to_server, TokenizerOverGrpc(stack.tokenizer)
