@@ -13,6 +13,7 @@ from baton.runtime import discovery
 from baton.runtime.discovery import Member, Target
 from baton.runtime.environment import SettingsError
 from baton.testing import kube_watch
+from baton.testing.certificates import Authority
 from baton.testing.kube_api import KubeApi
 from baton.testing.kube_store import Key
 
@@ -256,3 +257,25 @@ def test_ports_and_address_families() -> None:
     assert members("", endpoint_slice("w", "10.0.0.1", ports=[{"port": 80}])) == ["10.0.0.1:80"]
     assert members("http", four) == []
     assert Target.parse("kubernetes:w").port == ""
+
+
+async def test_a_pod_uses_its_service_account(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    from kubernetes.aio.config import incluster_config
+
+    for name, text in (("token", "secret-token"), ("namespace", "prod\n")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "ca.crt").write_bytes(Authority(tmp_path, "cluster").certificate)
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setattr(kubernetes_discovery, "_NAMESPACE_FILE", tmp_path / "namespace")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    connection = await kubernetes_discovery.connect()
+    settings = connection.api.api_client.configuration
+    assert settings.host == "https://10.96.0.1:443"
+    assert settings.api_key["BearerToken"] == "bearer secret-token"
+    assert connection.namespace == "prod"
+    await connection.close()
+    (tmp_path / "token").unlink()
+    with pytest.raises(SettingsError, match="no Kubernetes API server is known here"):
+        await kubernetes_discovery.connect()
