@@ -16,9 +16,10 @@ from gevent.pool import Pool
 from locust import events, task
 from locust.exception import StopUser
 
+from loadtest.ask import Ask
 from loadtest.control import REPLAY, LoadTest, add_options
 from loadtest.replay import Arrival, TraceError
-from loadtest.streaming_user import Ask, SmallWindowPool, StreamingUser
+from loadtest.streaming_user import SmallWindowPool, StreamingUser
 from loadtest.workloads import Conversation, UserKind
 
 # Requests that one process has open at once in a replay; more of them wait, and are late.

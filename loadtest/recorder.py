@@ -37,6 +37,7 @@ from loadtest.summary import (
 
 HISTORY_EVERY_S = 3.0
 _LAG_EVERY_S = 0.05
+_CPU_EVERY_S = 2.0
 _REPORT_KEY = "baton"
 # Sampled requests: in a worker between two reports, and over the whole run.
 _MAX_FRESH_SAMPLES = 64
@@ -164,13 +165,19 @@ class Recorder:
     # in the background
 
     def watch_lag(self) -> None:
-        """How long a ready greenlet waits for its turn: what all measured times may be too long
-        by. Runs until killed."""
+        """How long a ready greenlet waits for its turn, which all measured times may be too long
+        by; and the part of a core that this process needs. Runs until killed."""
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
         while True:
             asleep_s = time.perf_counter()
             gevent.sleep(_LAG_EVERY_S)
-            lag_s = time.perf_counter() - asleep_s - _LAG_EVERY_S
-            self._log(GENERATOR, LAG, max(lag_s, 0.0) * 1000)
+            now_s = time.perf_counter()
+            self._log(GENERATOR, LAG, max(now_s - asleep_s - _LAG_EVERY_S, 0.0) * 1000)
+            if now_s - began_s > _CPU_EVERY_S:
+                cpu_s = time.process_time()
+                percent = 100 * (cpu_s - began_cpu_s) / (now_s - began_s)
+                self.max_cpu_percent = max(self.max_cpu_percent, percent)
+                began_s, began_cpu_s = now_s, cpu_s
 
     def watch_history(self, tell: Callable[[dict[str, Any]], None]) -> None:
         """Percentiles of the last seconds, for the charts. Runs until killed."""
@@ -205,15 +212,10 @@ class Recorder:
 
     def _listen(self) -> None:
         events = self._environment.events
-        events.usage_monitor.add_listener(self._on_usage)
         if isinstance(self._environment.runner, WorkerRunner):
             events.report_to_master.add_listener(self._on_report_to_master)
         elif isinstance(self._environment.runner, MasterRunner):
             events.worker_report.add_listener(self._on_worker_report)
-
-    def _on_usage(self, cpu_usage: float, **_: Any) -> None:
-        if not isinstance(self._environment.runner, MasterRunner):
-            self.max_cpu_percent = max(self.max_cpu_percent, cpu_usage)
 
     def _on_report_to_master(self, client_id: str, data: dict[str, Any]) -> None:
         data[_REPORT_KEY] = {

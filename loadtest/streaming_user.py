@@ -6,8 +6,7 @@ from the response below it, as they come.
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import gevent
@@ -18,41 +17,13 @@ from geventhttpclient.response import HTTPParseError
 from locust import FastHttpUser
 
 from loadtest.answers import AnswerError, StreamedAnswer
+from loadtest.ask import PATH, Ask
 from loadtest.recorder import Recorder
-from loadtest.workloads import Message
 
-PATH = "/v1/chat/completions"
 # Baton keeps a silent stream alive every 10 s.
 READ_TIMEOUT_S = 120.0
 _SLOW_READER_SOCKET_BYTES = 4096
 _MAX_BACKOFF_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One request. `due_s`: when it should be sent; none: when its user is ready."""
-
-    messages: Sequence[Message]
-    num_output_tokens: int
-    due_s: float | None = None
-    leave_after_pieces: int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-    def body(self, model: str) -> bytes:
-        """Exactly so many tokens, whatever the model would like to say."""
-        return msgspec.json.encode(
-            {
-                "model": model,
-                "messages": self.messages,
-                "max_tokens": self.num_output_tokens,
-                "min_tokens": self.num_output_tokens,
-                "ignore_eos": True,
-                "temperature": 0,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-                **self.extra,
-            }
-        )
 
 
 class Left(Exception):

@@ -1,0 +1,139 @@
+"""Locust runs as a process against a server whose pace is known: what it measures, adds up over
+workers and concludes must be right. Locust is never imported here: it patches its process."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.cost import paced_server
+
+ROOT = Path(__file__).parents[2]
+TTFT_MS, GAP_MS = 150.0, 25.0
+NUM_TOKENS = 20
+# What a loaded machine may add to the fastest of many, and to a mean of gaps on a fixed schedule.
+SLACK_MS, GAP_SLACK_MS = 60.0, 10.0
+SCENARIO = f"""
+title = "a test"
+[load]
+users = 6
+users_per_s = 100
+duration_s = 2
+[users]
+reference = {{ output_tokens = {NUM_TOKENS}, weight = 2 }}
+leaver = {{ output_tokens = 40, leave_after_pieces = 2, think_s = [0.2, 0.3] }}
+[goodput]
+ttft_ms = 60000
+tpot_ms = 60000
+[slo]
+failed_share = 0
+goodput_share = 1
+"""
+REPLAY = """
+title = "a replay"
+[load]
+shape = "replay"
+duration_s = 1.5
+[trace]
+file = "trace.jsonl"
+speed = 2
+[slo]
+ttft_p50_ms = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with paced_server(TTFT_MS, GAP_MS) as url:
+        yield url
+
+
+def run_locust(folder: Path, host: str, scenario: str, *options: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and report."""
+    (folder / "test.toml").write_text(scenario)
+    command = [
+        sys.executable, "-m", "locust", "-f", str(ROOT / "loadtest" / "locustfile.py"),
+        "--host", host, "--scenario", str(folder / "test.toml"), "--headless", "--only-summary",
+        "--report", str(folder / "report"), "--json-file", str(folder / "locust"), *options,
+    ]  # fmt: skip
+    ran = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=90, env={**os.environ}
+    )
+    report = folder / "report" / "report.json"
+    assert ran.returncode == 2 or report.exists(), ran.stderr[-3000:]
+    return ran.returncode, json.loads(report.read_text()) if report.exists() else {}
+
+
+@pytest.mark.parametrize("options", [(), ("--processes", "2")], ids=["alone", "two workers"])
+def test_times_are_right_and_rows_add_up(
+    tmp_path: Path, url: str, options: tuple[str, ...]
+) -> None:
+    code, run = run_locust(tmp_path, url, SCENARIO, *options)
+    assert (code, run["is_kept"], run["errors"]) == (0, True, [])
+    (reference,) = (row for row in run["kinds"] if row["kind"] == "reference")
+    rows = {(row["method"], row["name"]): row for row in locusts_rows(tmp_path)}
+    ttft, itl, whole = (rows[row_type, "reference"] for row_type in ("TTFT", "ITL", "POST"))
+    assert TTFT_MS <= ttft["min_response_time"] <= TTFT_MS + SLACK_MS
+    assert ttft["min_response_time"] - 1 <= reference["ttft_ms"]["p50"]
+    mean_gap_ms = itl["total_response_time"] / itl["num_requests"]
+    assert GAP_MS - GAP_SLACK_MS <= mean_gap_ms <= GAP_MS + GAP_SLACK_MS
+    whole_ms = TTFT_MS + GAP_MS * (NUM_TOKENS - 1)
+    assert whole_ms <= whole["min_response_time"] <= whole_ms + 2 * SLACK_MS
+    assert reference["input_tokens"]["p50"] == pytest.approx(1032, abs=5)
+    assert reference["num_output_tokens"] == NUM_TOKENS * reference["requests"] > 0
+    (leaver,) = (row for row in run["kinds"] if row["kind"] == "leaver")
+    assert leaver["requests"] > 0
+    assert leaver["num_output_tokens"] == leaver["failed"] == 0
+    # What Locust itself counted in the same rows, over all its workers.
+    assert whole["num_requests"] == ttft["num_requests"] == reference["requests"]
+    assert itl["num_requests"] == (NUM_TOKENS - 1) * reference["requests"]
+    assert run["all"]["requests"] == reference["requests"] + leaver["requests"]
+    assert run["generator"]["lag_ms"]["p50"] is not None
+    stages = {stage["name"] for stage in run["typical_requests"][-1]["stages"]}
+    assert {"tokenize", "queue", "prefill", "decode"} <= stages
+    assert "baton trace req_paced" in (tmp_path / "report" / "report.html").read_text()
+
+
+def locusts_rows(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((folder / "locust.json").read_text())
+    return rows
+
+
+def test_a_replay_is_sent_when_it_is_due_by_all_workers_together(tmp_path: Path, url: str) -> None:
+    lines = [
+        {"timestamp": 50 * n, "input_length": 600, "output_length": 2, "hash_ids": [0, n]}
+        for n in range(1, 41)
+    ]
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    code, run = run_locust(tmp_path, url, REPLAY, "--processes", "2")
+    assert (code, run["is_kept"], run["all"]["failed"]) == (1, False, 0)
+    assert run["all"]["requests"] == 40
+    (late,) = (row for row in locusts_rows(tmp_path) if row["method"] == "LATE")
+    assert 0 <= late["min_response_time"] < SLACK_MS
+    assert late["num_requests"] == 40
+    assert run["all"]["ttft_ms"]["p50"] >= TTFT_MS
+    assert any("40 requests, 2 times as fast" in note for note in run["notes"])
+
+
+def test_without_a_server_nothing_is_tested(tmp_path: Path) -> None:
+    code, run = run_locust(tmp_path, "http://127.0.0.1:9", SCENARIO)
+    assert (code, run) == (2, {})
+
+
+def test_without_a_stack_the_command_says_what_to_do(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "loadtest"],
+        cwd=ROOT,
+        env={**os.environ, "BATON_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 2
+    assert "run `make up` first" in ran.stderr
+    assert "Traceback" not in ran.stderr
