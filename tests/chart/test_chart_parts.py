@@ -1,5 +1,5 @@
 """The parts that the chart brings along, run for real: Redis' configuration, the script of
-`helm test`."""
+`helm test`, the generated certificate."""
 
 import base64
 import os
@@ -14,7 +14,11 @@ from pathlib import Path
 
 import pytest
 import redis
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from baton.runtime.grpc_channel import open_channel
+from baton.runtime.grpc_server import start_server
+from baton.runtime.peer_tls import PeerTls
 from baton.testing.redis_server import server_binary
 from tests.chart.rendered import CHART, named, profile
 
@@ -107,3 +111,17 @@ def test_script_of_helm_test_tells_a_stream_from_anything_else(
     assert shown == ["Bearer bt-key"]
     assert (ended.returncode != 0) == bool(fault)
     assert fault in ended.stderr
+
+
+async def test_services_trust_each_other_by_the_generated_certificate(tmp_path: Path) -> None:
+    for name, value in named(profile("default"), "Secret", "baton-tls")["data"].items():
+        (tmp_path / name).write_bytes(base64.b64decode(value))
+    tls = PeerTls(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt", "baton")
+    server = await start_server("127.0.0.1:0", lambda grpc_server: None, tls=tls)
+    try:
+        async with open_channel(f"127.0.0.1:{server.port}", tls=tls) as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            answer = await check(health_pb2.HealthCheckRequest(), timeout=30)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    finally:
+        await server.stop(0)

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 import grpc
 import pytest
 
+from baton.runtime import environment
 from baton.runtime.grpc_channel import call, open_channel
 from baton.runtime.process import Process
 from baton.system.clock import SystemClock
@@ -20,6 +21,7 @@ from baton.testing.redis_server import RedisServer
 from baton.wire import failures, key_registry, usage_log
 from baton.wire.key_registry import KeyLimits, Revocation
 from baton.wire.v1 import quota_pb2, quota_pb2_grpc
+from services.quota import keys
 from services.quota.__main__ import serve
 from services.quota.settings import PREFIX, Settings
 
@@ -305,3 +307,33 @@ def test_process_serves_drains_on_sigterm_and_refuses_unknown_settings(folder, r
     )
     assert wrong.returncode == 2
     assert "BATON_QUOTA_REDIS_ULR" in wrong.stderr
+
+
+async def test_key_made_beside_the_service_works_until_it_is_revoked(
+    folder, redis, monkeypatch, capsys
+):
+    (folder / "api-key").write_text("bt-" + "k" * 43)
+    (folder / "server-secret").write_text(SECRET.hex())
+    settings = Settings(
+        listen=f"127.0.0.1:{free_port()}",
+        redis_url=redis.url,
+        bootstrap_key_file=folder / "api-key",
+        secret_file=folder / "server-secret",
+    )
+    for name, value in environment.to_environment(settings, PREFIX).items():
+        monkeypatch.setenv(name, value)
+    async with running_service(settings) as quota:
+        assert keys.main(["create", "--tenant", "acme", "--rpm", "7"]) == 0
+        api_key = capsys.readouterr().out.strip()
+        request = quota_pb2.AuthenticateRequest(key_digest=key_registry.key_digest(SECRET, api_key))
+        principal = await call(quota.Authenticate, request, deadline_s=5)
+        assert (principal.tenant, principal.limits.requests_per_minute) == ("acme", 7)
+        assert keys.main(["list"]) == 0
+        listed = capsys.readouterr().out
+        assert principal.key_id in listed
+        assert api_key not in listed
+        assert keys.main(["revoke", principal.key_id]) == 0
+        with pytest.raises(failures.AuthenticationFailed):
+            await call(quota.Authenticate, request, deadline_s=5)
+        assert keys.main(["revoke", principal.key_id]) == 1
+        assert principal.key_id in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""API keys where Redis is their only home: `python -m services.quota.keys create | list | revoke`.
+
+For deployments without a registry file; run it where the quota service runs, for it takes the same
+variables. A key is shown once and stored nowhere: Redis has its digest, so back Redis up. With a
+registry file, use `baton keys`.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import redis
+
+from baton.runtime import environment
+from baton.wire import key_registry
+from baton.wire.key_registry import KeyLimits, KeyRecord, RegistryError
+from services.quota.settings import PREFIX, Settings
+from services.quota.store import PasswordFile
+
+_TIMEOUT_S = 5.0
+# All records lie under such names (key_registry.principal_key).
+_PATTERN = key_registry.principal_key(b"") + "*"
+
+
+def create(client: Any, secret: bytes, arguments: argparse.Namespace) -> str:
+    """A new key. Raises RegistryError for a bad name or limit."""
+    try:
+        limits = KeyLimits(
+            requests_per_minute=arguments.rpm,
+            tokens_per_minute=arguments.tpm,
+            concurrency=arguments.concurrency,
+            budget_tokens=arguments.budget,
+            budget_period=arguments.per if arguments.budget else "",
+        )
+    except ValueError as error:
+        raise RegistryError(str(error)) from error
+    models = tuple(name for name in arguments.models.split(",") if name)
+    api_key, record = key_registry.new_key(
+        secret, arguments.tenant, limits, now_unix_s=time.time(), allowed_models=models
+    )
+    _declare(client, record)
+    return api_key
+
+
+def records(client: Any) -> Iterator[KeyRecord]:
+    """Of all keys that are not revoked. Raises RegistryError."""
+    for name in client.scan_iter(match=_PATTERN, count=500):
+        if (data := client.get(name)) is not None:
+            yield key_registry.decode_record(data)
+
+
+def revoke(client: Any, key_id: str) -> None:
+    """Refused everywhere within the quota service's `fresh_for_s`. Raises RegistryError."""
+    for record in records(client):
+        if record.key_id == key_id:
+            _declare(client, msgspec.structs.replace(record, revoked=True))
+            return
+    raise RegistryError(f"no key {key_id!r}")
+
+
+def _declare(client: Any, record: KeyRecord) -> None:
+    for command in key_registry.redis_commands(record):
+        client.execute_command(*command)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="services.quota.keys", description="API keys in Redis")
+    actions = top.add_subparsers(dest="action", required=True)
+    create = actions.add_parser("create", help="make a key and show it once")
+    create.add_argument("--tenant", required=True)
+    create.add_argument("--rpm", type=int, default=0, help="requests a minute; 0 = unlimited")
+    create.add_argument("--tpm", type=int, default=0, help="tokens a minute")
+    create.add_argument("--concurrency", type=int, default=0, help="open requests")
+    create.add_argument("--budget", type=int, default=0, help="tokens in each UTC day or month")
+    create.add_argument("--per", choices=("day", "month"), default="month")
+    create.add_argument("--models", default="", help="A,B: allowed models; empty = all")
+    actions.add_parser("list", help="ids and limits, never the keys")
+    actions.add_parser("revoke", help="refuse a key from now on").add_argument("key_id")
+    return top
+
+
+def act(client: Any, settings: Settings, arguments: argparse.Namespace) -> None:
+    """Raises RegistryError and redis's errors."""
+    if arguments.action == "create":
+        if settings.secret_file is None:
+            raise RegistryError(f"{PREFIX}SECRET_FILE is not set")
+        print(create(client, key_registry.read_secret(settings.secret_file), arguments))
+    elif arguments.action == "revoke":
+        revoke(client, arguments.key_id)
+    else:
+        for record in sorted(records(client), key=lambda record: (record.tenant, record.key_id)):
+            limits = msgspec.json.encode(record.limits).decode()
+            print(f"{record.key_id}  tenant={record.tenant}  {record.shown}...  {limits}")
+
+
+def main(argv: list[str]) -> int:
+    arguments = parser().parse_args(argv)
+    settings = environment.load(Settings, PREFIX)
+    credentials = None
+    if settings.redis_password_file is not None:
+        credentials = PasswordFile(settings.redis_password_file, settings.redis_username)
+    options: dict[str, Any] = {"credential_provider": credentials} if credentials else {}
+    try:
+        with redis.Redis.from_url(
+            settings.redis_url, socket_timeout=_TIMEOUT_S, **options
+        ) as client:
+            act(client, settings, arguments)
+    except (RegistryError, redis.RedisError) as error:
+        print(str(error)[:200], file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
