@@ -6,6 +6,7 @@ from baton.engine.admission import (
     reason_at_start,
     with_beam_logprobs,
 )
+from baton.engine.block_manager import Placement
 from baton.engine.choices import Choices
 from baton.engine.device_messages import DeviceCommand
 from baton.engine.engine_state import EngineState
@@ -108,7 +109,11 @@ class CommandHandler:
             message = f"{num_batch_seqs} of {max_num_seqs} places are taken"
             self._refuse(seq, "no_room", message)
             return
-        placement = manager.place_remote(seq, max_total_tokens(seq, state.info), num_forks)
+        placement = self._place(seq)
+        if not manager.can_take(placement, scheduler.num_reserved_blocks):
+            num_blocks = placement.num_free_needed + scheduler.num_awaited_blocks
+            state.events.num_preemptions += scheduler.displace_parked(num_blocks)
+            placement = self._place(seq)
         if not manager.can_promise(seq, placement, scheduler.num_reserved_blocks):
             self._refuse(seq, "no_room", f"{placement.num_free_needed} blocks cannot be promised")
             return
@@ -117,6 +122,10 @@ class CommandHandler:
         self._register(seq)
         admitted = Admitted(seq.request.seq_id, len(placement.cached_ids))
         state.events.admitted.append(admitted)
+
+    def _place(self, seq: Sequence) -> Placement:
+        num_tokens = max_total_tokens(seq, self._state.info)
+        return self._state.manager.place_remote(seq, num_tokens, len(seq.request.forks))
 
     def _refuse(self, seq: Sequence, reason: str, message: str) -> None:
         refused = SequenceRefused(seq.request.seq_id, reason, message)

@@ -122,7 +122,7 @@ class Engine:
         num_given_up = self._parked.look()
         self._plan = plan = self._scheduler.schedule()
         self._drafter.draft(plan)
-        self._state.events.num_preemptions = plan.num_preemptions + num_given_up
+        self._state.events.num_preemptions += plan.num_preemptions + num_given_up
         self.has_work = bool(plan.works or plan.num_preemptions)
         for seq in plan.started:
             self._report_started(seq)

@@ -109,7 +109,7 @@ class Scheduler:
         self._max_step_tokens = max_step_tokens
         self._chunks = chunks or ChunkPolicy(max_step_tokens, max_step_s=None)
         # What the first waiting sequence lacked at the last step: promises must leave it.
-        self._num_blocks_awaited = 0
+        self.num_awaited_blocks = 0
         # Whether there may be suspects, and the one whose turn it is: see `_turns`.
         self._has_suspects = False
         self._alone: str | None = None
@@ -117,7 +117,7 @@ class Scheduler:
     @property
     def num_reserved_blocks(self) -> int:
         """Blocks that a promise must leave free, so that what is here already can go on."""
-        return self._watermark() + self._num_blocks_awaited
+        return self._watermark() + self.num_awaited_blocks
 
     @property
     def num_batch_seqs(self) -> int:
@@ -168,14 +168,15 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Choose the next step's work. Allocates blocks; starts and preempts sequences."""
-        self._num_blocks_awaited = 0
+        self.num_awaited_blocks = 0
         for alone in self._turns() if self._has_suspects else (None,):
             self._alone = alone
             plan = self._plan_turn()
             if plan.works or plan.num_preemptions:
                 return plan
-        if self._num_blocks_awaited:
-            self._displace_parked(plan)
+        if self.num_awaited_blocks:
+            # Nothing can run; the next step starts the first one that waits.
+            plan.num_preemptions += self.displace_parked(self.num_awaited_blocks)
         return plan
 
     def _turns(self) -> list[str | None]:
@@ -235,7 +236,7 @@ class Scheduler:
             beams = seq.group.beams if seq.group is not None else ()
             num_beside = sum(self._manager.num_blocks_beside(seq, beam) for beam in beams)
             if not self._manager.can_take(placement, self._watermark() + num_beside):
-                self._num_blocks_awaited = placement.num_free_needed + num_beside
+                self.num_awaited_blocks = placement.num_free_needed + num_beside
                 break
             self.waiting.remove(seq)
             self._manager.begin(seq, placement)
@@ -247,22 +248,23 @@ class Scheduler:
                 plan.started.append(seq)
             self._add_chunk(seq, plan)
 
-    def _displace_parked(self, plan: StepPlan) -> None:
-        """Nothing can run: parked sequences must not keep the first waiting one from its blocks.
+    def displace_parked(self, num_blocks: int) -> int:
+        """Parked sequences must not keep a newcomer from its blocks: take as many as it lacks.
 
-        The next step starts it. Nobody is displaced when all of them would not be enough.
+        Returns from how many sequences; from none when all of them would not be enough. They can
+        spare them: their readers have not taken yet what was computed last.
         """
-        parked = [seq for seq in self.running.snapshot() if seq.can_be_preempted]
-        num_missing = self._num_blocks_awaited - self._manager.num_available_blocks
-        if self._manager.num_blocks_of(parked) < num_missing:
-            return
-        while parked and self._num_blocks_lacking() > 0:
-            self.requeue(parked.pop())
-            plan.num_preemptions += 1
+        parked = [seq for seq in self.running.snapshot() if seq.can_be_preempted and seq.is_parked]
+        num_missing = num_blocks - self._manager.num_available_blocks
+        num_displaced = 0
+        if self._manager.num_blocks_of(parked) >= num_missing:
+            while parked and self._lacks(num_blocks):
+                self.requeue(parked.pop())
+                num_displaced += 1
+        return num_displaced
 
-    def _num_blocks_lacking(self) -> int:
-        wanted = self._num_blocks_awaited + self._watermark()
-        return wanted - self._manager.num_available_blocks
+    def _lacks(self, num_blocks: int) -> bool:
+        return num_blocks + self._watermark() > self._manager.num_available_blocks
 
     def _add_chunks(self, seq: Sequence, plan: StepPlan) -> None:
         """What its members lack besides their last tokens."""

@@ -76,14 +76,27 @@ def test_newcomers_run_though_stalled_readers_had_held_every_block():
         assert driver.tokens[seq_id] == driver.lone_run(range(seq_id, seq_id + 14), 30)
 
 
-def test_a_handed_over_sequence_can_be_promised_room_that_stalled_readers_had_held():
+def test_a_handed_over_newcomer_is_promised_room_at_once_that_a_stalled_reader_holds():
     driver = make_driver()
-    driver.step(add_sequence(1, range(50), max_tokens=30, credit=1))
+    driver.step(add_sequence(1, range(50), max_tokens=10, credit=1))
     driver.run()
+    assert driver.num_free_blocks < 8
     driver.step(add_sequence(2, range(60, 90), kind="remote"))
+    assert [admitted.seq_id for admitted in driver.events.admitted] == [2]
+    assert driver.events.num_preemptions == 1
+    driver.step(Abort(2))
+    driver.step(Credit(1, 10))
+    driver.run()
+    assert driver.tokens[1] == driver.lone_run(range(50), 10)
+    assert driver.num_free_blocks == 16
+
+
+def test_stalled_readers_keep_their_blocks_when_these_would_not_be_enough():
+    driver = make_driver()
+    driver.step(add_sequence(1, range(20), max_tokens=30, credit=1))
+    driver.step(add_sequence(2, range(100, 130), max_tokens=30))
+    driver.step(add_sequence(3, range(60, 110), kind="remote"))
     assert [refused.reason for refused in driver.events.refused] == ["no_room"]
-    let_pass(driver, 2 * LOOK_S)
-    driver.step(add_sequence(3, range(60, 90), kind="remote"))
-    assert [admitted.seq_id for admitted in driver.events.admitted] == [3]
-    driver.step(Abort(1), Abort(3))
+    assert driver.events.num_preemptions == 0
+    driver.step(Abort(1), Abort(2))
     assert driver.num_free_blocks == 16
