@@ -71,6 +71,7 @@ class PeerTls:
         self.peer_name = peer_name
         self._files = (cert_file, key_file, ca_file)
         self._seen: tuple[tuple[int, ...], ...] = ()
+        self._failure = ""
         try:
             self._seen = self._signature()
             self._material = self._read()
@@ -84,9 +85,13 @@ class PeerTls:
             if signature != self._seen:
                 self._seen = signature
                 self._material = self._read()
+                self._failure = ""
                 _log.info("certificates_renewed")
         except OSError as error:
-            _log.warning("certificates_kept", reason=self._reason(error))
+            # Said once, not for every call.
+            if self._failure != (reason := self._reason(error)):
+                self._failure = reason
+                _log.warning("certificates_kept", reason=reason)
         return self._material
 
     def server_credentials(self) -> grpc.ServerCredentials:

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from baton.runtime import grpc_channel, grpc_server
+from baton.runtime import grpc_channel, grpc_server, peer_tls
 from baton.runtime.environment import SettingsError
 from baton.runtime.peer_tls import PeerTls
 from baton.runtime.shared_stream import ClientFrameStream, ServerFrameStream
@@ -165,14 +165,20 @@ async def test_a_renewed_certificate_is_used_by_new_calls_and_breaks_no_stream(
             await settle(server.port, frozen)
 
 
-async def test_files_that_do_not_fit_each_other_leave_the_last_in_use(files, tmp_path) -> None:
+async def test_files_that_do_not_fit_each_other_leave_the_last_in_use(
+    files, tmp_path, monkeypatch
+) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(peer_tls._log, "warning", lambda event, **_: warnings.append(event))
     tls = files.tls()
     kept = tls.material()
     next_files = Authority(tmp_path, "next").issue(tmp_path / "next")
     files.cert.write_bytes(next_files.cert.read_bytes())
     assert tls.material() is kept
     files.key.unlink()
-    assert tls.material() is kept
+    for _ in range(3):
+        assert tls.material() is kept
+    assert warnings == ["certificates_kept"] * 2  # once for each reason, not for each call
     files.key.write_bytes(next_files.key.read_bytes())
     renewed = tls.material()
     assert renewed.certificates == next_files.cert.read_bytes()
