@@ -37,6 +37,7 @@ def patient(tmp_path: Path) -> Iterator[Stack]:
         "BATON_GATEWAY_STALL_S": str(PATIENCE_S),
         "BATON_GATEWAY_DEADLINE_S": str(PATIENCE_S),
         "BATON_GATEWAY_FIRST_TOKEN_S": str(PATIENCE_S),
+        "BATON_GATEWAY_TOKEN_GAP_S": str(PATIENCE_S),
         "OTEL_TRACES_SAMPLER_ARG": "0",
     }
     stack.start()
@@ -143,7 +144,7 @@ def _private_kib(pid: int) -> int:
 
 async def warm_up(stack: Stack) -> None:
     """As many streams as will stall, each read to its end, a few at a time."""
-    at_once = asyncio.Semaphore(NUM_READERS)
+    at_once = asyncio.Semaphore(4 * NUM_READERS)
 
     async def one(number: int) -> None:
         async with at_once:
