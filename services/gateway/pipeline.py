@@ -28,6 +28,7 @@ from services.gateway.exchange import (
     usage_record,
 )
 from services.gateway.generation import GenerationRequest, Identity
+from services.gateway.large_bodies import LARGE_BODY_BYTES, LargeBodies
 from services.gateway.leases import Lease
 from services.gateway.parts import Parts
 from services.gateway.ports import CallContext
@@ -38,8 +39,6 @@ AUTHENTICATE_TIMEOUT_S = 1.0
 ENCODE_TIMEOUT_S = 10.0
 RESERVE_TIMEOUT_S = 1.0
 SETTLE_ACK_S = 0.025
-# Parsing takes up to a quarter of a second a MiB; what is longer than this must not hold up others.
-LARGE_BODY_BYTES = 64 * 1024
 
 
 class Pipeline:
@@ -47,8 +46,7 @@ class Pipeline:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        # Large bodies are parsed one at a time: each takes up to 100 times its size in memory.
-        self._parsing_large = asyncio.Lock()
+        self._large_bodies = LargeBodies(parts.in_thread)
 
     async def run(self, arrival: Arrival, sink: Sink) -> None:
         """Serve one request to its end. Raises BatonError; the caller turns that into a status or,
@@ -90,20 +88,19 @@ class Pipeline:
         with stage(x, "auth") as span:
             context = call_context(x, span, x.deadlines.of_call(AUTHENTICATE_TIMEOUT_S))
             x.principal = await self._parts.authenticator.authenticate(
-                x.arrival.authorization, context
+                x.arrival.authorization, context, x.arrival.client_address
             )
 
     async def _validate(self, x: Exchange) -> None:
         with stage(x, "validate"):
-            x.request = await self._parsed(x.arrival)
+            x.request = await self._parsed(x)
             x.model = self._parts.directory.resolve(x.request.model, principal_of(x).allowed_models)
 
-    async def _parsed(self, arrival: Arrival) -> GenerationRequest:
-        body = await arrival.read_body()
+    async def _parsed(self, x: Exchange) -> GenerationRequest:
+        body, parse = await x.arrival.read_body(), x.arrival.endpoint.parse
         if len(body) <= LARGE_BODY_BYTES:
-            return arrival.endpoint.parse(body)
-        async with self._parsing_large:
-            return await self._parts.in_thread(partial(arrival.endpoint.parse, body))
+            return parse(body)
+        return await self._large_bodies.parse(principal_of(x).tenant, partial(parse, body))
 
     async def _tokenize(self, x: Exchange) -> None:
         request, model, progress = request_of(x), model_of(x), x.progress
