@@ -5,11 +5,12 @@ import base64
 import ssl
 from pathlib import Path
 
+import helm_python as helm
 import yaml
 
 from baton.testing.kube_api import KubeApi
 from baton.testing.kube_store import Key, Object
-from tests.chart.rendered import NAMESPACE, PROFILES, chart, cluster
+from tests.chart.rendered import CHART, NAMESPACE, PROFILES, chart, cluster
 
 SECRETS = ("baton-auth", "baton-tls", "baton-redis")
 
@@ -99,3 +100,26 @@ def test_notes_tell_how_to_read_the_key_ask_and_look() -> None:
     ):
         assert words in notes
     assert yaml.safe_load(PROFILES["minimal"]["models"][0]["name"]) in notes
+
+
+def test_new_version_keeps_downloads_and_their_claims() -> None:
+    with cluster() as (api, config):
+        config.install(chart(), "baton", PROFILES["gpu-node"])
+        claims, jobs = (
+            {item["metadata"]["name"] for item in api.store.all_of(group, plural)[0]}
+            for group, plural in (("", "persistentvolumeclaims"), ("batch", "jobs"))
+        )
+        config.upgrade(chart(), "baton", {**PROFILES["gpu-node"], "image": {"tag": "0.2.0"}})
+        new_claims, _ = api.store.all_of("", "persistentvolumeclaims")
+        new_jobs, _ = api.store.all_of("batch", "jobs")
+    assert {item["metadata"]["name"] for item in new_claims} == claims
+    assert not {item["metadata"]["name"] for item in new_jobs} & jobs, "a Job never changes"
+
+
+def test_package_has_what_the_folder_has_but_the_examples(tmp_path: Path) -> None:
+    archive = helm.package(CHART, destination=tmp_path)
+    with helm.Chart.load(archive) as packed:
+        assert len(packed.templates) == len(chart().templates)
+        names = {file["name"] for file in packed.files}
+    assert "files/alerts.yaml" in names
+    assert not [name for name in names if name.startswith("ci/")]

@@ -14,13 +14,12 @@ however many replicas start at once, no lock, and nothing that runs on nodes.
 {{- end }}
 {{- end }}
 
-{{/* Claim and Job of a download; the name changes with what is downloaded, for Jobs never change. */}}
+{{/* The claim of a download; its name changes with what is downloaded, and to where. */}}
 {{- define "baton.model.download" -}}
 {{- $hub := .model.source.hub }}
-{{- $what := printf "%s@%s %v %s" $hub.repository ($hub.revision | default "main") .model.sizeGiB .storage | sha256sum | trunc 6 }}
+{{- $what := printf "%s@%s %v %s %v" $hub.repository ($hub.revision | default "main") .model.sizeGiB .storage (get .root.Values.storage .storage) | sha256sum | trunc 6 }}
 {{- $where := ternary "" (printf "-%s" .storage) (eq .storage "default") }}
 {{- $name := printf "%s-%s%s" (include "baton.fullname" .root) (include "baton.model.id" .model) $where }}
-{{- /* A Job's name becomes a label: 63 characters. */}}
 {{- printf "%s-%s" ($name | trunc 56 | trimSuffix "-") $what }}
 {{- end }}
 
