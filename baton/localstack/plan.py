@@ -284,6 +284,7 @@ def _add_gateway(
             # One folder per gateway; the first keeps the one that a single gateway has.
             "outbox_dir": str(home.outbox / name if number else home.outbox),
             "unready_s": str(UNREADY_S if len(names) > 1 else 0.0),
+            "num_proxies": str(int(options.edge)),
             "drain_s": str(DRAIN_S),
         }
         port = 0 if number or options.edge else options.port

@@ -53,6 +53,7 @@ async def serve(
         max_open_requests=settings.max_open_requests,
         deadline_s=settings.deadline_s,
         stall_s=settings.stall_s,
+        num_proxies=settings.num_proxies,
     )
     bound = _bound(settings)
     # Uvicorn's own cap must not come before ours, which ends streams with a word.

@@ -41,6 +41,7 @@ from services.gateway.http_request import (
     Scope,
     Send,
     authorization_of,
+    client_address_of,
     timeout_of,
     traceparent_of,
 )
@@ -72,12 +73,14 @@ class App:
         max_open_requests: int,
         deadline_s: float,
         stall_s: float = STALL_S,
+        num_proxies: int = 0,
     ) -> None:
         self._gateway = gateway
         self._max_body_bytes = max_body_bytes
         self._max_open_requests = max_open_requests
         self._deadline_s = deadline_s
         self._stall_s = stall_s
+        self._num_proxies = num_proxies
         self._ids = RequestIds(gateway.rng)
         self._created_unix_s = int(gateway.clock.unix())
         self._rest = self._starlette()
@@ -138,6 +141,7 @@ class App:
                 authorization=authorization_of(headers),
                 read_body=body.read,
                 traceparent=traceparent_of(headers),
+                client_address=client_address_of(scope, self._num_proxies),
             )
         except BatonError as error:
             _log.info("refused", request_id=request_id, reason=error.reason)
@@ -231,7 +235,9 @@ class App:
         context = CallContext(
             request.scope["baton.request_id"], AUTHENTICATE_TIMEOUT_S, traceparent_of(headers)
         )
-        return await self._gateway.authenticator.authenticate(authorization_of(headers), context)
+        address = client_address_of(request.scope, self._num_proxies)
+        authenticator = self._gateway.authenticator
+        return await authenticator.authenticate(authorization_of(headers), context, address)
 
 
 def _nothing() -> None:

@@ -12,6 +12,7 @@ from baton.system.clock import Clock
 from baton.wire.failures import AuthenticationFailed, DeadlineExceeded, Unavailable
 from baton.wire.key_registry import key_digest
 from baton.wire.v1 import quota_pb2
+from services.gateway.bad_keys import BadKeys
 from services.gateway.ports import CallContext, QuotaClient
 
 FRESH_S = 5.0
@@ -62,19 +63,26 @@ class Authenticator:
         self._server_secret = server_secret
         self._clock = clock
         self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
+        self._bad_keys = BadKeys(clock)
 
-    async def authenticate(self, authorization: str | None, context: CallContext) -> Principal:
-        """The principal of a request. Raises AuthenticationFailed; Unavailable
-        `quota_unavailable` when the quota service cannot answer and nothing usable is cached."""
+    async def authenticate(
+        self, authorization: str | None, context: CallContext, address: str = ""
+    ) -> Principal:
+        """The principal of a request from `address`. Raises AuthenticationFailed; LimitExceeded
+        after many wrong keys; Unavailable `quota_unavailable` when the quota service cannot answer
+        and nothing usable is cached."""
         digest = key_digest(self._server_secret, bearer_key(authorization))
         cached = self._cache.get(digest)
         if cached is not None and self._clock.now() < cached.fresh_until_s:
             self._cache.move_to_end(digest)
             return cached.principal
+        if cached is None:
+            self._bad_keys.check(address)
         try:
             answer = await self._quota.authenticate(digest, context)
         except AuthenticationFailed:
             self._cache.pop(digest, None)
+            self._bad_keys.note(address)
             raise
         except (Unavailable, DeadlineExceeded) as error:
             if cached is not None and self._clock.now() < cached.fetched_s + STALE_S:

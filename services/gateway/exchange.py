@@ -35,6 +35,8 @@ class Arrival:
     read_body: Callable[[], Awaitable[bytes]]
     authorization: str | None
     traceparent: str = ""
+    # Empty = not known.
+    client_address: str = ""
     deadline_s: float = 600.0
     first_token_s: float | None = None
     token_gap_s: float | None = None

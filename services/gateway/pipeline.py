@@ -88,7 +88,7 @@ class Pipeline:
         with stage(x, "auth") as span:
             context = call_context(x, span, x.deadlines.of_call(AUTHENTICATE_TIMEOUT_S))
             x.principal = await self._parts.authenticator.authenticate(
-                x.arrival.authorization, context
+                x.arrival.authorization, context, x.arrival.client_address
             )
 
     async def _validate(self, x: Exchange) -> None:

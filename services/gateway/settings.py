@@ -27,6 +27,8 @@ class GatewaySettings:
     aliases_file: Path | None = None
     # Usage records that wait for the quota service; one gateway per folder.
     outbox_dir: Path = Path(".baton/outbox")
+    # Proxies of ours in front, each of which adds to x-forwarded-for: whose wrong keys are counted.
+    num_proxies: int = 0
     max_body_bytes: int = 8 * 1024 * 1024
     max_open_requests: int = 4096
     default_output_reservation: int = 512
