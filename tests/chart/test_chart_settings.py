@@ -129,3 +129,11 @@ def test_transports_of_a_pool_replace_the_usual_one() -> None:
     objects = render({"models": [model]})
     decode = variables(named(objects, "Deployment", "baton-m-decode"))
     assert decode["BATON_WORKER_TRANSPORTS"] == "nixl,grpc"
+
+
+@pytest.mark.parametrize(
+    ("name", "num_proxies"), [("default", "1"), ("minimal", "0"), ("gateway-api", "1")]
+)
+def test_gateway_knows_how_many_proxies_are_before_it(name: str, num_proxies: str) -> None:
+    gateway = named(profile(name), "Deployment", "baton-gateway")
+    assert variables(gateway)["BATON_GATEWAY_NUM_PROXIES"] == num_proxies
