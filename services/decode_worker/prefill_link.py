@@ -131,7 +131,11 @@ class PrefillLink:
         self._send(frame)
 
     def consumed(self, num_bytes: int) -> None:
-        """Memory for this many bytes is free again: give the credit back, in large pieces."""
+        """Pages have landed, or will not; memory for this many bytes is free again.
+
+        The credit is given back in large pieces.
+        """
+        self._last_delivery_s = self._parts.clock.now()
         self._owed_bytes += num_bytes
         if self._owed_bytes >= CREDIT_WINDOW_BYTES // 4 and self._writer is not None:
             credit = handoff_pb2.TransferCredit(bytes=self._owed_bytes)

@@ -159,6 +159,7 @@ class DecodeTransfer:
                 self._check_complete()
 
     def _landed_late(self, fault: BadBlocks | None) -> None:
+        self._on_consumed(0)  # their credit was given back at once, but the peer has delivered
         if fault is None:
             self._check_complete()
         else:

@@ -142,7 +142,9 @@ async def collect(stream: Any, num_requests: int) -> dict[int, list[int]]:
             assert first == len(ids)
             ids += step.ids[start : start + count]
             start += count
-        num_finished += sum(side.HasField("finish") for side in step.side)
+        for side in step.side:
+            assert not side.finish.HasField("failure"), side.finish.failure
+            num_finished += side.HasField("finish")
     return tokens
 
 

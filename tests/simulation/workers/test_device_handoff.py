@@ -110,6 +110,17 @@ async def test_a_peer_that_cannot_be_reached_hands_over_by_the_plain_transport()
         await f.settle(1)
 
 
+@virtual
+async def test_reads_that_take_long_are_waited_for_while_some_arrive() -> None:
+    fabric = Fabric(seed=3, max_delay_s=4.0)
+    async with device_fleet(fabric) as f:
+        prompt = list(range(60))
+        answer = await (await f.gateway.submit(prompt)).over()
+
+        assert answer.tokens[0] == f.lone_run(prompt)
+        await f.settle(10)
+
+
 @pytest.mark.parametrize("seed", [1, 2, 5])
 @virtual
 async def test_late_reads_of_cancelled_requests_reach_no_block_that_is_used_again(
