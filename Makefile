@@ -67,7 +67,7 @@ bench-peers: $(INSTALLED) ## install the peers that `make bench` compares with
 	@PYTHON=$(CURDIR)/$(RUN) tools/bench_peers.sh
 
 loadtest: $(DEPLOY) ## load on what `make up` runs, for two minutes (USERS=20 DURATION=60 ARGS="--scenario reference")
-	@$(PYTHON) -m loadtest $(if $(USERS),--users $(USERS)) $(if $(DURATION),--duration $(DURATION)) $(ARGS)
+	@$(RUN) -m loadtest $(if $(USERS),--users $(USERS)) $(if $(DURATION),--duration $(DURATION)) $(ARGS)
 
 check: $(DEPLOY) ## format, lint, types, import contracts, generated code: in seconds
 	@tools/check.sh $(VENV)

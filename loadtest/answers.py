@@ -21,6 +21,7 @@ class _Delta(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     delta: _Delta | None = None
+    finish_reason: str | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -51,6 +52,8 @@ class StreamedAnswer:
         self.num_output_tokens = 0
         self.first_text_s = 0.0
         self.last_text_s = 0.0
+        # When its last token came: control tokens have no text.
+        self.last_token_s = 0.0
         self.num_text_events = 0
         self._pieces: list[str] = []
         self._is_done = False
@@ -65,7 +68,10 @@ class StreamedAnswer:
         if payload == _DONE:
             self._is_done = True
             return None
-        text = self._text_of(payload)
+        choices = self._choices_of(payload)
+        text = "".join(_text_of(choice) for choice in choices)
+        if text or any(choice.finish_reason for choice in choices):
+            self.last_token_s = now_s
         if not text:
             return None
         self._pieces.append(text)
@@ -89,15 +95,15 @@ class StreamedAnswer:
 
     @property
     def decode_s(self) -> float:
-        """From the first text to the last."""
-        return self.last_text_s - self.first_text_s
+        """From the first text to the last token."""
+        return self.last_token_s - self.first_text_s
 
     @property
     def tpot_s(self) -> float:
         """Time per output token after the first; 0 when there is no second one."""
         return self.decode_s / max(self.num_output_tokens - 1, 1)
 
-    def _text_of(self, payload: bytes) -> str:
+    def _choices_of(self, payload: bytes) -> list[_Choice]:
         try:
             event = _decode(payload)
         except msgspec.DecodeError as error:
@@ -107,5 +113,9 @@ class StreamedAnswer:
         if event.usage is not None:
             self.num_prompt_tokens = event.usage.prompt_tokens
             self.num_output_tokens = event.usage.completion_tokens
-        deltas = [choice.delta for choice in event.choices if choice.delta is not None]
-        return "".join(delta.content or delta.reasoning_content or "" for delta in deltas)
+        return event.choices
+
+
+def _text_of(choice: _Choice) -> str:
+    delta = choice.delta
+    return (delta.content or delta.reasoning_content or "") if delta is not None else ""

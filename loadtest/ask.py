@@ -20,14 +20,14 @@ class Ask:
     leave_after_pieces: int | None = None
 
     def body(self, model: str) -> bytes:
-        """Exactly so many tokens, whatever the model would like to say."""
+        """Exactly so many tokens: before them the model may not end. (With `ignore_eos` it may, and
+        then goes on with control tokens that have no text and no event.)"""
         return msgspec.json.encode(
             {
                 "model": model,
                 "messages": self.messages,
                 "max_tokens": self.num_output_tokens,
                 "min_tokens": self.num_output_tokens,
-                "ignore_eos": True,
                 "temperature": 0,
                 "stream": True,
                 "stream_options": {"include_usage": True},

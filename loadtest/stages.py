@@ -47,7 +47,7 @@ def timeline(
         *((name, ms, SERVER) for name, ms in server),
         ("network and client", on_the_way_ms, CLIENT),
         ("decode", answer.decode_s * 1000, CLIENT),
-        ("end", (ended_s - answer.last_text_s) * 1000, CLIENT),
+        ("end", (ended_s - answer.last_token_s) * 1000, CLIENT),
     ]
     return list(_one_after_the_other(piece for piece in pieces if piece[1] > 0))
 

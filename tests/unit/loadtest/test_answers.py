@@ -45,6 +45,15 @@ def test_rates_go_by_the_servers_count() -> None:
     assert answer.tpot_s == pytest.approx(0.1)
 
 
+def test_tokens_without_text_take_their_time_too() -> None:
+    answer = StreamedAnswer(origin_s=10.0)
+    answer.feed(text("a"), 10.5)
+    answer.feed(b'data: {"choices":[{"delta":{},"finish_reason":"length"}]}\n', 13.5)
+    answer.feed(USAGE, 13.6)
+    assert answer.decode_s == 3.0
+    assert answer.tpot_s == 1.0
+
+
 def test_an_error_event_is_told_by_its_code() -> None:
     answer = StreamedAnswer(0.0)
     with pytest.raises(AnswerError, match="worker_lost"):
