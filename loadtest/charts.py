@@ -76,7 +76,7 @@ def _line(series: Series, place: _Placing) -> list[str]:
         is_drawing = True
         tip = f"{series.name}: {number(y)} at {number(x)} s"
         parts.append(
-            f'<circle class="dot {series.style}" cx="{across:.1f}" cy="{level:.1f}" r="2.5">'
+            f'<circle class="dot {series.style}" cx="{across:.1f}" cy="{level:.1f}" r="1.8">'
             f"<title>{escape(tip)}</title></circle>"
         )
     return [f'<path class="line {series.style}" d="{"".join(commands)}"/>', *parts]
