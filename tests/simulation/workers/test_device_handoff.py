@@ -113,8 +113,8 @@ async def test_a_peer_that_cannot_be_reached_hands_over_by_the_plain_transport()
 @virtual
 async def test_reads_that_take_long_are_waited_for_while_some_arrive() -> None:
     fabric = Fabric(seed=3, max_delay_s=4.0)
-    async with device_fleet(fabric) as f:
-        prompt = list(range(60))
+    async with device_fleet(fabric, max_step_tokens=16, max_num_seqs=4) as f:
+        prompt = list(range(120))  # 16 reads, two at a time
         answer = await (await f.gateway.submit(prompt)).over()
 
         assert answer.tokens[0] == f.lone_run(prompt)
