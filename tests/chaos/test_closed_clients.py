@@ -47,9 +47,9 @@ class Phase:
 GATEWAY, WORKER = "baton_gateway_cancel_seconds", "baton_cancel_seconds"
 PHASES = {
     "tokenizing": Phase(GATEWAY, "tokenize", 4, 400, 0.05),
-    "queued": Phase(GATEWAY, "pick", 24, 1, 0.5, num_tokens=1000),
-    "routed": Phase(WORKER, "queue", 8, 20, 0.1),
-    "prefilling": Phase(WORKER, "prefill", 4, 20, 0.1),
+    "queued": Phase(GATEWAY, "pick", 12, 1, 0.5, num_tokens=1000),
+    "routed": Phase(WORKER, "queue", 6, 10, 0.1),
+    "prefilling": Phase(WORKER, "prefill", 3, 10, 0.1),
     "in handoff": Phase(WORKER, "handoff", 4, 20, 0.02, waits=True),
     "decoding": Phase(WORKER, "decode", 2, 1, 0.5, num_tokens=1000, waits=True),
     # One long write, and one that has to wait for it.
