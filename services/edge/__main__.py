@@ -8,7 +8,7 @@ from collections.abc import Callable
 from random import Random
 from urllib.parse import urlsplit
 
-from baton.runtime import environment, logs
+from baton.runtime import environment, logs, peer_tls
 from baton.runtime.admin import start_admin
 from baton.runtime.discovery import KUBERNETES, discover
 from baton.runtime.grpc_server import start_server
@@ -88,7 +88,12 @@ async def _control_plane(process: Process) -> None:
 
 
 async def _envoy(process: Process) -> None:
-    await run_envoy(process, environment.load(EnvoySettings, ENVOY_PREFIX))
+    await run_envoy(process, *_envoy_settings())
+
+
+def _envoy_settings() -> tuple[EnvoySettings, peer_tls.Settings]:
+    own = environment.load(EnvoySettings, ENVOY_PREFIX)
+    return own, environment.load(peer_tls.Settings, peer_tls.PREFIX)
 
 
 def main() -> None:
@@ -98,7 +103,7 @@ def main() -> None:
         case ["envoy"]:
             run("envoy", _envoy)
         case ["bootstrap"]:
-            print(bootstrap(environment.load(EnvoySettings, ENVOY_PREFIX)).to_json(indent=1))
+            print(bootstrap(*_envoy_settings()).to_json(indent=1))
         case _:
             print("usage: python -m services.edge [bootstrap | envoy]", file=sys.stderr)
             raise SystemExit(2)

@@ -5,6 +5,7 @@ Everything about clients and gateways comes from the control plane (`listener.py
 """
 
 import socket
+from pathlib import Path
 
 from envoy_data_plane.envoy.config.bootstrap.v3 import (
     Admin,
@@ -38,9 +39,11 @@ from envoy_data_plane.envoy.extensions.resource_monitors.downstream_connections.
 from envoy_data_plane.envoy.extensions.resource_monitors.fixed_heap.v3 import FixedHeapConfig
 from envoy_data_plane.google.protobuf import Struct
 
+from baton.runtime import peer_tls
 from services.edge.clusters import grpc_cluster
 from services.edge.messages import address, from_ads, packed, seconds
 from services.edge.metrics_listener import metrics_cluster, metrics_listener
+from services.edge.peer_transport import peer_transport
 from services.edge.settings import EnvoySettings
 
 CONTROL_PLANE = "control-plane"
@@ -57,8 +60,12 @@ _HEAP_ACTIONS = {
 _SPAN_FLUSH_MS = 500
 
 
-def bootstrap(settings: EnvoySettings) -> Bootstrap:
-    clusters = [grpc_cluster(CONTROL_PLANE, settings.control_plane)]
+def bootstrap(
+    settings: EnvoySettings, peer: peer_tls.Settings, secrets_folder: Path | None = None
+) -> Bootstrap:
+    """`peer` and `secrets_folder`: see peer_transport.py."""
+    transport = peer_transport(peer, secrets_folder)
+    clusters = [grpc_cluster(CONTROL_PLANE, settings.control_plane, transport)]
     listeners = []
     if settings.metrics_listen:
         clusters.append(metrics_cluster(settings.admin_listen))

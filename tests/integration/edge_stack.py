@@ -5,16 +5,20 @@ import contextlib
 import json
 import tempfile
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from baton.localstack.ports import LOOPBACK, free_ports
+from baton.runtime import peer_tls
 from baton.runtime.process import Process
 from baton.system.clock import SystemClock
 from services.edge.__main__ import serve
 from services.edge.discovery import Found, GatewayReplica, GatewayState, Place
 from services.edge.envoy_process import command
-from services.edge.http_call import NoAnswer, call
+from services.edge.http_call import call
 from services.edge.http_manager import Tracing
 from services.edge.settings import EnvoySettings, Settings
 
@@ -165,7 +169,8 @@ class Edge:
         )
         self.tracing: Tracing | None = None
         self.port = http
-        self.root = f"http://{LOOPBACK}:{http}"
+        scheme = "https" if self.settings.tls_cert_file else "http"
+        self.root = f"{scheme}://{LOOPBACK}:{http}"
         self._admin = (LOOPBACK, admin)
         self.log = Path(tempfile.mkdtemp()) / "envoy.log"
         self._stopping = asyncio.Event()
@@ -189,25 +194,28 @@ class Edge:
     async def start_envoy(self) -> None:
         with self.log.open("ab") as log:
             self.envoy = await asyncio.create_subprocess_exec(
-                *command(self.envoy_settings), stdout=log, stderr=log
+                *command(self.envoy_settings, peer_tls.Settings()), stdout=log, stderr=log
             )
-        await self.until(self._serves)
+        await self.until(self.serves)
 
     async def kill_envoy(self) -> None:
-        assert self.envoy is not None
-        if self.envoy.returncode is None:
-            self.envoy.kill()
-        await self.envoy.wait()
+        if self.envoy is not None:
+            if self.envoy.returncode is None:
+                self.envoy.kill()
+            await self.envoy.wait()
 
-    async def _serves(self) -> bool:
-        return (await self.status("/healthz")) == 200
-
-    async def status(self, path: str) -> int:
-        """0 = no answer."""
+    async def serves(self) -> bool:
+        """Whether a request finds its way to a gateway."""
         try:
-            return (await call((LOOPBACK, self.port), path, timeout_s=PATIENCE_S))[0]
-        except NoAnswer:
-            return 0
+            async with httpx.AsyncClient(verify=False, timeout=PATIENCE_S) as http:
+                return (await http.get(f"{self.root}/healthz")).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    @property
+    def leaving_settings(self) -> EnvoySettings:
+        """Of an Envoy that leaves without notice, once it is empty."""
+        return replace(self.envoy_settings, unready_s=0.0, drain_s=PATIENCE_S)
 
     async def stats(self, filter: str) -> dict[str, int]:
         """Envoy's counters and gauges whose name contains `filter`."""

@@ -1,0 +1,79 @@
+"""The real stack behind a real Envoy: what a client, a trace and an operator see of it."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from baton.localstack.span_store import SpanStore
+from tests.e2e.conftest import Stack, wait_until
+
+
+@pytest.fixture(scope="module")
+def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("edge") / "home"
+    arguments = ("--dtype", "float32", "--edge", "--decode", "1", "--replicas", "gateway=2")
+    running = Stack(folder, *arguments).start()
+    yield running
+    assert running.interrupt() == 0, running.output.read_text()[-3000:]
+
+
+def ask(stack: Stack, max_tokens: int = 8) -> str:
+    """One streamed answer; returns its request id."""
+    with stack.client().chat.completions.with_streaming_response.create(
+        model="baton-demo",
+        messages=[{"role": "user", "content": "What is TTFT?"}],
+        max_tokens=max_tokens,
+        stream=True,
+    ) as answer:
+        assert "data: [DONE]" in answer.read().decode()
+        return str(answer.headers["x-request-id"])
+
+
+def test_every_hop_lies_under_the_span_of_the_edge(edge: Stack) -> None:
+    request_id = ask(edge)
+    with SpanStore(edge.home.spans) as store:
+
+        def is_complete() -> bool:
+            services = {span.service for span in store.of_request(request_id)}
+            return {"edge", "gateway", "prefill_worker", "decode_worker"} <= services
+
+        wait_until(is_complete, 30)
+        spans = store.of_request(request_id)
+    (root,) = (span for span in spans if not span.parent_id)
+    assert (root.service, root.request_id) == ("edge", request_id)
+    assert len({span.trace_id for span in spans}) == 1
+    (gateway,) = (span for span in spans if span.name == "gateway.request")
+    assert gateway.parent_id == root.span_id
+    assert "edge" in edge.command("trace", request_id).stdout
+
+
+def test_a_client_that_leaves_gives_everything_back(edge: Stack) -> None:
+    with edge.client().chat.completions.create(
+        model="baton-demo",
+        messages=[{"role": "user", "content": "Tell me a long story."}],
+        max_tokens=400,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    ) as stream:
+        next(iter(stream))
+    wait_until(lambda: not any(edge.used_blocks().values()), 30)
+
+
+def test_the_control_plane_and_a_gateway_may_be_killed(edge: Stack) -> None:
+    pids = edge.pids()
+    os.kill(pids["edge"], signal.SIGKILL)
+    os.kill(pids["gateway-1"], signal.SIGKILL)
+    for _ in range(5):
+        ask(edge, max_tokens=2)
+    wait_until(lambda: edge.command("status").returncode == 0, 60)
+    ask(edge)
+
+
+def test_envoy_comes_back_by_itself(edge: Stack) -> None:
+    old = edge.pids()["envoy"]
+    os.kill(old, signal.SIGKILL)
+    wait_until(lambda: edge.pids().get("envoy") not in (None, 0, old), 60)
+    wait_until(lambda: edge.command("status").returncode == 0, 60)
+    ask(edge)
