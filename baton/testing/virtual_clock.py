@@ -42,7 +42,7 @@ class _InstantSelector(selectors.DefaultSelector):
         self._clock = clock
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        # While code is ready to run, a look at the descriptors would only cost time: 5 % of a fleet's.
+        # While code is ready to run, a look at descriptors would only cost time: 5 % of a fleet's.
         if timeout is not None and timeout <= 0:
             return []
         if ready := super().select(0):

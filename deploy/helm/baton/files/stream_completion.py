@@ -44,7 +44,9 @@ def main() -> None:
     if not lines or lines[-1] != b"data: [DONE]":
         sys.exit(f"the stream of {len(lines)} events did not end with [DONE]")
     events = [json.loads(line.removeprefix(b"data:")) for line in lines[:-1]]
-    num_pieces = sum(bool(choice["delta"].get("content")) for e in events for choice in e["choices"])
+    num_pieces = sum(
+        bool(choice["delta"].get("content")) for e in events for choice in e["choices"]
+    )
     if num_pieces < 2:
         sys.exit(f"{num_pieces} pieces of text: the answer was not streamed")
     print(f"{num_pieces} pieces of text in {time.monotonic() - began:.2f} s")
