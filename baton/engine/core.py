@@ -84,8 +84,9 @@ def _loop(link: CoreLink, engine: Engine) -> None:
                 link.send(answers)
             result = engine.runner.run(batch)
         events = engine.finish_step(result)
-        if events is not None:
+        while events is not None:
             link.send(events)
+            events = engine.next_events()
 
 
 def _next_commands(link: CoreLink, engine: Engine) -> list[Command]:

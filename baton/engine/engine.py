@@ -22,6 +22,7 @@ from baton.engine.engine_state import EngineState
 from baton.engine.grammar.grammars import POLL_S, Grammars
 from baton.engine.load_report import LoadMeter
 from baton.engine.messages import Command, EngineInfo, EngineLoad, Started, StepEvents
+from baton.engine.outbox import Outbox
 from baton.engine.parked import ParkedWatch
 from baton.engine.probe import probe_batch
 from baton.engine.runner import Runner
@@ -86,6 +87,7 @@ class Engine:
         self._commands = CommandHandler(self._state, self._choices, config.max_waiting)
         self._commit = StepCommit(self._state, self._choices)
         self._audit = BlockAudit(self._manager, self._holders)
+        self._outbox = Outbox(runner)
         # Of the step between begin_step and finish_step.
         self._plan = StepPlan(0, 0)
         self._began_at = 0.0
@@ -156,7 +158,8 @@ class Engine:
     def finish_step(self, result: StepResult | None) -> StepEvents | None:
         """Commit what the runner returned (None without a batch).
 
-        Returns everything that happened since the last finish_step, None when nothing did.
+        Returns what happened since the last finish_step, None when nothing did; or, while blocks
+        are on their way to where the front reads them, what happened before (`outbox.py`).
         """
         if result is not None and self._plan.works:
             self._finish_batch(result)
@@ -175,7 +178,13 @@ class Engine:
         nothing = StepEvents(self.step_index, self._last_load)
         events.load = self._last_load = self.measure_load()
         self._state.events = StepEvents(self.step_index, self._last_load)
-        return None if events == nothing else events
+        if events != nothing:
+            self._outbox.put(events)
+        return self._outbox.take()
+
+    def next_events(self) -> StepEvents | None:
+        """After finish_step has returned some: what else there is to tell."""
+        return self._outbox.take()
 
     def batch_request_ids(self) -> tuple[str, ...]:
         """Requests in the step that has begun, each once."""
@@ -195,6 +204,8 @@ class Engine:
         times = [self._state.sequences.next_deadline, self._parked.next_look]
         device = self._state.device
         if device is not None and (poll_s := device.next_poll_s) is not None:
+            times.append(self._clock.now() + poll_s)
+        if (poll_s := self._outbox.next_poll_s) is not None:
             times.append(self._clock.now() + poll_s)
         if self._grammars is not None and self._grammars.is_awaited:
             times.append(self._clock.now() + POLL_S)

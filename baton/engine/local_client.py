@@ -64,6 +64,8 @@ class LocalEngineClient:
         self._wake.set()
 
     async def events(self) -> StepEvents:
+        if (earlier := self._engine.next_events()) is not None:
+            return earlier
         while True:
             if self._result is None:
                 await self._wait_for_work()

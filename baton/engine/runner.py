@@ -4,7 +4,7 @@ The torch implementation is `model/torch_runner.py`; `baton.testing.fake_runner`
 notices every lost, doubled, foreign or stale block (decision D11). Sampling happens in the runner.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from baton.engine.batch import StepBatch, StepResult
 from baton.wire.kv_spec import KVSpec
@@ -27,3 +27,15 @@ class Runner(Protocol):
         The arrays of `batch` are reused by the next step: keep no reference to them. An exception
         ends the core.
         """
+
+
+@runtime_checkable
+class CopyingRunner(Protocol):
+    """A runner whose cache is not the shared pool: exported blocks get there after `run`."""
+
+    @property
+    def num_copies_begun(self) -> int:
+        """By all runs so far; they end in order."""
+
+    def poll_copies(self) -> int:
+        """How many have ended: those blocks are in the shared pool. Does not wait."""

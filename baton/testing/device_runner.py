@@ -1,9 +1,12 @@
 """A FakeRunner whose cache is not the shared pool, as on a GPU: blocks move as the batch says.
 
+What leaves is on its way for some polls; until then the shared pool has what it had before.
+
 Its device is ordinary memory: what reads and is read there needs nothing but NIXL, or a test's own
 agent.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,11 +51,15 @@ class HostPages:
 
 
 class DeviceFakeRunner(FakeRunner):
-    """Computes in a pool of its own, `rows`."""
+    """Computes in a pool of its own, `rows`; a copy out of it ends at its `copy_polls`-th poll."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, copy_polls: int = 0, **options: Any) -> None:
         super().__init__(**options)
         self.rows: NDArray[np.uint8]
+        self.num_copies_begun = 0
+        self._copy_polls = copy_polls
+        # Block ids, what they held after their step, and polls to come.
+        self._copies: deque[tuple[list[int], NDArray[np.uint8], int]] = deque()
 
     def bind_pool(self, pool: memoryview) -> None:
         shape = -1, self.kv_spec.row_bytes
@@ -66,5 +73,19 @@ class DeviceFakeRunner(FakeRunner):
     def run(self, batch: StepBatch) -> StepResult:
         self.rows[batch.imported_blocks] = self._shared[batch.imported_blocks]
         result = super().run(batch)
-        self._shared[batch.exported_blocks] = self.rows[batch.exported_blocks]
+        if batch.exported_blocks:
+            rows = self.rows[batch.exported_blocks]
+            self._copies.append((list(batch.exported_blocks), rows, self._copy_polls))
+            self.num_copies_begun += 1
+        if not self._copy_polls:
+            self.poll_copies()
         return result
+
+    def poll_copies(self) -> int:
+        if self._copies:
+            ids, rows, num_polls = self._copies.popleft()
+            if num_polls > 1:
+                self._copies.appendleft((ids, rows, num_polls - 1))
+            else:
+                self._shared[ids] = rows
+        return self.num_copies_begun - len(self._copies)

@@ -1,10 +1,12 @@
-"""Blocks between a device's cache and the shared pool, in parts when they are many."""
+"""Blocks between a device's cache and the shared pool, beside the steps that compute."""
 
+import pytest
 import torch
 
 from baton.engine.model import block_staging
 from baton.engine.model.block_staging import BlockStaging
 from baton.engine.model.kv_pool import KVPool
+from baton.engine.model.side_stream import side_stream
 from baton.wire.kv_spec import KVSpec
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -12,16 +14,113 @@ SPEC = KVSpec.of_layers(16, [(2, 8, 8, "float32")])
 NUM_BLOCKS = 9
 
 
-def test_chosen_blocks_are_moved_and_no_others(monkeypatch):
-    monkeypatch.setattr(block_staging, "BUFFER_BYTES", 2 * SPEC.row_bytes)
-    rows = torch.arange(NUM_BLOCKS, dtype=torch.uint8).repeat_interleave(SPEC.row_bytes)
-    cache = KVPool(SPEC, rows.to(DEVICE))
-    shared = bytearray(b"\xff" * len(rows))
-    staging = BlockStaging(cache, memoryview(shared))
+class LateCopy:
+    def __init__(self, stream, pairs):
+        self.stream, self.pairs, self.is_done = stream, pairs, False
 
+    def has_ended(self):
+        return self.is_done
+
+    def wait(self):
+        self.stream.num_waits += 1
+        self.stream.run_until(self)
+
+
+class LateStream:
+    """Copies in order, each no earlier than somebody must have it: what the device may do."""
+
+    def __init__(self):
+        self.copies, self.num_waits = [], 0
+
+    def begin(self, pairs):
+        self.copies.append(LateCopy(self, pairs))
+        return self.copies[-1]
+
+    def hold_back(self, copy):
+        self.run_until(copy)
+
+    def run_until(self, copy):
+        while not copy.is_done:
+            self.run_one()
+
+    def run_one(self):
+        oldest = self.copies.pop(0)
+        for target, source in oldest.pairs:
+            target.copy_(source)
+        oldest.is_done = True
+
+
+@pytest.fixture
+def cache():
+    rows = torch.arange(NUM_BLOCKS, dtype=torch.uint8).repeat_interleave(SPEC.row_bytes)
+    return KVPool(SPEC, rows.to(DEVICE))
+
+
+@pytest.fixture
+def shared():
+    return bytearray(b"\xff" * (NUM_BLOCKS * SPEC.row_bytes))
+
+
+@pytest.fixture
+def two_small_slots(monkeypatch):
+    monkeypatch.setattr(block_staging, "SLOT_BYTES", 2 * SPEC.row_bytes)
+    monkeypatch.setattr(block_staging, "NUM_SLOTS", 2)
+
+
+def first_bytes(shared):
+    return [shared[block * SPEC.row_bytes] for block in range(NUM_BLOCKS)]
+
+
+def test_chosen_blocks_are_moved_and_no_others(cache, shared, two_small_slots):
+    staging = BlockStaging(cache, memoryview(shared), side_stream(DEVICE))
     staging.download([7, 2, 3, 8, 5])
-    left = [shared[block * SPEC.row_bytes] for block in range(NUM_BLOCKS)]
-    assert left == [255, 255, 2, 3, 255, 5, 255, 7, 8]
+    while staging.poll() < staging.num_begun:
+        pass
+    assert first_bytes(shared) == [255, 255, 2, 3, 255, 5, 255, 7, 8]
     staging.upload([0, 3, 1])
     assert cache.rows[:, 0].tolist() == [255, 255, 2, 3, 4, 5, 6, 7, 8]
     assert cache.rows[:, -1].tolist() == [255, 255, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_block_has_left_when_its_copy_has_ended_and_not_before(cache, shared):
+    stream = LateStream()
+    staging = BlockStaging(cache, memoryview(shared), stream)
+    staging.download([4])
+    staging.download([6])
+    assert (staging.num_begun, staging.poll()) == (2, 0)
+    assert first_bytes(shared) == [255] * NUM_BLOCKS
+    stream.run_one()
+    assert staging.poll() == 1
+    assert first_bytes(shared) == [255, 255, 255, 255, 4, 255, 255, 255, 255]
+    stream.run_one()
+    assert staging.poll() == 2
+    assert stream.num_waits == 0
+
+
+def test_a_block_that_is_written_again_leaves_as_it_was(cache, shared):
+    stream = LateStream()
+    staging = BlockStaging(cache, memoryview(shared), stream)
+    staging.download([4])
+    cache.rows[4] = 99
+    stream.run_one()
+    staging.poll()
+    assert first_bytes(shared)[4] == 4
+
+
+def test_what_was_uploaded_is_there_for_the_step_and_its_shared_block_may_change(cache, shared):
+    staging = BlockStaging(cache, memoryview(shared), LateStream())
+    staging.upload([2])
+    shared[:] = bytes(len(shared))
+    assert cache.rows[:, 0].tolist() == [0, 1, 255, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_full_ring_waits_for_its_oldest_slot_and_loses_nothing(cache, shared, two_small_slots):
+    stream = LateStream()
+    staging = BlockStaging(cache, memoryview(shared), stream)
+    staging.download([0, 1, 2, 3, 4, 5, 6])
+    cache.rows.zero_()
+    assert stream.num_waits == 2
+    while stream.copies:
+        stream.run_one()
+    assert staging.poll() == staging.num_begun == 4
+    assert first_bytes(shared) == [0, 1, 2, 3, 4, 5, 6, 255, 255]

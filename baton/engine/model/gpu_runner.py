@@ -22,6 +22,7 @@ from baton.engine.model.load import LoadedModel
 from baton.engine.model.logit_edits import is_edited
 from baton.engine.model.logprobs import num_asked
 from baton.engine.model.row_sampler import RowSampler
+from baton.engine.model.side_stream import side_stream
 from baton.engine.model.step_inputs import StepInputs, StepLimits
 from baton.engine.model.triton.attention import Tuning
 from baton.wire.kv_spec import KVSpec
@@ -79,7 +80,7 @@ class GpuRunner:
     def bind_pool(self, pool: memoryview) -> None:
         """Make a cache of the same size; `pool` gets and gives only what is handed over."""
         self.make_pool(len(pool) // self.kv_spec.row_bytes)
-        self._staging = BlockStaging(self.pool, pool)
+        self._staging = BlockStaging(self.pool, pool, side_stream(self.pool.rows.device))
 
     @torch.inference_mode()
     def make_pool(self, num_blocks: int) -> None:
@@ -96,6 +97,15 @@ class GpuRunner:
     def device_pages(self, ring_bytes: int) -> DevicePages:
         """The pool that is bound now, for reads from other devices; takes `ring_bytes` more."""
         return DevicePages(self.pool, ring_bytes)
+
+    @property
+    def num_copies_begun(self) -> int:
+        """Of exported blocks on their way into the shared pool; as `runner.CopyingRunner`."""
+        return 0 if self._staging is None else self._staging.num_begun
+
+    def poll_copies(self) -> int:
+        """How many of them have ended."""
+        return 0 if self._staging is None else self._staging.poll()
 
     @property
     def num_graphs(self) -> int:
@@ -135,6 +145,7 @@ class GpuRunner:
         logits, greedy = self._compute(batch)
         if self._staging is not None:
             self._staging.download(batch.exported_blocks)
+            self._staging.poll()  # while the device computes
         rows = batch.sample_rows
         if all(map(_is_plain_greedy, rows)):
             return StepResult(greedy.cpu().numpy())

@@ -369,7 +369,7 @@ def make_worker(
     agent, checksum_every = sizes.pop("agent", None), sizes.pop("checksum_every", 1)
     device = None
     if agent is not None:
-        runner = DeviceFakeRunner(num_layers=len(runner.kv_spec.layers))
+        runner = DeviceFakeRunner(num_layers=len(runner.kv_spec.layers), copy_polls=3)
         device = DeviceReads(runner.kv_spec, runner, agent, ring_bytes=2 * MAX_DATA_BYTES)
     grammars = InlineGrammars(tokenizer_file, runner) if tokenizer_file else None
     config = EngineConfig(sizes.pop("model_fp", MODEL_FP), "fake", "1", **sizes)
