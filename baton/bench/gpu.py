@@ -4,6 +4,8 @@ Parts run one after the other; one whose library is missing, or that fails, is n
 goes on. A wrong result is shown as such and makes the exit code 1. Needs `pip install .[worker]`
 and Triton, which comes with torch for CUDA. `--dry-run` runs every part in sizes for Triton's
 interpreter, to see that it runs at all: its figures mean nothing, and it writes no page.
+
+`python -m baton.bench.gpu handoff` is about two workers on it (`gpu_handoff.py`).
 """
 
 import argparse
@@ -26,6 +28,7 @@ from baton.bench.gpu_attention import (
     prove_attention,
     sweep_decode,
 )
+from baton.bench.gpu_handoff import main as handoff_main
 from baton.bench.gpu_machine import Rates, Stopwatch, machine_table, measure_rates
 from baton.bench.gpu_report import Table, render, write_run
 from baton.bench.gpu_steps import (
@@ -74,6 +77,8 @@ DRY_STEPS = StepPlan(
 
 def main(argv: Sequence[str]) -> int:
     """Run the parts; 1 when a result was wrong or a part failed, 2 without a GPU."""
+    if argv[:1] == ["handoff"]:
+        return handoff_main(argv[1:])
     parser = argparse.ArgumentParser(prog="baton.bench.gpu", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks"), help="folder")
     parser.add_argument("--name", default="gpu", help="of the results: results/NAME.json")

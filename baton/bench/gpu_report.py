@@ -58,15 +58,21 @@ def write_run(tables: Sequence[Table], folder: Path, name: str) -> Path:
 
     All after the page's heading of results is replaced; a page that is not there is made.
     """
-    path = folder / "results" / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([asdict(table) for table in tables], indent=1) + "\n")
+    path = write_tables(tables, folder, name)
     page = folder / "engine-gpu.md"
     text = page.read_text() if page.is_file() else "# The engine on a GPU\n"
     kept = text.partition(f"\n{RESULTS_HEADING}\n")[0].rstrip()
     page.write_text(
         f"{kept}\n\n{RESULTS_HEADING}\n\nFrom `results/{name}.json`.\n\n{render(tables)}\n"
     )
+    return path
+
+
+def write_tables(tables: Sequence[Table], folder: Path, name: str) -> Path:
+    """Only `results/NAME.json` below `folder`."""
+    path = folder / "results" / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([asdict(table) for table in tables], indent=1) + "\n")
     return path
 
 

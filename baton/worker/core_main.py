@@ -16,7 +16,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -41,6 +41,8 @@ from baton.system.cores import num_available_cores
 
 EXIT_CANNOT_SERVE = 3
 _AGENT_LIFE_BYTES = 8
+# As `engine.model.device.make_runner`.
+RunnerMaker = Callable[..., tuple[Runner, LoadedModel]]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -65,7 +67,7 @@ def _keep_what_is_loaded() -> None:
     gc.enable()
 
 
-def build_engine(options: argparse.Namespace) -> Engine:
+def build_engine(options: argparse.Namespace, make: RunnerMaker = make_runner) -> Engine:
     """Load the model and size the pool. Raises LoadError, NixlMissing and NixlError."""
     device = choose_device(options.device)
     host_kv_bytes = options.kv_memory or 0 if device.type == "cpu" else 0
@@ -74,7 +76,7 @@ def build_engine(options: argparse.Namespace) -> Engine:
         options.model,
         LoadOptions(options.dtype, options.block_size, options.max_model_len, host_kv_bytes, step),
     )
-    runner, loaded = make_runner(
+    runner, loaded = make(
         loaded,
         step,
         device,

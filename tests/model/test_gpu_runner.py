@@ -15,6 +15,7 @@ from baton.engine.model.self_check import check_model
 from baton.engine.model.step_inputs import StepLimits
 from baton.engine.model.triton.attention import Tuning
 from baton.engine.model.triton.dense import TritonDense
+from baton.engine.runner import CopyingRunner
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LIMITS = StepLimits(max_tokens=64, max_seqs=6, max_blocks_per_seq=12)
@@ -129,6 +130,7 @@ def test_output_goes_on_on_another_worker_after_the_blocks_moved(
 
 def test_the_largest_step_runs_within_the_limits_and_a_few_blocks(load):
     loaded, runner = load("llama", **SMALL)
+    assert isinstance(runner, CopyingRunner), "the engine asks before there is a pool"
     runner.bind_pool(memoryview(bytearray(2 * loaded.kv_spec.row_bytes)))
     runner.run_largest_step()
 
