@@ -15,7 +15,7 @@ ARGS ?=
 export BATON_PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status test test-long test-oldest chaos bench bench-peers loadtest check fmt protos clean
+.PHONY: help setup up down status test test-long test-oldest chaos bench bench-peers loadtest images check fmt protos clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -68,6 +68,9 @@ bench-peers: $(INSTALLED) ## install the peers that `make bench` compares with
 
 loadtest: $(DEPLOY) ## load on what `make up` runs, for two minutes (USERS=20 DURATION=60 ARGS="--scenario reference")
 	@$(RUN) -m loadtest $(if $(USERS),--users $(USERS)) $(if $(DURATION),--duration $(DURATION)) $(ARGS)
+
+images: ## build the container images (REGISTRY=... TAG=... PUSH=1 IMAGES="gateway edge"; see tools/images.sh)
+	@tools/images.sh $(IMAGES)
 
 check: $(DEPLOY) ## format, lint, types, import contracts, generated code: in seconds
 	@tools/check.sh $(VENV)
