@@ -7,6 +7,7 @@ page can read it through a browser.
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -65,7 +66,7 @@ class FleetWatch:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._scraper = Scraper()
-        self._before = self._after = Reading(time.monotonic(), {})
+        self._before = self._after = Reading(-math.inf, {})
         self._looking = asyncio.Lock()
 
     async def view(self) -> dict[str, Any]:

@@ -212,6 +212,15 @@ class Edge:
         except httpx.HTTPError:
             return False
 
+    async def is_closed(self) -> bool:
+        """Whether Envoy takes no new connection. It asks no gateway: they may hold their answers."""
+        try:
+            _, writer = await asyncio.open_connection(LOOPBACK, self.port)
+        except ConnectionRefusedError:
+            return True
+        writer.close()
+        return False
+
     @property
     def leaving_settings(self) -> EnvoySettings:
         """Of an Envoy that leaves without notice, once it is empty."""

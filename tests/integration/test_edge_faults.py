@@ -164,10 +164,7 @@ async def test_an_envoy_that_leaves_ends_what_it_has(edge: Edge, authority: Auth
         async with http.stream("POST", CHAT, content=b"{}") as answer:
             stopping.set()
 
-            async def is_closed() -> bool:
-                return not await edge.serves()
-
-            await edge.until(is_closed)
+            await edge.until(edge.is_closed)
             assert not leaving.done()
             for gateway in edge.gateways:
                 assert gateway.go is not None
