@@ -213,7 +213,7 @@ class Edge:
             return False
 
     async def is_closed(self) -> bool:
-        """Whether Envoy takes no new connection. It asks no gateway: they may hold their answers."""
+        """Whether Envoy takes no new connection. Asks no gateway: they may hold their answers."""
         try:
             _, writer = await asyncio.open_connection(LOOPBACK, self.port)
         except ConnectionRefusedError:

@@ -50,6 +50,7 @@ class Load:
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
         self.answers: list[str] = []
+        self._is_over = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Load":
@@ -57,12 +58,13 @@ class Load:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Nothing is cancelled: an HTTP/2 client may stand still after that."""
+        self._is_over = True
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*self._tasks)
 
     async def _ask(self) -> None:
-        while True:
+        while not self._is_over:
             answer = await self._http.post(CHAT, content=b"{}")
             named = answer.headers.get("x-gateway", "nobody")
             self.answers.append(named if answer.status_code == 200 else str(answer.status_code))
