@@ -185,7 +185,8 @@ class EngineDriver:
                 columns = zip(events.token_seq_ids, events.token_ids, strict=True)
                 for seq_id, token in columns:
                     self.tokens.setdefault(seq_id, []).append(token)
-            if not self.engine.has_work:
+            # A GPU's blocks may still be on their way to the shared pool.
+            if not self.engine.has_work and self.engine.next_deadline() is None:
                 self.engine.check_integrity()
                 self.events += news
                 return news
