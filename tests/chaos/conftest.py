@@ -14,7 +14,7 @@ pytest.register_assert_rewrite("tests.chaos.streams")
 
 from tests.chaos.proxied_way import ProxiedWay, is_ready, proxied_way  # noqa: E402
 from tests.chaos.streams import Answer, Stream  # noqa: E402
-from tests.chaos.trials import IS_LONG, NUM_EACH, Trials  # noqa: E402
+from tests.chaos.trials import IS_LONG, NUM_EACH, Missed, Trials  # noqa: E402
 from tests.e2e.conftest import Stack, wait_until  # noqa: E402
 
 # Loading a worker again, on a busy machine.
@@ -82,6 +82,12 @@ class Target:
         """Workers of this role that hold blocks now, the fullest first."""
         used = self.used_blocks(role)
         return sorted((name for name in used if used[name]), key=lambda name: -used[name])
+
+    def busiest(self, role: str) -> str:
+        """The fullest worker of this role. Raises Missed when none holds a block."""
+        if not (busy := self.busy(role)):
+            raise Missed
+        return busy[0]
 
     def num_moves(self) -> float:
         """Streams that went on elsewhere, so far."""

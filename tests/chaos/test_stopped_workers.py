@@ -28,7 +28,7 @@ def test_streams_leave_a_worker_that_stands_still(target: Target, trials: Trials
         before = target.num_moves()
         stream = target.stream(body)
         stream.wait_for(target.rng.randint(1, MAX_FIRST_TOKENS))
-        [name] = target.busy("decode")
+        name = target.busiest("decode")
         faults = [target.fault(name, core=True)]
         if number % 2 == 0:
             faults.append(target.fault(name))
