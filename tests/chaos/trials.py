@@ -76,7 +76,8 @@ class Trials:
             assert _percentile(entry.pauses_s, 0.95) <= max_p95_s
 
     def table(self) -> list[str]:
-        head = f"{'fault':<44}{'trials':>7}{'missed':>7}{'failed':>7}{'pause p50':>11}{'p95':>8}{'seconds':>9}"
+        counts = f"{'trials':>7}{'missed':>7}{'failed':>7}"
+        head = f"{'fault':<44}{counts}{'pause p50':>11}{'p95':>8}{'seconds':>9}"
         rows = [head]
         for name, kind in self.kinds.items():
             p50, p95 = (_shown(kind.pauses_s, share) for share in (0.5, 0.95))
