@@ -1,0 +1,79 @@
+"""docker-compose.yml tells the services what they understand, and the rest of the files agree."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from baton.runtime import environment, peer_tls
+from services.quota.bootstrap_key import read_bootstrap_key
+from tests.chart.rendered import CHART
+from tests.chart.test_chart_settings import CLASSES, OTHERS
+
+ROOT = CHART.parents[2]
+COMPOSE = ROOT / "deploy" / "compose"
+SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+OURS = sorted(name for name, service in SERVICES.items() if "environment" in service
+              and "BATON_TLS_PLAINTEXT" in service["environment"])  # fmt: skip
+
+
+def _component(name: str) -> str:
+    return name.split("-")[0]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_each_composed_service_knows_all_that_it_is_told(name: str) -> None:
+    told = SERVICES[name]["environment"]
+    prefix, cls = CLASSES[_component(name)]
+    environment.parse(cls, prefix, told)
+    environment.parse(peer_tls.Settings, peer_tls.PREFIX, told)
+    known = (prefix, peer_tls.PREFIX)
+    assert [key for key in told if not key.startswith(known) and key not in OTHERS] == []
+
+
+def test_composed_services_cannot_write_their_root_nor_gain_rights() -> None:
+    assert len(OURS) == len(set(CLASSES)) + 1
+    for name in OURS:
+        service = SERVICES[name]
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+
+
+def test_what_is_published_is_published_on_loopback() -> None:
+    ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_files_that_compose_mounts_are_there() -> None:
+    mounts = [volume for service in SERVICES.values() for volume in service.get("volumes", ())]
+    sources = [mount.split(":")[0] for mount in mounts if mount.startswith("./")]
+    assert sources
+    assert [source for source in sources if not (ROOT / source).exists()] == []
+
+
+def test_prometheus_scrapes_every_composed_service_under_its_component() -> None:
+    jobs = yaml.safe_load((COMPOSE / "prometheus.yaml").read_text())["scrape_configs"]
+    groups = [group for job in jobs for group in job["static_configs"]]
+    scraped = {t: group["labels"]["component"] for group in groups for t in group["targets"]}
+    assert scraped == {f"{name}:9090": _component(name) for name in OURS}
+
+
+def test_images_that_chart_and_compose_share_have_one_version() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert SERVICES["jaeger"]["image"] == values["tracing"]["jaeger"]["image"]
+    assert values["redis"]["image"] in SERVICES["redis"]["image"]
+
+
+def test_keys_that_compose_makes_are_read_by_quota_and_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["make_keys.py", str(tmp_path)])
+    runpy.run_path(str(COMPOSE / "make_keys.py"), run_name="__main__")
+    first = read_bootstrap_key(tmp_path / "api-key", tmp_path / "server-secret")
+    runpy.run_path(str(COMPOSE / "make_keys.py"), run_name="__main__")
+    assert read_bootstrap_key(tmp_path / "api-key", tmp_path / "server-secret") == first
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["api-key", "server-secret"]
