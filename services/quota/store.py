@@ -29,6 +29,8 @@ Argument = str | bytes | int
 SCRIPT_NAMES = ("reserve", "renew", "settle", "reap")
 _SHARED_PARTS = ("accounts", "leases")
 _COMMANDS_PER_ROUND_TRIP = 1000
+# uvloop's word when Redis closed a connection before the first write; redis passes it on as it is.
+_CLOSED = "the handler is closed"
 _log = logs.get("quota.store")
 
 
@@ -133,7 +135,9 @@ class RedisStore:
     async def _translated(self, call: str) -> AsyncIterator[None]:
         try:
             yield
-        except RedisError as error:
+        except (RedisError, RuntimeError) as error:
+            if not isinstance(error, RedisError) and _CLOSED not in str(error):
+                raise
             instruments.QUOTA_STORE_FAILURES.labels(call).inc()
             if not self._failing or isinstance(error, ResponseError):
                 _log.warning("redis_failed", call=call, kind=type(error).__name__, error=str(error))

@@ -1,0 +1,36 @@
+"""What Redis's client raises is what the ledger knows: the store is away, or it is a bug."""
+
+from typing import Any, cast
+
+import pytest
+from redis.asyncio import Redis
+
+from baton.wire.failures import Unavailable
+from services.quota.store import RedisStore
+
+
+class _Raising:
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    async def execute_command(self, *command: object) -> Any:
+        raise self._error
+
+
+def _store(error: Exception) -> RedisStore:
+    return RedisStore(cast(Redis, _Raising(error)))
+
+
+async def test_a_connection_that_redis_closed_before_the_first_write_is_an_outage() -> None:
+    # As uvloop says it, which the client passes on as it is.
+    error = RuntimeError(
+        "unable to perform operation on <TCPTransport closed=True>; the handler is closed"
+    )
+    with pytest.raises(Unavailable) as raised:
+        await _store(error).execute("GET", "key")
+    assert raised.value.reason == "quota_unavailable"
+
+
+async def test_any_other_runtime_error_stays_what_it_is() -> None:
+    with pytest.raises(RuntimeError, match="a bug"):
+        await _store(RuntimeError("a bug")).execute("GET", "key")
