@@ -158,7 +158,8 @@ async def wait_until_free(*workers: RunningWorker) -> None:
 
 
 def _needs(transport: str, is_there: bool) -> Any:
-    return pytest.param(transport, marks=pytest.mark.skipif(not is_there, reason="not here"))
+    what = "Linux" if transport == "shm" else "NIXL (pip install --no-deps nixl-cu12)"
+    return pytest.param(transport, marks=pytest.mark.skipif(not is_there, reason=f"needs {what}"))
 
 
 HAS_NIXL = importlib.util.find_spec("nixl_cu12") is not None
