@@ -23,6 +23,7 @@ from services.router.health import MAX_TICK_S, HealthState
 from services.router.quarantine import Quarantine
 from services.router.queue import RequestQueue, WaitedTooLong
 from services.router.report_intake import ReportIntake
+from services.router.reported import DECODE, PREFILL, ServedModel
 from services.router.selector import PickRequest, Selector
 from services.router.settings import Settings
 
@@ -65,7 +66,6 @@ class RouterCore:
         if kind == "draining":
             self._announce(endpoint, "worker_draining")
         if kind in ("register", "load"):
-            self._publish(endpoint)
             self._wake_queues(endpoint)
         return ack
 
@@ -77,19 +77,21 @@ class RouterCore:
         """The stream to this worker broke or could not be opened."""
         if self._intake.lose(endpoint):
             self._announce(endpoint, "worker_lost")
-            self._publish(endpoint)
             self._wake_queues(endpoint)
 
     def judge(self, elapsed_s: float) -> None:
-        """Look at the workers' health; `elapsed_s` passed since the last look."""
+        """Look at the workers' health, and publish the gauges; `elapsed_s` passed since the last
+        look."""
         for worker in self._fleet.judge(min(elapsed_s, MAX_TICK_S)):
             health = worker.health
             self._announce(worker.endpoint, f"worker_{health.state.value}", cause=health.cause)
             if health.state is HealthState.EJECTED:
                 name = worker.registration.model.name
                 instruments.ROUTER_EJECTIONS.labels(name, health.cause).inc()
-            self._publish(worker.endpoint)
             self._wake_queues(worker.endpoint)
+        for model in self._fleet.models.values():
+            for role in (PREFILL, DECODE):
+                self._publish(model, role)
 
     async def pick(
         self, request: router_pb2.PickRequest, timeout_s: float | None = None
@@ -207,12 +209,10 @@ class RouterCore:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _publish(self, endpoint: str) -> None:
-        """Gauges of one worker's model."""
-        worker = self._fleet.get(endpoint)
-        assert worker is not None
-        model, role = worker.registration.model, worker.registration.role
-        pool = self._fleet.of_model(model.fp, role)
+    def _publish(self, model: ServedModel, role: int) -> None:
+        """Gauges of one pool. Not for each report: that would cost the square of its size."""
+        if not (pool := self._fleet.of_model(model.fp, role)):
+            return
         role_name = router_pb2.WorkerRole.Name(role).removeprefix("WORKER_ROLE_").lower()
         ready = [member for member in pool if not self._fleet.unfit(member)]
         instruments.ROUTER_READY_WORKERS.labels(model.name, role_name).set(len(ready))
