@@ -152,12 +152,19 @@ class Outbox:
                 await self._quota.settle(record, context)
             except BatonError as error:
                 if error.row.retryable or error.row.http_status >= 500:
+                    self._put_last(record.tenant)
                     return settled
                 self.num_dropped += 1
                 _log.error("record_refused", request_id=record.request_id, reason=error.reason)
             self._waiting.pop(record.request_id, None)
             settled = True
         return settled
+
+    def _put_last(self, tenant: str) -> None:
+        """The next round begins with others: it may be this tenant's data alone that is refused."""
+        late = [each.request_id for each in self._waiting.values() if each.tenant == tenant]
+        for request_id in late:
+            self._waiting[request_id] = self._waiting.pop(request_id)
 
     async def _compact(self) -> None:
         async with self._file_use:

@@ -8,6 +8,7 @@ from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import InvalidRequest, Unavailable
 from baton.wire.v1 import quota_pb2
 from services.gateway.outbox import DiskFile, Outbox
+from services.gateway.ports import CallContext
 from tests.unit.gateway.fakes import FakeQuota, MemoryFile, inline
 
 
@@ -95,6 +96,25 @@ def test_a_record_that_can_never_be_settled_is_dropped_and_counted() -> None:
         await outbox.put(record("r1"))
         await asyncio.sleep(3)
         assert (outbox.num_waiting, outbox.num_dropped) == (0, 1)
+
+    with_outbox(MemoryFile(), quota, scenario)
+
+
+def test_records_that_one_tenants_store_refuses_hold_up_nobody_elses() -> None:
+    class Refusing(FakeQuota):
+        async def settle(self, record: quota_pb2.UsageRecord, context: CallContext) -> None:
+            if record.tenant == "corrupt":
+                raise Unavailable("a value of the wrong type", reason="quota_unavailable")
+            await super().settle(record, context)
+
+    quota = Refusing()
+
+    async def scenario(outbox: Outbox) -> None:
+        first = [quota_pb2.UsageRecord(request_id=f"c{i}", tenant="corrupt") for i in range(2)]
+        await asyncio.gather(*(outbox.put(each) for each in (*first, record("r1"), record("r2"))))
+        await asyncio.sleep(4)
+        assert settled_ids(quota) == ["r1", "r2"]
+        assert outbox.num_waiting == 2
 
     with_outbox(MemoryFile(), quota, scenario)
 
