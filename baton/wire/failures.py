@@ -77,6 +77,7 @@ REASONS: dict[str, ReasonRow] = {
     "quota_unavailable": _UNAVAILABLE,
     "worker_lost": _UNAVAILABLE,
     "handoff_failed": _UNAVAILABLE,
+    "prefill_refused": _UNAVAILABLE,
     "deadline_exceeded": _DEADLINE,
     "client_stalled": _DEADLINE,
     "cancelled": ReasonRow("CANCELLED", 499, "cancelled", False),

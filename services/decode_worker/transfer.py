@@ -15,6 +15,9 @@ from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker.parts import WorkerParts
 
+# A prefill worker with which nothing is wrong takes nothing new.
+_REFUSALS = frozenset({"no_room", "overloaded", "draining"})
+
 
 class TransferOwner(Protocol):
     """What a transfer leads to. After `on_complete` or `on_failed` nothing more comes."""
@@ -81,7 +84,7 @@ class DecodeTransfer:
         self._owner.on_accepted()
 
     def on_refused(self, refused: handoff_pb2.TransferRefused) -> None:
-        self._owner.on_failed(failures.from_wire(refused.failure), is_bad_data=False)
+        self.on_lost(failures.from_wire(refused.failure))
 
     def on_first_tokens(self, frame: handoff_pb2.FirstTokens) -> None:
         if self.has_first_token:
@@ -130,8 +133,8 @@ class DecodeTransfer:
         self._owner.on_failed(failures.from_wire(frame.failure), is_bad_data=False)
 
     def on_lost(self, error: failures.BatonError) -> None:
-        """The peer is gone, or silent for too long."""
-        self._owner.on_failed(error, is_bad_data=False)
+        """The peer is gone, silent for too long, or takes no transfers."""
+        self._owner.on_failed(_of_peer(error), is_bad_data=False)
 
     def end(self) -> None:
         """Nothing is written into the bound blocks any more."""
@@ -173,3 +176,12 @@ class DecodeTransfer:
         instruments.HANDOFF_BAD_BLOCKS.labels(error.cause).inc()
         failure = failures.Unavailable(f"bad KV blocks: {error}", reason="handoff_failed")
         self._owner.on_failed(failure, is_bad_data=True)
+
+
+def _of_peer(error: failures.BatonError) -> failures.BatonError:
+    """The prefill worker's failure, named as such: the gateway must not blame this worker. What the
+    client did, a deadline, or two workers that cannot work together stay what they are."""
+    if not error.row.retryable or error.reason == "incompatible":
+        return error
+    reason = "prefill_refused" if error.reason in _REFUSALS else "handoff_failed"
+    return failures.Unavailable(error.message, reason=reason, is_suspect=error.is_suspect)

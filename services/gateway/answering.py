@@ -30,7 +30,10 @@ MAX_FAILURES = 3
 MAX_PLANNED_MOVES = 8
 MAX_EXCLUDED = 16
 NO_WORKER_PAUSE_S = 0.5
-RETRIED_REASONS = frozenset({"no_room", "worker_lost", "draining", "unavailable", "handoff_failed"})
+# Nothing is wrong with the worker, and nothing was computed; there may be room in a moment.
+REFUSALS = frozenset({"no_room", "prefill_refused"})
+RETRIED_REASONS = REFUSALS | {"worker_lost", "draining", "unavailable", "handoff_failed"}
+_OF_PREFILL = frozenset({"handoff_failed", "prefill_refused"})
 
 
 class Answering:
@@ -179,15 +182,15 @@ class Answering:
         """An attempt failed: another one follows, or `error` is raised."""
         x, reason = self._x, error.reason
         self._num_planned_moves += reason == "draining"
-        self._num_failures += reason not in ("no_room", "draining")
-        x.progress.num_failed_attempts += reason != "no_room"
+        self._num_failures += reason not in REFUSALS and reason != "draining"
+        x.progress.num_failed_attempts += reason not in REFUSALS
         # One more pick of a request that kills cores tells the router, which refuses it.
         most = MAX_FAILURES + x.progress.crashes.is_guilty
         is_too_often = self._num_failures >= most or self._num_planned_moves > MAX_PLANNED_MOVES
         if reason not in RETRIED_REASONS or is_too_often:
             raise error
         self._excluded = [*self._excluded[1 - MAX_EXCLUDED :], _at_fault(pick, error)]
-        if reason != "no_room":
+        if reason not in REFUSALS:
             self._leave_place()
             self._is_crowded = True
         self._timeline.lose(reason, self._excluded[-1])
@@ -219,5 +222,5 @@ def _lease_lost() -> BatonError:
 
 def _at_fault(pick: router_pb2.PickResponse, error: BatonError) -> str:
     """The worker that the next pick shall avoid."""
-    is_prefill = error.reason == "handoff_failed" and pick.HasField("prefill")
+    is_prefill = error.reason in _OF_PREFILL and pick.HasField("prefill")
     return pick.prefill.worker_id if is_prefill else pick.decode.worker_id

@@ -499,14 +499,26 @@ async def test_a_drain_ends_at_its_cap() -> None:
 
 
 @virtual
-async def test_a_draining_prefill_worker_refuses_new_transfers() -> None:
+async def test_a_prefill_worker_that_takes_nothing_new_is_named_as_the_one_that_refused() -> None:
     async with fleet() as f:
         await (await f.gateway.submit(PROMPT)).over()
         f.prefill.front._is_draining = True
 
         answer = await (await f.gateway.submit(PROMPT)).over()
 
-        assert failure_of(answer) == "draining"
+        assert failure_of(answer) == "prefill_refused"
+        await f.settle(1)
+
+
+@virtual
+async def test_a_full_prefill_queue_is_a_refusal_for_now() -> None:
+    async with fleet(decode_sizes={"num_blocks": 256}) as f:
+        f.prefill.engine._commands._max_waiting = 1
+        answers = [await f.gateway.submit([n, *PROMPT], max_tokens=2) for n in range(6)]
+
+        reasons = {failure_of(await answer.over()) for answer in answers}
+
+        assert reasons == {"", "prefill_refused"}
         await f.settle(1)
 
 

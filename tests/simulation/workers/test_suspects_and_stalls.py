@@ -131,6 +131,8 @@ async def test_transfers_of_a_stalled_prefill_core_fail_at_once() -> None:
         await stall(f.prefill)
         await answer.over()
         assert answer.refused[0].failure.reason == "handoff_failed"
+        late = await (await f.gateway.submit(PROMPT)).over()
+        assert late.refused[0].failure.reason == "handoff_failed", "not the decode worker's fault"
         f.prefill.client.go_on()
         await f.settle(3)
 

@@ -76,6 +76,21 @@ def test_a_prefill_worker_whose_handoff_failed_is_the_one_that_is_excluded() -> 
     simulate(scenario)
 
 
+def test_a_prefill_worker_that_takes_nothing_new_is_asked_again_and_has_not_failed() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.workers["w1"].refusal = Unavailable("it drains", reason="prefill_refused")
+        fleet.router.ignores_exclusion = True
+        fleet.router.queue_s = 1.0
+        with pytest.raises(BatonError):
+            await fleet.chat()
+        assert len(fleet.router.picked) == pytest.approx(30, abs=1)
+        second = fleet.router.picked[1]
+        assert list(second.exclude_worker_ids) == ["p1"]
+        assert not second.has_failed
+
+    simulate(scenario)
+
+
 def test_what_a_failed_attempt_computed_does_not_count_as_cached_in_the_next() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.workers["w1"].refusal = Unavailable("gone", reason="worker_lost")
