@@ -1,10 +1,12 @@
 """The members of a Kubernetes Service: list and watch of its EndpointSlices.
 
 List, then watch from the list's version on. A watch that ends or breaks goes on from the last
-version that an event or bookmark told; a version that the API server has forgotten (410) means a
-new list. Every pause is jittered and grows to MAX_BACKOFF_S. What was known stays until something
-newer is: an API server that is away changes nothing. Endpoints are listed whether ready or not, for
-a worker that drains is still at work and readiness is asked of the member itself.
+version that an event or bookmark told. One that is refused, or tells what is not understood, means
+a new list: the API server has forgotten that version (410), knows none that high because it was
+restored from a backup (504), or would say the same again. Every pause is jittered and grows to
+MAX_BACKOFF_S. What was known stays until something newer is: an API server that is away changes
+nothing. Endpoints are listed whether ready or not, for a worker that drains is still at work and
+readiness is asked of the member itself.
 
 The official client talks to the API server; its Watch is not used, for it hides the first 410 and
 a broken stream. Needs the extra `kubernetes`. API: kubernetes.io/docs/reference/using-api/
@@ -40,7 +42,6 @@ LIST_TIMEOUT_S = 15.0
 WATCH_S = 300
 # Bookmarks come about once a minute; a watch that is silent for longer may be dead.
 SILENCE_S = 150.0
-_GONE = 410
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _log = logs.get("discovery.kubernetes")
 
@@ -95,7 +96,9 @@ class ApiFailed(Exception):
 
 
 # ValueError: a line that is longer than the client reads.
-_FAILURES = (ApiFailed, msgspec.MsgspecError, aiohttp.ClientError, OSError, ValueError)
+_REFUSED = (ApiFailed, msgspec.MsgspecError, ValueError)
+# ConfigException: the service account's token could not be read again.
+_UNREACHED = (aiohttp.ClientError, OSError, config.ConfigException)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +153,8 @@ class EndpointSlices:
                 try:
                     await self._list_and_watch(found)
                     failure = ""
-                except _FAILURES as error:
-                    if isinstance(error, ApiFailed) and error.status == _GONE:
+                except (*_REFUSED, *_UNREACHED) as error:
+                    if isinstance(error, _REFUSED):
                         self._version = ""
                     if failure != (failure := f"{type(error).__name__} {error}"):
                         _log.warning("api_failed", service=self._target.host, reason=failure)
@@ -161,7 +164,7 @@ class EndpointSlices:
             await self._connection.close()
 
     async def _list_and_watch(self, found: Found) -> None:
-        """Returns when the watch has ended in peace. Raises what _FAILURES names."""
+        """Returns when the watch has ended in peace. Raises _REFUSED and _UNREACHED."""
         if not self._version:
             await self._list()
             self._tell(found)
@@ -227,18 +230,21 @@ class EndpointSlices:
 
 def members_of(slices: Collection[Slice], port: str) -> list[Member]:
     """All endpoints of the slices at `port` (name, number, or "" = the only one), in order."""
-    zones: dict[str, str] = {}
-    numbers: dict[str, int] = {}
+    zones: dict[tuple[str, int], str] = {}
     for part in slices:
         number = _port_number(part.ports or (), port)
         if number is None or part.address_type not in ("IPv4", "IPv6"):
             continue
         for endpoint in part.endpoints or ():
-            # All addresses of one endpoint are the same to its readers; the first is used.
-            host = endpoint.addresses[0]
-            zones[host] = endpoint.zone or ""
-            numbers[host] = number
-    return sorted(Member(joined(host, numbers[host]), zones[host]) for host in one_family(zones))
+            # All addresses of one endpoint are the same to its readers; the first is used. While
+            # endpoints move between slices, one may be in both.
+            zones[endpoint.addresses[0], number] = endpoint.zone or ""
+    family = one_family({host for host, _ in zones})
+    return sorted(
+        Member(joined(host, number), zone)
+        for (host, number), zone in zones.items()
+        if host in family
+    )
 
 
 def _port_number(ports: Collection[Port], wanted: str) -> int | None:

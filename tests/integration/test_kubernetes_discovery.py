@@ -256,6 +256,10 @@ def test_ports_and_address_families() -> None:
     assert members("", four) == []  # which of the two?
     assert members("", endpoint_slice("w", "10.0.0.1", ports=[{"port": 80}])) == ["10.0.0.1:80"]
     assert members("http", four) == []
+    # One endpoint on its way between two slices; two endpoints on one node's address.
+    assert members("grpc", four, endpoint_slice("w", "10.0.0.1")) == ["10.0.0.1:7200"]
+    other = endpoint_slice("w", "10.0.0.1", ports=[{"name": "grpc", "port": 7300}])
+    assert members("grpc", four, other) == ["10.0.0.1:7200", "10.0.0.1:7300"]
     assert Target.parse("kubernetes:w").port == ""
 
 
