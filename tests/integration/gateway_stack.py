@@ -115,6 +115,8 @@ class Stack:
         self.workers = {name: FakeWorker(name) for name in self.router.workers}
         self.worker = self.workers["w1"]
         self.endpoints: dict[str, str] = {}
+        # Of everything that the gateway dials.
+        self.addresses: list[str] = []
         self.stopping = asyncio.Event()
         self.port = 0
 
@@ -169,6 +171,9 @@ async def running_stack(folder: Path, **settings: Any) -> AsyncIterator[Stack]:
             **{"unready_s": 0.0, **settings},
         )
         process = Process("gateway", SystemClock(), stack.stopping)
+        stack.addresses = [
+            *endpoints.values(), *configured.quota, *configured.tokenizer, *configured.router
+        ]  # fmt: skip
         async with asyncio.TaskGroup() as tasks:
             bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             gateway = tasks.create_task(serve(process, configured, on_bound=bound.set_result))
