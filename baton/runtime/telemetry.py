@@ -2,8 +2,9 @@
 
 A span is built only when its trace is sampled; otherwise `start_span` returns a span that records
 nothing but still carries the trace context on. Export is OTLP over gRPC, batched, to
-`OTEL_EXPORTER_OTLP_ENDPOINT`; without that variable nothing is exported. Spans carry ids, counts
-and reasons, never text. Names and attributes are listed in docs/telemetry.md.
+`OTEL_EXPORTER_OTLP_ENDPOINT`; without that variable nothing is exported. https:// is TLS, with the
+authorities of `OTEL_EXPORTER_OTLP_CERTIFICATE` or the public ones. Spans carry ids, counts and
+reasons, never text. Names and attributes are listed in docs/telemetry.md.
 """
 
 import os

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable
 from random import Random
-from urllib.parse import urlsplit
 
 from baton.runtime import environment, logs, peer_tls
 from baton.runtime.admin import start_admin
@@ -22,6 +21,7 @@ from services.edge.http_manager import Tracing
 from services.edge.listener import ClientSide
 from services.edge.polled_gateways import ListedGateways, NamedGateway, PolledGateways
 from services.edge.settings import ENVOY_PREFIX, PREFIX, EnvoySettings, Settings
+from services.edge.tracing import tracing_of
 
 _log = logs.get("edge")
 
@@ -67,24 +67,9 @@ async def discovery_of(settings: Settings) -> Discovery:
     return PolledGateways(named, settings.poll_s, listed=listed)
 
 
-def tracing_of_environment() -> Tracing | None:
-    """Envoy's spans go where this process's own would go. Raises Misconfigured."""
-    endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
-    if not endpoint:
-        return None
-    parts = urlsplit(endpoint)
-    if parts.scheme != "http" or parts.port is None:
-        raise Misconfigured(
-            f"OTEL_EXPORTER_OTLP_ENDPOINT: Envoy needs http://host:port (OTLP over gRPC in "
-            f"plaintext), not {endpoint!r}"
-        )
-    ratio = float(os.environ.get("OTEL_TRACES_SAMPLER_ARG", "1"))
-    return Tracing(parts.netloc, 100 * ratio)
-
-
 async def _control_plane(process: Process) -> None:
     settings = environment.load(Settings, PREFIX)
-    await serve(process, settings, await discovery_of(settings), tracing_of_environment())
+    await serve(process, settings, await discovery_of(settings), tracing_of(os.environ))
 
 
 async def _envoy(process: Process) -> None:

@@ -91,7 +91,7 @@ def gateway_cluster() -> Cluster:
 
 
 def grpc_cluster(name: str, target: str, transport: TransportSocket | None = None) -> Cluster:
-    """A gRPC server of ours at "host:port"; a name may stand for several addresses."""
+    """A gRPC server at "host:port"; a name may stand for several addresses."""
     protocol = UpstreamProtocol(
         explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
             http2_protocol_options=Http2ProtocolOptions(

@@ -41,7 +41,8 @@ class Configuration:
     def __init__(self, side: ClientSide) -> None:
         clusters = [gateway_cluster()]
         if side.tracing is not None:
-            clusters.append(grpc_cluster(SPANS, side.tracing.endpoint))
+            tracing = side.tracing
+            clusters.append(grpc_cluster(SPANS, tracing.endpoint, tracing.transport))
         secret = certificate(side.settings)
         self._fixed = {
             CLUSTERS: _packed(clusters),

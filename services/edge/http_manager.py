@@ -22,6 +22,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
     HttpProtocolOptionsHeadersWithUnderscoresAction,
     KeepaliveSettings,
     SubstitutionFormatString,
+    TransportSocket,
     TypedExtensionConfig,
 )
 from envoy_data_plane.envoy.config.route.v3 import HeaderMatcher
@@ -92,6 +93,8 @@ class Tracing:
 
     endpoint: str
     percent: float
+    # None = plaintext.
+    transport: TransportSocket | None = None
 
 
 def http_manager(settings: Settings, tracing: Tracing | None) -> HttpConnectionManager:

@@ -5,7 +5,6 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import httpx
 import pytest
 import pytest_asyncio
@@ -13,9 +12,9 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from baton.localstack.span_store import StoredSpan, spans_of_export
-from baton.runtime.grpc_server import start_server
+from baton.testing.certificates import Authority
 from services.edge.discovery import GatewayState, Place
-from services.edge.http_manager import Tracing
+from services.edge.tracing import AUTHORITIES, ENDPOINT, tracing_of
 from tests.integration.edge_stack import (
     PATIENCE_S,
     Edge,
@@ -23,6 +22,7 @@ from tests.integration.edge_stack import (
     running_edge,
     send_two_lengths,
 )
+from tests.integration.tls_collector import tls_collector
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -47,16 +47,17 @@ def spans() -> list[StoredSpan]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running(spans: list[StoredSpan]) -> AsyncIterator[Edge]:
-    def register(server: grpc.aio.Server) -> None:
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Spans(spans), server)
-
-    collector = await start_server("127.0.0.1:0", register)
+async def running(
+    spans: list[StoredSpan], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Edge]:
+    folder = tmp_path_factory.mktemp("collector")
+    files = Authority(folder, "theirs").issue(folder / "files", "IP:127.0.0.1")
     near = [SmallGateway("a"), SmallGateway("b")]
     far = [SmallGateway("far", Place("there", "z"))]
-    async with running_edge([*near, *far], Tracing(f"127.0.0.1:{collector.port}", 100)) as edge:
-        yield edge
-    await collector.stop(0)
+    async with tls_collector(Spans(spans), files) as port:
+        told = {ENDPOINT: f"https://127.0.0.1:{port}", AUTHORITIES: str(files.ca)}
+        async with running_edge([*near, *far], tracing_of(told)) as edge:
+            yield edge
 
 
 @pytest_asyncio.fixture(loop_scope="module")

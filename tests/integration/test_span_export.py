@@ -1,6 +1,7 @@
-"""Spans over OTLP to the local receiver."""
+"""Spans over OTLP: to the local receiver, and over TLS to one elsewhere."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -10,27 +11,50 @@ from baton.localstack.span_receiver import Receiver
 from baton.localstack.span_store import SpanStore
 from baton.runtime import telemetry
 from baton.runtime.grpc_server import start_server
+from baton.testing.certificates import Authority
+from tests.integration.tls_collector import tls_collector
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SpanStore]:
+    with SpanStore(tmp_path / "spans.db") as opened:
+        yield opened
+        telemetry.setup("test")  # which now exports nothing
+
+
+async def export_one(store: SpanStore) -> None:
+    """By what the environment says now; returns when it has arrived."""
+    telemetry.setup("test")
+    try:
+        telemetry.start_span("work", request_id="r1").end()
+        async with asyncio.timeout(30):
+            while not store.of_request("r1"):
+                await asyncio.sleep(0.02)
+    finally:
+        await asyncio.to_thread(telemetry.shutdown)
 
 
 async def test_spans_reach_the_local_receiver_past_a_proxy_of_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SpanStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    with SpanStore(tmp_path / "spans.db") as store:
-        receiver = Receiver(store)
-        server = await start_server(
-            "127.0.0.1:0",
-            lambda it: trace_service_pb2_grpc.add_TraceServiceServicer_to_server(receiver, it),
-        )
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.port}")
-        telemetry.setup("test")
-        try:
-            telemetry.start_span("work", request_id="r1").end()
-            async with asyncio.timeout(10):
-                while not store.of_request("r1"):
-                    await asyncio.sleep(0.02)
-        finally:
-            await asyncio.to_thread(telemetry.shutdown)
-            monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT")
-            telemetry.setup("test")
-            await server.stop(0)
+    receiver = Receiver(store)
+    server = await start_server(
+        "127.0.0.1:0",
+        lambda it: trace_service_pb2_grpc.add_TraceServiceServicer_to_server(receiver, it),
+    )
+    with monkeypatch.context() as changed:
+        changed.setenv("http_proxy", "http://127.0.0.1:9")
+        changed.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.port}")
+        await export_one(store)
+    await server.stop(0)
+
+
+async def test_spans_reach_a_collector_over_tls(
+    store: SpanStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = Authority(tmp_path, "theirs").issue(tmp_path / "collector", "IP:127.0.0.1")
+    async with tls_collector(Receiver(store), files) as port:
+        with monkeypatch.context() as changed:
+            changed.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"https://127.0.0.1:{port}")
+            changed.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(files.ca))
+            await export_one(store)

@@ -1,0 +1,74 @@
+"""Where Envoys send their spans: OpenTelemetry's variables, as every service reads them.
+
+Not read: OTEL_EXPORTER_OTLP_HEADERS. A receiver that asks for a token wants a collector before it.
+"""
+
+import ipaddress
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from envoy_data_plane.envoy.config.core.v3 import DataSource, TransportSocket
+from envoy_data_plane.envoy.extensions.transport_sockets.tls.v3 import (
+    CertificateValidationContext,
+    CommonTlsContext,
+    SubjectAltNameMatcher,
+    SubjectAltNameMatcherSanType,
+    UpstreamTlsContext,
+)
+from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
+
+from baton.runtime.process import Misconfigured
+from services.edge.http_manager import Tracing
+from services.edge.messages import packed
+
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+AUTHORITIES = "OTEL_EXPORTER_OTLP_CERTIFICATE"
+# Beside Envoy, not here: Debian's file, which Envoy's own images have too.
+PUBLIC_AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
+
+
+def tracing_of(environment: Mapping[str, str]) -> Tracing | None:
+    """None when no endpoint is set. Raises Misconfigured."""
+    endpoint = environment.get(ENDPOINT, "")
+    if not endpoint:
+        return None
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port is None:
+        raise Misconfigured(f"{ENDPOINT}: Envoy needs http[s]://host:port, not {endpoint!r}")
+    ratio = float(environment.get("OTEL_TRACES_SAMPLER_ARG", "1"))
+    is_tls = parts.scheme == "https"
+    transport = _transport(parts.hostname, environment.get(AUTHORITIES, "")) if is_tls else None
+    return Tracing(parts.netloc, 100 * ratio, transport)
+
+
+def _transport(host: str, authorities_file: str) -> TransportSocket:
+    """TLS to a server that shows a certificate for `host`. Raises Misconfigured."""
+    authorities = DataSource(filename=PUBLIC_AUTHORITIES)
+    if authorities_file:
+        try:
+            # What is in it, for Envoy may not have the file.
+            authorities = DataSource(inline_bytes=Path(authorities_file).read_bytes())
+        except OSError as error:
+            raise Misconfigured(f"{AUTHORITIES}: {error}") from error
+    kind = SubjectAltNameMatcherSanType
+    name = SubjectAltNameMatcher(
+        san_type=kind.IP_ADDRESS if _is_address(host) else kind.DNS,
+        matcher=StringMatcher(exact=host),
+    )
+    validation = CertificateValidationContext(
+        trusted_ca=authorities, match_typed_subject_alt_names=[name]
+    )
+    tls = UpstreamTlsContext(
+        common_tls_context=CommonTlsContext(validation_context=validation),
+        sni="" if _is_address(host) else host,
+    )
+    return TransportSocket(name="envoy.transport_sockets.tls", typed_config=packed(tls))
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
