@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 ALERTS = ROOT / "deploy" / "helm" / "baton" / "files" / "alerts.yaml"
 METRIC = re.compile(r"\b(?:vllm:|baton_|gen_ai_)\w+")
 # What Prometheus adds when it scrapes.
-TARGET_LABELS = {"instance", "le"}
+TARGET_LABELS = {"instance", "component", "le"}
 
 
 def instrument_labels() -> dict[str, set[str]]:
