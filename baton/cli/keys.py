@@ -25,6 +25,9 @@ def add_parsers(commands: Any) -> None:
     create.add_argument("--concurrency", type=int, default=0, metavar="N", help="open requests")
     create.add_argument("--budget", default="", metavar="N/day|N/month", help="tokens, UTC windows")
     create.add_argument("--models", default="", metavar="A,B", help="allowed models; empty = all")
+    create.add_argument(
+        "--priority", type=int, default=0, metavar="N", help="0 to 255; larger goes first"
+    )
     create.set_defaults(run=_create)
     listing = actions.add_parser("list", help="all keys: ids and limits, never the keys")
     listing.set_defaults(run=_list)
@@ -44,11 +47,22 @@ def parse_budget(text: str) -> tuple[int, str]:
     return int(amount), period
 
 
-def create_key(home: Home, tenant: str, limits: KeyLimits, models: tuple[str, ...] = ()) -> str:
+def create_key(
+    home: Home,
+    tenant: str,
+    limits: KeyLimits,
+    models: tuple[str, ...] = (),
+    priority: int = 0,
+) -> str:
     """Make a key, record it durably, tell a running stack; returns the key."""
     secret = key_registry.ensure_secret(home.secret)
     api_key, record = key_registry.new_key(
-        secret, tenant, limits, now_unix_s=time.time(), allowed_models=models
+        secret,
+        tenant,
+        limits,
+        now_unix_s=time.time(),
+        allowed_models=models,
+        priority=priority,
     )
     key_registry.append(home.registry, record)
     _tell_redis(home, [record])
@@ -62,6 +76,10 @@ def _create(arguments: argparse.Namespace) -> int:
     for name in ("rpm", "tpm", "concurrency"):
         if (limit := getattr(arguments, name)) < 0:
             raise RegistryError(f"--{name} {limit}: must be 0 or more; 0 = unlimited")
+    if not 0 <= arguments.priority <= key_registry.MAX_PRIORITY:
+        raise RegistryError(
+            f"--priority {arguments.priority}: must be 0 to {key_registry.MAX_PRIORITY}"
+        )
     try:
         limits = KeyLimits(
             requests_per_minute=arguments.rpm,
@@ -73,7 +91,7 @@ def _create(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise RegistryError(str(error)) from error
     models = tuple(name for name in arguments.models.split(",") if name)
-    print(create_key(home, arguments.tenant, limits, models))
+    print(create_key(home, arguments.tenant, limits, models, arguments.priority))
     return 0
 
 
@@ -95,6 +113,7 @@ def _line(record: KeyRecord) -> str:
                 ("rpm", limits.requests_per_minute),
                 ("tpm", limits.tokens_per_minute),
                 ("concurrency", limits.concurrency),
+                ("priority", record.priority),
             )
             if value
         ),

@@ -22,6 +22,7 @@ from baton.wire.v1 import quota_pb2
 KEY_PREFIX = "bt-"
 SECRET_BYTES = 32
 MAX_LIMIT = 10**9
+MAX_PRIORITY = 255
 TENANTS_KEY = "baton:tenants"
 # Its presence says that the registry file was loaded into this Redis.
 LOADED_KEY = "baton:registry"
@@ -84,7 +85,8 @@ class KeyRecord(msgspec.Struct, frozen=True, tag_field="op", tag="create"):
     created_unix_s: int
     limits: KeyLimits = KeyLimits()
     allowed_models: tuple[str, ...] = ()
-    priority: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
+    # The larger, the sooner its requests are computed and the later they give up their room.
+    priority: Annotated[int, msgspec.Meta(ge=0, le=MAX_PRIORITY)] = 0
     revoked: bool = False
 
 
@@ -112,9 +114,10 @@ def new_key(
     now_unix_s: float,
     random: Random = os.urandom,
     allowed_models: tuple[str, ...] = (),
+    priority: int = 0,
 ) -> tuple[str, KeyRecord]:
     """A fresh key, shown once to its owner, and its record. Raises RegistryError on a bad tenant
-    name or model name."""
+    name, model name or priority."""
     api_key = KEY_PREFIX + urlsafe_b64encode(random(_KEY_BYTES)).rstrip(b"=").decode()
     record = KeyRecord(
         key_id=f"key_{random(8).hex()}",
@@ -124,6 +127,7 @@ def new_key(
         created_unix_s=int(now_unix_s),
         limits=limits,
         allowed_models=allowed_models,
+        priority=priority,
     )
     try:
         # Constraints are checked on decoding: what cannot be read back must not be written.

@@ -39,7 +39,12 @@ def create(client: Any, secret: bytes, arguments: argparse.Namespace) -> str:
         raise RegistryError(str(error)) from error
     models = tuple(name for name in arguments.models.split(",") if name)
     api_key, record = key_registry.new_key(
-        secret, arguments.tenant, limits, now_unix_s=time.time(), allowed_models=models
+        secret,
+        arguments.tenant,
+        limits,
+        now_unix_s=time.time(),
+        allowed_models=models,
+        priority=arguments.priority,
     )
     _declare(client, record)
     return api_key
@@ -77,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
     create.add_argument("--budget", type=int, default=0, help="tokens in each UTC day or month")
     create.add_argument("--per", choices=("day", "month"), default="month")
     create.add_argument("--models", default="", help="A,B: allowed models; empty = all")
+    create.add_argument("--priority", type=int, default=0, help="0 to 255; larger goes first")
     actions.add_parser("list", help="ids and limits, never the keys")
     actions.add_parser("revoke", help="refuse a key from now on").add_argument("key_id")
     return top
@@ -93,7 +99,10 @@ def act(client: Any, settings: Settings, arguments: argparse.Namespace) -> None:
     else:
         for record in sorted(records(client), key=lambda record: (record.tenant, record.key_id)):
             limits = msgspec.json.encode(record.limits).decode()
-            print(f"{record.key_id}  tenant={record.tenant}  {record.shown}...  {limits}")
+            print(
+                f"{record.key_id}  tenant={record.tenant}  {record.shown}...  "
+                f"priority={record.priority}  {limits}"
+            )
 
 
 def main(argv: list[str]) -> int:

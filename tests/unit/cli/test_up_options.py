@@ -112,3 +112,26 @@ def test_a_limit_below_0_is_one_line_that_names_the_option(
     assert baton(monkeypatch, tmp_path, "keys", "create", "--tenant", "a", limit, "-3") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"baton: {limit} -3: must be 0 or more; 0 = unlimited"
+
+
+@pytest.mark.parametrize("priority", ["-1", "256"])
+def test_a_priority_that_no_key_can_have_is_one_line_that_names_the_option(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    priority: str,
+) -> None:
+    wanted = ("keys", "create", "--tenant", "a", "--priority", priority)
+    assert baton(monkeypatch, tmp_path, *wanted) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"baton: --priority {priority}: must be 0 to 255"
+
+
+def test_a_key_has_the_priority_that_it_was_made_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = ("keys", "create", "--tenant", "a", "--priority", "9")
+    assert baton(monkeypatch, tmp_path, *wanted) == 0
+    capsys.readouterr()
+    assert baton(monkeypatch, tmp_path, "keys", "list") == 0
+    assert "priority=9" in capsys.readouterr().out

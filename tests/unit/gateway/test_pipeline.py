@@ -70,6 +70,15 @@ def test_the_worker_gets_the_prompt_the_sampling_and_the_prefill_endpoint() -> N
     simulate(scenario)
 
 
+def test_router_and_worker_are_told_the_priority_of_the_key() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.quota.principal.priority = 9
+        await fleet.chat()
+        assert fleet.router.picked[-1].priority == fleet.worker.submits[-1].priority == 9
+
+    simulate(scenario)
+
+
 def test_a_seed_is_drawn_when_none_is_given() -> None:
     async def scenario(fleet: Fleet) -> None:
         await fleet.chat()

@@ -34,6 +34,12 @@ def test_tenant_that_could_leave_its_hash_slot_is_refused(tenant):
         new(tenant)
 
 
+@pytest.mark.parametrize("priority", [-1, 256])
+def test_priority_out_of_range_is_refused(priority):
+    with pytest.raises(RegistryError, match="priority"):
+        new(priority=priority)
+
+
 def test_budget_without_period_is_refused():
     with pytest.raises(ValueError, match="period"):
         KeyLimits(budget_tokens=5)
