@@ -3,7 +3,8 @@ quota service writes what the command line and people's billing read.
 
 Files are named `usage-YYYY-MM-DD.jsonl` after the UTC day of the settling. A line with
 `"provisional": true` belongs to a request whose gateway was lost; a later line about the same
-request replaces it. A request is (tenant, request_id): ids of two tenants never meet.
+request replaces it. A request is (tenant, request_id): ids of two tenants never meet. An id that
+came with the request is followed by a dot and 16 digits, since it may come again.
 """
 
 from collections.abc import Iterable, Iterator

@@ -134,6 +134,7 @@ class App:
             total_s = timeout_of(headers, TOTAL_HEADER)
             arrival = Arrival(
                 request_id=request_id,
+                bill_id=self._ids.bill_of(request_id, headers),
                 endpoint=endpoint,
                 deadline_s=self._deadline_s if total_s is None else total_s,
                 first_token_s=timeout_of(headers, FIRST_TOKEN_HEADER),

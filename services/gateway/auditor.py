@@ -58,10 +58,12 @@ class GatewayAuditor:
     def violations(self) -> Iterator[Violation]:
         """What does not belong together now."""
         leased = set(self._leases.open_request_ids())
-        for request_id in leased.difference(self._running):
-            yield Violation("lease_without_request", request_id, "")
+        billed = {running.x.bill_id for running in self._running.values()}
+        for bill_id in leased - billed:
+            yield Violation("lease_without_request", bill_id, "")
         for request_id, running in self._running.items():
-            if running.x.progress.lease and not running.num_settled and request_id not in leased:
+            is_leased = running.x.bill_id in leased
+            if running.x.progress.lease and not running.num_settled and not is_leased:
                 yield Violation("request_without_lease", request_id, f"in {running.x.stage}")
         for request_id, worker_id in self._links.open_attempts():
             if request_id not in self._running:

@@ -27,13 +27,15 @@ class Arrival:
     """A request as it came in. `authorization` is the header's value; `deadline_s` the total,
     `first_token_s` and `token_gap_s` what the client asked for instead of this gateway's limits.
 
-    `read_body` brings the body, once; it is called when the sender is known. Raises BatonError.
+    `bill_id` is what quota knows it by, if not by its `request_id`. `read_body` brings the body,
+    once; it is called when the sender is known. Raises BatonError.
     """
 
     request_id: str
     endpoint: Endpoint
     read_body: Callable[[], Awaitable[bytes]]
     authorization: str | None
+    bill_id: str = ""
     traceparent: str = ""
     # Empty = not known.
     client_address: str = ""
@@ -107,6 +109,11 @@ class Exchange:
     @property
     def request_id(self) -> str:
         return self.arrival.request_id
+
+    @property
+    def bill_id(self) -> str:
+        """What quota knows it by."""
+        return self.arrival.bill_id or self.arrival.request_id
 
 
 @dataclass(slots=True, eq=False)
@@ -191,7 +198,7 @@ def usage_record(x: Exchange) -> quota_pb2.UsageRecord:
     assert x.model is not None, "only admitted requests are recorded"
     progress = x.progress
     return quota_pb2.UsageRecord(
-        request_id=x.request_id,
+        request_id=x.bill_id,
         tenant=x.principal.tenant,
         key_id=x.principal.key_id,
         model=x.request.model,

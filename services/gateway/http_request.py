@@ -84,8 +84,8 @@ def timeout_of(headers: Headers, name: str) -> float | None:
 class RequestIds:
     """Request ids: the client's own when it is sane and new here, else a fresh one.
 
-    An id names one bill. Used twice, the second request would be settled with the first, so a
-    repeated id is replaced.
+    A repeated id is replaced: it names one request. What other gateways are given, and what this
+    one was in an earlier life, is not known here; so the bill of a given id has its own name.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -100,6 +100,12 @@ class RequestIds:
         if len(self._seen) > MAX_REMEMBERED_IDS:
             self._seen.popitem(last=False)
         return given
+
+    def bill_of(self, request_id: str, headers: Headers) -> str:
+        """The name of the request's bill, which quota has never seen."""
+        if request_id != headers.get("x-request-id"):
+            return request_id
+        return f"{request_id}.{self._rng.getrandbits(64):016x}"
 
 
 class RequestBody:

@@ -138,7 +138,7 @@ class Pipeline:
             answer, local = await self._reservation(x, context)
         progress.limits = answer.limits
         progress.lease = Lease(
-            request_id=x.request_id,
+            request_id=x.bill_id,
             tenant=principal.tenant,
             key_id=principal.key_id,
             model=request_of(x).model,
@@ -155,7 +155,7 @@ class Pipeline:
         """The grant, and whether it is this gateway's own because quota cannot be asked."""
         principal = principal_of(x)
         request = quota_pb2.ReserveRequest(
-            request_id=x.request_id,
+            request_id=x.bill_id,
             tenant=principal.tenant,
             key_id=principal.key_id,
             model=request_of(x).model,

@@ -61,5 +61,5 @@ class QuotaServicer(quota_pb2_grpc.QuotaServicer):
 def _span(name: str, context: Context, request_id: str = "") -> telemetry.Span:
     call = incoming(context)
     return telemetry.start_span(
-        name, traceparent=call.traceparent, request_id=request_id or call.request_id
+        name, traceparent=call.traceparent, request_id=call.request_id or request_id
     )

@@ -1,11 +1,12 @@
 """Tests that plant what the gateway's auditor must see."""
 
 import asyncio
+from dataclasses import replace
 
 from baton.runtime import instruments
 from baton.runtime.audit import LOOK_EVERY_S
 from services.gateway.leases import Lease
-from tests.unit.gateway.fakes import Fleet, simulate
+from tests.unit.gateway.fakes import Fleet, RecordingSink, simulate
 
 
 def told(check: str) -> float:
@@ -25,6 +26,21 @@ def test_requests_of_all_kinds_leave_nothing_to_find() -> None:
         await running
         assert not found(fleet)
         assert told("settled_once") == before
+
+    simulate(scenario)
+
+
+def test_a_request_is_reserved_renewed_and_settled_under_the_name_of_its_bill() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.prefill_s = 6.0  # longer than a beat
+        arrival = replace(fleet.chat_arrival(), bill_id="r1.bill")
+        running = fleet.tasks.create_task(fleet.gateway.pipeline.run(arrival, RecordingSink()))
+        await asyncio.sleep(5.5)
+        assert not found(fleet)
+        await running
+        quota = fleet.quota
+        for named in (quota.reserved, quota.renewals, quota.settled):
+            assert {each.request_id for each in named} == {"r1.bill"}
 
     simulate(scenario)
 

@@ -57,10 +57,25 @@ def test_another_request_id_is_replaced(given: str) -> None:
     assert len(fresh) == 36
 
 
-def test_a_repeated_request_id_is_replaced_because_it_names_one_bill() -> None:
+def test_a_repeated_request_id_is_replaced_because_it_names_one_request() -> None:
     ids = RequestIds(random.Random(1))
     assert ids.of(headers(x_request_id="same")) == "same"
     assert ids.of(headers(x_request_id="same")) != "same"
+
+
+def test_a_request_id_that_comes_to_two_gateways_names_two_bills() -> None:
+    given = headers(x_request_id="same")
+    first, second = RequestIds(random.Random(1)), RequestIds(random.Random(2))
+    assert first.of(given) == second.of(given) == "same"
+    bills = {first.bill_of("same", given), second.bill_of("same", given)}
+    assert len(bills) == 2
+    assert all(bill.startswith("same.") for bill in bills)
+
+
+def test_a_fresh_request_id_names_its_bill() -> None:
+    ids = RequestIds(random.Random(1))
+    fresh = ids.of(headers())
+    assert ids.bill_of(fresh, headers()) == fresh
 
 
 def test_two_authorization_headers_are_no_key() -> None:
