@@ -119,6 +119,7 @@ class Answering:
             self._place = await self._parts.moves.enter(x.deadlines.first_token_left_s)
         request = submission.pick_request(x, self._parts.server_secret)
         request.exclude_worker_ids.extend(self._excluded)
+        request.has_begun = self._timeline.move is not None
         self._crashes.ask(x.progress.crashes, request)
         with stage(x, "pick", self._timeline.move) as span:
             span.set("baton.epoch", x.progress.num_attempts + 1)

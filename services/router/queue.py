@@ -1,5 +1,6 @@
 """The queue of one model: bounded, first come first served, each waiter with its own deadline.
 
+Streams that have begun and lost their worker go before requests of which nobody has seen anything.
 A waiter brings an `attempt` that is tried when the waiter is first in line: at once, when something
 changed (`notify`), and every RETRY_S because room also comes back by time alone (leases expire,
 silent workers turn stale). Many changes in a row cost one attempt per PACE_S: a full fleet that
@@ -36,11 +37,13 @@ class _Waiter(Generic[T]):
 
 
 class RequestQueue(Generic[T]):
-    """At most `max_queued` waiters; the head is served first, whatever those behind could get."""
+    """At most `max_queued` waiters, and as many whose streams have begun. The head is served first,
+    whatever those behind could get."""
 
     def __init__(self, max_queued: int) -> None:
         self._max_queued = max_queued
-        self._waiters: dict[int, _Waiter[T]] = {}
+        self._begun: dict[int, _Waiter[T]] = {}
+        self._new: dict[int, _Waiter[T]] = {}
         self._next_key = 0
         self._timer: asyncio.TimerHandle | None = None
         self._failed_at = float("-inf")
@@ -48,32 +51,35 @@ class RequestQueue(Generic[T]):
         self._mean_grant_s = 0.0
 
     def __len__(self) -> int:
-        return len(self._waiters)
+        return len(self._begun) + len(self._new)
 
     def predicted_wait_s(self) -> float:
         """For a new waiter, from the intervals between the latest grants to queued ones."""
-        return len(self._waiters) * self._mean_grant_s
+        return len(self) * self._mean_grant_s
 
     def retry_after_s(self) -> float:
         """When a refused caller may try again."""
         return min(max(self.predicted_wait_s(), _MIN_RETRY_AFTER_S), _MAX_RETRY_AFTER_S)
 
-    async def wait(self, attempt: Callable[[], T | None], timeout_s: float) -> T:
+    async def wait(
+        self, attempt: Callable[[], T | None], timeout_s: float, *, has_begun: bool = False
+    ) -> T:
         """The first result of `attempt`; leaves the queue when the caller is cancelled.
 
         Raises what `attempt` raises, Overloaded when the queue is full, WaitedTooLong after
         `timeout_s`.
         """
-        if not self._waiters:
+        line = self._begun if has_begun else self._new
+        if not self._begun and not line:
             result = attempt()
             if result is not None:
                 return result
-        if len(self._waiters) >= self._max_queued:
+        if len(line) >= self._max_queued:
             raise Overloaded(
                 f"{self._max_queued} requests wait for this model already",
                 retry_after_s=self.retry_after_s(),
             )
-        key, waiter = self._enter(attempt)
+        key, waiter = self._enter(line, attempt)
         try:
             async with asyncio.timeout(timeout_s):
                 outcome = await waiter.outcome
@@ -87,7 +93,7 @@ class RequestQueue(Generic[T]):
 
     def notify(self) -> None:
         """Something changed: try now, or when the pace allows."""
-        if not self._waiters:
+        if not len(self):
             return
         due_in_s = self._failed_at + PACE_S - asyncio.get_running_loop().time()
         if due_in_s <= 0:
@@ -97,10 +103,10 @@ class RequestQueue(Generic[T]):
 
     def pump(self) -> None:
         """Serve from the head on, until one has to go on waiting."""
-        while self._waiters:
-            key, waiter = next(iter(self._waiters.items()))
+        while line := self._begun or self._new:
+            key, waiter = next(iter(line.items()))
             if waiter.outcome.done():  # cancelled, and has not run since
-                del self._waiters[key]
+                del line[key]
                 continue
             outcome: T | BatonError | None
             try:
@@ -110,7 +116,7 @@ class RequestQueue(Generic[T]):
             if outcome is None:
                 self._failed_at = asyncio.get_running_loop().time()
                 break
-            del self._waiters[key]
+            del line[key]
             if not isinstance(outcome, BatonError):
                 self._count_grant()
             waiter.outcome.set_result(outcome)
@@ -118,28 +124,32 @@ class RequestQueue(Generic[T]):
 
     def refuse_all(self, message: str) -> None:
         """Let all waiters try another router."""
-        waiters, self._waiters = list(self._waiters.values()), {}
+        waiters = [*self._begun.values(), *self._new.values()]
+        self._begun.clear()
+        self._new.clear()
         for waiter in waiters:
             if not waiter.outcome.done():
                 waiter.outcome.set_result(Unavailable(message, retry_after_s=_MIN_RETRY_AFTER_S))
         self._set_timer(RETRY_S)
 
-    def _enter(self, attempt: Callable[[], T | None]) -> tuple[int, _Waiter[T]]:
+    def _enter(
+        self, line: dict[int, _Waiter[T]], attempt: Callable[[], T | None]
+    ) -> tuple[int, _Waiter[T]]:
         key = self._next_key
         self._next_key += 1
         waiter = _Waiter(attempt, asyncio.get_running_loop().create_future())
-        self._waiters[key] = waiter
+        line[key] = waiter
         self._set_timer(RETRY_S)
         return key, waiter
 
     def _leave(self, key: int) -> None:
         """A waiter that gives up may have stood in the way of those behind it."""
-        if self._waiters.pop(key, None) is not None:
+        if self._begun.pop(key, None) or self._new.pop(key, None):
             self.pump()
 
     def _set_timer(self, delay_s: float) -> None:
         """One timer while anybody waits; an earlier one that is set already stays."""
-        if not self._waiters:
+        if not len(self):
             self._granted_at = None
             self._clear_timer()
             return

@@ -6,6 +6,7 @@ watchers call it, and so does the simulation. Times, randomness and settings are
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from random import Random
 
 from baton.runtime import instruments, logs
@@ -116,7 +117,7 @@ class RouterCore:
         try:
             fingerprint, num_deaths = request.poison_fingerprint, request.num_deaths
             is_suspect = self._quarantine.admit(fingerprint, num_deaths, request.request_id)
-            response = await self._queued_pick(wanted, timeout_s)
+            response = await self._queued_pick(wanted, timeout_s, request.has_begun)
             outcome = "pair" if response.HasField("prefill") else "local"
         except BatonError as error:
             outcome = error.reason
@@ -164,13 +165,14 @@ class RouterCore:
         self._intake.check_integrity()
 
     async def _queued_pick(
-        self, wanted: PickRequest, timeout_s: float | None
+        self, wanted: PickRequest, timeout_s: float | None, has_begun: bool
     ) -> router_pb2.PickResponse:
         settings = self._settings
         queue = self._queue(wanted.model_fp)
         limit_s = min(settings.max_wait_s, timeout_s if timeout_s is not None else float("inf"))
         try:
-            return await queue.wait(lambda: self._selector.attempt(wanted), limit_s)
+            attempt = partial(self._selector.attempt, wanted)
+            return await queue.wait(attempt, limit_s, has_begun=has_begun)
         except WaitedTooLong:
             waited = f"no worker had room within {limit_s:.3g} s"
             if limit_s < settings.max_wait_s:

@@ -74,6 +74,45 @@ def test_nobody_overtakes_the_head() -> None:
     run_virtual(scenario())
 
 
+def test_streams_that_have_begun_go_before_requests_that_have_not() -> None:
+    async def scenario() -> list[str]:
+        queue, room, served = RequestQueue[str](10), Room(), []
+
+        async def one(name: str, has_begun: bool) -> None:
+            await queue.wait(room.attempt, 10, has_begun=has_begun)
+            served.append(name)
+
+        async with asyncio.TaskGroup() as tasks:
+            for name in ("new-1", "new-2", "begun-1", "begun-2"):
+                tasks.create_task(one(name, name.startswith("begun")))
+                await settle()
+            for _ in range(4):
+                room.slots += 1
+                queue.pump()
+                await settle()
+        return served
+
+    assert run_virtual(scenario()) == ["begun-1", "begun-2", "new-1", "new-2"]
+
+
+def test_a_queue_full_of_new_requests_refuses_no_stream_that_has_begun() -> None:
+    async def scenario() -> None:
+        queue, room = RequestQueue[str](2), Room()
+        async with asyncio.TaskGroup() as tasks:
+            new = [tasks.create_task(queue.wait(room.attempt, 10)) for _ in range(2)]
+            await settle()
+            begun = tasks.create_task(queue.wait(room.attempt, 10, has_begun=True))
+            await settle()
+            assert len(queue) == 3
+            room.slots = 1
+            queue.pump()
+            assert await begun == "granted"
+            for task in new:
+                task.cancel()
+
+    run_virtual(scenario())
+
+
 def test_room_that_comes_back_by_time_alone_is_found() -> None:
     async def scenario() -> float:
         queue, room = RequestQueue[str](10), Room()
