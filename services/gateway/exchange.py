@@ -101,7 +101,8 @@ class Exchange:
     principal: Principal | None = None
     request: GenerationRequest | None = None
     model: ServedModel | None = None
-    outcome: str = "stop"
+    # How it ended, once that is known.
+    outcome: str = "internal"
     # What it is at: the name of a stage, or "flush" when only the client has still to take it.
     stage: str = "auth"
     progress: "Progress" = field(default_factory=lambda: Progress())

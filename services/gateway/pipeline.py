@@ -10,8 +10,9 @@ comes only after that.
 import asyncio
 from functools import partial
 
+from baton.runtime import logs
 from baton.runtime.telemetry import StageTimer, start_span
-from baton.wire.failures import BatonError, DeadlineExceeded
+from baton.wire.failures import BatonError, DeadlineExceeded, InternalFailure
 from baton.wire.prefix_hash import derive_cache_key
 from baton.wire.v1 import quota_pb2
 from services.gateway import reports, submission
@@ -40,6 +41,8 @@ ENCODE_TIMEOUT_S = 10.0
 RESERVE_TIMEOUT_S = 1.0
 SETTLE_ACK_S = 0.025
 
+_log = logs.get("pipeline")
+
 
 class Pipeline:
     """Serves requests; any number at once."""
@@ -62,8 +65,13 @@ class Pipeline:
             try:
                 async with asyncio.timeout(arrival.deadline_s):
                     await self._serve(x)
+            except BatonError:
+                raise
             except TimeoutError:
                 raise DeadlineExceeded(f"not finished within {arrival.deadline_s:.0f} s") from None
+            except Exception as bug:
+                _log.exception("request_failed", request_id=x.request_id)
+                raise InternalFailure("a bug of ours; its request id is in our log") from bug
 
     async def _serve(self, x: Exchange) -> None:
         await self._authenticate(x)

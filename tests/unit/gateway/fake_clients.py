@@ -202,7 +202,7 @@ class FakeRouter:
         self.contexts: list[CallContext] = []
         self.queue_s = 0.0
         self.ignores_exclusion = False
-        self.failure: BatonError | None = None
+        self.failure: Exception | None = None
 
     async def pick(
         self, request: router_pb2.PickRequest, context: CallContext

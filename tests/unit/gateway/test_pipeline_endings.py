@@ -3,10 +3,12 @@
 import asyncio
 
 import pytest
+from prometheus_client import REGISTRY
 
 from baton.wire.failures import (
     BatonError,
     DeadlineExceeded,
+    InternalFailure,
     NoRoom,
     Unavailable,
 )
@@ -321,3 +323,21 @@ def test_a_client_that_leaves_at_any_moment_leaves_one_bill_and_nothing_else(
         assert not fleet.gateway.outbox.num_waiting
 
     simulate(scenario)
+
+
+def test_a_bug_is_told_as_internal_counted_as_such_and_logged_with_its_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.router.failure = KeyError("a bug")
+        with pytest.raises(InternalFailure):
+            await fleet.chat()
+        assert fleet.record.finish_reason == "internal"
+
+    labels = {"model_name": "demo", "reason": "internal"}
+    before = REGISTRY.get_sample_value("baton_gateway_failed_requests_total", labels) or 0
+    simulate(scenario)
+    assert REGISTRY.get_sample_value("baton_gateway_failed_requests_total", labels) == before + 1
+    (line,) = [record for record in caplog.records if record.msg == "request_failed"]
+    assert line.exc_info
+    assert line.baton_fields["request_id"] == "r1"  # type: ignore[attr-defined]
