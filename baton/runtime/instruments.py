@@ -99,6 +99,11 @@ CORE_STALLS = Counter("baton_core_stalls", "Times that the engine core stood sti
 AUDIT_VIOLATIONS = Counter(
     "baton_audit_violations", "Things that must hold and did not, by what was checked", ("check",)
 )
+SPANS_DROPPED = Counter(
+    "baton_spans_dropped",
+    "Spans that reached no collector, by cause: queue_full, not_exported",
+    ("reason",),
+)
 
 # --- quota ---
 QUOTA_RESERVATIONS = Counter(

@@ -18,17 +18,16 @@ from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from baton.runtime.span_export import SpanExport
 from baton.system.clock import Clock
 from baton.wire.v1 import failure_pb2
 
 AttributeValue = str | int | float | bool
 
-_EXPORT_INTERVAL_MS = 500
 _propagator = TraceContextTextMapPropagator()
 
 
@@ -57,9 +56,7 @@ def setup(service: str, processor: SpanProcessor | None = None) -> None:
             insecure=endpoint.startswith("http://"),
             channel_options=_channel_options(endpoint),
         )
-        provider.add_span_processor(
-            BatchSpanProcessor(exporter, schedule_delay_millis=_EXPORT_INTERVAL_MS)
-        )
+        provider.add_span_processor(SpanExport(exporter))
     _Tracing.provider = provider
 
 
@@ -70,7 +67,7 @@ def _channel_options(endpoint: str) -> Any:
 
 
 def shutdown() -> None:
-    """Export what is still buffered and stop exporting."""
+    """Export what is still buffered, within seconds, and stop exporting."""
     _Tracing.provider.shutdown()
 
 
