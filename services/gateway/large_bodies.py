@@ -35,9 +35,20 @@ class LargeBodies:
             raise Overloaded("too many large requests wait to be parsed", retry_after_s=1)
         in_line[tenant] += 1
         try:
-            async with self._turn:
-                return await self._in_thread(work)
-        finally:
-            in_line[tenant] -= 1
-            if not in_line[tenant]:
-                del in_line[tenant]
+            await self._turn.acquire()
+        except asyncio.CancelledError:
+            self._leave(tenant)
+            raise
+        parsing = asyncio.ensure_future(self._in_thread(work))
+        parsing.add_done_callback(lambda _: self._end_turn(tenant))
+        # A thread cannot be stopped: it has its turn to the end, also when its client has left.
+        return await asyncio.shield(parsing)
+
+    def _end_turn(self, tenant: str) -> None:
+        self._turn.release()
+        self._leave(tenant)
+
+    def _leave(self, tenant: str) -> None:
+        self._in_line[tenant] -= 1
+        if not self._in_line[tenant]:
+            del self._in_line[tenant]

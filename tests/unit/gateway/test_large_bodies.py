@@ -21,6 +21,10 @@ class Line:
         self.num_at_once = self.most_at_once = 0
 
     async def in_thread(self, work: Callable[[], T], /) -> T:
+        """A thread goes on when nobody waits for it any more."""
+        return await asyncio.shield(asyncio.ensure_future(self._run(work)))
+
+    async def _run(self, work: Callable[[], T]) -> T:
         self.num_at_once += 1
         self.most_at_once = max(self.most_at_once, self.num_at_once)
         await self.may_go_on.wait()
@@ -42,6 +46,24 @@ def test_large_bodies_are_parsed_one_after_the_other() -> None:
         line.may_go_on.set()
         assert await asyncio.gather(*tasks) == ["a", "a", "b"]
         assert line.most_at_once == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_leaves_does_not_let_a_second_body_be_parsed_beside_its_own() -> None:
+    async def scenario() -> None:
+        line = Line()
+        tasks = await line.enter("a", MAX_LINE_OF_TENANT)
+        tasks[0].cancel()
+        await asyncio.gather(*tasks[:1], return_exceptions=True)
+        await asyncio.sleep(0)
+        assert line.num_at_once == 1
+        with pytest.raises(Overloaded):
+            await line.bodies.parse("a", str)
+        line.may_go_on.set()
+        assert await asyncio.gather(*tasks[1:]) == ["a"] * (MAX_LINE_OF_TENANT - 1)
+        assert line.most_at_once == 1
+        assert await line.bodies.parse("a", lambda: "again") == "again"
 
     asyncio.run(scenario())
 
