@@ -2,20 +2,30 @@
 admin ports say; asks nothing of the services that they do not tell anyway."""
 
 import argparse
+import os
+import re
+import shutil
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from baton.cli.stack import running_state
-from baton.localstack.fleet_view import FleetView, Latency, WorkerRow, fleet_view
+from baton.localstack.fleet_view import FleetView, Healed, Latency, WorkerRow, fleet_view
 from baton.localstack.home import Home, StackState
 from baton.localstack.scraper import Scraper
 
 _BAR_CHARS = 12
 _SHOWN_REQUESTS = 15
+# A screen of its own, without the cursor; what was there before comes back at the end.
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 # Home and clear to the end: less flicker than clearing first.
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+_BOLD, _DIM, _RED, _YELLOW, _GREEN, _PLAIN = (
+    f"\x1b[{code}m" for code in ("1", "2", "31", "33", "32", "0")
+)
+_FULL, _NEARLY_FULL = 0.95, 0.8
+_FILLED = re.compile("█+")
 
 
 def add_parsers(commands: Any) -> None:
@@ -30,6 +40,8 @@ def _top(arguments: argparse.Namespace) -> int:
     state = running_state(home)
     is_live = sys.stdout.isatty() and not arguments.once
     scraper = Scraper()
+    if is_live:
+        print(_ENTER, end="")
     try:
         before = scraper.read(state)
         while True:
@@ -40,11 +52,35 @@ def _top(arguments: argparse.Namespace) -> int:
             if not is_live:
                 print("\n".join(lines))
                 return 0
-            screen = "".join(f"{line}{_CLEAR_LINE}\n" for line in lines)
-            print(f"{_HOME}{screen}{_CLEAR_BELOW}", end="", flush=True)
+            print(on_screen(lines, shutil.get_terminal_size()), end="", flush=True)
             before = after
     finally:
         scraper.close()
+        if is_live:
+            print(_LEAVE, end="", flush=True)
+
+
+def on_screen(lines: Sequence[str], size: os.terminal_size) -> str:
+    """What a terminal of this size gets: a line that wraps would push the others off it."""
+    shown = [_coloured(line[: size.columns]) for line in lines[: size.lines]]
+    screen = f"{_CLEAR_LINE}\n".join(shown)
+    return f"{_HOME}{screen}{_CLEAR_LINE}{_CLEAR_BELOW}"
+
+
+def _coloured(line: str) -> str:
+    if "NO_COLOR" in os.environ:
+        return line
+    if line.startswith(("DOWN", "VIOLATIONS")) or line.endswith("  down"):
+        return f"{_RED}{line}{_PLAIN}"
+    if line.startswith(("worker ", "request ")):
+        return f"{_DIM}{line}{_PLAIN}"
+    if line.startswith("Baton"):
+        return f"{_BOLD}{line}{_PLAIN}"
+    return _FILLED.sub(lambda bar: f"{_of_share(len(bar[0]) / _BAR_CHARS)}{bar[0]}{_PLAIN}", line)
+
+
+def _of_share(share: float) -> str:
+    return _RED if share >= _FULL else _YELLOW if share >= _NEARLY_FULL else _GREEN
 
 
 def render(view: FleetView, requests: Sequence[dict[str, Any]], state: StackState) -> list[str]:
@@ -54,15 +90,12 @@ def render(view: FleetView, requests: Sequence[dict[str, Any]], state: StackStat
     failed = sum(row.failed_per_s for row in view.gateways)
     prompt = sum(row.prompt_tokens_per_s for row in view.workers)
     output = sum(row.output_tokens_per_s for row in view.workers if row.role == "decode")
-    healed = view.healed
     lines = [
         f"Baton  {state.base_url}",
         f"requests  {num_open} open  {view.num_queued} queued  {rate:.1f}/s  {failed:.1f}/s failed",
         f"tokens    {prompt:,.0f}/s prompt computed  {output:,.0f}/s output",
-        f"first token {_shown(view.first_token)}   between tokens {_shown(view.token_gap)}",
-        f"healed    {healed.num_moved} streams moved  {healed.num_resumed} connections resumed  "
-        f"{healed.num_bad_blocks} bad blocks  {healed.num_ejections} workers left out  "
-        f"{healed.num_quarantined} requests quarantined",
+        f"latency   first token {_shown(view.first_token)}   between {_shown(view.token_gap)}",
+        f"healed    {_healed(view.healed)}",
     ]
     if view.violations:
         shown = ", ".join(f"{check} {count}" for check, count in view.violations.items())
@@ -72,6 +105,18 @@ def render(view: FleetView, requests: Sequence[dict[str, Any]], state: StackStat
     if down:
         lines.append(f"DOWN      {', '.join(down)}")
     return [*lines, "", *_workers(view.workers), "", *_requests(requests)]
+
+
+def _healed(healed: Healed) -> str:
+    """Only what has happened: the line must fit."""
+    counts = (
+        (healed.num_moved, "streams moved"),
+        (healed.num_resumed, "connections resumed"),
+        (healed.num_bad_blocks, "bad blocks"),
+        (healed.num_ejections, "workers left out"),
+        (healed.num_quarantined, "requests quarantined"),
+    )
+    return "  ".join(f"{count} {what}" for count, what in counts if count) or "nothing"
 
 
 def _workers(rows: Sequence[WorkerRow]) -> list[str]:

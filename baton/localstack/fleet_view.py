@@ -166,12 +166,19 @@ def _longest(reading: Reading, gauge: str) -> dict[str, float]:
     return longest
 
 
+def _most(reading: Reading, counter: str) -> float:
+    """Of the router that counted most."""
+    pages = (page for name, page in reading.pages.items() if page and name.startswith("router"))
+    return max((page.total(counter) for page in pages), default=0.0)
+
+
 def _healed(gateways: Samples, router: Samples, after: Reading) -> Healed:
     workers = Samples.together([after.together("decode-"), after.together("prefill-")])
     return Healed(
         num_moved=int(gateways.total("baton_gateway_moves_total")),
         num_resumed=int(gateways.total("baton_gateway_lost_streams_total", outcome="resumed")),
-        num_ejections=int(router.total("baton_router_ejections_total")),
+        # Every router counts all that it sees.
+        num_ejections=int(_most(after, "baton_router_ejections_total")),
         num_quarantined=int(router.total("baton_router_quarantined_requests_total")),
         num_bad_blocks=int(workers.total("baton_handoff_bad_blocks_total")),
     )

@@ -61,6 +61,27 @@ def span(span_id: str, parent: str, name: str, service: str, start_ms: int, end_
     )  # fmt: skip
 
 
+def moved() -> list[StoredSpan]:
+    """A request whose first decode worker was lost in mid-stream."""
+    lost = {"baton.lost.worker_id": "decode-1", "baton.lost.reason": "worker_lost"}
+    rows = [
+        ("a", "", "gateway.request", "gateway", 0, 3000, {"baton.num_attempts": "2"}),
+        ("b", "a", "decode", "decode_worker", 20, 900, {"baton.worker_id": "decode-1"}),
+        ("c", "a", "move", "gateway", 900, 1400, lost),
+        (
+            "d", "a", "decode", "decode_worker", 1000, 2990,
+            {"baton.worker_id": "decode-2", "baton.epoch": "2"},
+        ),
+    ]  # fmt: skip
+    return [
+        StoredSpan(
+            "t2", span_id, parent, "req-moved", service, name,
+            start_ms * 1_000_000, end_ms * 1_000_000, False, attributes,
+        )
+        for span_id, parent, name, service, start_ms, end_ms, attributes in rows
+    ]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a page over a stack of one gateway and one worker, which are made up."""
@@ -78,6 +99,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 span("a", "", "gateway.request", "gateway", 0, 100),
                 span("b", "a", "decode", "decode-1", 20, 90),
                 span("c", "b", "prefill.compute", "prefill-1", 25, 40),
+                *moved(),
             ]
         )
     (port,) = free_ports(1)
@@ -119,8 +141,9 @@ def test_the_fleet_its_requests_and_a_waterfall_are_told(page: str) -> None:
     assert look["fleet"]["workers"][0]["num_running"] == 3
     assert look["fleet"]["workers"][0]["kv_share"] == 0.25
     assert look["requests"][0]["request_id"] == "req-open"
-    (recent,) = get(f"{page}/api/requests")
-    assert (recent["request_id"], recent["seconds"]) == ("req-done", 0.1)
+    recent = get(f"{page}/api/requests")
+    took_s = {row["request_id"]: row["seconds"] for row in recent}
+    assert took_s == {"req-done": 0.1, "req-moved": 3}
     assert [each["name"] for each in get(f"{page}/api/requests/req-done")] == [
         "gateway.request", "decode", "prefill.compute",
     ]  # fmt: skip
@@ -134,17 +157,39 @@ def test_another_host_name_is_refused(page: str) -> None:
     refused.value.close()
 
 
-@pytest.mark.skipif(not CHROMIUM, reason="needs chromium (sudo apt-get install chromium)")
+def in_a_browser(url: str, folder: Path) -> str:
+    """What the page is after its scripts have run."""
+    command = [
+        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000",
+        f"--user-data-dir={folder}", "--dump-dom", url,
+    ]  # fmt: skip
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return ran.stdout
+
+
+needs_chromium = pytest.mark.skipif(
+    not CHROMIUM, reason="needs chromium (sudo apt-get install chromium)"
+)
+
+
+@needs_chromium
 def test_a_browser_shows_it_and_runs_nothing_that_came_from_outside(
     page: str, tmp_path: Path
 ) -> None:
-    command = [
-        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000",
-        f"--user-data-dir={tmp_path}", "--dump-dom", f"{page}/#req-done",
-    ]  # fmt: skip
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    shown = in_a_browser(f"{page}/#req-done", tmp_path)
     assert "req-open" in shown
     assert "prefill.compute" in shown
     assert '<dialog id="waterfall" aria-labelledby="waterfall-title" open="">' in shown
     assert "<img" not in shown
     assert "&lt;img src=x" in shown
+
+
+@needs_chromium
+def test_the_waterfall_of_a_moved_request_tells_its_attempts_apart(
+    page: str, tmp_path: Path
+) -> None:
+    shown = in_a_browser(f"{page}/#req-moved", tmp_path)
+    assert "2 attempts" in shown
+    assert "off decode-1: worker_lost" in shown
+    assert "decode-2, attempt 2" in shown
+    assert shown.index("off decode-1") < shown.index("decode-2, attempt 2")

@@ -158,25 +158,64 @@ function inOrder(spans) {
   return walk("", 0);
 }
 
+const ATTEMPT = "baton.epoch";
+
+// What tells two spans of one name apart: where it ran, in which attempt, and why it was needed.
+function whereabouts(span) {
+  const own = span.attributes;
+  const parts = [own["baton.worker_id"] ?? span.service];
+  if (own[ATTEMPT] > 1) parts.push(`attempt ${own[ATTEMPT]}`);
+  if (own["baton.lost.worker_id"]) parts.push(`off ${own["baton.lost.worker_id"]}: ${own["baton.lost.reason"]}`);
+  return parts.join(", ");
+}
+
 function spanRow(span, depth, start, total) {
-  const name = node("div", { class: "name", title: span.name }, span.name, node("span", { class: "service" }, span.service));
+  const where = whereabouts(span);
+  const name = node("span", { class: "name", title: `${span.name} ${where}` }, span.name, node("span", { class: "service" }, where));
   name.style.paddingLeft = `${depth * 14}px`;
-  const bar = node("div", { class: "bar" });
+  const bar = node("span", { class: "bar" });
   bar.style.left = `${((span.start_ns - start) / total) * 100}%`;
   bar.style.width = `${((span.end_ns - span.start_ns) / total) * 100}%`;
-  const row = node("div", { class: span.failed ? "span failed" : "span" }, name,
-    node("div", { class: "track" }, bar), node("div", { class: "time" }, time((span.end_ns - span.start_ns) / 1e9)));
-  const shown = Object.entries(span.attributes).map(([key, value]) => `${key}=${value}`).join("  ");
-  return shown ? [row, node("div", { class: "attributes" }, shown)] : [row];
+  const head = node("summary", { class: "span" }, name,
+    node("span", { class: "track" }, bar), node("span", { class: "time" }, time((span.end_ns - span.start_ns) / 1e9)));
+  const rows = Object.entries({ "begins after": time((span.start_ns - start) / 1e9), ...span.attributes })
+    .map(([key, value]) => node("div", {}, node("span", { class: "key" }, key), value));
+  const kind = `${span.service} ${span.name === "move" ? "move" : ""} ${span.failed ? "failed" : ""}`;
+  return node("details", { class: kind }, head, node("div", { class: "attributes" }, ...rows));
+}
+
+function ruler(total) {
+  const marks = [0, 0.25, 0.5, 0.75, 1].map((part) => {
+    const mark = node("span", {}, part ? time((total * part) / 1e9) : "0");
+    mark.style.left = `${part * 100}%`;
+    return mark;
+  });
+  return node("div", { class: "span ruler" }, node("span"), node("span", { class: "marks" }, ...marks), node("span"));
+}
+
+function summaryOf(spans) {
+  const root = spans.find((span) => span.name === "gateway.request");
+  if (!root) return "its gateway has not told of its end";
+  const own = root.attributes;
+  const attempts = own["baton.num_attempts"];
+  return [
+    own["gen_ai.request.model"],
+    `${time((root.end_ns - root.start_ns) / 1e9)}`,
+    `ended: ${own["baton.outcome"]}`,
+    `${own["gen_ai.usage.input_tokens"]} tokens in, ${own["gen_ai.usage.output_tokens"]} out`,
+    attempts > 1 ? `${attempts} attempts` : "",
+    `trace ${root.trace_id}`,
+  ].filter(Boolean).join(" · ");
 }
 
 async function show(id) {
   const spans = await (await fetch(`/api/requests/${encodeURIComponent(id)}`)).json();
   at("waterfall-title").textContent = `Request ${id}`;
+  at("waterfall-summary").textContent = spans.length ? summaryOf(spans) : "";
   if (spans.length) {
     const start = Math.min(...spans.map((span) => span.start_ns));
     const total = Math.max(...spans.map((span) => span.end_ns)) - start || 1;
-    at("spans").replaceChildren(...inOrder(spans).flatMap(([span, depth]) => spanRow(span, depth, start, total)));
+    at("spans").replaceChildren(ruler(total), ...inOrder(spans).map(([span, depth]) => spanRow(span, depth, start, total)));
   } else {
     at("spans").replaceChildren("No spans of this request are kept.");
   }

@@ -1,6 +1,11 @@
 """`baton top`: what a look at the fleet shows."""
 
-from baton.cli.top import render
+import os
+import re
+
+import pytest
+
+from baton.cli.top import on_screen, render
 from baton.localstack.fleet_view import (
     FleetView,
     GatewayRow,
@@ -51,6 +56,24 @@ def test_violations_and_dead_services_stand_out() -> None:
     assert "VIOLATIONS leased 2" in text
     assert "DOWN      quota" in text
     assert "no open requests" in text
+
+
+def test_a_line_or_a_look_that_is_too_long_is_cut_to_the_terminal() -> None:
+    lines = render(view(), [REQUEST] * 40, STATE)
+    screen = on_screen(lines, os.terminal_size((60, 12)))
+    rows = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen).split("\n")
+    assert len(rows) == 12
+    assert max(map(len, rows)) == 60
+
+
+def test_what_is_down_is_red_and_without_colours_nothing_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    lines, size = render(view(), [], STATE), os.terminal_size((120, 50))
+    assert "\x1b[31mdecode-2  down" in on_screen(lines, size)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[31m" not in on_screen(lines, size)
 
 
 def test_many_requests_are_cut_to_a_screen() -> None:

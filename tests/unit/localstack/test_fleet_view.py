@@ -73,6 +73,15 @@ def test_a_service_that_does_not_answer_is_down_and_the_others_are_not() -> None
     assert view.first_token.p50_s is None
 
 
+def test_a_worker_that_both_routers_left_out_counts_once() -> None:
+    page = (
+        '# TYPE baton_router_ejections counter\nbaton_router_ejections_total{cause="silent"} %d\n'
+    )
+    routers = {f"router-{n}": Samples.of_page(page % num) for n, num in ((1, 2), (2, 1))}
+    view = fleet_view(Reading(0.0, {}), Reading(1.0, routers))
+    assert view.healed.num_ejections == 2
+
+
 def test_a_counter_that_fell_started_anew() -> None:
     assert grown(decode(tokens=900), decode(tokens=40), "vllm:generation_tokens_total") == 40
 
