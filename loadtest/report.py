@@ -12,11 +12,24 @@ import jinja2
 from markupsafe import Markup
 
 from loadtest.charts import Series, line_chart, number
+from loadtest.verdict import parse_limit
 
 Summary = Mapping[str, Any]
 
 _FOLDER = Path(__file__).parent
 _NOTHING = "–"
+_WORDS = {
+    "ttft_ms": "time to first token",
+    "itl_ms": "time between tokens",
+    "e2e_ms": "whole request",
+    "late_ms": "sent later than due",
+    "failed_share": "failed requests",
+    "goodput_share": "goodput",
+    "goodput_per_s": "goodput",
+    "output_tokens_per_s": "output",
+    "requests_per_s": "requests",
+}
+_UNITS = {"goodput_per_s": "requests/s", "output_tokens_per_s": "tokens/s", "requests_per_s": "/s"}
 
 
 def moment_line(moment: Mapping[str, Any]) -> str:
@@ -97,6 +110,21 @@ def percent(share: float | None) -> str:
     return _NOTHING if share is None else f"{number(share * 100)} %"
 
 
+def limit_words(name: str) -> str:
+    """A limit's name for people."""
+    (what, *percentile), _ = parse_limit(name)
+    return ", ".join([_WORDS[what], *percentile])
+
+
+def in_unit(value: float | None, name: str) -> str:
+    """A figure of the limit of this name."""
+    if value is None:
+        return _NOTHING
+    if name.endswith("_share"):
+        return percent(value)
+    return f"{number(value)} {_UNITS.get(name, 'ms')}"
+
+
 def _by_limits(limits: Mapping[str, Sequence[float | None]]) -> list[tuple[str, str]]:
     """Kinds of users that have the same limits, and these in words."""
     grouped: dict[str, list[str]] = {}
@@ -161,5 +189,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(shown=shown, percent=percent)
+    environment.filters.update(
+        shown=shown, percent=percent, limit_words=limit_words, in_unit=in_unit
+    )
     return environment

@@ -160,6 +160,16 @@ def test_the_page_needs_nothing_from_elsewhere_and_escapes() -> None:
     assert "http-equiv" in report.html(run_summary(), refresh_s=3)
 
 
+def test_the_page_tells_limits_in_words_and_units() -> None:
+    assert report.limit_words("ttft_p95_ms") == "time to first token, p95"
+    assert report.in_unit(5000, "ttft_p95_ms") == "5,000 ms"
+    assert report.in_unit(0.667, "goodput_share") == "66.7 %"
+    assert report.in_unit(None, "itl_p99_ms") == "–"
+    page = report.html(run_summary())
+    assert "≥ 90 %" in page
+    assert "goodput_share" in page
+
+
 def test_the_terminal_is_told_every_limit_and_the_verdict() -> None:
     lines = report.text(run_summary())
     assert "FAIL  goodput_share >= 0.9: 0.667" in lines
