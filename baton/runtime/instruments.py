@@ -18,7 +18,11 @@ NUM_REQUESTS_PARKED = Gauge(
     "baton_num_requests_parked", "Sequences that wait for their readers", _MODEL
 )
 KV_CACHE_USAGE = Gauge("vllm:kv_cache_usage_perc", "Used part of the KV blocks, 0 to 1", _MODEL)
-PROMPT_TOKENS = Counter("vllm:prompt_tokens", "Prompt tokens of the sequences taken in", _MODEL)
+PROMPT_TOKENS = Counter(
+    "vllm:prompt_tokens",
+    "Prompt tokens of the sequences taken in; both workers of a handoff count them",
+    _MODEL,
+)
 GENERATION_TOKENS = Counter("vllm:generation_tokens", "Output tokens produced", _MODEL)
 PREFIX_CACHE_QUERIES = Counter(
     "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", _MODEL
@@ -70,14 +74,22 @@ HANDOFF_BYTES = Counter(
     "baton_handoff_bytes", "KV bytes moved, by direction and transport", ("direction", "transport")
 )
 HANDOFF_TRANSFERS = Counter(
-    "baton_handoff_transfers", "Transfers that ended, by direction and outcome",
+    "baton_handoff_transfers",
+    "Transfers that ended, by direction and outcome: complete, aborted; sent ones also refused, "
+    "failed, lost, expired",
     ("direction", "outcome"),
 )  # fmt: skip
 HANDOFF_BAD_BLOCKS = Counter(
-    "baton_handoff_bad_blocks", "Block frames that failed verification, by cause", ("cause",)
+    "baton_handoff_bad_blocks",
+    "Block frames that were refused, by cause: checksum, transport; size, payload, layer, heads, "
+    "range",
+    ("cause",),
 )
 HANDOFF_DROPPED_FRAMES = Counter(
-    "baton_handoff_dropped_frames", "Frames of no live transfer, by cause", ("cause",)
+    "baton_handoff_dropped_frames",
+    "Frames of no live transfer, by cause: transfer (it is over), epoch, capability, repeat, "
+    "unknown",
+    ("cause",),
 )
 HANDOFF_LINKS = Counter(
     "baton_handoff_links", "Links whose hellos agreed on a transport", ("transport",)
@@ -108,11 +120,12 @@ SPANS_DROPPED = Counter(
 # --- quota ---
 QUOTA_RESERVATIONS = Counter(
     "baton_quota_reservations",
-    "Reservations by outcome: granted, or what had no room (requests, tokens, budget, ...)",
+    "Reservations by outcome: granted; requests, tokens, concurrency, budget (no room), "
+    "exceeds_tokens (never fits); unknown_key, revoked_key, used_request_id",
     ("outcome",),
 )
 QUOTA_RENEWALS = Counter(
-    "baton_quota_renewals", "Renewed leases by state: held, refused, lost", ("state",)
+    "baton_quota_renewals", "Renewed leases by state: held, refused, lost, unknown_key", ("state",)
 )
 QUOTA_SETTLES = Counter(
     "baton_quota_settles",
@@ -121,10 +134,12 @@ QUOTA_SETTLES = Counter(
 )
 QUOTA_LAPSED_LEASES = Counter("baton_quota_lapsed_leases", "Leases that the reaper lapsed")
 QUOTA_STORE_FAILURES = Counter(
-    "baton_quota_store_failures", "Calls that Redis did not answer", ("call",)
+    "baton_quota_store_failures", "Calls that Redis did not answer or refused", ("call",)
 )
 QUOTA_REGISTRY_LOADS = Counter(
-    "baton_quota_registry_loads", "Loads of the registry file, by outcome", ("outcome",)
+    "baton_quota_registry_loads",
+    "Loads of the registry file, by outcome: loaded, unusable",
+    ("outcome",),
 )
 QUOTA_ARCHIVED_RECORDS = Counter(
     "baton_quota_archived_records",
@@ -363,7 +378,11 @@ TOKENIZER_FAILED_PROMPTS = Counter(
 )
 
 # --- edge (Envoy's control plane) ---
-EDGE_GATEWAYS = Gauge("baton_edge_gateways", "Gateways that Envoys are told of", ("state",))
+EDGE_GATEWAYS = Gauge(
+    "baton_edge_gateways",
+    "Gateways that Envoys are told of, by state: ready, unready, draining",
+    ("state",),
+)
 EDGE_ENVOYS = Gauge("baton_edge_envoys", "Envoys on an open stream")
 EDGE_REFUSED_CONFIGS = Counter(
     "baton_edge_refused_configs", "Configurations that an Envoy has refused", ("kind",)
