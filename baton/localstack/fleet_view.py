@@ -146,10 +146,19 @@ def _worker(name: str, old: Samples, page: Samples | None, elapsed_s: float) -> 
         num_parked=int(page.total("baton_num_requests_parked")),
         kv_share=page.total("baton_kv_blocks_used") / num_blocks,
         promised_share=page.total("baton_kv_blocks_promised") / num_blocks,
-        prompt_tokens_per_s=(num_asked - num_hit) / elapsed_s,
+        prompt_tokens_per_s=_computed_of_prompts(old, page) / elapsed_s,
         output_tokens_per_s=grown(old, page, "vllm:generation_tokens_total") / elapsed_s,
         hit_share=num_hit / num_asked if num_asked else None,
     )
+
+
+def _computed_of_prompts(old: Samples, page: Samples) -> float:
+    """Tokens of all steps but those for an output token each, right or only guessed: what came by
+    handoff was computed elsewhere."""
+    num_computed = grown(old, page, "vllm:iteration_tokens_total_sum")
+    num_output = grown(old, page, "vllm:generation_tokens_total")
+    num_guessed = grown(old, page, "vllm:spec_decode_num_draft_tokens_total")
+    return max(num_computed - num_output - num_guessed, 0.0)
 
 
 def _latency(was: Samples, now: Samples, histogram: str) -> Latency:

@@ -20,6 +20,8 @@ vllm:generation_tokens_total{{engine="0",model_name="demo"}} {tokens}
 vllm:prefix_cache_queries_total{{engine="0",model_name="demo"}} {asked}
 # TYPE vllm:prefix_cache_hits counter
 vllm:prefix_cache_hits_total{{engine="0",model_name="demo"}} {hits}
+# TYPE vllm:iteration_tokens_total histogram
+vllm:iteration_tokens_total_sum{{engine="0",model_name="demo"}} {computed}
 """
 GATEWAY = """
 # TYPE baton_gateway_open_requests gauge
@@ -33,8 +35,11 @@ vllm:e2e_request_latency_seconds_count{{model_name="demo"}} {all}
 """
 
 
-def decode(running: int = 0, tokens: int = 0, asked: int = 0, hits: int = 0) -> Samples:
-    return Samples.of_page(DECODE.format(running=running, tokens=tokens, asked=asked, hits=hits))
+def decode(
+    running: int = 0, tokens: int = 0, asked: int = 0, hits: int = 0, computed: int = 0
+) -> Samples:
+    page = DECODE.format(running=running, tokens=tokens, asked=asked, hits=hits, computed=computed)
+    return Samples.of_page(page)
 
 
 def gateway(num_open: int, fast: int, all_: int) -> Samples:
@@ -48,7 +53,7 @@ def test_rates_are_what_grew_between_the_two_reads() -> None:
     after = Reading(
         12.0,
         {
-            "decode-1": decode(running=3, tokens=1500, asked=300, hits=150),
+            "decode-1": decode(running=3, tokens=1500, asked=300, hits=150, computed=550),
             "gateway": gateway(5, 6, 8),
         },
     )
@@ -71,6 +76,15 @@ def test_a_service_that_does_not_answer_is_down_and_the_others_are_not() -> None
     assert view.gateways[0].is_up
     assert view.others == {"quota": False, "router": True}
     assert view.first_token.p50_s is None
+
+
+def test_a_prompt_that_was_handed_over_is_computed_once() -> None:
+    pages = {
+        "prefill-1": decode(asked=100, tokens=1, computed=100),
+        "decode-1": decode(asked=100, tokens=20, computed=20),
+    }
+    view = fleet_view(Reading(0.0, {}), Reading(1.0, pages))
+    assert sum(row.prompt_tokens_per_s for row in view.workers) == pytest.approx(100, abs=1)
 
 
 def test_a_worker_that_both_routers_left_out_counts_once() -> None:
