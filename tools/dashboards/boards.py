@@ -13,6 +13,7 @@ FLEET = Dashboard(
                 "From a request's arrival at the gateway to its first token.",
                 quantiles("vllm:time_to_first_token_seconds"),
                 "s",
+                limit=5,
             ),
             Panel(
                 "Time between tokens",
@@ -33,10 +34,10 @@ FLEET = Dashboard(
         ],
         "Work": [
             Panel(
-                "Tokens",
-                "Prompt tokens taken in and output tokens produced by the workers.",
+                "Tokens a second",
+                "Prompt tokens of the requests placed, cached or not, and output tokens produced.",
                 {
-                    rate("vllm:prompt_tokens_total"): "prompt",
+                    rate("baton_router_prompt_tokens_total"): "prompt",
                     rate("vllm:generation_tokens_total"): "output",
                 },
                 "short",
@@ -46,10 +47,11 @@ FLEET = Dashboard(
                 "In the gateways, waiting in the routers' queues, and running in batches.",
                 {
                     "sum(baton_gateway_open_requests)": "in gateways",
-                    f"max(baton_router_queue_requests{{{OF_MODEL}}})": "queued in the router",
+                    f"sum(baton_router_queue_requests{{{OF_MODEL}}})": "queued in the router",
                     f"sum(vllm:num_requests_running{{{OF_MODEL}}})": "running",
                     f"sum(baton_num_requests_parked{{{OF_MODEL}}})": "parked: their readers stall",
                 },
+                decimals=0,
             ),
             Panel(
                 "Ready workers",
@@ -60,6 +62,9 @@ FLEET = Dashboard(
                     )
                 },
                 kind="stat",
+                decimals=0,
+                colours={0: "red", 1: "green"},
+                nothing="none has registered",
             ),
         ],
         "What went wrong and was healed": [
@@ -79,7 +84,11 @@ FLEET = Dashboard(
                 "Workers left out",
                 "By why: stalled, silent, failing. And requests refused since they killed workers.",
                 {
-                    rate("baton_router_ejections_total", "cause"): "{{cause}}",
+                    # Every router counts all that it sees.
+                    "max by (cause) "
+                    f"(rate(baton_router_ejections_total{{{OF_MODEL}}}[$__rate_interval]))": (
+                        "{{cause}}"
+                    ),
                     rate("baton_router_quarantined_requests_total", labels=""): "quarantined",
                     rate("baton_core_stalls_total", labels=""): "cores that stood still",
                 },
@@ -87,8 +96,12 @@ FLEET = Dashboard(
             ),
             Panel(
                 "Violations",
-                "Things that must hold and did not. Must be empty; each is a log line with an id.",
+                "Things that must hold and did not. Each is a log line with an id.",
                 {"sum by (check) (baton_audit_violations_total)": "{{check}}"},
+                kind="stat",
+                decimals=0,
+                colours={1: "red"},
+                nothing="none",
             ),
         ],
     },
@@ -168,7 +181,7 @@ TENANTS = Dashboard(
     {
         "Use": [
             Panel(
-                "Tokens per tenant",
+                "Tokens a second, by tenant",
                 "Settled prompt and output tokens.",
                 {
                     "topk(12, "
@@ -232,14 +245,17 @@ TENANTS = Dashboard(
                 "ops",
             ),
             Panel(
-                "Usage records on their way",
-                "Waiting in gateways, and written to the archive.",
-                {
-                    "sum(baton_gateway_outbox_records)": "in outboxes",
-                    rate("baton_quota_archived_records_total", "outcome", labels=""): (
-                        "{{outcome}} per second"
-                    ),
-                },
+                "Usage records in outboxes",
+                "They wait in a gateway for the quota service.",
+                {"max by (instance) (baton_gateway_outbox_records)": "{{instance}}"},
+                limit=1000,
+                decimals=0,
+            ),
+            Panel(
+                "Usage records archived",
+                "Taken from Redis into the archive's files.",
+                {rate("baton_quota_archived_records_total", "outcome", labels=""): "{{outcome}}"},
+                "ops",
             ),
             Panel(
                 "Redis",
@@ -263,6 +279,7 @@ KV = Dashboard(
                 {f"vllm:kv_cache_usage_perc{{{OF_MODEL}}}": "{{instance}}"},
                 "percentunit",
                 most=1,
+                limit=0.95,
             ),
             Panel(
                 "Blocks promised",
@@ -286,9 +303,11 @@ KV = Dashboard(
                 "Hit rate",
                 "Share of the prompt tokens that workers found in their caches.",
                 {
-                    rate("vllm:prefix_cache_hits_total")
+                    rate("vllm:prefix_cache_hits_total", "component")
                     + " / "
-                    + rate("vllm:prefix_cache_queries_total"): "found by workers",
+                    + rate("vllm:prefix_cache_queries_total", "component"): (
+                        "found by {{component}} workers"
+                    ),
                     rate("baton_router_predicted_cached_tokens_total")
                     + " / "
                     + rate("baton_router_prompt_tokens_total"): "foreseen by the router",
@@ -312,6 +331,7 @@ KV = Dashboard(
                     )
                 },
                 "s",
+                limit=10,
             ),
         ],
         "Handoff": [

@@ -7,6 +7,18 @@ from tools.dashboards.panels import Dashboard, Panel
 
 _WIDTH = 24
 _HEIGHT = 8
+# The same thing has the same colour everywhere; what is not named here gets Grafana's own.
+_COLOURS = {
+    "p50": "green",
+    "p95": "orange",
+    "p99": "red",
+    "prompt": "blue",
+    "output": "green",
+    "running": "green",
+    "queued in the router": "orange",
+    "foreseen by the router": "blue",
+}
+_FAILED = "^failed: "
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
@@ -44,22 +56,6 @@ def _heading(number: int, title: str, top: int) -> dict[str, Any]:
 
 
 def _panel(number: int, panel: Panel, position: dict[str, int]) -> dict[str, Any]:
-    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0}
-    if panel.most is not None:
-        defaults["max"] = panel.most
-    options: dict[str, Any] = {}
-    if panel.kind == "timeseries":
-        stacking = {"mode": "normal" if panel.is_stacked else "none"}
-        defaults["custom"] = {
-            "fillOpacity": 30 if panel.is_stacked else 8,
-            "lineWidth": 1,
-            "showPoints": "never",
-            "stacking": stacking,
-        }
-        options = {
-            "tooltip": {"mode": "multi", "sort": "desc"},
-            "legend": {"displayMode": "list", "placement": "bottom"},
-        }
     return {
         "id": number,
         "type": panel.kind,
@@ -67,14 +63,67 @@ def _panel(number: int, panel: Panel, position: dict[str, int]) -> dict[str, Any
         "description": panel.what,
         "datasource": _SOURCE,
         "gridPos": position,
-        "fieldConfig": {"defaults": defaults, "overrides": []},
-        "options": options,
+        "fieldConfig": {"defaults": _defaults(panel), "overrides": _overrides(panel)},
+        "options": _TIME_OPTIONS if panel.kind == "timeseries" else _FIGURE_OPTIONS,
         "targets": [
             {"refId": chr(ord("A") + index), "expr": query, "legendFormat": legend}
             | {"datasource": _SOURCE}
             for index, (query, legend) in enumerate(panel.queries.items())
         ],
     }
+
+
+_TIME_OPTIONS = {
+    "tooltip": {"mode": "multi", "sort": "desc"},
+    "legend": {"displayMode": "list", "placement": "bottom"},
+}
+_FIGURE_OPTIONS = {
+    "colorMode": "value",
+    "graphMode": "none",
+    "textMode": "value_and_name",
+    "reduceOptions": {"calcs": ["lastNotNull"]},
+}
+
+
+def _defaults(panel: Panel) -> dict[str, Any]:
+    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0}
+    given = {"max": panel.most, "decimals": panel.decimals, "noValue": panel.nothing or None}
+    defaults |= {name: value for name, value in given.items() if value is not None}
+    steps = dict(panel.colours)
+    if panel.kind == "timeseries":
+        defaults["custom"] = {
+            "fillOpacity": 30 if panel.is_stacked else 8,
+            "lineWidth": 1,
+            "showPoints": "never",
+            "stacking": {"mode": "normal" if panel.is_stacked else "none"},
+        }
+        if panel.limit is not None:
+            defaults["custom"]["thresholdsStyle"] = {"mode": "dashed"}
+            steps[panel.limit] = "red"
+    if steps:
+        defaults["thresholds"] = {
+            "mode": "absolute",
+            "steps": [
+                {"value": None, "color": "green"},
+                *({"value": value, "color": steps[value]} for value in sorted(steps)),
+            ],
+        }
+    return defaults
+
+
+def _overrides(panel: Panel) -> list[dict[str, Any]]:
+    """Colours of the series whose names are known."""
+    legends = panel.queries.values()
+    named = [(("byName", name), _COLOURS[name]) for name in legends if name in _COLOURS]
+    if any(name.startswith("failed: ") for name in legends):
+        named.append((("byRegexp", _FAILED), "red"))
+    return [
+        {
+            "matcher": {"id": matcher, "options": wanted},
+            "properties": [{"id": "color", "value": {"mode": "fixed", "fixedColor": colour}}],
+        }
+        for (matcher, wanted), colour in named
+    ]
 
 
 def _source_variable() -> dict[str, Any]:

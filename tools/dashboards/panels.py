@@ -1,13 +1,16 @@
 """Dashboards as data: rows of panels, and the PromQL that they share. Knows nothing of Grafana."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 OF_MODEL = 'model_name=~"$model"'
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture. `queries`: PromQL -> legend. `unit` is one of Grafana's."""
+    """One picture. `queries`: PromQL -> legend. `unit` is one of Grafana's.
+
+    `limit` is drawn where it lies in sight: an alert's. `colours`: from a value on, its colour.
+    """
 
     title: str
     what: str
@@ -16,6 +19,11 @@ class Panel:
     kind: str = "timeseries"
     is_stacked: bool = False
     most: float | None = None
+    limit: float | None = None
+    decimals: int | None = None
+    colours: dict[float, str] = field(default_factory=dict)
+    # What a figure shows that has no series.
+    nothing: str = ""
 
 
 @dataclass(frozen=True)
