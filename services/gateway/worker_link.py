@@ -12,6 +12,7 @@ with `worker_lost`, and whoever owns it decides what to do. Knows no text, tenan
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import NoReturn
 
 from baton.runtime import instruments, logs
 from baton.runtime.link_memory import LinkMemory
@@ -176,7 +177,8 @@ class WorkerLink:
         await stream.write(worker_pb2.GatewayFrame(bye=worker_pb2.Bye(reason="idle")))
 
     def _take_in(self, frame: worker_pb2.WorkerFrame) -> bool:
-        """True when the stream ends cleanly. Raises StreamLost when a frame is missing."""
+        """True when the stream ends cleanly. Raises StreamLost when a frame is missing, or makes no
+        sense."""
         if not self._memory.take(frame):
             return False
         kind: str | None = frame.WhichOneof("frame")
@@ -193,6 +195,12 @@ class WorkerLink:
             self._core_died(frozenset(frame.core_died.suspect_request_ids))
         return kind == "bye"
 
+    def _abandon_all(self, message: str) -> NoReturn:
+        """What the worker computes is of no use."""
+        for attempt in self.open_attempts():
+            attempt.abandon(Unavailable(message, reason="worker_lost"))
+        raise StreamLost(message)
+
     def _core_died(self, suspects: frozenset[str]) -> None:
         for attempt in list(self._attempts.values()):
             is_suspect = attempt.request_id in suspects
@@ -208,6 +216,9 @@ class WorkerLink:
     def _take_step(self, step: worker_pb2.Step) -> None:
         ids = step.ids
         counts = step.counts or [1] * len(step.handles)
+        num_entries = {len(step.handles), len(step.choices), len(step.first_index), len(counts)}
+        if len(num_entries) > 1 or sum(counts) != len(ids):
+            self._abandon_all("the worker sent a step that makes no sense")
         logprobs = {(side.handle, side.choice): side.logprobs for side in step.side}
         self._take_judged(step)
         start = 0

@@ -280,6 +280,23 @@ def test_a_repeated_token_is_dropped_and_a_gap_loses_the_attempt() -> None:
     linked(scenario)
 
 
+@pytest.mark.parametrize(
+    "columns", [{"handles": [1, 1]}, {"choices": []}, {"counts": [1, 1]}, {"ids": [5, 6]}]
+)
+def test_a_step_that_makes_no_sense_loses_the_attempts_and_nothing_else(columns: Any) -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+        sound = {"handles": [1], "choices": [0], "first_index": [0], "ids": [5]}
+        await pair.step(seq=1, **{**sound, **columns})
+        assert (await failure_of(attempt)).reason == "worker_lost"
+        await pair.greeted(num_received=1)
+        assert (await pair.next("cancel")).request_id == "r1"
+        assert not pair.link.has_ended
+
+    linked(scenario)
+
+
 def test_tokens_beyond_the_credit_end_the_attempt() -> None:
     async def scenario(pair: Pair) -> None:
         attempt = pair.link.submit(submit(initial_credit_tokens=2))
