@@ -89,8 +89,11 @@ class DecodeTransfer:
     def on_first_tokens(self, frame: handoff_pb2.FirstTokens) -> None:
         if self.has_first_token:
             return
-        if frame.token_id >= self._vocab_size:
-            message = f"first token {frame.token_id} is not below {self._vocab_size}"
+        # A beam search's first beams are the likeliest.
+        forked = (fork.token_id for fork in frame.forks)
+        largest = max([frame.token_id, *forked, *frame.logprobs.top_ids])
+        if largest >= self._vocab_size:
+            message = f"first token {largest} is not below {self._vocab_size}"
             error = failures.Unavailable(message, reason="handoff_failed")
             self._owner.on_failed(error, is_bad_data=False)
             return

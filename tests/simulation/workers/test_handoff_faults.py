@@ -304,18 +304,20 @@ async def test_transfers_that_wait_in_line_on_a_slow_stream_do_not_expire(
         await f.settle(1)
 
 
+@pytest.mark.parametrize("whose", ["leader", "fork"])
 @virtual
-async def test_a_first_token_that_is_none_never_reaches_the_core() -> None:
+async def test_a_first_token_that_is_none_never_reaches_the_core(whose: str) -> None:
     async with fleet() as f:
 
         def no_token(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFrame]:
             if frame.HasField("first_tokens"):
-                frame.first_tokens.token_id = 70_000
+                first = frame.first_tokens
+                (first if whose == "leader" else first.forks[0]).token_id = 70_000
             return [frame]
 
         f.to_decode = no_token
 
-        answer = await (await f.gateway.submit(PROMPT)).over()
+        answer = await (await f.gateway.submit(PROMPT, num_choices=2)).over()
 
         assert failure_of(answer) == "handoff_failed"
         assert not answer.tokens
