@@ -55,6 +55,30 @@ def test_files_that_compose_mounts_are_there() -> None:
     assert [source for source in sources if not (ROOT / source).exists()] == []
 
 
+def test_redis_has_the_configuration_of_the_chart() -> None:
+    (mount,) = [volume for volume in SERVICES["redis"]["volumes"] if volume.startswith("./")]
+    source, path, mode = mount.split(":")
+    assert ROOT / source == CHART / "files/redis.conf"
+    assert (path, mode) == (SERVICES["redis"]["command"][1], "ro")
+
+
+def test_what_is_waited_for_ends_or_is_there() -> None:
+    for name, service in SERVICES.items():
+        awaited = service.get("depends_on", {})
+        assert set(awaited) <= set(SERVICES), name
+        for other, how in awaited.items() if isinstance(awaited, dict) else ():
+            assert how["condition"] == "service_completed_successfully"
+            assert SERVICES[other]["restart"] == "no"
+
+
+def test_every_named_volume_and_network_is_declared() -> None:
+    declared = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    for service in SERVICES.values():
+        volumes = [volume.split(":")[0] for volume in service.get("volumes", ())]
+        assert {v for v in volumes if not v.startswith("./")} <= set(declared["volumes"])
+        assert set(service.get("networks", ())) <= set(declared["networks"])
+
+
 def test_prometheus_scrapes_every_composed_service_under_its_component() -> None:
     jobs = yaml.safe_load((COMPOSE / "prometheus.yaml").read_text())["scrape_configs"]
     groups = [group for job in jobs for group in job["static_configs"]]
