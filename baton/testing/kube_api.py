@@ -1,9 +1,10 @@
 """A stub Kubernetes API server: real HTTP, real clients, no cluster behind it.
 
 Serves discovery, OpenAPI, create, read, list, replace, patch, delete and watch for the kinds of
-`kube_resources`. It does not validate, default, admit, authorise, schedule or run anything: a test
-with it shows that a client speaks the API, not that a cluster accepts what it says. Bodies are JSON
-only. `react` stands for controllers: it sees each created object and may complete it.
+`kube_resources`. Changes of what never changes are refused (`kube_immutable`); beyond that it does
+not validate, default, admit, authorise, schedule or run anything: a test with it shows that a
+client speaks the API, not that a cluster accepts what it says. Bodies are JSON only. `react` stands
+for controllers: it sees each created object and may complete it.
 """
 
 import json
@@ -17,6 +18,7 @@ from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 from baton.testing import kube_resources as resources
+from baton.testing.kube_immutable import check_change
 from baton.testing.kube_patch import APPLY, applied, patched
 from baton.testing.kube_resources import CORE, CUSTOM, Resource
 from baton.testing.kube_selectors import field_selector, label_selector
@@ -325,11 +327,16 @@ class _Handler(BaseHTTPRequestHandler):
         self._change(target, lambda old: patched(old, patch, content_type))
 
     def _change(self, target: Target, changed: Callable[[Object], Object]) -> None:
+        def checked(old: Object) -> Object:
+            new = changed(old)
+            check_change(old, new)
+            return new
+
         store = self.server.api.store
         if "dryRun" in self.query:
-            self._answer(200, changed(store.get(target.key)))
+            self._answer(200, checked(store.get(target.key)))
         else:
-            self._answer(200, store.change(target.key, changed))
+            self._answer(200, store.change(target.key, checked))
 
     def _delete(self, target: Target) -> None:
         store = self.server.api.store

@@ -18,6 +18,7 @@ from tests.chart.rendered import (
     of_kind,
     pod_of,
     profile,
+    render,
     selects,
 )
 
@@ -30,6 +31,7 @@ TOLD_BY_THE_ROUTER = {
 TOLD_BY_THE_CONTROL_PLANE = {("envoy", "gateway", 8080)}
 ADMIN_PORT = 9090
 DNS_PORT = 53
+ANY_PORT = 0
 # host:port, router-0.host:port, or kubernetes:service:name-of-port
 ADDRESS = re.compile(r"\b(?:[a-z0-9-]+\.)?(baton(?:-[a-z]+)+):(\w+)")
 Edge = tuple[str, str, int]
@@ -85,7 +87,7 @@ def allowed(objects: list[Object], direction: str) -> set[Edge]:
                     continue
                 wanted = peer["podSelector"]["matchLabels"]
                 others = [name for name in pods if selects(wanted, pods[name])]
-                for port in rule["ports"]:
+                for port in rule.get("ports", [{"port": ANY_PORT}]):
                     for one in own:
                         for other in others:
                             pair = (other, one) if direction == "ingress" else (one, other)
@@ -161,6 +163,34 @@ def test_namespaces_narrow_who_comes_in() -> None:
     assert all("from" in rule for rule in rules)
     (rule,) = [r for r in policies["baton-router"]["egress"] if r["ports"][0]["port"] == 443]
     assert rule["to"] == [{"ipBlock": {"cidr": "10.96.0.1/32"}}]
+
+
+def egress_ports(objects: list[Object], name: str) -> set[int]:
+    """To outside the release, but for names."""
+    (policy,) = [p for p in of_kind(objects, "NetworkPolicy") if component(p) == name]
+    rules = [rule for rule in policy["spec"]["egress"] if "to" not in rule]
+    return {port["port"] for rule in rules for port in rule["ports"]} - {DNS_PORT}
+
+
+def test_what_users_name_outside_is_reached_at_its_port() -> None:
+    model = {"name": "m", "source": {"hub": {"repository": "o/m"}}, "sizeGiB": 0.5}
+    values = {
+        "models": [model],
+        "hub": {"endpoint": "http://mirror.example"},
+        "redis": {"enabled": False, "url": "rediss://redis.example:6380?protocol=3"},
+        "networkPolicy": {"apiServerPorts": [16443]},
+    }
+    objects = render(values)
+    assert egress_ports(objects, "download") == {80}
+    assert egress_ports(objects, "quota") == {6380}
+    assert egress_ports(objects, "router") == {16443}
+
+
+def test_workers_that_move_blocks_by_nixl_reach_each_other_at_any_port() -> None:
+    objects = render({"poolDefaults": {"settings": {"transports": "nixl,grpc"}}})
+    free = {("decode", "prefill", ANY_PORT), ("prefill", "decode", ANY_PORT)}
+    for direction in ("ingress", "egress"):
+        assert {edge for edge in allowed(objects, direction) if edge[2] == ANY_PORT} == free
 
 
 def test_every_container_port_has_a_reason() -> None:

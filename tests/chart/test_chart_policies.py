@@ -20,6 +20,7 @@ from tests.chart.rendered import (
     of_kind,
     pod_of,
     profile,
+    render,
     selects,
 )
 
@@ -180,6 +181,7 @@ def test_who_may_be_evicted_leaves_somebody(name: str) -> None:
         if has_budget:
             budget = budgets[workload["metadata"]["name"]]
             assert budget["maxUnavailable"] == 1
+            assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
             labels = pod_of(workload)["metadata"]["labels"]
             assert selects(budget["selector"]["matchLabels"], labels)
 
@@ -280,6 +282,54 @@ def test_gpu_workers_are_placed_on_gpu_nodes() -> None:
         (shm,) = [volume for volume in spec["volumes"] if volume["name"] == "shm"]
         assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "4Gi"}
         assert workload["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def cores(text: str) -> float:
+    return float(text[:-1]) / 1000 if text.endswith("m") else float(text)
+
+
+def mebibytes(text: str) -> float:
+    number, unit = float(text[:-2]), text[-2:]
+    return number * {"Mi": 1, "Gi": 1024}[unit]
+
+
+def test_default_release_asks_for_no_more_than_a_small_cluster_has() -> None:
+    asked = [
+        (container["resources"]["requests"], workload["spec"]["replicas"])
+        for workload in of_kind(profile("default"), *SERVERS)
+        for container in containers_of(workload)
+    ]
+    assert sum(cores(one["cpu"]) * number for one, number in asked) <= 2
+    assert sum(mebibytes(one["memory"]) * number for one, number in asked) <= 4.5 * 1024
+
+
+def test_a_download_runs_where_the_pool_runs_that_reads_it() -> None:
+    for job in of_kind(profile("h100-pools"), "Job"):
+        spec = pod_of(job)["spec"]
+        role = "decode" if "decode-zone" in job["metadata"]["name"] else "prefill"
+        assert spec["nodeSelector"] == {"cloud.example.com/pool": f"h100-{role}"}
+        assert spec["tolerations"]
+
+
+def test_all_pods_but_the_workers_are_placed_by_one_setting() -> None:
+    values = {
+        "scheduling": {
+            "nodeSelector": {"pool": "cpu"},
+            "tolerations": [{"key": "cpu", "operator": "Exists"}],
+            "priorityClassName": "serving",
+        }
+    }
+    for workload in of_kind(render(values), *WORKLOADS):
+        spec = pod_of(workload)["spec"]
+        placed = [name in spec for name in ("nodeSelector", "tolerations", "priorityClassName")]
+        assert placed == [component(workload) not in ("prefill", "decode")] * 3
+
+
+def test_a_load_balancer_shows_envoy_who_the_clients_are() -> None:
+    service = named(profile("h100-pools"), "Service", "baton-envoy")["spec"]
+    assert (service["type"], service["externalTrafficPolicy"]) == ("LoadBalancer", "Local")
+    service = named(profile("default"), "Service", "baton-envoy")["spec"]
+    assert "externalTrafficPolicy" not in service
 
 
 def test_dashboards_and_rules_are_the_files() -> None:

@@ -113,6 +113,10 @@ REFUSED = {
         {"gateway": {"autoscaling": {"enabled": True, "minReplicas": 9, "maxReplicas": 2}}},
         "minReplicas is above maxReplicas",
     ),
+    "authorities without TLS": (
+        {"tracing": {"endpoint": "http://collector:4317", "caSecret": "ca"}},
+        "tracing.caSecret is for an https:// tracing.endpoint only",
+    ),
     "no cert-manager": ({"tls": {"mode": "certManager"}}, "which this cluster does not have"),
 }
 

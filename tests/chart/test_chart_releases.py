@@ -6,6 +6,7 @@ import ssl
 from pathlib import Path
 
 import helm_python as helm
+import pytest
 import yaml
 
 from baton.testing.kube_api import KubeApi
@@ -72,11 +73,36 @@ def test_generated_keys_are_of_the_form_that_the_services_read(tmp_path: Path) -
 def test_every_upgrade_between_profiles_is_taken_by_helm() -> None:
     with cluster() as (api, config):
         config.install(chart(), "baton", PROFILES["minimal"])
-        for name in ("default", "two-models", "gateway-api", "h100-pools"):
-            config.upgrade(chart(), "baton", PROFILES[name])
+        for name in ("default", "two-models", "gateway-api", "external-redis", "h100-pools"):
+            config.upgrade(chart(), "baton", {**PROFILES[name], "quota": {"replicas": 2}})
         assert api.store.all_of("gateway.networking.k8s.io", "httproutes")[0] == []
         assert len(api.store.all_of("batch", "jobs")[0]) == 2
-        assert len(config.history("baton")) == 5
+        assert len(config.history("baton")) == 6
+
+
+def test_volumes_that_came_later_are_refused_with_the_way_to_get_them() -> None:
+    volume = {"redis": {"persistence": {"size": "8Gi"}}}
+    with cluster() as (api, config):
+        config.install(chart(), "baton", {})
+        with pytest.raises(helm.HelmError, match="delete statefulset baton-redis --cascade=orphan"):
+            config.upgrade(chart(), "baton", volume)
+        api.store.delete(Key("apps", "statefulsets", NAMESPACE, "baton-redis"))
+        config.upgrade(chart(), "baton", volume)
+        config.upgrade(chart(), "baton", {**volume, "logLevel": "DEBUG"})
+        with pytest.raises(helm.HelmError, match="--cascade=orphan"):
+            config.upgrade(chart(), "baton", {"redis": {"persistence": {"size": "9Gi"}}})
+
+
+def test_pods_of_a_scaler_stay_as_many_as_they_are() -> None:
+    scaled = {"gateway": {"autoscaling": {"enabled": True}}}
+    with cluster() as (api, config):
+        config.install(chart(), "baton", {"gateway": {"replicas": 5}})
+        config.upgrade(chart(), "baton", scaled)
+        assert replicas(api, "baton-gateway") == 5
+        key = Key("apps", "deployments", NAMESPACE, "baton-gateway")
+        api.store.change(key, lambda old: {**old, "spec": {**old["spec"], "replicas": 7}})
+        config.upgrade(chart(), "baton", {**scaled, "logLevel": "DEBUG"})
+        assert replicas(api, "baton-gateway") == 7
 
 
 def test_helm_test_runs_the_script_that_streams_a_completion() -> None:

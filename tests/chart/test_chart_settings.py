@@ -44,10 +44,14 @@ CLASSES: dict[str, tuple[str, Any]] = {
 }
 # Read by libraries, by the process root and by the test's script.
 OTHERS = {
-    "BATON_LOG_LEVEL", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_SAMPLER_ARG",
+    "BATON_LOG_LEVEL", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_CERTIFICATE",
+    "OTEL_TRACES_SAMPLER_ARG",
     "HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_TOKEN_PATH", "HOME", "XDG_CACHE_HOME",
     "BASE_URL", "MODEL", "KEY_FILE", "JAEGER_LISTEN_HOST",
 }  # fmt: skip
+
+
+GPU_DECODE = "baton-meta-llama-llama-3-1-8b-instru-decode"
 
 
 def told(workload: Object) -> dict[str, str]:
@@ -129,6 +133,29 @@ def test_transports_of_a_pool_replace_the_usual_one() -> None:
     objects = render({"models": [model]})
     decode = variables(named(objects, "Deployment", "baton-m-decode"))
     assert decode["BATON_WORKER_TRANSPORTS"] == "nixl,grpc"
+
+
+def test_numbers_are_written_as_services_read_them() -> None:
+    values = {
+        "gateway": {"settings": {"max_body_bytes": 16_777_216}},
+        "router": {"settings": {"itl_weight": 0.5, "max_index_hashes": 10_000_000}},
+    }
+    objects = render(values)
+    gateway = variables(named(objects, "Deployment", "baton-gateway"))
+    router = variables(named(objects, "StatefulSet", "baton-router"))
+    assert gateway["BATON_GATEWAY_MAX_BODY_BYTES"] == "16777216"
+    assert router["BATON_ROUTER_MAX_INDEX_HASHES"] == "10000000"
+    assert router["BATON_ROUTER_ITL_WEIGHT"] == "0.5"
+
+
+def test_worker_on_cpus_has_as_many_threads_as_cores() -> None:
+    resources = {"requests": {"cpu": "1500m", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
+    pool = {"prefill": {"resources": resources}, "decode": {"settings": {"threads": 3}}}
+    objects = render({"models": [{"name": "m", "source": {"demo": True}, "sizeGiB": 1, **pool}]})
+    told = [variables(named(objects, "Deployment", f"baton-m-{r}")) for r in ("prefill", "decode")]
+    assert [env["BATON_WORKER_THREADS"] for env in told] == ["2", "3"]
+    gpu = variables(named(profile("gpu-node"), "Deployment", GPU_DECODE))
+    assert "BATON_WORKER_THREADS" not in gpu
 
 
 @pytest.mark.parametrize(

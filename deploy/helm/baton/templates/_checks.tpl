@@ -7,6 +7,7 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- include "baton.check.secrets" . }}
 {{- include "baton.check.redis" . }}
 {{- include "baton.check.certificates" . }}
+{{- include "baton.check.tracing" . }}
 {{- include "baton.check.way-in" . }}
 {{- include "baton.check.models" . }}
 {{- include "baton.check.custom-resources" . }}
@@ -50,6 +51,12 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- end }}
 {{- if and (ne $t.mode "existingSecret") $t.existingSecret }}
 {{- fail (printf "tls.existingSecret is set, but tls.mode is %s" $t.mode) }}
+{{- end }}
+{{- end }}
+
+{{- define "baton.check.tracing" -}}
+{{- if and .Values.tracing.caSecret (not (hasPrefix "https://" .Values.tracing.endpoint)) }}
+{{- fail "tracing.caSecret is for an https:// tracing.endpoint only" }}
 {{- end }}
 {{- end }}
 
@@ -124,6 +131,22 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- $needs := addf $weights $kvGiB 0.5 }}
 {{- if gt $needs $has }}
 {{- fail (printf "%s: weights, KV pool and processes need %.1f GiB, but resources.limits.memory is %.1f GiB" .where $needs $has) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The claims of a StatefulSet never change; said here, before Kubernetes says it in other words. */}}
+{{- define "baton.check.claims" -}}
+{{- $name := .spec.name }}
+{{- $wants := dict }}
+{{- range .spec.claims }}{{ $_ := set $wants .name (include "baton.bytes" .size) }}{{ end }}
+{{- if eq (.spec.kind | default "") "StatefulSet" }}
+{{- with lookup "apps/v1" "StatefulSet" .root.Release.Namespace $name }}
+{{- $has := dict }}
+{{- range .spec.volumeClaimTemplates }}{{ $_ := set $has .metadata.name (include "baton.bytes" .spec.resources.requests.storage) }}{{ end }}
+{{- if ne (toJson $wants) (toJson $has) }}
+{{- fail (printf "%s: Kubernetes changes no volume of a StatefulSet that is there. Run: kubectl -n %s delete statefulset %s --cascade=orphan (its pods, claims and their data stay), then upgrade again; a claim that is there keeps its size until it is edited" $name .metadata.namespace $name) }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}

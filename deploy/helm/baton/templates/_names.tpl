@@ -28,6 +28,22 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{ .root.Values.image.registry }}/baton-{{ .service }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
 {{- end }}
 
+{{/* A value as text. Helm reads all numbers as floats, and writes large ones as 1.6777216e+07. */}}
+{{- define "baton.text" -}}
+{{- if not (kindIs "float64" .) }}{{ . }}
+{{- else if eq . (floor .) }}{{ int64 . }}
+{{- else }}{{ . }}
+{{- end }}
+{{- end }}
+
+{{/* "250m", "4" or a number of CPUs, as whole cores. */}}
+{{- define "baton.cores" -}}
+{{- $text := toString . }}
+{{- $cores := trimSuffix "m" $text | float64 }}
+{{- if hasSuffix "m" $text }}{{ $cores = divf $cores 1000 }}{{ end }}
+{{- ceil $cores | int64 }}
+{{- end }}
+
 {{/* "2Gi", "512Mi", "2GiB", "1G", "1500M" or a plain number, in bytes. */}}
 {{- define "baton.bytes" -}}
 {{- $text := toString . | trimSuffix "B" -}}

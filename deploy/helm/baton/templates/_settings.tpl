@@ -7,6 +7,9 @@ BATON_LOG_LEVEL: {{ .Values.logLevel }}
 OTEL_EXPORTER_OTLP_ENDPOINT: {{ . }}
 OTEL_TRACES_SAMPLER_ARG: {{ $.Values.tracing.sampleRatio | toString | quote }}
 {{- end }}
+{{- if .Values.tracing.caSecret }}
+OTEL_EXPORTER_OTLP_CERTIFICATE: /etc/baton/otlp/ca.crt
+{{- end }}
 {{- if eq .Values.tls.mode "plaintext" }}
 BATON_TLS_PLAINTEXT: "true"
 {{- else }}
@@ -19,7 +22,7 @@ BATON_TLS_CA_FILE: /etc/baton/tls/ca.crt
 {{/* `settings` of the values as variables: (dict "prefix" "BATON_ROUTER_" "settings" map). */}}
 {{- define "baton.env.settings" -}}
 {{- range $name, $value := .settings }}
-{{ $.prefix }}{{ upper $name }}: {{ $value | toString | quote }}
+{{ $.prefix }}{{ upper $name }}: {{ include "baton.text" $value | quote }}
 {{- end }}
 {{- end }}
 
@@ -41,13 +44,19 @@ BATON_TLS_CA_FILE: /etc/baton/tls/ca.crt
 {{ .Values.redis.existingSecret | default (printf "%s-redis" (include "baton.fullname" .)) }}
 {{- end }}
 
-{{/* The certificate as a volume of a workload, if there is one. */}}
-{{- define "baton.volume.tls" -}}
-{{- if ne .Values.tls.mode "plaintext" -}}
+{{/* Volumes of every service: its certificate, and the authorities of the traces' receiver. */}}
+{{- define "baton.volumes.all" -}}
+{{- if ne .Values.tls.mode "plaintext" }}
 - name: tls
   path: /etc/baton/tls
   readOnly: true
   source: {secret: {secretName: {{ include "baton.secret.tls" . }}, defaultMode: 0440}}
+{{- end }}
+{{- with .Values.tracing.caSecret }}
+- name: otlp-ca
+  path: /etc/baton/otlp
+  readOnly: true
+  source: {secret: {secretName: {{ . }}, items: [{key: ca.crt, path: ca.crt}]}}
 {{- end }}
 {{- end }}
 

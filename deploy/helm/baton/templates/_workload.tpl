@@ -25,6 +25,7 @@ component of the chart is rendered by this template from a description:
 {{- with $w.labels }}{{ $selector = merge $selector . }}{{ end }}
 {{- $labels := merge (include "baton.labels" (dict "root" $root "component" $w.component) | fromYaml) $selector }}
 {{- $kind := $w.kind | default "Deployment" }}
+{{- include "baton.check.claims" . }}
 apiVersion: apps/v1
 kind: {{ $kind }}
 metadata:
@@ -33,6 +34,11 @@ metadata:
 spec:
   {{- if not $w.autoscaled }}
   replicas: {{ $w.replicas }}
+  {{- else }}
+  {{- with lookup "apps/v1" $kind $root.Release.Namespace $w.name }}
+  # The scaler's number: without one, Kubernetes would make it 1 when the scaler is new.
+  replicas: {{ .spec.replicas }}
+  {{- end }}
   {{- end }}
   selector:
     matchLabels: {{- toYaml $selector | nindent 6 }}
@@ -80,6 +86,10 @@ metadata:
 spec:
   {{- if eq $w.service "balanced" }}
   type: {{ $w.serviceType | default "ClusterIP" }}
+  {{- if eq ($w.serviceType | default "") "LoadBalancer" }}
+  # Else all clients have the addresses of nodes, and share what is limited by address.
+  externalTrafficPolicy: Local
+  {{- end }}
   {{- else }}
   clusterIP: None
   publishNotReadyAddresses: {{ eq $w.service "each" }}
@@ -101,6 +111,8 @@ metadata:
   labels: {{- toYaml $labels | nindent 4 }}
 spec:
   maxUnavailable: 1
+  # Pods that never became ready hold up no node.
+  unhealthyPodEvictionPolicy: AlwaysAllow
   selector:
     matchLabels: {{- toYaml $selector | nindent 6 }}
 {{- end }}
@@ -119,24 +131,13 @@ spec:
 {{- define "baton.pod" -}}
 {{- $root := .root }}
 {{- $w := .spec }}
-{{- $pool := $w.pool | default dict }}
+{{- $pool := $w.pool | default $root.Values.scheduling }}
 serviceAccountName: {{ include "baton.fullname" $root }}{{ if $w.watches }}-watcher{{ end }}
 automountServiceAccountToken: {{ $w.watches | default false }}
 enableServiceLinks: false
 terminationGracePeriodSeconds: {{ include "baton.grace" . | trim }}
 {{- include "baton.pod.security" $root }}
-{{- with $pool.nodeSelector }}
-nodeSelector: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with $pool.tolerations }}
-tolerations: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with $pool.runtimeClassName }}
-runtimeClassName: {{ . }}
-{{- end }}
-{{- with $pool.priorityClassName }}
-priorityClassName: {{ . }}
-{{- end }}
+{{- include "baton.pod.place" $pool }}
 {{- if ne (toString $pool.spreadOver) "" }}
 topologySpreadConstraints:
   - topologyKey: {{ $pool.spreadOver | default "kubernetes.io/hostname" }}
@@ -205,6 +206,15 @@ volumes:
   - name: {{ .name }}
     {{- toYaml .source | nindent 4 }}
   {{- end }}
+{{- end }}
+
+{{/* Where a pod may run, of a pool or of `scheduling`. */}}
+{{- define "baton.pod.place" }}
+{{- range $name := list "nodeSelector" "tolerations" "runtimeClassName" "priorityClassName" }}
+{{- with get $ $name }}
+{{ $name }}: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/* What the "restricted" Pod Security Standard asks for. */}}

@@ -1,6 +1,6 @@
 {{/*
 Who dials whom: everything that the network policies allow, and nothing else is. `port` is the
-container's. The left and the right side are components; `dns`, `api`, `hub` and `otlp` are outside.
+container's; without it, all ports. The left and the right side are components; `dns`, `api`, `hub` and `otlp` are outside.
 */}}
 {{- define "baton.edges" -}}
 - {from: envoy, to: gateway, port: 8080}
@@ -15,11 +15,25 @@ container's. The left and the right side are components; `dns`, `api`, `hub` and
 - {from: router, to: prefill, port: 7000}
 - {from: router, to: api}
 - {from: decode, to: prefill, port: 7000}
+{{- if include "baton.uses-nixl" . }}
+# NIXL listens where it likes.
+- {from: decode, to: prefill}
+- {from: prefill, to: decode}
+{{- end }}
 - {from: quota, to: redis, port: 6379}
 - {from: download, to: hub}
 - {from: test, to: {{ include "baton.way-in" . }}, port: 8080}
 {{- range tuple "envoy" "edge" "gateway" "quota" "tokenizer" "router" "prefill" "decode" }}
 - {from: {{ . }}, to: otlp}
+{{- end }}
+{{- end }}
+
+{{- define "baton.uses-nixl" -}}
+{{- range $model := .Values.models }}
+{{- range $role := list "prefill" "decode" }}
+{{- $pool := include "baton.pool" (dict "root" $ "model" $model "role" $role) | fromYaml }}
+{{- if contains "nixl" ($pool.settings.transports | default "") }}yes{{ end }}
+{{- end }}
 {{- end }}
 {{- end }}
 

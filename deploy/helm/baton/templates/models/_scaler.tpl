@@ -25,7 +25,8 @@ spec:
       external:
         metric:
           name: {{ ternary "baton_prefill_queue_seconds" "baton_kv_percent" $isPrefill }}
-          selector: {matchLabels: {model_name: {{ $model | replace "/" "_" | quote }}, namespace: {{ .root.Release.Namespace }}}}
+          # A selector takes no "/": the PodMonitor writes "_" instead.
+          selector: {matchLabels: {model_label: {{ $model | replace "/" "_" | quote }}, namespace: {{ .root.Release.Namespace }}}}
         {{- if $isPrefill }}
         target: {type: Value, value: {{ $auto.queueSeconds | quote }}}
         {{- else }}
