@@ -81,6 +81,10 @@ class ChoiceRun:
         self.is_ended = False
         # "grammar" (to be tried), "queue", "prefill", "handoff" or "decode".
         self.phase = "grammar"
+        # The gateway takes output tokens up to this index (exclusive); the engine is told once it
+        # knows the sequence.
+        self._credit = self.num_output_tokens + request.submit.initial_credit_tokens
+        self._is_added = False
         self._num_emitted = len(emitted_ids) // TOKEN_BYTES
         self._token_ids = request.prompt_ids + emitted_ids
         self._request = request
@@ -113,9 +117,8 @@ class ChoiceRun:
         self._forks = forks
         self._is_handing_over = not self._request.prefills_here
         submit = self._request.submit
-        credits = {
-            run: run.num_output_tokens + submit.initial_credit_tokens for run in (self, *forks)
-        }
+        runs = (self, *forks)
+        least_credit = min(run._credit for run in runs)
         self._parts.dispatcher.send(
             AddSequence(
                 seq_id=self.seq_id,
@@ -127,20 +130,22 @@ class ChoiceRun:
                 block_hashes=self._request.block_hashes,
                 cache_key=submit.cache_key,
                 sampling=self._request.sampling_of(self.choice),
-                credit=min(credits.values()),
+                credit=least_credit,
                 priority=submit.priority,
                 deadline=self._request.deadline_s,
                 forks=tuple(Fork(run.seq_id, run.choice) for run in forks),
                 is_suspect=submit.is_suspect,
             )
         )
-        for run, up_to_index in credits.items():
-            if up_to_index > min(credits.values()):
-                run.credit(up_to_index)
+        for run in runs:
+            run._is_added = True
+            if run._credit > least_credit:
+                run.credit(run._credit)
 
     def credit(self, up_to_index: int) -> None:
         """The gateway takes output tokens up to this index (exclusive)."""
-        if not self.is_ended:
+        self._credit = max(self._credit, up_to_index)
+        if self._is_added and not self.is_ended:
             self._parts.dispatcher.send(Credit(self.seq_id, up_to_index))
 
     def abort(self, error: failures.BatonError) -> None:

@@ -67,6 +67,26 @@ async def test_handed_over_choices_match_and_are_those_of_a_local_run(speaking: 
         await f.settle(1)
 
 
+@pytest.mark.parametrize("where", [{}, {"prefill_endpoint": ""}], ids=["there", "here"])
+@virtual
+async def test_credit_that_comes_while_the_grammar_is_tried_counts(
+    speaking: Speaking, where: dict[str, Any]
+) -> None:
+    async with speaking.fleet() as f:
+        fields = {"num_choices": 2, **WORD, **where}
+        whole = (await (await f.gateway.submit(PROMPT, **fields)).over()).tokens
+        gate_of(f).is_held = True
+        answer = await f.gateway.submit(PROMPT, initial_credit_tokens=1, **fields)
+        for choice in whole:
+            await f.gateway.credit(answer.handle, choice, 60)
+        await asyncio.sleep(1)
+        gate_of(f).release()
+        async with asyncio.timeout(10):
+            await answer.over()
+        assert answer.tokens == whole
+        await f.settle(1)
+
+
 @virtual
 async def test_an_attempt_resumed_at_any_token_goes_on_alike(speaking: Speaking) -> None:
     async with speaking.fleet() as f:
