@@ -1,0 +1,42 @@
+"""Workflows run the same `.ci/run` as everybody, what they use is pinned, and what they may is little."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+FOLDER = Path(__file__).parents[2] / ".github/workflows"
+FILES = sorted(FOLDER.glob("*.yml"))
+PINNED = re.compile(r"[\w-]+/[\w-]+@[0-9a-f]{40}")
+
+
+def jobs(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(file.read_text())["jobs"]
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
+def test_foreign_actions_are_pinned_and_keep_no_credentials(file: Path) -> None:
+    for job in jobs(file).values():
+        assert job["timeout-minutes"] <= 60
+        for step in job["steps"]:
+            if "uses" not in step:
+                continue
+            assert PINNED.fullmatch(step["uses"]), step["uses"]
+            if step["uses"].startswith("actions/checkout@"):
+                assert step["with"]["persist-credentials"] is False
+
+
+@pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
+def test_only_who_publishes_may_write(file: Path) -> None:
+    assert yaml.safe_load(file.read_text())["permissions"] == {"contents": "read"}
+    for name, job in jobs(file).items():
+        publishes = any("cosign" in step.get("run", "") for step in job["steps"])
+        assert ("permissions" in job) == publishes, name
+
+
+def test_ci_runs_what_everybody_runs() -> None:
+    runs = [step["run"] for step in jobs(FOLDER / "ci.yml")["test"]["steps"] if "run" in step]
+    assert runs == ["PYTHON=python .ci/run"]
