@@ -40,7 +40,8 @@ asyncio.run(main())
 def linked(package: str, folder: Path) -> None:
     """The installed package as a folder of links."""
     spec = find_spec(package)
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     source = Path(spec.origin).parent
     for path, folders, names in os.walk(source):
         folders[:] = [name for name in folders if name != "__pycache__"]
