@@ -1,4 +1,4 @@
-"""Workflows run the same `.ci/run` as everybody; what they use is pinned, what they may is little."""
+"""Workflows run the `.ci/run` of everybody; what they use is pinned, what they may is little."""
 
 import re
 from pathlib import Path
