@@ -12,6 +12,7 @@ from typing import Any
 
 from baton.worker import settings as worker_settings
 from services.edge import settings as edge_settings
+from services.envoy import settings as envoy_settings
 from services.gateway import settings as gateway_settings
 from services.quota import settings as quota_settings
 from services.router import settings as router_settings
@@ -25,7 +26,7 @@ CLASSES = {
     "router": router_settings.Settings,
     "worker": worker_settings.Settings,
     "edge": edge_settings.Settings,
-    "envoy": edge_settings.EnvoySettings,
+    "envoy": envoy_settings.Settings,
 }
 # Listening addresses, names, paths, peers and times to leave follow from the rest of the values.
 OWN = {

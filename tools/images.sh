@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the container images: tools/images.sh [gateway|quota|tokenizer|router|edge|worker|worker-cuda]...
+# Builds the container images: tools/images.sh [gateway|quota|tokenizer|router|edge|envoy|worker|worker-cuda]...
 # Without names: all but worker-cuda, which is several GB. `make images` is the same.
 #
 #   REGISTRY=ghcr.io/baton-serving  TAG=0.1.0  PUSH=1   where they go; nothing is pushed without PUSH
@@ -21,7 +21,7 @@ fi
 # Every image is baton-<name>.
 arguments() {
     case $1 in
-    gateway | quota | tokenizer | router | edge) echo "--build-arg SERVICE=$1" ;;
+    gateway | quota | tokenizer | router | edge | envoy) echo "--build-arg SERVICE=$1" ;;
     worker) echo "--build-arg TORCH_INDEX_URL=${TORCH_INDEX_URL:-https://download.pytorch.org/whl/cpu}" ;;
     worker-cuda)
         # Triton compiles its launchers where it runs.
@@ -52,7 +52,7 @@ build() {
     fi
 }
 
-[ $# -gt 0 ] || set -- gateway quota tokenizer router edge worker
+[ $# -gt 0 ] || set -- gateway quota tokenizer router edge envoy worker
 for name in "$@"; do
     build "$name"
 done

@@ -15,6 +15,7 @@ from baton.localstack import span_receiver
 from baton.runtime import instruments, peer_tls
 from baton.worker import settings as worker_settings
 from services.edge import settings as edge_settings
+from services.envoy import settings as envoy_settings
 from services.gateway import settings as gateway_settings
 from services.quota import settings as quota_settings
 from services.router import settings as router_settings
@@ -29,7 +30,7 @@ SETTINGS = (
     ("router", router_settings.ENVIRONMENT_PREFIX, router_settings.Settings),
     ("decode and prefill worker", worker_settings.ENVIRONMENT_PREFIX, worker_settings.Settings),
     ("edge", edge_settings.PREFIX, edge_settings.Settings),
-    ("Envoy", edge_settings.ENVOY_PREFIX, edge_settings.EnvoySettings),
+    ("Envoy", envoy_settings.PREFIX, envoy_settings.Settings),
     ("TLS between services", peer_tls.PREFIX, peer_tls.Settings),
     ("local span receiver", "BATON_SPANS_", span_receiver.Settings),
 )

@@ -63,14 +63,14 @@ def edge_services(
         "BATON_ENVOY_UNREADY_S": "0",
         "BATON_ENVOY_DRAIN_S": str(drain_s + _LONGER_S),
     }
-    module = [sys.executable, "-m", "services.edge"]
+    python = [sys.executable, "-m"]
     return [
         ServiceSpec(
-            "edge", module, control_plane, stop_rank, ads,
+            "edge", [*python, "services.edge"], control_plane, stop_rank, ads,
             f"http://{LOOPBACK}:{ports.ads_admin}/metrics",
         ),
         ServiceSpec(
-            ENVOY, [*module, "envoy"], envoy, stop_rank, http,
+            ENVOY, [*python, "services.envoy"], envoy, stop_rank, http,
             f"http://{LOOPBACK}:{ports.envoy_admin}/stats/prometheus",
         ),
     ]  # fmt: skip

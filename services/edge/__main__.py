@@ -1,26 +1,22 @@
-"""Three programs of one package: the control plane (no argument), `bootstrap`, which prints what an
-Envoy is started with, and `envoy`, which runs one."""
+"""The control plane of the Envoys; one Envoy itself is services/envoy."""
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable
 from random import Random
 
-from baton.runtime import environment, logs, peer_tls
+from baton.runtime import environment, logs
 from baton.runtime.admin import start_admin
 from baton.runtime.discovery import KUBERNETES, discover
 from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Misconfigured, Process, run
 from services.edge.ads import AdsServicer
-from services.edge.bootstrap import bootstrap
 from services.edge.configuration import Configuration
 from services.edge.discovery import Discovery
-from services.edge.envoy_process import run_envoy
 from services.edge.http_manager import Tracing
 from services.edge.listener import ClientSide
 from services.edge.polled_gateways import ListedGateways, NamedGateway, PolledGateways
-from services.edge.settings import ENVOY_PREFIX, PREFIX, EnvoySettings, Settings
+from services.edge.settings import PREFIX, Settings
 from services.edge.tracing import tracing_of
 
 _log = logs.get("edge")
@@ -72,26 +68,8 @@ async def _control_plane(process: Process) -> None:
     await serve(process, settings, await discovery_of(settings), tracing_of(os.environ))
 
 
-async def _envoy(process: Process) -> None:
-    await run_envoy(process, *_envoy_settings())
-
-
-def _envoy_settings() -> tuple[EnvoySettings, peer_tls.Settings]:
-    own = environment.load(EnvoySettings, ENVOY_PREFIX)
-    return own, environment.load(peer_tls.Settings, peer_tls.PREFIX)
-
-
 def main() -> None:
-    match sys.argv[1:]:
-        case []:
-            run("edge", _control_plane)
-        case ["envoy"]:
-            run("envoy", _envoy)
-        case ["bootstrap"]:
-            print(bootstrap(*_envoy_settings()).to_json(indent=1))
-        case _:
-            print("usage: python -m services.edge [bootstrap | envoy]", file=sys.stderr)
-            raise SystemExit(2)
+    run("edge", _control_plane)
 
 
 if __name__ == "__main__":

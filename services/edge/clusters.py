@@ -1,9 +1,9 @@
 """The clusters that Envoy gets: the gateways, whose members EDS tells, and where spans go.
 
-What keeps an answer of ours from counting as a failure of the gateway: only connections that
-cannot be made or break eject it (outlier detection, local origin), never a 429 or 503. Whether it
-wants requests, it says itself: the control plane reads that, and Envoy's own health check reads it
-too, so that a gateway that dies while the control plane is away is left within seconds.
+What ejects a gateway for a while: connections that cannot be made or break and errors of its own
+(500 to 502), one after the other; never a 429, 503 or 504. Whether it wants requests, it says
+itself: the control plane reads that, and Envoy's own health check reads it too, so that a gateway
+that dies while the control plane is away is left within seconds.
 """
 
 from envoy_data_plane.envoy.config.cluster.v3 import (
@@ -17,6 +17,7 @@ from envoy_data_plane.envoy.config.cluster.v3 import (
     ClusterLbPolicy,
     OutlierDetection,
 )
+from envoy_data_plane.envoy.config.common.matcher.v3 import HttpHeadersMatch, MatchPredicate
 from envoy_data_plane.envoy.config.core.v3 import (
     BindConfig,
     HealthCheck,
@@ -33,13 +34,15 @@ from envoy_data_plane.envoy.config.endpoint.v3 import (
     LbEndpoint,
     LocalityLbEndpoints,
 )
+from envoy_data_plane.envoy.config.route.v3 import HeaderMatcher
 from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
     HttpProtocolOptions as UpstreamProtocol,
 )
 from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
     HttpProtocolOptionsExplicitHttpConfig,
+    HttpProtocolOptionsOutlierDetection,
 )
-from envoy_data_plane.envoy.type.v3 import Percent
+from envoy_data_plane.envoy.type.v3 import Int64Range, Percent
 
 from services.edge.messages import address, from_ads, packed, receive_buffer, seconds
 
@@ -56,6 +59,8 @@ _IDLE_S = 60.0
 # The gateway has its own limits and words for "too much"; these only bound Envoy's memory.
 _MAX_REQUESTS = 100_000
 _MIN_RETRIES = 32
+# In a row, until a gateway is left alone.
+_MAX_FAILURES = 5
 _PROTOCOL = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
@@ -66,6 +71,7 @@ def gateway_cluster() -> Cluster:
         explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
             http_protocol_options=Http1ProtocolOptions()
         ),
+        outlier_detection=HttpProtocolOptionsOutlierDetection(error_matcher=_own_errors()),
     )
     return Cluster(
         name=GATEWAYS,
@@ -125,21 +131,26 @@ def _health_check() -> HealthCheck:
     )
 
 
+def _own_errors() -> MatchPredicate:
+    """Which answers count as "5xx" for outlier detection."""
+    status = HeaderMatcher(name=":status", range_match=Int64Range(start=500, end=503))
+    return MatchPredicate(http_response_headers_match=HttpHeadersMatch(headers=[status]))
+
+
 def _outlier_detection() -> OutlierDetection:
+    """Connections that fail or break count with the gateway's own errors, as one series."""
     return OutlierDetection(
-        split_external_local_origin_errors=True,
-        consecutive_local_origin_failure=3,
-        enforcing_consecutive_local_origin_failure=100,
-        enforcing_local_origin_success_rate=0,
-        enforcing_consecutive_5xx=0,
+        consecutive_5xx=_MAX_FAILURES,
+        enforcing_consecutive_5xx=100,
         enforcing_consecutive_gateway_failure=0,
         enforcing_success_rate=0,
         enforcing_failure_percentage=0,
-        enforcing_failure_percentage_local_origin=0,
         interval=seconds(1),
         base_ejection_time=seconds(5),
         max_ejection_time=seconds(60),
         max_ejection_percent=50,
+        # What fails every request may still say that it is ready.
+        successful_active_health_check_uneject_host=False,
     )
 
 

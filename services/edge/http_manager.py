@@ -58,9 +58,6 @@ STAT_PREFIX = "edge"
 # The gateway's own limits, so that both refuse the same.
 MAX_HEAD_KIB = 60
 MAX_HEADERS = 100
-HEAD_TIMEOUT_S = 10.0
-# The whole request. Above the gateway's 10 s for a body, which has a better answer.
-REQUEST_TIMEOUT_S = 15.0
 IDLE_CONNECTION_S = 300.0
 # An ended answer that its client does not take.
 FLUSH_TIMEOUT_S = 60.0
@@ -116,8 +113,8 @@ def http_manager(settings: Settings, tracing: Tracing | None) -> HttpConnectionM
         http2_protocol_options=_http2(),
         stream_error_on_invalid_http_message=False,
         max_request_headers_kb=MAX_HEAD_KIB,
-        request_headers_timeout=seconds(HEAD_TIMEOUT_S),
-        request_timeout=seconds(REQUEST_TIMEOUT_S),
+        request_headers_timeout=seconds(settings.head_timeout_s),
+        request_timeout=seconds(settings.request_timeout_s),
         stream_idle_timeout=timedelta(0),
         stream_flush_timeout=seconds(FLUSH_TIMEOUT_S),
         use_remote_address=True,

@@ -38,7 +38,6 @@ from services.edge.settings import Settings
 
 CERTIFICATE = "client-facing"
 _SEND_BUFFER_BYTES = 32 * 1024
-_TLS_HANDSHAKE_S = 10.0
 # A client that vanished without a word; one that only reads nothing is the gateway's to notice.
 _UNACKNOWLEDGED_S = 60.0
 _KEEPALIVE = TcpKeepalive(keepalive_time=30, keepalive_interval=10, keepalive_probes=3)
@@ -57,7 +56,7 @@ def listener(side: ClientSide) -> Listener:
     chain = FilterChain(
         filters=[http_filter(manager)],
         transport_socket=_tls() if side.settings.tls_cert_file else None,
-        transport_socket_connect_timeout=seconds(_TLS_HANDSHAKE_S),
+        transport_socket_connect_timeout=seconds(side.settings.head_timeout_s),
     )
     return Listener(
         name="clients",

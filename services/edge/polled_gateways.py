@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from baton.runtime import discovery, logs
-from services.edge.addresses import host_and_port
+from baton.runtime.addresses import host_and_port
+from baton.runtime.http_call import NoAnswer, call
 from services.edge.discovery import Found, GatewayReplica, GatewayState, Place
-from services.edge.http_call import NoAnswer, call
 
 _ASK_TIMEOUT_S = 2.0
 _MAX_ASKED_AT_ONCE = 64

@@ -1,18 +1,17 @@
-"""Settings of the control plane (BATON_EDGE_*) and of an Envoy beside it (BATON_ENVOY_*)."""
+"""Settings of the control plane (BATON_EDGE_*)."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from services.edge.addresses import host_and_port
+from baton.runtime.addresses import host_and_port
 
 PREFIX = "BATON_EDGE_"
-ENVOY_PREFIX = "BATON_ENVOY_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The control plane: which gateways there are, and how every Envoy shall serve clients."""
+    """Which gateways there are, and how every Envoy shall serve clients."""
 
     # Where Envoys dial this control plane.
     listen: str = "127.0.0.1:18000"
@@ -33,48 +32,19 @@ class Settings:
     trusted_proxies: int = 0
     # The gateway has the same limit; here a larger content-length is refused at once.
     max_body_bytes: int = 8 * 1024 * 1024
+    # How long a client may take for its TLS handshake, and then for the head of each request.
+    head_timeout_s: float = 10.0
+    # For a whole request. Above the gateway's 10 s for a body, which has a better answer.
+    request_timeout_s: float = 15.0
 
     def __post_init__(self) -> None:
         if not self.gateways:
             raise ValueError("gateways must name at least one")
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_cert_file and tls_key_file go together")
-        for name in ("poll_s", "max_body_bytes"):
+        for name in ("poll_s", "max_body_bytes", "head_timeout_s", "request_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0")
         if self.trusted_proxies < 0:
             raise ValueError("trusted_proxies must be 0 or more")
         host_and_port(self.http_listen)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvoySettings:
-    """One Envoy: who and where it is, and how much it may take."""
-
-    # host:port of the control plane; a name may stand for several addresses.
-    control_plane: str = "127.0.0.1:18000"
-    # Empty = the host's name.
-    node_id: str = ""
-    region: str = ""
-    zone: str = ""
-    # Can stop Envoy and show its configuration: for this machine or pod only.
-    admin_listen: str = "127.0.0.1:9901"
-    # Shows /stats/prometheus and /ready of the admin port, and nothing else. Empty = nowhere.
-    metrics_listen: str = ""
-    # Threads that serve connections; 0 = one for each core.
-    concurrency: int = 0
-    max_heap_bytes: int = 1024 * 1024 * 1024
-    max_connections: int = 20_000
-    # Asked to stop, it says so and serves new requests for this long; open ones may go on then.
-    unready_s: float = 5.0
-    drain_s: float = 120.0
-
-    def __post_init__(self) -> None:
-        for name in ("max_heap_bytes", "max_connections"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
-        for name in ("concurrency", "unready_s", "drain_s"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 or more")
-        for name in ("control_plane", "admin_listen"):
-            host_and_port(getattr(self, name))

@@ -36,7 +36,7 @@ def told(objects: list[Object], folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("name", ["default", "h100-pools"])
 def test_envoy_takes_its_bootstrap(name: str, tmp_path: Path) -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "services.edge", "bootstrap"],
+        [sys.executable, "-m", "services.envoy", "bootstrap"],
         env={**os.environ, **told(profile(name), tmp_path)},
         capture_output=True,
         text=True,

@@ -10,6 +10,7 @@ import yaml
 from baton.runtime import environment, peer_tls
 from baton.worker import settings as worker_settings
 from services.edge import settings as edge_settings
+from services.envoy import settings as envoy_settings
 from services.gateway import settings as gateway_settings
 from services.quota import settings as quota_settings
 from services.router import settings as router_settings
@@ -40,7 +41,7 @@ CLASSES: dict[str, tuple[str, Any]] = {
     "prefill": WORKER,
     "decode": WORKER,
     "edge": (edge_settings.PREFIX, edge_settings.Settings),
-    "envoy": (edge_settings.ENVOY_PREFIX, edge_settings.EnvoySettings),
+    "envoy": (envoy_settings.PREFIX, envoy_settings.Settings),
 }
 # Read by libraries, by the process root and by the test's script.
 OTHERS = {

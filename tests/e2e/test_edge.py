@@ -4,10 +4,22 @@ import os
 import signal
 from collections.abc import Iterator
 
+import openai
 import pytest
 
 from baton.localstack.span_store import SpanStore
 from tests.e2e.conftest import Stack, wait_until
+
+HOPS = {
+    ("edge", "edge"),
+    ("gateway", "gateway.request"),
+    ("quota", "quota.reserve"),
+    ("tokenizer", "tokenizer.encode"),
+    ("router", "router.pick"),
+    ("prefill_worker", "prefill.compute"),
+    ("decode_worker", "decode"),
+    ("quota", "quota.settle"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,20 +48,26 @@ def test_every_hop_lies_under_the_span_of_the_edge(edge: Stack) -> None:
     with SpanStore(edge.home.spans) as store:
 
         def is_complete() -> bool:
-            services = {span.service for span in store.of_request(request_id)}
-            return {"edge", "gateway", "prefill_worker", "decode_worker"} <= services
+            return {(span.service, span.name) for span in store.of_request(request_id)} >= HOPS
 
         wait_until(is_complete, 30)
         spans = store.of_request(request_id)
     (root,) = (span for span in spans if not span.parent_id)
-    assert (root.service, root.request_id) == ("edge", request_id)
+    assert (root.service, root.name, root.request_id) == ("edge", "edge", request_id)
     assert len({span.trace_id for span in spans}) == 1
+    by_id = {span.span_id: span for span in spans}
+    assert all(span is root or span.parent_id in by_id for span in spans)
     (gateway,) = (span for span in spans if span.name == "gateway.request")
     assert gateway.parent_id == root.span_id
-    assert "edge" in edge.command("trace", request_id).stdout
+    shown = edge.command("trace", request_id).stdout
+    assert all(name in shown for _, name in HOPS)
 
 
-def test_a_client_that_leaves_gives_everything_back(edge: Stack) -> None:
+def test_a_client_that_leaves_is_cancelled_in_the_engine(edge: Stack) -> None:
+    def num_cancelled() -> float:
+        return edge.metric("decode-1", "baton_cancel_seconds_count", phase="decode")
+
+    before = num_cancelled()
     with edge.client().chat.completions.create(
         model="baton-demo",
         messages=[{"role": "user", "content": "Tell me a long story."}],
@@ -58,7 +76,20 @@ def test_a_client_that_leaves_gives_everything_back(edge: Stack) -> None:
         extra_body={"ignore_eos": True},
     ) as stream:
         next(iter(stream))
+    wait_until(lambda: num_cancelled() > before, 30)
     wait_until(lambda: not any(edge.used_blocks().values()), 30)
+
+
+def test_who_tries_keys_is_held_back_and_a_good_key_of_the_same_address_is_not(
+    edge: Stack,
+) -> None:
+    ask(edge, max_tokens=1)
+    guesser = edge.client(api_key="sk-wrong")
+    with pytest.raises(openai.RateLimitError):
+        for _ in range(200):
+            with pytest.raises(openai.AuthenticationError):
+                guesser.models.list()
+    ask(edge, max_tokens=1)
 
 
 def test_the_control_plane_and_a_gateway_may_be_killed(edge: Stack) -> None:

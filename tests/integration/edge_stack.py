@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,27 +13,31 @@ import httpx
 
 from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime import peer_tls
+from baton.runtime.http_call import call
 from baton.runtime.process import Process
 from baton.system.clock import SystemClock
 from services.edge.__main__ import serve
 from services.edge.discovery import Found, GatewayReplica, GatewayState, Place
-from services.edge.envoy_process import command
-from services.edge.http_call import call
 from services.edge.http_manager import Tracing
-from services.edge.settings import EnvoySettings, Settings
+from services.edge.settings import Settings
+from services.envoy.envoy_process import command
+from services.envoy.settings import Settings as EnvoySettings
 
 PATIENCE_S = 60.0
+HANG_UP = 0
+# A header of requests whose answers are not held back.
+HURRIED = "x-hurried"
 HOME = Place("here", "a")
 
 
 class SmallGateway:
-    """Speaks enough HTTP/1.1. `go` lets the next piece of each open stream out."""
+    """Speaks enough HTTP/1.1. `go` lets the next piece of an open stream out, unless HURRIED."""
 
     def __init__(self, name: str, place: Place = HOME) -> None:
         self.name = name
         self.place = place
         self.state = GatewayState.READY
-        # What every request to the API is answered with; 200 = a stream.
+        # What every request to the API is answered with; 200 = a stream, HANG_UP = a reset.
         self.status = 200
         self.num_pieces = 1
         self.requests: list[dict[str, str]] = []
@@ -96,25 +100,33 @@ class SmallGateway:
             return
         self.requests = [*self.requests[-9:], head]
         self.num_requests += 1
+        if self.status == HANG_UP:
+            writer.transport.abort()
+            raise ConnectionResetError
         if self.status != 200:
             self._write_head(writer, self.status, 0)
             await writer.drain()
             return
-        await self._stream(reader, writer)
+        await self._stream(reader, writer, None if HURRIED in head else self.go)
 
     def _write_head(self, writer: asyncio.StreamWriter, status: int, length: int) -> None:
         head = f"HTTP/1.1 {status} x\r\nx-gateway: {self.name}\r\ncontent-length: {length}\r\n\r\n"
         writer.write(head.encode())
 
-    async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _stream(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        go: asyncio.Queue[None] | None,
+    ) -> None:
         writer.write(
             f"HTTP/1.1 200 OK\r\nx-gateway: {self.name}\r\ncontent-type: text/event-stream\r\n"
             "transfer-encoding: chunked\r\n\r\n".encode()
         )
         left = asyncio.ensure_future(reader.read(1))
         for number in range(self.num_pieces):
-            if self.go is not None:
-                may_go = asyncio.ensure_future(self.go.get())
+            if go is not None:
+                may_go = asyncio.ensure_future(go.get())
                 await asyncio.wait({may_go, left}, return_when=asyncio.FIRST_COMPLETED)
                 if not may_go.done():
                     may_go.cancel()
@@ -150,7 +162,12 @@ class ToldGateways:
 class Edge:
     """Envoy and its control plane; either can be stopped and started again."""
 
-    def __init__(self, gateways: Sequence[SmallGateway], **settings: Any) -> None:
+    def __init__(
+        self,
+        gateways: Sequence[SmallGateway],
+        envoy: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
         ads, http, admin = free_ports(3)
         self.gateways = list(gateways)
         self.discovery = ToldGateways(self.gateways)
@@ -165,7 +182,7 @@ class Edge:
             region=HOME.region,
             zone=HOME.zone,
             admin_listen=f"{LOOPBACK}:{admin}",
-            concurrency=1,
+            **{"concurrency": 1, **(envoy or {})},
         )
         self.tracing: Tracing | None = None
         self.port = http
@@ -176,6 +193,11 @@ class Edge:
         self._stopping = asyncio.Event()
         self._plane: asyncio.Task[None] | None = None
         self.envoy: asyncio.subprocess.Process | None = None
+
+    def twin(self) -> "Edge":
+        """Another Envoy and control plane for the same gateways."""
+        tls = ("tls_cert_file", "tls_key_file")
+        return Edge(self.gateways, **{name: getattr(self.settings, name) for name in tls})
 
     async def start_plane(self) -> None:
         self._stopping = asyncio.Event()
@@ -192,11 +214,14 @@ class Edge:
         await self._plane
 
     async def start_envoy(self) -> None:
+        await self.launch_envoy()
+        await self.until(self.serves)
+
+    async def launch_envoy(self) -> None:
         with self.log.open("ab") as log:
             self.envoy = await asyncio.create_subprocess_exec(
                 *command(self.envoy_settings, peer_tls.Settings()), stdout=log, stderr=log
             )
-        await self.until(self.serves)
 
     async def kill_envoy(self) -> None:
         if self.envoy is not None:
@@ -208,7 +233,8 @@ class Edge:
         """Whether a request finds its way to a gateway."""
         try:
             async with httpx.AsyncClient(verify=False, timeout=PATIENCE_S) as http:
-                return (await http.get(f"{self.root}/healthz")).status_code == 200
+                asked = await http.get(f"{self.root}/healthz", headers={HURRIED: "1"})
+                return asked.status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -265,12 +291,15 @@ class Edge:
 
 @contextlib.asynccontextmanager
 async def running_edge(
-    gateways: Sequence[SmallGateway], tracing: Tracing | None = None, **settings: Any
+    gateways: Sequence[SmallGateway],
+    tracing: Tracing | None = None,
+    envoy: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Edge]:
     """Everything started, and every gateway known to Envoy as it is."""
     for gateway in gateways:
         await gateway.start()
-    edge = Edge(gateways, **settings)
+    edge = Edge(gateways, envoy, **settings)
     edge.tracing = tracing
     await edge.start_plane()
     try:

@@ -1,6 +1,7 @@
 """What happens at the edge while its parts are away: no request fails that had a living path."""
 
 import asyncio
+import contextlib
 import os
 import ssl
 from collections.abc import AsyncIterator
@@ -13,13 +14,11 @@ from baton.runtime import peer_tls
 from baton.runtime.process import Process
 from baton.system.clock import SystemClock
 from baton.testing.certificates import Authority
-from services.edge.envoy_process import run_envoy
+from services.envoy.envoy_process import run_envoy
+from tests.integration.edge_load import CHAT, REFUSED, Load
 from tests.integration.edge_stack import HOME, PATIENCE_S, Edge, SmallGateway, running_edge
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-CHAT = "/v1/chat/completions"
-NUM_CLIENTS = 4
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -39,43 +38,9 @@ async def edge(
         yield running
 
 
-def client(edge: Edge, authority: Authority) -> httpx.AsyncClient:
+def client(edge: Edge, authority: Authority, http2: bool = True) -> httpx.AsyncClient:
     trusted = ssl.create_default_context(cadata=authority.certificate.decode())
-    return httpx.AsyncClient(base_url=edge.root, verify=trusted, http2=True, timeout=PATIENCE_S)
-
-
-class Load:
-    """Clients that ask one request after the other, and note what came of each."""
-
-    def __init__(self, http: httpx.AsyncClient) -> None:
-        self._http = http
-        self.answers: list[str] = []
-        self._is_over = False
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def __aenter__(self) -> "Load":
-        self._tasks = [asyncio.ensure_future(self._ask()) for _ in range(NUM_CLIENTS)]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Nothing is cancelled: an HTTP/2 client may stand still after that."""
-        self._is_over = True
-        async with asyncio.timeout(PATIENCE_S):
-            await asyncio.gather(*self._tasks)
-
-    async def _ask(self) -> None:
-        while not self._is_over:
-            answer = await self._http.post(CHAT, content=b"{}")
-            named = answer.headers.get("x-gateway", "nobody")
-            self.answers.append(named if answer.status_code == 200 else str(answer.status_code))
-
-    async def more(self, count: int = 20) -> set[str]:
-        """What the next answers are."""
-        before = len(self.answers)
-        async with asyncio.timeout(PATIENCE_S):
-            while len(self.answers) < before + count:
-                await asyncio.sleep(0.01)
-        return set(self.answers[before:])
+    return httpx.AsyncClient(base_url=edge.root, verify=trusted, http2=http2, timeout=PATIENCE_S)
 
 
 async def test_without_the_control_plane_everything_goes_on(
@@ -152,6 +117,71 @@ async def test_a_killed_envoy_leaves_nothing_behind_and_comes_back_as_it_was(
     await edge.start_envoy()
     async with client(edge, authority) as http, Load(http) as load:
         assert await load.more() == {"a", "b"}
+
+
+async def test_a_killed_envoy_costs_only_its_own_clients(edge: Edge, authority: Authority) -> None:
+    await edge.until(edge.serves)
+    other = edge.twin()
+    await other.start_plane()
+    await other.start_envoy()
+    for gateway in edge.gateways:
+        gateway.num_pieces, gateway.go = 2, asyncio.Queue()
+    # HTTP/1.1: httpx may stand still when an HTTP/2 connection breaks under several requests.
+    async with client(edge, authority, False) as struck, client(other, authority, False) as spared:
+        async with Load(struck, may_fail=True) as hit, Load(spared) as going_on:
+            await hit.until({"a", "b"})
+            async with spared.stream("POST", CHAT, content=b"{}") as whole:
+                with pytest.raises(httpx.HTTPError):
+                    async with struck.stream("POST", CHAT, content=b"{}") as cut:
+                        await edge.kill_envoy()
+                        await cut.aread()
+                await hit.until({REFUSED})
+                assert await going_on.more(40) == {"a", "b"}
+                await edge.start_envoy()
+                await hit.until({"a", "b"})
+                release(edge)
+                assert await whole.aread() == b"data: 0\n\ndata: 1\n\n"
+    await other.kill_envoy()
+    await other.stop_plane()
+    for gateway in edge.gateways:
+        gateway.num_pieces, gateway.go = 1, None
+
+
+def release(edge: Edge) -> None:
+    """More than every open stream needs."""
+    for gateway in edge.gateways:
+        for _ in range(20):
+            assert gateway.go is not None
+            gateway.go.put_nowait(None)
+
+
+async def test_a_killed_gateway_costs_only_what_it_had(edge: Edge, authority: Authority) -> None:
+    a, b = edge.gateways
+    for gateway in edge.gateways:
+        gateway.num_pieces, gateway.go = 2, asyncio.Queue()
+    async with client(edge, authority) as http, contextlib.AsyncExitStack() as streams:
+        opened: list[httpx.Response] = []
+        while {one.headers["x-gateway"] for one in opened} != {"a", "b"}:
+            stream = http.stream("POST", CHAT, content=b"{}")
+            opened.append(await streams.enter_async_context(stream))
+        await a.kill()
+        release(edge)
+        for answer in opened:
+            if answer.headers["x-gateway"] == "b":
+                assert await answer.aread() == b"data: 0\n\ndata: 1\n\n"
+            else:
+                with pytest.raises(httpx.RemoteProtocolError):
+                    await answer.aread()
+        b.num_pieces, b.go, b.num_requests = 1, None, 0
+        # Envoy has been told nothing: it finds out with the first request that it sends there.
+        answers = [await http.post(CHAT, content=b"{}") for _ in range(30)]
+    assert {answer.headers["x-gateway"] for answer in answers} == {"b"}
+    assert b.num_requests == len(answers), "what is sent again has reached nobody before"
+    stats = await edge.stats("cluster.gateways.upstream_")
+    assert stats["cluster.gateways.upstream_cx_connect_fail"] > 0
+    assert stats["cluster.gateways.upstream_rq_retry_success"] > 0
+    a.num_pieces, a.go = 1, None
+    await a.start()
 
 
 async def test_an_envoy_that_leaves_ends_what_it_has(edge: Edge, authority: Authority) -> None:

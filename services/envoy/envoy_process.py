@@ -7,6 +7,7 @@ then open requests may end.
 import asyncio
 import contextlib
 import importlib.util
+import json
 import re
 import shutil
 import signal
@@ -15,20 +16,20 @@ from functools import partial
 from pathlib import Path
 
 from baton.runtime import logs, peer_tls
+from baton.runtime.addresses import host_and_port
+from baton.runtime.http_call import NoAnswer, call
 from baton.runtime.process import Misconfigured, Process
 from baton.system.parent_death import die_with_parent
-from services.edge.addresses import host_and_port
-from services.edge.bootstrap import bootstrap
-from services.edge.http_call import NoAnswer, call
-from services.edge.http_manager import STAT_PREFIX
-from services.edge.peer_transport import secret_files
-from services.edge.settings import EnvoySettings
+from services.envoy.bootstrap import bootstrap
+from services.envoy.peer_transport import secret_files
+from services.envoy.settings import Settings
 
 _ADMIN_TIMEOUT_S = 2.0
 _LOOK_EVERY_S = 0.1
 _TERMINATE_S = 5.0
 _LOG_FORMAT = '{"time":"%Y-%m-%dT%T.%e","level":"%l","service":"envoy","event":"%n","message":"%j"}'
-_ACTIVE = f"http.{STAT_PREFIX}.downstream_rq_active"
+# The control plane names it (services/edge/http_manager.py).
+_ACTIVE = "http.edge.downstream_rq_active"
 
 _log = logs.get("envoy")
 
@@ -49,12 +50,12 @@ def find_envoy() -> Path:
 
 
 def command(
-    settings: EnvoySettings, peer: peer_tls.Settings, secrets_folder: Path | None = None
+    settings: Settings, peer: peer_tls.Settings, secrets_folder: Path | None = None
 ) -> list[str]:
     """Envoy's own arguments; its configuration holds no secret and goes with them."""
     argv = [
         str(find_envoy()),
-        "--config-yaml", bootstrap(settings, peer, secrets_folder).to_json(),
+        "--config-yaml", json.dumps(bootstrap(settings, peer, secrets_folder)),
         # Several on one host must not look for each other.
         "--disable-hot-restart",
         "--log-level", "warning",
@@ -65,7 +66,7 @@ def command(
     return argv + (["--concurrency", str(settings.concurrency)] if settings.concurrency else [])
 
 
-async def run_envoy(process: Process, settings: EnvoySettings, peer: peer_tls.Settings) -> None:
+async def run_envoy(process: Process, settings: Settings, peer: peer_tls.Settings) -> None:
     """Until `process.stopping`, and until Envoy has left. Raises EnvoyEnded, Misconfigured."""
     if peer.cert_file is None:
         await _run(process, settings, command(settings, peer))
@@ -76,7 +77,7 @@ async def run_envoy(process: Process, settings: EnvoySettings, peer: peer_tls.Se
         await _run(process, settings, command(settings, peer, Path(folder)))
 
 
-async def _run(process: Process, settings: EnvoySettings, argv: list[str]) -> None:
+async def _run(process: Process, settings: Settings, argv: list[str]) -> None:
     child = await asyncio.create_subprocess_exec(
         *argv,
         stdin=asyncio.subprocess.DEVNULL,
@@ -94,7 +95,7 @@ async def _run(process: Process, settings: EnvoySettings, argv: list[str]) -> No
         await _terminate(child, ended)
 
 
-async def _leave(settings: EnvoySettings, ended: "asyncio.Task[int]") -> None:
+async def _leave(settings: Settings, ended: "asyncio.Task[int]") -> None:
     """Unready, then closed, then empty; or the time is up."""
     admin = host_and_port(settings.admin_listen)
     loop = asyncio.get_running_loop()

@@ -1,0 +1,24 @@
+"""Parts of Envoy's JSON that are the same wherever they occur."""
+
+from typing import Any
+
+from baton.runtime.addresses import host_and_port
+
+Json = dict[str, Any]
+
+
+def typed(message: str, **fields: Any) -> Json:
+    """An Any: `message` is its full name."""
+    return {"@type": f"type.googleapis.com/{message}", **fields}
+
+
+def address(text: str) -> Json:
+    """Of "host:port"."""
+    host, port = host_and_port(text)
+    return {"socket_address": {"address": host, "port_value": port}}
+
+
+def endpoints(cluster: str, target: str) -> Json:
+    """A cluster's only endpoint, "host:port"; a name may stand for several addresses."""
+    endpoint = {"endpoint": {"address": address(target)}}
+    return {"cluster_name": cluster, "endpoints": [{"lb_endpoints": [endpoint]}]}

@@ -1,0 +1,72 @@
+"""How an Envoy shows itself to the control plane, and whom it takes for it: the files and the name
+that every service has (baton/runtime/peer_tls.py)."""
+
+import json
+from pathlib import Path
+
+from baton.runtime import peer_tls
+from services.envoy.messages import Json, typed
+
+_TLS = "envoy.extensions.transport_sockets.tls.v3."
+_OWN, _PEERS = "own", "peers"
+
+
+def peer_transport(peer: peer_tls.Settings, secrets_folder: Path | None) -> Json | None:
+    """None without certificates. With `secrets_folder` (see `secret_files`) renewed files are taken
+    as they come; without, at Envoy's next start."""
+    if peer.cert_file is None:
+        return None
+    if secrets_folder is None:
+        context: Json = {
+            "tls_certificates": [_certificate(peer)], "validation_context": _validation(peer)
+        }  # fmt: skip
+    else:
+        context = {
+            "tls_certificate_sds_secret_configs": [_from_file(secrets_folder, _OWN)],
+            "validation_context_sds_secret_config": _from_file(secrets_folder, _PEERS),
+        }
+    tls = typed(_TLS + "UpstreamTlsContext", common_tls_context=context, sni=peer.peer_name)
+    return {"name": "envoy.transport_sockets.tls", "typed_config": tls}
+
+
+def secret_files(peer: peer_tls.Settings) -> dict[str, str]:
+    """What belongs into a secrets folder, by file name: where the files are, not what is in them.
+    Envoy takes one secret from each."""
+    secrets = {
+        _OWN: {"tls_certificate": _certificate(peer)},
+        _PEERS: {"validation_context": _validation(peer)},
+    }
+    return {
+        _file_name(name): json.dumps({"resources": [typed(_TLS + "Secret", name=name, **secret)]})
+        for name, secret in secrets.items()
+    }
+
+
+def _from_file(folder: Path, name: str) -> Json:
+    path = {"path": str(folder / _file_name(name))}
+    source = {"path_config_source": path, "resource_api_version": "V3"}
+    return {"name": name, "sds_config": source}
+
+
+def _file_name(name: str) -> str:
+    return f"{name}.json"
+
+
+def _certificate(peer: peer_tls.Settings) -> Json:
+    assert peer.cert_file is not None
+    return {
+        "certificate_chain": {"filename": str(peer.cert_file)},
+        "private_key": {"filename": str(peer.key_file)},
+        "watched_directory": {"path": str(peer.cert_file.parent)},
+    }
+
+
+def _validation(peer: peer_tls.Settings) -> Json:
+    assert peer.ca_file is not None
+    return {
+        "trusted_ca": {"filename": str(peer.ca_file)},
+        "watched_directory": {"path": str(peer.ca_file.parent)},
+        "match_typed_subject_alt_names": [
+            {"san_type": "DNS", "matcher": {"exact": peer.peer_name}}
+        ],
+    }

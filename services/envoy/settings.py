@@ -1,0 +1,40 @@
+"""Settings of one Envoy (BATON_ENVOY_*)."""
+
+from dataclasses import dataclass
+
+from baton.runtime.addresses import host_and_port
+
+PREFIX = "BATON_ENVOY_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Who and where it is, and how much it may take."""
+
+    # host:port of the control plane; a name may stand for several addresses.
+    control_plane: str = "127.0.0.1:18000"
+    # Empty = the host's name.
+    node_id: str = ""
+    region: str = ""
+    zone: str = ""
+    # Can stop Envoy and show its configuration: for this machine or pod only.
+    admin_listen: str = "127.0.0.1:9901"
+    # Shows /stats/prometheus and /ready of the admin port, and nothing else. Empty = nowhere.
+    metrics_listen: str = ""
+    # Threads that serve connections; 0 = one for each core.
+    concurrency: int = 0
+    max_heap_bytes: int = 1024 * 1024 * 1024
+    max_connections: int = 20_000
+    # Asked to stop, it says so and serves new requests for this long; open ones may go on then.
+    unready_s: float = 5.0
+    drain_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_heap_bytes", "max_connections"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        for name in ("concurrency", "unready_s", "drain_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more")
+        for name in ("control_plane", "admin_listen"):
+            host_and_port(getattr(self, name))
