@@ -3,6 +3,8 @@
 Only Envoy's own answers are rewritten; an answer of a gateway passes as it is.
 """
 
+from typing import Any
+
 from envoy_data_plane.envoy.config.accesslog.v3 import (
     AccessLogFilter,
     ComparisonFilter,
@@ -34,12 +36,15 @@ _REPLIES = (
     (504, "deadline_exceeded", "no gateway answered in time"),
 )
 _RETRY_AFTER_S = 1
+# Envoy's own readiness is an answer of Envoy's, too.
+_READY = {"status": "ready"}
 
 
 def local_replies() -> LocalReplyConfig:
     """One body for each status; any other one is an internal error."""
+    ready = ResponseMapper(filter=_status_is(200), body_format_override=_json(_READY))
     return LocalReplyConfig(
-        mappers=[_mapper(*reply) for reply in _REPLIES],
+        mappers=[ready, *(_mapper(*reply) for reply in _REPLIES)],
         body_format=_body("internal", "the edge failed"),
     )
 
@@ -49,18 +54,22 @@ def _mapper(status: int, reason: str, message: str) -> ResponseMapper:
     headers = {"x-should-retry": "true" if is_retryable else "false"}
     if is_retryable:
         headers["retry-after"] = str(_RETRY_AFTER_S)
-    comparison = ComparisonFilter(
-        op=ComparisonFilterOp.EQ,
-        value=RuntimeUInt32(default_value=status, runtime_key=f"edge.local_reply_{status}"),
-    )
     return ResponseMapper(
-        filter=AccessLogFilter(status_code_filter=StatusCodeFilter(comparison=comparison)),
+        filter=_status_is(status),
         body_format_override=_body(reason, message),
         headers_to_add=[
             HeaderValueOption(header=HeaderValue(key=name, value=value))
             for name, value in headers.items()
         ],
     )
+
+
+def _status_is(status: int) -> AccessLogFilter:
+    comparison = ComparisonFilter(
+        op=ComparisonFilterOp.EQ,
+        value=RuntimeUInt32(default_value=status, runtime_key=f"edge.local_reply_{status}"),
+    )
+    return AccessLogFilter(status_code_filter=StatusCodeFilter(comparison=comparison))
 
 
 def _body(reason: str, message: str) -> SubstitutionFormatString:
@@ -70,6 +79,10 @@ def _body(reason: str, message: str) -> SubstitutionFormatString:
         "param": None,
         "code": reason,
     }
+    return _json({"error": error})
+
+
+def _json(body: dict[str, Any]) -> SubstitutionFormatString:
     return SubstitutionFormatString(
-        json_format=Struct.from_dict({"error": error}), content_type="application/json"
+        json_format=Struct.from_dict(body), content_type="application/json"
     )

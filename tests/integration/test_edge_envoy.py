@@ -235,6 +235,11 @@ async def test_what_envoy_refuses_reads_like_a_refusal_of_the_gateway(
     assert b"x-should-retry: false" in head
 
 
+async def test_envoy_says_that_it_is_ready(http: httpx.AsyncClient) -> None:
+    answer = await http.get("/readyz")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
+
+
 async def exchange(edge: Edge, sent: bytes) -> bytes:
     """Everything that Envoy says until it closes the connection, or until its answer is whole."""
     reader, writer = await asyncio.open_connection("127.0.0.1", edge.port)
