@@ -7,10 +7,15 @@ would wait forever, so the loop raises Deadlock instead.
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+# Less than this is rounded to no delay by uvloop, whose timers count milliseconds.
+_UVLOOP_SOON_S = 0.0005
 
 
 class Deadlock(Exception):
@@ -53,6 +58,15 @@ class _InstantSelector(selectors.DefaultSelector):
         return []
 
 
+class _SoonHandle(asyncio.TimerHandle):
+    """What uvloop, on which the services run, gives for a callback that is due at once."""
+
+    __slots__ = ()
+
+    def when(self) -> float:
+        raise AttributeError("uvloop's handle of a callback that is due at once has no 'when'")
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop on a VirtualClock."""
 
@@ -65,6 +79,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self.clock.now()
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: Unpack[Ts],
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        timer = super().call_at(when, callback, *args, context=context)
+        if when - self.time() < _UVLOOP_SOON_S:
+            timer.__class__ = _SoonHandle
+        return timer
 
 
 def run_virtual(main: Coroutine[Any, Any, T], clock: VirtualClock | None = None) -> T:

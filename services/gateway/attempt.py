@@ -92,6 +92,7 @@ class Attempt:
         self._poked = False
         self._wait_until_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_s = 0.0
 
     @property
     def ended(self) -> bool:
@@ -231,7 +232,7 @@ class Attempt:
         left running from one wait to the next and looks at `_wait_until_s` when it fires.
         """
         self._wait_until_s = self._loop.time() + timeout_s
-        if self._timer is None or self._timer.when() > self._wait_until_s:
+        if self._timer is None or self._timer_due_s > self._wait_until_s:
             self._set_timer()
         self._waiter = self._loop.create_future()
         try:
@@ -242,7 +243,8 @@ class Attempt:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._wait_until_s, self._on_timer)
+        self._timer_due_s = self._wait_until_s
+        self._timer = self._loop.call_at(self._timer_due_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -46,6 +46,7 @@ class RequestQueue(Generic[T]):
         self._new: dict[int, _Waiter[T]] = {}
         self._next_key = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_s = 0.0
         self._failed_at = float("-inf")
         self._granted_at: float | None = None
         self._mean_grant_s = 0.0
@@ -154,10 +155,12 @@ class RequestQueue(Generic[T]):
             self._clear_timer()
             return
         loop = asyncio.get_running_loop()
-        if self._timer is not None and self._timer.when() > loop.time() + delay_s:
+        due_s = loop.time() + delay_s
+        if self._timer is not None and self._timer_due_s > due_s:
             self._clear_timer()
         if self._timer is None:
-            self._timer = loop.call_later(delay_s, self._retry)
+            self._timer_due_s = due_s
+            self._timer = loop.call_at(due_s, self._retry)
 
     def _clear_timer(self) -> None:
         if self._timer is not None:

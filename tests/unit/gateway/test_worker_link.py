@@ -114,6 +114,22 @@ def test_columns_are_taken_apart_into_the_attempts() -> None:
     linked(scenario)
 
 
+def test_a_wait_may_follow_one_that_was_nearly_over() -> None:
+    """uvloop's handle of a timer that is due at once cannot tell when it fires."""
+
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+        short = asyncio.ensure_future(attempt.arrivals(0.0003))
+        await asyncio.sleep(0)
+        attempt.poke()
+        assert await short == []
+        await pair.token(0, seq=1)
+        assert await attempt.arrivals(1) == [Tokens(0, [100])]
+
+    linked(scenario)
+
+
 def test_what_arrived_before_a_loss_is_delivered_before_the_failure() -> None:
     async def scenario(pair: Pair) -> None:
         attempt = pair.link.submit(submit())

@@ -245,3 +245,21 @@ def test_the_first_change_after_a_pause_is_tried_at_once() -> None:
         assert asyncio.get_running_loop().time() == pytest.approx(0.03)
 
     run_virtual(scenario())
+
+
+def test_a_try_that_is_due_at_once_is_as_good_as_any() -> None:
+    """uvloop's handle of such a timer cannot tell when it fires."""
+
+    async def scenario() -> str:
+        queue, room = RequestQueue[str](10), Room()
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(queue.wait(room.attempt, 10))
+            await settle()
+            queue.pump()
+            await asyncio.sleep(PACE_S - 0.0003)
+            queue.notify()
+            queue.notify()
+            room.slots = 1
+        return waiting.result()
+
+    assert run_virtual(scenario()) == "granted"
