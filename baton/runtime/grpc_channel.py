@@ -59,6 +59,9 @@ _UNARY_OPTIONS: Options = [
     *_RECONNECT,
 ]
 _REPEAT_PAUSE_S = 0.05
+# Of a peer that is not there, or no more: a process that fails cancels its open calls. Who cancels
+# a call of its own gets no status.
+_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _NO_PROXY: Options = [("grpc.enable_http_proxy", 0)]
 _BALANCED = {
     "loadBalancingConfig": [{"round_robin": {}}],
@@ -155,7 +158,7 @@ def outgoing(request_id: str = "", traceparent: str = "") -> tuple[tuple[str, st
 
 def _found_nobody(error: _Failed) -> bool:
     keys = {key for key, _ in error.trailing_metadata() or ()}
-    return error.code() is grpc.StatusCode.UNAVAILABLE and metadata.FAILURE not in keys
+    return error.code() in _GONE and metadata.FAILURE not in keys
 
 
 def failure_of(error: _Failed) -> failures.BatonError:
@@ -166,8 +169,6 @@ def failure_of(error: _Failed) -> failures.BatonError:
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return failures.DeadlineExceeded(details or "deadline exceeded")
-    if code is grpc.StatusCode.CANCELLED:
-        return failures.Cancelled(details or "cancelled")
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED):
+    if code in _GONE or code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return failures.Unavailable(details or "unavailable", retry_after_s=1)
     return failures.InternalFailure(f"{code.name}: {details}")

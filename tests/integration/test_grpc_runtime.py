@@ -1,6 +1,8 @@
 """Unary calls and shared streams over real gRPC on loopback."""
 
 import asyncio
+import subprocess
+import sys
 
 import grpc
 import pytest
@@ -118,3 +120,48 @@ async def test_a_call_waits_for_a_replica_that_is_back_in_a_moment() -> None:
         with pytest.raises(LimitExceeded):
             await waiting
         await again.stop(0)
+
+
+# Fails as a service does: its loop ends with a call open.
+FAILING_PEER = """
+import asyncio
+from baton.runtime import grpc_server
+from baton.wire.v1 import quota_pb2_grpc
+
+async def main():
+    has_begun = asyncio.Event()
+
+    class Waiting(quota_pb2_grpc.QuotaServicer):
+        async def Reserve(self, request, context):
+            has_begun.set()
+            await asyncio.Event().wait()
+
+    def register(target):
+        quota_pb2_grpc.add_QuotaServicer_to_server(Waiting(), target)
+
+    running = await grpc_server.start_server("127.0.0.1:0", register)
+    print(running.port, flush=True)
+    await has_begun.wait()
+    raise SystemExit("a bug")
+
+asyncio.run(main())
+"""
+
+
+async def test_a_call_that_a_failing_peer_cancels_may_be_made_elsewhere() -> None:
+    """Its loop's end cancels the call, which is not a client that left."""
+    peer = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FAILING_PEER, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert peer.stdout is not None
+    try:
+        port = int(await peer.stdout.readline())
+        async with grpc_channel.open_channel(f"127.0.0.1:{port}") as channel:
+            stub = quota_pb2_grpc.QuotaStub(channel)
+            with pytest.raises(Unavailable) as caught:
+                await grpc_channel.call(stub.Reserve, quota_pb2.ReserveRequest(), deadline_s=30)
+    finally:
+        _, errors = await peer.communicate()
+    assert b"a bug" in errors
+    assert isinstance(caught.value.__cause__, grpc.aio.AioRpcError)
+    assert caught.value.__cause__.code() is grpc.StatusCode.CANCELLED
