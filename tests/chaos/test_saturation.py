@@ -13,6 +13,8 @@ from tests.chaos.trials import IS_LONG, Trials
 
 SATURATED_S = 600.0
 NUM_CLIENTS = 48
+# Waits are predicted when a request comes; a machine that others use, too, then keeps it waiting.
+MAX_LATE_SHARE = 0.01
 # Up to 1,300 tokens of prompt: long steps, full queues, full pools.
 FILLER = "Tell me, in a few words, about the price of tea and the way to the station. "
 MAX_FILLERS = 60
@@ -46,10 +48,13 @@ class Load:
 
 
 def outcome(answer: Answer, max_tokens: int) -> str:
-    """ "whole", "refused" before it began, or what went wrong."""
+    """ "whole", "refused", "late" when its first token was not there in time, or what went wrong."""
     if answer.usage.get("completion_tokens") == max_tokens:
         return "whole"
-    return "refused" if answer.error.startswith(("429", "503")) else answer.error[:200]
+    if answer.error.startswith(("429", "503")):
+        return "refused"
+    is_late = not answer.texts and "deadline_exceeded" in answer.error
+    return "late" if is_late else answer.error[:200]
 
 
 @pytest.mark.skipif(not IS_LONG, reason="ten minutes; the simulation has the short one")
@@ -68,4 +73,5 @@ def test_a_saturated_stack_ejects_nobody(target: Target, trials: Trials) -> None
     load.run()
     print(f"{NUM_CLIENTS} clients, {SATURATED_S:.0f} s: {dict(load.outcomes)}")
     assert counts() == before
-    assert set(load.outcomes) <= {"whole", "refused"}
+    assert set(load.outcomes) <= {"whole", "refused", "late"}
+    assert load.outcomes["late"] <= MAX_LATE_SHARE * load.outcomes.total()
