@@ -48,7 +48,7 @@ class Load:
 
 
 def outcome(answer: Answer, max_tokens: int) -> str:
-    """ "whole", "refused", "late" when its first token was not there in time, or what went wrong."""
+    """ "whole", "refused", "late" (no token in time), or what went wrong."""
     if answer.usage.get("completion_tokens") == max_tokens:
         return "whole"
     if answer.error.startswith(("429", "503")):
