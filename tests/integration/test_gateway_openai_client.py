@@ -404,7 +404,8 @@ async def test_streams_that_outlast_the_drain_are_billed(tmp_path: Path) -> None
                 async for _ in stream:
                     pass
             assert caught.value.code == "draining"
-    (record,) = stack.quota.settled
+    # Where the acknowledgement came late, the outbox has settled it again.
+    (record,) = {record.request_id: record for record in stack.quota.settled}.values()
     assert record.num_output_tokens > 10
 
 
