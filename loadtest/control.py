@@ -4,6 +4,7 @@ Locust's events drive it. Master and single process decide (users, shape, verdic
 learn the scenario's name, the run's salt and length with the first users they are given.
 """
 
+import functools
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ from typing import Any
 
 import gevent
 from gevent.pool import Group
-from locust import LoadTestShape
+from locust import LoadTestShape, argument_parser
 from locust.runners import MasterRunner, WorkerRunner
 
 from loadtest import live_page, replay, report, scenario, shapes, summary, verdict
@@ -48,6 +49,11 @@ def add_options(parser: Any, **_: Any) -> None:
         parser.add_argument(
             name, default=default, type=type(default), help=told, include_in_web_ui=False
         )
+
+
+# Locust's workers ask for this for each option of each message that tells them of users, and it
+# builds the whole parser anew: seconds without a heartbeat, and the master gives them up (2.47).
+argument_parser.default_args_dict = functools.cache(argument_parser.default_args_dict)
 
 
 class ScenarioShape(LoadTestShape):

@@ -120,6 +120,14 @@ def test_a_replay_is_sent_when_it_is_due_by_all_workers_together(tmp_path: Path,
     assert any("40 requests, 2 times as fast" in note for note in run["notes"])
 
 
+def test_a_worker_that_is_told_of_users_builds_locusts_parser_once() -> None:
+    program = (
+        "from loadtest import control; from locust import argument_parser as parser;"
+        "assert parser.default_args_dict() is parser.default_args_dict()"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+
+
 def test_without_a_server_nothing_is_tested(tmp_path: Path) -> None:
     code, run = run_locust(tmp_path, "http://127.0.0.1:9", SCENARIO)
     assert (code, run) == (2, {})
