@@ -58,6 +58,8 @@ def test_redis_starts_with_its_configuration_and_asks_for_the_password(tmp_path:
         with redis.Redis(port=port, password=password) as client:
             assert client.config_get("appendonly") == {"appendonly": "yes"}
             assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+            # A full Redis refuses writes; one over its pod's limit is killed.
+            assert 0.5 * 2**30 < int(client.config_get("maxmemory")["maxmemory"]) < 0.75 * 2**30
     finally:
         server.kill()
         server.communicate()
