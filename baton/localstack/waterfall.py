@@ -42,9 +42,12 @@ def _attributes(span: StoredSpan) -> str:
 
 def _in_order(spans: list[StoredSpan]) -> Iterator[tuple[StoredSpan, int]]:
     known = {span.span_id for span in spans}
+    # A process that was killed has not told of its own spans: what was below them is the request's.
+    root = next((span.span_id for span in spans if not span.parent_id), "")
     children: dict[str, list[StoredSpan]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
-        children[span.parent_id if span.parent_id in known else ""].append(span)
+        parent = span.parent_id if span.parent_id in known else root
+        children["" if span.span_id == root else parent].append(span)
     stack = [(span, 0) for span in reversed(children[""])]
     while stack:
         span, depth = stack.pop()

@@ -69,8 +69,8 @@ function drawFigures(fleet) {
     figure("First token", fleet.first_token.p50_s, time(fleet.first_token.p50_s), `p95 ${time(fleet.first_token.p95_s)}`),
     figure("Between tokens", fleet.token_gap.p50_s, time(fleet.token_gap.p50_s), `p95 ${time(fleet.token_gap.p95_s)}`),
     figure("Output tokens", output, `${count(output)}/s`),
-    figure("Prompt tokens computed", prompt, `${count(prompt)}/s`),
-    figure("Streams moved", healed.num_moved, count(healed.num_moved), `${healed.num_resumed} connections resumed`),
+    figure("Prompt tokens", prompt, `${count(prompt)}/s`, "computed, not cached"),
+    figure("Streams moved", healed.num_moved, count(healed.num_moved), `${healed.num_resumed} resumed`),
   );
 }
 
@@ -141,17 +141,19 @@ function drawRecent(rows) {
     ["model", (row) => row.model],
     ["ended", (row) => node("span", { class: row.failed ? "bad" : "" }, row.outcome)],
     ["took", (row) => time(row.seconds), true],
-    ["prompt", (row) => row.num_prompt_tokens, true],
-    ["output", (row) => row.num_output_tokens, true],
+    ["prompt", (row) => count(row.num_prompt_tokens), true],
+    ["output", (row) => count(row.num_output_tokens), true],
     ["attempts", (row) => row.num_attempts, true],
   ], rows.slice(0, 30), "no requests yet");
 }
 
 function inOrder(spans) {
   const known = new Set(spans.map((span) => span.span_id));
+  const root = spans.find((span) => !span.parent_id);
   const below = new Map();
   for (const span of [...spans].sort((a, b) => a.start_ns - b.start_ns || b.end_ns - a.end_ns)) {
-    const parent = known.has(span.parent_id) ? span.parent_id : "";
+    // A process that was killed has not told of its own spans: what was below them is the request's.
+    const parent = known.has(span.parent_id) ? span.parent_id : span === root || !root ? "" : root.span_id;
     below.set(parent, [...(below.get(parent) ?? []), span]);
   }
   const walk = (parent, depth) => (below.get(parent) ?? []).flatMap((span) => [[span, depth], ...walk(span.span_id, depth + 1)]);

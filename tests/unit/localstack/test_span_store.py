@@ -75,3 +75,15 @@ def test_waterfall_shows_children_below_parents_with_service_and_time() -> None:
     ]
     assert "FAILED" in lines[2]
     assert "4.00 ms" in lines[3]
+
+
+def test_what_was_below_a_span_that_nobody_told_of_is_the_requests_in_order_of_time() -> None:
+    text = render(
+        [
+            span("a", name="gateway.request", end_ns=10_000_000),
+            span("d", "a", "move", start_ns=5_000_000, end_ns=6_000_000),
+            span("c", "killed", "handoff", start_ns=2_000_000, end_ns=3_000_000),
+        ]
+    )
+    names = [line.split()[1] for line in text.splitlines()[1:]]
+    assert names == ["gateway.request", "handoff", "move"]
