@@ -1,6 +1,15 @@
 """The four dashboards. Every metric that they name is one of baton/runtime/instruments.py."""
 
-from tools.dashboards.panels import OF_MODEL, Dashboard, Panel, mean, quantile, quantiles, rate
+from tools.dashboards.panels import (
+    OF_MODEL,
+    Dashboard,
+    Panel,
+    mean,
+    quantile,
+    quantiles,
+    rate,
+    since_start,
+)
 
 FLEET = Dashboard(
     "baton-fleet",
@@ -70,9 +79,10 @@ FLEET = Dashboard(
         "What went wrong and was healed": [
             Panel(
                 "Streams that moved",
-                "To another worker in mid-stream, by the reason of the loss. Clients saw a pause.",
-                {rate("baton_gateway_moves_total", "reason", labels=""): "{{reason}}"},
-                "ops",
+                "Since the gateways started, to another worker in mid-stream, by the reason of the "
+                "loss. Clients saw a pause.",
+                {since_start("baton_gateway_moves_total", "reason"): "{{reason}}"},
+                decimals=0,
             ),
             Panel(
                 "Pause of a moved stream",
@@ -82,17 +92,15 @@ FLEET = Dashboard(
             ),
             Panel(
                 "Workers left out",
-                "By why: stalled, silent, failing. And requests refused since they killed workers.",
+                "Since the routers started, by why: stalled, silent, failing. And requests refused "
+                "since they killed workers.",
                 {
                     # Every router counts all that it sees.
-                    "max by (cause) "
-                    f"(rate(baton_router_ejections_total{{{OF_MODEL}}}[$__rate_interval]))": (
-                        "{{cause}}"
-                    ),
-                    rate("baton_router_quarantined_requests_total", labels=""): "quarantined",
-                    rate("baton_core_stalls_total", labels=""): "cores that stood still",
+                    f"max by (cause) (baton_router_ejections_total{{{OF_MODEL}}})": "{{cause}}",
+                    "max(baton_router_quarantined_requests_total)": "requests quarantined",
+                    since_start("baton_core_stalls_total"): "cores that stood still",
                 },
-                "ops",
+                decimals=0,
             ),
             Panel(
                 "Violations",
@@ -186,7 +194,7 @@ TENANTS = Dashboard(
                 {
                     "topk(12, "
                     + rate("baton_quota_tenant_tokens_total", "tenant", labels='kind!="cached"')
-                    + ")": "{{tenant}}"
+                    + " > 0)": "{{tenant}}"
                 },
                 "short",
                 is_stacked=True,
@@ -214,7 +222,7 @@ TENANTS = Dashboard(
                     + rate(
                         "baton_quota_tenant_requests_total", "tenant", labels='outcome="granted"'
                     )
-                    + ")": "{{tenant}}"
+                    + " > 0)": "{{tenant}}"
                 },
                 "reqps",
             ),
@@ -235,19 +243,23 @@ TENANTS = Dashboard(
         "Bookkeeping": [
             Panel(
                 "Leases that lapsed",
-                "Their gateway died or lost its way to the quota service.",
+                "Since the service started: their gateway died or lost its way to it.",
                 {
-                    rate("baton_quota_lapsed_leases_total", labels=""): "lapsed",
-                    rate("baton_quota_renewals_total", "state", labels='state!="held"'): (
+                    since_start("baton_quota_lapsed_leases_total"): "lapsed",
+                    since_start("baton_quota_renewals_total", "state", labels='state!="held"'): (
                         "renewal {{state}}"
                     ),
                 },
-                "ops",
+                decimals=0,
             ),
             Panel(
                 "Usage records in outboxes",
                 "They wait in a gateway for the quota service.",
-                {"max by (instance) (baton_gateway_outbox_records)": "{{instance}}"},
+                {
+                    'max by (instance) (baton_gateway_outbox_records{component="gateway"})': (
+                        "{{instance}}"
+                    )
+                },
                 limit=1000,
                 decimals=0,
             ),
@@ -258,8 +270,8 @@ TENANTS = Dashboard(
                 "ops",
             ),
             Panel(
-                "Redis",
-                "Calls that it did not answer.",
+                "Calls without an answer",
+                "From Redis, by call. Empty when all is well.",
                 {rate("baton_quota_store_failures_total", "call", labels=""): "{{call}}"},
                 "ops",
             ),
@@ -357,14 +369,15 @@ KV = Dashboard(
             ),
             Panel(
                 "Bad blocks and fallbacks",
-                "Refused and computed again, by cause; links that fell back to gRPC.",
+                "Since the workers started: blocks refused and computed again, by cause; links "
+                "that fell back to gRPC. Empty when all is well.",
                 {
-                    rate("baton_handoff_bad_blocks_total", "cause", labels=""): "bad: {{cause}}",
-                    rate("baton_handoff_fallbacks_total", "transport", labels=""): (
+                    since_start("baton_handoff_bad_blocks_total", "cause"): "bad: {{cause}}",
+                    since_start("baton_handoff_fallbacks_total", "transport"): (
                         "{{transport}} given up"
                     ),
                 },
-                "ops",
+                decimals=0,
             ),
         ],
     },

@@ -14,11 +14,30 @@ _COLOURS = {
     "p99": "red",
     "prompt": "blue",
     "output": "green",
+    "in gateways": "blue",
     "running": "green",
     "queued in the router": "orange",
+    "parked: their readers stall": "purple",
     "foreseen by the router": "blue",
 }
-_FAILED = "^failed: "
+# More stages than Grafana has colours.
+_STAGES = {
+    "auth": "#8e8e99",
+    "validate": "#b8b8c2",
+    "tokenize": "#39c5cf",
+    "reserve": "#b083f0",
+    "pick": "#e0b400",
+    "queue": "#f2495c",
+    "prefill": "#8ab8ff",
+    "admit": "#ffcb7d",
+    "prefill.queue": "#c4162a",
+    "prefill.compute": "#ff9830",
+    "handoff": "#3274d9",
+    "decode": "#73bf69",
+    "move": "#f778ba",
+    "flush": "#5a7a5a",
+    "settle": "#7c5bb8",
+}
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
@@ -114,15 +133,15 @@ def _defaults(panel: Panel) -> dict[str, Any]:
 def _overrides(panel: Panel) -> list[dict[str, Any]]:
     """Colours of the series whose names are known."""
     legends = panel.queries.values()
-    named = [(("byName", name), _COLOURS[name]) for name in legends if name in _COLOURS]
-    if any(name.startswith("failed: ") for name in legends):
-        named.append((("byRegexp", _FAILED), "red"))
+    named = {name: _COLOURS[name] for name in legends if name in _COLOURS}
+    if "{{stage}}" in legends:
+        named |= _STAGES
     return [
         {
-            "matcher": {"id": matcher, "options": wanted},
+            "matcher": {"id": "byName", "options": name},
             "properties": [{"id": "color", "value": {"mode": "fixed", "fixedColor": colour}}],
         }
-        for (matcher, wanted), colour in named
+        for name, colour in named.items()
     ]
 
 

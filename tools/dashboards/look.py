@@ -7,6 +7,7 @@ dashboard as a page. What the panels show is what the load on the stack makes of
 """
 
 import argparse
+import gzip
 import json
 import re
 import sys
@@ -28,12 +29,29 @@ SCRAPE_S = 2
 # As Grafana makes it: four scrapes.
 _RATE_INTERVAL = f"{4 * SCRAPE_S}s"
 _NUM_POINTS = 120
-_OURS = '{__name__=~"vllm:.*|baton_.*"}'
+_METRIC = re.compile(r"\b(?:vllm:|baton_)\w+")
+_NUM_RECORDED = 3
 
 
 def substituted(query: str, rate_interval: str = _RATE_INTERVAL) -> str:
     """The query with Grafana's variables as they are when all models are chosen."""
     return query.replace("$__rate_interval", rate_interval).replace("$model", ".*")
+
+
+def dashboards() -> dict[str, dict[str, Any]]:
+    """As Grafana imports them, by the names of their files."""
+    return {file.stem: json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))}
+
+
+def metrics() -> set[str]:
+    """All that some panel asks for."""
+    queries = (
+        target["expr"]
+        for dashboard in dashboards().values()
+        for panel in panels(dashboard)
+        for target in panel["targets"]
+    )
+    return set().union(*(_METRIC.findall(query) for query in queries))
 
 
 def panels(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -42,7 +60,11 @@ def panels(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def answers(
-    prometheus: Prometheus, panel: dict[str, Any], start_s: float, end_s: float
+    prometheus: Prometheus,
+    panel: dict[str, Any],
+    start_s: float,
+    end_s: float,
+    rate_interval: str = _RATE_INTERVAL,
 ) -> list[Answer]:
     """Of all queries of a panel, in their order."""
     found = []
@@ -50,7 +72,7 @@ def answers(
     for target in panel["targets"]:
         answer = Answer(target["legendFormat"])
         try:
-            query = substituted(target["expr"])
+            query = substituted(target["expr"], rate_interval)
             answer.lines = prometheus.over_time(query, start_s, end_s, step_s)
         except QueryError as error:
             answer.error = str(error)
@@ -75,7 +97,7 @@ def scrape_config(state: StackState) -> dict[str, Any]:
 
 
 def recording(lines: Sequence[Line], every_s: float) -> str:
-    """Samples as OpenMetrics, thinned to one in `every_s`; of histograms and all."""
+    """Samples as OpenMetrics, thinned to one in `every_s`."""
     text = []
     for line in sorted(lines, key=lambda line: sorted(line.labels.items())):
         labels = ",".join(
@@ -86,7 +108,7 @@ def recording(lines: Sequence[Line], every_s: float) -> str:
         last_s = float("-inf")
         for at_s, value in line.points:
             if at_s - last_s >= every_s:
-                text.append(f"{line.labels['__name__']}{{{labels}}} {value:g} {at_s:.3f}\n")
+                text.append(f"{line.labels['__name__']}{{{labels}}} {value!r} {at_s:.3f}\n")
                 last_s = at_s
     return "".join(text) + "# EOF\n"
 
@@ -116,12 +138,11 @@ def report(
 ) -> int:
     """Draws all pages and prints what is wrong; 1 if Prometheus did not take a query."""
     num_wrong = 0
-    for file in sorted(FOLDER.glob("*.json")):
-        dashboard = json.loads(file.read_text())
+    for name, dashboard in dashboards().items():
         found = {
             panel["id"]: answers(prometheus, panel, start_s, end_s) for panel in panels(dashboard)
         }
-        (options.folder / f"{file.stem}.html").write_text(page(dashboard, found, start_s, end_s))
+        (options.folder / f"{name}.html").write_text(page(dashboard, found, start_s, end_s))
         for panel in panels(dashboard):
             for answer in found[panel["id"]]:
                 told = answer.error or ("" if answer.lines else "no answer")
@@ -132,8 +153,10 @@ def report(
         num_wrong += rule["health"] != "ok"
         print(f"{rule['name']}: {rule['state']}, {rule['health']} {rule.get('lastError', '')}")
     if options.record is not None:
-        lines = prometheus.samples(_OURS, end_s, end_s - start_s)
-        options.record.write_text(recording(lines, every_s=(end_s - start_s) / 4))
+        names = "|".join(sorted(metrics()))
+        lines = prometheus.samples(f'{{__name__=~"{names}"}}', end_s, end_s - start_s)
+        text = recording(lines, every_s=(end_s - start_s) / _NUM_RECORDED)
+        options.record.write_bytes(gzip.compress(text.encode(), mtime=0))
     return 1 if num_wrong else 0
 
 

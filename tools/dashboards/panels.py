@@ -41,6 +41,11 @@ def rate(metric: str, *by: str, labels: str = OF_MODEL) -> str:
     return _summed(f"rate({metric}{{{labels}}}[$__rate_interval])", by)
 
 
+def since_start(metric: str, *by: str, labels: str = "") -> str:
+    """Events that are rare, as counted: `rate` does not see the one with which a series begins."""
+    return _summed(f"{metric}{{{labels}}}" if labels else metric, by)
+
+
 def mean(histogram: str, *by: str, labels: str = OF_MODEL) -> str:
     """Mean of what was observed."""
     total, count = (rate(f"{histogram}_{part}", *by, labels=labels) for part in ("sum", "count"))

@@ -4,6 +4,7 @@ Reads the dashboard's JSON and what Prometheus answered. It is there to be looke
 titles fit, units are right, lines can be told apart and nothing is empty.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -108,11 +109,9 @@ def _legend(form: str, labels: Mapping[str, str]) -> str:
 
 def _colour(panel: Mapping[str, Any], name: str, place: int) -> str:
     for override in panel["fieldConfig"]["overrides"]:
-        matcher, wanted = override["matcher"], override["matcher"]["options"]
-        is_meant = name == wanted if matcher["id"] == "byName" else re.search(wanted, name)
-        for each in override["properties"] if is_meant else ():
-            if each["id"] == "color":
-                return _NAMED[each["value"]["fixedColor"]]
+        if override["matcher"]["options"] == name:
+            (colour,) = (each["value"]["fixedColor"] for each in override["properties"])
+            return str(_NAMED.get(colour, colour))
     return _PALETTE[place % len(_PALETTE)]
 
 
@@ -196,11 +195,19 @@ def _path(
     known = [(at_s, value) for at_s, value in points if math.isfinite(value)]
     if not known:
         return ""
-    line = "L".join("{:.1f} {:.1f}".format(*place(*point)) for point in known)
-    drawn = f'<path d="M{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+    step_s = min((b[0] - a[0] for a, b in itertools.pairwise(known)), default=0)
+    line, last_s = "", -math.inf
+    for at_s, value in known:
+        # A gap is a gap.
+        line += "{}{:.1f} {:.1f}".format(
+            "M" if at_s > last_s + 1.5 * step_s else "L", *place(at_s, value)
+        )
+        last_s = at_s
+    drawn = f'<path d="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
     if below is not None:
         bottom = "L".join(
             "{:.1f} {:.1f}".format(*place(at_s, below.get(at_s, 0.0))) for at_s, _ in known[::-1]
         )
-        drawn += f'<path d="M{line}L{bottom}Z" fill="{colour}" fill-opacity="0.3"/>'
+        area = line.replace("M", "L").removeprefix("L")
+        drawn += f'<path d="M{area}L{bottom}Z" fill="{colour}" fill-opacity="0.3"/>'
     return drawn
