@@ -69,7 +69,7 @@ function drawFigures(fleet) {
     figure("First token", fleet.first_token.p50_s, time(fleet.first_token.p50_s), `p95 ${time(fleet.first_token.p95_s)}`),
     figure("Between tokens", fleet.token_gap.p50_s, time(fleet.token_gap.p50_s), `p95 ${time(fleet.token_gap.p95_s)}`),
     figure("Output tokens", output, `${count(output)}/s`),
-    figure("Prompt tokens", prompt, `${count(prompt)}/s`, "computed, not cached"),
+    figure("Prompt tokens", prompt, `${count(prompt)}/s`, "not cached"),
     figure("Streams moved", healed.num_moved, count(healed.num_moved), `${healed.num_resumed} resumed`),
   );
 }
