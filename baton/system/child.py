@@ -132,6 +132,7 @@ class ChildProcess:
                 READY, self._setup, self._limits.start_deadline_s
             )
         except asyncio.CancelledError:
+            self._forgive_start()
             await self._kill()
             raise
 
@@ -143,11 +144,15 @@ class ChildProcess:
                 await self._read_answer(number)
             is_free = True
         except (TimeoutError, OSError, EOFError, ValueError):
-            if self._starts:
-                self._starts.pop()  # The fresh one is not on its account.
+            self._forgive_start()
         finally:
             if not is_free:
                 await self._kill()
+
+    def _forgive_start(self) -> None:
+        """A child that is killed because its caller left has not failed: the next one is free."""
+        if self._starts:
+            self._starts.pop()
 
     def _count_start(self, now_s: float) -> None:
         while self._starts and now_s - self._starts[0] > self._limits.start_window_s:

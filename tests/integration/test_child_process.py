@@ -162,6 +162,22 @@ async def test_a_child_that_nobody_waits_for_is_killed_and_the_next_call_gets_a_
     await child.close()
 
 
+async def test_callers_that_leave_while_a_child_starts_cost_it_no_start(module: str):
+    child = ChildProcess(module, limits=ChildLimits(max_starts=2, start_window_s=600))
+    try:
+        for _ in range(3):
+            call = asyncio.ensure_future(child.call(b"echo x", deadline_s=10))
+            while child.pid is None and not call.done():
+                await asyncio.sleep(0)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert child.pid is None  # it was starting
+        assert await child.call(b"echo x", deadline_s=10) == b"x"
+    finally:
+        await child.close()
+
+
 async def test_a_child_that_answers_soon_outlives_a_caller_that_left(
     child: ChildProcess, monkeypatch: pytest.MonkeyPatch
 ):
