@@ -101,9 +101,12 @@ class ModelDirectory:
         """The served model for a new request.
 
         Raises ModelNotFound for a name that does not exist or is not allowed (the same answer, so
-        that nobody can probe), Unavailable `no_worker` when nothing serves it now.
+        that nobody can probe), Unavailable `no_worker` when nothing serves it now, or no worker has
+        announced any model yet.
         """
         targets = self._targets(public_name)
+        if not targets and not self._known_names and _is_allowed(public_name, allowed):
+            raise Unavailable("no model has a worker yet", reason="no_worker", retry_after_s=2)
         if not targets or not _is_allowed(public_name, allowed):
             raise ModelNotFound(
                 f"model: {quoted(public_name)} does not exist or you have no access to it",

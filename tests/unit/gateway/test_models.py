@@ -73,6 +73,15 @@ def test_a_known_model_without_a_ready_worker_is_no_worker() -> None:
     assert list(names.listed([])) == []
 
 
+def test_before_any_model_is_known_no_name_is_called_unknown() -> None:
+    names = directory()
+    with pytest.raises(Unavailable) as caught:
+        names.resolve("demo", [])
+    assert caught.value.reason == "no_worker"
+    with pytest.raises(ModelNotFound):
+        names.resolve("demo", ["another"])
+
+
 def test_weights_split_the_requests() -> None:
     names = directory("ab=a:9", "ab=b:1")
     names.update([model_state("a", "f1"), model_state("b", "f2")])
