@@ -24,6 +24,9 @@ def add_parsers(commands: Any) -> None:
     create.add_argument("--tpm", type=int, default=0, metavar="N", help="tokens a minute")
     create.add_argument("--concurrency", type=int, default=0, metavar="N", help="open requests")
     create.add_argument("--budget", default="", metavar="N/day|N/month", help="tokens, UTC windows")
+    create.add_argument(
+        "--hard-budget", action="store_true", help="never exceed it, also while Redis is away"
+    )
     create.add_argument("--models", default="", metavar="A,B", help="allowed models; empty = all")
     create.add_argument(
         "--priority", type=int, default=0, metavar="N", help="0 to 255; larger goes first"
@@ -87,6 +90,7 @@ def _create(arguments: argparse.Namespace) -> int:
             concurrency=arguments.concurrency,
             budget_tokens=amount,
             budget_period=period,  # type: ignore[arg-type]
+            hard_budget=arguments.hard_budget,
         )
     except ValueError as error:
         raise RegistryError(str(error)) from error
@@ -119,7 +123,8 @@ def _line(record: KeyRecord) -> str:
         ),
     ]
     if limits.budget_tokens:
-        parts.append(f"budget={limits.budget_tokens}/{limits.budget_period}")
+        hard = ", hard" if limits.hard_budget else ""
+        parts.append(f"budget={limits.budget_tokens}/{limits.budget_period}{hard}")
     if record.revoked:
         parts.append("REVOKED")
     return "  ".join(parts)

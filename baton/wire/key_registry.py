@@ -62,6 +62,8 @@ class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if bool(self.budget_tokens) != bool(self.budget_period):
             raise ValueError("a budget needs both an amount of tokens and a period")
+        if self.hard_budget and not self.budget_tokens:
+            raise ValueError("a hard budget needs an amount of tokens and a period")
 
     def to_wire(self) -> quota_pb2.Limits:
         return quota_pb2.Limits(

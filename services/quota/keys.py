@@ -34,6 +34,7 @@ def create(client: Any, secret: bytes, arguments: argparse.Namespace) -> str:
             concurrency=arguments.concurrency,
             budget_tokens=arguments.budget,
             budget_period=arguments.per if arguments.budget else "",
+            hard_budget=arguments.hard_budget,
         )
     except ValueError as error:
         raise RegistryError(str(error)) from error
@@ -81,6 +82,8 @@ def parser() -> argparse.ArgumentParser:
     create.add_argument("--concurrency", type=int, default=0, help="open requests")
     create.add_argument("--budget", type=int, default=0, help="tokens in each UTC day or month")
     create.add_argument("--per", choices=("day", "month"), default="month")
+    hard_help = "never exceed the budget, also while Redis is away"
+    create.add_argument("--hard-budget", action="store_true", help=hard_help)
     create.add_argument("--models", default="", help="A,B: allowed models; empty = all")
     create.add_argument("--priority", type=int, default=0, help="0 to 255; larger goes first")
     actions.add_parser("list", help="ids and limits, never the keys")

@@ -323,12 +323,15 @@ async def test_key_made_beside_the_service_works_until_it_is_revoked(
     for name, value in environment.to_environment(settings, PREFIX).items():
         monkeypatch.setenv(name, value)
     async with running_service(settings) as quota:
-        assert keys.main(["create", "--tenant", "acme", "--rpm", "7", "--priority", "9"]) == 0
+        budget = ["--budget", "5000", "--hard-budget"]
+        limits = ["--rpm", "7", "--priority", "9", *budget]
+        assert keys.main(["create", "--tenant", "acme", *limits]) == 0
         api_key = capsys.readouterr().out.strip()
         request = quota_pb2.AuthenticateRequest(key_digest=key_registry.key_digest(SECRET, api_key))
         principal = await call(quota.Authenticate, request, deadline_s=5)
         assert (principal.tenant, principal.limits.requests_per_minute) == ("acme", 7)
         assert principal.priority == 9
+        assert (principal.limits.budget_tokens, principal.limits.hard_budget) == (5000, True)
         assert keys.main(["list"]) == 0
         listed = capsys.readouterr().out
         assert principal.key_id in listed

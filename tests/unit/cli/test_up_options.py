@@ -135,3 +135,15 @@ def test_a_key_has_the_priority_that_it_was_made_with(
     capsys.readouterr()
     assert baton(monkeypatch, tmp_path, "keys", "list") == 0
     assert "priority=9" in capsys.readouterr().out
+
+
+def test_a_budget_may_be_hard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = ("keys", "create", "--tenant", "a", "--hard-budget")
+    assert baton(monkeypatch, tmp_path, *wanted) != 0
+    assert "a hard budget needs" in capsys.readouterr().err
+    assert baton(monkeypatch, tmp_path, *wanted, "--budget", "5000/day") == 0
+    capsys.readouterr()
+    assert baton(monkeypatch, tmp_path, "keys", "list") == 0
+    assert "budget=5000/day, hard" in capsys.readouterr().out
