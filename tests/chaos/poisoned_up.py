@@ -1,10 +1,11 @@
-"""`baton` whose local stacks run workers with poisoned cores (poisoned_worker.py)."""
+"""`baton` whose local stacks run workers with poisoned cores (poisoned_worker.py), and start again at
+once what dies: here that happens every few seconds, which is no crash loop."""
 
 from dataclasses import replace
 from typing import Any
 
 from baton.cli.__main__ import main
-from baton.localstack import plan
+from baton.localstack import plan, supervisor
 
 _make = plan.make
 
@@ -22,4 +23,5 @@ def make(*arguments: Any, **options: Any) -> plan.Plan:
 
 if __name__ == "__main__":
     plan.make = make
+    supervisor._MAX_BACKOFF_S = supervisor._FIRST_BACKOFF_S
     main()
