@@ -1,5 +1,5 @@
-"""`baton` whose local stacks run workers with poisoned cores (poisoned_worker.py), and start again at
-once what dies: here that happens every few seconds, which is no crash loop."""
+"""`baton` whose local stacks run workers with poisoned cores (poisoned_worker.py), and start again
+at once what dies: here that happens every few seconds, which is no crash loop."""
 
 from dataclasses import replace
 from typing import Any
