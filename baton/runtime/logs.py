@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 import time
+import traceback
 from typing import Any
 
 _FIELDS = "baton_fields"
@@ -54,6 +55,12 @@ class Log:
     def exception(self, event: str, **fields: object) -> None:
         """As `error`, with the traceback of the exception that is being handled."""
         self._logger.error(event, exc_info=True, extra={_FIELDS: fields})
+
+    def bug(self, event: str, error: Exception, **fields: object) -> None:
+        """As `error`, with an exception's kind and places, not its text: that may be a user's."""
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+        self.error(event, kind=type(error).__name__, places=places, **fields)
 
     def _emit(self, level: int, event: str, fields: dict[str, object]) -> None:
         if self._logger.isEnabledFor(level):

@@ -70,7 +70,7 @@ class Pipeline:
             except TimeoutError:
                 raise DeadlineExceeded(f"not finished within {arrival.deadline_s:.0f} s") from None
             except Exception as bug:
-                _log.exception("request_failed", request_id=x.request_id)
+                _log.bug("request_failed", bug, request_id=x.request_id)
                 raise InternalFailure("a bug of ours; its request id is in our log") from bug
 
     async def _serve(self, x: Exchange) -> None:

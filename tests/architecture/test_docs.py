@@ -82,7 +82,7 @@ def test_every_error_line_is_explained_and_every_explained_line_is_written() -> 
     written = sources()
     errors, warnings = section(OPERATIONS, "## Log lines").split("Warnings that")
     explained = {event for row in rows(errors) for event in code(row[0])}
-    assert explained == set(re.findall(r'_log\.(?:error|exception)\(\s*"(\w+)"', written))
+    assert explained == set(re.findall(r'_log\.(?:error|exception|bug)\(\s*"(\w+)"', written))
     counted = {event for row in rows(warnings) for event in code(row[0])}
     assert not counted - set(re.findall(r'_log\.(?:info|warning)\(\s*"(\w+)"', written))
 

@@ -329,7 +329,7 @@ def test_a_bug_is_told_as_internal_counted_as_such_and_logged_with_its_request(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario(fleet: Fleet) -> None:
-        fleet.router.failure = KeyError("a bug")
+        fleet.router.failure = KeyError("the text of a user")
         with pytest.raises(InternalFailure):
             await fleet.chat()
         assert fleet.record.finish_reason == "internal"
@@ -339,5 +339,7 @@ def test_a_bug_is_told_as_internal_counted_as_such_and_logged_with_its_request(
     simulate(scenario)
     assert REGISTRY.get_sample_value("baton_gateway_failed_requests_total", labels) == before + 1
     (line,) = [record for record in caplog.records if record.msg == "request_failed"]
-    assert line.exc_info
-    assert line.baton_fields["request_id"] == "r1"  # type: ignore[attr-defined]
+    told = line.baton_fields  # type: ignore[attr-defined]
+    assert (told["request_id"], told["kind"]) == ("r1", "KeyError")
+    assert "pick" in told["places"][-1]
+    assert "user" not in f"{told} {line.exc_info}"
