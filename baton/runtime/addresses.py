@@ -1,5 +1,7 @@
 """host:port as settings write it."""
 
+import ipaddress
+
 
 def host_and_port(text: str) -> tuple[str, int]:
     """ "[::1]:80" -> ("::1", 80). Raises ValueError."""
@@ -8,3 +10,12 @@ def host_and_port(text: str) -> tuple[str, int]:
     if not (colon and host and port.isascii() and port.isdigit() and int(port) < 2**16):
         raise ValueError(f"{text!r} is not host:port")
     return host, int(port)
+
+
+def is_address(host: str) -> bool:
+    """Whether it is an IP address, not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

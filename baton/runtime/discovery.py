@@ -7,7 +7,6 @@ said last stays, and a cluster whose API server is away goes on as it was.
 """
 
 import asyncio
-import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from random import Random
 from typing import Protocol
 
 from baton.runtime import logs
+from baton.runtime.addresses import is_address
 
 KUBERNETES = "kubernetes:"
 # Cluster DNS keeps a record for 5 s; the system's resolver tells no time to live.
@@ -71,7 +71,7 @@ class Target:
     @property
     def is_fixed(self) -> bool:
         """An IP address."""
-        return not self.is_kubernetes and _is_address(self.host)
+        return not self.is_kubernetes and is_address(self.host)
 
 
 def joined(host: str, port: int | str) -> str:
@@ -168,11 +168,3 @@ async def resolve_name(name: str) -> set[str]:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     return {str(address[0]) for *_, address in found}
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

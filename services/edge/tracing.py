@@ -3,7 +3,6 @@
 Not read: OTEL_EXPORTER_OTLP_HEADERS. A receiver that asks for a token wants a collector before it.
 """
 
-import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,6 +17,7 @@ from envoy_data_plane.envoy.extensions.transport_sockets.tls.v3 import (
 )
 from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
 
+from baton.runtime.addresses import is_address
 from baton.runtime.process import Misconfigured
 from services.edge.http_manager import Tracing
 from services.edge.messages import packed
@@ -53,7 +53,7 @@ def _transport(host: str, authorities_file: str) -> TransportSocket:
             raise Misconfigured(f"{AUTHORITIES}: {error}") from error
     kind = SubjectAltNameMatcherSanType
     name = SubjectAltNameMatcher(
-        san_type=kind.IP_ADDRESS if _is_address(host) else kind.DNS,
+        san_type=kind.IP_ADDRESS if is_address(host) else kind.DNS,
         matcher=StringMatcher(exact=host),
     )
     validation = CertificateValidationContext(
@@ -61,14 +61,6 @@ def _transport(host: str, authorities_file: str) -> TransportSocket:
     )
     tls = UpstreamTlsContext(
         common_tls_context=CommonTlsContext(validation_context=validation),
-        sni="" if _is_address(host) else host,
+        sni="" if is_address(host) else host,
     )
     return TransportSocket(name="envoy.transport_sockets.tls", typed_config=packed(tls))
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -69,6 +69,7 @@ class Pipeline:
                 raise
             except TimeoutError:
                 raise DeadlineExceeded(f"not finished within {arrival.deadline_s:.0f} s") from None
+            # The edge of a request: what nobody expected is told, counted and logged, too.
             except Exception as bug:
                 _log.bug("request_failed", bug, request_id=x.request_id)
                 raise InternalFailure("a bug of ours; its request id is in our log") from bug
