@@ -1,5 +1,6 @@
 """The real stack behind a real Envoy: what a client, a trace and an operator see of it."""
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -80,7 +81,8 @@ def test_a_client_that_leaves_is_cancelled_in_the_engine(edge: Stack) -> None:
         stream=True,
         extra_body={"ignore_eos": True},
     ) as stream:
-        next(iter(stream))
+        # The first token is the prefill worker's: who leaves then may end the handoff instead.
+        assert len(list(itertools.islice(stream, 5))) == 5
     wait_until(lambda: num_cancelled() > before, 30)
     wait_until(lambda: not any(edge.used_blocks().values()), 30)
 
