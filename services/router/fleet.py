@@ -6,7 +6,7 @@ from reports: a worker is lost when its stream broke, stale when it has been sil
 streams nor queues.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from baton.system.clock import Clock
@@ -31,13 +31,14 @@ _MIN_WORKERS_TO_JUDGE = 2
 @dataclass(slots=True)
 class Worker:
     """One address and who last registered there. `changed_at`: of whether it may be picked, apart
-    from silence."""
+    from silence. `gone_since`: lost, and listed no longer."""
 
     endpoint: str
     registration: Registration
     load: ReportedLoad
     reported_at: float
     changed_at: float
+    gone_since: float | None = None
     connected: bool = True
     draining: bool = False
     leases: SlotLeases = field(default_factory=SlotLeases)
@@ -69,7 +70,7 @@ class Worker:
 
 class Fleet:
     """All workers by endpoint: at most one entry for each listed address, and for each pool one
-    that was listed, so that a model whose workers are all away is still known."""
+    that was listed, so that a model whose workers are all away is still known for a while."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
@@ -122,19 +123,37 @@ class Fleet:
     def expect(self, endpoints: frozenset[str]) -> None:
         """Where workers are said to be now."""
         self._listed = endpoints
-        self._forget_gone()
 
-    def _forget_gone(self) -> None:
-        """Leave out lost workers that are listed no longer, but for the last of a pool."""
-        if (listed := self._listed) is None:
-            return
+    def forget_gone(self, waited_for: Container[str]) -> list[Worker]:
+        """Leave out lost workers that are listed no longer: the last of a pool after
+        `forget_after_s`, the last of a model only when it is not `waited_for`. Returns them."""
+        forgotten = []
         for pool in self._pools.values():
             for worker in list(pool):
-                is_gone = not worker.connected and worker.endpoint not in listed
-                if is_gone and len(pool) > 1:
+                self._note_gone(worker)
+                if self._may_forget(worker, waited_for):
                     pool.remove(worker)
                     del self._workers[worker.endpoint]
-                    del self._by_id[worker.worker_id]
+                    forgotten.append(worker)
+        if forgotten:
+            self._derive()
+        return forgotten
+
+    def _note_gone(self, worker: Worker) -> None:
+        if self._listed is None or worker.connected or worker.endpoint in self._listed:
+            worker.gone_since = None
+        elif worker.gone_since is None:
+            worker.gone_since = self._clock.now()
+
+    def _may_forget(self, worker: Worker, waited_for: Container[str]) -> bool:
+        if worker.gone_since is None:
+            return False
+        model_fp, role = worker.registration.model.fp, worker.registration.role
+        if len(self.of_model(model_fp, role)) > 1:
+            return True
+        if self._clock.now() - worker.gone_since < self._settings.forget_after_s:
+            return False
+        return model_fp not in waited_for or bool(self.of_model(model_fp, _other(role)))
 
     def report(self, endpoint: str, load: ReportedLoad, accepted_request_ids: list[str]) -> None:
         """The worker's newest figures; they contain the accepted requests."""
@@ -221,7 +240,6 @@ class Fleet:
 
         `elapsed_s` is the time since the last look in which this router was awake.
         """
-        self._forget_gone()
         changed: list[Worker] = []
         for pool in self._pools.values():
             changed += self._judge.judge(pool, lambda worker: not self.unfit(worker), elapsed_s)
@@ -254,7 +272,7 @@ class Fleet:
     def speeds(self, model_fp: str, role: int) -> Speeds:
         """What the pool's workers are taken to be capable of now."""
         pool = self.of_model(model_fp, role)
-        others = self.of_model(model_fp, DECODE if role == PREFILL else PREFILL)
+        others = self.of_model(model_fp, _other(role))
         return Speeds(
             (worker.measured for worker in pool),
             (worker.measured for worker in others),
@@ -306,6 +324,10 @@ class Fleet:
         assert sum(map(len, self._pools.values())) == len(self._workers)
         for worker in self._workers.values():
             worker.leases.check_integrity()
+
+
+def _other(role: int) -> int:
+    return DECODE if role == PREFILL else PREFILL
 
 
 def _same_life(known: Registration, new: Registration) -> bool:

@@ -78,9 +78,18 @@ class ReportIntake:
             self._indexes[worker.registration.model.fp].clear(endpoint)
         return self._fleet.lose(endpoint)
 
+    def follow_fleet(self) -> None:
+        """An index for each model of the fleet, and no other."""
+        served = self._fleet.models.keys()
+        for model_fp in self._indexes.keys() - served:
+            del self._indexes[model_fp]
+        for model_fp in served - self._indexes.keys():
+            self._indexes[model_fp] = PrefixIndex(self._max_index_hashes)
+
     def check_integrity(self) -> None:
         """Assert what must hold whenever nothing is being taken in."""
         self._fleet.check_integrity()
+        assert self._indexes.keys() == self._fleet.models.keys()
         for index in self._indexes.values():
             index.check_integrity()
 
@@ -90,11 +99,7 @@ class ReportIntake:
         if self._fleet.register(endpoint, registration) and known is not None:
             self._indexes[known.registration.model.fp].clear(endpoint)
         self._streams[endpoint] = _Stream(report.seq)
-        served = self._fleet.models.keys()
-        for model_fp in self._indexes.keys() - served:
-            del self._indexes[model_fp]
-        for model_fp in served - self._indexes.keys():
-            self._indexes[model_fp] = PrefixIndex(self._max_index_hashes)
+        self.follow_fleet()
 
     def _is_repeat(self, stream: _Stream, report: worker_pb2.Report, kind: str | None) -> bool:
         if report.seq == stream.seq:

@@ -19,12 +19,12 @@ from baton.wire.failures import (
 )
 from baton.wire.v1 import router_pb2, worker_pb2
 from services.router.admission import AdmissionView
-from services.router.fleet import Fleet
+from services.router.fleet import Fleet, Worker
 from services.router.health import MAX_TICK_S, HealthState
+from services.router.pool_gauges import PoolGauges
 from services.router.quarantine import Quarantine
 from services.router.queue import RequestQueue, WaitedTooLong
 from services.router.report_intake import ReportIntake
-from services.router.reported import DECODE, PREFILL, ServedModel
 from services.router.selector import PickRequest, Selector
 from services.router.settings import Settings
 
@@ -46,6 +46,7 @@ class RouterCore:
         self._selector = Selector(settings, clock, random, self._fleet, self._intake)
         self._admission = AdmissionView(self._fleet)
         self._quarantine = Quarantine(clock)
+        self._gauges = PoolGauges(self._fleet, self._intake)
         self._queues: dict[str, Queue] = {}
         self._changed = asyncio.Event()
         self._closed = False
@@ -63,11 +64,11 @@ class RouterCore:
         kind = report.WhichOneof("report")
         if kind == "register":
             self._quarantine.greet(report.register.software_version)
-            self._announce(endpoint, "worker_registered")
+            self._announce(self._at(endpoint), "worker_registered")
         if kind == "draining":
-            self._announce(endpoint, "worker_draining")
+            self._announce(self._at(endpoint), "worker_draining")
         if kind in ("register", "load"):
-            self._wake_queues(endpoint)
+            self._wake_queues(self._at(endpoint))
         return ack
 
     def list_workers(self, endpoints: frozenset[str]) -> None:
@@ -77,22 +78,21 @@ class RouterCore:
     def lose(self, endpoint: str) -> None:
         """The stream to this worker broke or could not be opened."""
         if self._intake.lose(endpoint):
-            self._announce(endpoint, "worker_lost")
-            self._wake_queues(endpoint)
+            self._announce(self._at(endpoint), "worker_lost")
+            self._wake_queues(self._at(endpoint))
 
     def judge(self, elapsed_s: float) -> None:
-        """Look at the workers' health, and publish the gauges; `elapsed_s` passed since the last
-        look."""
+        """Look at the workers' health, forget who is gone for good, and publish the gauges;
+        `elapsed_s` passed since the last look."""
+        self._forget_gone()
         for worker in self._fleet.judge(min(elapsed_s, MAX_TICK_S)):
             health = worker.health
-            self._announce(worker.endpoint, f"worker_{health.state.value}", cause=health.cause)
+            self._announce(worker, f"worker_{health.state.value}", cause=health.cause)
             if health.state is HealthState.EJECTED:
                 name = worker.registration.model.name
                 instruments.ROUTER_EJECTIONS.labels(name, health.cause).inc()
-            self._wake_queues(worker.endpoint)
-        for model in self._fleet.models.values():
-            for role in (PREFILL, DECODE):
-                self._publish(model, role)
+            self._wake_queues(worker)
+        self._gauges.publish(self._num_queued())
 
     async def pick(
         self, request: router_pb2.PickRequest, timeout_s: float | None = None
@@ -146,7 +146,7 @@ class RouterCore:
     def admission(self) -> router_pb2.WatchAdmissionResponse:
         """The state of the fleet now."""
         view = self._admission.response(
-            {fp: len(queue) for fp, queue in self._queues.items()},
+            self._num_queued(),
             {fp: queue.predicted_wait_s() for fp, queue in self._queues.items()},
         )
         view.quarantined.extend(self._quarantine.told())
@@ -184,20 +184,35 @@ class RouterCore:
         key = model_fp if self._selector.is_known(model_fp) else _UNKNOWN
         return self._queues.setdefault(key, RequestQueue(self._settings.max_queued))
 
-    def _wake_queues(self, endpoint: str) -> None:
-        """Those whose requests the worker at `endpoint` could take."""
+    def _num_queued(self) -> dict[str, int]:
+        """By the fingerprint of the model."""
+        return {fp: len(queue) for fp, queue in self._queues.items()}
+
+    def _forget_gone(self) -> None:
+        """A model that left the fleet takes its index and its queue along, once nobody waits."""
+        waited_for = {fp for fp, queue in self._queues.items() if len(queue)}
+        for worker in self._fleet.forget_gone(waited_for):
+            self._announce(worker, "worker_forgotten")
+        self._intake.follow_fleet()
+        self._selector.follow_fleet()
+        for fp in self._queues.keys() - self._fleet.models.keys() - waited_for:
+            del self._queues[fp]
+
+    def _at(self, endpoint: str) -> Worker:
         worker = self._fleet.get(endpoint)
         assert worker is not None
+        return worker
+
+    def _wake_queues(self, worker: Worker) -> None:
+        """Those whose requests the worker could take."""
         for key in (worker.registration.model.fp, _UNKNOWN):
             if key in self._queues:
                 self._queues[key].notify()
 
-    def _announce(self, endpoint: str, event: str, **more: str) -> None:
-        worker = self._fleet.get(endpoint)
-        assert worker is not None
+    def _announce(self, worker: Worker, event: str, **more: str) -> None:
         _log.info(
             event,
-            endpoint=endpoint,
+            endpoint=worker.endpoint,
             worker_id=worker.worker_id,
             boot_epoch=worker.registration.boot_epoch,
             role=router_pb2.WorkerRole.Name(worker.registration.role),
@@ -210,26 +225,6 @@ class RouterCore:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-    def _publish(self, model: ServedModel, role: int) -> None:
-        """Gauges of one pool. Not for each report: that would cost the square of its size."""
-        if not (pool := self._fleet.of_model(model.fp, role)):
-            return
-        role_name = router_pb2.WorkerRole.Name(role).removeprefix("WORKER_ROLE_").lower()
-        ready = [member for member in pool if not self._fleet.unfit(member)]
-        instruments.ROUTER_READY_WORKERS.labels(model.name, role_name).set(len(ready))
-        num_tokens = sum(member.load.num_queued_prefill_tokens for member in ready)
-        instruments.ROUTER_QUEUED_PREFILL_TOKENS.labels(model.name, role_name).set(num_tokens)
-        speeds = self._fleet.speeds(model.fp, role)
-        per_s = sum(speeds.of(member.measured).prefill_tokens_per_s for member in ready)
-        instruments.ROUTER_QUEUED_PREFILL_SECONDS.labels(model.name, role_name).set(
-            num_tokens / per_s if ready else 0.0
-        )
-        instruments.ROUTER_INDEX_HASHES.labels(model.name).set(
-            self._intake.index(model.fp).num_hashes
-        )
-        queue = self._queues.get(model.fp)
-        instruments.ROUTER_QUEUE_REQUESTS.labels(model.name).set(len(queue) if queue else 0)
 
     def _count(self, wanted: PickRequest, outcome: str) -> None:
         instruments.ROUTER_PICKS.labels(self._selector.name(wanted), outcome).inc()

@@ -105,6 +105,11 @@ class Selector:
         model = self._fleet.models.get(request.model_fp)
         return model.name if model else "unknown"
 
+    def follow_fleet(self) -> None:
+        """Remember nothing of models that are not in the fleet."""
+        for model_fp in self._no_worker_since.keys() - self._fleet.models.keys():
+            del self._no_worker_since[model_fp]
+
     def attempt(self, request: PickRequest) -> router_pb2.PickResponse | None:
         """Place the request now; None = it should wait.
 

@@ -28,6 +28,9 @@ class Settings:
     # workers that never reported yet are waited for.
     no_worker_wait_s: float = 5.0
     settle_s: float = 5.0
+    # A pool whose workers are all lost and listed no longer is forgotten after this long: its model
+    # was taken away. Long, because until then it is an outage that alerts must show.
+    forget_after_s: float = 3600.0
     # A worker without a report for this long counts as busy.
     stale_after_s: float = 1.0
     # When all workers fall silent together, their last known state is used for this long.
