@@ -323,6 +323,12 @@ GATEWAY_FAILED_REQUESTS = Counter(
     "Requests that failed once their model was known, by reason",
     ("model_name", "reason"),
 )
+GATEWAY_REFUSED_REQUESTS = Counter(
+    "baton_gateway_refused_requests",
+    "Requests, on any path, that were refused before their model was known, by reason and HTTP "
+    "status",
+    ("reason", "status"),
+)
 GATEWAY_REPEATED_PICKS = Counter(
     "baton_gateway_repeated_picks",
     "Picks repeated because an attempt brought no token, by reason",

@@ -26,6 +26,7 @@ from baton.wire.failures import (
     Unavailable,
     quoted,
 )
+from services.gateway import reports
 from services.gateway.auth import Principal
 from services.gateway.exchange import Arrival
 from services.gateway.gateway import Gateway
@@ -109,7 +110,7 @@ class App:
         scope["baton.request_id"] = self._ids.of(Headers(scope["headers"]))
         endpoint = ENDPOINTS.get(scope["path"])
         if _hides_a_slash(scope):
-            await send_error(HttpResponse(send, scope["baton.request_id"]), _no_such_path())
+            await _refuse(HttpResponse(send, scope["baton.request_id"]), _no_such_path())
             return
         if endpoint is None or scope["method"] != "POST":
             await self._rest(scope, receive, send)
@@ -146,7 +147,7 @@ class App:
             )
         except BatonError as error:
             _log.info("refused", request_id=request_id, reason=error.reason)
-            await send_error(response, error)
+            await _refuse(response, error)
             return
         sink = HttpSink(response, endpoint)
         await self._run(arrival, sink, self._client_left(sink, body, receive))
@@ -265,8 +266,14 @@ def _json(request: Request, body: bytes, status: int = 200) -> Response:
     return Response(body, status, headers, media_type=JSON)
 
 
+async def _refuse(response: HttpResponse, error: BatonError) -> None:
+    reports.of_refusal(error)
+    await send_error(response, error)
+
+
 async def _baton_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, BatonError)
+    reports.of_refusal(error)
     response = _json(request, error_body(error), error.row.http_status)
     response.headers.update(error_headers(error))
     return response

@@ -23,6 +23,8 @@ def of_request(x: Exchange) -> Iterator[None]:
         yield
     except BatonError as error:
         _end(x, error.reason, error.row.http_status)
+        if x.model is None:
+            of_refusal(error)
         raise
     except BaseException:
         if x.sink.gone_s is not None:
@@ -35,6 +37,12 @@ def of_request(x: Exchange) -> Iterator[None]:
         _end(x, x.outcome, 200)
     finally:
         instruments.GATEWAY_OPEN_REQUESTS.dec()
+
+
+def of_refusal(error: BatonError) -> None:
+    """A request was refused before its model was known."""
+    status = str(error.row.http_status)
+    instruments.GATEWAY_REFUSED_REQUESTS.labels(error.reason, status).inc()
 
 
 def of_retry(x: Exchange, reason: str) -> None:

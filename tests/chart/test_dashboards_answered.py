@@ -22,6 +22,7 @@ from tools.dashboards.prometheus import Prometheus, running
 RECORDED = Path(__file__).with_name("recorded_metrics.txt.gz")
 # What did not happen meanwhile, and has no series before it happens.
 SILENT = {
+    "Requests that ended: refused: {{reason}}",
     "Violations: {{check}}",
     "Workers left out: {{cause}}",
     "Leases that lapsed: renewal {{state}}",

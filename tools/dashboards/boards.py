@@ -32,10 +32,13 @@ FLEET = Dashboard(
             ),
             Panel(
                 "Requests that ended",
-                "By how they ended. Failures carry their reason.",
+                "By how they ended. Failures carry their reason; refused ones had no model yet.",
                 {
                     rate("vllm:request_success_total", "finished_reason"): "{{finished_reason}}",
                     rate("baton_gateway_failed_requests_total", "reason"): "failed: {{reason}}",
+                    rate("baton_gateway_refused_requests_total", "reason", labels="") + " > 0": (
+                        "refused: {{reason}}"
+                    ),
                 },
                 "reqps",
                 is_stacked=True,

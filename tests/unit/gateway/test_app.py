@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from prometheus_client import REGISTRY
 
 from baton.wire.failures import NoRoom, Unavailable
 from services.gateway.app import App
@@ -193,6 +194,51 @@ def test_too_many_open_requests_are_refused() -> None:
         assert json.loads(second.body)["error"]["code"] == "overloaded"
         await task
         assert first.status == 200
+
+    simulate(scenario)
+
+
+def refused(reason: str, status: int) -> float:
+    labels = {"reason": reason, "status": str(status)}
+    return REGISTRY.get_sample_value("baton_gateway_refused_requests_total", labels) or 0.0
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "changes", "body"),
+    [
+        ("invalid_api_key", 401, {"headers": [(b"authorization", b"Bearer bt-wrong")]}, {}),
+        ("missing_api_key", 401, {"headers": []}, {}),
+        ("missing_api_key", 401, {"headers": [], "method": "GET", "path": "/v1/models"}, {}),
+        ("body_too_large", 413, {}, {"user": "x" * 1_000_000}),
+        ("unsupported_parameter", 400, {}, {"no_such_field": 1}),
+        ("model_not_found", 404, {}, {"model": "no-such-model"}),
+        ("not_found", 404, {"path": "/v1/no-such-path"}, {}),
+        ("method_not_allowed", 405, {"method": "DELETE", "path": "/v1/models"}, {}),
+        ("invalid_value", 400, {"headers": [(b"x-request-timeout-s", b"never")]}, {}),
+    ],
+)
+def test_a_refusal_before_the_model_is_known_is_counted_by_its_reason(
+    reason: str, status: int, changes: dict[str, Any], body: dict[str, Any]
+) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        client = Client(CHAT | body)
+        client.scope |= changes
+        before = refused(reason, status)
+        await serve(app_of(fleet), client)
+        assert client.status == status
+        assert refused(reason, status) == before + 1
+
+    simulate(scenario)
+
+
+def test_a_request_that_fails_later_is_not_counted_among_the_refused() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.router.failure = NoRoom("full")
+        client = Client(CHAT)
+        before = refused("no_room", 503)
+        await serve(app_of(fleet), client)
+        assert client.status == 503
+        assert refused("no_room", 503) == before
 
     simulate(scenario)
 
