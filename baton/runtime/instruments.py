@@ -82,7 +82,7 @@ HANDOFF_TRANSFERS = Counter(
 HANDOFF_BAD_BLOCKS = Counter(
     "baton_handoff_bad_blocks",
     "Block frames that were refused, by cause: checksum, transport; size, payload, layer, heads, "
-    "range",
+    "range, count",
     ("cause",),
 )
 HANDOFF_DROPPED_FRAMES = Counter(
@@ -129,7 +129,8 @@ QUOTA_RENEWALS = Counter(
 )
 QUOTA_SETTLES = Counter(
     "baton_quota_settles",
-    "Settles by outcome: settled, repeated, unknown (never reserved here, debited in full)",
+    "Settles by outcome: settled, repeated, unknown (never reserved here, debited in full), "
+    "unknown_key (not settled)",
     ("outcome",),
 )
 QUOTA_LAPSED_LEASES = Counter("baton_quota_lapsed_leases", "Leases that the reaper lapsed")

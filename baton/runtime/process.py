@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import uvloop
 
-from baton.runtime import logs, peer_tls, telemetry
+from baton.runtime import known_series, logs, peer_tls, telemetry
 from baton.runtime.environment import SettingsError
 from baton.system.clock import Clock, SystemClock
 
@@ -45,6 +45,7 @@ def run(service: str, main: Callable[[Process], Awaitable[None]]) -> NoReturn:
     SettingsError (the last line on stderr is its message), 130 after a second signal.
     """
     logs.setup(service, os.environ.get("BATON_LOG_LEVEL", "INFO"))
+    known_series.begin(service)
     try:
         telemetry.setup(service)
     except ValueError as error:

@@ -26,6 +26,8 @@ MAX_FAILURES = 3
 FAILURE_PAUSE_S = 1.0
 FAILURE_MEMORY_S = 10.0
 PROBATION_STEPS = 8
+# Why a worker is ejected.
+CAUSES = ("stalled", "silent", "failing")
 
 
 class HealthState(Enum):

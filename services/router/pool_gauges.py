@@ -1,7 +1,8 @@
 """The gauges of the pools: one series for each model name and role, over all revisions of the name.
 
-Not written at each report: that would cost the square of a pool's size. A name that the fleet knows
-no longer goes from the router's metrics altogether, counters included.
+Counters of a name begin at 0 with it (see runtime/known_series.py). Not written at each report: that
+would cost the square of a pool's size. A name that the fleet knows no longer goes from the router's
+metrics altogether, counters included.
 """
 
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from baton.runtime import instruments
 from baton.wire.v1 import router_pb2
 from services.router.fleet import Fleet, Worker
+from services.router.health import CAUSES
 from services.router.report_intake import ReportIntake
 from services.router.reported import DECODE, PREFILL
 
@@ -53,6 +55,8 @@ class PoolGauges:
             instruments.ROUTER_INDEX_HASHES.labels(name).set(num_hashes)
             num_waiting = sum(num_queued.get(model_fp, 0) for model_fp in model_fps)
             instruments.ROUTER_QUEUE_REQUESTS.labels(name).set(num_waiting)
+        for name in revisions.keys() - self._names:
+            _begin(name)
         self._end(set(revisions), pools)
 
     def _publish_pool(self, name: str, role: int, model_fps: list[str]) -> None:
@@ -83,6 +87,13 @@ class PoolGauges:
             for metric in _OF_NAME:
                 metric.remove_by_labels({"model_name": name})
         self._names, self._pools = names, pools
+
+
+def _begin(name: str) -> None:
+    for outcome in ("pair", "local"):
+        instruments.ROUTER_PICKS.labels(name, outcome)
+    for cause in CAUSES:
+        instruments.ROUTER_EJECTIONS.labels(name, cause)
 
 
 def _name_of(role: int) -> str:

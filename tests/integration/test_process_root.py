@@ -45,6 +45,12 @@ def test_a_malformed_sampling_ratio_is_one_line() -> None:
     assert errors.startswith("OTEL_TRACES_SAMPLER_ARG")
 
 
+def test_counters_with_known_labels_begin_at_0() -> None:
+    process = start("import prometheus_client as p; print(p.generate_latest().decode())")
+    shown, _ = process.communicate(timeout=30)
+    assert 'baton_spans_dropped_total{reason="not_exported"} 0.0' in shown
+
+
 def test_first_signal_asks_to_stop_and_a_second_ends_at_once() -> None:
     body = "print('up', flush=True); await process.stopping.wait(); print('draining', flush=True)"
     calm = start(body)

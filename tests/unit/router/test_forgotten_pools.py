@@ -83,6 +83,19 @@ def test_the_metrics_of_a_forgotten_model_end(fleet, run) -> None:
     run(scenario)
 
 
+def test_the_counters_of_a_model_begin_at_0(fleet, run) -> None:
+    async def scenario() -> None:
+        own = fleet()
+        worker = own.decode("d0", "fp-fresh")
+        worker.register.model_name = "fresh"
+        worker.start(boot_epoch=2)
+        await live(own.core, 0.5)
+        labels = {"model_name": "fresh", "cause": "silent"}
+        assert REGISTRY.get_sample_value("baton_router_ejections_total", labels) == 0
+
+    run(scenario)
+
+
 def test_a_worker_that_is_still_listed_is_not_forgotten(fleet, run) -> None:
     async def scenario() -> None:
         own = fleet()
