@@ -1,8 +1,8 @@
 """The gauges of the pools: one series for each model name and role, over all revisions of the name.
 
-Counters of a name begin at 0 with it (see runtime/known_series.py). Not written at each report: that
-would cost the square of a pool's size. A name that the fleet knows no longer goes from the router's
-metrics altogether, counters included.
+Counters of a name begin at 0 with it, as those of runtime/known_series.py do with a service. Not
+written at each report: that would cost the square of a pool's size. A name that the fleet knows no
+longer goes from the router's metrics altogether, counters included.
 """
 
 from collections.abc import Mapping
