@@ -248,6 +248,22 @@ CASES: dict[str, list[Case]] = {
             "5m",
         ),
     ],
+    "BatonSpansAreLost": [
+        Case(
+            "the collector is away",
+            {
+                f'baton_spans_dropped_total{{reason="not_exported",instance="{instance}"}}': "0+15x80"
+                for instance in ("g1", "d1")
+            },
+            "17m",
+            (({"reason": "not_exported"}, "2 spans a second are lost: not_exported"),),
+        ),
+        Case(
+            "it was restarted",
+            {'baton_spans_dropped_total{reason="not_exported",instance="g1"}': "0+15x8 120+0x72"},
+            "17m",
+        ),
+    ],
 }
 
 
