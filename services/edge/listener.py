@@ -32,14 +32,13 @@ from services.edge.messages import (
     packed,
     seconds,
     send_buffer,
-    unacknowledged_for,
 )
 from services.edge.settings import Settings
 
 CERTIFICATE = "client-facing"
 _SEND_BUFFER_BYTES = 32 * 1024
-# A client that vanished without a word; one that only reads nothing is the gateway's to notice.
-_UNACKNOWLEDGED_S = 60.0
+# Finds clients that vanished without a word. One that reads nothing is the gateway's to notice:
+# TCP_USER_TIMEOUT would cut a steady reader too, whose window opens a little at a time.
 _KEEPALIVE = TcpKeepalive(keepalive_time=30, keepalive_interval=10, keepalive_probes=3)
 
 
@@ -63,7 +62,7 @@ def listener(side: ClientSide) -> Listener:
         address=address(side.settings.http_listen),
         filter_chains=[chain],
         per_connection_buffer_limit_bytes=BUFFER_BYTES,
-        socket_options=[send_buffer(_SEND_BUFFER_BYTES), unacknowledged_for(_UNACKNOWLEDGED_S)],
+        socket_options=[send_buffer(_SEND_BUFFER_BYTES)],
         tcp_keepalive=_KEEPALIVE,
     )
 

@@ -22,7 +22,6 @@ from baton.runtime.addresses import host_and_port
 
 # Linux's numbers, which Envoy wants; each name is the kernel's.
 _SOL_SOCKET, _SO_SNDBUF, _SO_RCVBUF = 1, 7, 8
-_IPPROTO_TCP, _TCP_USER_TIMEOUT = 6, 18
 
 
 def packed(message: betterproto2.Message) -> Any:
@@ -66,13 +65,6 @@ def send_buffer(num_bytes: int) -> SocketOption:
 
 def receive_buffer(num_bytes: int) -> SocketOption:
     return _integer_option("receive buffer", (_SOL_SOCKET, _SO_RCVBUF), num_bytes)
-
-
-def unacknowledged_for(timeout_s: float) -> SocketOption:
-    """The kernel gives a connection up whose peer has not acknowledged for so long."""
-    return _integer_option(
-        "user timeout", (_IPPROTO_TCP, _TCP_USER_TIMEOUT), round(timeout_s * 1000)
-    )
 
 
 def _integer_option(description: str, option: tuple[int, int], value: int) -> SocketOption:

@@ -58,7 +58,7 @@ async def serve(
     bound = _bound(settings)
     # Uvicorn's own cap must not come before ours, which ends streams with a word.
     drain_cap_s = settings.unready_s + settings.drain_s + LAST_SETTLES_S
-    server = HttpServer(app, drain_cap_s=drain_cap_s)
+    server = HttpServer(app, drain_cap_s=drain_cap_s, stall_s=settings.stall_s)
     pages = {"/requests": lambda: open_requests(gateway)}
     admin_port = start_admin(settings.admin_listen, process.unready_reason, pages)
     port = bound.getsockname()[1]
@@ -91,7 +91,7 @@ async def serve(
 
 def _bound(settings: GatewaySettings) -> socket.socket:
     try:
-        return listening_socket(settings.listen, settings.stall_s)
+        return listening_socket(settings.listen)
     except OSError as error:
         raise Misconfigured(f"cannot listen on {settings.listen}: {error.strerror}") from error
 

@@ -2,8 +2,11 @@
 
 uvicorn and its parser keep a head of any size, for as long as a client takes to send it. Here a
 head may have MAX_HEAD_BYTES and MAX_HEADERS, and must be complete HEAD_TIMEOUT_S after its first
-byte (the first one: after connecting). What a client does not take stays within
-WRITE_BUFFER_BYTES and the socket's own buffer. Knows nothing of paths and bodies.
+byte (the first one: after connecting). What a client does not take of a stream stays within
+WRITE_BUFFER_BYTES and the socket's own buffer; when it takes nothing of an answer's end, once
+nobody writes any more, for `stall_s`, the connection is cut. The kernel's limit for that,
+TCP_USER_TIMEOUT, is of no use: it cuts a steady reader too, whose window opens a little at a time.
+Knows nothing of paths and bodies.
 """
 
 import asyncio
@@ -37,6 +40,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _num_line_bytes = 0
     _num_chunk_bytes = 0
     _timer: asyncio.TimerHandle | None = None
+    _tail_timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *arguments: Any, stall_s: float, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._stall_s = stall_s
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -45,6 +53,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._watch_tail(0)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -79,6 +88,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         super().on_headers_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_tail(self.transport.get_write_buffer_size())
+
     def send_400_response(self, msg: str) -> None:
         """Answer what is no acceptable request, and close. `msg` is uvicorn's, and not used."""
         if self._is_too_large:
@@ -104,6 +117,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _refuse(self) -> None:
         self._is_too_large = True
         raise httptools.HttpParserError("too large")
+
+    def _watch_tail(self, num_left: int) -> None:
+        """Look again at the end of an answer of which `num_left` bytes are not sent yet."""
+        if self._tail_timer is not None:
+            self._tail_timer.cancel()
+            self._tail_timer = None
+        if num_left:
+            self._tail_timer = self.loop.call_later(self._stall_s, self._look_at_tail, num_left)
+
+    def _look_at_tail(self, num_before: int) -> None:
+        num_left = self.transport.get_write_buffer_size()
+        # A next answer has its own watch, and is not all there is to take.
+        if num_left >= num_before and self.cycle.response_complete:
+            self.transport.abort()
+        else:
+            self._watch_tail(num_left)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

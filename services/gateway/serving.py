@@ -1,6 +1,7 @@
 """uvicorn around the app: a listening socket with a small send buffer, and a drain in order."""
 
 import contextlib
+import functools
 import math
 import socket
 from collections.abc import Iterator
@@ -18,19 +19,13 @@ _CLOSE = (b"connection", b"close")
 _KEEP_ALIVE_S = 75
 
 
-def listening_socket(listen: str, stall_s: float) -> socket.socket:
-    """A socket bound to "host:port". Raises OSError.
-
-    The kernel gives up by itself what a client has not taken after twice `stall_s`: nobody watches
-    the ends of answers whose requests are over.
-    """
+def listening_socket(listen: str) -> socket.socket:
+    """A socket bound to "host:port". Raises OSError."""
     host, _, port = listen.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(2000 * stall_s))
     bound.bind((host.strip("[]"), int(port)))
     bound.setblocking(False)
     return bound
@@ -39,12 +34,12 @@ def listening_socket(listen: str, stall_s: float) -> socket.socket:
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: the process root has its own."""
 
-    def __init__(self, app: App, *, drain_cap_s: float) -> None:
+    def __init__(self, app: App, *, drain_cap_s: float, stall_s: float) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="none",
-                http=BoundedHttpProtocol,
+                http=functools.partial(BoundedHttpProtocol, stall_s=stall_s),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,
