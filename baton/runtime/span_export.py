@@ -2,9 +2,11 @@
 
 At most MAX_WAITING spans wait; what comes then is dropped and counted, and no caller ever waits for
 the collector. A process that ends gives it LEAVE_S for what is left. Batches, timeouts and retries
-are OpenTelemetry's own.
+are OpenTelemetry's own; its two log lines for each batch that fails are not: here an outage is one
+line when it begins and one when it ends.
 """
 
+import logging
 import threading
 from collections.abc import Sequence
 
@@ -12,12 +14,29 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-from baton.runtime import instruments
+from baton.runtime import instruments, logs
 
 MAX_WAITING = 2048
 MAX_BATCH = 512
 LEAVE_S = 2.0
 _EXPORT_INTERVAL_MS = 500
+_EXPORTER_LOG = "opentelemetry.exporter.otlp.proto.grpc.exporter"
+_MAX_REASON_CHARS = 300
+
+_log = logs.get("span_export")
+
+
+class _LastWords(logging.Filter):
+    """Keeps what the exporter said last, and lets nothing of it through."""
+
+    last = ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self.last = record.getMessage()
+        return False
+
+
+_said = _LastWords()
 
 
 class SpanExport(SpanProcessor):
@@ -66,6 +85,8 @@ class _CountedExporter(SpanExporter):
         self._exporter = exporter
         self._room = room
         self._is_closed = False
+        self._is_failing = False
+        logging.getLogger(_EXPORTER_LOG).addFilter(_said)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self._room.release(len(spans))
@@ -73,10 +94,18 @@ class _CountedExporter(SpanExporter):
         try:
             if not self._is_closed:
                 result = self._exporter.export(spans)
+                self._tell(result)
         finally:
             if result is not SpanExportResult.SUCCESS:
                 instruments.SPANS_DROPPED.labels("not_exported").inc(len(spans))
         return result
+
+    def _tell(self, result: SpanExportResult) -> None:
+        was_failing, self._is_failing = self._is_failing, result is not SpanExportResult.SUCCESS
+        if self._is_failing and not was_failing:
+            _log.warning("spans_not_exported", reason=_said.last[:_MAX_REASON_CHARS])
+        elif was_failing and not self._is_failing:
+            _log.info("spans_exported_again")
 
     def shutdown(self) -> None:
         if not self._is_closed:

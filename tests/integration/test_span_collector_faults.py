@@ -99,7 +99,9 @@ def num_dropped() -> dict[str, float]:
 
 @pytest.mark.parametrize("kind", [Dead, Silent, Refusing])
 def test_a_collector_that_takes_nothing_costs_only_its_spans(
-    kind: type[Dead | Silent | Refusing], monkeypatch: pytest.MonkeyPatch
+    kind: type[Dead | Silent | Refusing],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     collector, before = kind(), num_dropped()
     with exporting_to(collector.port, monkeypatch):
@@ -116,3 +118,4 @@ def test_a_collector_that_takes_nothing_costs_only_its_spans(
     assert sum(dropped.values()) == NUM_SPANS, "every span is accounted for"
     assert dropped["queue_full"] > 0
     assert dropped["not_exported"] > 0
+    assert [record.getMessage() for record in caplog.records] == ["spans_not_exported"]
