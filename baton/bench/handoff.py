@@ -34,6 +34,7 @@ from baton.bench.handoff_pair import (
 from baton.bench.machine import describe_machine
 from baton.bench.measured_process import MeasuredProcess
 from baton.handoff.block_bytes import KEPT_BYTES
+from baton.handoff.handoff_method import start_call
 from baton.handoff.negotiation import Transports
 from baton.handoff.nixl_agent import NixlMissing
 from baton.handoff.receiver import Receiver
@@ -42,7 +43,7 @@ from baton.handoff.transport import PLAIN, Pages, ReceivingEnd, TransportFailed
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.shared_stream import ClientFrameStream, FrameWriter
 from baton.system.allocator import keep_freed_memory
-from baton.wire.v1 import handoff_pb2, handoff_pb2_grpc
+from baton.wire.v1 import handoff_pb2
 from baton.worker.stream_pump import StreamPump
 
 CREDIT_WINDOW_BYTES = 16 * 2**20
@@ -144,7 +145,7 @@ class _Call(ClientFrameStream[handoff_pb2.DecodeFrame]):
 
     def __init__(self, target: str) -> None:
         self._channel = open_channel(target)
-        super().__init__(handoff_pb2_grpc.PrefillWorkerStub(self._channel).Handoff())
+        super().__init__(start_call(self._channel))
 
     async def disconnect(self) -> None:
         await self._channel.close()

@@ -28,7 +28,9 @@ from baton.bench.handoff_pair import (
     Pool,
     source_bytes,
 )
+from baton.handoff import handoff_method
 from baton.handoff.block_bytes import KEPT_BYTES, MAX_DATA_BYTES
+from baton.handoff.frame_codec import OutFrame
 from baton.handoff.negotiation import Transports
 from baton.handoff.sender import Sender
 from baton.handoff.ticket import Ticket
@@ -47,7 +49,7 @@ class SendingSession:
     def __init__(self, stream: Any, pool: Pool, sending: SendingEnd) -> None:
         self._pool = pool
         self._sending = sending
-        self._writer: FrameWriter[handoff_pb2.PrefillFrame]
+        self._writer: FrameWriter[OutFrame]
         self._writer = FrameWriter(stream, drain=self._next_blocks)
         self._pump = StreamPump(stream, self._writer, self._on_frame)
         self._credit_bytes = 0
@@ -83,7 +85,7 @@ class SendingSession:
         first = handoff_pb2.FirstTokens(xfer_id=request.xfer_id, token_id=1)
         self._writer.send_control(handoff_pb2.PrefillFrame(first_tokens=first))
 
-    def _next_blocks(self) -> handoff_pb2.PrefillFrame | None:
+    def _next_blocks(self) -> OutFrame | None:
         sender = self._sender
         if sender is None or not sender.has_next() or sender.next_bytes() > self._credit_bytes:
             return None
@@ -99,7 +101,7 @@ class PeerServicer(handoff_pb2_grpc.PrefillWorkerServicer):
         self._transports = transports
 
     async def Handoff(self, frames: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        stream: ServerFrameStream[handoff_pb2.PrefillFrame] = ServerFrameStream(context)
+        stream: ServerFrameStream[OutFrame] = ServerFrameStream(context)
         first = await stream.read()
         answer = handoff_pb2.PrefillHello(worker_id=PEER_ID)
         sending = self._transports.accept(first.hello, answer)
@@ -143,7 +145,7 @@ async def serve(folder: Path, num_blocks: int, names: tuple[str, ...]) -> None:
     transports = pool.transports(names, folder, is_sender=True)
 
     def register(server: grpc.aio.Server) -> None:
-        handoff_pb2_grpc.add_PrefillWorkerServicer_to_server(PeerServicer(pool, transports), server)
+        handoff_method.add_to_server(PeerServicer(pool, transports), server)
         server.add_generic_rpc_handlers((BareStream(pool.blocks.memory),))
 
     server = await start_server("127.0.0.1:0", register)

@@ -18,6 +18,7 @@ from baton.engine.device_messages import (
 from baton.engine.messages import Command
 from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
 from baton.handoff.checksum import place_checksum
+from baton.handoff.frame_codec import OutFrame
 from baton.handoff.pool_ref import read_pool_ref
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import Deliver, Landed
@@ -37,11 +38,13 @@ class DeviceSender:
         self.checksum_every = checksum_every
         self._spec = spec
 
-    def pack(self, frame: handoff_pb2.Blocks, block_ids: Sequence[int]) -> None:
-        page_bytes = self._spec.layers[frame.layer].page_bytes(self._spec.block_size)
-        frame.pool_ref.num_bytes = len(block_ids) * page_bytes
-        frame.pool_ref.block_ids.extend(block_ids)
-        frame.checksum = place_checksum(frame)
+    def pack(self, frame: handoff_pb2.PrefillFrame, block_ids: Sequence[int]) -> OutFrame:
+        blocks = frame.blocks
+        page_bytes = self._spec.layers[blocks.layer].page_bytes(self._spec.block_size)
+        blocks.pool_ref.num_bytes = len(block_ids) * page_bytes
+        blocks.pool_ref.block_ids.extend(block_ids)
+        blocks.checksum = place_checksum(blocks)
+        return frame
 
 
 class CoreReads:

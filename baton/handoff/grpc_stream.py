@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from isal.isal_zlib import crc32
-
 from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
 from baton.handoff.checksum import place_checksum
+from baton.handoff.frame_codec import OutFrame, encode_blocks
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import PLAIN, Deliver, HostPages, check_size
 from baton.wire.v1 import handoff_pb2
@@ -22,10 +21,10 @@ class GrpcEnd:
     def __init__(self, blocks: BlockBytes) -> None:
         self._blocks = blocks
 
-    def pack(self, frame: handoff_pb2.Blocks, block_ids: Sequence[int]) -> None:
-        data = b"".join(self._blocks.pages(frame.layer, block_ids))
-        frame.data = data
-        frame.checksum = crc32(data, place_checksum(frame))
+    def pack(self, frame: handoff_pb2.PrefillFrame, block_ids: Sequence[int]) -> OutFrame:
+        blocks = frame.blocks
+        blocks.checksum = self._blocks.checksum(blocks.layer, block_ids, place_checksum(blocks))
+        return encode_blocks(blocks, self._blocks.pages(blocks.layer, block_ids))
 
     def fetch(self, frame: handoff_pb2.Blocks, deliver: Deliver) -> None:
         deliver(self._find(frame))
@@ -37,9 +36,9 @@ class GrpcEnd:
         """Nothing is held."""
 
     def _find(self, frame: handoff_pb2.Blocks) -> HostPages | BadBlocks:
-        if frame.WhichOneof("payload") != "data":
+        if not frame.HasField("data"):
             return BadBlocks("payload", "the frame carries no inline data")
-        data = memoryview(frame.data)  # a copy each time that it is read
+        data = memoryview(frame.data)
         size = self._blocks.page_bytes(frame.layer)
         try:
             check_size(len(data), size * frame.num_blocks)

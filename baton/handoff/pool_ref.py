@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
 from baton.handoff.checksum import place_checksum
+from baton.handoff.frame_codec import OutFrame
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import check_size
 from baton.wire.kv_spec import KVSpec
@@ -25,10 +26,12 @@ class PoolRefSender:
         self.max_frame_bytes = max_frame_bytes
         self._blocks = blocks
 
-    def pack(self, frame: handoff_pb2.Blocks, block_ids: Sequence[int]) -> None:
-        frame.pool_ref.num_bytes = len(block_ids) * self._blocks.page_bytes(frame.layer)
-        frame.pool_ref.block_ids.extend(block_ids)
-        frame.checksum = self._blocks.checksum(frame.layer, block_ids, place_checksum(frame))
+    def pack(self, frame: handoff_pb2.PrefillFrame, block_ids: Sequence[int]) -> OutFrame:
+        blocks = frame.blocks
+        blocks.pool_ref.num_bytes = len(block_ids) * self._blocks.page_bytes(blocks.layer)
+        blocks.pool_ref.block_ids.extend(block_ids)
+        blocks.checksum = self._blocks.checksum(blocks.layer, block_ids, place_checksum(blocks))
+        return frame
 
 
 def read_pool_ref(frame: handoff_pb2.Blocks, page_bytes: int) -> list[int]:

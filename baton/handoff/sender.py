@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from baton.engine.device_messages import BlockChecksums
 from baton.handoff.block_bytes import BlockBytes
+from baton.handoff.frame_codec import OutFrame
 from baton.handoff.ticket import Ticket
 from baton.handoff.transport import SendingEnd
 from baton.wire.v1 import handoff_pb2
@@ -67,7 +68,7 @@ class Sender:
         layer, _, num_blocks = self._pieces[0]
         return num_blocks * self._blocks.page_bytes(layer)
 
-    def next_frame(self) -> handoff_pb2.PrefillFrame:
+    def next_frame(self) -> OutFrame:
         """The next Blocks, or the Commit after the last. Only while has_next()."""
         assert self.has_next()
         ticket = self.ticket
@@ -81,14 +82,11 @@ class Sender:
                     num_blocks=ticket.num_missing_blocks,
                 )
             )
-        layer, first, num_blocks = self._pieces.popleft()
-        frame = handoff_pb2.PrefillFrame()
-        self._fill(frame.blocks, layer, first, num_blocks)
-        return frame
+        return self._blocks_frame(*self._pieces.popleft())
 
-    def _fill(
-        self, blocks: handoff_pb2.Blocks, layer: int, first_block: int, num_blocks: int
-    ) -> None:
+    def _blocks_frame(self, layer: int, first_block: int, num_blocks: int) -> OutFrame:
+        frame = handoff_pb2.PrefillFrame()
+        blocks = frame.blocks
         blocks.xfer_id = self.ticket.xfer_id
         blocks.epoch = self.ticket.epoch
         blocks.seq = self._num_messages
@@ -97,14 +95,14 @@ class Sender:
         blocks.num_blocks = num_blocks
         blocks.head_hi = self._blocks.spec.layers[layer].num_kv_heads
         blocks.capability = self.ticket.capability
-        ids = self._block_ids[first_block : first_block + num_blocks]
-        self._sending.pack(blocks, ids)
         for place in range(num_blocks) if self._checksums else ():
             sums = self._checksums.get(first_block + place)
             if sums is not None:
                 blocks.pool_ref.page_checksums.add(place=place, sum=sums[layer])
         self.num_bytes_sent += num_blocks * self._blocks.page_bytes(layer)
         self._num_messages += 1
+        ids = self._block_ids[first_block : first_block + num_blocks]
+        return self._sending.pack(frame, ids)
 
     def _make_ready(self, num_ready: int) -> None:
         if num_ready <= self._num_ready:

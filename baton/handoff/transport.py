@@ -12,6 +12,7 @@ from typing import Protocol
 
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.checksum import place_checksum
+from baton.handoff.frame_codec import OutFrame
 from baton.handoff.ticket import BadBlocks
 from baton.wire.v1 import handoff_pb2
 
@@ -84,10 +85,10 @@ class SendingEnd(Protocol):
     # As in AddSequence: 0 = it is this process that reads the pages.
     checksum_every: int
 
-    def pack(self, frame: handoff_pb2.Blocks, block_ids: Sequence[int]) -> None:
-        """Put in what the peer needs for the pages of `frame.layer` of these blocks.
+    def pack(self, frame: handoff_pb2.PrefillFrame, block_ids: Sequence[int]) -> OutFrame:
+        """Put in what the peer needs for the pages of `frame.blocks.layer` of these blocks.
 
-        The frame's place (xfer_id, epoch, layer, first_block, num_blocks) is set before.
+        Everything else in the frame is set before. Returns what is to be sent.
         """
 
 

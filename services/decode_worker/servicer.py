@@ -4,9 +4,10 @@ from typing import Any
 
 import grpc
 
+from baton.handoff.handoff_method import start_call
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.shared_stream import ClientFrameStream, ServerFrameStream
-from baton.wire.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2_grpc
+from baton.wire.v1 import handoff_pb2, worker_pb2_grpc
 from services.decode_worker.front import DecodeFront
 
 _CLOSE_GRACE_S = 1.0
@@ -27,7 +28,7 @@ class HandoffCall(ClientFrameStream[handoff_pb2.DecodeFrame]):
 
     def __init__(self, endpoint: str) -> None:
         self._channel = open_channel(endpoint, link=True)
-        super().__init__(handoff_pb2_grpc.PrefillWorkerStub(self._channel).Handoff())
+        super().__init__(start_call(self._channel))
 
     async def close(self) -> None:
         """Half-close, let the server end the call, and disconnect."""

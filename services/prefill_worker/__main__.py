@@ -2,9 +2,10 @@
 
 import grpc
 
+from baton.handoff import handoff_method
 from baton.runtime import environment
 from baton.runtime.process import Process, run
-from baton.wire.v1 import handoff_pb2_grpc, router_pb2
+from baton.wire.v1 import router_pb2
 from baton.worker.program import serve_worker
 from baton.worker.settings import ENVIRONMENT_PREFIX, Settings
 from services.prefill_worker.front import PrefillFront
@@ -15,8 +16,7 @@ class PrefillProgram(PrefillFront):
     """The front with its gRPC service."""
 
     def register(self, server: grpc.aio.Server) -> None:
-        servicer = PrefillWorkerServicer(self)
-        handoff_pb2_grpc.add_PrefillWorkerServicer_to_server(servicer, server)
+        handoff_method.add_to_server(PrefillWorkerServicer(self), server)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from baton.engine.client import CoreDied
 from baton.engine.messages import StepEvents
+from baton.handoff.frame_codec import OutFrame
 from baton.handoff.lease import SWEEP_INTERVAL_S, LeaseTable
 from baton.handoff.transport import SendingEnd
 from baton.runtime import instruments, logs
@@ -64,9 +65,7 @@ class PrefillFront:
                 await self._report_death(died)
                 raise
 
-    async def serve(
-        self, stream: FrameStream[handoff_pb2.DecodeFrame, handoff_pb2.PrefillFrame]
-    ) -> None:
+    async def serve(self, stream: FrameStream[handoff_pb2.DecodeFrame, OutFrame]) -> None:
         """Serve one decode worker's stream until it ends."""
         try:
             agreed = await self._exchange_hello(stream)
@@ -141,7 +140,7 @@ class PrefillFront:
         self._sampled.append((session, transfer))
 
     async def _exchange_hello(
-        self, stream: FrameStream[handoff_pb2.DecodeFrame, handoff_pb2.PrefillFrame]
+        self, stream: FrameStream[handoff_pb2.DecodeFrame, OutFrame]
     ) -> tuple[handoff_pb2.DecodeHello, SendingEnd] | None:
         """The peer's hello and how to send; None when it was refused (and told so) or is gone."""
         first = await stream.read()

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from baton.handoff.frame_codec import OutFrame
 from baton.handoff.ticket import CAPABILITY_BYTES, ForeignFrame
 from baton.handoff.transport import SendingEnd
 from baton.runtime import instruments, logs
@@ -47,7 +48,7 @@ class HandoffSession:
 
     def __init__(
         self,
-        stream: FrameStream[handoff_pb2.DecodeFrame, handoff_pb2.PrefillFrame],
+        stream: FrameStream[handoff_pb2.DecodeFrame, OutFrame],
         parts: WorkerParts,
         keeper: Keeper,
         hello: handoff_pb2.DecodeHello,
@@ -57,7 +58,7 @@ class HandoffSession:
         self._sending = sending
         self._parts = parts
         self._keeper = keeper
-        self._writer: FrameWriter[handoff_pb2.PrefillFrame]
+        self._writer: FrameWriter[OutFrame]
         self._writer = FrameWriter(stream, drain=self._next_blocks)
         self._pump = StreamPump(stream, self._writer, self._on_frame)
         self._transfers: dict[int, PrefillTransfer] = {}
@@ -257,7 +258,7 @@ class HandoffSession:
 
     # Writing.
 
-    def _next_blocks(self) -> handoff_pb2.PrefillFrame | None:
+    def _next_blocks(self) -> OutFrame | None:
         """The next Blocks or Commit that the credit allows (the writer's drain)."""
         while self._ready:
             sender = self._ready[0].sender

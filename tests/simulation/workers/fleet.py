@@ -16,6 +16,7 @@ from baton.engine.local_client import LocalEngineClient
 from baton.engine.messages import SamplingParams
 from baton.handoff.block_bytes import MAX_DATA_BYTES
 from baton.handoff.device_reads import DeviceReads
+from baton.handoff.frame_codec import parse, serialize
 from baton.handoff.nixl_agent import NixlAgent
 from baton.runtime.shared_stream import StreamLost
 from baton.system.memory_file import create_memory_file
@@ -69,20 +70,26 @@ class TamperedStream:
             frame = await self.inner.read()
             if frame is None:
                 return None
-            await asyncio.sleep(self._delay_s(frame))
-            copy = type(frame)()
-            copy.CopyFrom(frame)
+            copy = copy_of(frame)
+            await asyncio.sleep(self._delay_s(copy))
             self._arrived = self._incoming(copy)
         return self._arrived.pop(0)
 
     async def write(self, frame: Any) -> None:
-        copy = type(frame)()
-        copy.CopyFrom(frame)
-        for changed in self._outgoing(copy):
+        for changed in self._outgoing(copy_of(frame)):
             await self.inner.write(changed)
 
     async def close(self) -> None:
         await self.inner.close()
+
+
+def copy_of(frame: Any) -> Any:
+    """Of a message; of one that is bytes already, what protobuf reads in it."""
+    if isinstance(frame, bytes):
+        return handoff_pb2.PrefillFrame.FromString(frame)
+    copy = type(frame)()
+    copy.CopyFrom(frame)
+    return copy
 
 
 @dataclass
@@ -309,8 +316,12 @@ class Fleet:
         ours, theirs = memory_stream_pair()
         self.handoff_streams.append(ours)
         self.tasks.create_task(self.prefill.front.serve(theirs))
+        arrive = self._recorded("to_decode")
         return TamperedStream(
-            ours, self._recorded("to_prefill"), self._recorded("to_decode"), self.delay_s
+            ours,
+            self._recorded("to_prefill"),
+            lambda frame: [parse(serialize(changed)) for changed in arrive(frame)],
+            self.delay_s,
         )
 
     async def connect(self) -> FakeGateway:

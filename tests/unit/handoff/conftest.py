@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from baton.handoff.block_bytes import BlockBytes
+from baton.handoff.frame_codec import serialize
 from baton.handoff.grpc_stream import GrpcEnd
 from baton.handoff.pool_ref import PoolRefSender
 from baton.handoff.receiver import Receiver
@@ -32,6 +33,10 @@ class Pair:
     target_ids: list[int]
     consumed: list[int]
     end: ReceivingEnd
+
+    def next_frame(self) -> handoff_pb2.PrefillFrame:
+        """The sender's next frame, as protobuf reads it."""
+        return handoff_pb2.PrefillFrame.FromString(serialize(self.sender.next_frame()))
 
     def take(self, frame: handoff_pb2.Blocks) -> None:
         """Check, fetch and write a frame, as the decode worker does. Raises what goes wrong."""

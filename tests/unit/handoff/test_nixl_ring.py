@@ -79,9 +79,10 @@ class Reading:
         self.delivered: list[HostPages | BadBlocks] = []
 
     def fetch(self, *block_ids: int, layer: int = 0) -> None:
-        frame = handoff_pb2.Blocks(layer=layer, num_blocks=len(block_ids))
+        place = handoff_pb2.Blocks(layer=layer, num_blocks=len(block_ids))
+        frame = handoff_pb2.PrefillFrame(blocks=place)
         PoolRefSender("nixl", self.blocks).pack(frame, block_ids)
-        self.receiver.fetch(frame, self.delivered.append)
+        self.receiver.fetch(frame.blocks, self.delivered.append)
 
     def end(self, read: Read, state: str = "DONE") -> None:
         read.move()
@@ -205,11 +206,11 @@ async def test_a_closed_link_gives_up_what_waits_and_takes_no_more() -> None:
 def test_a_frame_that_names_no_whole_pages_is_refused(field: str) -> None:
     async def scenario() -> None:
         r = Reading()
-        frame = handoff_pb2.Blocks(layer=0, num_blocks=2)
+        frame = handoff_pb2.PrefillFrame(blocks={"layer": 0, "num_blocks": 2})
         if field == "size":
             PoolRefSender("nixl", r.blocks).pack(frame, [1])
 
-        r.receiver.fetch(frame, r.delivered.append)
+        r.receiver.fetch(frame.blocks, r.delivered.append)
 
         (error,) = r.delivered
         assert isinstance(error, BadBlocks)

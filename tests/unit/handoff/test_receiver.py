@@ -10,11 +10,11 @@ from tests.unit.handoff.conftest import SPEC, Pair, make_pair
 
 def blocks_of(pair: Pair) -> tuple[list[handoff_pb2.Blocks], handoff_pb2.Commit]:
     pair.sender.advance(8)
-    frames = [pair.sender.next_frame().blocks for _ in range(2)]
+    frames = [pair.next_frame().blocks for _ in range(2)]
     pair.sender.finish()
     while pair.sender.next_bytes():
-        frames.append(pair.sender.next_frame().blocks)
-    return frames, pair.sender.next_frame().commit
+        frames.append(pair.next_frame().blocks)
+    return frames, pair.next_frame().commit
 
 
 def test_frames_in_any_order_with_repeats_fill_every_block(pair: Pair) -> None:
