@@ -184,7 +184,7 @@ class VirtualNetwork:
 
     def delivered(self, link: Link, is_there: bool, frame: Any) -> None:
         way = f"{link.caller}>{link.callee}" if is_there else f"{link.callee}>{link.caller}"
-        data = frame.SerializeToString(deterministic=True)
+        data = frame if isinstance(frame, bytes) else frame.SerializeToString(deterministic=True)
         self.digest.add(f"{link.kind} {way}", self.now(), data)
 
 

@@ -27,6 +27,7 @@ from baton.engine.client import CoreDied
 from baton.engine.engine import Engine, EngineConfig
 from baton.engine.local_client import LocalEngineClient
 from baton.engine.messages import SamplingParams
+from baton.handoff import frame_codec
 from baton.runtime.discovery import FixedMembers
 from baton.runtime.shared_stream import StreamLost
 from baton.testing.fake_runner import FakeRunner
@@ -89,6 +90,19 @@ def make_model_folder(folder: Path) -> Path:
 async def run_inline(function: Callable[..., Any], *arguments: Any) -> Any:
     """`run_in_thread` of a world without threads."""
     return function(*arguments)
+
+
+class HandoffStream:
+    """The dialling end of a handoff: its frames come as they are on the wire."""
+
+    def __init__(self, stream: VirtualStream) -> None:
+        self._stream = stream
+        self.write = stream.write
+        self.close = stream.close
+
+    async def read(self) -> Any:
+        frame = await self._stream.read()
+        return None if frame is None else frame_codec.parse(frame_codec.serialize(frame))
 
 
 class MemoryFile:
@@ -257,6 +271,7 @@ class Fleet:
         self.workers: dict[str, Worker] = {}
         self._tasks = asyncio.TaskGroup()
         self._num_blocks = 0
+        self.num_slots = 64
 
     async def start(
         self, num_prefill: int, num_decode: int, num_blocks: int, num_routers: int = 1
@@ -414,7 +429,8 @@ class Fleet:
         self._tasks.create_task(work)  # type: ignore[arg-type]
 
     def _make_worker(self, name: str, endpoint: str) -> Worker:
-        config = EngineConfig(self.model.folder.fingerprint, "sim", "local", self._num_blocks)
+        fingerprint, num_blocks = self.model.folder.fingerprint, self._num_blocks
+        config = EngineConfig(fingerprint, "sim", "local", num_blocks, self.num_slots)
         runner = FakeRunner(vocab_size=VOCAB_SIZE, max_model_len=2048)
         engine = Engine(config, runner, self.clock)
         client = LocalEngineClient(engine, self.clock, lambda batch: poison_and_time(worker, batch))
@@ -449,8 +465,8 @@ class Fleet:
     async def _dial_decode(self, endpoint: str) -> VirtualStream:
         return self._dial("gateway", endpoint, "attempts")
 
-    async def _dial_prefill(self, caller: str, endpoint: str) -> VirtualStream:
-        return self._dial(caller, endpoint, "handoff")
+    async def _dial_prefill(self, caller: str, endpoint: str) -> "HandoffStream":
+        return HandoffStream(self._dial(caller, endpoint, "handoff"))
 
     def _dial(self, caller: str, endpoint: str, kind: str) -> VirtualStream:
         if endpoint not in self.workers:
@@ -534,9 +550,11 @@ async def fleet_of(
     num_blocks: int = 512,
     max_delay_s: float = 0.0,
     num_routers: int = 1,
+    num_slots: int = 64,
 ) -> AsyncIterator[Fleet]:
-    """A fleet that is ready."""
+    """A fleet that is ready; its workers run `num_slots` sequences at once."""
     fleet = Fleet(seed, clock, model, max_delay_s)
+    fleet.num_slots = num_slots
     async with fleet._tasks as tasks:
         await fleet.start(num_prefill, num_decode, num_blocks, num_routers)
         yield fleet
