@@ -127,10 +127,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class NoChoice:
-    """no_worker: nobody fit is there. no_room: somebody is, but full. too_large: never fits."""
+    """no_worker: nobody fit is there. no_room: somebody is, but full. too_large: never fits.
+
+    `full`: decode workers that could take the request if they had room.
+    """
 
     kind: Literal["no_worker", "no_room", "too_large"]
     reasons: str
+    full: tuple[WorkerView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +169,7 @@ def pick(
         partners = _partners(ask, _fit(prefills, losses), losses, random)
     pool_step_s = _pool_step_s(fit_decodes, policy)
     obstacles: set[str] = set()
+    full: list[WorkerView] = []
     for decode in fit_decodes:
         itl_s = _itl_increase_s(ask, decode, policy, pool_step_s)
         ways = _ways(ask, decode, partners)
@@ -174,6 +179,7 @@ def pick(
             obstacle = _obstacle(ask, decode, prefill, policy)
             if obstacle:
                 obstacles.add(obstacle)
+                full += [decode] if obstacle == "no_room" else []
                 losses.append(f"{decode.worker_id} {obstacle}")
             else:
                 costs = _ttft_s(ask, decode, prefill) | {"itl": itl_s}
@@ -181,7 +187,7 @@ def pick(
                     costs |= _interference_s(ask, decode, policy)
                 candidates.append(_Candidate(decode, prefill, costs))
     if not candidates:
-        return NoChoice(_kind(obstacles, decodes), _join(losses))
+        return NoChoice(_kind(obstacles, decodes), _join(losses), tuple(full))
     best = _lowest(candidates, random)
     reasons = _explain(ask, best, candidates, losses)
     return Choice(best.decode, best.prefill, _blocks_needed(ask, best.decode, policy), reasons)
@@ -338,7 +344,7 @@ def _lowest(candidates: list[_Candidate], random: Random) -> _Candidate:
 def _kind(
     obstacles: set[str], decodes: Sequence[WorkerView]
 ) -> Literal["no_worker", "no_room", "too_large"]:
-    if "no_room" in obstacles or any(view.unfit == "excluded" for view in decodes):
+    if "no_room" in obstacles or any(view.unfit in ("excluded", "kept") for view in decodes):
         return "no_room"
     # A worker that is unfit for now might be large enough.
     too_large = obstacles == {"too_large"} and not any(view.unfit for view in decodes)

@@ -1,14 +1,16 @@
 """The queue of one model: bounded, first come first served, each waiter with its own deadline.
 
 Streams that have begun and lost their worker go before requests of which nobody has seen anything.
-A waiter brings an `attempt` that is tried when the waiter is first in line: at once, when something
-changed (`notify`), and every RETRY_S because room also comes back by time alone (leases expire,
-silent workers turn stale). Many changes in a row cost one attempt per PACE_S: a full fleet that
-reports busily must not keep the router busy. Knows nothing of workers.
+Who is first in line is tried first: at once, when something changed (`notify`), and every RETRY_S
+because room also comes back by time alone (leases expire, silent workers turn stale). Who needs
+less than all who found no room before it is tried after them, so that one who needs much holds up
+nobody else; what keeps it from waiting for ever is the attempt's business (`kept.py`). Many changes
+in a row cost one attempt per PACE_S, and those behind the first are looked at every RETRY_S: a full
+fleet that reports busily must not keep the router busy. Knows nothing of workers.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -16,11 +18,14 @@ from baton.wire.failures import BatonError, Overloaded, Unavailable
 
 RETRY_S = 0.05
 PACE_S = 0.01
+# Waiters who find no room in one look; then nobody behind them is tried.
+MAX_IN_VAIN = 4
 # How much one interval between two grants moves their mean.
 _SMOOTHING = 0.2
 _MIN_RETRY_AFTER_S = 1.0
 _MAX_RETRY_AFTER_S = 30.0
 
+D = TypeVar("D")
 T = TypeVar("T")
 
 
@@ -29,25 +34,34 @@ class WaitedTooLong(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class _Waiter(Generic[T]):
-    # The result, or None to go on waiting; raises BatonError to refuse.
-    attempt: Callable[[], T | None]
+class _Waiter(Generic[D, T]):
+    demand: D
     # Carries errors as values: nobody may be left to retrieve an exception.
     outcome: "asyncio.Future[T | BatonError]"
 
 
-class RequestQueue(Generic[T]):
-    """At most `max_queued` waiters, and as many whose streams have begun. The head is served first,
-    whatever those behind could get."""
+class RequestQueue(Generic[D, T]):
+    """At most `max_queued` waiters, and as many whose streams have begun.
 
-    def __init__(self, max_queued: int) -> None:
+    `attempt(demand, is_first)` gives what a waiter gets, or None to go on waiting; it raises
+    BatonError to refuse. `covers(one, other)`: where `one` finds no room, `other` finds none.
+    """
+
+    def __init__(
+        self,
+        max_queued: int,
+        attempt: Callable[[D, bool], T | None],
+        covers: Callable[[D, D], bool],
+    ) -> None:
         self._max_queued = max_queued
-        self._begun: dict[int, _Waiter[T]] = {}
-        self._new: dict[int, _Waiter[T]] = {}
+        self._attempt = attempt
+        self._covers = covers
+        self._begun: dict[int, _Waiter[D, T]] = {}
+        self._new: dict[int, _Waiter[D, T]] = {}
         self._next_key = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_s = 0.0
-        self._failed_at = float("-inf")
+        self._failed_at = self._looked_behind_at = float("-inf")
         self._granted_at: float | None = None
         self._mean_grant_s = 0.0
 
@@ -62,17 +76,16 @@ class RequestQueue(Generic[T]):
         """When a refused caller may try again."""
         return min(max(self.predicted_wait_s(), _MIN_RETRY_AFTER_S), _MAX_RETRY_AFTER_S)
 
-    async def wait(
-        self, attempt: Callable[[], T | None], timeout_s: float, *, has_begun: bool = False
-    ) -> T:
-        """The first result of `attempt`; leaves the queue when the caller is cancelled.
+    async def wait(self, demand: D, timeout_s: float, *, has_begun: bool = False) -> T:
+        """What `attempt` gives for it; leaves the queue when the caller is cancelled.
 
         Raises what `attempt` raises, Overloaded when the queue is full, WaitedTooLong after
         `timeout_s`.
         """
         line = self._begun if has_begun else self._new
-        if not self._begun and not line:
-            result = attempt()
+        is_first = not self._begun and not line
+        if is_first or not self._is_covered(demand, (each for *_, each in self._waiters())):
+            result = self._attempt(demand, is_first)
             if result is not None:
                 return result
         if len(line) >= self._max_queued:
@@ -80,7 +93,7 @@ class RequestQueue(Generic[T]):
                 f"{self._max_queued} requests wait for this model already",
                 retry_after_s=self.retry_after_s(),
             )
-        key, waiter = self._enter(line, attempt)
+        key, waiter = self._enter(line, demand)
         try:
             async with asyncio.timeout(timeout_s):
                 outcome = await waiter.outcome
@@ -103,42 +116,58 @@ class RequestQueue(Generic[T]):
             self._set_timer(due_in_s)
 
     def pump(self) -> None:
-        """Serve from the head on, until one has to go on waiting."""
-        while line := self._begun or self._new:
-            key, waiter = next(iter(line.items()))
+        """Serve from the head on; behind one that has to wait, those who may find room still."""
+        now = asyncio.get_running_loop().time()
+        looks_behind = now - self._looked_behind_at >= RETRY_S
+        if looks_behind:
+            self._looked_behind_at = now
+        in_vain: list[_Waiter[D, T]] = []
+        for line, key, waiter in self._waiters():
             if waiter.outcome.done():  # cancelled, and has not run since
                 del line[key]
+            elif self._is_covered(waiter.demand, in_vain):
                 continue
-            outcome: T | BatonError | None
-            try:
-                outcome = waiter.attempt()
-            except BatonError as error:
-                outcome = error
-            if outcome is None:
-                self._failed_at = asyncio.get_running_loop().time()
-                break
-            del line[key]
-            if not isinstance(outcome, BatonError):
-                self._count_grant()
-            waiter.outcome.set_result(outcome)
+            elif (outcome := self._outcome(waiter, not in_vain)) is not None:
+                del line[key]
+                waiter.outcome.set_result(outcome)
+            else:
+                self._failed_at = now
+                in_vain.append(waiter)
+                if not looks_behind or len(in_vain) == MAX_IN_VAIN:
+                    break
         self._set_timer(RETRY_S)
 
     def refuse_all(self, message: str) -> None:
         """Let all waiters try another router."""
-        waiters = [*self._begun.values(), *self._new.values()]
-        self._begun.clear()
-        self._new.clear()
-        for waiter in waiters:
+        for line, key, waiter in self._waiters():
+            del line[key]
             if not waiter.outcome.done():
                 waiter.outcome.set_result(Unavailable(message, retry_after_s=_MIN_RETRY_AFTER_S))
         self._set_timer(RETRY_S)
 
-    def _enter(
-        self, line: dict[int, _Waiter[T]], attempt: Callable[[], T | None]
-    ) -> tuple[int, _Waiter[T]]:
+    def _waiters(self) -> Iterator[tuple[dict[int, _Waiter[D, T]], int, _Waiter[D, T]]]:
+        """In the order of the line, which may change meanwhile."""
+        for line in (self._begun, self._new):
+            for key, waiter in list(line.items()):
+                yield line, key, waiter
+
+    def _is_covered(self, demand: D, others: Iterable[_Waiter[D, T]]) -> bool:
+        return any(self._covers(other.demand, demand) for other in others)
+
+    def _outcome(self, waiter: _Waiter[D, T], is_first: bool) -> T | BatonError | None:
+        """None when it has to go on waiting."""
+        try:
+            result = self._attempt(waiter.demand, is_first)
+        except BatonError as error:
+            return error
+        if result is not None:
+            self._count_grant()
+        return result
+
+    def _enter(self, line: dict[int, _Waiter[D, T]], demand: D) -> tuple[int, _Waiter[D, T]]:
         key = self._next_key
         self._next_key += 1
-        waiter = _Waiter(attempt, asyncio.get_running_loop().create_future())
+        waiter: _Waiter[D, T] = _Waiter(demand, asyncio.get_running_loop().create_future())
         line[key] = waiter
         self._set_timer(RETRY_S)
         return key, waiter

@@ -6,7 +6,6 @@ watchers call it, and so does the simulation. Times, randomness and settings are
 
 import asyncio
 from collections.abc import AsyncIterator
-from functools import partial
 from random import Random
 
 from baton.runtime import instruments, logs
@@ -32,7 +31,7 @@ _log = logs.get("router")
 # The queue of requests for models that no worker has named yet, while the fleet settles.
 _UNKNOWN = ""
 
-Queue = RequestQueue[router_pb2.PickResponse]
+Queue = RequestQueue[PickRequest, router_pb2.PickResponse]
 
 
 class RouterCore:
@@ -171,8 +170,7 @@ class RouterCore:
         queue = self._queue(wanted.model_fp)
         limit_s = min(settings.max_wait_s, timeout_s if timeout_s is not None else float("inf"))
         try:
-            attempt = partial(self._selector.attempt, wanted)
-            return await queue.wait(attempt, limit_s, has_begun=has_begun)
+            return await queue.wait(wanted, limit_s, has_begun=has_begun)
         except WaitedTooLong:
             waited = f"no worker had room within {limit_s:.3g} s"
             if limit_s < settings.max_wait_s:
@@ -182,7 +180,8 @@ class RouterCore:
     def _queue(self, model_fp: str) -> Queue:
         """Only models that workers have named get a queue: clients cannot make new ones."""
         key = model_fp if self._selector.is_known(model_fp) else _UNKNOWN
-        return self._queues.setdefault(key, RequestQueue(self._settings.max_queued))
+        queue = Queue(self._settings.max_queued, self._selector.attempt, PickRequest.covers)
+        return self._queues.setdefault(key, queue)
 
     def _num_queued(self) -> dict[str, int]:
         """By the fingerprint of the model."""

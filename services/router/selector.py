@@ -1,8 +1,8 @@
 """One attempt to place one request: what the fleet looks like for it, the pick, and what follows.
 
 Between the queue, which knows only waiting, and the picker, which knows only figures: decides
-where the prompt may be computed, when waiting has become pointless, and takes the slot leases of
-the chosen pair.
+where the prompt may be computed, when waiting has become pointless, which worker is kept for the
+first in line, and takes the slot leases of the chosen pair.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from baton.system.clock import Clock
 from baton.wire.failures import InvalidRequest, ModelNotFound, Unavailable
 from baton.wire.v1 import router_pb2
 from services.router.fleet import Fleet, Worker
+from services.router.kept import KeptWorkers
 from services.router.picker import (
     Ask,
     Choice,
@@ -30,6 +31,8 @@ from services.router.slot_lease import SlotLease
 
 MAX_PROMPT_TOKENS = 1 << 24
 MAX_CHOICES = 128
+# A prompt that is so many times shorter is worth a look at blocks of its own.
+_MUCH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,17 @@ class PickRequest:
             arrived_at=now,
         )
 
+    def covers(self, other: Self) -> bool:
+        """Whether `other` needs as much, or nearly, and nothing else: where this one finds no room,
+        it is of no use to look for its."""
+        return (
+            self.model_fp == other.model_fp
+            and self.num_choices <= other.num_choices
+            and self.num_prompt_tokens <= _MUCH * other.num_prompt_tokens
+            and self.excluded <= other.excluded
+            and self.local_prefill >= other.local_prefill
+        )
+
 
 class Selector:
     """Places requests on the fleet; synchronous."""
@@ -95,6 +109,7 @@ class Selector:
         )
         # Since when attempts for a model have found no worker.
         self._no_worker_since: dict[str, float] = {}
+        self._kept = KeptWorkers(clock)
 
     def is_known(self, model_fp: str) -> bool:
         """Some worker has named this model, whether it is ready or not."""
@@ -109,9 +124,12 @@ class Selector:
         """Remember nothing of models that are not in the fleet."""
         for model_fp in self._no_worker_since.keys() - self._fleet.models.keys():
             del self._no_worker_since[model_fp]
+        self._kept.follow(self._fleet.models.keys())
 
-    def attempt(self, request: PickRequest) -> router_pb2.PickResponse | None:
-        """Place the request now; None = it should wait.
+    def attempt(
+        self, request: PickRequest, is_first: bool = True
+    ) -> router_pb2.PickResponse | None:
+        """Place the request, which is the first in line or passes that one; None = it should wait.
 
         Raises ModelNotFound, InvalidRequest (it never fits) and Unavailable (no_worker) when
         waiting longer is pointless.
@@ -119,7 +137,9 @@ class Selector:
         if not self.is_known(request.model_fp):
             self._wait_for_unknown(request)
             return None
-        outcome = self._pick(request)
+        outcome = self._pick(request, "" if is_first else self._kept.of_model(request.model_fp))
+        if is_first:
+            self._keep(request, outcome)
         if isinstance(outcome, Choice):
             self._no_worker_since.pop(request.model_fp, None)
             self._take_leases(request, outcome)
@@ -131,6 +151,12 @@ class Selector:
         if outcome.kind == "too_large":
             raise _too_large(request)
         return None
+
+    def _keep(self, request: PickRequest, outcome: Choice | NoChoice) -> None:
+        if isinstance(outcome, NoChoice) and outcome.full:
+            self._kept.keep(request.model_fp, request.request_id, outcome.full)
+        else:
+            self._kept.end(request.model_fp)
 
     def _wait_for_unknown(self, request: PickRequest) -> None:
         """Workers that did not report since this router started may serve this model."""
@@ -152,7 +178,8 @@ class Selector:
                 retry_after_s=wait_s,
             )
 
-    def _pick(self, request: PickRequest) -> Choice | NoChoice:
+    def _pick(self, request: PickRequest, kept: str) -> Choice | NoChoice:
+        """`kept` is the decode worker that it must leave alone."""
         decodes = self._fleet.of_model(request.model_fp, DECODE)
         prefills = self._fleet.of_model(request.model_fp, PREFILL)
         isolated = self._fleet.is_isolated()
@@ -169,7 +196,7 @@ class Selector:
         num_cached_blocks = self._intake.index(request.model_fp).match(request.hashes)
         return pick(
             ask,
-            self._views(request, decodes, num_cached_blocks, isolated),
+            self._views(request, decodes, num_cached_blocks, isolated, kept),
             self._views(request, prefills, num_cached_blocks, isolated),
             self._policy,
             self._random,
@@ -181,6 +208,7 @@ class Selector:
         pool: list[Worker],
         num_cached_blocks: dict[str, int],
         isolated: bool,
+        kept: str = "",
     ) -> list[WorkerView]:
         if not pool:
             return []
@@ -191,6 +219,8 @@ class Selector:
             unfit = self._fleet.unfit(worker, isolated)
             if not unfit and self._is_excluded(request, worker):
                 unfit = "excluded"
+            if not unfit and worker.worker_id == kept:
+                unfit = "kept"
             num_blocks = num_cached_blocks.get(worker.endpoint, 0)
             num_cached_tokens = num_blocks * worker.registration.model.block_size
             views.append(

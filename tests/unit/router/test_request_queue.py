@@ -1,10 +1,11 @@
 import asyncio
+import operator
 
 import pytest
 
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import ModelNotFound, Overloaded, Unavailable
-from services.router.queue import PACE_S, RETRY_S, RequestQueue, WaitedTooLong
+from services.router.queue import MAX_IN_VAIN, PACE_S, RETRY_S, RequestQueue, WaitedTooLong
 
 
 class Room:
@@ -13,13 +14,32 @@ class Room:
     def __init__(self, slots: int = 0) -> None:
         self.slots = slots
         self.num_attempts = 0
+        self.was_first = False
 
-    def attempt(self) -> str | None:
+    def attempt(self, is_first: bool) -> str | None:
         self.num_attempts += 1
+        self.was_first = is_first
         if self.slots == 0:
             return None
         self.slots -= 1
         return "granted"
+
+
+class Gone(Room):
+    """Refuses instead of granting."""
+
+    def attempt(self, is_first: bool) -> str | None:
+        if super().attempt(is_first):
+            raise ModelNotFound("gone")
+        return None
+
+
+Queue = RequestQueue[Room, str]
+
+
+def queue_of(max_queued: int) -> Queue:
+    """Of waiters that are alike where they ask for the same room."""
+    return Queue(max_queued, lambda room, is_first: room.attempt(is_first), operator.is_)
 
 
 async def settle() -> None:
@@ -29,17 +49,17 @@ async def settle() -> None:
 
 def test_an_empty_queue_grants_at_once() -> None:
     async def scenario() -> None:
-        assert await RequestQueue(10).wait(Room(1).attempt, 0.0) == "granted"
+        assert await queue_of(10).wait(Room(1), 0.0) == "granted"
 
     run_virtual(scenario())
 
 
 def test_waiters_are_served_in_order_of_arrival() -> None:
     async def scenario() -> list[int]:
-        queue, room, served = RequestQueue[str](10), Room(), []
+        queue, room, served = queue_of(10), Room(), []
 
         async def one(number: int) -> None:
-            await queue.wait(room.attempt, 10)
+            await queue.wait(room, 10)
             served.append(number)
 
         async with asyncio.TaskGroup() as tasks:
@@ -55,31 +75,86 @@ def test_waiters_are_served_in_order_of_arrival() -> None:
     assert run_virtual(scenario()) == [0, 1, 2]
 
 
-def test_nobody_overtakes_the_head() -> None:
+def test_nobody_overtakes_one_who_needs_as_little() -> None:
     async def scenario() -> None:
-        queue, never, easy = RequestQueue[str](10), Room(), Room(1)
+        queue, never, room = queue_of(10), Room(), Room()
         async with asyncio.TaskGroup() as tasks:
-            head = tasks.create_task(queue.wait(never.attempt, 10))
+            waiting = [tasks.create_task(queue.wait(each, 10)) for each in (never, room)]
             await settle()
-            second = tasks.create_task(queue.wait(easy.attempt, 10))
+            later = tasks.create_task(queue.wait(room, 10))
             await settle()
-            queue.pump()
+            room.slots = 1
+            await asyncio.sleep(RETRY_S)
+            assert waiting[1].done()
+            assert not later.done()
+            waiting[0].cancel()
+            later.cancel()
+
+    run_virtual(scenario())
+
+
+def test_who_needs_less_than_all_before_it_passes_at_once_and_in_the_line() -> None:
+    async def scenario() -> None:
+        queue, never, room = queue_of(10), Room(), Room(1)
+        async with asyncio.TaskGroup() as tasks:
+            head = tasks.create_task(queue.wait(never, 10))
+            await settle()
+            assert await queue.wait(room, 10) == "granted"
+            second = tasks.create_task(queue.wait(room, 10))
             await settle()
             assert not second.done()
-            assert easy.num_attempts == 0
+            room.slots = 1
+            await asyncio.sleep(RETRY_S)
+            assert second.done()
+            assert never.was_first
+            assert not room.was_first
+            head.cancel()
+
+    run_virtual(scenario())
+
+
+def test_the_next_in_line_is_first_when_the_first_has_left() -> None:
+    async def scenario() -> None:
+        queue, never, room = queue_of(10), Room(), Room()
+        async with asyncio.TaskGroup() as tasks:
+            head = tasks.create_task(queue.wait(never, 10))
+            await settle()
+            second = tasks.create_task(queue.wait(room, 10))
+            await settle()
+            room.slots = 1
             head.cancel()
             await settle()
             assert second.done()
+            assert room.was_first
+
+    run_virtual(scenario())
+
+
+def test_a_storm_of_changes_makes_nobody_look_at_the_whole_line() -> None:
+    async def scenario() -> None:
+        queue = queue_of(1000)
+        rooms = [Room() for _ in range(100)]
+        async with asyncio.TaskGroup() as tasks:
+            waiting = [tasks.create_task(queue.wait(room, 10)) for room in rooms]
+            await settle()
+            num_before = sum(room.num_attempts for room in rooms)
+            for _ in range(1000):
+                queue.notify()
+                await asyncio.sleep(0.001)
+            num_attempts = sum(room.num_attempts for room in rooms) - num_before
+            assert num_attempts <= 1.0 / PACE_S + (MAX_IN_VAIN - 1) / RETRY_S + MAX_IN_VAIN
+            for task in waiting:
+                task.cancel()
 
     run_virtual(scenario())
 
 
 def test_streams_that_have_begun_go_before_requests_that_have_not() -> None:
     async def scenario() -> list[str]:
-        queue, room, served = RequestQueue[str](10), Room(), []
+        queue, room, served = queue_of(10), Room(), []
 
         async def one(name: str, has_begun: bool) -> None:
-            await queue.wait(room.attempt, 10, has_begun=has_begun)
+            await queue.wait(room, 10, has_begun=has_begun)
             served.append(name)
 
         async with asyncio.TaskGroup() as tasks:
@@ -97,11 +172,11 @@ def test_streams_that_have_begun_go_before_requests_that_have_not() -> None:
 
 def test_a_queue_full_of_new_requests_refuses_no_stream_that_has_begun() -> None:
     async def scenario() -> None:
-        queue, room = RequestQueue[str](2), Room()
+        queue, room = queue_of(2), Room()
         async with asyncio.TaskGroup() as tasks:
-            new = [tasks.create_task(queue.wait(room.attempt, 10)) for _ in range(2)]
+            new = [tasks.create_task(queue.wait(room, 10)) for _ in range(2)]
             await settle()
-            begun = tasks.create_task(queue.wait(room.attempt, 10, has_begun=True))
+            begun = tasks.create_task(queue.wait(room, 10, has_begun=True))
             await settle()
             assert len(queue) == 3
             room.slots = 1
@@ -115,10 +190,10 @@ def test_a_queue_full_of_new_requests_refuses_no_stream_that_has_begun() -> None
 
 def test_room_that_comes_back_by_time_alone_is_found() -> None:
     async def scenario() -> float:
-        queue, room = RequestQueue[str](10), Room()
+        queue, room = queue_of(10), Room()
         loop = asyncio.get_running_loop()
         loop.call_later(1.0, setattr, room, "slots", 1)
-        await queue.wait(room.attempt, 10)
+        await queue.wait(room, 10)
         return loop.time()
 
     assert 1.0 <= run_virtual(scenario()) <= 1.0 + 2 * RETRY_S
@@ -126,9 +201,9 @@ def test_room_that_comes_back_by_time_alone_is_found() -> None:
 
 def test_a_waiter_leaves_when_its_time_is_over() -> None:
     async def scenario() -> None:
-        queue = RequestQueue[str](10)
+        queue = queue_of(10)
         with pytest.raises(WaitedTooLong):
-            await queue.wait(Room().attempt, 3.0)
+            await queue.wait(Room(), 3.0)
         assert asyncio.get_running_loop().time() == pytest.approx(3.0)
         assert len(queue) == 0
 
@@ -137,11 +212,12 @@ def test_a_waiter_leaves_when_its_time_is_over() -> None:
 
 def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
     async def scenario() -> None:
-        queue = RequestQueue[str](1)
-        first = asyncio.create_task(queue.wait(Room().attempt, 10))
+        queue, room = queue_of(1), Room()
+        first = asyncio.create_task(queue.wait(room, 10))
         await settle()
+        room.slots = 1
         with pytest.raises(Overloaded) as caught:
-            await queue.wait(Room(1).attempt, 10)
+            await queue.wait(room, 10)
         assert 1 <= caught.value.retry_after_s <= 30
         first.cancel()
 
@@ -150,19 +226,12 @@ def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
 
 def test_an_attempt_that_fails_refuses_its_waiter_and_not_the_next() -> None:
     async def scenario() -> None:
-        queue, state = RequestQueue[str](10), {"fail": False}
-
-        def failing() -> str | None:
-            if state["fail"]:
-                raise ModelNotFound("gone")
-            return None
-
-        room = Room(1)
+        queue, failing, room = queue_of(10), Gone(), Room()
         first = asyncio.create_task(queue.wait(failing, 10))
         await settle()
-        second = asyncio.create_task(queue.wait(room.attempt, 10))
+        second = asyncio.create_task(queue.wait(room, 10))
         await settle()
-        state["fail"] = True
+        failing.slots = room.slots = 1
         queue.pump()
         with pytest.raises(ModelNotFound):
             await first
@@ -173,8 +242,8 @@ def test_an_attempt_that_fails_refuses_its_waiter_and_not_the_next() -> None:
 
 def test_a_waiter_cancelled_before_its_turn_takes_nothing() -> None:
     async def scenario() -> None:
-        queue, room = RequestQueue[str](10), Room()
-        waiter = asyncio.create_task(queue.wait(room.attempt, 10))
+        queue, room = queue_of(10), Room()
+        waiter = asyncio.create_task(queue.wait(room, 10))
         await settle()
         waiter.cancel()
         room.slots = 1
@@ -189,8 +258,8 @@ def test_a_waiter_cancelled_before_its_turn_takes_nothing() -> None:
 
 def test_closing_refuses_all_that_wait() -> None:
     async def scenario() -> None:
-        queue = RequestQueue[str](10)
-        waiters = [asyncio.create_task(queue.wait(Room().attempt, 10)) for _ in range(3)]
+        queue = queue_of(10)
+        waiters = [asyncio.create_task(queue.wait(Room(), 10)) for _ in range(3)]
         await settle()
         queue.refuse_all("stopping")
         for waiter in waiters:
@@ -202,8 +271,8 @@ def test_closing_refuses_all_that_wait() -> None:
 
 def test_the_predicted_wait_follows_the_pace_of_grants() -> None:
     async def scenario() -> float:
-        queue, room = RequestQueue[str](100), Room()
-        tasks = [asyncio.create_task(queue.wait(room.attempt, 100)) for _ in range(40)]
+        queue, room = queue_of(100), Room()
+        tasks = [asyncio.create_task(queue.wait(room, 100)) for _ in range(40)]
         for _ in range(30):
             await asyncio.sleep(0.5)
             room.slots = 1
@@ -219,8 +288,8 @@ def test_the_predicted_wait_follows_the_pace_of_grants() -> None:
 
 def test_a_storm_of_changes_costs_one_attempt_per_pace() -> None:
     async def scenario() -> None:
-        queue, room = RequestQueue[str](10), Room()
-        waiter = asyncio.create_task(queue.wait(room.attempt, 10))
+        queue, room = queue_of(10), Room()
+        waiter = asyncio.create_task(queue.wait(room, 10))
         await settle()
         for _ in range(1000):
             queue.notify()
@@ -235,8 +304,8 @@ def test_a_storm_of_changes_costs_one_attempt_per_pace() -> None:
 
 def test_the_first_change_after_a_pause_is_tried_at_once() -> None:
     async def scenario() -> None:
-        queue, room = RequestQueue[str](10), Room()
-        waiter = asyncio.create_task(queue.wait(room.attempt, 10))
+        queue, room = queue_of(10), Room()
+        waiter = asyncio.create_task(queue.wait(room, 10))
         await asyncio.sleep(0.03)
         room.slots = 1
         queue.notify()
@@ -251,9 +320,9 @@ def test_a_try_that_is_due_at_once_is_as_good_as_any() -> None:
     """uvloop's handle of such a timer cannot tell when it fires."""
 
     async def scenario() -> str:
-        queue, room = RequestQueue[str](10), Room()
+        queue, room = queue_of(10), Room()
         async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(queue.wait(room.attempt, 10))
+            waiting = tasks.create_task(queue.wait(room, 10))
             await settle()
             queue.pump()
             await asyncio.sleep(PACE_S - 0.0003)

@@ -1,0 +1,146 @@
+"""One who needs much waits for one worker; those behind it use the others."""
+
+import asyncio
+
+import pytest
+
+from baton.testing.virtual_clock import run_virtual
+from baton.wire.failures import Unavailable
+from services.router.kept import MAX_KEPT_S, KeptWorkers
+from services.router.queue import RETRY_S
+
+NUM_SLOTS = 4  # of the workers in memory
+SECOND = "fp-2"
+
+
+@pytest.fixture
+def run(clock):
+    return lambda scenario: run_virtual(scenario(), clock)
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_the_worker_with_the_most_room_is_kept_for_as_long_as_it_may_be(clock, view) -> None:
+    kept, d0, d1 = KeptWorkers(clock), view("d0", num_slots_free=1), view("d1", num_slots_free=2)
+    kept.keep("m", "r1", [d0, d1])
+    assert kept.of_model("m") == "d1"
+    assert kept.of_model("another") == ""
+    kept.keep("m", "r1", [view("d0", num_slots_free=9), d1])
+    assert kept.of_model("m") == "d1", "it has begun to empty"
+    kept.keep("m", "r1", [d0])
+    assert kept.of_model("m") == "d0"
+    kept.end("m")
+    assert kept.of_model("m") == ""
+
+
+def test_no_request_has_a_worker_kept_for_longer_than_that(clock, view) -> None:
+    kept, full = KeptWorkers(clock), [view("d0")]
+    kept.keep("m", "r1", full)
+    clock.advance(MAX_KEPT_S)
+    kept.keep("m", "r1", full)
+    assert kept.of_model("m") == ""
+    kept.keep("m", "r2", full)
+    assert kept.of_model("m") == "d0"
+
+
+def test_models_that_are_gone_keep_no_worker(clock, view) -> None:
+    kept = KeptWorkers(clock)
+    kept.keep("m", "r1", [view("d0")])
+    kept.follow({"another"})
+    assert kept.of_model("m") == ""
+
+
+def test_who_passes_leaves_the_kept_worker_alone(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router(stale_after_s=60)
+        fleet.prefill()
+        emptier, fuller = fleet.decode("d0"), fleet.decode("d1")
+        emptier.load(num_running=1)
+        fuller.load(num_running=2)
+        wide = asyncio.create_task(fleet.pick("wide", num_choices=NUM_SLOTS))
+        await settle()
+        picks = [await fleet.pick(f"r{number}") for number in range(2)]
+        assert {pick.decode.worker_id for pick in picks} == {"d1"}
+        third = asyncio.create_task(fleet.pick("r2"))
+        await asyncio.sleep(2 * RETRY_S)
+        assert not third.done()
+        emptier.load()
+        assert (await wide).decode.worker_id == "d0"
+        fuller.load("r0", "r1", num_running=3)
+        assert (await third).decode.worker_id == "d1"
+
+    run(scenario)
+
+
+def test_equal_requests_are_served_in_order_whoever_passes(router, run) -> None:
+    async def scenario() -> list[str]:
+        fleet, served = router(stale_after_s=60), []
+        fleet.prefill()
+        decode = fleet.decode()
+        decode.load(num_running=NUM_SLOTS)
+
+        async def one(name: str, **fields: int) -> None:
+            await fleet.pick(name, **fields)
+            served.append(name)
+
+        async with asyncio.TaskGroup() as tasks:
+            for name in ("first", "second", "third"):
+                tasks.create_task(one(name, num_prompt_tokens=1000))
+            tasks.create_task(one("short", num_prompt_tokens=64))
+            await settle()
+            for num_running in (3, 2, 1, 0):
+                decode.load(num_running=num_running, num_blocks_free=70)
+                await asyncio.sleep(3.0)
+        return served
+
+    assert run(scenario) == ["first", "second", "third", "short"]
+
+
+def test_a_short_prompt_passes_a_long_one_that_finds_no_blocks(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router(stale_after_s=60)
+        fleet.prefill()
+        for name in ("d0", "d1"):
+            fleet.decode(name).load(num_running=1, num_blocks_free=20)
+        long = asyncio.create_task(fleet.pick("long", num_prompt_tokens=1000))
+        await settle()
+        assert (await fleet.pick("short")).decode.worker_id
+        assert not long.done()
+        long.cancel()
+
+    run(scenario)
+
+
+def test_a_prompt_that_only_a_prefill_worker_may_read_holds_nobody_up(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router(stale_after_s=60, local_prefill_max_tokens=100)
+        fleet.decode()
+        fleet.prefill().send(draining=True)
+        await asyncio.sleep(1.5)
+        long = asyncio.create_task(fleet.pick("long", num_prompt_tokens=500))
+        await settle()
+        assert not (await fleet.pick("short")).HasField("prefill")
+        with pytest.raises(Unavailable):
+            await long
+
+    run(scenario)
+
+
+def test_a_model_that_nobody_has_named_yet_holds_up_no_other(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router(workers=("a:1", "b:1", "c:1"), stale_after_s=60)
+        unknown = asyncio.create_task(fleet.pick("r1", model_fp=SECOND))
+        await settle()
+        known = asyncio.create_task(fleet.pick("r2"))
+        await settle()
+        fleet.decode()
+        fleet.prefill()
+        await asyncio.sleep(2 * RETRY_S)
+        assert known.done()
+        assert not unknown.done()
+        unknown.cancel()
+
+    run(scenario)
