@@ -31,7 +31,7 @@ class CrashRecord:
     fingerprint: bytes = b""
     # Cores that died in a step with it since it last proved harmless, or with another like it.
     num_deaths: int = 0
-    # The worker failed the last attempt.
+    # The worker failed the last attempt, and no router was told yet.
     has_failed: bool = False
 
     @property
@@ -58,7 +58,7 @@ class Crashes:
         record.num_choices = request.num_choices
         record.fingerprint = request.poison_fingerprint
         request.num_deaths = record.num_deaths
-        request.has_failed = record.has_failed
+        request.has_failed, record.has_failed = record.has_failed, False
         request.harmless_fingerprints.extend(self._harmless)
         self._harmless.clear()
 

@@ -88,8 +88,7 @@ class HealthJudge:
         now = self._clock.now()
         if now - health.failed_at < FAILURE_PAUSE_S:
             return
-        is_old = now - health.failed_at > FAILURE_MEMORY_S
-        health.num_failures = 1 if is_old else health.num_failures + 1
+        health.num_failures = self._num_failures(health) + 1
         health.failed_at = now
 
     def judge(
@@ -129,7 +128,12 @@ class HealthJudge:
             return "stalled"
         if health.silent_s >= self._settings.eject_after_s:
             return "silent"
-        return "failing" if health.num_failures >= MAX_FAILURES else ""
+        return "failing" if self._num_failures(health) >= MAX_FAILURES else ""
+
+    def _num_failures(self, health: Health) -> int:
+        """Those that are not forgotten."""
+        is_old = self._clock.now() - health.failed_at > FAILURE_MEMORY_S
+        return 0 if is_old else health.num_failures
 
     def _eject(self, health: Health, cause: str) -> None:
         health.state = HealthState.EJECTED

@@ -73,6 +73,14 @@ def test_only_failures_of_the_worker_are_told_as_such(crashes, record) -> None:
         assert record.has_failed == is_failure
 
 
+def test_a_failure_is_told_once_however_often_the_next_pick_is_repeated(crashes, record) -> None:
+    crashes.failed(record, LOST, 0)
+    picks = [pick_request("r1") for _ in range(3)]
+    for pick in picks:
+        crashes.ask(record, pick)
+    assert [pick.has_failed for pick in picks] == [True, False, False]
+
+
 def test_words_of_others_make_a_request_a_suspect_but_never_guilty(crashes, record) -> None:
     for _ in range(3):
         crashes.picked(record, router_pb2.PickResponse(is_suspect=True))

@@ -203,3 +203,25 @@ def test_the_next_life_of_an_ejected_worker_begins_on_probation(router, run) -> 
             await pool.router.pick("second", timeout_s=0.01)
 
     run(scenario)
+
+
+def test_failures_for_which_nobody_could_be_ejected_are_forgotten_too(router, run) -> None:
+    async def scenario() -> None:
+        pool = Pool(router(), 2)
+        await pool.run(1)
+        pool.silent.add("d1:1")
+        pool.router.core.lose("d1:1")
+        for number in range(3):
+            request_id = f"r{number}"
+            failing = pool.router.pick(request_id, exclude_worker_ids=["d0"], has_failed=True)
+            picking = asyncio.create_task(failing)
+            await pool.run(1.25)
+            assert (await picking).decode.worker_id == "d0"
+            pool.decodes[0].load(request_id)
+        await pool.run(60)
+        pool.silent.clear()
+        pool.decodes[1].start(boot_epoch=2)
+        await pool.run(2 * TICK_S)
+        assert pool.ejected() == []
+
+    run(scenario)
