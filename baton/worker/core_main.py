@@ -28,9 +28,9 @@ from baton.engine.grammar.grammars import Grammars
 from baton.engine.grammar.mask_thread import MaskThread
 from baton.engine.model.device import DEVICES, choose_device, make_runner
 from baton.engine.model.load import DTYPES, LoadedModel, LoadOptions, load_model
+from baton.engine.model.load_error import LoadError
 from baton.engine.model.memory_need import LargestStep
 from baton.engine.model.pool_size import PoolOptions, choose_pool, fit_length
-from baton.engine.model.refusal import LoadError
 from baton.engine.model.tokenizer_file import find_tokenizer_file
 from baton.engine.runner import Runner
 from baton.handoff.device_reads import DeviceReads, DeviceRunner

@@ -19,11 +19,22 @@ def test_import_contracts_hold() -> None:
 
 @pytest.mark.parametrize("service", [*LIGHT, "services.decode_worker", "services.prefill_worker"])
 def test_a_service_process_loads_no_torch(service: str) -> None:
-    code = (
-        f"import importlib, sys; importlib.import_module({service + '.__main__'!r})\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules])"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert result.stdout.strip() == "[]", result.stderr[-2000:]
+    assert heavy_after(f"import {service}.__main__") == []
+
+
+def test_a_download_of_a_model_loads_no_torch() -> None:
+    assert heavy_after("import baton.worker.download") == []
+
+
+def test_no_unit_test_loads_torch() -> None:
+    collect = ["tests/unit", "--collect-only", "-qq", "-p", "no:cacheprovider"]
+    assert heavy_after(f"import pytest; assert pytest.main({collect!r}) == 0") == []
+
+
+def heavy_after(statements: str) -> list[str]:
+    """What of HEAVY a new process has loaded once it has run these statements."""
+    code = f"{statements}\nimport sys\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+    return result.stdout.splitlines()[-1].split()

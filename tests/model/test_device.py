@@ -5,8 +5,8 @@ import torch
 
 from baton.engine.model.device import choose_device, make_runner
 from baton.engine.model.load import LoadOptions, load_model
+from baton.engine.model.load_error import LoadError
 from baton.engine.model.memory_need import LargestStep, MemoryNeed
-from baton.engine.model.refusal import LoadError
 
 HAS_GPU = torch.cuda.is_available()
 

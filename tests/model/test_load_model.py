@@ -11,7 +11,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from baton.engine.model import memory_need
 from baton.engine.model.load import LoadOptions, load_model
-from baton.engine.model.refusal import LoadError
+from baton.engine.model.load_error import LoadError
 from baton.wire.fingerprint import model_fingerprint
 from baton.wire.kv_spec import KVSpec
 

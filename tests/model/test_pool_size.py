@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from baton.engine.model.load import LoadOptions, load_model
+from baton.engine.model.load_error import LoadError
 from baton.engine.model.memory_need import MemoryNeed
 from baton.engine.model.pool_size import FALLBACK_BYTES, PoolOptions, choose_pool, fit_length
-from baton.engine.model.refusal import LoadError
 
 
 @pytest.fixture

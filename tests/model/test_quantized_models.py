@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from baton.engine.model import quantization
 from baton.engine.model.load import LoadOptions, load_model
-from baton.engine.model.refusal import LoadError
+from baton.engine.model.load_error import LoadError
 from baton.engine.model.self_check import check_model
 from baton.engine.model.torch_runner import TorchRunner
 from baton.testing.tiny_models import make_model

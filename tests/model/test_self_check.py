@@ -3,7 +3,7 @@
 import pytest
 
 from baton.engine.model.load import LoadOptions, load_model
-from baton.engine.model.refusal import LoadError
+from baton.engine.model.load_error import LoadError
 from baton.engine.model.self_check import check_model
 from baton.engine.model.torch_attention import TorchAttention
 from baton.engine.model.torch_runner import TorchRunner

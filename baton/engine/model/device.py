@@ -6,8 +6,8 @@ Triton is imported only for a GPU, so that a machine without one needs no wheel 
 import torch
 
 from baton.engine.model.load import LoadedModel
+from baton.engine.model.load_error import LoadError
 from baton.engine.model.memory_need import LargestStep
-from baton.engine.model.refusal import LoadError
 from baton.engine.model.self_check import check_model
 from baton.engine.model.torch_runner import TorchRunner
 from baton.engine.runner import Runner

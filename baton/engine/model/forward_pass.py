@@ -14,7 +14,7 @@ from baton.engine.model.cpu_attention import CpuAttention
 from baton.engine.model.dense import DenseForward, NotDense, dense_weights
 from baton.engine.model.kv_pool import KVPool
 from baton.engine.model.load import LoadedModel
-from baton.engine.model.refusal import one_line_errors
+from baton.engine.model.load_error import one_line_errors
 from baton.engine.model.surgery import accelerate
 from baton.engine.model.torch_attention import TorchAttention
 from baton.wire.kv_spec import KVSpec

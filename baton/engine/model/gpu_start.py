@@ -10,8 +10,8 @@ import torch
 
 from baton.engine.model.gpu_runner import GpuRunner
 from baton.engine.model.load import LoadedModel
+from baton.engine.model.load_error import LoadError, first_line
 from baton.engine.model.memory_need import LargestStep, MemoryNeed
-from baton.engine.model.refusal import LoadError, first_line
 from baton.engine.model.self_check import check_model
 from baton.engine.model.step_inputs import StepLimits
 

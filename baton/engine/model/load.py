@@ -18,17 +18,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from baton.engine.model.attention import PAGED, AttentionForm
 from baton.engine.model.kv_pool import TORCH_DTYPES
+from baton.engine.model.load_error import LoadError, first_line, one_line_errors
 from baton.engine.model.memory_need import LargestStep, MemoryNeed, memory_need
 from baton.engine.model.probe import probe_model
 from baton.engine.model.quantization import make_whole, quant_method, reading_arguments
-from baton.engine.model.refusal import (
-    LoadError,
-    check_config,
-    check_folder,
-    check_rope,
-    first_line,
-    one_line_errors,
-)
+from baton.engine.model.refusal import check_config, check_folder, check_rope
 from baton.engine.model.source import ModelSource, find_model
 from baton.wire.fingerprint import model_fingerprint
 from baton.wire.kv_spec import KVSpec

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from baton.engine.model.refusal import LoadError, one_line_errors
+from baton.engine.model.load_error import LoadError, one_line_errors
 from baton.system.byte_size import format_bytes
 
 _MEMINFO = Path("/proc/meminfo")

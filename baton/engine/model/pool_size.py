@@ -8,7 +8,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from baton.engine.model.load import LoadedModel
-from baton.engine.model.refusal import LoadError
+from baton.engine.model.load_error import LoadError
 from baton.system.byte_size import format_bytes
 
 MIN_CONTEXT_TOKENS = 256

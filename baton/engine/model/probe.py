@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from baton.engine.model.attention import AttentionForm, default_scaling
 from baton.engine.model.kv_pool import DTYPE_NAMES
-from baton.engine.model.refusal import LoadError
+from baton.engine.model.load_error import LoadError
 from baton.wire.kv_spec import KVSpec
 
 _PROBE = "baton_probe"

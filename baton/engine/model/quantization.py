@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from baton.engine.model.refusal import LoadError
+from baton.engine.model.load_error import LoadError
 
 
 class QuantMethod(NamedTuple):

@@ -4,50 +4,17 @@ Paged attention over a flat batch is right only for a model whose one state is t
 of each token; everything else is refused here by name, rather than answered wrongly.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from baton.engine.model.load_error import LoadError
+
 # Chunked layers pass here; the probe refuses those whose chunk is shorter than the context.
 SERVED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
-
-# Files that are missing, malformed or do not fit together; modules that want other arguments.
-_MODEL_ERRORS = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    ImportError,
-    SafetensorError,
-    StrictDataclassError,
-)
-
-
-class LoadError(Exception):
-    """A model cannot be loaded or served. The message is one line that names model and reason."""
-
-
-@contextmanager
-def one_line_errors(name: str) -> Iterator[None]:
-    """What transformers raises for unusable files and odd architectures becomes a LoadError."""
-    try:
-        yield
-    except _MODEL_ERRORS as error:
-        raise LoadError(f"model {name}: {first_line(error)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, never empty."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def check_folder(folder: Path, config: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from baton.engine.batch import SampleRow, StepBatch
 from baton.engine.messages import SamplingParams
 from baton.engine.model.attention import PAGED
 from baton.engine.model.load import LoadedModel
-from baton.engine.model.refusal import LoadError, one_line_errors
+from baton.engine.model.load_error import LoadError, one_line_errors
 
 # Query tokens of each sequence, step by step.
 _CHUNKS = ((9, 1, 12, 1), (1, 11, 1, 4))

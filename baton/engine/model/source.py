@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from baton.engine.model.refusal import LoadError
+from baton.engine.model.load_error import LoadError
 
 FETCHED_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 LOCAL_REVISION = "local"
