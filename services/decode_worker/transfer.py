@@ -89,18 +89,28 @@ class DecodeTransfer:
     def on_first_tokens(self, frame: handoff_pb2.FirstTokens) -> None:
         if self.has_first_token:
             return
-        # A beam search's first beams are the likeliest.
-        forked = (fork.token_id for fork in frame.forks)
-        largest = max([frame.token_id, *forked, *frame.logprobs.top_ids])
-        if largest >= self._vocab_size:
-            message = f"first token {largest} is not below {self._vocab_size}"
-            error = failures.Unavailable(message, reason="handoff_failed")
+        if fault := self._fault_of(frame):
+            error = failures.Unavailable(fault, reason="handoff_failed")
             self._owner.on_failed(error, is_bad_data=False)
             return
         self.has_first_token = True
         self._owner.on_first_token(frame)
         if not self.is_ended:
             self._check_complete()
+
+    def _fault_of(self, frame: handoff_pb2.FirstTokens) -> str:
+        """Why these first tokens are of no use; empty when they are."""
+        # A beam search's first beams are the likeliest.
+        forked = (fork.token_id for fork in frame.forks)
+        largest = max([frame.token_id, *forked, *frame.logprobs.top_ids])
+        if largest >= self._vocab_size:
+            return f"first token {largest} is not below {self._vocab_size}"
+        # A worker that knows no forks tells of none, and they go on from the leader's blocks: which
+        # do not come when the leader has ended.
+        num_told, num_wanted = len(frame.forks), len(self.prefill.fork_choices)
+        if num_told != num_wanted and (num_told or frame.finish_reason):
+            return f"first tokens of {num_told} further choices instead of {num_wanted}"
+        return ""
 
     def on_blocks(self, frame: handoff_pb2.Blocks, end: ReceivingEnd) -> None:
         """A frame, whose pages are to be had from `end`."""

@@ -9,7 +9,7 @@ from baton.engine.messages import SamplingParams
 from baton.testing.engine_driver import encode_tokens
 from baton.testing.lone_beam_search import lone_beam_search
 from baton.wire.v1 import handoff_pb2, worker_pb2
-from tests.simulation.workers.fleet import STEP_S, Answer, Fleet, fleet, virtual
+from tests.simulation.workers.fleet import STEP_S, Answer, Fleet, fleet, pass_on, virtual
 
 PROMPT = [(3 * i) % 99 for i in range(50)]
 SEEDED = {"temperature": 1.0, "seed": 3}
@@ -181,6 +181,28 @@ async def test_a_prefill_worker_that_knows_no_forks_serves_them_too() -> None:
         f.to_decode = forget
         answer = await (await f.gateway.submit(PROMPT, num_choices=3, **SEEDED)).over()
         assert answer.tokens == {choice: alone(f, choice) for choice in range(3)}
+        await f.settle(1)
+
+
+@pytest.mark.parametrize("num_told", [0, 1])
+@virtual
+async def test_first_tokens_that_leave_choices_without_blocks_end_the_attempt_and_not_the_worker(
+    num_told: int,
+) -> None:
+    async with fleet() as f:
+
+        def forget(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFrame]:
+            if frame.HasField("first_tokens"):
+                del frame.first_tokens.forks[num_told:]
+            return [frame]
+
+        f.to_decode = forget
+        answer = await f.gateway.submit(PROMPT, num_choices=3, max_tokens=1, **SEEDED)
+        await answer.over()
+        assert [refused.failure.reason for refused in answer.refused] == ["handoff_failed"]
+        f.to_decode = pass_on
+        answer = await (await f.gateway.submit(PROMPT, **SEEDED)).over()
+        assert answer.tokens[0] == alone(f, 0)
         await f.settle(1)
 
 
