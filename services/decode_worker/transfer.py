@@ -110,6 +110,10 @@ class DecodeTransfer:
         num_told, num_wanted = len(frame.forks), len(self.prefill.fork_choices)
         if num_told != num_wanted and (num_told or frame.finish_reason):
             return f"first tokens of {num_told} further choices instead of {num_wanted}"
+        sampling, told = self.prefill.sampling, frame.logprobs
+        num_beams = max(1, sampling.num_choices) if sampling.use_beam_search else 0
+        if num_beams and not len(told.top_ids) == len(told.top_logprobs) >= num_beams:
+            return f"{len(told.top_ids)} likeliest tokens for {num_beams} beams"
         return ""
 
     def on_blocks(self, frame: handoff_pb2.Blocks, end: ReceivingEnd) -> None:

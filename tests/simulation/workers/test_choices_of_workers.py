@@ -255,3 +255,27 @@ async def test_what_does_not_go_with_a_beam_search_is_refused_by_name() -> None:
         answer = await (await search(f, 65, 5)).over()
         assert answer.refused[0].failure.reason == "invalid_value"
         await f.settle(1)
+
+
+@pytest.mark.parametrize("fields", [("top_ids", "top_logprobs"), ("top_ids",)])
+@virtual
+async def test_a_search_without_likeliest_tokens_ends_and_not_the_core(
+    fields: tuple[str, ...],
+) -> None:
+    async with fleet() as f:
+
+        def forget(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFrame]:
+            if frame.HasField("first_tokens"):
+                for name in fields:
+                    del getattr(frame.first_tokens.logprobs, name)[1:]
+            return [frame]
+
+        f.to_decode = forget
+        answer = await search(f, 3, 6)
+        await answer.over()
+        assert [refused.failure.reason for refused in answer.refused] == ["handoff_failed"]
+        f.to_decode = pass_on
+        answer = await search(f, 3, 6)
+        await answer.over()
+        assert answer.tokens == results(f, 3, 6)
+        await f.settle(1)
