@@ -51,6 +51,9 @@ def run(service: str, main: Callable[[Process], Awaitable[None]]) -> NoReturn:
     except ValueError as error:
         print(f"OTEL_TRACES_SAMPLER_ARG: {error}", file=sys.stderr)
         raise SystemExit(STATUS_MISCONFIGURED) from None
+    except SettingsError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(STATUS_MISCONFIGURED) from None
     try:
         peer_tls.of_process()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -3,8 +3,9 @@
 A span is built only when its trace is sampled; otherwise `start_span` returns a span that records
 nothing but still carries the trace context on. Export is OTLP over gRPC, batched, to
 `OTEL_EXPORTER_OTLP_ENDPOINT`; without that variable nothing is exported. https:// is TLS, with the
-authorities of `OTEL_EXPORTER_OTLP_CERTIFICATE` or the public ones. Spans carry ids, counts and
-reasons, never text. Names and attributes are listed in docs/telemetry.md.
+authorities of `OTEL_EXPORTER_OTLP_CERTIFICATE` or the public ones; `OTEL_EXPORTER_OTLP_HEADERS` go
+along (span_headers.py). Spans carry ids, counts and reasons, never text. Names and attributes are
+listed in docs/telemetry.md.
 """
 
 import os
@@ -23,6 +24,7 @@ from opentelemetry.trace import StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from baton.runtime.span_export import SpanExport
+from baton.runtime.span_headers import span_headers
 from baton.system.clock import Clock
 from baton.wire.v1 import failure_pb2
 
@@ -38,7 +40,10 @@ class _Tracing:
 
 
 def setup(service: str, processor: SpanProcessor | None = None) -> None:
-    """Configure this process's tracer once. `processor` replaces the OTLP exporter in tests."""
+    """Configure this process's tracer once. `processor` replaces the OTLP exporter in tests.
+
+    Raises ValueError for a malformed sampling ratio, SettingsError for malformed headers.
+    """
     endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
     ratio = float(os.environ.get("OTEL_TRACES_SAMPLER_ARG", "1"))
     if not endpoint and processor is None:
@@ -54,6 +59,7 @@ def setup(service: str, processor: SpanProcessor | None = None) -> None:
         exporter = OTLPSpanExporter(
             endpoint=endpoint,
             insecure=endpoint.startswith("http://"),
+            headers=span_headers(os.environ),
             channel_options=_channel_options(endpoint),
         )
         provider.add_span_processor(SpanExport(exporter))

@@ -1,4 +1,4 @@
-"""The clusters that Envoy gets: the gateways, whose members EDS tells, and where spans go.
+"""The cluster of the gateways, whose members EDS tells.
 
 What ejects a gateway for a while: connections that cannot be made or break and errors of its own
 (500 to 502), one after the other; never a 429, 503 or 504. Whether it wants requests, it says
@@ -23,16 +23,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
     HealthCheck,
     HealthCheckHttpHealthCheck,
     Http1ProtocolOptions,
-    Http2ProtocolOptions,
     HttpProtocolOptions,
-    KeepaliveSettings,
-    TransportSocket,
-)
-from envoy_data_plane.envoy.config.endpoint.v3 import (
-    ClusterLoadAssignment,
-    Endpoint,
-    LbEndpoint,
-    LocalityLbEndpoints,
 )
 from envoy_data_plane.envoy.config.route.v3 import HeaderMatcher
 from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
@@ -44,16 +35,15 @@ from envoy_data_plane.envoy.extensions.upstreams.http.v3 import (
 )
 from envoy_data_plane.envoy.type.v3 import Int64Range, Percent
 
-from services.edge.messages import address, from_ads, packed, receive_buffer, seconds
+from services.edge.messages import from_ads, packed, receive_buffer, seconds
 
 GATEWAYS = "gateways"
-SPANS = "spans"
 READY_PATH = "/readyz"
 
 # What Envoy reads ahead of a slow client. The gateway gives credit for what was taken from it.
 BUFFER_BYTES = 32 * 1024
 RECEIVE_BUFFER_BYTES = 16 * 1024
-_CONNECT_TIMEOUT_S = 2.0
+CONNECT_TIMEOUT_S = 2.0
 # Shorter than the gateway's 75 s, so that it never closes a connection just as a request is sent.
 _IDLE_S = 60.0
 # The gateway has its own limits and words for "too much"; these only bound Envoy's memory.
@@ -61,7 +51,7 @@ _MAX_REQUESTS = 100_000
 _MIN_RETRIES = 32
 # In a row, until a gateway is left alone.
 _MAX_FAILURES = 5
-_PROTOCOL = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+PROTOCOL = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
 def gateway_cluster() -> Cluster:
@@ -77,7 +67,7 @@ def gateway_cluster() -> Cluster:
         name=GATEWAYS,
         type=ClusterDiscoveryType.EDS,
         eds_cluster_config=ClusterEdsClusterConfig(eds_config=from_ads()),
-        connect_timeout=seconds(_CONNECT_TIMEOUT_S),
+        connect_timeout=seconds(CONNECT_TIMEOUT_S),
         per_connection_buffer_limit_bytes=BUFFER_BYTES,
         upstream_bind_config=BindConfig(socket_options=[receive_buffer(RECEIVE_BUFFER_BYTES)]),
         lb_policy=ClusterLbPolicy.LEAST_REQUEST,
@@ -92,29 +82,7 @@ def gateway_cluster() -> Cluster:
         outlier_detection=_outlier_detection(),
         circuit_breakers=_circuit_breakers(),
         ignore_health_on_host_removal=True,
-        typed_extension_protocol_options={_PROTOCOL: packed(protocol)},
-    )
-
-
-def grpc_cluster(name: str, target: str, transport: TransportSocket | None = None) -> Cluster:
-    """A gRPC server at "host:port"; a name may stand for several addresses."""
-    protocol = UpstreamProtocol(
-        explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
-            http2_protocol_options=Http2ProtocolOptions(
-                connection_keepalive=KeepaliveSettings(interval=seconds(10), timeout=seconds(5))
-            )
-        )
-    )
-    endpoint = LbEndpoint(endpoint=Endpoint(address=address(target)))
-    return Cluster(
-        name=name,
-        type=ClusterDiscoveryType.STRICT_DNS,
-        connect_timeout=seconds(_CONNECT_TIMEOUT_S),
-        transport_socket=transport,
-        load_assignment=ClusterLoadAssignment(
-            cluster_name=name, endpoints=[LocalityLbEndpoints(lb_endpoints=[endpoint])]
-        ),
-        typed_extension_protocol_options={_PROTOCOL: packed(protocol)},
+        typed_extension_protocol_options={PROTOCOL: packed(protocol)},
     )
 
 

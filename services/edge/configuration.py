@@ -13,11 +13,12 @@ import betterproto2
 from envoy_data_plane.google.protobuf import Any
 
 from baton.runtime import instruments
-from services.edge.clusters import SPANS, gateway_cluster, grpc_cluster
+from services.edge.clusters import gateway_cluster
 from services.edge.discovery import GatewayReplica, GatewayState, Place
 from services.edge.endpoints import load_assignment
 from services.edge.listener import ClientSide, certificate, listener
 from services.edge.messages import packed
+from services.edge.span_cluster import span_cluster
 
 _TYPE = "type.googleapis.com/envoy."
 CLUSTERS = _TYPE + "config.cluster.v3.Cluster"
@@ -41,8 +42,7 @@ class Configuration:
     def __init__(self, side: ClientSide) -> None:
         clusters = [gateway_cluster()]
         if side.tracing is not None:
-            tracing = side.tracing
-            clusters.append(grpc_cluster(SPANS, tracing.endpoint, tracing.transport))
+            clusters.append(span_cluster(side.tracing))
         secret = certificate(side.settings)
         self._fixed = {
             CLUSTERS: _packed(clusters),

@@ -48,13 +48,15 @@ from envoy_data_plane.envoy.type.tracing.v3 import CustomTag
 from envoy_data_plane.envoy.type.v3 import Percent
 from envoy_data_plane.google.protobuf import Struct
 
-from services.edge.clusters import READY_PATH, SPANS
+from services.edge.clusters import READY_PATH
 from services.edge.local_replies import local_replies
 from services.edge.messages import extension, packed, seconds
 from services.edge.routes import routes
 from services.edge.settings import Settings
 
 STAT_PREFIX = "edge"
+# The cluster of the collector.
+SPANS = "spans"
 # The gateway's own limits, so that both refuse the same.
 MAX_HEAD_KIB = 60
 MAX_HEADERS = 100
@@ -92,6 +94,8 @@ class Tracing:
     percent: float
     # None = plaintext.
     transport: TransportSocket | None = None
+    # Of headers whose values each Envoy has itself (runtime/span_headers.py).
+    header_names: tuple[str, ...] = ()
 
 
 def http_manager(settings: Settings, tracing: Tracing | None) -> HttpConnectionManager:

@@ -1,7 +1,4 @@
-"""Where Envoys send their spans: OpenTelemetry's variables, as every service reads them.
-
-Not read: OTEL_EXPORTER_OTLP_HEADERS. A receiver that asks for a token wants a collector before it.
-"""
+"""Where Envoys send their spans: OpenTelemetry's variables, as every service reads them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +16,7 @@ from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
 
 from baton.runtime.addresses import is_address
 from baton.runtime.process import Misconfigured
+from baton.runtime.span_headers import span_headers
 from services.edge.http_manager import Tracing
 from services.edge.messages import packed
 
@@ -29,7 +27,7 @@ PUBLIC_AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
 
 
 def tracing_of(environment: Mapping[str, str]) -> Tracing | None:
-    """None when no endpoint is set. Raises Misconfigured."""
+    """None when no endpoint is set. Raises Misconfigured, SettingsError."""
     endpoint = environment.get(ENDPOINT, "")
     if not endpoint:
         return None
@@ -39,7 +37,7 @@ def tracing_of(environment: Mapping[str, str]) -> Tracing | None:
     ratio = float(environment.get("OTEL_TRACES_SAMPLER_ARG", "1"))
     is_tls = parts.scheme == "https"
     transport = _transport(parts.hostname, environment.get(AUTHORITIES, "")) if is_tls else None
-    return Tracing(parts.netloc, 100 * ratio, transport)
+    return Tracing(parts.netloc, 100 * ratio, transport, tuple(span_headers(environment)))
 
 
 def _transport(host: str, authorities_file: str) -> TransportSocket:

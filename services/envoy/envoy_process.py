@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import os
 import re
 import shutil
 import signal
@@ -19,6 +20,7 @@ from baton.runtime import logs, peer_tls
 from baton.runtime.addresses import host_and_port
 from baton.runtime.http_call import NoAnswer, call
 from baton.runtime.process import Misconfigured, Process
+from baton.runtime.span_headers import envoy_variables
 from baton.system.parent_death import die_with_parent
 from services.envoy.bootstrap import bootstrap
 from services.envoy.peer_transport import secret_files
@@ -67,7 +69,8 @@ def command(
 
 
 async def run_envoy(process: Process, settings: Settings, peer: peer_tls.Settings) -> None:
-    """Until `process.stopping`, and until Envoy has left. Raises EnvoyEnded, Misconfigured."""
+    """Until `process.stopping`, and until Envoy has left. Raises EnvoyEnded, Misconfigured,
+    SettingsError."""
     if peer.cert_file is None:
         await _run(process, settings, command(settings, peer))
         return
@@ -80,6 +83,7 @@ async def run_envoy(process: Process, settings: Settings, peer: peer_tls.Setting
 async def _run(process: Process, settings: Settings, argv: list[str]) -> None:
     child = await asyncio.create_subprocess_exec(
         *argv,
+        env={**os.environ, **envoy_variables(os.environ)},
         stdin=asyncio.subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=partial(die_with_parent, signal.SIGKILL),

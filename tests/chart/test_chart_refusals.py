@@ -38,6 +38,10 @@ REFUSED = {
         {"redis": {"password": "x"}},
         "secrets are never values.*redis.existingSecret",
     ),
+    "inline headers": (
+        {"tracing": {"endpoint": "http://c:4317", "headers": "x-token=x"}},
+        "secrets are never values.*tracing.headersSecret",
+    ),
     "password in a URL": (
         {"redis": {"enabled": False, "url": "redis://:x@redis:6379/0"}},
         "redis.url holds a user or password",
@@ -116,6 +120,10 @@ REFUSED = {
     "authorities without TLS": (
         {"tracing": {"endpoint": "http://collector:4317", "caSecret": "ca"}},
         "tracing.caSecret is for an https:// tracing.endpoint only",
+    ),
+    "headers for the bundled Jaeger": (
+        {"tracing": {"headersSecret": "token"}},
+        "tracing.headersSecret is for a tracing.endpoint of your own",
     ),
     "no cert-manager": ({"tls": {"mode": "certManager"}}, "which this cluster does not have"),
 }

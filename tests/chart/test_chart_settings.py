@@ -24,6 +24,7 @@ from tests.chart.rendered import (
     containers,
     named,
     of_kind,
+    pod_of,
     profile,
     render,
 )
@@ -46,7 +47,7 @@ CLASSES: dict[str, tuple[str, Any]] = {
 # Read by libraries, by the process root and by the test's script.
 OTHERS = {
     "BATON_LOG_LEVEL", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_CERTIFICATE",
-    "OTEL_TRACES_SAMPLER_ARG",
+    "OTEL_TRACES_SAMPLER_ARG", "BATON_OTLP_HEADERS_FILE",
     "HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_TOKEN_PATH", "HOME", "XDG_CACHE_HOME",
     "BASE_URL", "MODEL", "KEY_FILE", "JAEGER_LISTEN_HOST",
 }  # fmt: skip
@@ -76,6 +77,22 @@ def test_each_service_reads_its_variables_and_knows_all_of_them(name: str) -> No
             seen.add(component(workload))
         assert set(env) <= known, workload["metadata"]["name"]
     assert {"gateway", "quota", "tokenizer", "router", "prefill", "decode"} <= seen
+
+
+def test_whoever_sends_spans_finds_the_headers_in_a_file() -> None:
+    senders = 0
+    for workload in of_kind(profile("air-gapped"), *WORKLOADS):
+        env = variables(workload)
+        if "OTEL_EXPORTER_OTLP_ENDPOINT" not in env:
+            continue
+        senders += 1
+        folder = str(Path(env["BATON_OTLP_HEADERS_FILE"]).parent)
+        pod = pod_of(workload)["spec"]
+        mounts = pod["containers"][0]["volumeMounts"]
+        (mount,) = (mount for mount in mounts if mount["mountPath"] == folder)
+        (volume,) = (one for one in pod["volumes"] if one["name"] == mount["name"])
+        assert volume["secret"]["secretName"] == "collector-token"
+    assert senders >= len({"gateway", "quota", "tokenizer", "router", "edge", "envoy"})
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime import peer_tls
 from baton.runtime.http_call import call
 from baton.runtime.process import Process
+from baton.runtime.span_headers import envoy_variables
 from baton.system.clock import SystemClock
 from services.edge.__main__ import serve
 from services.edge.discovery import Found, GatewayReplica, GatewayState, Place
@@ -185,10 +187,12 @@ class Edge:
             **{"concurrency": 1, **(envoy or {})},
         )
         self.tracing: Tracing | None = None
+        # Envoy's environment, of which it sees the values of headers.
+        self.told: Mapping[str, str] = {}
         self.port = http
         scheme = "https" if self.settings.tls_cert_file else "http"
         self.root = f"{scheme}://{LOOPBACK}:{http}"
-        self._admin = (LOOPBACK, admin)
+        self.admin = (LOOPBACK, admin)
         self.log = Path(tempfile.mkdtemp()) / "envoy.log"
         self._stopping = asyncio.Event()
         self._plane: asyncio.Task[None] | None = None
@@ -220,7 +224,10 @@ class Edge:
     async def launch_envoy(self) -> None:
         with self.log.open("ab") as log:
             self.envoy = await asyncio.create_subprocess_exec(
-                *command(self.envoy_settings, peer_tls.Settings()), stdout=log, stderr=log
+                *command(self.envoy_settings, peer_tls.Settings()),
+                env={**os.environ, **envoy_variables(self.told)},
+                stdout=log,
+                stderr=log,
             )
 
     async def kill_envoy(self) -> None:
@@ -255,14 +262,14 @@ class Edge:
     async def stats(self, filter: str) -> dict[str, int]:
         """Envoy's counters and gauges whose name contains `filter`."""
         path = f"/stats?filter={filter}"
-        _, body = await call(self._admin, path, timeout_s=PATIENCE_S)
+        _, body = await call(self.admin, path, timeout_s=PATIENCE_S)
         # The admin port answers in chunks: keep the lines that are statistics.
         rows = (line.split(": ") for line in body.decode().splitlines() if ": " in line)
         return {name: int(value) for name, value in rows if value.strip().isdigit()}
 
     async def hosts(self) -> dict[int, str]:
         """Port -> what Envoy holds against it ("healthy" = nothing)."""
-        _, body = await call(self._admin, "/clusters", timeout_s=PATIENCE_S)
+        _, body = await call(self.admin, "/clusters", timeout_s=PATIENCE_S)
         flags = {}
         for line in body.decode().splitlines():
             cluster, _, rest = line.partition("::")
@@ -294,6 +301,7 @@ async def running_edge(
     gateways: Sequence[SmallGateway],
     tracing: Tracing | None = None,
     envoy: Mapping[str, Any] | None = None,
+    told: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Edge]:
     """Everything started, and every gateway known to Envoy as it is."""
@@ -301,6 +309,7 @@ async def running_edge(
         await gateway.start()
     edge = Edge(gateways, envoy, **settings)
     edge.tracing = tracing
+    edge.told = told or {}
     await edge.start_plane()
     try:
         await edge.start_envoy()

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -12,6 +13,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from baton.localstack.span_store import StoredSpan, spans_of_export
+from baton.runtime import span_headers
+from baton.runtime.http_call import call
 from baton.testing.certificates import Authority
 from services.edge.discovery import GatewayState, Place
 from services.edge.tracing import AUTHORITIES, ENDPOINT, tracing_of
@@ -29,14 +32,18 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 CHAT = "/v1/chat/completions"
 
 
+TOKEN = "Bearer 100% hunter2"
+
+
 class Spans(trace_service_pb2_grpc.TraceServiceServicer):
-    """A collector."""
+    """A collector that asks for a token."""
 
     def __init__(self, spans: list[StoredSpan]) -> None:
         self._spans = spans
 
     async def Export(self, request: Any, context: Any) -> ExportTraceServiceResponse:
-        self._spans += spans_of_export(request)
+        if dict(context.invocation_metadata()).get("x-token") == TOKEN:
+            self._spans += spans_of_export(request)
         return ExportTraceServiceResponse()
 
 
@@ -55,8 +62,12 @@ async def running(
     near = [SmallGateway("a"), SmallGateway("b")]
     far = [SmallGateway("far", Place("there", "z"))]
     async with tls_collector(Spans(spans), files) as port:
-        told = {ENDPOINT: f"https://127.0.0.1:{port}", AUTHORITIES: str(files.ca)}
-        async with running_edge([*near, *far], tracing_of(told)) as edge:
+        told = {
+            ENDPOINT: f"https://127.0.0.1:{port}",
+            AUTHORITIES: str(files.ca),
+            span_headers.VARIABLE: f"x-token={quote(TOKEN)}",
+        }
+        async with running_edge([*near, *far], tracing_of(told), told=told) as edge:
             yield edge
 
 
@@ -284,6 +295,9 @@ async def test_the_span_of_the_edge_lies_between_the_client_and_the_gateway(
     assert span.request_id == answer.headers["x-request-id"]
     assert serving.requests[-1]["traceparent"] == f"00-{trace_id}-{span.span_id}-01"
     assert "secret" not in str(span.attributes)
+    _, shown = await call(edge.admin, "/config_dump", timeout_s=PATIENCE_S)
+    assert b"x-token" in shown
+    assert b"hunter2" not in shown
 
 
 async def test_the_access_log_is_json_and_tells_no_query(

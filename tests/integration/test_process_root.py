@@ -45,6 +45,15 @@ def test_a_malformed_sampling_ratio_is_one_line() -> None:
     assert errors.startswith("OTEL_TRACES_SAMPLER_ARG")
 
 
+def test_malformed_headers_of_spans_are_one_line_without_them() -> None:
+    endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    process = start("return", OTEL_EXPORTER_OTLP_HEADERS="hunter2", **endpoint)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert errors.startswith("OTEL_EXPORTER_OTLP_HEADERS: entry 1")
+    assert "hunter2" not in errors
+
+
 def test_counters_with_known_labels_begin_at_0() -> None:
     process = start("import prometheus_client as p; print(p.generate_latest().decode())")
     shown, _ = process.communicate(timeout=30)

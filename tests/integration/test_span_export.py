@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 
@@ -49,12 +51,22 @@ async def test_spans_reach_the_local_receiver_past_a_proxy_of_the_environment(
     await server.stop(0)
 
 
-async def test_spans_reach_a_collector_over_tls(
+class Asking(Receiver):
+    """Takes spans only from who has its token."""
+
+    async def Export(self, request: Any, context: Any) -> Any:
+        if dict(context.invocation_metadata()).get("authorization") != "Bearer a,b":
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token")
+        return await super().Export(request, context)
+
+
+async def test_spans_reach_a_collector_that_asks_for_a_token_over_tls(
     store: SpanStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = Authority(tmp_path, "theirs").issue(tmp_path / "collector", "IP:127.0.0.1")
-    async with tls_collector(Receiver(store), files) as port:
+    async with tls_collector(Asking(store), files) as port:
         with monkeypatch.context() as changed:
+            changed.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Bearer%20a%2Cb")
             changed.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"https://127.0.0.1:{port}")
             changed.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(files.ca))
             await export_one(store)

@@ -1,6 +1,7 @@
 import pytest
 
 from baton.runtime.process import Misconfigured
+from services.edge.span_cluster import span_cluster
 from services.edge.tracing import tracing_of
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -17,6 +18,17 @@ def test_spans_go_in_plaintext_or_over_tls_as_the_endpoint_says() -> None:
     tls = tracing_of({ENDPOINT: "https://collector:4317"})
     assert tls is not None
     assert tls.transport is not None
+
+
+def test_envoy_is_told_the_names_of_headers_and_not_their_values() -> None:
+    told = tracing_of(
+        {ENDPOINT: "https://collector:4317", "OTEL_EXPORTER_OTLP_HEADERS": "x-token=hunter2"}
+    )
+    assert told is not None
+    assert told.header_names == ("x-token",)
+    cluster = bytes(span_cluster(told))
+    assert b"%ENVIRONMENT(BATON_SPAN_HEADER_X_TOKEN)%" in cluster
+    assert b"hunter2" not in cluster
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- end }}
 
 {{- define "baton.check.secrets" -}}
-{{- $advice := dict "auth.apiKey" "auth.existingSecret" "auth.serverSecret" "auth.existingSecret" "hub.token" "hub.existingSecret" "redis.password" "redis.existingSecret" "tls.key" "tls.existingSecret" }}
+{{- $advice := dict "auth.apiKey" "auth.existingSecret" "auth.serverSecret" "auth.existingSecret" "hub.token" "hub.existingSecret" "redis.password" "redis.existingSecret" "tls.key" "tls.existingSecret" "tracing.headers" "tracing.headersSecret" }}
 {{- range $path, $instead := $advice }}
 {{- $parts := splitList "." $path }}
 {{- if hasKey (get $.Values (first $parts)) (last $parts) }}
@@ -57,6 +57,9 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- define "baton.check.tracing" -}}
 {{- if and .Values.tracing.caSecret (not (hasPrefix "https://" .Values.tracing.endpoint)) }}
 {{- fail "tracing.caSecret is for an https:// tracing.endpoint only" }}
+{{- end }}
+{{- if and .Values.tracing.headersSecret (not .Values.tracing.endpoint) }}
+{{- fail "tracing.headersSecret is for a tracing.endpoint of your own" }}
 {{- end }}
 {{- end }}
 

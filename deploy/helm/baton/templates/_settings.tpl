@@ -10,6 +10,9 @@ OTEL_TRACES_SAMPLER_ARG: {{ $.Values.tracing.sampleRatio | toString | quote }}
 {{- if .Values.tracing.caSecret }}
 OTEL_EXPORTER_OTLP_CERTIFICATE: /etc/baton/otlp/ca.crt
 {{- end }}
+{{- if .Values.tracing.headersSecret }}
+BATON_OTLP_HEADERS_FILE: /etc/baton/otlp-headers/headers
+{{- end }}
 {{- if eq .Values.tls.mode "plaintext" }}
 BATON_TLS_PLAINTEXT: "true"
 {{- else }}
@@ -44,7 +47,7 @@ BATON_TLS_CA_FILE: /etc/baton/tls/ca.crt
 {{ .Values.redis.existingSecret | default (printf "%s-redis" (include "baton.fullname" .)) }}
 {{- end }}
 
-{{/* Volumes of every service: its certificate, and the authorities of the traces' receiver. */}}
+{{/* Volumes of every service: its certificate, and the authorities and headers of the traces' receiver. */}}
 {{- define "baton.volumes.all" -}}
 {{- if ne .Values.tls.mode "plaintext" }}
 - name: tls
@@ -57,6 +60,12 @@ BATON_TLS_CA_FILE: /etc/baton/tls/ca.crt
   path: /etc/baton/otlp
   readOnly: true
   source: {secret: {secretName: {{ . }}, items: [{key: ca.crt, path: ca.crt}]}}
+{{- end }}
+{{- with .Values.tracing.headersSecret }}
+- name: otlp-headers
+  path: /etc/baton/otlp-headers
+  readOnly: true
+  source: {secret: {secretName: {{ . }}, defaultMode: 0440, items: [{key: headers, path: headers}]}}
 {{- end }}
 {{- end }}
 
