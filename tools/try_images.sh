@@ -14,7 +14,8 @@ mkdir -p "$work/wheels" "$work/redis" "$work/compose" "$work/src"
 work=$(cd "$work" && pwd)
 python=${PYTHON:-.venv/bin/python}
 base=localhost/baton-base:bookworm
-ours=(keys redis quota tokenizer router prefill-1 decode-1 decode-2 gateway edge envoy)
+services=(quota tokenizer router prefill-1 decode-1 decode-2 gateway edge envoy)
+ours=(keys redis "${services[@]}")
 port=${BATON_PORT:-18080}
 
 # Without CAP_SYS_RESOURCE and with hybrid cgroups, podman's defaults do not run.
@@ -75,8 +76,13 @@ down() { compose down -v >"$work/down.log" 2>&1 || cat "$work/down.log"; }
 trap down EXIT
 started=$SECONDS
 compose up -d --no-build "${ours[@]}" >"$work/up.log" 2>&1 || { cat "$work/up.log"; exit 1; }
-until curl -fsS -o /dev/null "http://127.0.0.1:$port/readyz" 2>/dev/null &&
-    podman exec baton-try_gateway_1 python /opt/baton/health.py >/dev/null 2>&1; do
+healthy() {
+    for name in "${services[@]}"; do
+        podman exec "baton-try_${name}_1" python /opt/baton/health.py >/dev/null 2>&1 || return 1
+    done
+    curl -fsS -o /dev/null "http://127.0.0.1:$port/readyz" 2>/dev/null
+}
+until healthy; do
     if [ $((SECONDS - started)) -gt 180 ]; then
         podman ps -a
         for name in "${ours[@]}"; do
@@ -87,7 +93,7 @@ until curl -fsS -o /dev/null "http://127.0.0.1:$port/readyz" 2>/dev/null &&
     sleep 1
 done
 echo "ready after $((SECONDS - started)) s"
-for name in quota tokenizer router prefill-1 decode-1 decode-2 gateway edge envoy; do
+for name in "${services[@]}"; do
     echo "$name: $(podman exec "baton-try_${name}_1" python /opt/baton/health.py)"
 done
 
