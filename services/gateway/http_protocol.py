@@ -16,6 +16,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from baton.wire.failures import InvalidRequest
+from services.gateway import reports
 from services.gateway.openai.errors import error_body
 
 MAX_HEAD_BYTES = 60 * 1024
@@ -99,6 +100,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             error = InvalidRequest(message, reason="headers_too_large")
         else:
             error = InvalidRequest("this is not a valid HTTP request", reason="invalid_http")
+        reports.of_refusal(error)
         body = error_body(error)
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[error.row.http_status] + head % len(body) + body)

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from prometheus_client import REGISTRY
 
 from baton.wire.failures import InvalidRequest, LimitExceeded
 from services.gateway import http_protocol, http_request
@@ -385,9 +386,13 @@ async def test_9_ambiguous_framing_is_refused_and_what_follows_never_parsed(
 async def test_10_large_heads_are_431(
     stack: Stack, http: httpx.AsyncClient, headers: bytes
 ) -> None:
+    labels = {"reason": "headers_too_large", "status": "431"}
+    before = REGISTRY.get_sample_value("baton_gateway_refused_requests_total", labels) or 0
     answer = await exchange(stack, request(headers))
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert b'"headers_too_large"' in answer
+    counted = REGISTRY.get_sample_value("baton_gateway_refused_requests_total", labels)
+    assert counted == before + 1
 
 
 async def test_10_an_endless_header_is_cut_off(stack: Stack, http: httpx.AsyncClient) -> None:
