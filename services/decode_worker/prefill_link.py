@@ -145,7 +145,7 @@ class PrefillLink:
     async def run(self, dial: Dial) -> None:
         """Serve until the stream ends or is idle; then every open transfer has failed."""
         error: failures.BatonError = failures.Unavailable(
-            f"the prefill worker at {self.endpoint} was lost", reason="handoff_failed"
+            "the prefill worker was lost", reason="handoff_failed"
         )
         try:
             connection = await connect(
@@ -158,7 +158,7 @@ class PrefillLink:
             await self._serve(connection)
         except StreamLost:
             error = failures.Unavailable(
-                f"the prefill worker at {self.endpoint} cannot be reached", reason="handoff_failed"
+                "the prefill worker cannot be reached", reason="handoff_failed"
             )
         except failures.BatonError as refusal:
             error = refusal
@@ -268,9 +268,10 @@ class PrefillLink:
             late = self._transfers.get(xfer_id)
             if late is None:
                 continue  # it ended with another choice of its attempt, a moment ago
-            _log.warning("transfer_expired", request_id=late.ticket.request_id)
+            request_id = late.ticket.request_id
+            _log.warning("transfer_expired", request_id=request_id, endpoint=self.endpoint)
             error = failures.Unavailable(
-                f"no blocks from {self.endpoint} for {LEASE_S} s", reason="handoff_failed"
+                f"no blocks from the prefill worker for {LEASE_S} s", reason="handoff_failed"
             )
             late.on_lost(error)
             if silent_s >= LEASE_S:

@@ -149,8 +149,13 @@ class RemotePrefill:
         self._owner.prefill_complete(self._first_tokens, is_on_device=is_on_device)
 
     def on_failed(self, error: failures.BatonError, *, is_bad_data: bool) -> None:
-        request_id = self._request.request_id
-        _log.warning("handoff_failed", request_id=request_id, detail=error.message)
+        submit = self._request.submit
+        _log.warning(
+            "handoff_failed",
+            request_id=submit.request_id,
+            endpoint=submit.prefill_endpoint,
+            detail=error.message,
+        )
         if not is_bad_data or self._num_tries >= MAX_TRIES:
             self._owner.prefill_failed(error)
             return

@@ -98,10 +98,7 @@ class GrpcTokenizer:
             answer: tokenizer_pb2.EncodeResponse = await _call(self._stub.Encode, request, context)
             return answer
         except BatonError as error:
-            if error.reason != "unavailable":
-                raise
-            # Clients read this: gRPC's own words name internal addresses.
-            raise Unavailable("no tokenizer answers", retry_after_s=1) from error
+            raise _of_tokenizer(error) from error
 
     async def artifact(self, model_fp: str) -> bytes:
         """Raises InternalFailure when what came does not match its digest."""
@@ -118,7 +115,7 @@ class GrpcTokenizer:
                 if len(data) > MAX_ARTIFACT_BYTES:
                     raise InternalFailure("the tokenizer artifact is larger than 256 MiB")
         except grpc.aio.AioRpcError as error:
-            raise grpc_channel.failure_of(error) from error
+            raise _of_tokenizer(grpc_channel.failure_of(error)) from error
         if sha256(data).hexdigest() != digest:
             raise InternalFailure("the tokenizer artifact does not match its digest")
         return bytes(data)
@@ -165,6 +162,13 @@ class GrpcRouter:
 
     async def close(self) -> None:
         await self._channel.close()
+
+
+def _of_tokenizer(error: BatonError) -> BatonError:
+    """As clients may read it: gRPC's own words name internal addresses."""
+    if error.reason != "unavailable":
+        return error
+    return Unavailable("no tokenizer answers", retry_after_s=1)
 
 
 async def dial_worker(endpoint: str) -> WorkerStream:

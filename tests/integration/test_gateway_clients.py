@@ -72,12 +72,15 @@ async def until_both_answer(replicas: list[Replica], client: GrpcTokenizer) -> N
 async def test_a_tokenizer_that_is_down_is_no_news_about_internal_addresses() -> None:
     tokenizer = GrpcTokenizer(["127.0.0.1:1"])
     try:
-        with pytest.raises(Unavailable) as caught:
+        with pytest.raises(Unavailable) as encoding:
             await tokenizer.encode(tokenizer_pb2.EncodeRequest(), CallContext("r1", deadline_s=5))
+        with pytest.raises(Unavailable) as fetching:
+            await tokenizer.artifact("fp-1")
     finally:
         await tokenizer.close()
-    assert caught.value.message == "no tokenizer answers"
-    assert caught.value.retry_after_s == 1
+    for caught in (encoding, fetching):
+        assert caught.value.message == "no tokenizer answers"
+        assert caught.value.retry_after_s == 1
 
 
 async def test_a_replica_that_drains_finishes_its_calls_and_gets_no_new_ones() -> None:

@@ -12,6 +12,7 @@ from baton.handoff.lease import LEASE_S
 from baton.testing.memory_stream import memory_stream_pair
 from baton.wire.v1 import handoff_pb2, worker_pb2
 from tests.simulation.workers.fleet import (
+    PREFILL_ENDPOINT,
     Answer,
     FakeGateway,
     Fleet,
@@ -223,6 +224,21 @@ async def test_an_unreachable_prefill_worker_fails_the_request_only() -> None:
         assert failure_of(answer) == "handoff_failed"
         await f.settle(1)
         assert (await (await f.gateway.submit(PROMPT)).over()).tokens[0] == f.lone_run(PROMPT)
+
+
+@pytest.mark.parametrize("kept_back", ["hello", "blocks"])
+@virtual
+async def test_what_clients_may_read_of_a_failed_handoff_names_no_address(kept_back: str) -> None:
+    async with fleet() as f:
+        f.to_decode = drop(kept_back)
+        answer = await (await f.gateway.submit(PROMPT)).over()
+        (failure,) = [
+            *(refused.failure for refused in answer.refused),
+            *(finish.failure for finish in answer.finishes.values()),
+        ]
+        assert failure.reason == "handoff_failed"
+        assert PREFILL_ENDPOINT not in failure.message
+        await f.settle(1)
 
 
 @virtual
