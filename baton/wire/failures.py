@@ -123,6 +123,11 @@ class BatonError(Exception):
     def row(self) -> ReasonRow:
         return REASONS[self.reason]
 
+    @property
+    def log_detail(self) -> str:
+        """The message, for a log; empty where it may quote what a client has sent."""
+        return self.message if self.row.http_status >= 500 else ""
+
 
 class InvalidRequest(BatonError):
     default_reason = "invalid_value"

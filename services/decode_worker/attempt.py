@@ -179,7 +179,7 @@ class Attempt:
             request_id=submit.request_id,
             epoch=submit.epoch,
             reason=error.reason,
-            detail=error.message,
+            detail=error.log_detail,
         )
         self._span.fail(error.reason)
         open_choices = self._abort_open(error)

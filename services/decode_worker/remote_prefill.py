@@ -154,7 +154,7 @@ class RemotePrefill:
             "handoff_failed",
             request_id=submit.request_id,
             endpoint=submit.prefill_endpoint,
-            detail=error.message,
+            detail=error.log_detail,
         )
         if not is_bad_data or self._num_tries >= MAX_TRIES:
             self._owner.prefill_failed(error)

@@ -86,7 +86,7 @@ class GatewaySession:
             request_id=submit.request_id,
             epoch=submit.epoch,
             reason=error.reason,
-            detail=error.message,
+            detail=error.log_detail,
         )
         refused = worker_pb2.Refused(
             request_id=submit.request_id,

@@ -1,6 +1,7 @@
 """Structured output between two workers: gate, handoff, resumed attempts, and ends of all kinds."""
 
 import asyncio
+import logging
 import re
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -65,6 +66,22 @@ async def test_handed_over_choices_match_and_are_those_of_a_local_run(speaking: 
         assert len(set(texts)) == 3
         assert {finish.reason for finish in remote.finishes.values()} == {"stop"}
         await f.settle(1)
+
+
+@virtual
+async def test_what_is_wrong_with_a_grammar_is_told_to_its_client_and_no_log(
+    speaking: Speaking, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with speaking.fleet() as f:
+        with caplog.at_level(logging.DEBUG):
+            schema = '{"type": "a-private-word"}'
+            answer = await (await f.gateway.submit(PROMPT, json_schema=schema)).over()
+            await f.settle(1)
+        (refused,) = answer.refused
+        assert "a-private-word" in refused.failure.message
+        lines = [str(vars(record)) for record in caplog.records]
+        assert any(refused.failure.reason in line for line in lines)
+        assert not any("private" in line for line in lines)
 
 
 @pytest.mark.parametrize("where", [{}, {"prefill_endpoint": ""}], ids=["there", "here"])
