@@ -136,6 +136,7 @@ class Answering:
         x, progress = self._x, self._x.progress
         if lease_of(x).lost:
             raise _lease_lost()
+        has_client_left = False
         progress.num_attempts += 1
         self._timeline.submit()
         link = self._parts.links.link_to(pick.decode)
@@ -150,13 +151,13 @@ class Answering:
             await self._await_first_token()
             await self._stream.run(self._deliver, x.deadlines.token_gap_s)
         except asyncio.CancelledError:
-            progress.prompt_was_read |= attempt.failure is None
+            has_client_left = True
             raise
         except BatonError as error:
             self._crashes.failed(progress.crashes, error, attempt.num_received)
             raise
         finally:
-            await self._leave(attempt, link)
+            await self._leave(attempt, link, has_client_left)
 
     async def _await_first_token(self) -> None:
         due = self._x.deadlines
@@ -166,7 +167,7 @@ class Answering:
         self._leave_place()
         await self._timeline.begin(self._stream.prefill_stages)
 
-    async def _leave(self, attempt: Attempt, link: WorkerLink) -> None:
+    async def _leave(self, attempt: Attempt, link: WorkerLink, has_client_left: bool) -> None:
         progress = self._x.progress
         self._attempt = None
         self._meter.detach()
@@ -175,7 +176,9 @@ class Answering:
         finally:
             link.forget(attempt)
             progress.num_received += attempt.num_received
-            progress.prompt_was_read |= attempt.num_received > 0
+            # A failure is also that the worker had not heard of it yet.
+            was_at_work = has_client_left and attempt.failure is None
+            progress.prompt_was_read |= attempt.num_received > 0 or was_at_work
             progress.took_cached(self._stream.num_cached)
             self._timeline.pause()
 

@@ -304,6 +304,18 @@ def test_a_client_that_leaves_during_prefill_pays_for_its_prompt() -> None:
     simulate(scenario)
 
 
+def test_a_client_that_leaves_before_its_worker_heard_of_it_pays_nothing() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.mute.add("w1")
+        task = fleet.tasks.create_task(fleet.chat())
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.sleep(1)
+        assert fleet.record.num_prompt_tokens == 0
+
+    simulate(scenario)
+
+
 @pytest.mark.parametrize("cancelled_after_ms", range(0, 320, 4))
 def test_a_client_that_leaves_at_any_moment_leaves_one_bill_and_nothing_else(
     cancelled_after_ms: int,
