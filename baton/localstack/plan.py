@@ -14,6 +14,7 @@ from baton.localstack.home import Home
 from baton.localstack.models import LocalModel
 from baton.localstack.ports import LOOPBACK, PortTaken, free_ports, is_free
 from baton.localstack.supervisor import ServiceSpec
+from baton.runtime import peer_tls
 from baton.system.byte_size import parse_bytes
 from baton.system.cores import num_available_cores
 
@@ -202,6 +203,8 @@ def _add_spans(builder: _Builder, home: Home, options: Options) -> None:
         "BATON_SPANS_LISTEN": endpoint,
         "BATON_SPANS_STORE": str(home.spans),
         "BATON_SPANS_FORWARD_TO": options.spans_forward_to,
+        # Whoever sends spans shows no peer's certificate; all of them are on this machine.
+        **{f"{peer_tls.PREFIX}{name}_FILE": "" for name in ("CERT", "KEY", "CA")},
     }
     argv = [sys.executable, "-m", "baton.localstack.span_receiver"]
     builder.services.append(ServiceSpec("spans", argv, environment, _STOP_SPANS, endpoint))

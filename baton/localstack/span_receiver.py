@@ -1,13 +1,16 @@
 """The local OTLP receiver: a process of its own that stores spans and, if asked, forwards them.
 
-Forwarding (to Jaeger or any collector) never delays storing: a bounded queue, dropped when full.
+Forwarding (to Jaeger or any collector) never delays storing: a bounded queue, dropped when full. It
+goes where and as OpenTelemetry's variables say, like the services' own export elsewhere.
 """
 
 import asyncio
 import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
@@ -20,17 +23,19 @@ from baton.localstack.span_store import SpanStore, spans_of_export
 from baton.runtime import environment, logs
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.grpc_server import start_server
-from baton.runtime.process import Process, run
+from baton.runtime.process import Misconfigured, Process, run
+from baton.runtime.span_headers import span_headers
 
 MAX_FORWARD_QUEUE = 64
 _FORWARD_TIMEOUT_S = 5
+_AUTHORITIES = "OTEL_EXPORTER_OTLP_CERTIFICATE"
 
 _log = logs.get("span_receiver")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """BATON_SPANS_LISTEN, BATON_SPANS_STORE, BATON_SPANS_FORWARD_TO ("http://host:port")."""
+    """BATON_SPANS_LISTEN, BATON_SPANS_STORE, BATON_SPANS_FORWARD_TO ("http[s]://host:port")."""
 
     listen: str
     store: Path
@@ -52,20 +57,40 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
             self.to_forward.put_nowait(request)
         return ExportTraceServiceResponse()
 
-    async def forward(self, target: str) -> None:
+    async def forward(self, channel: grpc.aio.Channel, headers: dict[str, str]) -> None:
         """Send on whatever was received; an unreachable target costs only its own spans."""
-        async with open_channel(target.split("://")[-1]) as channel:
+        sent, is_failing = tuple(headers.items()), False
+        async with channel:
             stub = trace_service_pb2_grpc.TraceServiceStub(channel)
             while True:
                 request = await self.to_forward.get()
                 try:
-                    await stub.Export(request, timeout=_FORWARD_TIMEOUT_S)
+                    await stub.Export(request, timeout=_FORWARD_TIMEOUT_S, metadata=sent)
+                    is_failing = False
                 except grpc.aio.AioRpcError as error:
-                    _log.warning("forward_failed", code=error.code().name)
+                    if not is_failing:
+                        _log.warning("forward_failed", code=error.code().name)
+                    is_failing = True
+
+
+def _channel_to(endpoint: str) -> grpc.aio.Channel:
+    """https:// is TLS, with the authorities of OTEL_EXPORTER_OTLP_CERTIFICATE or the public ones.
+    Raises Misconfigured."""
+    parts = urlsplit(endpoint)
+    if parts.scheme != "https":
+        return open_channel(endpoint.split("://")[-1])
+    authorities = os.environ.get(_AUTHORITIES, "")
+    try:
+        trusted = Path(authorities).read_bytes() if authorities else None
+    except OSError as error:
+        raise Misconfigured(f"{_AUTHORITIES}: {error}") from error
+    return grpc.aio.secure_channel(parts.netloc, grpc.ssl_channel_credentials(trusted))
 
 
 async def main(process: Process) -> None:
     settings = environment.load(Settings, "BATON_SPANS_")
+    headers = span_headers(os.environ)
+    channel = _channel_to(settings.forward_to) if settings.forward_to else None
     with SpanStore(settings.store) as store:
         receiver = Receiver(store)
         server = await start_server(
@@ -76,8 +101,8 @@ async def main(process: Process) -> None:
         )
         async with asyncio.TaskGroup() as group:
             forwarding = None
-            if settings.forward_to:
-                forwarding = group.create_task(receiver.forward(settings.forward_to))
+            if channel is not None:
+                forwarding = group.create_task(receiver.forward(channel, headers))
             await process.stopping.wait()
             await server.stop(grace_s=1)
             if forwarding:
