@@ -206,7 +206,7 @@ def usage_record(x: Exchange) -> quota_pb2.UsageRecord:
         model_fp=x.model.model_fp,
         started_unix_ms=int(x.started_unix_s * 1000),
         num_prompt_tokens=progress.num_prompt_tokens if progress.prompt_was_read else 0,
-        num_cached_tokens=progress.num_cached_tokens,
+        num_cached_tokens=progress.num_cached_tokens if progress.prompt_was_read else 0,
         num_output_tokens=progress.num_output_tokens,
         num_wasted_tokens=progress.num_received - progress.num_output_tokens,
         finish_reason=x.outcome,

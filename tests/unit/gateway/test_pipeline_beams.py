@@ -1,4 +1,9 @@
-from baton.wire.v1 import sampling_pb2
+import asyncio
+
+import pytest
+
+from baton.wire.failures import Unavailable
+from baton.wire.v1 import sampling_pb2, worker_pb2
 from services.gateway.parts import Limits
 from tests.unit.gateway.fakes import Fleet, simulate
 
@@ -28,3 +33,22 @@ def test_a_search_may_take_longer_than_a_first_token() -> None:
         assert sink.reason() == "stop"
 
     simulate(scenario, limits=Limits(first_token_s=1.0))
+
+
+def test_a_search_that_is_lost_with_its_prompt_read_has_no_cached_tokens_to_bill() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.prefill_s = 100.0
+        task = fleet.tasks.create_task(fleet.chat(use_beam_search=True))
+        await asyncio.sleep(1)
+        side = worker_pb2.StepSide(handle=fleet.worker.submits[0].handle)
+        side.prefill.num_cached_tokens = 3
+        await fleet.worker.say(worker_pb2.WorkerFrame(step=worker_pb2.Step(side=[side])))
+        await asyncio.sleep(0.1)
+        fleet.unreachable |= fleet.workers.keys()
+        fleet.worker.cut()
+        with pytest.raises(Unavailable):
+            await task
+        assert fleet.record.num_prompt_tokens == 0
+        assert fleet.record.num_cached_tokens == 0
+
+    simulate(scenario)
