@@ -38,7 +38,7 @@ def test_a_search_may_take_longer_than_a_first_token() -> None:
 def test_a_search_that_is_lost_with_its_prompt_read_has_no_cached_tokens_to_bill() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.worker.prefill_s = 100.0
-        task = fleet.tasks.create_task(fleet.chat(use_beam_search=True))
+        task = asyncio.create_task(fleet.chat(use_beam_search=True))
         await asyncio.sleep(1)
         side = worker_pb2.StepSide(handle=fleet.worker.submits[0].handle)
         side.prefill.num_cached_tokens = 3
