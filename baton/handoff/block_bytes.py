@@ -10,11 +10,10 @@ from isal.isal_zlib import crc32  # zlib's crc32, bit by bit, five times as fast
 
 from baton.wire.kv_spec import KVSpec
 
-# Of pages inside one frame: larger frames were no faster, and the stream of a pair of workers is
-# shared by all their transfers. No page may be larger.
+# No page may be larger; where pages are read into a slot or a ring, no frame's are.
 MAX_DATA_BYTES = 2**20
-# Freed memory that a process which sends or receives such frames should keep: it needs as much
-# again at once (see `baton/system/allocator.py`).
+# Freed memory that a process which sends or receives pages inside frames should keep: it needs as
+# much again at once (see `baton/system/allocator.py`).
 KEPT_BYTES = 64 * 2**20
 
 

@@ -21,8 +21,8 @@ from baton.wire.kv_spec import KVSpec
 from baton.wire.v1 import handoff_pb2
 
 NAME = "shm"
-# A frame costs both fronts about as much as copying 1 MiB; copying one of these takes 1 ms.
-MAX_FRAME_BYTES = 4 * 2**20
+# A frame costs both fronts about as much as copying 1 MiB; copying one of these takes 2 ms.
+MAX_FRAME_BYTES = 8 * 2**20
 
 
 class SharedMemoryReceiver:

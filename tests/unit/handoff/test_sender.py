@@ -72,7 +72,7 @@ def test_next_bytes_tells_the_size_of_the_next_frame(pair: Pair) -> None:
         assert num_payload_bytes(pair.next_frame().blocks) == expected
 
 
-def test_a_long_prompt_is_cut_into_frames_of_a_mebibyte() -> None:
+def test_a_long_prompt_is_cut_into_frames_of_two_mebibytes() -> None:
     spec = KVSpec.of_layers(16, [(8, 128, 128, "float32")])
     blocks = BlockBytes(spec, memoryview(bytearray(spec.row_bytes * 20)))
     sender = Sender(Ticket(1, "r", 1, b"c" * 16, 0, 20), range(20), blocks, GrpcEnd(blocks))
@@ -80,7 +80,7 @@ def test_a_long_prompt_is_cut_into_frames_of_a_mebibyte() -> None:
 
     frames = drain(sender)
 
-    assert max(num_payload_bytes(f.blocks) for f in frames) == 2**20
+    assert max(num_payload_bytes(f.blocks) for f in frames) == 2 * 2**20
     assert sum(f.blocks.num_blocks for f in frames[:-1]) == 20
     assert [f.blocks.seq for f in frames[:-1]] == list(range(len(frames) - 1))
 
