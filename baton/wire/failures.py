@@ -71,6 +71,7 @@ REASONS: dict[str, ReasonRow] = {
     "insufficient_quota": ReasonRow("RESOURCE_EXHAUSTED", 429, "insufficient_quota", False),
     "overloaded": _UNAVAILABLE,
     "no_worker": _UNAVAILABLE,
+    "no_tokenizer": _UNAVAILABLE,
     "no_room": _UNAVAILABLE,
     "draining": _UNAVAILABLE,
     "unavailable": _UNAVAILABLE,

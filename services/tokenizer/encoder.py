@@ -44,8 +44,8 @@ class Encoder:
         self._num_running = 0
 
     async def encode(self, request: tokenizer_pb2.EncodeRequest) -> tokenizer_pb2.EncodeResponse:
-        """The request's ids, hashes and stage times. Raises InvalidRequest, ModelNotFound,
-        Overloaded, Unavailable."""
+        """The request's ids, hashes and stage times. Raises InvalidRequest, Overloaded,
+        Unavailable."""
         if self._num_running >= self._limits.max_concurrent:
             raise Overloaded("The tokenizer has too many prompts in work", retry_after_s=1)
         self._num_running += 1

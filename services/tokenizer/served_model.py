@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from baton.wire.failures import ModelNotFound, quoted
+from baton.wire.failures import Unavailable
 from services.tokenizer.artifact import Artifact, build_artifact
 from services.tokenizer.model_folder import ModelFolder, UnusableModel, build_tokenizer
 from services.tokenizer.prompt_tokenizer import PromptTokenizer, added_tokens
@@ -44,10 +44,13 @@ class ModelTable:
         self._models = {model.folder.fingerprint: model for model in models}
 
     def get(self, model_fp: str) -> ServedModel:
-        """Raises ModelNotFound."""
+        """Raises Unavailable `no_tokenizer`: whoever asks knows of workers that serve the model, so
+        that a tokenizer will have it in a moment, or another one has it now."""
         model = self._models.get(model_fp)
         if model is None:
-            raise ModelNotFound(f"This tokenizer does not serve the model {quoted(model_fp)}")
+            raise Unavailable(
+                "no tokenizer has loaded this model yet", reason="no_tokenizer", retry_after_s=2
+            )
         return model
 
     def all(self) -> list[ServedModel]:

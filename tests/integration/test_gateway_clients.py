@@ -21,6 +21,7 @@ class Replica(tokenizer_pb2_grpc.TokenizerServicer):
     def __init__(self) -> None:
         self.num_calls = 0
         self.takes_s = 0.0
+        self.has_model = True
         self.server: GrpcServer | None = None
 
     @property
@@ -38,6 +39,8 @@ class Replica(tokenizer_pb2_grpc.TokenizerServicer):
     async def Encode(self, request: Any, context: Any) -> tokenizer_pb2.EncodeResponse:
         self.num_calls += 1
         await asyncio.sleep(self.takes_s)
+        if not self.has_model:
+            raise Unavailable("not loaded yet", reason="no_tokenizer", retry_after_s=1)
         return tokenizer_pb2.EncodeResponse()
 
 
@@ -67,6 +70,24 @@ async def until_both_answer(replicas: list[Replica], client: GrpcTokenizer) -> N
     async with asyncio.timeout(30):
         while not all(replica.num_calls for replica in replicas):
             await encode(client)
+
+
+async def test_a_model_that_one_replica_has_not_loaded_yet_is_encoded_by_the_other() -> None:
+    async with two_replicas() as (replicas, client):
+        replicas[0].has_model = False
+        replicas[0].num_calls = 0
+        for _ in range(20):
+            await encode(client)
+        assert replicas[0].num_calls > 0
+
+
+async def test_a_model_that_no_replica_has_loaded_is_refused_with_that_reason() -> None:
+    async with two_replicas() as (replicas, client):
+        for replica in replicas:
+            replica.has_model = False
+        with pytest.raises(Unavailable) as refused:
+            await encode(client)
+        assert refused.value.reason == "no_tokenizer"
 
 
 async def test_a_tokenizer_that_is_down_is_no_news_about_internal_addresses() -> None:

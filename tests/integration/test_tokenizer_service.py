@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from baton.runtime.grpc_channel import call, open_channel
 from baton.testing.tokenizer_folder import build_tokenizer_folder, train
 from baton.wire import prefix_hash
-from baton.wire.failures import InvalidRequest, ModelNotFound
+from baton.wire.failures import InvalidRequest, Unavailable
 from baton.wire.fingerprint import model_fingerprint
 from baton.wire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 
@@ -130,8 +130,9 @@ async def test_failures_arrive_with_their_reason(service: Service):
     with pytest.raises(InvalidRequest) as caught:
         await service.encode(text="a " * 600_000)
     assert caught.value.reason == "body_too_large"
-    with pytest.raises(ModelNotFound):
+    with pytest.raises(Unavailable) as missing:
         await service.encode(text="x", model_fp="unknown")
+    assert missing.value.reason == "no_tokenizer"
 
 
 async def test_artifact_decodes_what_the_service_encodes(service: Service):

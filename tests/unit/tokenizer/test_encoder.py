@@ -8,7 +8,7 @@ import pytest
 
 from baton.testing.tokenizer_folder import train
 from baton.wire import prefix_hash
-from baton.wire.failures import InvalidRequest, ModelNotFound, Overloaded
+from baton.wire.failures import InvalidRequest, Overloaded, Unavailable
 from baton.wire.v1 import tokenizer_pb2
 from services.tokenizer.encoder import EncodeLimits, Encoder
 from services.tokenizer.served_model import ModelTable, ServedModel
@@ -158,9 +158,11 @@ async def test_malformed_requests_are_refused(chatml: ServedModel, fields: dict)
     assert (await refusal(encoder(chatml), request(chatml, **fields))).reason == "invalid_value"
 
 
-async def test_unknown_model_is_not_found(chatml: ServedModel):
-    with pytest.raises(ModelNotFound):
+async def test_a_model_that_is_not_loaded_yet_may_be_asked_for_again(chatml: ServedModel):
+    with pytest.raises(Unavailable) as refused:
         await encoder(chatml).encode(request(chatml, text="x", model_fp="other"))
+    assert refused.value.reason == "no_tokenizer"
+    assert refused.value.retry_after_s > 0
 
 
 async def test_conversation_for_a_model_without_template_is_refused(plain: ServedModel):
