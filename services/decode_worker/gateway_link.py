@@ -56,6 +56,7 @@ class GatewayLink:
         self._disconnected = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
         self._is_over = False
+        self._lacks_notice = False
 
     @property
     def is_parked(self) -> bool:
@@ -75,8 +76,8 @@ class GatewayLink:
             self._pump.stop_lost()
             await self._disconnected.wait()
         try:
-            if self._is_over:
-                raise NotRemembered("this link has said Bye")
+            if self._is_over or self._lacks_notice:
+                raise NotRemembered("this link has said Bye, or cannot say all")
             writer = self._memory.connect(stream, hello.num_received)
         except NotRemembered as error:
             raise failures.Unavailable(str(error), reason="worker_lost") from error
@@ -99,7 +100,9 @@ class GatewayLink:
         if len(self._notices) < MAX_NOTICES:
             self._notices.append(frame)
             self._memory.wake()
-        elif self._pump is not None:
+            return
+        self._lacks_notice = True
+        if self._pump is not None:
             self._pump.stop_lost()
 
     def wake(self) -> None:

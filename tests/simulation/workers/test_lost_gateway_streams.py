@@ -9,7 +9,7 @@ import pytest
 from baton.testing.memory_stream import MemoryStream
 from baton.wire.v1 import worker_pb2
 from baton.worker.stream_pump import FINISH_TIMEOUT_S
-from services.decode_worker.gateway_link import PARK_S
+from services.decode_worker.gateway_link import MAX_NOTICES, PARK_S
 from tests.simulation.workers.fleet import STEP_S, FakeGateway, Fleet, fleet, virtual
 
 PROMPT = list(range(100, 150))
@@ -73,6 +73,20 @@ async def test_a_finish_that_was_lost_on_its_way_is_told_again() -> None:
             assert answer.tokens[choice] == f.lone_run(PROMPT, choice=choice, **SEEDED)
             assert [told.index for told in answer.logprobs[choice]] == list(range(8))
         assert list(answer.prefills) == [0]
+        await f.settle(1)
+
+
+@virtual
+async def test_a_link_that_could_not_keep_a_notice_is_not_resumed() -> None:
+    async with fleet() as f:
+        answer = await f.gateway.submit(PROMPT, max_tokens=500)
+        await answer.first_token()
+        (session,) = f.decode.front._sessions.values()
+        for _ in range(MAX_NOTICES + 1):
+            session.link.send(worker_pb2.WorkerFrame(go_away={}))
+        await f.gateway.has_ended.wait()
+        assert not (await reconnect(f, f.gateway)).HasField("num_received")
+        await asyncio.sleep(PARK_S)
         await f.settle(1)
 
 
