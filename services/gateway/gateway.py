@@ -82,7 +82,7 @@ class Gateway:
         self.draining = False
         self._outside = outside
         self._reached_s: dict[str, float] = {}
-        self.directory = ModelDirectory(aliases or {}, rng)
+        self.directory = ModelDirectory(aliases or {}, rng, clock)
         self.authenticator = Authenticator(quota, own.server_secret, clock)
         self.leases = LeaseKeeper(outside.quota, rng)
         self.moves = MoveGate(rng, lambda model, worker: self.last_view.has_another(model, worker))

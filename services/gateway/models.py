@@ -8,11 +8,16 @@ no router answers. Knows nothing of requests.
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
+from baton.system.clock import Clock
 from baton.wire.failures import ModelNotFound, Unavailable, quoted
 from baton.wire.v1 import router_pb2
 
 MAX_MODELS = 1000
+# A name that no router has named for this long was taken away; as long as routers remember a pool
+# without workers, for a router that has just started remembers nothing.
+FORGET_NAME_S = 3600.0
 
 
 class AliasError(ValueError):
@@ -78,11 +83,13 @@ def parse_aliases(entries: Iterable[str]) -> dict[str, list[AliasTarget]]:
 class ModelDirectory:
     """Resolves public names. `update` replaces the view of the fleet."""
 
-    def __init__(self, aliases: Aliases, rng: random.Random) -> None:
+    def __init__(self, aliases: Aliases, rng: random.Random, clock: Clock) -> None:
         self._aliases = aliases
         self._rng = rng
+        self._clock = clock
         self._by_name: dict[str, list[ServedModel]] = {}
-        self._known_names: set[str] = set()
+        # When a router named each of them last.
+        self._known_names: dict[str, float] = {}
 
     def update(self, states: Iterable[router_pb2.ModelState]) -> None:
         """Take in the router's view, at most MAX_MODELS models of it."""
@@ -90,8 +97,13 @@ class ModelDirectory:
         for state in list(states)[:MAX_MODELS]:
             by_name.setdefault(state.name, []).append(ServedModel.of(state))
         self._by_name = by_name
-        if len(self._known_names) < MAX_MODELS:
-            self._known_names |= by_name.keys()
+        now = self._clock.now()
+        older = (
+            (name, named_at)
+            for name, named_at in self._known_names.items()
+            if name not in by_name and now - named_at <= FORGET_NAME_S
+        )
+        self._known_names = dict.fromkeys(by_name, now) | dict(islice(older, MAX_MODELS))
 
     def set_aliases(self, aliases: Aliases) -> None:
         """Replace the aliases; running requests keep what they resolved."""

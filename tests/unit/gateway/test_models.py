@@ -6,15 +6,22 @@ from collections import Counter
 
 import pytest
 
+from baton.testing.virtual_clock import VirtualClock
 from baton.wire.failures import ModelNotFound, Unavailable
 from services.gateway.alias_file import read_aliases
-from services.gateway.models import AliasError, AliasTarget, ModelDirectory, parse_aliases
+from services.gateway.models import (
+    FORGET_NAME_S,
+    AliasError,
+    AliasTarget,
+    ModelDirectory,
+    parse_aliases,
+)
 from services.gateway.openai.model_list import model_list_body
 from tests.unit.gateway.fakes import model_state
 
 
-def directory(*entries: str) -> ModelDirectory:
-    return ModelDirectory(parse_aliases(entries), random.Random(1))
+def directory(*entries: str, clock: VirtualClock | None = None) -> ModelDirectory:
+    return ModelDirectory(parse_aliases(entries), random.Random(1), clock or VirtualClock())
 
 
 def test_alias_entries() -> None:
@@ -71,6 +78,22 @@ def test_a_known_model_without_a_ready_worker_is_no_worker() -> None:
     with pytest.raises(Unavailable):
         names.resolve("demo", [])
     assert list(names.listed([])) == []
+
+
+def test_a_name_that_no_router_has_named_for_an_hour_is_unknown_again() -> None:
+    clock = VirtualClock()
+    names = directory(clock=clock)
+    names.update([model_state("gone", "f1"), model_state("kept", "f2")])
+    clock.advance(FORGET_NAME_S)
+    names.update([model_state("kept", "f2", ready=False)])
+    with pytest.raises(Unavailable):
+        names.resolve("gone", [])
+    clock.advance(1)
+    names.update([model_state("kept", "f2", ready=False)])
+    with pytest.raises(ModelNotFound):
+        names.resolve("gone", [])
+    with pytest.raises(Unavailable):
+        names.resolve("kept", [])
 
 
 def test_before_any_model_is_known_no_name_is_called_unknown() -> None:
