@@ -61,6 +61,10 @@ def pool(worker: str, component: str, used: float, promised: int) -> Series:
     }
 
 
+def refused(reason: str, status: int) -> str:
+    return f'baton_gateway_refused_requests_total{{reason="{reason}",status="{status}"}}'
+
+
 def lost_spans(instance: str) -> str:
     return f'baton_spans_dropped_total{{reason="not_exported",instance="{instance}"}}'
 
@@ -101,6 +105,35 @@ CASES: dict[str, list[Case]] = {
         ),
         Case("one in 200 fails", {ENDED: "0+200x80", failed("worker_lost"): "0+1x80"}, "12m"),
         Case("nobody asks", {ENDED: "7+0x80", failed("worker_lost"): "7+0x80"}, "12m"),
+    ],
+    "BatonRequestsRefused": [
+        Case(
+            "nobody can say whose a key is",
+            {ENDED: "0+90x80", refused("quota_unavailable", 503): "0+10x80"},
+            "12m",
+            (
+                (
+                    {"reason": "quota_unavailable"},
+                    "10% of the requests are refused: quota_unavailable",
+                ),
+            ),
+        ),
+        Case(
+            "no request gets any further",
+            {refused("no_worker", 503): "0+10x80"},
+            "12m",
+            (({"reason": "no_worker"}, "100% of the requests are refused: no_worker"),),
+        ),
+        Case(
+            "a client has a wrong key",
+            {
+                ENDED: "0+90x80",
+                refused("invalid_api_key", 401): "0+10x80",
+                refused("no_worker", 503): "0+0x80",
+            },
+            "12m",
+        ),
+        Case("one in 200", {ENDED: "0+199x80", refused("overloaded", 503): "0+1x80"}, "12m"),
     ],
     "BatonAuditViolation": [
         Case(
