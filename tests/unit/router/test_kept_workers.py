@@ -1,6 +1,8 @@
 """One who needs much waits for one worker; those behind it use the others."""
 
 import asyncio
+import random
+from typing import Any
 
 import pytest
 
@@ -142,5 +144,53 @@ def test_a_model_that_nobody_has_named_yet_holds_up_no_other(router, run) -> Non
         assert known.done()
         assert not unknown.done()
         unknown.cancel()
+
+    run(scenario)
+
+
+class Traffic:
+    """Requests of random width on two full workers, which report what runs there."""
+
+    def __init__(self, fleet: Any, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.fleet = fleet
+        self.workers = {name: fleet.decode(name) for name in ("d0", "d1")}
+        self.running = dict.fromkeys(self.workers, 0)
+        self.granted: list[tuple[int, int]] = []
+        self.longest_wait_s = 0.0
+        fleet.prefill()
+
+    def report(self, name: str, *accepted: str) -> None:
+        self.workers[name].load(*accepted, num_running=self.running[name])
+
+    async def ask(self, number: int) -> None:
+        width = self.rng.choice((1, 1, 1, 2, NUM_SLOTS))
+        pick = await self.fleet.pick(f"r{number}", num_choices=width)
+        self.longest_wait_s = max(self.longest_wait_s, pick.queue_us / 1e6)
+        self.granted.append((width, number))
+        name = pick.decode.worker_id
+        self.running[name] += width
+        assert self.running[name] <= NUM_SLOTS
+        self.report(name, f"r{number}")
+        await asyncio.sleep(self.rng.uniform(0.1, 2.0))
+        self.running[name] -= width
+        self.report(name)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_comes_is_served_in_order_of_its_width_and_nobody_starves(
+    router, run, seed
+) -> None:
+    async def scenario() -> None:
+        traffic = Traffic(router(stale_after_s=3600), seed)
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(100):
+                tasks.create_task(traffic.ask(number))
+                await asyncio.sleep(traffic.rng.uniform(0, 0.5))
+        assert len(traffic.granted) == 100
+        for width in (1, 2, NUM_SLOTS):
+            numbers = [number for each, number in traffic.granted if each == width]
+            assert numbers == sorted(numbers)
+        assert traffic.longest_wait_s < 30.0
 
     run(scenario)
