@@ -106,6 +106,8 @@ class WorkerLink:
         failure: BatonError = Unavailable("the worker was lost", reason="worker_lost")
         self._task = asyncio.current_task()
         try:
+            if self.closed_to_new:
+                raise StreamLost("given up before it was dialled")
             stream, writer = await self._first(dial)
             while not await self._serve(stream, writer):
                 stream, writer = await self._resume(dial)

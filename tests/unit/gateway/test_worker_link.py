@@ -505,3 +505,17 @@ def test_a_newer_worker_is_spoken_to_and_what_it_adds_is_left_aside() -> None:
         assert await attempt.arrivals(1) == [Tokens(0, [7]), Tokens(0, [101])]
 
     linked(scenario, protocol=9)
+
+
+def test_a_link_that_is_given_up_before_it_was_dialled_is_not_dialled() -> None:
+    async def scenario() -> None:
+        pair = Pair(WorkerLink(WORKER, "gw-1", VirtualClock()))
+        attempt = pair.link.submit(submit())
+        pair.link.give_up()
+        async with asyncio.timeout(10):
+            await pair.link.run(pair.dial)
+        assert not pair.dialled.is_set()
+        assert attempt.failure is not None
+        assert attempt.failure.reason == "worker_lost"
+
+    run_virtual(scenario())
