@@ -4,7 +4,9 @@ Who needs much, such as many choices at once, would wait for ever if everything 
 went to those behind it, and they would wait for it if nothing did. So one worker is kept for it,
 the one with the most room, and empties, while those behind use the others. For MAX_KEPT_S at most:
 streams may run for longer than anybody should wait, and there may be only one worker. After that it
-takes what it finds. Knows neither the queue nor why there is no room.
+takes what it finds. When a worker was kept in vain, none is for as long: whoever asks for much and
+leaves, again and again, has half of one worker at most. Knows neither the queue nor why there is no
+room.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,7 +22,11 @@ MAX_KEPT_S = 10.0
 class _Kept:
     request_id: str
     worker_id: str
-    until: float
+    since: float
+
+    @property
+    def until(self) -> float:
+        return self.since + MAX_KEPT_S
 
 
 class KeptWorkers:
@@ -33,14 +39,15 @@ class KeptWorkers:
     def of_model(self, model_fp: str) -> str:
         """The worker that is kept now; empty when there is none."""
         kept = self._kept.get(model_fp)
-        return kept.worker_id if kept is not None and self._clock.now() < kept.until else ""
+        is_kept = kept is not None and kept.since <= self._clock.now() < kept.until
+        return kept.worker_id if kept is not None and is_kept else ""
 
     def keep(self, model_fp: str, request_id: str, full: Sequence[WorkerView]) -> None:
         """The first in line is this request, and only room on one of these is what it lacks."""
-        kept = self._kept.get(model_fp)
+        kept, now = self._kept.get(model_fp), self._clock.now()
         if kept is None or kept.request_id != request_id:
-            kept = _Kept(request_id, "", self._clock.now() + MAX_KEPT_S)
-            self._kept[model_fp] = kept
+            in_vain_s = 0.0 if kept is None else max(min(now, kept.until) - kept.since, 0.0)
+            kept = self._kept[model_fp] = _Kept(request_id, "", now + in_vain_s)
         if kept.worker_id not in (view.worker_id for view in full):
             kept.worker_id = max(full, key=_free).worker_id
 

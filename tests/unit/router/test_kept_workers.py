@@ -44,7 +44,21 @@ def test_no_request_has_a_worker_kept_for_longer_than_that(clock, view) -> None:
     clock.advance(MAX_KEPT_S)
     kept.keep("m", "r1", full)
     assert kept.of_model("m") == ""
+    kept.end("m")
     kept.keep("m", "r2", full)
+    assert kept.of_model("m") == "d0"
+
+
+def test_after_a_worker_was_kept_in_vain_none_is_for_as_long(clock, view) -> None:
+    kept, full, num_kept = KeptWorkers(clock), [view("d0")], 0
+    for second in range(1000):
+        # Each leaves when it has waited for five seconds.
+        kept.keep("m", f"r{second // 5}", full)
+        num_kept += bool(kept.of_model("m"))
+        clock.advance(1.0)
+    assert num_kept <= 500
+    kept.end("m")
+    kept.keep("m", "r", full)
     assert kept.of_model("m") == "d0"
 
 
