@@ -47,7 +47,7 @@ class GatewayAuditor:
         return [running.x for running in self._running.values()]
 
     def settled(self, x: Exchange) -> None:
-        """Its record was acknowledged, or is in the outbox."""
+        """Its record was acknowledged, or goes to the outbox, whether or not anybody waits."""
         if (running := self._running.get(x.request_id)) is not None:
             running.num_settled += 1
 

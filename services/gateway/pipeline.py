@@ -206,6 +206,6 @@ class Pipeline:
                 span.set("baton.settle.outbox", True)
             finally:
                 # Also when the client leaves at this very moment: the bill is not its to stop.
+                self._parts.auditor.settled(x)
                 if not acknowledged:
                     await self._parts.outbox.put(record)
-                self._parts.auditor.settled(x)

@@ -98,3 +98,24 @@ def test_an_ejected_worker_is_given_up_as_soon_as_a_router_says_so() -> None:
         assert set(lost) == {fleet.router.models[0].workers[0].worker_id}
 
     simulate(scenario)
+
+
+def test_a_request_that_is_cut_off_while_its_bill_goes_to_disk_has_settled() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.quota.settle_delay_s = 0.02
+        before = told("settled_once")
+        sink = RecordingSink()
+        task = asyncio.create_task(fleet.chat(sink))
+        await sink.started_event.wait()
+        while not sink.batches[-1:] or sink.reason() is None:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0)
+        await asyncio.sleep(3)
+        assert task.done()
+        assert told("settled_once") == before
+        assert fleet.record.num_output_tokens == 13
+
+    simulate(scenario)
