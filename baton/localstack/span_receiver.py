@@ -10,7 +10,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
@@ -21,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from baton.localstack.span_store import SpanStore, spans_of_export
 from baton.runtime import environment, logs
-from baton.runtime.grpc_channel import open_channel
+from baton.runtime.grpc_channel import open_outside_channel
 from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Misconfigured, Process, run
 from baton.runtime.span_headers import span_headers
@@ -74,17 +73,13 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
 
 
 def _channel_to(endpoint: str) -> grpc.aio.Channel:
-    """https:// is TLS, with the authorities of OTEL_EXPORTER_OTLP_CERTIFICATE or the public ones.
-    Raises Misconfigured."""
-    parts = urlsplit(endpoint)
-    if parts.scheme != "https":
-        return open_channel(endpoint.split("://")[-1])
-    authorities = os.environ.get(_AUTHORITIES, "")
+    """With the authorities of OTEL_EXPORTER_OTLP_CERTIFICATE, or the public ones. Raises
+    Misconfigured."""
+    file = os.environ.get(_AUTHORITIES, "")
     try:
-        trusted = Path(authorities).read_bytes() if authorities else None
+        return open_outside_channel(endpoint, Path(file).read_bytes() if file else None)
     except OSError as error:
         raise Misconfigured(f"{_AUTHORITIES}: {error}") from error
-    return grpc.aio.secure_channel(parts.netloc, grpc.ssl_channel_credentials(trusted))
 
 
 async def main(process: Process) -> None:

@@ -102,6 +102,16 @@ def open_channel(
     return _open(target, options, tls)
 
 
+def open_outside_channel(endpoint: str, authorities: bytes | None = None) -> grpc.aio.Channel:
+    """A channel to a server that is no peer, at "http[s]://host:port": plaintext, or TLS with these
+    authorities (PEM; None = the public ones). It is never shown this process's identity."""
+    target = endpoint.rpartition("://")[2]
+    if endpoint.startswith("https://"):
+        trusted = grpc.ssl_channel_credentials(authorities)
+        return grpc.aio.secure_channel(target, trusted, options=MESSAGE_OPTIONS)
+    return grpc.aio.insecure_channel(target, options=MESSAGE_OPTIONS + _NO_PROXY)
+
+
 def open_balanced_channel(
     endpoints: Sequence[str], *, tls: PeerTls | None = None
 ) -> grpc.aio.Channel:
