@@ -41,7 +41,7 @@ from baton.handoff.receiver import Receiver
 from baton.handoff.ticket import BadBlocks, Ticket
 from baton.handoff.transport import PLAIN, Pages, ReceivingEnd, TransportFailed
 from baton.runtime.grpc_channel import open_channel
-from baton.runtime.shared_stream import ClientFrameStream, FrameWriter
+from baton.runtime.shared_stream import ClientFrameStream, FrameWriter, StreamLost
 from baton.system.allocator import keep_freed_memory
 from baton.wire.v1 import handoff_pb2
 from baton.worker.stream_pump import StreamPump
@@ -85,8 +85,11 @@ class Link:
         self._complete = asyncio.Event()
 
     async def run(self) -> None:
+        """Raises StreamLost, after which no transfer would ever be complete."""
         self._credit(CREDIT_WINDOW_BYTES)
         await self._pump.run()
+        if self._pump.was_lost:
+            raise StreamLost("the stream to the sending process")
 
     async def close(self) -> None:
         await self._pump.finish(handoff_pb2.DecodeFrame(bye={"reason": "done"}))

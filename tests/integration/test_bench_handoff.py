@@ -1,13 +1,17 @@
 """Blocks between two real processes, by each transport, as `baton bench handoff` moves them."""
 
+import asyncio
+import contextlib
 import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
-from baton.bench.handoff import BenchOptions, run_bench
+from baton.bench.handoff import BenchOptions, Peer, run_bench, running_peer
+from baton.bench.handoff_pair import Pool
 from baton.bench.handoff_report import render
+from baton.runtime.shared_stream import StreamLost
 
 needs_nixl = pytest.mark.skipif(
     importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed"
@@ -27,3 +31,19 @@ def test_every_byte_arrives_by_each_transport(transport: str, tmp_path: Path) ->
     lines = (tmp_path / "results.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == records
     assert f"| **{transport}** |" in render(records)
+
+
+async def test_a_sending_process_that_is_gone_ends_the_run(tmp_path: Path) -> None:
+    options = BenchOptions(num_blocks=2, transports=("grpc",))
+    pool = Pool(options.num_blocks)
+    transports = pool.transports(("grpc",), tmp_path, is_sender=False)
+    with contextlib.ExitStack() as process, pytest.raises(ExceptionGroup) as raised:
+        peer = Peer(
+            pool, transports, process.enter_context(running_peer(tmp_path, options, "grpc"))
+        )
+        async with asyncio.timeout(30), peer.link() as link:
+            await link.transfer(options.num_blocks)
+            process.close()
+            await link.transfer(options.num_blocks)
+
+    assert raised.group_contains(StreamLost)
