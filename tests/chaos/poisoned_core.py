@@ -1,4 +1,4 @@
-"""A worker's core with the real model, which dies of one prompt: eight times the same token.
+"""A worker's core with the real model, which dies of one prompt (poison.py).
 
 Run by poisoned_worker.py; no product code knows it.
 """
@@ -13,9 +13,7 @@ import numpy as np
 from baton.engine.batch import StepBatch, StepResult
 from baton.engine.core import CoreLink, serve
 from baton.worker import core_main
-
-POISON_TOKEN = 77
-POISON_PROMPT = [POISON_TOKEN] * 8
+from tests.chaos.poison import POISON_PROMPT, POISON_TOKEN
 
 
 class PoisonedRunner:

@@ -1,22 +1,29 @@
 """`python -m baton.bench.gpu handoff`: two real cores, on host memory; without a GPU it says so."""
 
 import importlib.util
+from collections.abc import Callable, Sequence
 
 import pytest
-import torch
 
-pytest.importorskip("triton", reason="triton is not installed")
+Command = Callable[[Sequence[str]], int]
 
-from baton.bench.gpu import main
+
+@pytest.fixture
+def command() -> Command:
+    """Loaded with torch and Triton, which no other test of this folder needs, when it is used."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    from baton.bench.gpu import main
+
+    return main
 
 
 @pytest.mark.skipif(importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed")
 def test_blocks_that_one_core_reads_from_another_are_the_same_bytes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
-    status = main(["handoff", "--device", "cpu", "--tokens", "65", "--rounds", "1"])
+    status = command(["handoff", "--device", "cpu", "--tokens", "65", "--rounds", "1"])
 
     shown = capsys.readouterr()
     assert status == 0, shown
@@ -25,9 +32,14 @@ def test_blocks_that_one_core_reads_from_another_are_the_same_bytes(
     assert "prefill slowdown" in shown.out
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_ends_with_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["handoff"]) == 2
+def test_without_a_gpu_it_ends_with_one_sentence(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert command(["handoff"]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.splitlines() == [
