@@ -4,7 +4,7 @@ Tokens are bytes: id 0..255 is that byte, EOS ends an answer.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from hashlib import sha256
 from typing import Any
 
@@ -58,6 +58,15 @@ def token_bytes(text: str | bytes) -> bytes:
     """Token ids of a text, u32 little-endian."""
     data = text.encode() if isinstance(text, str) else text
     return b"".join(byte.to_bytes(4, "little") for byte in data)
+
+
+def prefix_hashes(ids: bytes) -> Iterator[bytes]:
+    """Of what ends with each full block."""
+    num_bytes = 4 * BLOCK_SIZE
+    prefix = sha256()
+    for start in range(0, len(ids) - num_bytes + 1, num_bytes):
+        prefix.update(ids[start : start + num_bytes])
+        yield prefix.digest()[:16]
 
 
 class FakeQuota:
@@ -161,9 +170,9 @@ class FakeTokenizer:
         ids = request.token_ids or token_bytes(
             request.text.encode() if request.text else request.chat.messages_json
         )
-        num_blocks = len(ids) // 4 // BLOCK_SIZE
-        hashes = b"".join(sha256(ids[: i * 64]).digest()[:16] for i in range(1, num_blocks + 1))
-        return tokenizer_pb2.EncodeResponse(token_ids=ids, block_hashes=hashes)
+        return tokenizer_pb2.EncodeResponse(
+            token_ids=ids, block_hashes=b"".join(prefix_hashes(ids))
+        )
 
     async def artifact(self, model_fp: str) -> bytes:
         self.num_artifacts += 1

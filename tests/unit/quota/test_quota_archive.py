@@ -40,11 +40,13 @@ async def test_settled_requests_are_archived_once_and_leave_redis(bench, tmp_pat
     assert await bench.num_stream_entries() == 0
 
 
-async def test_more_entries_than_a_batch_are_archived_in_one_round(bench, tmp_path):
+async def test_more_entries_than_a_batch_are_archived_in_one_round(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr("services.quota.archive._ENTRIES_PER_BATCH", 5)
     key = await bench.new_key()
-    await finish(bench, key, *(f"r{number}" for number in range(620)))
+    await finish(bench, key, *(f"r{number}" for number in range(12)))
     await archiver(bench, tmp_path).archive_all()
-    assert len(lines(tmp_path)) == 620
+    assert len(lines(tmp_path)) == 12
+    assert await bench.num_stream_entries() == 0
 
 
 async def test_entries_that_a_crash_left_in_redis_are_not_written_twice(bench, tmp_path):
