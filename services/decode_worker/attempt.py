@@ -78,6 +78,8 @@ class Attempt:
             choice: ChoiceRun(request, choice, self, parts, links) for choice in request.choices
         }
         self._first_choice = request.choices[0]
+        # They wait for the first one's prompt.
+        self._later: list[ChoiceRun] = []
         self._has_sent = False
         self._is_ended = False
         self._is_reported = False
@@ -168,6 +170,14 @@ class Attempt:
         self._outlet.wake()
         if is_last:
             self._end(finish.reason)
+        else:
+            self.prompt_is_here()
+
+    def prompt_is_here(self) -> None:
+        later, self._later = self._later, []
+        for run in later:
+            if not run.is_ended:
+                run.start(self._span)
 
     def failed(self, error: failures.BatonError) -> None:
         """End the whole attempt. Nothing happens when it has ended already."""
@@ -207,8 +217,9 @@ class Attempt:
         # The gateway may have cancelled some while their grammar was tried.
         runs = [run for run in self._choices.values() if not run.is_ended]
         if not self.request.shares_prompt:
-            for run in runs:
-                run.start(self._span)
+            # Sequences of their own, with the same prompt: one brings it, the others find it here.
+            first, *self._later = runs
+            first.start(self._span)
             return
         leader, *forks = runs
         leader.start(self._span, forks)

@@ -57,6 +57,9 @@ class ChoiceOwner(Protocol):
     def judged(self, choice: int, logprobs: worker_pb2.TokenLogprobs) -> None:
         """Of the next prompt token."""
 
+    def prompt_is_here(self) -> None:
+        """The choice decodes now: others find its prompt in the cache."""
+
     def finished(self, choice: int, finish: worker_pb2.Finish) -> None:
         """The choice has ended by itself and holds nothing."""
 
@@ -232,6 +235,7 @@ class ChoiceRun:
             is_on_device=is_on_device,
         )
         self._parts.dispatcher.send(start)
+        self._owner.prompt_is_here()
         if self._is_unwanted:
             self.cancel()
 
@@ -266,6 +270,7 @@ class ChoiceRun:
         summary = handoff_pb2.FirstTokens(num_cached_tokens=self._num_cached_tokens)
         self._owner.prefilled(self.choice, summary, 0)
         self._num_cached_tokens = None
+        self._owner.prompt_is_here()
 
     def _end_all(self, frame: handoff_pb2.FirstTokens) -> None:
         """The first token of every choice was its last."""

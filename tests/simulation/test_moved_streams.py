@@ -143,6 +143,29 @@ def test_a_stop_string_is_found_wherever_the_worker_is_lost(seed: int, model: Se
     assert record.num_output_tokens == bill.num_output_tokens
 
 
+def test_choices_move_to_a_worker_with_room_for_one_prompt_and_their_own_tokens(
+    model: ServedModel,
+) -> None:
+    clock = VirtualClock()
+
+    async def scenario() -> None:
+        # 25 blocks of prompt, and 7 of each choice.
+        sizes = {"num_prefill": 1, "num_decode": 2, "num_blocks": 60}
+        async with fleet_of(1, clock, model, **sizes) as fleet:
+            answer = Trail()
+            almost = answer.is_at.setdefault(80, asyncio.Event())
+            fields = {"n": 3, "max_tokens": 100, "seed": 1, "request_id": "r1"}
+            asking = asyncio.create_task(fleet.ask("x" * 380, answer, **fields))
+            await almost.wait()
+            fleet.kill_process(fleet.local_router.picks[-1].decode.endpoint)
+            async with asyncio.timeout(5):
+                await asking
+            for choice in range(3):
+                assert answer.texts[choice] == fleet.expected("r1", 100, 1, choice)
+
+    run_virtual(scenario(), clock)
+
+
 def test_the_next_life_of_the_only_worker_serves_the_stream(model: ServedModel) -> None:
     clock, fields = VirtualClock(), KINDS["seeded"]
 

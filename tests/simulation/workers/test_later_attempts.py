@@ -1,5 +1,6 @@
 """A request that moved to this decode worker goes on where its earlier attempts ended."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -39,6 +40,58 @@ async def test_each_choice_goes_on_behind_its_own_tokens(where: dict[str, Any]) 
         assert answer.tokens == {0: whole[0][5:], 1: whole[1], 2: whole[2][1:]}
         assert [told.index for told in answer.logprobs[2]] == list(range(1, 8))
         assert {f.num_output_tokens for f in answer.finishes.values()} == {8}
+        await f.settle(1)
+
+
+@EVERYWHERE
+@virtual
+async def test_the_prompt_comes_once_for_all_choices(where: dict[str, Any]) -> None:
+    async with fleet() as f:
+        whole = [alone(f, choice) for choice in range(3)]
+        had = emitted({choice: whole[choice][:2] for choice in range(3)})
+        answer = await f.gateway.submit(PROMPT, num_choices=3, emitted=had, **SEEDED, **where)
+        await answer.over()
+        assert answer.tokens == {choice: whole[choice][2:] for choice in range(3)}
+        if where == HERE:
+            cached = {c: prefill.num_cached_tokens for c, prefill in answer.prefills.items()}
+            assert cached == {0: 0, 1: 48, 2: 48}
+        else:
+            assert [prefill.first_missing_block for prefill in f.kinds("prefill")] == [0, 3, 3]
+        await f.settle(1)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("is_gone", ["cancelled", "ended", "asked"])
+@virtual
+async def test_choices_that_wait_for_the_firsts_prompt_go_on_without_it(
+    where: dict[str, Any], is_gone: str
+) -> None:
+    async with fleet() as f:
+        whole = [alone(f, choice) for choice in range(3)]
+        had = emitted({choice: whole[choice][:2] for choice in range(3)})
+        fields = {"num_choices": 3, "emitted": had, **SEEDED, **where}
+        if is_gone == "ended":  # with its very next token
+            fields["stop_token_ids"] = [whole[0][2]]
+        answer = await f.gateway.submit(PROMPT, **fields)
+        if is_gone == "cancelled":
+            await f.gateway.cancel_choices(answer.handle, 0)
+        if is_gone == "asked":
+            while not f.decode.num_used_blocks:
+                await asyncio.sleep(0)
+            await f.gateway.cancel_choices(answer.handle, 0, 1)
+        await answer.over()
+        assert answer.tokens[2] == whole[2][2:]
+        if is_gone != "asked":
+            assert answer.tokens[1] == whole[1][2:]
+        await f.settle(1)
+
+
+@virtual
+async def test_choices_that_wait_for_the_firsts_prompt_end_with_their_attempt() -> None:
+    async with fleet() as f:
+        had = emitted({choice: alone(f, choice)[:2] for choice in range(3)})
+        await f.gateway.submit(PROMPT, num_choices=3, emitted=had, **SEEDED)
+        await f.gateway.cancel("request-1")
         await f.settle(1)
 
 
