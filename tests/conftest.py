@@ -1,7 +1,18 @@
-"""Without a GPU, Triton's kernels are interpreted: it reads this once, when it is imported."""
+"""What holds for every test.
+
+Without a GPU, Triton's kernels are interpreted: it reads this once, when it is imported. And how
+long an example of Hypothesis takes says more about the machine than about what is tested.
+"""
 
 import os
 from pathlib import Path
 
+from hypothesis import HealthCheck, settings
+
 if not Path("/dev/nvidia0").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
