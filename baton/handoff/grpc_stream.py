@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.checksum import place_checksum
 from baton.handoff.frame_codec import OutFrame, encode_blocks
+from baton.handoff.page_copy import Places
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import PLAIN, Deliver, HostPages, check_size
 from baton.wire.v1 import handoff_pb2
@@ -48,7 +49,7 @@ class GrpcEnd:
             check_size(len(data), size * frame.num_blocks)
         except BadBlocks as error:
             return error
-        return HostPages([data[start : start + size] for start in range(0, len(data), size)])
+        return HostPages(Places(data, range(0, len(data), size)))
 
 
 class GrpcTransport:

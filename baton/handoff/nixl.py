@@ -10,6 +10,7 @@ import mmap
 
 from baton.handoff.block_bytes import MAX_DATA_BYTES
 from baton.handoff.nixl_agent import NixlAgent, NixlError, address_of
+from baton.handoff.page_copy import Places
 from baton.handoff.pool_ref import PoolRefSender, peer_pages, read_pool_ref
 from baton.handoff.read_ring import PeerLink, Read, ReadRing
 from baton.handoff.shared_memory import SharedPool
@@ -91,9 +92,9 @@ class NixlReceiver:
 
     def _pages(self, start: int, frame: handoff_pb2.Blocks) -> HostPages:
         size = frame.pool_ref.num_bytes // frame.num_blocks
-        ends = range(start + size, start + frame.pool_ref.num_bytes + 1, size)
-        views = [self._ring.memory[end - size : end] for end in ends]
-        return HostPages(views, lambda: self._ring.reads.free(start))
+        starts = range(start, start + frame.pool_ref.num_bytes, size)
+        places = Places(self._ring.memory, starts)
+        return HostPages(places, lambda: self._ring.reads.free(start))
 
 
 class NixlTransport:

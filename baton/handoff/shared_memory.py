@@ -56,7 +56,7 @@ class SharedMemoryReceiver:
         ids = read_pool_ref(frame, blocks.page_bytes(frame.layer))
         if max(ids) >= blocks.num_blocks:
             raise BadBlocks("range", f"block {max(ids)} of a pool of {blocks.num_blocks}")
-        return HostPages(blocks.pages(frame.layer, ids))
+        return HostPages(blocks.places(frame.layer, ids))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Protocol
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.checksum import place_checksum
 from baton.handoff.frame_codec import OutFrame
+from baton.handoff.page_copy import Places
 from baton.handoff.ticket import BadBlocks
 from baton.wire.v1 import handoff_pb2
 
@@ -54,10 +55,10 @@ class Pages(Protocol):
 class HostPages:
     """Pages in memory that can be read here."""
 
-    __slots__ = ("release", "views")
+    __slots__ = ("places", "release")
 
-    def __init__(self, views: Sequence[memoryview], release: Callable[[], None] = _nothing) -> None:
-        self.views = views
+    def __init__(self, places: Places, release: Callable[[], None] = _nothing) -> None:
+        self.places = places
         self.release = release
 
     def land(
@@ -67,7 +68,7 @@ class HostPages:
         block_ids: Sequence[int],
         landed: Landed,
     ) -> bool:
-        written = blocks.write(frame.layer, block_ids, self.views, place_checksum(frame))
+        written = blocks.write(frame.layer, block_ids, self.places, place_checksum(frame))
         if written != frame.checksum:
             raise BadBlocks("checksum", f"wrong checksum at layer {frame.layer}")
         return True

@@ -15,7 +15,7 @@ def test_pages_written_elsewhere_are_the_same_pages_with_the_same_checksum() -> 
     wanted = blocks.checksum(1, [3, 0], start=5)
     other_layer = bytes(blocks.pages(0, [5])[0])
 
-    written = blocks.write(1, [5, 6], blocks.pages(1, [3, 0]), start=5)
+    written = blocks.write(1, [5, 6], blocks.places(1, [3, 0]), checksum=5)
 
     assert blocks.pages(1, [5, 6]) == before
     assert written == wanted == crc32(before[0] + before[1], 5)
