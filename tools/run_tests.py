@@ -26,8 +26,14 @@ SECONDS = {
     "chaos": 100,
     "fuzz": 45,
 }
-# One torch thread per worker: two processes with two OpenMP threads each on two cores crawl.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "0"}
+ENVIRONMENT = {
+    # One torch thread per worker: two processes with two OpenMP threads each on two cores crawl.
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "TOKENIZERS_PARALLELISM": "0",
+    # Hundreds of processes start here: only the first compiles what they all import.
+    "PYTHONDONTWRITEBYTECODE": "",
+}
 # Folders whose tests only compute: one process per core, one thread each.
 PARALLEL = ("unit", "architecture", "model", "simulation")
 PARALLEL_OPTIONS = ["-n", str(min(num_available_cores(), 4)), "--dist", "worksteal"]
