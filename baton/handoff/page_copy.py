@@ -8,8 +8,6 @@ import ctypes
 import hashlib
 import os
 import platform
-import shlex
-import shutil
 import subprocess
 import sys
 from array import array
@@ -20,6 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 from isal.isal_zlib import crc32
+
+from baton.system.compiler import find_compiler
 
 _SOURCE = Path(__file__).parent / "csrc" / "pages.cpp"
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall")
@@ -90,9 +90,8 @@ def build() -> int:
     target = library_path()
     if target.exists():
         return 0
-    named = [shutil.which(name) for name in ("g++", "clang++")]
-    compiler = shlex.split(os.environ.get("CXX", "")) or [name for name in named if name][:1]
-    if not compiler:
+    compiler = find_compiler()
+    if compiler is None:
         return 1
     target.parent.mkdir(exist_ok=True)
     made = target.with_suffix(f".{os.getpid()}")

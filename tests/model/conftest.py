@@ -16,6 +16,7 @@ from baton.engine.model.load import LoadedModel, LoadOptions, load_model
 from baton.engine.model.torch_runner import TorchRunner
 from baton.engine.runner import Runner
 from baton.system.clock import SystemClock
+from baton.system.compiler import find_compiler
 from baton.testing.tiny_models import REFUSED, SERVED, VOCAB_SIZE, make_model
 from baton.wire.prefix_hash import block_hashes, root_hash
 
@@ -36,7 +37,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def compiled_kernels() -> None:
     """Builds what is not built yet."""
-    if build_native.find_compiler() is None and not native.library_path().exists():
+    if find_compiler() is None and not native.library_path().exists():
         pytest.skip("no C++ compiler")
     assert build_native.main() == 0
     native.library.cache_clear()

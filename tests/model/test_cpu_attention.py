@@ -15,6 +15,7 @@ from baton.engine.model.cpu_attention import CpuAttention
 from baton.engine.model.kv_pool import KVPool
 from baton.engine.model.torch_attention import TorchAttention
 from baton.engine.model.torch_runner import TorchRunner
+from baton.system.compiler import find_compiler
 from baton.wire.kv_spec import KVSpec
 
 HEADS = 2  # of keys and values
@@ -36,7 +37,7 @@ FORMS = {
 
 @pytest.fixture(scope="session", autouse=True)
 def library() -> None:
-    if build_native.find_compiler() is None and not native.library_path().exists():
+    if find_compiler() is None and not native.library_path().exists():
         pytest.skip("no C++ compiler")
     assert build_native.main() == 0
     native.library.cache_clear()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from baton.engine.model import build_native, native
+from baton.system.compiler import find_compiler
 
 HEADER = '#define EXPORT extern "C" __attribute__((visibility("default")))\n'
 UNIT = '#include "answer.h"\nEXPORT int answer() { return 42; }\n'
@@ -21,7 +22,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def needs_compiler() -> None:
-    if build_native.find_compiler() is None:
+    if find_compiler() is None:
         pytest.skip("no C++ compiler")
 
 

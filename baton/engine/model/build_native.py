@@ -7,7 +7,6 @@ the others are told by `BATON_WITH_...` which ones are there. Takes seconds and 
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from baton.engine.model import native
+from baton.system.compiler import find_compiler
 
 EXIT_NOT_BUILT = 1
 FLAGS = [
@@ -64,16 +64,6 @@ def main() -> int:
     seconds = time.monotonic() - started
     print(f"Compiled the kernels for {', '.join(['any CPU', *isas])} in {seconds:.0f} s")
     return 0
-
-
-def find_compiler() -> list[str] | None:
-    """The command of `$CXX`, else of the first compiler there is; None without one."""
-    if os.environ.get("CXX"):
-        return shlex.split(os.environ["CXX"])
-    for name in ("g++", "clang++"):
-        if shutil.which(name):
-            return [name]
-    return None
 
 
 def build(compiler: list[str], target: Path) -> list[str]:

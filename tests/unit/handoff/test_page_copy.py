@@ -15,7 +15,7 @@ from baton.handoff.page_copy import Places, address_of, copy_pages
 from baton.wire.kv_spec import KVSpec
 
 needs_library = pytest.mark.skipif(
-    page_copy.library() is None, reason="pages.cpp is not compiled, or not for this machine"
+    page_copy.library() is None, reason="needs g++, and a CPU with VPCLMULQDQ"
 )
 
 
