@@ -99,11 +99,18 @@ class PolledGateways:
         async with asyncio.TaskGroup() as tasks:
             for entry in self._listed:
                 tasks.create_task(entry.source.follow(partial(self._list, entry)))
+            has_found = False
             while True:
-                # While no name could be resolved, nothing is known.
-                if replicas := await self.poll():
+                replicas = await self.poll()
+                # Nothing is known while no name could be resolved. Who begins does not go by one
+                # missed answer either: Envoys have what the control plane before knew.
+                if replicas and (has_found or self._is_sure()):
+                    has_found = True
                     found(replicas)
                 await asyncio.sleep(self._poll_s)
+
+    def _is_sure(self) -> bool:
+        return not any(0 < misses < _MISSES_UNTIL_UNREADY for misses in self._num_misses.values())
 
     def _list(self, entry: ListedGateways, members: Collection[discovery.Member]) -> None:
         self._places[entry] = {

@@ -1,8 +1,10 @@
 """Gateways named in the settings, found without a network."""
 
+from collections.abc import Sequence
+
 import pytest
 
-from services.edge.discovery import GatewayState, Place
+from services.edge.discovery import GatewayReplica, GatewayState, Place
 from services.edge.polled_gateways import NamedGateway, PolledGateways
 
 READY, UNREADY, DRAINING = GatewayState.READY, GatewayState.UNREADY, GatewayState.DRAINING
@@ -11,6 +13,8 @@ READY, UNREADY, DRAINING = GatewayState.READY, GatewayState.UNREADY, GatewayStat
 class World:
     def __init__(self) -> None:
         self.names: dict[str, list[str]] = {"gw": ["10.0.0.1"]}
+        # How many answers of an address do not come yet.
+        self.missed: dict[str, int] = {}
         self.answers: dict[str, GatewayState | None] = {"10.0.0.1": READY, "10.0.0.2": READY}
 
     async def resolve(self, host: str, port: int) -> list[str]:
@@ -19,6 +23,9 @@ class World:
         return self.names[host]
 
     async def ask(self, address: str, port: int) -> GatewayState | None:
+        if self.missed.get(address):
+            self.missed[address] -= 1
+            return None
         return self.answers[address]
 
 
@@ -61,6 +68,35 @@ async def test_one_missed_answer_says_nothing_and_a_second_one_does(world: World
 async def test_a_gateway_that_never_answered_is_not_ready(world: World) -> None:
     world.answers["10.0.0.1"] = None
     assert await states(polled(world)) == {"10.0.0.1": UNREADY}
+
+
+class _Enough(Exception):
+    pass
+
+
+async def first_found(world: World) -> list[GatewayState]:
+    """What Envoys are told first."""
+    told: list[GatewayState] = []
+
+    def found(replicas: Sequence[GatewayReplica]) -> None:
+        told.extend(replica.state for replica in replicas)
+        raise _Enough
+
+    named = [NamedGateway.parse("gw:8080@here/a")]
+    with pytest.raises(ExceptionGroup) as group:
+        await PolledGateways(named, 0.0, world.resolve, world.ask).follow(found)
+    assert group.value.split(_Enough)[1] is None
+    return told
+
+
+async def test_who_begins_tells_envoys_nothing_on_the_word_of_one_missed_answer(
+    world: World,
+) -> None:
+    """They still have what the control plane before knew."""
+    world.missed["10.0.0.1"] = 1
+    assert await first_found(world) == [READY]
+    world.missed["10.0.0.1"] = 2
+    assert await first_found(world) == [UNREADY]
 
 
 async def test_a_name_that_cannot_be_resolved_keeps_its_addresses(world: World) -> None:
