@@ -170,7 +170,7 @@ class Attempt:
         self._outlet.wake()
         if is_last:
             self._end(finish.reason)
-        else:
+        elif self._choices[choice] not in self._later:
             self.prompt_is_here()
 
     def prompt_is_here(self) -> None:

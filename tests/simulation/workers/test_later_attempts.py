@@ -87,6 +87,19 @@ async def test_choices_that_wait_for_the_firsts_prompt_go_on_without_it(
 
 
 @virtual
+async def test_one_that_waits_and_is_cancelled_lets_nobody_begin_before_the_prompt() -> None:
+    async with fleet() as f:
+        whole = [alone(f, choice) for choice in range(3)]
+        had = emitted({choice: whole[choice][:2] for choice in range(3)})
+        answer = await f.gateway.submit(PROMPT, num_choices=3, emitted=had, **SEEDED)
+        await f.gateway.cancel_choices(answer.handle, 1)
+        await answer.over()
+        assert answer.tokens[2] == whole[2][2:]
+        assert [prefill.first_missing_block for prefill in f.kinds("prefill")] == [0, 3]
+        await f.settle(1)
+
+
+@virtual
 async def test_choices_that_wait_for_the_firsts_prompt_end_with_their_attempt() -> None:
     async with fleet() as f:
         had = emitted({choice: alone(f, choice)[:2] for choice in range(3)})
