@@ -130,7 +130,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _look_at_tail(self, num_before: int) -> None:
         num_left = self.transport.get_write_buffer_size()
-        # A next answer has its own watch, and is not all there is to take.
+        # While a next answer is written, the watch of its request looks.
         if num_left >= num_before and self.cycle.response_complete:
             self.transport.abort()
         else:

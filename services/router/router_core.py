@@ -180,8 +180,10 @@ class RouterCore:
     def _queue(self, model_fp: str) -> Queue:
         """Only models that workers have named get a queue: clients cannot make new ones."""
         key = model_fp if self._selector.is_known(model_fp) else _UNKNOWN
-        queue = Queue(self._settings.max_queued, self._selector.attempt, PickRequest.covers)
-        return self._queues.setdefault(key, queue)
+        if (queue := self._queues.get(key)) is None:
+            queue = Queue(self._settings.max_queued, self._selector.attempt, PickRequest.covers)
+            self._queues[key] = queue
+        return queue
 
     def _num_queued(self) -> dict[str, int]:
         """By the fingerprint of the model."""
