@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from isal.isal_zlib import crc32  # zlib's crc32, bit by bit, five times as fast
 
 from baton.handoff.page_copy import Places, copy_pages
+from baton.handoff.spans import MAX_SPAN_BYTES
 from baton.wire.kv_spec import KVSpec
 
 # No page may be larger; where pages are read into a slot or a ring, no frame's are.
-MAX_DATA_BYTES = 2**20
+MAX_DATA_BYTES = MAX_SPAN_BYTES
 # Freed memory that a process which sends or receives pages inside frames should keep: it needs as
 # much again at once (see `baton/system/allocator.py`).
 KEPT_BYTES = 64 * 2**20
@@ -28,15 +29,13 @@ class BlockBytes:
     def __init__(self, spec: KVSpec, pool: memoryview) -> None:
         self.spec = spec
         self._pool = pool.cast("B")
-        self._page_bytes = [layer.page_bytes(spec.block_size) for layer in spec.layers]
         if len(self._pool) % spec.row_bytes:
             raise ValueError(
                 f"a pool of {len(self._pool)} bytes is no multiple of {spec.row_bytes}"
             )
-        if max(self._page_bytes) > MAX_DATA_BYTES:
-            raise ValueError(
-                f"a KV page of {max(self._page_bytes)} bytes exceeds a frame ({MAX_DATA_BYTES})"
-            )
+        largest = max(layer.page_bytes(spec.block_size) for layer in spec.layers)
+        if largest > MAX_DATA_BYTES:
+            raise ValueError(f"a KV page of {largest} bytes exceeds a frame ({MAX_DATA_BYTES})")
 
     @property
     def memory(self) -> memoryview:
@@ -47,39 +46,39 @@ class BlockBytes:
     def num_blocks(self) -> int:
         return len(self._pool) // self.spec.row_bytes
 
-    def page_bytes(self, layer: int) -> int:
-        """Bytes of one page of `layer`."""
-        return self._page_bytes[layer]
+    def span_bytes(self, layers: range) -> int:
+        """Bytes of one block's pages of `layers`, which are adjacent."""
+        return self.spec.span(layers)[1]
 
-    def places(self, layer: int, block_ids: Sequence[int]) -> Places:
-        """Where the pages of `layer` of these blocks begin."""
-        row_bytes, offset = self.spec.row_bytes, self.spec.layers[layer].offset
+    def places(self, layers: range, block_ids: Sequence[int]) -> Places:
+        """Where the spans of these blocks begin."""
+        row_bytes, offset = self.spec.row_bytes, self.spec.span(layers)[0]
         return Places(self._pool, [block_id * row_bytes + offset for block_id in block_ids])
 
-    def pages(self, layer: int, block_ids: Sequence[int]) -> list[memoryview]:
-        """The pages of `layer` of these blocks, in place."""
-        (pool, starts), size = self.places(layer, block_ids), self._page_bytes[layer]
+    def spans(self, layers: range, block_ids: Sequence[int]) -> list[memoryview]:
+        """The pages of `layers` of each of these blocks, in place."""
+        (pool, starts), size = self.places(layers, block_ids), self.span_bytes(layers)
         return [pool[start : start + size] for start in starts]
 
-    def checksum(self, layer: int, block_ids: Sequence[int], start: int) -> int:
-        """CRC-32 over these pages, one after the other, that goes on from `start`."""
+    def checksum(self, layers: range, block_ids: Sequence[int], start: int) -> int:
+        """CRC-32 over these spans, one after the other, that goes on from `start`."""
         checksum = start
-        for page in self.pages(layer, block_ids):
-            checksum = crc32(page, checksum)
+        for span in self.spans(layers, block_ids):
+            checksum = crc32(span, checksum)
         return checksum
 
-    def write(self, layer: int, block_ids: Sequence[int], source: Places, checksum: int) -> int:
-        """Copy pages into these blocks; returns the CRC-32 of what then lies there, going on from
+    def write(self, layers: range, block_ids: Sequence[int], source: Places, checksum: int) -> int:
+        """Copy spans into these blocks; returns the CRC-32 of what then lies there, going on from
         `checksum`.
 
         What a peer changes while it is copied is found: each byte is loaded once for both, or the
-        page is read back while it is in the CPU's cache.
+        span is read back while it is in the CPU's cache.
         """
-        size = self._page_bytes[layer]
-        copied = copy_pages(self.places(layer, block_ids), source, size, checksum)
+        size = self.span_bytes(layers)
+        copied = copy_pages(self.places(layers, block_ids), source, size, checksum)
         if copied is not None:
             return copied
-        for target, start in zip(self.pages(layer, block_ids), source.starts, strict=True):
+        for target, start in zip(self.spans(layers, block_ids), source.starts, strict=True):
             target[:] = source.memory[start : start + size]
             checksum = crc32(target, checksum)
         return checksum

@@ -20,6 +20,7 @@ from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
 from baton.handoff.checksum import place_checksum
 from baton.handoff.frame_codec import OutFrame
 from baton.handoff.pool_ref import read_pool_ref
+from baton.handoff.spans import layers_of, single_layers
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import Deliver, Landed
 from baton.wire.kv_spec import KVSpec
@@ -36,11 +37,12 @@ class DeviceSender:
 
     def __init__(self, spec: KVSpec, checksum_every: int) -> None:
         self.checksum_every = checksum_every
+        self.layer_groups: Sequence[range] = single_layers(spec)
         self._spec = spec
 
     def pack(self, frame: handoff_pb2.PrefillFrame, block_ids: Sequence[int]) -> OutFrame:
         blocks = frame.blocks
-        page_bytes = self._spec.layers[blocks.layer].page_bytes(self._spec.block_size)
+        _, page_bytes = self._spec.span(layers_of(blocks))
         blocks.pool_ref.num_bytes = len(block_ids) * page_bytes
         blocks.pool_ref.block_ids.extend(block_ids)
         blocks.checksum = place_checksum(blocks)
@@ -142,8 +144,9 @@ class DeviceReceiver:
         try:
             if self._is_closed:
                 raise BadBlocks("transport", "the link is closed")
-            layer = self._spec.layers[frame.layer]
-            ids = read_pool_ref(frame, layer.page_bytes(self._spec.block_size))
+            if frame.num_layers > 1:
+                raise BadBlocks("layer", f"{frame.num_layers} layers where 1 belongs")
+            ids = read_pool_ref(frame, self._spec)
         except BadBlocks as error:
             deliver(error)
         else:

@@ -2,8 +2,8 @@
 
 Protobuf copies a bytes field when it is set, twice when the message is encoded, when it is decoded,
 and each time that it is read. Here pages are copied once, into the message that leaves, and not at
-all out of one that has come. The bytes are those of the .proto, `data` last, as protobuf writes it;
-what is laid out otherwise is left to protobuf. Knows nothing of streams.
+all out of one that has come. The bytes are a message of the .proto with `data` last; what is laid
+out otherwise is left to protobuf. Knows nothing of streams.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,10 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _BLOCKS_TAG = handoff_pb2.PrefillFrame.BLOCKS_FIELD_NUMBER << 3 | _LENGTH
 _DATA_TAG = handoff_pb2.Blocks.DATA_FIELD_NUMBER << 3 | _LENGTH
 _MAX_VARINT_BYTES, _MAX_LENGTH_BYTES = 10, 5
+# Fields beside the payload.
+_PLACE_FIELDS = frozenset(
+    field.number for field in handoff_pb2.Blocks.DESCRIPTOR.fields if field.containing_oneof is None
+)
 
 
 def encode_blocks(blocks: handoff_pb2.Blocks, pages: Sequence[memoryview]) -> bytes:
@@ -93,11 +97,11 @@ def _find_data(message: bytes) -> tuple[int, int, int] | None:
 
 
 def _skip_field(message: bytes, place: int) -> int:
-    """Where the field after this one begins; it is one of those before `data`."""
+    """Where the field after this one begins; it is none of the payload's."""
     tag = message[place]
-    if not 1 << 3 <= tag < _DATA_TAG & ~7:
+    number, kind = tag >> 3, tag & 7
+    if number not in _PLACE_FIELDS:
         raise _OtherLayout
-    kind = tag & 7
     if kind == _VARINT:
         return _end_of_varint(message, place + 1, _MAX_VARINT_BYTES)
     if kind == _LENGTH:

@@ -6,8 +6,10 @@ from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.checksum import place_checksum
 from baton.handoff.frame_codec import OutFrame, encode_blocks
 from baton.handoff.page_copy import Places
+from baton.handoff.spans import layer_groups, layers_of
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import PLAIN, Deliver, HostPages, check_size
+from baton.wire.kv_spec import KVSpec
 from baton.wire.v1 import handoff_pb2
 
 # Twice this was no faster than this, which was a tenth faster than half of it. The stream of a pair
@@ -15,21 +17,31 @@ from baton.wire.v1 import handoff_pb2
 MAX_FRAME_BYTES = 2 * 2**20
 
 
-class GrpcEnd:
-    """Either end: copies pages of `blocks` into frames, and finds them in frames."""
+class GrpcSender:
+    """The sending end: copies spans of `blocks` into frames."""
 
     name = PLAIN
     max_frame_bytes = MAX_FRAME_BYTES
     checksum_every = 0
-    is_on_device = False
 
-    def __init__(self, blocks: BlockBytes) -> None:
+    def __init__(self, blocks: BlockBytes, layer_groups: Sequence[range]) -> None:
+        self.layer_groups = layer_groups
         self._blocks = blocks
 
     def pack(self, frame: handoff_pb2.PrefillFrame, block_ids: Sequence[int]) -> OutFrame:
-        blocks = frame.blocks
-        blocks.checksum = self._blocks.checksum(blocks.layer, block_ids, place_checksum(blocks))
-        return encode_blocks(blocks, self._blocks.pages(blocks.layer, block_ids))
+        blocks, layers = frame.blocks, layers_of(frame.blocks)
+        blocks.checksum = self._blocks.checksum(layers, block_ids, place_checksum(blocks))
+        return encode_blocks(blocks, self._blocks.spans(layers, block_ids))
+
+
+class GrpcReceiver:
+    """The receiving end: finds spans, as `spec` has them, in frames."""
+
+    name = PLAIN
+    is_on_device = False
+
+    def __init__(self, spec: KVSpec) -> None:
+        self._spec = spec
 
     def fetch(self, frame: handoff_pb2.Blocks, deliver: Deliver) -> None:
         deliver(self._find(frame))
@@ -44,7 +56,7 @@ class GrpcEnd:
         if not frame.HasField("data"):
             return BadBlocks("payload", "the frame carries no inline data")
         data = memoryview(frame.data)
-        size = self._blocks.page_bytes(frame.layer)
+        _, size = self._spec.span(layers_of(frame))
         try:
             check_size(len(data), size * frame.num_blocks)
         except BadBlocks as error:
@@ -58,16 +70,18 @@ class GrpcTransport:
     name = PLAIN
 
     def __init__(self, blocks: BlockBytes) -> None:
-        self._end = GrpcEnd(blocks)
+        self._blocks = blocks
 
     def offer(self, hello: handoff_pb2.DecodeHello) -> "GrpcTransport":
         return self
 
-    def connect(self, answer: handoff_pb2.PrefillHello) -> GrpcEnd:
-        return self._end
+    def connect(self, answer: handoff_pb2.PrefillHello) -> GrpcReceiver:
+        return GrpcReceiver(self._blocks.spec)
 
-    def accept(self, hello: handoff_pb2.DecodeHello, answer: handoff_pb2.PrefillHello) -> GrpcEnd:
-        return self._end
+    def accept(
+        self, hello: handoff_pb2.DecodeHello, answer: handoff_pb2.PrefillHello
+    ) -> GrpcSender:
+        return GrpcSender(self._blocks, layer_groups(self._blocks.spec, hello))
 
     def close(self) -> None:
         """Nothing was offered that must be taken back."""

@@ -11,9 +11,10 @@ import mmap
 from baton.handoff.block_bytes import MAX_DATA_BYTES
 from baton.handoff.nixl_agent import NixlAgent, NixlError, address_of
 from baton.handoff.page_copy import Places
-from baton.handoff.pool_ref import PoolRefSender, peer_pages, read_pool_ref
+from baton.handoff.pool_ref import PoolRefSender, peer_spans, read_pool_ref
 from baton.handoff.read_ring import PeerLink, Read, ReadRing
 from baton.handoff.shared_memory import SharedPool
+from baton.handoff.spans import layer_groups, layers_of
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import Deliver, HostPages, TransportFailed
 from baton.wire.kv_spec import KVSpec
@@ -67,9 +68,7 @@ class NixlReceiver:
         try:
             if self._link.is_closed:
                 raise BadBlocks("transport", "the link is closed")
-            ids = read_pool_ref(
-                frame, self._spec.layers[frame.layer].page_bytes(self._spec.block_size)
-            )
+            ids = read_pool_ref(frame, self._spec)
         except BadBlocks as error:
             deliver(error)
             return
@@ -80,8 +79,8 @@ class NixlReceiver:
             else:
                 deliver(self._pages(arrived, frame))
 
-        pages = peer_pages(self._spec, self._pool_address, frame.layer, ids)
-        self._ring.add(Read(self._link, pages, end))
+        spans = peer_spans(self._spec, self._pool_address, layers_of(frame), ids)
+        self._ring.add(Read(self._link, spans, end))
 
     def end(self, xfer_id: int) -> None:
         """Pages were written when they were delivered, or will not be."""
@@ -133,7 +132,8 @@ class NixlTransport:
         except NixlError as error:
             raise TransportFailed(str(error)) from error
         answer.nixl_pool_address = self._pool_address
-        return PoolRefSender(NAME, self._pool.blocks)
+        groups = layer_groups(self._pool.blocks.spec, hello)
+        return PoolRefSender(NAME, self._pool.blocks, groups)
 
     def close(self) -> None:
         """Nothing was offered that must be taken back."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
 from baton.handoff.checksum import place_checksum
 from baton.handoff.frame_codec import OutFrame
+from baton.handoff.spans import layers_of
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import check_size
 from baton.wire.kv_spec import KVSpec
@@ -20,34 +21,40 @@ class PoolRefSender:
     checksum_every = 0
 
     def __init__(
-        self, name: str, blocks: BlockBytes, max_frame_bytes: int = MAX_DATA_BYTES
+        self,
+        name: str,
+        blocks: BlockBytes,
+        layer_groups: Sequence[range],
+        max_frame_bytes: int = MAX_DATA_BYTES,
     ) -> None:
         self.name = name
+        self.layer_groups = layer_groups
         self.max_frame_bytes = max_frame_bytes
         self._blocks = blocks
 
     def pack(self, frame: handoff_pb2.PrefillFrame, block_ids: Sequence[int]) -> OutFrame:
-        blocks = frame.blocks
-        blocks.pool_ref.num_bytes = len(block_ids) * self._blocks.page_bytes(blocks.layer)
+        blocks, layers = frame.blocks, layers_of(frame.blocks)
+        blocks.pool_ref.num_bytes = len(block_ids) * self._blocks.span_bytes(layers)
         blocks.pool_ref.block_ids.extend(block_ids)
-        blocks.checksum = self._blocks.checksum(blocks.layer, block_ids, place_checksum(blocks))
+        blocks.checksum = self._blocks.checksum(layers, block_ids, place_checksum(blocks))
         return frame
 
 
-def read_pool_ref(frame: handoff_pb2.Blocks, page_bytes: int) -> list[int]:
+def read_pool_ref(frame: handoff_pb2.Blocks, spec: KVSpec) -> list[int]:
     """The ids of the peer's blocks, one per block of the frame. Raises BadBlocks."""
     if frame.WhichOneof("payload") != "pool_ref":
         raise BadBlocks("payload", "the frame names no blocks of the pool")
     ids = list(frame.pool_ref.block_ids)
     if len(ids) != frame.num_blocks:
         raise BadBlocks("size", f"{len(ids)} blocks named where {frame.num_blocks} belong")
-    check_size(frame.pool_ref.num_bytes, len(ids) * page_bytes)
+    check_size(frame.pool_ref.num_bytes, len(ids) * spec.span(layers_of(frame))[1])
     return ids
 
 
-def peer_pages(
-    spec: KVSpec, pool_address: int, layer: int, block_ids: Sequence[int]
+def peer_spans(
+    spec: KVSpec, pool_address: int, layers: range, block_ids: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """(address, bytes) of these pages in a peer's pool, which begins at `pool_address` there."""
-    ranges = [spec.page_range(block_id, layer) for block_id in block_ids]
-    return [(pool_address + start, end - start) for start, end in ranges]
+    """(address, bytes) of these spans in a peer's pool, which begins at `pool_address` there."""
+    offset, num_bytes = spec.span(layers)
+    first = pool_address + offset
+    return [(first + block_id * spec.row_bytes, num_bytes) for block_id in block_ids]

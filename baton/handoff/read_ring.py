@@ -93,7 +93,11 @@ class ReadRing:
         self._forget_peer(link)
 
     def add(self, read: Read) -> None:
-        """Start a read as soon as a slot is free."""
+        """Start a read as soon as a slot is free; more than a slot takes does not come."""
+        num_bytes = sum(size for _, size in read.pages)
+        if num_bytes > MAX_DATA_BYTES:
+            read.give_up(f"{num_bytes} bytes of pages exceed a slot ({MAX_DATA_BYTES})")
+            return
         self._waiting.append(read)
         self._start_waiting()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from baton.handoff.block_bytes import BlockBytes
+from baton.handoff.spans import layers_of
 from baton.handoff.ticket import BadBlocks, Ticket
 from baton.handoff.transport import Landed, Pages, num_payload_bytes
 from baton.wire.v1 import handoff_pb2
@@ -99,12 +100,12 @@ class Receiver:
             self._consume(*unread)
 
     def _check_place(self, frame: handoff_pb2.Blocks) -> None:
-        spec = self._blocks.spec
-        if frame.layer >= len(spec.layers):
-            raise BadBlocks("layer", f"layer {frame.layer} of {len(spec.layers)}")
-        num_heads = spec.layers[frame.layer].num_kv_heads
-        if (frame.head_lo, frame.head_hi) != (0, num_heads):
-            raise BadBlocks("heads", f"heads {frame.head_lo}:{frame.head_hi} of {num_heads}")
+        spec, layers = self._blocks.spec, layers_of(frame)
+        if layers.stop > len(spec.layers):
+            raise BadBlocks("layer", f"layers {layers.start}:{layers.stop} of {len(spec.layers)}")
+        for num_heads in {spec.layers[layer].num_kv_heads for layer in layers}:
+            if (frame.head_lo, frame.head_hi) != (0, num_heads):
+                raise BadBlocks("heads", f"heads {frame.head_lo}:{frame.head_hi} of {num_heads}")
         first, end = frame.first_block, frame.first_block + frame.num_blocks
         lo, hi = self.ticket.first_missing_block, self.ticket.num_blocks
         if first < lo or end > hi:
@@ -126,12 +127,14 @@ class Receiver:
     def _num_new(self, frame: handoff_pb2.Blocks) -> int:
         """How many of the frame's pages are not here yet."""
         first = frame.first_block - self.ticket.first_missing_block
-        return self._have[frame.layer].count(0, first, first + frame.num_blocks)
+        end = first + frame.num_blocks
+        return sum(self._have[layer].count(0, first, end) for layer in layers_of(frame))
 
     def _landed(self, frame: handoff_pb2.Blocks) -> None:
         first = frame.first_block - self.ticket.first_missing_block
         self._num_pages_left -= self._num_new(frame)
-        self._have[frame.layer][first : first + frame.num_blocks] = b"\1" * frame.num_blocks
+        for layer in layers_of(frame):
+            self._have[layer][first : first + frame.num_blocks] = b"\1" * frame.num_blocks
         self.num_bytes_received += num_payload_bytes(frame)
 
     def _landed_late(self, frame: handoff_pb2.Blocks, fault: BadBlocks | None) -> None:

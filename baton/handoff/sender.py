@@ -2,7 +2,7 @@
 
 Pull, not push: the stream's writer asks for the next frame when it can write one, so pages are
 copied out of the pool only then and nothing piles up. Blocks leave in the order in which they
-become final, layer by layer; a partial last block leaves once, at the end; the commit follows.
+become final, span by span; a partial last block leaves once, at the end; the commit follows.
 Knows nothing of streams, credit or the engine.
 """
 
@@ -33,8 +33,8 @@ class Sender:
         self._num_ready = ticket.first_missing_block
         # Of some blocks, one per layer, by the block's index.
         self._checksums: dict[int, list[int]] = {}
-        # (layer, first block, number of blocks) of the frames that can be sent now.
-        self._pieces: deque[tuple[int, int, int]] = deque()
+        # (layers, first block, number of blocks) of the frames that can be sent now.
+        self._pieces: deque[tuple[range, int, int]] = deque()
         self._num_messages = 0
         self._all_final = False
         self._committed = False
@@ -65,8 +65,8 @@ class Sender:
         """Payload bytes of the next frame (0 = the commit). Only while has_next()."""
         if not self._pieces:
             return 0
-        layer, _, num_blocks = self._pieces[0]
-        return num_blocks * self._blocks.page_bytes(layer)
+        layers, _, num_blocks = self._pieces[0]
+        return num_blocks * self._blocks.span_bytes(layers)
 
     def next_frame(self) -> OutFrame:
         """The next Blocks, or the Commit after the last. Only while has_next()."""
@@ -84,22 +84,24 @@ class Sender:
             )
         return self._blocks_frame(*self._pieces.popleft())
 
-    def _blocks_frame(self, layer: int, first_block: int, num_blocks: int) -> OutFrame:
+    def _blocks_frame(self, layers: range, first_block: int, num_blocks: int) -> OutFrame:
         frame = handoff_pb2.PrefillFrame()
         blocks = frame.blocks
         blocks.xfer_id = self.ticket.xfer_id
         blocks.epoch = self.ticket.epoch
         blocks.seq = self._num_messages
-        blocks.layer = layer
+        blocks.layer = layers.start
+        if len(layers) > 1:
+            blocks.num_layers = len(layers)
         blocks.first_block = first_block
         blocks.num_blocks = num_blocks
-        blocks.head_hi = self._blocks.spec.layers[layer].num_kv_heads
+        blocks.head_hi = self._blocks.spec.layers[layers.start].num_kv_heads
         blocks.capability = self.ticket.capability
         for place in range(num_blocks) if self._checksums else ():
             sums = self._checksums.get(first_block + place)
             if sums is not None:
-                blocks.pool_ref.page_checksums.add(place=place, sum=sums[layer])
-        self.num_bytes_sent += num_blocks * self._blocks.page_bytes(layer)
+                blocks.pool_ref.page_checksums.add(place=place, sum=sums[layers.start])
+        self.num_bytes_sent += num_blocks * self._blocks.span_bytes(layers)
         self._num_messages += 1
         ids = self._block_ids[first_block : first_block + num_blocks]
         return self._sending.pack(frame, ids)
@@ -107,8 +109,8 @@ class Sender:
     def _make_ready(self, num_ready: int) -> None:
         if num_ready <= self._num_ready:
             return
-        for layer in range(len(self._blocks.spec.layers)):
-            step = self._sending.max_frame_bytes // self._blocks.page_bytes(layer)
+        for layers in self._sending.layer_groups:
+            step = self._sending.max_frame_bytes // self._blocks.span_bytes(layers)
             for first in range(self._num_ready, num_ready, step):
-                self._pieces.append((layer, first, min(step, num_ready - first)))
+                self._pieces.append((layers, first, min(step, num_ready - first)))
         self._num_ready = num_ready

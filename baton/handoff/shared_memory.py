@@ -14,6 +14,7 @@ from pathlib import Path
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.pool_ref import PoolRefSender, read_pool_ref
 from baton.handoff.rendezvous import NONCE_BYTES, Rendezvous, RendezvousFailed, hand_over
+from baton.handoff.spans import layer_groups, layers_of
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import Deliver, HostPages, TransportFailed
 from baton.system.memory_file import NotSealed, map_sealed
@@ -53,10 +54,10 @@ class SharedMemoryReceiver:
         blocks = self._peer_blocks
         if blocks is None:
             raise BadBlocks("transport", "the link is closed")
-        ids = read_pool_ref(frame, blocks.page_bytes(frame.layer))
+        ids = read_pool_ref(frame, blocks.spec)
         if max(ids) >= blocks.num_blocks:
             raise BadBlocks("range", f"block {max(ids)} of a pool of {blocks.num_blocks}")
-        return HostPages(blocks.places(frame.layer, ids))
+        return HostPages(blocks.places(layers_of(frame), ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ class SharedMemoryTransport:
             hand_over(self._folder, hello.shm_nonce, pool.worker_id.encode(), pool.fd)
         except (OSError, ValueError) as error:
             raise TransportFailed(f"no common folder: {error}") from error
-        return PoolRefSender(NAME, pool.blocks, MAX_FRAME_BYTES)
+        groups = layer_groups(pool.blocks.spec, hello)
+        return PoolRefSender(NAME, pool.blocks, groups, MAX_FRAME_BYTES)
 
 
 class SharedMemoryOffer:

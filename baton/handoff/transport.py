@@ -14,6 +14,7 @@ from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.checksum import place_checksum
 from baton.handoff.frame_codec import OutFrame
 from baton.handoff.page_copy import Places
+from baton.handoff.spans import layers_of
 from baton.handoff.ticket import BadBlocks
 from baton.wire.v1 import handoff_pb2
 
@@ -34,7 +35,7 @@ Landed = Callable[[BadBlocks | None], None]
 
 
 class Pages(Protocol):
-    """One frame's pages, one per block, wherever they are; there until `release`."""
+    """One frame's spans, one per block, wherever they are; there until `release`."""
 
     def land(
         self,
@@ -68,7 +69,7 @@ class HostPages:
         block_ids: Sequence[int],
         landed: Landed,
     ) -> bool:
-        written = blocks.write(frame.layer, block_ids, self.places, place_checksum(frame))
+        written = blocks.write(layers_of(frame), block_ids, self.places, place_checksum(frame))
         if written != frame.checksum:
             raise BadBlocks("checksum", f"wrong checksum at layer {frame.layer}")
         return True
@@ -81,13 +82,15 @@ class SendingEnd(Protocol):
     """The prefill worker's end."""
 
     name: str
-    # Of pages in one frame; no smaller than the largest page.
+    # Of pages in one frame; no smaller than the longest span.
     max_frame_bytes: int
+    # The layers whose pages go into one frame, in the order in which they leave.
+    layer_groups: Sequence[range]
     # As in AddSequence: 0 = it is this process that reads the pages.
     checksum_every: int
 
     def pack(self, frame: handoff_pb2.PrefillFrame, block_ids: Sequence[int]) -> OutFrame:
-        """Put in what the peer needs for the pages of `frame.blocks.layer` of these blocks.
+        """Put in what the peer needs for the spans of these blocks.
 
         Everything else in the frame is set before. Returns what is to be sent.
         """
@@ -103,7 +106,7 @@ class ReceivingEnd(Protocol):
     def fetch(self, frame: handoff_pb2.Blocks, deliver: Deliver) -> None:
         """Call `deliver` once with the frame's pages, or with why there are none; maybe at once.
 
-        The frame's layer and number of blocks have been checked, and nothing else.
+        The frame's layers and number of blocks have been checked, and nothing else.
         """
 
     def end(self, xfer_id: int) -> None:
@@ -121,6 +124,6 @@ def num_payload_bytes(frame: handoff_pb2.Blocks) -> int:
 
 
 def check_size(num_bytes: int, num_wanted: int) -> None:
-    """Raises BadBlocks when a frame has other than whole pages, one per block."""
+    """Raises BadBlocks when a frame has other than whole spans, one per block."""
     if num_bytes != num_wanted:
         raise BadBlocks("size", f"{num_bytes} bytes of data where {num_wanted} belong")

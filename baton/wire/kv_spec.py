@@ -59,6 +59,12 @@ class KVSpec:
         start = block_id * self.row_bytes + spec.offset
         return start, start + spec.page_bytes(self.block_size)
 
+    def span(self, layers: range) -> tuple[int, int]:
+        """Offset in the row, and bytes, of the pages of adjacent layers."""
+        last = self.layers[layers[-1]]
+        offset = self.layers[layers[0]].offset
+        return offset, last.offset + last.page_bytes(self.block_size) - offset
+
     def difference(self, other: "KVSpec") -> str | None:
         """What differs, in words; None when the specs are equal."""
         for name in ("block_size", "row_bytes"):

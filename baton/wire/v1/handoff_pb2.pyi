@@ -76,7 +76,7 @@ class KvLayer(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., k_dim: _Optional[int] = ..., v_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class DecodeHello(_message.Message):
-    __slots__ = ("protocol", "worker_id", "boot_epoch", "model_fp", "kv_spec", "tp_rank", "tp_size", "transports", "shm_nonce", "credit_bytes")
+    __slots__ = ("protocol", "worker_id", "boot_epoch", "model_fp", "kv_spec", "tp_rank", "tp_size", "transports", "shm_nonce", "credit_bytes", "takes_spans")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,7 @@ class DecodeHello(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     SHM_NONCE_FIELD_NUMBER: _ClassVar[int]
     CREDIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TAKES_SPANS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker_id: str
     boot_epoch: int
@@ -97,7 +98,8 @@ class DecodeHello(_message.Message):
     transports: _containers.RepeatedScalarFieldContainer[str]
     shm_nonce: str
     credit_bytes: int
-    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., model_fp: _Optional[str] = ..., kv_spec: _Optional[_Union[KvSpec, _Mapping]] = ..., tp_rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., shm_nonce: _Optional[str] = ..., credit_bytes: _Optional[int] = ...) -> None: ...
+    takes_spans: bool
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., model_fp: _Optional[str] = ..., kv_spec: _Optional[_Union[KvSpec, _Mapping]] = ..., tp_rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., shm_nonce: _Optional[str] = ..., credit_bytes: _Optional[int] = ..., takes_spans: _Optional[bool] = ...) -> None: ...
 
 class PrefillHello(_message.Message):
     __slots__ = ("protocol", "worker_id", "boot_epoch", "model_fp", "kv_spec", "tp_rank", "tp_size", "transport", "failure", "nixl_agent", "nixl_pool_address", "nixl_memory", "nixl_device_id")
@@ -250,7 +252,7 @@ class ForkToken(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_worker_pb2.TokenLogprobs, _Mapping]] = ..., finish_reason: _Optional[str] = ...) -> None: ...
 
 class Blocks(_message.Message):
-    __slots__ = ("xfer_id", "epoch", "seq", "layer", "first_block", "num_blocks", "head_lo", "head_hi", "capability", "checksum", "data", "pool_ref")
+    __slots__ = ("xfer_id", "epoch", "seq", "layer", "first_block", "num_blocks", "head_lo", "head_hi", "capability", "checksum", "data", "pool_ref", "num_layers")
     XFER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +265,7 @@ class Blocks(_message.Message):
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     POOL_REF_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     xfer_id: int
     epoch: int
     seq: int
@@ -275,7 +278,8 @@ class Blocks(_message.Message):
     checksum: int
     data: bytes
     pool_ref: PoolRef
-    def __init__(self, xfer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., layer: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., head_lo: _Optional[int] = ..., head_hi: _Optional[int] = ..., capability: _Optional[bytes] = ..., checksum: _Optional[int] = ..., data: _Optional[bytes] = ..., pool_ref: _Optional[_Union[PoolRef, _Mapping]] = ...) -> None: ...
+    num_layers: int
+    def __init__(self, xfer_id: _Optional[int] = ..., epoch: _Optional[int] = ..., seq: _Optional[int] = ..., layer: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ..., head_lo: _Optional[int] = ..., head_hi: _Optional[int] = ..., capability: _Optional[bytes] = ..., checksum: _Optional[int] = ..., data: _Optional[bytes] = ..., pool_ref: _Optional[_Union[PoolRef, _Mapping]] = ..., num_layers: _Optional[int] = ...) -> None: ...
 
 class PoolRef(_message.Message):
     __slots__ = ("num_bytes", "block_ids", "page_checksums")

@@ -92,7 +92,7 @@ async def test_blocks_that_stay_bad_end_the_attempt_and_free_both_sides() -> Non
         await f.settle(1)
 
 
-def swap_layers(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFrame]:
+def shift_layers(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFrame]:
     if frame.HasField("blocks"):
         frame.blocks.layer = 1 - frame.blocks.layer
     return [frame]
@@ -106,9 +106,9 @@ def truncate(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFrame]:
     return [frame]
 
 
-@pytest.mark.parametrize("tamper", [swap_layers, truncate])
+@pytest.mark.parametrize("tamper", [shift_layers, truncate])
 @virtual
-async def test_swapped_layers_and_truncated_pages_are_refused(tamper: Tamper) -> None:
+async def test_shifted_layers_and_truncated_pages_are_refused(tamper: Tamper) -> None:
     async with fleet() as f:
         f.to_decode = tamper
 
@@ -308,7 +308,7 @@ async def test_one_transfer_that_hangs_does_not_end_the_stream_of_the_others() -
 async def test_transfers_that_wait_in_line_on_a_slow_stream_do_not_expire(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.decode_worker.prefill_link.CREDIT_WINDOW_BYTES", 2048)
+    monkeypatch.setattr("services.decode_worker.prefill_link.CREDIT_WINDOW_BYTES", 4096)
     async with fleet(decode_sizes={"num_blocks": 256}, prefill_sizes={"num_blocks": 256}) as f:
         f.delay_s = lambda frame: 0.5 if frame.HasField("blocks") else 0.0
         prompts = [[i, *PROMPT] for i in range(10)]

@@ -7,18 +7,22 @@ import pytest
 
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.frame_codec import serialize
-from baton.handoff.grpc_stream import GrpcEnd
+from baton.handoff.grpc_stream import GrpcReceiver, GrpcSender
 from baton.handoff.pool_ref import PoolRefSender
 from baton.handoff.receiver import Receiver
 from baton.handoff.sender import Sender
 from baton.handoff.shared_memory import SharedMemoryReceiver
+from baton.handoff.spans import layer_groups
 from baton.handoff.ticket import BadBlocks, Ticket
 from baton.handoff.transport import HostPages, ReceivingEnd, SendingEnd
 from baton.wire.kv_spec import KVSpec
 from baton.wire.v1 import handoff_pb2
 
 BLOCK_SIZE = 4
-SPEC = KVSpec.of_layers(BLOCK_SIZE, [(2, 8, 8, "float32"), (1, 4, 6, "bfloat16")])
+# The first two have equal heads, so that their pages may go together.
+SPEC = KVSpec.of_layers(
+    BLOCK_SIZE, [(2, 8, 8, "float32"), (2, 4, 4, "float32"), (1, 4, 6, "bfloat16")]
+)
 
 
 @dataclass
@@ -61,16 +65,22 @@ class Pair:
 
 
 def make_ends(
-    transport: str, source: BlockBytes, target: BlockBytes
+    transport: str, source: BlockBytes, target: BlockBytes, *, takes_spans: bool
 ) -> tuple[SendingEnd, ReceivingEnd]:
     """Of a transport that has been set up between two pools."""
+    groups = layer_groups(SPEC, handoff_pb2.DecodeHello(takes_spans=takes_spans))
     if transport == "shm":
-        return PoolRefSender("shm", source), SharedMemoryReceiver(source)
-    return GrpcEnd(source), GrpcEnd(target)
+        return PoolRefSender("shm", source, groups), SharedMemoryReceiver(source)
+    return GrpcSender(source, groups), GrpcReceiver(target.spec)
 
 
 def make_pair(
-    num_tokens: int, first_missing_block: int = 0, seed: int = 0, transport: str = "grpc"
+    num_tokens: int,
+    first_missing_block: int = 0,
+    seed: int = 0,
+    transport: str = "grpc",
+    *,
+    takes_spans: bool = True,
 ) -> Pair:
     rng = random.Random(seed)
     num_blocks = SPEC.num_blocks_for(num_tokens)
@@ -83,7 +93,7 @@ def make_pair(
     late: list[BadBlocks | None] = []
     source_blocks = BlockBytes(SPEC, memoryview(source))
     target_blocks = BlockBytes(SPEC, memoryview(target))
-    sending, end = make_ends(transport, source_blocks, target_blocks)
+    sending, end = make_ends(transport, source_blocks, target_blocks, takes_spans=takes_spans)
     return Pair(
         Sender(ticket, source_ids, source_blocks, sending),
         Receiver(ticket, target_blocks, consumed.append, late.append),

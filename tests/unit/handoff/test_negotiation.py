@@ -1,6 +1,6 @@
 import pytest
 
-from baton.handoff.grpc_stream import GrpcEnd, GrpcTransport
+from baton.handoff.grpc_stream import GrpcReceiver, GrpcSender, GrpcTransport
 from baton.handoff.negotiation import Transport, Transports
 from baton.handoff.transport import TransportFailed
 from baton.wire.failures import Incompatible
@@ -25,11 +25,13 @@ class Named(GrpcTransport):
         self._fail("offer")
         return self
 
-    def connect(self, answer: handoff_pb2.PrefillHello) -> GrpcEnd:
+    def connect(self, answer: handoff_pb2.PrefillHello) -> GrpcReceiver:
         self._fail("connect")
         return super().connect(answer)
 
-    def accept(self, hello: handoff_pb2.DecodeHello, answer: handoff_pb2.PrefillHello) -> GrpcEnd:
+    def accept(
+        self, hello: handoff_pb2.DecodeHello, answer: handoff_pb2.PrefillHello
+    ) -> GrpcSender:
         self._fail("accept")
         return super().accept(hello, answer)
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton.handoff.block_bytes import BlockBytes
+from baton.handoff import read_ring
+from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
 from baton.handoff.nixl import NUM_SLOTS, NixlReceiver, PolledRing
 from baton.handoff.nixl_agent import HOST, Memory, NixlAgent, NixlError, address_of
 from baton.handoff.pool_ref import PoolRefSender
@@ -81,7 +82,7 @@ class Reading:
     def fetch(self, *block_ids: int, layer: int = 0) -> None:
         place = handoff_pb2.Blocks(layer=layer, num_blocks=len(block_ids))
         frame = handoff_pb2.PrefillFrame(blocks=place)
-        PoolRefSender("nixl", self.blocks).pack(frame, block_ids)
+        PoolRefSender("nixl", self.blocks, []).pack(frame, block_ids)
         self.receiver.fetch(frame.blocks, self.delivered.append)
 
     def end(self, read: Read, state: str = "DONE") -> None:
@@ -113,9 +114,9 @@ async def test_pages_are_delivered_when_they_have_arrived_and_the_slot_is_used_a
 
     (pages,) = r.delivered
     assert isinstance(pages, HostPages)
-    size = r.blocks.page_bytes(1)
+    size = r.blocks.span_bytes(range(1, 2))
     arrived = [pages.places.memory[start : start + size] for start in pages.places.starts]
-    assert arrived == r.blocks.pages(1, [3, 1])
+    assert arrived == r.blocks.spans(range(1, 2), [3, 1])
     assert r.ring.num_free_slots == NUM_SLOTS - 1
     pages.release()
     assert r.ring.num_free_slots == NUM_SLOTS
@@ -204,13 +205,27 @@ async def test_a_closed_link_gives_up_what_waits_and_takes_no_more() -> None:
     assert r.agent.removed == ["prefill-1"]
 
 
+@scenario
+async def test_pages_that_exceed_a_slot_are_not_read() -> None:
+    r = Reading()
+    num_bytes = MAX_DATA_BYTES // 2 + 1
+    outcomes: list[int | str] = []
+
+    r.polled.add(read_ring.Read(PeerLink("prefill-1"), [(0, num_bytes)] * 2, outcomes.append))
+    await turns()
+
+    assert outcomes == [f"{2 * num_bytes} bytes of pages exceed a slot ({MAX_DATA_BYTES})"]
+    assert not r.agent.reads
+    assert r.ring.num_free_slots == NUM_SLOTS
+
+
 @pytest.mark.parametrize("field", ["payload", "size"])
 def test_a_frame_that_names_no_whole_pages_is_refused(field: str) -> None:
     async def scenario() -> None:
         r = Reading()
         frame = handoff_pb2.PrefillFrame(blocks={"layer": 0, "num_blocks": 2})
         if field == "size":
-            PoolRefSender("nixl", r.blocks).pack(frame, [1])
+            PoolRefSender("nixl", r.blocks, []).pack(frame, [1])
 
         r.receiver.fetch(frame.blocks, r.delivered.append)
 

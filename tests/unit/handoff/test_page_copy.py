@@ -80,9 +80,10 @@ def test_blocks_are_written_alike_without_the_library(monkeypatch: pytest.Monkey
     source = BlockBytes(spec, memoryview(random.Random(1).randbytes(spec.row_bytes * 4)))
     pools = [memoryview(mmap.mmap(-1, spec.row_bytes * 4)) for _ in range(2)]
     checksums = []
+    layer_0 = range(1)
     for pool in pools:
-        places = source.places(0, [1, 2, 0])
-        checksums.append(BlockBytes(spec, pool).write(0, [3, 0, 2], places, checksum=7))
+        places = source.places(layer_0, [1, 2, 0])
+        checksums.append(BlockBytes(spec, pool).write(layer_0, [3, 0, 2], places, checksum=7))
         monkeypatch.setattr(page_copy, "library", lambda: None)
 
     assert pools[0] == pools[1]

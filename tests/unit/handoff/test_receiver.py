@@ -148,7 +148,11 @@ def test_truncated_data_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("layer", 9), ("first_block", 3), ("num_blocks", 0), ("head_hi", 1)]
+    ("field", "value"),
+    [
+        *(("layer", 9), ("first_block", 3), ("num_blocks", 0), ("head_hi", 1)),
+        *(("num_layers", 3), ("num_layers", 2**32 - 1)),
+    ],
 )
 def test_a_place_outside_the_transfer_is_refused(pair: Pair, field: str, value: int) -> None:
     frames, _ = blocks_of(pair)

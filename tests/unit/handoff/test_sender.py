@@ -4,8 +4,9 @@ from hypothesis import strategies as st
 
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.frame_codec import serialize
-from baton.handoff.grpc_stream import GrpcEnd
+from baton.handoff.grpc_stream import GrpcSender
 from baton.handoff.sender import Sender
+from baton.handoff.spans import single_layers
 from baton.handoff.ticket import Ticket
 from baton.handoff.transport import num_payload_bytes
 from baton.wire.kv_spec import KVSpec
@@ -20,14 +21,19 @@ def drain(sender: Sender) -> list[handoff_pb2.PrefillFrame]:
     return frames
 
 
-def test_full_blocks_leave_layer_by_layer_as_they_become_final(pair: Pair) -> None:
+@pytest.mark.parametrize(
+    ("takes_spans", "layers"), [(True, [(0, 2), (2, 0)]), (False, [(0, 0), (1, 0), (2, 0)])]
+)
+def test_full_blocks_leave_as_they_become_final_in_the_spans_that_the_peer_takes(
+    transport: str, takes_spans: bool, layers: list[tuple[int, int]]
+) -> None:
+    pair = make_pair(10, transport=transport, takes_spans=takes_spans)
     pair.sender.advance(9)
 
-    places = [
-        (f.blocks.layer, f.blocks.first_block, f.blocks.num_blocks) for f in drain(pair.sender)
-    ]
+    frames = [frame.blocks for frame in drain(pair.sender)]
 
-    assert places == [(0, 0, 2), (1, 0, 2)]
+    assert [(frame.layer, frame.num_layers) for frame in frames] == layers
+    assert {(frame.first_block, frame.num_blocks) for frame in frames} == {(0, 2)}
     assert not pair.sender.is_done
 
 
@@ -75,7 +81,12 @@ def test_next_bytes_tells_the_size_of_the_next_frame(pair: Pair) -> None:
 def test_a_long_prompt_is_cut_into_frames_of_two_mebibytes() -> None:
     spec = KVSpec.of_layers(16, [(8, 128, 128, "float32")])
     blocks = BlockBytes(spec, memoryview(bytearray(spec.row_bytes * 20)))
-    sender = Sender(Ticket(1, "r", 1, b"c" * 16, 0, 20), range(20), blocks, GrpcEnd(blocks))
+    sender = Sender(
+        Ticket(1, "r", 1, b"c" * 16, 0, 20),
+        range(20),
+        blocks,
+        GrpcSender(blocks, single_layers(spec)),
+    )
     sender.finish()
 
     frames = drain(sender)
@@ -91,12 +102,18 @@ def test_a_long_prompt_is_cut_into_frames_of_two_mebibytes() -> None:
     chunks=st.lists(st.integers(0, 60), max_size=6),
     seed=st.integers(0, 100),
     transport=st.sampled_from(["grpc", "shm"]),
+    takes_spans=st.booleans(),
 )
 def test_any_chunking_moves_exactly_the_missing_blocks(
-    num_tokens: int, first_missing: int, chunks: list[int], seed: int, transport: str
+    num_tokens: int,
+    first_missing: int,
+    chunks: list[int],
+    seed: int,
+    transport: str,
+    takes_spans: bool,
 ) -> None:
     first_missing = min(first_missing, num_tokens // SPEC.block_size)
-    pair = make_pair(num_tokens, first_missing, seed, transport)
+    pair = make_pair(num_tokens, first_missing, seed, transport, takes_spans=takes_spans)
     frames = []
     for num_final in sorted(min(chunk, num_tokens) for chunk in chunks):
         pair.sender.advance(num_final)
@@ -118,4 +135,4 @@ def test_any_chunking_moves_exactly_the_missing_blocks(
 def test_a_block_table_shorter_than_the_prompt_is_our_bug() -> None:
     blocks = BlockBytes(SPEC, memoryview(bytearray(SPEC.row_bytes)))
     with pytest.raises(AssertionError):
-        Sender(Ticket(1, "r", 1, b"", 0, 2), [0], blocks, GrpcEnd(blocks))
+        Sender(Ticket(1, "r", 1, b"", 0, 2), [0], blocks, GrpcSender(blocks, []))
