@@ -7,7 +7,7 @@ from pathlib import Path
 from baton.runtime.peer_tls import PeerTls
 
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-_TIMEOUT_S = 30
+_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from baton.testing.faults import (
 Address = tuple[str, int]
 T = TypeVar("T")
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 

@@ -14,7 +14,7 @@ from typing import Self
 
 from baton.testing.faults import FaultDidNotHappen
 
-VERIFY_TIMEOUT_S = 5.0
+VERIFY_TIMEOUT_S = 60.0
 _POLL_S = 0.002
 # How many parents are followed: more than any stack has.
 _MAX_DEPTH = 32

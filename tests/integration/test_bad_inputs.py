@@ -37,7 +37,7 @@ BODY = json.dumps(GOOD[CHAT]).encode()
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     async with running_stack(tmp_path_factory.mktemp("stack")) as running:
-        async with httpx.AsyncClient() as http, asyncio.timeout(10):
+        async with httpx.AsyncClient(timeout=60) as http, asyncio.timeout(60):
             while (await http.get(f"{running.root}/readyz")).status_code != 200:
                 await asyncio.sleep(0.02)
         # Keys are looked up each time, and answers come at once.
@@ -51,7 +51,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
 @pytest_asyncio.fixture(loop_scope="module")
 async def http(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
     headers = {"authorization": f"Bearer {KEY}"}
-    async with httpx.AsyncClient(base_url=stack.root, headers=headers, timeout=20) as client:
+    async with httpx.AsyncClient(base_url=stack.root, headers=headers, timeout=60) as client:
         yield client
         answer = await client.post(CHAT, json=GOOD[CHAT])
         assert answer.status_code == 200, "the service still answers"
@@ -279,7 +279,7 @@ async def test_4_an_encoded_slash_is_no_slash(stack: Stack, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "status"),
-    [("-1", 400), ("text", 400), ("nan", 400), ("0", 504), ("1e9", 200), ("20", 200)],
+    [("-1", 400), ("text", 400), ("nan", 400), ("0", 504), ("1e9", 200), ("90", 200)],
 )
 @pytest.mark.parametrize(
     "header", ["x-request-timeout-s", "x-first-token-timeout-s", "x-token-gap-timeout-s"]
@@ -331,7 +331,7 @@ async def exchange(stack: Stack, sent: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
     try:
         writer.write(sent)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await reader.read()
     finally:
         writer.close()
@@ -399,7 +399,7 @@ async def test_10_an_endless_header_is_cut_off(stack: Stack, http: httpx.AsyncCl
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
     writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nx-large: ")
     with pytest.raises(ConnectionError):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 writer.write(b"a" * 64 * 1024)
                 await writer.drain()

@@ -41,7 +41,7 @@ async def test_a_sending_process_that_is_gone_ends_the_run(tmp_path: Path) -> No
         peer = Peer(
             pool, transports, process.enter_context(running_peer(tmp_path, options, "grpc"))
         )
-        async with asyncio.timeout(30), peer.link() as link:
+        async with asyncio.timeout(100), peer.link() as link:
             await link.transfer(options.num_blocks)
             process.close()
             await link.transfer(options.num_blocks)

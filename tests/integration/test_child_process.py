@@ -20,11 +20,14 @@ from baton.system.child import (
 
 MODULE = "child_under_test"
 SOURCE = """
-import os, sys
+import os, sys, time
 
 def build_handler(setup):
     if setup == b"broken":
         raise RuntimeError("secret text")
+    if setup.startswith(b"once there is "):
+        while not os.path.exists(setup.removeprefix(b"once there is ")):
+            time.sleep(0.01)
     return handle, b"set up with " + setup
 
 def handle(request):
@@ -63,21 +66,21 @@ async def child(module: str):
 
 async def test_answer_comes_back_for_each_request_in_order(child: ChildProcess):
     answers = await asyncio.gather(
-        *(child.call(f"echo {i}".encode(), deadline_s=20) for i in range(20))
+        *(child.call(f"echo {i}".encode(), deadline_s=60) for i in range(20))
     )
     assert answers == [str(i).encode() for i in range(20)]
 
 
 async def test_large_frames_pass_both_ways(child: ChildProcess):
     data = os.urandom(8 * 1024 * 1024)
-    assert await child.call(b"echo " + data, deadline_s=20) == data
+    assert await child.call(b"echo " + data, deadline_s=60) == data
 
 
 async def test_setup_reaches_every_fresh_child(module: str):
     child = ChildProcess(module, setup=b"this")
     assert await child.start() == b"set up with this"
     with pytest.raises(ChildDied):
-        await child.call(b"die", deadline_s=20)
+        await child.call(b"die", deadline_s=60)
     assert await child.start() == b"set up with this"
     await child.close()
 
@@ -91,12 +94,12 @@ async def test_child_past_its_deadline_is_killed_and_the_next_call_gets_a_fresh_
         await child.call(b"hang", deadline_s=0.05)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    assert await child.call(b"echo again", deadline_s=20) == b"again"
+    assert await child.call(b"echo again", deadline_s=60) == b"again"
 
 
 async def test_child_that_dies_is_reported_with_its_exit_code(child: ChildProcess):
     with pytest.raises(ChildDied, match="code 3"):
-        await child.call(b"die", deadline_s=20)
+        await child.call(b"die", deadline_s=60)
 
 
 async def test_child_killed_while_idle_is_replaced_at_the_next_call(child: ChildProcess):
@@ -104,31 +107,31 @@ async def test_child_killed_while_idle_is_replaced_at_the_next_call(child: Child
     process = child._process
     os.kill(child.pid, signal.SIGKILL)
     process.wait()
-    assert await child.call(b"echo again", deadline_s=20) == b"again"
+    assert await child.call(b"echo again", deadline_s=60) == b"again"
 
 
 async def test_starts_are_bounded_in_a_window(module: str):
     child = ChildProcess(module, limits=ChildLimits(max_starts=2, start_window_s=600))
     for _ in range(2):
         with pytest.raises(ChildDied):
-            await child.call(b"die", deadline_s=20)
+            await child.call(b"die", deadline_s=60)
     with pytest.raises(ChildRestartsExhausted):
-        await child.call(b"echo x", deadline_s=20)
+        await child.call(b"echo x", deadline_s=60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces RLIMIT_AS")
 async def test_memory_limit_ends_a_request_that_needs_more(module: str):
     child = ChildProcess(module, limits=ChildLimits(memory_bytes=256 * 1024 * 1024))
-    assert await child.call(b"grow 1000", deadline_s=20) == b"1000"
+    assert await child.call(b"grow 1000", deadline_s=60) == b"1000"
     with pytest.raises(ChildDied):
-        await child.call(b"grow 1000000000", deadline_s=20)
+        await child.call(b"grow 1000000000", deadline_s=60)
     await child.close()
 
 
 async def test_child_does_not_inherit_the_environment(module: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("BATON_GATEWAY_SECRET", "x")
     child = ChildProcess(module)
-    names = (await child.call(b"environment ", deadline_s=20)).decode().split()
+    names = (await child.call(b"environment ", deadline_s=60)).decode().split()
     assert "BATON_GATEWAY_SECRET" not in names
     assert "HOME" not in names
     await child.close()
@@ -136,12 +139,12 @@ async def test_child_does_not_inherit_the_environment(module: str, monkeypatch: 
 
 async def test_cancelled_call_leaves_no_answer_for_the_next_one(child: ChildProcess):
     await child.start()
-    task = asyncio.ensure_future(child.call(b"echo first", deadline_s=20))
+    task = asyncio.ensure_future(child.call(b"echo first", deadline_s=60))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await child.call(b"echo second", deadline_s=20) == b"second"
+    assert await child.call(b"echo second", deadline_s=60) == b"second"
 
 
 async def test_a_child_that_nobody_waits_for_is_killed_and_the_next_call_gets_a_fresh_one(
@@ -158,22 +161,27 @@ async def test_a_child_that_nobody_waits_for_is_killed_and_the_next_call_gets_a_
             await task
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-    assert await child.call(b"echo again", deadline_s=20) == b"again"
+    assert await child.call(b"echo again", deadline_s=60) == b"again"
     await child.close()
 
 
-async def test_callers_that_leave_while_a_child_starts_cost_it_no_start(module: str):
-    child = ChildProcess(module, limits=ChildLimits(max_starts=2, start_window_s=600))
+async def test_callers_that_leave_while_a_child_starts_cost_it_no_start(
+    module: str, tmp_path: Path
+):
+    gate = tmp_path / "gate"
+    limits = ChildLimits(max_starts=2, start_window_s=600)
+    child = ChildProcess(module, setup=b"once there is " + bytes(gate), limits=limits)
     try:
         for _ in range(3):
-            call = asyncio.ensure_future(child.call(b"echo x", deadline_s=10))
+            call = asyncio.ensure_future(child.call(b"echo x", deadline_s=60))
             while child.pid is None and not call.done():
                 await asyncio.sleep(0)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
             assert child.pid is None  # it was starting
-        assert await child.call(b"echo x", deadline_s=10) == b"x"
+        gate.touch()
+        assert await child.call(b"echo x", deadline_s=60) == b"x"
     finally:
         await child.close()
 
@@ -181,10 +189,10 @@ async def test_callers_that_leave_while_a_child_starts_cost_it_no_start(module: 
 async def test_a_child_that_answers_soon_outlives_a_caller_that_left(
     child: ChildProcess, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("baton.system.child.ABANDON_GRACE_S", 20)
+    monkeypatch.setattr("baton.system.child.ABANDON_GRACE_S", 60)
     await child.start()
     pid = child.pid
-    task = asyncio.ensure_future(child.call(b"echo first", deadline_s=20))
+    task = asyncio.ensure_future(child.call(b"echo first", deadline_s=60))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -195,7 +203,7 @@ async def test_a_child_that_answers_soon_outlives_a_caller_that_left(
 async def test_failing_child_prints_no_text_of_the_error(module: str, capfd: pytest.CaptureFixture):
     child = ChildProcess(module)
     with pytest.raises(ChildDied):
-        await child.call(b"raise", deadline_s=20)
+        await child.call(b"raise", deadline_s=60)
     with pytest.raises(ChildDied):
         await ChildProcess(module, setup=b"broken").start()
     printed = capfd.readouterr().err
@@ -220,7 +228,7 @@ async def test_child_ends_with_its_parent(module: str):
     pid = int(await parent.stdout.readline())
     parent.kill()
     await parent.wait()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while _is_running(pid):
             await asyncio.sleep(0.01)
 
@@ -235,7 +243,7 @@ def _is_running(pid: int) -> bool:
 def test_child_works_under_uvloop(module: str):
     async def main() -> bytes:
         child = ChildProcess(module)
-        answer = await child.call(b"echo hello", deadline_s=20)
+        answer = await child.call(b"echo hello", deadline_s=60)
         with pytest.raises(ChildTimedOut):
             await child.call(b"hang", deadline_s=0.05)
         await child.close()
@@ -258,7 +266,7 @@ def before_fork():
 
 async def main():
     child = ChildProcess("child_under_test")
-    assert await child.call(b"echo x", deadline_s=30) == b"x"
+    assert await child.call(b"echo x", deadline_s=60) == b"x"
     await child.close()
 
 ctypes.CDLL(None).__register_atfork(before_fork, None, None, None)

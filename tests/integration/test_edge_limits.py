@@ -42,8 +42,9 @@ async def edge(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Edge]:
     settings = {
         "tls_cert_file": files.cert,
         "tls_key_file": files.key,
-        "head_timeout_s": 0.3,
-        "request_timeout_s": 0.6,
+        # Many times what a handshake or a head takes, on a busy machine, too.
+        "head_timeout_s": 2.0,
+        "request_timeout_s": 2.5,
     }
     async with running_edge([SmallGateway("a")], None, envoy, **settings) as running:
         yield running
@@ -58,6 +59,14 @@ class Connection:
 
     @classmethod
     async def open(cls, edge: Edge, protocol: str = "http/1.1") -> "Connection":
+        """Again where this side, on a busy machine, was too slow with its handshake."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                with contextlib.suppress(ConnectionError, ssl.SSLError):
+                    return await cls.open_at_once(edge, protocol)
+
+    @classmethod
+    async def open_at_once(cls, edge: Edge, protocol: str = "http/1.1") -> "Connection":
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         context.set_alpn_protocols([protocol])
@@ -130,12 +139,15 @@ async def test_a_request_that_only_drips_is_given_up_and_an_answer_that_does_is_
 
 
 async def test_a_handshake_that_never_comes_is_not_waited_for(edge: Edge) -> None:
+    async def num_given_up() -> int:
+        return sum((await edge.stats("transport_socket_connect_timeout")).values())
+
+    before = await num_given_up()
     reader, writer = await asyncio.open_connection(LOOPBACK, edge.port)
     async with asyncio.timeout(PATIENCE_S):
         assert await reader.read() == b""
     writer.close()
-    stats = await edge.stats("transport_socket_connect_timeout")
-    assert sum(stats.values()) == 1
+    assert await num_given_up() == before + 1
 
 
 async def test_an_http_2_client_is_told_how_many_streams_it_may_have(edge: Edge) -> None:
@@ -159,7 +171,7 @@ async def test_connections_beyond_the_limit_are_closed_and_the_others_go_on(edge
     async with contextlib.AsyncExitStack() as stack:
         opened = [await stack.enter_async_context(connected(edge)) for _ in range(MAX_CONNECTIONS)]
         with pytest.raises((ConnectionError, ssl.SSLError)):
-            await Connection.open(edge)
+            await Connection.open_at_once(edge)
         assert sum((await edge.stats("downstream_global_cx_overflow")).values()) == 1
         host, _, port = edge.envoy_settings.metrics_listen.rpartition(":")
         assert (await call((host, int(port)), "/ready", timeout_s=PATIENCE_S))[0] == 200

@@ -18,7 +18,7 @@ from baton.engine.process_client import ProcessEngineClient
 from baton.system.clock import SystemClock
 from baton.testing.engine_driver import add_sequence
 from baton.testing.fake_runner import FakeRunner
-from baton.worker.core_watch import CoreWatch, WatchLimits
+from baton.worker.core_watch import MAX_TICK_S, CoreWatch, WatchLimits
 
 FAKE_CORE = "baton.testing.fake_core"
 
@@ -129,7 +129,7 @@ async def watched(client: ProcessEngineClient, **limits: float) -> AsyncIterator
 
 
 async def stalled(watch: CoreWatch) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not watch.is_stalled:
             await asyncio.sleep(0.02)
 
@@ -146,12 +146,12 @@ async def test_an_idle_core_that_stops_is_found_by_a_probe_and_forgiven_when_it_
         while client.progress().expected_s is None:  # the first probe has been measured
             await asyncio.sleep(0.02)
         os.kill(client.pid, signal.SIGSTOP)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while Path(f"/proc/{client.pid}/stat").read_text().split()[2] != "T":
                 await asyncio.sleep(0.01)
         await stalled(watch)
         os.kill(client.pid, signal.SIGCONT)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while watch.is_stalled:
                 await asyncio.sleep(0.02)
         client.send(add_sequence(1, range(5)))
@@ -159,15 +159,24 @@ async def test_an_idle_core_that_stops_is_found_by_a_probe_and_forgiven_when_it_
 
 
 async def test_an_idle_core_is_not_taken_for_a_hung_one():
-    async with core() as client, watched(client, stall_s=0.5, probe_s=0.05) as watch:
+    """Told of much more time than a stall takes; each probe may take as long as it likes."""
+    async with core() as client:
+        watch = CoreWatch(client, SystemClock(), WatchLimits(stall_s=0.5, probe_s=0.05))
         client.send(add_sequence(1, range(5), credit=2))
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1.0):
-                while True:
-                    await client.events()
-        assert not watch.is_stalled
+        await idle(client)
+        for _ in range(20):
+            watch.tick(MAX_TICK_S)
+            assert not watch.is_stalled
+            await idle(client)
         client.send(Credit(1, 100))
         await read_tokens(client, 1)
+
+
+async def idle(client: ProcessEngineClient) -> None:
+    """Until the core has done all that it was told."""
+    async with asyncio.timeout(60):
+        while (now := client.progress()).is_busy or now.num_commands < client.num_commands_sent:
+            await asyncio.sleep(0.001)
 
 
 async def test_the_next_life_knows_who_ran_when_front_and_core_died_together(tmp_path: Path):

@@ -14,7 +14,7 @@ from baton.testing.fault_proxy import FaultProxy, OneUpstream
 from baton.testing.faults import FaultDidNotHappen
 from baton.testing.ready_upstreams import ReadyUpstreams
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class EchoServer:
@@ -79,6 +79,14 @@ def read(connection: socket.socket, size: int) -> bytes:
     return got
 
 
+def until_met(proxy: FaultProxy, kind: str) -> None:
+    """Until a fault of this kind has met bytes."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not proxy.counts[f"to_server.{kind}"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 def is_silent(connection: socket.socket, seconds: float = 0.3) -> bool:
     connection.settimeout(seconds)
     try:
@@ -121,6 +129,7 @@ def test_held_bytes_arrive_when_the_fault_ends(proxy: FaultProxy) -> None:
         assert echo(connection, b"before") == b"before"
         with proxy.fault("to_server", hold=True):
             connection.sendall(b"held")
+            until_met(proxy, "hold")
             assert is_silent(connection)
         assert read(connection, 4) == b"held"
 
@@ -132,6 +141,7 @@ def test_dropped_bytes_are_gone_and_their_connection_stays_half_open(
         assert echo(connection, b"before") == b"before"
         with proxy.fault(drop=True):
             connection.sendall(b"lost")
+            until_met(proxy, "drop")
             assert is_silent(connection)
         connection.sendall(b"still lost")
         assert is_silent(connection)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime import grpc_channel
 from baton.runtime.grpc_server import GrpcServer, start_server, translate_failures
 from baton.wire.failures import Incompatible, Unavailable
@@ -29,7 +30,7 @@ class Replica(tokenizer_pb2_grpc.TokenizerServicer):
         assert self.server is not None
         return f"127.0.0.1:{self.server.port}"
 
-    async def start(self, listen: str = "127.0.0.1:0") -> None:
+    async def start(self, listen: str) -> None:
         def register(server: Any) -> None:
             tokenizer_pb2_grpc.add_TokenizerServicer_to_server(self, server)
 
@@ -47,8 +48,8 @@ class Replica(tokenizer_pb2_grpc.TokenizerServicer):
 @contextlib.asynccontextmanager
 async def two_replicas() -> AsyncIterator[tuple[list[Replica], GrpcTokenizer]]:
     replicas = [Replica(), Replica()]
-    for replica in replicas:
-        await replica.start()
+    for replica, port in zip(replicas, free_ports(2), strict=True):
+        await replica.start(f"{LOOPBACK}:{port}")
     client = GrpcTokenizer([replica.endpoint for replica in replicas])
     try:
         await until_both_answer(replicas, client)
@@ -61,13 +62,13 @@ async def two_replicas() -> AsyncIterator[tuple[list[Replica], GrpcTokenizer]]:
 
 
 async def encode(client: GrpcTokenizer) -> None:
-    await client.encode(tokenizer_pb2.EncodeRequest(), CallContext("r1", deadline_s=20))
+    await client.encode(tokenizer_pb2.EncodeRequest(), CallContext("r1", deadline_s=60))
 
 
 async def until_both_answer(replicas: list[Replica], client: GrpcTokenizer) -> None:
     for replica in replicas:
         replica.num_calls = 0
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not all(replica.num_calls for replica in replicas):
             await encode(client)
 
@@ -94,7 +95,7 @@ async def test_a_tokenizer_that_is_down_is_no_news_about_internal_addresses() ->
     tokenizer = GrpcTokenizer(["127.0.0.1:1"])
     try:
         with pytest.raises(Unavailable) as encoding:
-            await tokenizer.encode(tokenizer_pb2.EncodeRequest(), CallContext("r1", deadline_s=5))
+            await tokenizer.encode(tokenizer_pb2.EncodeRequest(), CallContext("r1", deadline_s=60))
         with pytest.raises(Unavailable) as fetching:
             await tokenizer.artifact("fp-1")
     finally:
@@ -111,7 +112,7 @@ async def test_a_replica_that_drains_finishes_its_calls_and_gets_no_new_ones() -
         async with asyncio.TaskGroup() as tasks:
             for _ in range(8):
                 tasks.create_task(encode(client))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not leaving.num_calls:
                     await asyncio.sleep(0.01)
             assert leaving.server is not None

@@ -1,6 +1,7 @@
 """A real gateway over real gRPC: a worker that drains, and routers that are gone."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import httpx
@@ -29,14 +30,14 @@ async def begin(stack: Stack) -> None:
     for name, endpoint in stack.endpoints.items():
         role = router_pb2.WORKER_ROLE_DECODE
         model.workers.add(worker_id=name, endpoint=endpoint, role=role, ready=True)
-    async with httpx.AsyncClient() as http, asyncio.timeout(20):
+    async with httpx.AsyncClient(timeout=60) as http, asyncio.timeout(60):
         while (await http.get(f"{stack.root}/readyz")).status_code != 200:
             await asyncio.sleep(0.02)
 
 
 async def streamed(stack: Stack, after: int = 0, then: worker_pb2.WorkerFrame | None = None) -> str:
-    """The text of one stream; after so many pieces, the first worker says `then`."""
-    pieces: list[str] = []
+    """The text of one stream; after so many characters, the first worker says `then`."""
+    text = ""
     async with openai.AsyncOpenAI(
         base_url=f"{stack.root}/v1", api_key=KEY, max_retries=0
     ) as client:
@@ -44,11 +45,20 @@ async def streamed(stack: Stack, after: int = 0, then: worker_pb2.WorkerFrame | 
             model="demo", messages=MESSAGES, stream=True, max_tokens=300
         )
         async for chunk in stream:
-            pieces += [choice.delta.content or "" for choice in chunk.choices]
-            if then is not None and len(pieces) >= after:
+            text += "".join(choice.delta.content or "" for choice in chunk.choices)
+            if then is not None and len(text) >= after:
                 await stack.worker.say(then)
                 then = None
-    return "".join(pieces)
+    return text
+
+
+async def until_its_workers_are_known(stack: Stack) -> None:
+    """What `begin` said has reached the gateway: it serves without asking a router."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(openai.APIStatusError):
+                assert await streamed(stack) == TEXT
+                return
 
 
 async def test_a_stream_leaves_a_worker_that_drains_before_it_would_be_cut(tmp_path: Path) -> None:
@@ -67,11 +77,11 @@ async def test_a_stream_leaves_a_worker_that_drains_before_it_would_be_cut(tmp_p
 async def test_streams_begin_although_no_router_answers(tmp_path: Path) -> None:
     async with running_stack(tmp_path) as stack:
         await begin(stack)
-        await asyncio.sleep(0.3)
         stack.router.failure = Unavailable("this router is stopping")
+        await until_its_workers_are_known(stack)
         alone = counted("baton_gateway_lone_picks_total")
         texts = await asyncio.gather(*(streamed(stack) for _ in range(4)))
         assert texts == [TEXT] * 4
         assert counted("baton_gateway_lone_picks_total") == alone + 4
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             assert (await http.get(f"{stack.root}/readyz")).status_code == 200

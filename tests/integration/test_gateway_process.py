@@ -30,7 +30,7 @@ async def started(tmp_path: Path, **changes: str) -> tuple[int | None, str]:
         env={**os.environ, **{f"BATON_GATEWAY_{name}": text for name, text in settings.items()}},
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         _, told = await process.communicate()
     return process.returncode, told.decode().splitlines()[-1]
 

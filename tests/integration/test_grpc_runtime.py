@@ -7,6 +7,7 @@ import sys
 import grpc
 import pytest
 
+from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime import grpc_channel, grpc_server
 from baton.runtime.shared_stream import ClientFrameStream, ServerFrameStream
 from baton.testing.fault_proxy import FaultProxy, OneUpstream
@@ -55,7 +56,7 @@ async def test_a_failure_arrives_as_the_same_error_with_its_limits(server) -> No
         stub = quota_pb2_grpc.QuotaStub(channel)
         with pytest.raises(LimitExceeded) as caught:
             await grpc_channel.call(
-                stub.Reserve, quota_pb2.ReserveRequest(), deadline_s=5, request_id="r1"
+                stub.Reserve, quota_pb2.ReserveRequest(), deadline_s=60, request_id="r1"
             )
     assert caught.value.retry_after_s == 2
     assert caught.value.limits.limit_requests == 7
@@ -71,7 +72,7 @@ async def test_an_absent_server_is_unavailable() -> None:
     async with grpc_channel.open_channel("127.0.0.1:1") as channel:
         stub = quota_pb2_grpc.QuotaStub(channel)
         with pytest.raises(Unavailable):
-            await grpc_channel.call(stub.Settle, quota_pb2.SettleRequest(), deadline_s=5)
+            await grpc_channel.call(stub.Settle, quota_pb2.SettleRequest(), deadline_s=60)
 
 
 async def test_frames_go_both_ways_and_an_end_is_seen(server) -> None:
@@ -96,7 +97,7 @@ async def test_a_connection_that_takes_its_time_is_made() -> None:
             async with grpc_channel.open_channel(proxy.address) as channel:
                 stub = quota_pb2_grpc.QuotaStub(channel)
                 with pytest.raises(LimitExceeded):
-                    await grpc_channel.call(stub.Reserve, quota_pb2.ReserveRequest(), deadline_s=9)
+                    await grpc_channel.call(stub.Reserve, quota_pb2.ReserveRequest(), deadline_s=60)
     await server.stop(0)
 
 
@@ -104,17 +105,17 @@ async def test_a_call_waits_for_a_replica_that_is_back_in_a_moment() -> None:
     async def reserve(channel: grpc.aio.Channel, patience_s: float) -> None:
         stub = quota_pb2_grpc.QuotaStub(channel)
         request = quota_pb2.ReserveRequest()
-        await grpc_channel.call(stub.Reserve, request, deadline_s=20, patience_s=patience_s)
+        await grpc_channel.call(stub.Reserve, request, deadline_s=60, patience_s=patience_s)
 
-    first = await grpc_server.start_server("127.0.0.1:0", refusing)
-    endpoint = f"127.0.0.1:{first.port}"
+    endpoint = f"{LOOPBACK}:{free_ports(1)[0]}"
+    first = await grpc_server.start_server(endpoint, refusing)
     async with grpc_channel.open_balanced_channel([endpoint]) as channel:
         with pytest.raises(LimitExceeded):
             await reserve(channel, 0)
         await first.stop(0)
         with pytest.raises(Unavailable):
             await reserve(channel, 0)
-        waiting = asyncio.create_task(reserve(channel, 15))
+        waiting = asyncio.create_task(reserve(channel, 50))
         await asyncio.wait([waiting], timeout=0.3)
         again = await grpc_server.start_server(endpoint, refusing)
         with pytest.raises(LimitExceeded):
@@ -159,7 +160,7 @@ async def test_a_call_that_a_failing_peer_cancels_may_be_made_elsewhere() -> Non
         async with grpc_channel.open_channel(f"127.0.0.1:{port}") as channel:
             stub = quota_pb2_grpc.QuotaStub(channel)
             with pytest.raises(Unavailable) as caught:
-                await grpc_channel.call(stub.Reserve, quota_pb2.ReserveRequest(), deadline_s=30)
+                await grpc_channel.call(stub.Reserve, quota_pb2.ReserveRequest(), deadline_s=60)
     finally:
         _, errors = await peer.communicate()
     assert b"a bug" in errors

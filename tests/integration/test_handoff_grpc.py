@@ -149,7 +149,7 @@ async def collect(stream: Any, num_requests: int) -> dict[int, list[int]]:
 
 
 async def wait_until_free(*workers: RunningWorker) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while any(worker.num_used_blocks for worker in workers):
             await asyncio.sleep(0.01)
     for worker in workers:

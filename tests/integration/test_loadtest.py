@@ -1,5 +1,9 @@
 """Locust runs as a process against a server whose pace is known: what it measures, adds up over
-workers and concludes must be right. Locust is never imported here: it patches its process."""
+workers and concludes must be right. Locust is never imported here: it patches its process.
+
+A busy machine makes everything late and nothing early: lower bounds are exact. Upper ones are twice
+the right time: the first token, the whole answer and a time in another unit lie further apart.
+"""
 
 import json
 import os
@@ -14,10 +18,9 @@ import pytest
 from loadtest.cost import paced_server
 
 ROOT = Path(__file__).parents[2]
-TTFT_MS, GAP_MS = 150.0, 25.0
+TTFT_MS, GAP_MS = 400.0, 40.0
 NUM_TOKENS = 20
-# What a loaded machine may add to the fastest of many, and to a mean of gaps on a fixed schedule.
-SLACK_MS, GAP_SLACK_MS = 60.0, 10.0
+WHOLE_MS = TTFT_MS + GAP_MS * (NUM_TOKENS - 1)
 SCENARIO = f"""
 title = "a test"
 [load]
@@ -34,14 +37,15 @@ tpot_ms = 60000
 failed_share = 0
 goodput_share = 1
 """
-REPLAY = """
+NUM_REPLAYED, REPLAY_GAP_MS, REPLAY_SPEED = 40, 50, 2
+REPLAY = f"""
 title = "a replay"
 [load]
 shape = "replay"
 duration_s = 1.5
 [trace]
 file = "trace.jsonl"
-speed = 2
+speed = {REPLAY_SPEED}
 [slo]
 ttft_p50_ms = 1
 """
@@ -62,7 +66,7 @@ def run_locust(folder: Path, host: str, scenario: str, *options: str) -> tuple[i
         "--report", str(folder / "report"), "--json-file", str(folder / "locust"), *options,
     ]  # fmt: skip
     ran = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=90, env={**os.environ}
+        command, cwd=ROOT, capture_output=True, text=True, timeout=200, env={**os.environ}
     )
     report = folder / "report" / "report.json"
     assert ran.returncode == 2 or report.exists(), ran.stderr[-3000:]
@@ -78,12 +82,15 @@ def test_times_are_right_and_rows_add_up(
     (reference,) = (row for row in run["kinds"] if row["kind"] == "reference")
     rows = {(row["method"], row["name"]): row for row in locusts_rows(tmp_path)}
     ttft, itl, whole = (rows[row_type, "reference"] for row_type in ("TTFT", "ITL", "POST"))
-    assert TTFT_MS <= ttft["min_response_time"] <= TTFT_MS + SLACK_MS
+    assert TTFT_MS <= ttft["min_response_time"] < 2 * TTFT_MS
     assert ttft["min_response_time"] - 1 <= reference["ttft_ms"]["p50"]
-    mean_gap_ms = itl["total_response_time"] / itl["num_requests"]
-    assert GAP_MS - GAP_SLACK_MS <= mean_gap_ms <= GAP_MS + GAP_SLACK_MS
-    whole_ms = TTFT_MS + GAP_MS * (NUM_TOKENS - 1)
-    assert whole_ms <= whole["min_response_time"] <= whole_ms + 2 * SLACK_MS
+    assert WHOLE_MS <= whole["min_response_time"] < 2 * WHOLE_MS
+    assert GAP_MS / 2 < itl["total_response_time"] / itl["num_requests"] < 2 * GAP_MS
+    # However late: first token and gaps are the whole answer up to its last token, and no more.
+    last_token_ms = ttft["total_response_time"] + itl["total_response_time"]
+    assert WHOLE_MS * whole["num_requests"] <= last_token_ms <= whole["total_response_time"]
+    end_ms = (whole["total_response_time"] - last_token_ms) / whole["num_requests"]
+    assert end_ms < TTFT_MS / 2, "what the server sends with the last token comes with it"
     assert reference["input_tokens"]["p50"] == pytest.approx(1032, abs=5)
     assert reference["num_output_tokens"] == NUM_TOKENS * reference["requests"] > 0
     (leaver,) = (row for row in run["kinds"] if row["kind"] == "leaver")
@@ -106,18 +113,21 @@ def locusts_rows(folder: Path) -> list[dict[str, Any]]:
 
 def test_a_replay_is_sent_when_it_is_due_by_all_workers_together(tmp_path: Path, url: str) -> None:
     lines = [
-        {"timestamp": 50 * n, "input_length": 600, "output_length": 2, "hash_ids": [0, n]}
-        for n in range(1, 41)
-    ]
+        {
+            "timestamp": REPLAY_GAP_MS * n, "input_length": 600, "output_length": 2,
+            "hash_ids": [0, n],
+        }
+        for n in range(1, NUM_REPLAYED + 1)
+    ]  # fmt: skip
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     code, run = run_locust(tmp_path, url, REPLAY, "--processes", "2")
     assert (code, run["is_kept"], run["all"]["failed"]) == (1, False, 0)
-    assert run["all"]["requests"] == 40
+    assert run["all"]["requests"] == NUM_REPLAYED
     (late,) = (row for row in locusts_rows(tmp_path) if row["method"] == "LATE")
-    assert 0 <= late["min_response_time"] < SLACK_MS
-    assert late["num_requests"] == 40
+    assert 0 <= late["min_response_time"] < NUM_REPLAYED * REPLAY_GAP_MS / REPLAY_SPEED / 2
+    assert late["num_requests"] == NUM_REPLAYED
     assert run["all"]["ttft_ms"]["p50"] >= TTFT_MS
-    assert any("40 requests, 2 times as fast" in note for note in run["notes"])
+    assert any(f"{NUM_REPLAYED} requests, 2 times as fast" in note for note in run["notes"])
 
 
 def test_a_worker_that_is_told_of_users_builds_locusts_parser_once() -> None:
@@ -125,7 +135,7 @@ def test_a_worker_that_is_told_of_users_builds_locusts_parser_once() -> None:
         "from loadtest import control; from locust import argument_parser as parser;"
         "assert parser.default_args_dict() is parser.default_args_dict()"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=200)
 
 
 def test_without_a_server_nothing_is_tested(tmp_path: Path) -> None:
@@ -140,7 +150,7 @@ def test_without_a_stack_the_command_says_what_to_do(tmp_path: Path) -> None:
         env={**os.environ, "BATON_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert ran.returncode == 2
     assert "run `make up` first" in ran.stderr

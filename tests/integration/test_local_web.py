@@ -114,7 +114,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
             admin.shutdown()
             admin.server_close()
 
@@ -163,7 +163,7 @@ def in_a_browser(url: str, folder: Path) -> str:
         str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000",
         f"--user-data-dir={folder}", "--dump-dom", url,
     ]  # fmt: skip
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
     return ran.stdout
 
 

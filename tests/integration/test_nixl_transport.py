@@ -26,7 +26,7 @@ async def fetch(end: NixlReceiver, *block_ids: int) -> HostPages | BadBlocks:
     frame.pool_ref.num_bytes = len(block_ids) * SPEC.layers[1].page_bytes(SPEC.block_size)
     fetched: asyncio.Future[HostPages | BadBlocks] = asyncio.get_running_loop().create_future()
     end.fetch(frame, fetched.set_result)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return await fetched
 
 
@@ -49,7 +49,7 @@ async def test_pages_are_read_and_a_missing_block_or_peer_is_told(tmp_path: Path
 
         (peer,) = psutil.Process().children()
         peer.kill()
-        await asyncio.to_thread(psutil.wait_procs, [peer], 20)
+        await asyncio.to_thread(psutil.wait_procs, [peer], 60)
         lost = await fetch(end, 1)
         assert isinstance(lost, BadBlocks)
         assert lost.cause == "transport"
@@ -71,6 +71,9 @@ async def test_the_slot_of_a_read_that_was_given_up_is_not_used_before_its_bytes
         first.release()
         (peer,) = psutil.Process().children()
         peer.suspend()
+        async with asyncio.timeout(60):
+            while peer.status() != psutil.STATUS_STOPPED:
+                await asyncio.sleep(0.001)
         frame = handoff_pb2.Blocks(layer=1, num_blocks=1)
         frame.pool_ref.block_ids.append(2)
         frame.pool_ref.num_bytes = SPEC.layers[1].page_bytes(SPEC.block_size)
@@ -87,7 +90,7 @@ async def test_the_slot_of_a_read_that_was_given_up_is_not_used_before_its_bytes
         assert not any(slot)
         assert ring.reads.num_free_slots == NUM_SLOTS - 1
         peer.resume()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while ring.reads.num_free_slots < NUM_SLOTS:
                 await asyncio.sleep(0.01)
         start, stop = SPEC.page_range(2, 1)

@@ -72,7 +72,7 @@ async def settle(port: int, tls: PeerTls | None) -> None:
 
 async def settle_over(channel: grpc.aio.Channel) -> None:
     method = quota_pb2_grpc.QuotaStub(channel).Settle
-    await grpc_channel.call(method, quota_pb2.SettleRequest(), deadline_s=30)
+    await grpc_channel.call(method, quota_pb2.SettleRequest(), deadline_s=60)
 
 
 async def echo(stream: ClientFrameStream, reason: str) -> str:
@@ -204,7 +204,7 @@ def run_program(listen: str, **environment: str) -> subprocess.CompletedProcess[
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
 

@@ -33,14 +33,14 @@ def start(body: str, **environment: str) -> subprocess.Popen:
 )
 def test_exit_status_says_how_it_ended(body: str, status: int, last_words: str) -> None:
     process = start(body)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=100)
     assert process.returncode == status
     assert last_words in (errors.splitlines() or [""])[-1]
 
 
 def test_a_malformed_sampling_ratio_is_one_line() -> None:
     process = start("return", OTEL_TRACES_SAMPLER_ARG="often")
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=100)
     assert process.returncode == 2
     assert errors.startswith("OTEL_TRACES_SAMPLER_ARG")
 
@@ -48,7 +48,7 @@ def test_a_malformed_sampling_ratio_is_one_line() -> None:
 def test_malformed_headers_of_spans_are_one_line_without_them() -> None:
     endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
     process = start("return", OTEL_EXPORTER_OTLP_HEADERS="hunter2", **endpoint)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=100)
     assert process.returncode == 2
     assert errors.startswith("OTEL_EXPORTER_OTLP_HEADERS: entry 1")
     assert "hunter2" not in errors
@@ -56,7 +56,7 @@ def test_malformed_headers_of_spans_are_one_line_without_them() -> None:
 
 def test_counters_with_known_labels_begin_at_0() -> None:
     process = start("import prometheus_client as p; print(p.generate_latest().decode())")
-    shown, _ = process.communicate(timeout=30)
+    shown, _ = process.communicate(timeout=100)
     assert 'baton_spans_dropped_total{reason="not_exported"} 0.0' in shown
 
 
@@ -70,5 +70,5 @@ def test_first_signal_asks_to_stop_and_a_second_ends_at_once() -> None:
         assert process.stdout.readline() == "draining\n"
     stubborn.send_signal(signal.SIGTERM)
     for process in (calm, stubborn):
-        process.communicate(timeout=30)
+        process.communicate(timeout=100)
     assert (calm.returncode, stubborn.returncode) == (0, 130)

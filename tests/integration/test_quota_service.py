@@ -5,14 +5,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import grpc
 import pytest
 
+from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime import environment
 from baton.runtime.grpc_channel import call, open_channel
 from baton.runtime.process import Process
@@ -27,6 +29,8 @@ from services.quota.settings import PREFIX, Settings
 
 SECRET = b"s" * 32
 HELD = quota_pb2.LeaseState.STATE_HELD
+# A busy machine must not decide: neither for a call nor, where that is not the subject, for Redis.
+DEADLINE_S = 60.0
 
 
 @pytest.fixture
@@ -42,23 +46,19 @@ def redis(folder):
         yield running
 
 
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_address() -> str:
+    return f"{LOOPBACK}:{free_ports(1)[0]}"
 
 
-def settings_for(folder: Path, redis_url: str, port: int, **options) -> Settings:
+def settings_for(folder: Path, redis_url: str, **options) -> Settings:
     return Settings(
-        listen=f"127.0.0.1:{port}",
+        listen=free_address(),
         redis_url=redis_url,
         registry_file=folder / "registry.jsonl",
         usage_dir=folder / "usage",
         archive_interval_s=0.05,
         registry_interval_s=0.05,
-        **options,
+        **{"redis_timeout_s": DEADLINE_S, **options},
     )
 
 
@@ -76,7 +76,7 @@ async def running_service(settings: Settings):
         serving = tasks.create_task(serve(process, settings))
         try:
             async with open_channel(settings.listen) as channel:
-                await asyncio.wait_for(channel.channel_ready(), 10)
+                await asyncio.wait_for(channel.channel_ready(), DEADLINE_S)
                 yield quota_pb2_grpc.QuotaStub(channel)
         finally:
             process.stopping.set()
@@ -111,22 +111,23 @@ async def test_key_of_a_file_works_also_after_redis_came_back_empty(folder, redi
     (folder / "api-key").write_text("bt-" + "k" * 43)
     (folder / "server-secret").write_text(SECRET.hex())
     settings = Settings(
-        listen=f"127.0.0.1:{free_port()}",
+        listen=free_address(),
         redis_url=redis.url,
+        redis_timeout_s=DEADLINE_S,
         bootstrap_key_file=folder / "api-key",
         secret_file=folder / "server-secret",
     )
     digest = key_registry.key_digest(SECRET, "bt-" + "k" * 43)
     request = quota_pb2.AuthenticateRequest(key_digest=digest)
     async with running_service(settings) as quota:
-        first = await call(quota.Authenticate, request, deadline_s=5)
+        first = await call(quota.Authenticate, request, deadline_s=DEADLINE_S)
         redis.kill()
         redis.start()
-        assert await call(quota.Authenticate, request, deadline_s=5) == first
+        assert await call(quota.Authenticate, request, deadline_s=DEADLINE_S) == first
     assert first.tenant == "bootstrap"
 
 
-async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 20) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = DEADLINE_S) -> None:
     async with asyncio.timeout(timeout_s):
         while not await condition():
             await asyncio.sleep(0.02)
@@ -134,13 +135,13 @@ async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 20)
 
 async def test_one_request_from_key_to_archived_usage(folder, redis):
     key, record = new_key(folder, requests_per_minute=60, tokens_per_minute=6000)
-    async with running_service(settings_for(folder, redis.url, free_port())) as quota:
+    async with running_service(settings_for(folder, redis.url)) as quota:
         digest = key_registry.key_digest(SECRET, key)
         principal = await call(
             quota.Authenticate, quota_pb2.AuthenticateRequest(key_digest=digest), deadline_s=5
         )
         assert (principal.tenant, principal.key_id) == ("acme", record.key_id)
-        granted = await call(quota.Reserve, reservation(record, "r1"), deadline_s=5)
+        granted = await call(quota.Reserve, reservation(record, "r1"), deadline_s=DEADLINE_S)
         assert granted.granted_output_tokens == 90
         assert granted.limits.remaining_tokens == 5900
 
@@ -154,10 +155,14 @@ async def test_one_request_from_key_to_archived_usage(folder, redis):
         await renewals.done_writing()
         assert await renewals.code() is grpc.StatusCode.OK
 
-        settled = await call(quota.Settle, settlement(record, "r1", output=120), deadline_s=5)
+        settled = await call(
+            quota.Settle, settlement(record, "r1", output=120), deadline_s=DEADLINE_S
+        )
         # 6000 less what was used, plus what flowed back since.
         assert 5870 <= settled.limits.remaining_tokens <= 6000
-        again = await call(quota.Settle, settlement(record, "r1", output=120), deadline_s=5)
+        again = await call(
+            quota.Settle, settlement(record, "r1", output=120), deadline_s=DEADLINE_S
+        )
         assert again.repeated_settle
     # The service has drained: what it acknowledged is on the disk.
     [line] = [x for f in usage_log.files(folder / "usage") for x in usage_log.read_file(f)]
@@ -166,30 +171,32 @@ async def test_one_request_from_key_to_archived_usage(folder, redis):
 
 async def test_refusal_travels_with_reason_wait_and_limit_state(folder, redis):
     _, record = new_key(folder, requests_per_minute=1, tokens_per_minute=1000)
-    async with running_service(settings_for(folder, redis.url, free_port())) as quota:
-        await call(quota.Reserve, reservation(record, "r1"), deadline_s=5)
+    async with running_service(settings_for(folder, redis.url)) as quota:
+        began_s = time.monotonic()
+        await call(quota.Reserve, reservation(record, "r1"), deadline_s=DEADLINE_S)
         with pytest.raises(failures.LimitExceeded) as refused:
-            await call(quota.Reserve, reservation(record, "r2"), deadline_s=5)
+            await call(quota.Reserve, reservation(record, "r2"), deadline_s=DEADLINE_S)
+        spent_s = time.monotonic() - began_s
         assert refused.value.reason == "rate_limit_exceeded"
-        assert 50 < refused.value.retry_after_s <= 60
+        assert 59 - spent_s < refused.value.retry_after_s <= 60
         assert refused.value.limits.limit_requests == 1
         assert refused.value.limits.remaining_requests == 0
         with pytest.raises(failures.InvalidRequest) as too_large:
-            await call(quota.Reserve, reservation(record, "r3", output=991), deadline_s=5)
+            await call(quota.Reserve, reservation(record, "r3", output=991), deadline_s=DEADLINE_S)
         assert too_large.value.reason == "request_exceeds_limit"
 
 
 async def test_last_budget_admits_exactly_what_fits_under_contention(folder, redis):
     _, record = new_key(folder, budget_tokens=1050, budget_period="month")
-    first = settings_for(folder, redis.url, free_port())
-    second = settings_for(folder, redis.url, free_port())
+    first = settings_for(folder, redis.url)
+    second = settings_for(folder, redis.url)
     async with running_service(first) as one, running_service(second) as other:
         stubs = (one, other)
 
         async def reserve(number: int) -> str:
             request = reservation(record, f"r{number}")
             try:
-                await call(stubs[number % 2].Reserve, request, deadline_s=20)
+                await call(stubs[number % 2].Reserve, request, deadline_s=DEADLINE_S)
             except failures.LimitExceeded as error:
                 return error.reason
             return "granted"
@@ -203,13 +210,13 @@ async def test_revoked_key_stops_working_within_the_registry_interval(folder, re
     key, record = new_key(folder)
     digest = key_registry.key_digest(SECRET, key)
     request = quota_pb2.AuthenticateRequest(key_digest=digest)
-    async with running_service(settings_for(folder, redis.url, free_port())) as quota:
-        await call(quota.Authenticate, request, deadline_s=5)
+    async with running_service(settings_for(folder, redis.url)) as quota:
+        await call(quota.Authenticate, request, deadline_s=DEADLINE_S)
         key_registry.append(folder / "registry.jsonl", Revocation(record.key_id, 0))
 
         async def refused() -> bool:
             try:
-                await call(quota.Authenticate, request, deadline_s=5)
+                await call(quota.Authenticate, request, deadline_s=DEADLINE_S)
             except failures.AuthenticationFailed:
                 return True
             return False
@@ -223,8 +230,8 @@ async def test_calls_fail_as_unavailable_while_redis_is_gone_and_work_when_it_is
     key, record = new_key(folder, tokens_per_minute=6000)
     digest = key_registry.key_digest(SECRET, key)
     request = quota_pb2.AuthenticateRequest(key_digest=digest)
-    async with running_service(settings_for(folder, redis.url, free_port())) as quota:
-        await call(quota.Reserve, reservation(record, "r1"), deadline_s=5)
+    async with running_service(settings_for(folder, redis.url)) as quota:
+        await call(quota.Reserve, reservation(record, "r1"), deadline_s=DEADLINE_S)
         redis.kill()
         for method, message in (
             (quota.Authenticate, request),
@@ -232,34 +239,40 @@ async def test_calls_fail_as_unavailable_while_redis_is_gone_and_work_when_it_is
             (quota.Settle, settlement(record, "r1")),
         ):
             with pytest.raises(failures.Unavailable) as gone:
-                await call(method, message, deadline_s=5)
+                await call(method, message, deadline_s=DEADLINE_S)
             assert gone.value.reason == "quota_unavailable"
         redis.start()
         # No waiting: the first call after its return reconnects and reloads scripts and registry.
-        principal = await call(quota.Authenticate, request, deadline_s=5)
+        principal = await call(quota.Authenticate, request, deadline_s=DEADLINE_S)
         assert principal.key_id == record.key_id
-        await call(quota.Reserve, reservation(record, "r2"), deadline_s=5)
-        settled = await call(quota.Settle, settlement(record, "r1"), deadline_s=5)
+        await call(quota.Reserve, reservation(record, "r2"), deadline_s=DEADLINE_S)
+        settled = await call(quota.Settle, settlement(record, "r1"), deadline_s=DEADLINE_S)
         assert not settled.repeated_settle
 
 
 async def test_stopped_redis_costs_a_call_no_more_than_its_timeout(folder, redis):
+    """Which is so short here that a busy machine is no faster now and then: then asked again."""
     _, record = new_key(folder)
-    settings = settings_for(folder, redis.url, free_port(), redis_timeout_s=0.1)
-    async with running_service(settings) as quota:
-        await call(quota.Reserve, reservation(record, "r1"), deadline_s=5)
+    async with running_service(settings_for(folder, redis.url, redis_timeout_s=0.1)) as quota:
+
+        async def granted(request_id: str) -> bool:
+            with suppress(failures.Unavailable):
+                await call(quota.Reserve, reservation(record, request_id), deadline_s=DEADLINE_S)
+                return True
+            return False
+
+        await until(lambda: granted("r1"))
         redis.pause()
-        with pytest.raises(failures.Unavailable):
-            await call(quota.Reserve, reservation(record, "r2"), deadline_s=5)
+        assert not await granted("r2")
         redis.resume()
-        await call(quota.Reserve, reservation(record, "r2"), deadline_s=5)
+        await until(lambda: granted("r2"))
 
 
 async def test_expired_leases_are_reaped_without_anybody_asking(folder, redis):
     _, record = new_key(folder, concurrency=1)
-    settings = settings_for(folder, redis.url, free_port(), lease_s=0.2, reap_interval_s=0.05)
+    settings = settings_for(folder, redis.url, lease_s=0.2, reap_interval_s=0.05)
     async with running_service(settings) as quota:
-        await call(quota.Reserve, reservation(record, "r1"), deadline_s=5)
+        await call(quota.Reserve, reservation(record, "r1"), deadline_s=DEADLINE_S)
 
         async def archived() -> bool:
             return bool(usage_log.files(folder / "usage"))
@@ -272,9 +285,9 @@ async def test_expired_leases_are_reaped_without_anybody_asking(folder, redis):
 async def test_redis_and_archive_hold_no_key_and_no_secret(folder):
     with RedisServer(folder, "--appendonly", "yes", "--appendfsync", "always") as redis:
         key, record = new_key(folder)
-        async with running_service(settings_for(folder, redis.url, free_port())) as quota:
-            await call(quota.Reserve, reservation(record, "r1"), deadline_s=5)
-            await call(quota.Settle, settlement(record, "r1"), deadline_s=5)
+        async with running_service(settings_for(folder, redis.url)) as quota:
+            await call(quota.Reserve, reservation(record, "r1"), deadline_s=DEADLINE_S)
+            await call(quota.Settle, settlement(record, "r1"), deadline_s=DEADLINE_S)
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len(files) >= 3
     for path in files:
@@ -297,7 +310,7 @@ def test_process_serves_drains_on_sigterm_and_refuses_unknown_settings(folder, r
             if '"serving"' in line:
                 break
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=20)
+        process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0
     finally:
         process.kill()
@@ -315,8 +328,9 @@ async def test_key_made_beside_the_service_works_until_it_is_revoked(
     (folder / "api-key").write_text("bt-" + "k" * 43)
     (folder / "server-secret").write_text(SECRET.hex())
     settings = Settings(
-        listen=f"127.0.0.1:{free_port()}",
+        listen=free_address(),
         redis_url=redis.url,
+        redis_timeout_s=DEADLINE_S,
         bootstrap_key_file=folder / "api-key",
         secret_file=folder / "server-secret",
     )
@@ -328,7 +342,7 @@ async def test_key_made_beside_the_service_works_until_it_is_revoked(
         assert keys.main(["create", "--tenant", "acme", *limits]) == 0
         api_key = capsys.readouterr().out.strip()
         request = quota_pb2.AuthenticateRequest(key_digest=key_registry.key_digest(SECRET, api_key))
-        principal = await call(quota.Authenticate, request, deadline_s=5)
+        principal = await call(quota.Authenticate, request, deadline_s=DEADLINE_S)
         assert (principal.tenant, principal.limits.requests_per_minute) == ("acme", 7)
         assert principal.priority == 9
         assert (principal.limits.budget_tokens, principal.limits.hard_budget) == (5000, True)
@@ -338,6 +352,6 @@ async def test_key_made_beside_the_service_works_until_it_is_revoked(
         assert api_key not in listed
         assert keys.main(["revoke", principal.key_id]) == 0
         with pytest.raises(failures.AuthenticationFailed):
-            await call(quota.Authenticate, request, deadline_s=5)
+            await call(quota.Authenticate, request, deadline_s=DEADLINE_S)
         assert keys.main(["revoke", principal.key_id]) == 1
         assert principal.key_id in capsys.readouterr().err

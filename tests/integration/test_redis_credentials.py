@@ -19,7 +19,7 @@ URL_OPTIONS = "ssl_ca_certs={ca}&ssl_certfile={cert}&ssl_keyfile={key}"
 
 @asynccontextmanager
 async def opened(url: str, credentials: PasswordFile | None = None) -> AsyncIterator[RedisStore]:
-    store = RedisStore(connect(url, 5.0, 2, credentials))
+    store = RedisStore(connect(url, 60.0, 2, credentials))
     yield store
     await store.close()
 

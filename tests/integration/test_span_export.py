@@ -35,7 +35,7 @@ async def export_one(store: SpanStore) -> None:
     telemetry.setup("test")
     try:
         telemetry.start_span("work", request_id="r1").end()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not store.of_request("r1"):
                 await asyncio.sleep(0.02)
     finally:

@@ -26,7 +26,7 @@ def exists(pid: int) -> bool:
 
 
 async def until(condition) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 

@@ -57,7 +57,7 @@ async def streamed(stack: Stack) -> str:
 async def health(address: str, channel: grpc.aio.Channel) -> int:
     async with channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=30)).status
+        return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=60)).status
 
 
 def stranger(files: MemberFiles, folder: Path) -> PeerTls:

@@ -20,7 +20,7 @@ async def test_queued_encoding_of_a_caller_that_left_never_runs() -> None:
     release = threading.Event()
     with ThreadPoolExecutor(1) as executor:
         run_in_thread = _thread_runner(executor)
-        first = asyncio.ensure_future(run_in_thread(release.wait, 20))
+        first = asyncio.ensure_future(run_in_thread(release.wait, 60))
         left = asyncio.ensure_future(run_in_thread(ran.append, "left"))
         stays = asyncio.ensure_future(run_in_thread(ran.append, "stays"))
         await asyncio.sleep(0)
@@ -41,7 +41,7 @@ async def test_a_conversation_of_a_caller_that_left_is_not_rendered_to_its_end()
     task = asyncio.ensure_future(renderer.render(RenderRequest(many, b"", b"", True)))
     await asyncio.sleep(0)
     task.cancel()
-    async with asyncio.timeout(ABANDON_GRACE_S + 20):
+    async with asyncio.timeout(ABANDON_GRACE_S + 60):
         with pytest.raises(asyncio.CancelledError):
             await task
     assert renderer._children[0].pid != pid

@@ -27,7 +27,7 @@ from baton.wire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 
 TEMPLATES = Path(__file__).parents[1] / "unit" / "tokenizer" / "templates"
 KEY = bytes(range(32))
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -58,7 +58,7 @@ async def start_process(models: str, **settings: str) -> asyncio.subprocess.Proc
 
 
 async def serving_port(process: asyncio.subprocess.Process) -> int:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         while line := await process.stderr.readline():
             event = json.loads(line)
             if event["event"] == "serving":
@@ -70,7 +70,8 @@ async def serving_port(process: asyncio.subprocess.Process) -> int:
 async def running_service(folder: Path) -> AsyncIterator[Service]:
     template = (TEMPLATES / "chatml.jinja").read_text()
     build_tokenizer_folder(folder, template=template)
-    process = await start_process(f"demo={folder}")
+    # How long a conversation may take is no business of these tests.
+    process = await start_process(f"demo={folder}", template_deadline_s=str(DEADLINE_S))
     service = Service(process, await serving_port(process), folder)
     yield service
     await service.channel.close()
@@ -209,8 +210,9 @@ async def test_unknown_setting_ends_the_process_with_its_name(tmp_path: Path):
 async def test_service_process_loads_neither_torch_nor_transformers(service: Service):
     maps = Path(f"/proc/{service.process.pid}/maps").read_text()
     assert "/torch/" not in maps
+    reflect = service.channel.unary_unary("/grpc.reflection.v1.ServerReflection/X")
     with pytest.raises(grpc.aio.AioRpcError):
-        await service.channel.unary_unary("/grpc.reflection.v1.ServerReflection/X")(b"", timeout=5)
+        await reflect(b"", timeout=DEADLINE_S)
 
 
 def child_pids(pid: int) -> list[int]:

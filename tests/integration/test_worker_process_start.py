@@ -25,14 +25,14 @@ def test_a_worker_that_is_told_to_stop_while_it_loads_ends_at_once(tmp_path: Pat
             break
     cores = psutil.Process(worker.pid).children(recursive=True)
     worker.send_signal(signal.SIGTERM)
-    worker.communicate(timeout=30)
+    worker.communicate(timeout=100)
     assert worker.returncode == 0
     assert not living(cores)
 
 
 def test_a_model_that_cannot_be_served_ends_the_worker_with_one_line(tmp_path: Path) -> None:
     worker = start(tmp_path / "nowhere")
-    _, errors = worker.communicate(timeout=60)
+    _, errors = worker.communicate(timeout=200)
     assert worker.returncode == 2
     assert "nowhere" in errors.splitlines()[-1]
     assert not errors.splitlines()[-1].startswith("{")
