@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from isal.isal_zlib import crc32  # zlib's crc32, bit by bit, five times as fast
 
 from baton.handoff.page_copy import Places, copy_pages
-from baton.handoff.spans import MAX_SPAN_BYTES
+from baton.handoff.stripes import MAX_STRIPE_BYTES
 from baton.wire.kv_spec import KVSpec
 
 # No page may be larger; where pages are read into a slot or a ring, no frame's are.
-MAX_DATA_BYTES = MAX_SPAN_BYTES
+MAX_DATA_BYTES = MAX_STRIPE_BYTES
 # Freed memory that a process which sends or receives pages inside frames should keep: it needs as
 # much again at once (see `baton/system/allocator.py`).
 KEPT_BYTES = 64 * 2**20
@@ -46,39 +46,39 @@ class BlockBytes:
     def num_blocks(self) -> int:
         return len(self._pool) // self.spec.row_bytes
 
-    def span_bytes(self, layers: range) -> int:
+    def stripe_bytes(self, layers: range) -> int:
         """Bytes of one block's pages of `layers`, which are adjacent."""
-        return self.spec.span(layers)[1]
+        return self.spec.stripe(layers)[1]
 
     def places(self, layers: range, block_ids: Sequence[int]) -> Places:
-        """Where the spans of these blocks begin."""
-        row_bytes, offset = self.spec.row_bytes, self.spec.span(layers)[0]
+        """Where the stripes of these blocks begin."""
+        row_bytes, offset = self.spec.row_bytes, self.spec.stripe(layers)[0]
         return Places(self._pool, [block_id * row_bytes + offset for block_id in block_ids])
 
-    def spans(self, layers: range, block_ids: Sequence[int]) -> list[memoryview]:
+    def stripes(self, layers: range, block_ids: Sequence[int]) -> list[memoryview]:
         """The pages of `layers` of each of these blocks, in place."""
-        (pool, starts), size = self.places(layers, block_ids), self.span_bytes(layers)
+        (pool, starts), size = self.places(layers, block_ids), self.stripe_bytes(layers)
         return [pool[start : start + size] for start in starts]
 
     def checksum(self, layers: range, block_ids: Sequence[int], start: int) -> int:
-        """CRC-32 over these spans, one after the other, that goes on from `start`."""
+        """CRC-32 over these stripes, one after the other, that goes on from `start`."""
         checksum = start
-        for span in self.spans(layers, block_ids):
-            checksum = crc32(span, checksum)
+        for stripe in self.stripes(layers, block_ids):
+            checksum = crc32(stripe, checksum)
         return checksum
 
     def write(self, layers: range, block_ids: Sequence[int], source: Places, checksum: int) -> int:
-        """Copy spans into these blocks; returns the CRC-32 of what then lies there, going on from
+        """Copy stripes into these blocks; returns the CRC-32 of what then lies there, going on from
         `checksum`.
 
         What a peer changes while it is copied is found: each byte is loaded once for both, or the
-        span is read back while it is in the CPU's cache.
+        stripe is read back while it is in the CPU's cache.
         """
-        size = self.span_bytes(layers)
+        size = self.stripe_bytes(layers)
         copied = copy_pages(self.places(layers, block_ids), source, size, checksum)
         if copied is not None:
             return copied
-        for target, start in zip(self.spans(layers, block_ids), source.starts, strict=True):
+        for target, start in zip(self.stripes(layers, block_ids), source.starts, strict=True):
             target[:] = source.memory[start : start + size]
             checksum = crc32(target, checksum)
         return checksum

@@ -20,7 +20,7 @@ from baton.engine.device_messages import (
 )
 from baton.handoff.block_bytes import MAX_DATA_BYTES
 from baton.handoff.nixl_agent import Memory, NixlAgent, NixlError
-from baton.handoff.pool_ref import peer_spans
+from baton.handoff.pool_ref import peer_stripes
 from baton.handoff.read_ring import PeerLink, Read, ReadRing
 from baton.wire.kv_spec import KVSpec
 
@@ -145,7 +145,7 @@ class DeviceReads:
                 self._arrived.append((command, arrived))
 
         layers = range(command.layer, command.layer + 1)
-        pages = peer_spans(self._spec, peer.pool_address, layers, command.peer_block_ids)
+        pages = peer_stripes(self._spec, peer.pool_address, layers, command.peer_block_ids)
         read = Read(peer.link, pages, end)
         self._transfers[read] = command.transfer_id
         self._ring.add(read)

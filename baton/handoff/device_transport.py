@@ -20,7 +20,7 @@ from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
 from baton.handoff.checksum import place_checksum
 from baton.handoff.frame_codec import OutFrame
 from baton.handoff.pool_ref import read_pool_ref
-from baton.handoff.spans import layers_of, single_layers
+from baton.handoff.stripes import layers_of, single_layers
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import Deliver, Landed
 from baton.wire.kv_spec import KVSpec
@@ -42,7 +42,7 @@ class DeviceSender:
 
     def pack(self, frame: handoff_pb2.PrefillFrame, block_ids: Sequence[int]) -> OutFrame:
         blocks = frame.blocks
-        _, page_bytes = self._spec.span(layers_of(blocks))
+        _, page_bytes = self._spec.stripe(layers_of(blocks))
         blocks.pool_ref.num_bytes = len(block_ids) * page_bytes
         blocks.pool_ref.block_ids.extend(block_ids)
         blocks.checksum = place_checksum(blocks)

@@ -100,7 +100,7 @@ def _skip_field(message: bytes, place: int) -> int:
     """Where the field after this one begins; it is none of the payload's."""
     tag = message[place]
     number, kind = tag >> 3, tag & 7
-    if number not in _PLACE_FIELDS:
+    if tag >= 0x80 or number not in _PLACE_FIELDS:
         raise _OtherLayout
     if kind == _VARINT:
         return _end_of_varint(message, place + 1, _MAX_VARINT_BYTES)

@@ -6,7 +6,7 @@ from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.checksum import place_checksum
 from baton.handoff.frame_codec import OutFrame, encode_blocks
 from baton.handoff.page_copy import Places
-from baton.handoff.spans import layer_groups, layers_of
+from baton.handoff.stripes import layer_groups, layers_of
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import PLAIN, Deliver, HostPages, check_size
 from baton.wire.kv_spec import KVSpec
@@ -18,7 +18,7 @@ MAX_FRAME_BYTES = 2 * 2**20
 
 
 class GrpcSender:
-    """The sending end: copies spans of `blocks` into frames."""
+    """The sending end: copies stripes of `blocks` into frames."""
 
     name = PLAIN
     max_frame_bytes = MAX_FRAME_BYTES
@@ -31,11 +31,11 @@ class GrpcSender:
     def pack(self, frame: handoff_pb2.PrefillFrame, block_ids: Sequence[int]) -> OutFrame:
         blocks, layers = frame.blocks, layers_of(frame.blocks)
         blocks.checksum = self._blocks.checksum(layers, block_ids, place_checksum(blocks))
-        return encode_blocks(blocks, self._blocks.spans(layers, block_ids))
+        return encode_blocks(blocks, self._blocks.stripes(layers, block_ids))
 
 
 class GrpcReceiver:
-    """The receiving end: finds spans, as `spec` has them, in frames."""
+    """The receiving end: finds stripes, as `spec` has them, in frames."""
 
     name = PLAIN
     is_on_device = False
@@ -56,7 +56,7 @@ class GrpcReceiver:
         if not frame.HasField("data"):
             return BadBlocks("payload", "the frame carries no inline data")
         data = memoryview(frame.data)
-        _, size = self._spec.span(layers_of(frame))
+        _, size = self._spec.stripe(layers_of(frame))
         try:
             check_size(len(data), size * frame.num_blocks)
         except BadBlocks as error:

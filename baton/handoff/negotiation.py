@@ -82,7 +82,7 @@ class Transports:
             except TransportFailed:
                 continue  # the others will do
         hello.transports.extend(offered)
-        hello.takes_spans = True
+        hello.takes_stripes = True
         return Offer(offered)
 
     def accept(

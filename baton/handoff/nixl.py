@@ -11,10 +11,10 @@ import mmap
 from baton.handoff.block_bytes import MAX_DATA_BYTES
 from baton.handoff.nixl_agent import NixlAgent, NixlError, address_of
 from baton.handoff.page_copy import Places
-from baton.handoff.pool_ref import PoolRefSender, peer_spans, read_pool_ref
+from baton.handoff.pool_ref import PoolRefSender, peer_stripes, read_pool_ref
 from baton.handoff.read_ring import PeerLink, Read, ReadRing
 from baton.handoff.shared_memory import SharedPool
-from baton.handoff.spans import layer_groups, layers_of
+from baton.handoff.stripes import layer_groups, layers_of
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import Deliver, HostPages, TransportFailed
 from baton.wire.kv_spec import KVSpec
@@ -79,8 +79,8 @@ class NixlReceiver:
             else:
                 deliver(self._pages(arrived, frame))
 
-        spans = peer_spans(self._spec, self._pool_address, layers_of(frame), ids)
-        self._ring.add(Read(self._link, spans, end))
+        stripes = peer_stripes(self._spec, self._pool_address, layers_of(frame), ids)
+        self._ring.add(Read(self._link, stripes, end))
 
     def end(self, xfer_id: int) -> None:
         """Pages were written when they were delivered, or will not be."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
 from baton.handoff.checksum import place_checksum
 from baton.handoff.frame_codec import OutFrame
-from baton.handoff.spans import layers_of
+from baton.handoff.stripes import layers_of
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import check_size
 from baton.wire.kv_spec import KVSpec
@@ -34,7 +34,7 @@ class PoolRefSender:
 
     def pack(self, frame: handoff_pb2.PrefillFrame, block_ids: Sequence[int]) -> OutFrame:
         blocks, layers = frame.blocks, layers_of(frame.blocks)
-        blocks.pool_ref.num_bytes = len(block_ids) * self._blocks.span_bytes(layers)
+        blocks.pool_ref.num_bytes = len(block_ids) * self._blocks.stripe_bytes(layers)
         blocks.pool_ref.block_ids.extend(block_ids)
         blocks.checksum = self._blocks.checksum(layers, block_ids, place_checksum(blocks))
         return frame
@@ -47,14 +47,14 @@ def read_pool_ref(frame: handoff_pb2.Blocks, spec: KVSpec) -> list[int]:
     ids = list(frame.pool_ref.block_ids)
     if len(ids) != frame.num_blocks:
         raise BadBlocks("size", f"{len(ids)} blocks named where {frame.num_blocks} belong")
-    check_size(frame.pool_ref.num_bytes, len(ids) * spec.span(layers_of(frame))[1])
+    check_size(frame.pool_ref.num_bytes, len(ids) * spec.stripe(layers_of(frame))[1])
     return ids
 
 
-def peer_spans(
+def peer_stripes(
     spec: KVSpec, pool_address: int, layers: range, block_ids: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """(address, bytes) of these spans in a peer's pool, which begins at `pool_address` there."""
-    offset, num_bytes = spec.span(layers)
+    """(address, bytes) of these stripes in a peer's pool, which begins at `pool_address` there."""
+    offset, num_bytes = spec.stripe(layers)
     first = pool_address + offset
     return [(first + block_id * spec.row_bytes, num_bytes) for block_id in block_ids]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from baton.handoff.block_bytes import BlockBytes
-from baton.handoff.spans import layers_of
+from baton.handoff.stripes import layers_of
 from baton.handoff.ticket import BadBlocks, Ticket
 from baton.handoff.transport import Landed, Pages, num_payload_bytes
 from baton.wire.v1 import handoff_pb2
@@ -39,6 +39,9 @@ class Receiver:
         self._waiting: list[tuple[handoff_pb2.Blocks, Pages]] = []
         num_missing = ticket.num_missing_blocks
         self._have = [bytearray(num_missing) for _ in blocks.spec.layers]
+        self._page_bytes = [
+            layer.page_bytes(blocks.spec.block_size) for layer in blocks.spec.layers
+        ]
         self._num_pages_left = num_missing * len(blocks.spec.layers)
         self._num_messages = 0
         self._is_committed = False
@@ -131,11 +134,14 @@ class Receiver:
         return sum(self._have[layer].count(0, first, end) for layer in layers_of(frame))
 
     def _landed(self, frame: handoff_pb2.Blocks) -> None:
-        first = frame.first_block - self.ticket.first_missing_block
-        self._num_pages_left -= self._num_new(frame)
+        first, num_blocks = frame.first_block - self.ticket.first_missing_block, frame.num_blocks
+        end, arrived = first + num_blocks, b"\1" * num_blocks
         for layer in layers_of(frame):
-            self._have[layer][first : first + frame.num_blocks] = b"\1" * frame.num_blocks
-        self.num_bytes_received += num_payload_bytes(frame)
+            have = self._have[layer]
+            num_new = have.count(0, first, end)
+            have[first:end] = arrived
+            self._num_pages_left -= num_new
+            self.num_bytes_received += num_new * self._page_bytes[layer]
 
     def _landed_late(self, frame: handoff_pb2.Blocks, fault: BadBlocks | None) -> None:
         if self._is_closed:

@@ -2,7 +2,7 @@
 
 Pull, not push: the stream's writer asks for the next frame when it can write one, so pages are
 copied out of the pool only then and nothing piles up. Blocks leave in the order in which they
-become final, span by span; a partial last block leaves once, at the end; the commit follows.
+become final, stripe by stripe; a partial last block leaves once, at the end; the commit follows.
 Knows nothing of streams, credit or the engine.
 """
 
@@ -66,7 +66,7 @@ class Sender:
         if not self._pieces:
             return 0
         layers, _, num_blocks = self._pieces[0]
-        return num_blocks * self._blocks.span_bytes(layers)
+        return num_blocks * self._blocks.stripe_bytes(layers)
 
     def next_frame(self) -> OutFrame:
         """The next Blocks, or the Commit after the last. Only while has_next()."""
@@ -101,7 +101,7 @@ class Sender:
             sums = self._checksums.get(first_block + place)
             if sums is not None:
                 blocks.pool_ref.page_checksums.add(place=place, sum=sums[layers.start])
-        self.num_bytes_sent += num_blocks * self._blocks.span_bytes(layers)
+        self.num_bytes_sent += num_blocks * self._blocks.stripe_bytes(layers)
         self._num_messages += 1
         ids = self._block_ids[first_block : first_block + num_blocks]
         return self._sending.pack(frame, ids)
@@ -110,7 +110,7 @@ class Sender:
         if num_ready <= self._num_ready:
             return
         for layers in self._sending.layer_groups:
-            step = self._sending.max_frame_bytes // self._blocks.span_bytes(layers)
+            step = self._sending.max_frame_bytes // self._blocks.stripe_bytes(layers)
             for first in range(self._num_ready, num_ready, step):
                 self._pieces.append((layers, first, min(step, num_ready - first)))
         self._num_ready = num_ready

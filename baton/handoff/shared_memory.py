@@ -14,7 +14,7 @@ from pathlib import Path
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.pool_ref import PoolRefSender, read_pool_ref
 from baton.handoff.rendezvous import NONCE_BYTES, Rendezvous, RendezvousFailed, hand_over
-from baton.handoff.spans import layer_groups, layers_of
+from baton.handoff.stripes import layer_groups, layers_of
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import Deliver, HostPages, TransportFailed
 from baton.system.memory_file import NotSealed, map_sealed

@@ -14,7 +14,7 @@ from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.checksum import place_checksum
 from baton.handoff.frame_codec import OutFrame
 from baton.handoff.page_copy import Places
-from baton.handoff.spans import layers_of
+from baton.handoff.stripes import layers_of
 from baton.handoff.ticket import BadBlocks
 from baton.wire.v1 import handoff_pb2
 
@@ -35,7 +35,7 @@ Landed = Callable[[BadBlocks | None], None]
 
 
 class Pages(Protocol):
-    """One frame's spans, one per block, wherever they are; there until `release`."""
+    """One frame's stripes, one per block, wherever they are; there until `release`."""
 
     def land(
         self,
@@ -71,7 +71,8 @@ class HostPages:
     ) -> bool:
         written = blocks.write(layers_of(frame), block_ids, self.places, place_checksum(frame))
         if written != frame.checksum:
-            raise BadBlocks("checksum", f"wrong checksum at layer {frame.layer}")
+            layers = layers_of(frame)
+            raise BadBlocks("checksum", f"wrong checksum at layers {layers.start}:{layers.stop}")
         return True
 
 
@@ -82,7 +83,7 @@ class SendingEnd(Protocol):
     """The prefill worker's end."""
 
     name: str
-    # Of pages in one frame; no smaller than the longest span.
+    # Of pages in one frame; no smaller than the longest stripe.
     max_frame_bytes: int
     # The layers whose pages go into one frame, in the order in which they leave.
     layer_groups: Sequence[range]
@@ -90,7 +91,7 @@ class SendingEnd(Protocol):
     checksum_every: int
 
     def pack(self, frame: handoff_pb2.PrefillFrame, block_ids: Sequence[int]) -> OutFrame:
-        """Put in what the peer needs for the spans of these blocks.
+        """Put in what the peer needs for the stripes of these blocks.
 
         Everything else in the frame is set before. Returns what is to be sent.
         """
@@ -124,6 +125,6 @@ def num_payload_bytes(frame: handoff_pb2.Blocks) -> int:
 
 
 def check_size(num_bytes: int, num_wanted: int) -> None:
-    """Raises BadBlocks when a frame has other than whole spans, one per block."""
+    """Raises BadBlocks when a frame has other than whole stripes, one per block."""
     if num_bytes != num_wanted:
         raise BadBlocks("size", f"{num_bytes} bytes of data where {num_wanted} belong")

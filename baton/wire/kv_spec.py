@@ -59,7 +59,7 @@ class KVSpec:
         start = block_id * self.row_bytes + spec.offset
         return start, start + spec.page_bytes(self.block_size)
 
-    def span(self, layers: range) -> tuple[int, int]:
+    def stripe(self, layers: range) -> tuple[int, int]:
         """Offset in the row, and bytes, of the pages of adjacent layers."""
         last = self.layers[layers[-1]]
         offset = self.layers[layers[0]].offset

@@ -76,7 +76,7 @@ class KvLayer(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., k_dim: _Optional[int] = ..., v_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class DecodeHello(_message.Message):
-    __slots__ = ("protocol", "worker_id", "boot_epoch", "model_fp", "kv_spec", "tp_rank", "tp_size", "transports", "shm_nonce", "credit_bytes", "takes_spans")
+    __slots__ = ("protocol", "worker_id", "boot_epoch", "model_fp", "kv_spec", "tp_rank", "tp_size", "transports", "shm_nonce", "credit_bytes", "takes_stripes")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -87,7 +87,7 @@ class DecodeHello(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     SHM_NONCE_FIELD_NUMBER: _ClassVar[int]
     CREDIT_BYTES_FIELD_NUMBER: _ClassVar[int]
-    TAKES_SPANS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_STRIPES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker_id: str
     boot_epoch: int
@@ -98,8 +98,8 @@ class DecodeHello(_message.Message):
     transports: _containers.RepeatedScalarFieldContainer[str]
     shm_nonce: str
     credit_bytes: int
-    takes_spans: bool
-    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., model_fp: _Optional[str] = ..., kv_spec: _Optional[_Union[KvSpec, _Mapping]] = ..., tp_rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., shm_nonce: _Optional[str] = ..., credit_bytes: _Optional[int] = ..., takes_spans: _Optional[bool] = ...) -> None: ...
+    takes_stripes: bool
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., model_fp: _Optional[str] = ..., kv_spec: _Optional[_Union[KvSpec, _Mapping]] = ..., tp_rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., shm_nonce: _Optional[str] = ..., credit_bytes: _Optional[int] = ..., takes_stripes: _Optional[bool] = ...) -> None: ...
 
 class PrefillHello(_message.Message):
     __slots__ = ("protocol", "worker_id", "boot_epoch", "model_fp", "kv_spec", "tp_rank", "tp_size", "transport", "failure", "nixl_agent", "nixl_pool_address", "nixl_memory", "nixl_device_id")

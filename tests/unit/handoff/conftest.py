@@ -12,7 +12,7 @@ from baton.handoff.pool_ref import PoolRefSender
 from baton.handoff.receiver import Receiver
 from baton.handoff.sender import Sender
 from baton.handoff.shared_memory import SharedMemoryReceiver
-from baton.handoff.spans import layer_groups
+from baton.handoff.stripes import layer_groups
 from baton.handoff.ticket import BadBlocks, Ticket
 from baton.handoff.transport import HostPages, ReceivingEnd, SendingEnd
 from baton.wire.kv_spec import KVSpec
@@ -65,10 +65,10 @@ class Pair:
 
 
 def make_ends(
-    transport: str, source: BlockBytes, target: BlockBytes, *, takes_spans: bool
+    transport: str, source: BlockBytes, target: BlockBytes, *, takes_stripes: bool
 ) -> tuple[SendingEnd, ReceivingEnd]:
     """Of a transport that has been set up between two pools."""
-    groups = layer_groups(SPEC, handoff_pb2.DecodeHello(takes_spans=takes_spans))
+    groups = layer_groups(SPEC, handoff_pb2.DecodeHello(takes_stripes=takes_stripes))
     if transport == "shm":
         return PoolRefSender("shm", source, groups), SharedMemoryReceiver(source)
     return GrpcSender(source, groups), GrpcReceiver(target.spec)
@@ -80,7 +80,7 @@ def make_pair(
     seed: int = 0,
     transport: str = "grpc",
     *,
-    takes_spans: bool = True,
+    takes_stripes: bool = True,
 ) -> Pair:
     rng = random.Random(seed)
     num_blocks = SPEC.num_blocks_for(num_tokens)
@@ -93,7 +93,7 @@ def make_pair(
     late: list[BadBlocks | None] = []
     source_blocks = BlockBytes(SPEC, memoryview(source))
     target_blocks = BlockBytes(SPEC, memoryview(target))
-    sending, end = make_ends(transport, source_blocks, target_blocks, takes_spans=takes_spans)
+    sending, end = make_ends(transport, source_blocks, target_blocks, takes_stripes=takes_stripes)
     return Pair(
         Sender(ticket, source_ids, source_blocks, sending),
         Receiver(ticket, target_blocks, consumed.append, late.append),

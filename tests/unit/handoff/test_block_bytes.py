@@ -12,15 +12,15 @@ LAYER_0, LAYER_1 = range(1), range(1, 2)
 def test_pages_written_elsewhere_are_the_same_pages_with_the_same_checksum() -> None:
     pool = bytearray(range(256)) * (SPEC.row_bytes * 8 // 256)
     blocks = BlockBytes(SPEC, memoryview(pool))
-    before = [bytes(page) for page in blocks.spans(LAYER_1, [3, 0])]
+    before = [bytes(page) for page in blocks.stripes(LAYER_1, [3, 0])]
     wanted = blocks.checksum(LAYER_1, [3, 0], start=5)
-    other_layer = bytes(blocks.spans(LAYER_0, [5])[0])
+    other_layer = bytes(blocks.stripes(LAYER_0, [5])[0])
 
     written = blocks.write(LAYER_1, [5, 6], blocks.places(LAYER_1, [3, 0]), checksum=5)
 
-    assert blocks.spans(LAYER_1, [5, 6]) == before
+    assert blocks.stripes(LAYER_1, [5, 6]) == before
     assert written == wanted == crc32(before[0] + before[1], 5)
-    assert blocks.spans(LAYER_0, [5]) == [other_layer]
+    assert blocks.stripes(LAYER_0, [5]) == [other_layer]
 
 
 def test_a_page_larger_than_a_frame_is_refused() -> None:

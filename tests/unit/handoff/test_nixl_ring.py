@@ -79,8 +79,8 @@ class Reading:
         self.receiver = NixlReceiver(self.polled, link, address_of(self.view), SPEC)
         self.delivered: list[HostPages | BadBlocks] = []
 
-    def fetch(self, *block_ids: int, layer: int = 0) -> None:
-        place = handoff_pb2.Blocks(layer=layer, num_blocks=len(block_ids))
+    def fetch(self, *block_ids: int, layer: int = 0, num_layers: int = 0) -> None:
+        place = handoff_pb2.Blocks(layer=layer, num_layers=num_layers, num_blocks=len(block_ids))
         frame = handoff_pb2.PrefillFrame(blocks=place)
         PoolRefSender("nixl", self.blocks, []).pack(frame, block_ids)
         self.receiver.fetch(frame.blocks, self.delivered.append)
@@ -114,9 +114,9 @@ async def test_pages_are_delivered_when_they_have_arrived_and_the_slot_is_used_a
 
     (pages,) = r.delivered
     assert isinstance(pages, HostPages)
-    size = r.blocks.span_bytes(range(1, 2))
+    size = r.blocks.stripe_bytes(range(1, 2))
     arrived = [pages.places.memory[start : start + size] for start in pages.places.starts]
-    assert arrived == r.blocks.spans(range(1, 2), [3, 1])
+    assert arrived == r.blocks.stripes(range(1, 2), [3, 1])
     assert r.ring.num_free_slots == NUM_SLOTS - 1
     pages.release()
     assert r.ring.num_free_slots == NUM_SLOTS
@@ -203,6 +203,24 @@ async def test_a_closed_link_gives_up_what_waits_and_takes_no_more() -> None:
     assert all(isinstance(outcome, BadBlocks) for outcome in r.delivered)
     assert r.ring.num_free_slots == NUM_SLOTS
     assert r.agent.removed == ["prefill-1"]
+
+
+@scenario
+async def test_a_stripe_is_read_as_one_piece_of_each_block() -> None:
+    r = Reading()
+    r.fetch(3, 1, num_layers=2)
+    await turns()
+
+    (read,) = r.agent.reads
+    r.end(read)
+    await turns()
+
+    (pages,) = r.delivered
+    assert isinstance(pages, HostPages)
+    stripes = r.blocks.stripes(range(2), [3, 1])
+    assert [size for _, size in read.pages] == [len(stripe) for stripe in stripes]
+    size = r.blocks.stripe_bytes(range(2))
+    assert [pages.places.memory[s : s + size] for s in pages.places.starts] == stripes
 
 
 @scenario

@@ -32,6 +32,24 @@ def test_frames_in_any_order_with_repeats_fill_every_block(pair: Pair) -> None:
     assert sum(pair.consumed) == 3 * pair.sender.num_bytes_sent
 
 
+def test_stripes_and_single_layers_of_one_transfer_count_each_page_once(transport: str) -> None:
+    pair, by_layer = (
+        make_pair(10, transport=transport, takes_stripes=takes) for takes in (True, False)
+    )
+    stripes, commit = blocks_of(pair)
+    by_layer.sender.finish()
+    layers = [by_layer.next_frame().blocks for _ in SPEC.layers]
+    pair.receiver.bind(pair.target_ids)
+    pair.receiver.commit(commit)
+
+    for frame in (layers[1], *stripes, *layers):
+        pair.take(frame)
+
+    assert pair.receiver.is_complete
+    pair.assert_moved()
+    assert pair.receiver.num_bytes_received == pair.sender.num_bytes_sent
+
+
 def test_a_repeat_writes_nothing(pair: Pair) -> None:
     frames, _ = blocks_of(pair)
     pair.receiver.bind(pair.target_ids)

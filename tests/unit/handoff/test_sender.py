@@ -6,7 +6,7 @@ from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.frame_codec import serialize
 from baton.handoff.grpc_stream import GrpcSender
 from baton.handoff.sender import Sender
-from baton.handoff.spans import single_layers
+from baton.handoff.stripes import single_layers
 from baton.handoff.ticket import Ticket
 from baton.handoff.transport import num_payload_bytes
 from baton.wire.kv_spec import KVSpec
@@ -22,12 +22,12 @@ def drain(sender: Sender) -> list[handoff_pb2.PrefillFrame]:
 
 
 @pytest.mark.parametrize(
-    ("takes_spans", "layers"), [(True, [(0, 2), (2, 0)]), (False, [(0, 0), (1, 0), (2, 0)])]
+    ("takes_stripes", "layers"), [(True, [(0, 2), (2, 0)]), (False, [(0, 0), (1, 0), (2, 0)])]
 )
-def test_full_blocks_leave_as_they_become_final_in_the_spans_that_the_peer_takes(
-    transport: str, takes_spans: bool, layers: list[tuple[int, int]]
+def test_full_blocks_leave_as_they_become_final_in_the_stripes_that_the_peer_takes(
+    transport: str, takes_stripes: bool, layers: list[tuple[int, int]]
 ) -> None:
-    pair = make_pair(10, transport=transport, takes_spans=takes_spans)
+    pair = make_pair(10, transport=transport, takes_stripes=takes_stripes)
     pair.sender.advance(9)
 
     frames = [frame.blocks for frame in drain(pair.sender)]
@@ -102,7 +102,7 @@ def test_a_long_prompt_is_cut_into_frames_of_two_mebibytes() -> None:
     chunks=st.lists(st.integers(0, 60), max_size=6),
     seed=st.integers(0, 100),
     transport=st.sampled_from(["grpc", "shm"]),
-    takes_spans=st.booleans(),
+    takes_stripes=st.booleans(),
 )
 def test_any_chunking_moves_exactly_the_missing_blocks(
     num_tokens: int,
@@ -110,10 +110,10 @@ def test_any_chunking_moves_exactly_the_missing_blocks(
     chunks: list[int],
     seed: int,
     transport: str,
-    takes_spans: bool,
+    takes_stripes: bool,
 ) -> None:
     first_missing = min(first_missing, num_tokens // SPEC.block_size)
-    pair = make_pair(num_tokens, first_missing, seed, transport, takes_spans=takes_spans)
+    pair = make_pair(num_tokens, first_missing, seed, transport, takes_stripes=takes_stripes)
     frames = []
     for num_final in sorted(min(chunk, num_tokens) for chunk in chunks):
         pair.sender.advance(num_final)
