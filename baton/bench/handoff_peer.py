@@ -87,7 +87,9 @@ class SendingSession:
 
     def _next_blocks(self) -> OutFrame | None:
         sender = self._sender
-        if sender is None or not sender.has_next() or sender.next_bytes() > self._credit_bytes:
+        if sender is None or not sender.has_next():
+            return None
+        if sender.next_bytes() and self._credit_bytes <= 0:
             return None
         self._credit_bytes -= sender.next_bytes()
         return sender.next_frame()

@@ -28,6 +28,8 @@ IDLE_CLOSE_S = 60.0
 BUSY_S = 1.5 * RENEW_INTERVAL_S
 # Bytes of KV that a prefill worker may have on the way to us.
 CREDIT_WINDOW_BYTES = 16 * 1024 * 1024
+# What one TransferCredit can say.
+MAX_CREDIT_BYTES = 2**64 - 1
 MAX_TRANSFERS_PER_LINK = 1024
 MAX_LINKS = 256
 # The rate comes from transfers of this size on; a smaller one takes as long as its messages, and
@@ -136,7 +138,8 @@ class PrefillLink:
         The credit is given back in large pieces.
         """
         self._last_delivery_s = self._parts.clock.now()
-        self._owed_bytes += num_bytes
+        # A frame that names absurd sizes is refused; its peer gets the credit that can be said.
+        self._owed_bytes = min(self._owed_bytes + num_bytes, MAX_CREDIT_BYTES)
         if self._owed_bytes >= CREDIT_WINDOW_BYTES // 4 and self._writer is not None:
             credit = handoff_pb2.TransferCredit(bytes=self._owed_bytes)
             self._owed_bytes = 0

@@ -1,7 +1,8 @@
 """One decode worker's stream: its transfers, its credit, and what leaves next.
 
 Control frames (accepted, first token, abort) overtake blocks. Blocks are pulled by the stream's
-writer, as far as the peer's credit goes, from the transfers in the order in which they had some.
+writer, as far as the peer's credit goes and at most one frame further, so that no frame can be too
+large for it, from the transfers in the order in which they had some.
 """
 
 from collections import deque
@@ -267,7 +268,7 @@ class HandoffSession:
                 self._ready.popleft()
                 continue
             num_bytes = sender.next_bytes()
-            if num_bytes > self._credit_bytes:
+            if num_bytes and self._credit_bytes <= 0:
                 return None
             self._credit_bytes -= num_bytes
             instruments.HANDOFF_BYTES.labels("sent", self._sending.name).inc(num_bytes)

@@ -92,6 +92,30 @@ async def test_blocks_that_stay_bad_end_the_attempt_and_free_both_sides() -> Non
         await f.settle(1)
 
 
+@virtual
+async def test_absurd_sizes_of_blocks_that_nobody_asked_for_end_no_link() -> None:
+    async with fleet() as f:
+        sent = []
+
+        def boast(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFrame]:
+            if sent or not frame.HasField("accepted"):
+                return [frame]
+            for num_bytes in (1, 2**64 - 1):
+                foreign = handoff_pb2.PrefillFrame(blocks={"xfer_id": 99})
+                foreign.blocks.pool_ref.num_bytes = num_bytes
+                sent.append(foreign)
+            return [*sent, frame]
+
+        f.to_decode = boast
+
+        answer = await (await f.gateway.submit(PROMPT)).over()
+
+        assert answer.tokens[0] == f.lone_run(PROMPT)
+        assert len(sent) == 2
+        assert len(f.handoff_streams) == 1
+        await f.settle(1)
+
+
 def shift_layers(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFrame]:
     if frame.HasField("blocks"):
         frame.blocks.layer = 1 - frame.blocks.layer
@@ -308,7 +332,7 @@ async def test_one_transfer_that_hangs_does_not_end_the_stream_of_the_others() -
 async def test_transfers_that_wait_in_line_on_a_slow_stream_do_not_expire(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.decode_worker.prefill_link.CREDIT_WINDOW_BYTES", 4096)
+    monkeypatch.setattr("services.decode_worker.prefill_link.CREDIT_WINDOW_BYTES", 2048)
     async with fleet(decode_sizes={"num_blocks": 256}, prefill_sizes={"num_blocks": 256}) as f:
         f.delay_s = lambda frame: 0.5 if frame.HasField("blocks") else 0.0
         prompts = [[i, *PROMPT] for i in range(10)]
