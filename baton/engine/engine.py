@@ -165,6 +165,7 @@ class Engine:
             self._finish_batch(result)
         elif result is not None:
             self._probe_s = self._clock.now() - self._began_at
+            self._meter.observe_short(self._probe_s)
         events = self._state.events
         if result is not None:
             events.violations = self._audit.after_step(self.step_index)

@@ -1,16 +1,21 @@
 """Measures how fast this worker prefills and decodes, from its steps.
 
-A step costs something before its first prompt token: it reads all weights, and it may decode. That
-is known from the steps that only decode; the rest is its prefill's. Otherwise a decode worker that
-prefills a few tokens now and then would look as slow at it as its batch is large, or as a step is
-long, and would never be chosen for a prompt again.
+A step costs something before its first prompt token: it reads all weights, and it may decode. The
+rest is its prefill's. Otherwise a decode worker that prefills a few tokens now and then would look
+as slow at it as its batch is large, or as a step is long, and would never be chosen for a prompt
+again. Decodes are known from the steps that only decode; a step by itself, on workers that never
+decode too, from the probes of an idle core.
 """
+
+from baton.system.rate_meter import RateMeter
 
 _WEIGHT_OF_NEWEST = 0.1
 # After so many prefilled tokens, earlier ones count half.
 _HALF_LIFE_TOKENS = 2048
 # Of a step's time, how much is its prefill's at least: rows share the reading of the weights.
 _LEAST_SHARE = 0.1
+# By so much the shortest step grows with each one, to follow a machine that became slower.
+_DRIFT = 1.001
 
 
 class LoadMeter:
@@ -18,22 +23,32 @@ class LoadMeter:
 
     def __init__(self) -> None:
         self.decode_step_s = 0.0
-        self._prefill = _TokenTime()
+        self._prefill = RateMeter(_HALF_LIFE_TOKENS)
         self._has_decoded_alone = False
+        # The shortest lately, of steps without prefill.
+        self._least_step_s = 0.0
 
     @property
     def prefill_tokens_per_s(self) -> float:
         """Without what a step costs that prefills nothing."""
         return self._prefill.per_s
 
+    def observe_short(self, duration_s: float) -> None:
+        """A step without prefill has run; a probe is one, of one token that belongs to nobody."""
+        least_s = self._least_step_s * _DRIFT
+        self._least_step_s = min(duration_s, least_s) if least_s else duration_s
+
     def observe(self, duration_s: float, num_prefill_tokens: int, num_decodes: int) -> None:
         """One step of `duration_s` seconds has run."""
         if duration_s <= 0:
             return
         if num_prefill_tokens:
-            step_s = self.decode_step_s if self._has_decoded_alone else 0.0
+            is_decoding = num_decodes > 0 and self._has_decoded_alone
+            step_s = self.decode_step_s if is_decoding else self._least_step_s
             prefill_s = max(duration_s - step_s, _LEAST_SHARE * duration_s)
             self._prefill.observe(num_prefill_tokens, prefill_s)
+        elif num_decodes:
+            self.observe_short(duration_s)
         if num_decodes and (not num_prefill_tokens or not self._has_decoded_alone):
             self._observe_decode(duration_s, is_alone=not num_prefill_tokens)
 
@@ -46,22 +61,3 @@ class LoadMeter:
             self.decode_step_s += _WEIGHT_OF_NEWEST * (duration_s - self.decode_step_s)
         else:
             self.decode_step_s = duration_s
-
-
-class _TokenTime:
-    """Least squares through the origin: a step of ten times the tokens tells ten times as exactly
-    what one of them takes, so short steps do not outvote long ones."""
-
-    def __init__(self) -> None:
-        self._tokens_squared = 0.0
-        self._tokens_seconds = 0.0
-
-    @property
-    def per_s(self) -> float:
-        """0 = nothing observed."""
-        return self._tokens_squared / self._tokens_seconds if self._tokens_seconds else 0.0
-
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        keep = 0.5 ** (num_tokens / _HALF_LIFE_TOKENS)
-        self._tokens_squared = keep * self._tokens_squared + num_tokens**2
-        self._tokens_seconds = keep * self._tokens_seconds + num_tokens * seconds

@@ -183,8 +183,9 @@ def pick(
                 losses.append(f"{decode.worker_id} {obstacle}")
             else:
                 costs = _ttft_s(ask, decode, prefill) | {"itl": itl_s}
-                if prefill is None:
-                    costs |= _interference_s(ask, decode, policy)
+                costs["steps"] = _steps_s(ask, decode, prefill, pool_step_s)
+                if prefill is None and decode.num_running:
+                    costs["streams"] = _delay_s(ask, decode, policy)
                 candidates.append(_Candidate(decode, prefill, costs))
     if not candidates:
         return NoChoice(_kind(obstacles, decodes), _join(losses), tuple(full))
@@ -297,18 +298,21 @@ def _ttft_s(ask: Ask, decode: WorkerView, prefill: WorkerView | None) -> dict[st
     return costs
 
 
-def _interference_s(ask: Ask, decode: WorkerView, policy: Policy) -> dict[str, float]:
-    """What prompt and running streams cost each other when the decode worker prefills itself."""
-    if not decode.num_running:
-        return {}
-    missing = decode.missing_tokens(ask.num_prompt_tokens)
-    num_tokens = decode.num_queued_prefill_tokens + missing
+def _steps_s(ask: Ask, decode: WorkerView, prefill: WorkerView | None, pool_step_s: float) -> float:
+    """What the steps cost by themselves, which the rates of prompt tokens leave out: an idle one,
+    or as many of the running batch as leave room for the prompt."""
+    if prefill or not decode.num_running:
+        return pool_step_s
+    num_tokens = decode.num_queued_prefill_tokens + decode.missing_tokens(ask.num_prompt_tokens)
     num_steps = -(-num_tokens // decode.chunk_tokens) if decode.chunk_tokens else 1
+    return num_steps * decode.speed.decode_step_s
+
+
+def _delay_s(ask: Ask, decode: WorkerView, policy: Policy) -> float:
+    """What running streams lose, all together, when the decode worker prefills itself."""
+    missing = decode.missing_tokens(ask.num_prompt_tokens)
     delay_s = missing / decode.speed.prefill_tokens_per_s
-    return {
-        "steps": num_steps * decode.speed.decode_step_s,
-        "streams": policy.itl_weight * decode.num_running * delay_s,
-    }
+    return policy.itl_weight * decode.num_running * delay_s
 
 
 def _idle_step_s(decode: WorkerView, policy: Policy) -> float:

@@ -70,6 +70,14 @@ def test_the_longer_a_prompt_the_fewer_streams_it_takes_to_send_it_away(choose, 
     assert least[0] > least[-1] > 0
 
 
+def test_a_few_tokens_stay_beside_a_stream_as_a_step_is_a_step_on_either_worker(
+    choose, view, busy
+) -> None:
+    decode = busy(1, handoff_s=0.003)
+    assert choose([decode], [view("p0")], num_prompt_tokens=1).prefill is None
+    assert choose([decode], [view("p0")], num_prompt_tokens=100).prefill is not None
+
+
 def test_an_idle_decode_worker_takes_a_prompt_from_a_busy_one(choose, view, busy) -> None:
     choice = choose([busy(), view("d1")], [view("p0")])
     assert (choice.decode.worker_id, choice.prefill) == ("d1", None)
