@@ -7,7 +7,9 @@ the next one to that worker is plain; after that one's end, what is best is trie
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import Any
 
 from baton.handoff.lease import LEASE_S, RENEW_INTERVAL_S, LeaseTable
@@ -32,10 +34,10 @@ CREDIT_WINDOW_BYTES = 16 * 1024 * 1024
 MAX_CREDIT_BYTES = 2**64 - 1
 MAX_TRANSFERS_PER_LINK = 1024
 MAX_LINKS = 256
-# The rate comes from transfers of this size on; a smaller one takes as long as its messages, and
-# counts with this weight in how long that is.
+# The rate comes from transfers of this size on; a smaller one takes as long as its messages, for
+# which the middle one of the last few stands, and before so many nothing.
 MIN_RATE_BYTES = 2**20
-SMALL_WEIGHT = 0.2
+MAX_SMALL, MIN_SMALL = 5, 3
 # After so many bytes, earlier ones count half.
 RATE_HALF_LIFE_BYTES = 64 * 2**20
 _DELIVERIES = ("blocks", "commit")
@@ -309,7 +311,7 @@ class PrefillLinks:
         self._group: asyncio.TaskGroup | None = None
         self._last_xfer_id = 0
         self._rate = RateMeter(RATE_HALF_LIFE_BYTES)
-        self._small_s = 0.0
+        self._small_s: deque[float] = deque(maxlen=MAX_SMALL)
 
     def open_request_ids(self) -> Iterator[str]:
         """Of all transfers."""
@@ -323,15 +325,14 @@ class PrefillLinks:
     def observe_rate(self, num_bytes: int, duration_s: float) -> None:
         """All bytes of one transfer, and how long it went on after their compute was done.
 
-        The router is told the means: what a handoff adds to its prefill, at least and per byte.
+        The router is told what a handoff adds to its prefill, at least and per byte.
         """
         if num_bytes >= MIN_RATE_BYTES:
             self._rate.observe(num_bytes, duration_s)
-        elif self._small_s:
-            self._small_s += SMALL_WEIGHT * (duration_s - self._small_s)
         else:
-            self._small_s = duration_s
-        self._parts.reports.set_handoff_speed(self._rate.per_s, self._small_s)
+            self._small_s.append(duration_s)
+        small_s = median(self._small_s) if len(self._small_s) >= MIN_SMALL else 0.0
+        self._parts.reports.set_handoff_speed(self._rate.per_s, small_s)
 
     def next_xfer_id(self) -> int:
         """Never the same twice in one life of this worker."""
