@@ -17,8 +17,12 @@ import pytest
 
 from baton.localstack.home import Home
 
-START_TIMEOUT_S = 180
-METRICS_TIMEOUT_S = 30
+# None of these is a promise: they end what hangs, on a machine that others use, too.
+START_TIMEOUT_S = 240
+COMMAND_TIMEOUT_S = 240
+TEST_TIMEOUT_S = 600
+ANSWER_TIMEOUT_S = 120
+METRICS_TIMEOUT_S = 60
 ROOT = Path(__file__).parents[2]
 
 
@@ -36,6 +40,9 @@ class Stack:
             "BATON_HOME": str(folder),
             "OMP_NUM_THREADS": "1",
             "OMP_WAIT_POLICY": "PASSIVE",
+            # In production a Redis that is slow must not hold up a request; here nobody has a core.
+            "BATON_QUOTA_REDIS_TIMEOUT_S": "20",
+            "BATON_TOKENIZER_TEMPLATE_DEADLINE_S": "60",
         }
         self.environment.pop("OTEL_EXPORTER_OTLP_ENDPOINT", None)
         self.output = folder.parent / f"{folder.name}.out"
@@ -84,7 +91,7 @@ class Stack:
         for _ in range(times):
             self.process.send_signal(signal.SIGINT)
             time.sleep(0.2)
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=COMMAND_TIMEOUT_S)
 
     @property
     def base_url(self) -> str:
@@ -96,14 +103,16 @@ class Stack:
 
     def client(self, api_key: str = "") -> openai.OpenAI:
         key = api_key or self.api_key
-        client = openai.OpenAI(base_url=self.base_url, api_key=key, max_retries=0, timeout=60)
+        client = openai.OpenAI(
+            base_url=self.base_url, api_key=key, max_retries=0, timeout=ANSWER_TIMEOUT_S
+        )
         # Left to the garbage collector, its sockets are warnings, and warnings are errors.
         atexit.register(client.close)
         return client
 
     def async_client(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(
-            base_url=self.base_url, api_key=self.api_key, max_retries=0, timeout=60
+            base_url=self.base_url, api_key=self.api_key, max_retries=0, timeout=ANSWER_TIMEOUT_S
         )
 
     def command_line(self, *arguments: str) -> list[str]:
@@ -112,7 +121,8 @@ class Stack:
     def command(self, *arguments: str) -> subprocess.CompletedProcess:
         return subprocess.run(
             self.command_line(*arguments),
-            env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+            env=self.environment, cwd=ROOT, capture_output=True, text=True,
+            timeout=COMMAND_TIMEOUT_S, check=False,
         )  # fmt: skip
 
     def metric(self, service: str, name: str, **labels: str) -> float:
@@ -154,12 +164,18 @@ def read_metric(url: str, name: str, **labels: str) -> float:
     return total
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 10) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 60) -> None:
     """Poll until the condition holds; fails when it does not hold in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "condition not met in time"
         time.sleep(0.05)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/e2e" in item.path.as_posix() and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,8 @@ import pytest
 
 from tests.e2e.conftest import ROOT, Stack, wait_until
 
+MAX_LOOKS = 5
+
 
 def running(pids: list[int]) -> list[int]:
     alive = []
@@ -39,8 +41,8 @@ def test_a_stack_survives_a_dead_service_keeps_its_keys_and_leaves_nothing(tmp_p
     victim = stack.pids()["tokenizer"]
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: "tokenizer ended with signal SIGKILL" in stack.output.read_text())
-    wait_until(lambda: stack.pids()["tokenizer"] not in (0, victim), 20)
-    wait_until(lambda: _answers(stack, text), 20)
+    wait_until(lambda: stack.pids()["tokenizer"] not in (0, victim))
+    wait_until(lambda: _answers(stack, text))
 
     pids = stack.all_pids()
     assert stack.interrupt() == 0
@@ -95,7 +97,11 @@ def test_a_taken_port_is_named(stack: Stack, tmp_path: Path) -> None:
 
 
 def test_status_says_what_runs_where(stack: Stack) -> None:
-    result = stack.command("status")
+    # A service that has no core for two seconds is shown as one that does not answer.
+    results = [stack.command("status")]
+    while results[-1].returncode and len(results) < MAX_LOOKS:
+        results.append(stack.command("status"))
+    result = results[-1]
     assert result.returncode == 0, result.stdout + result.stderr
     for name in ("gateway", "router", "prefill-1", "decode-2", "redis"):
         assert name in result.stdout
@@ -125,7 +131,7 @@ def test_the_example_in_the_readme_runs_as_it_stands(stack: Stack) -> None:
     example = example.replace("http://127.0.0.1:8080/v1", stack.base_url)
     example = example.replace('api_key="..."', f'api_key="{stack.api_key}"')
     result = subprocess.run(
-        [sys.executable, "-c", example], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", example], capture_output=True, text=True, timeout=200, check=False
     )
     assert result.returncode == 0, result.stderr
     assert "backpressure" in result.stdout.lower()

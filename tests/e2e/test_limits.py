@@ -1,5 +1,7 @@
 """Limits of a key through the whole stack."""
 
+import time
+
 import openai
 import pytest
 
@@ -67,6 +69,10 @@ def test_an_exhausted_budget_is_insufficient_quota(stack) -> None:
     assert refused.value.code == "insufficient_quota"
 
 
+# What a gateway knows of a key it believes for 5 s; what is revoked is read every second.
+MAX_BELIEVED_S = 8.0
+
+
 def test_a_revoked_key_is_refused_within_five_seconds(stack) -> None:
     key = new_key(stack, "--tenant", "gone")
     client = stack.client(key)
@@ -76,11 +82,9 @@ def test_a_revoked_key_is_refused_within_five_seconds(stack) -> None:
     key_id = next(line.split()[0] for line in listing.splitlines() if "tenant=gone" in line)
     assert stack.command("keys", "revoke", key_id).returncode == 0
 
-    def refused() -> bool:
-        try:
+    # Of each request that is still served it counts when it began: answers may take their time.
+    revoked_s = began_s = time.monotonic()
+    with pytest.raises(openai.AuthenticationError):
+        while began_s - revoked_s < MAX_BELIEVED_S:
+            began_s = time.monotonic()
             ask(client)
-        except openai.AuthenticationError:
-            return True
-        return False
-
-    wait_until(refused, timeout_s=8)

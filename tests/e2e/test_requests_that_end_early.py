@@ -75,7 +75,8 @@ async def leave_early(stack: Stack, rng: random.Random, at_once: asyncio.Semapho
         url = httpx.URL(stack.base_url)
         reader, writer = await asyncio.open_connection(url.host, url.port)
         writer.write(request_of(stack, rng))
-        patience_s = rng.choice([0.0, rng.uniform(0, 0.2), rng.uniform(0, 1)])
+        # The last one sees an answer begin, on any machine.
+        patience_s = rng.choice([0.0, rng.uniform(0, 0.2), rng.uniform(0, 1), 60.0])
         try:
             async with asyncio.timeout(patience_s):
                 await reader.read(rng.choice([100, 100_000]))
@@ -96,7 +97,7 @@ def test_after_mixed_aborts_every_gauge_is_back_to_zero(stack: Stack) -> None:
 
     before, within_before = cancels(stack)
     asyncio.run(aborts())
-    wait_until(lambda: not any(gauges(stack).values()), 30)
+    wait_until(lambda: not any(gauges(stack).values()))
     count, within = cancels(stack)
     assert count > before, "no cancel reached a worker"
     if IS_LONG:
@@ -110,7 +111,7 @@ def post(stack: Stack, headers: dict[str, str], **fields: object) -> httpx.Respo
     message = {"role": "user", "content": STORY}
     body = {"model": "baton-demo", "temperature": 0, "messages": [message], **fields}
     headers = {"authorization": f"Bearer {stack.api_key}", **headers}
-    return httpx.post(f"{stack.base_url}/chat/completions", json=body, headers=headers, timeout=60)
+    return httpx.post(f"{stack.base_url}/chat/completions", json=body, headers=headers, timeout=120)
 
 
 def test_no_first_token_in_time_is_a_504_and_frees_everything(stack: Stack) -> None:
@@ -138,6 +139,6 @@ def test_an_answer_that_takes_too_long_is_ended_at_its_deadline(
         assert answer.status_code == 504
     wait_until(lambda: not any(stack.used_blocks().values()))
     request_id = answer.headers["x-request-id"]
-    wait_until(lambda: stack.usage_records(request_id), 20)
+    wait_until(lambda: stack.usage_records(request_id))
     [record] = stack.usage_records(request_id)
     assert record["finish_reason"] == "deadline_exceeded"
