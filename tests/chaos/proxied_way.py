@@ -21,7 +21,7 @@ from baton.system.parent_death import die_with_parent
 from baton.testing.fault_proxy import FaultProxy, OneUpstream
 from tests.e2e.conftest import ROOT, Stack, read_metric, wait_until
 
-READY_TIMEOUT_S = 60
+READY_TIMEOUT_S = 240
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ import pytest
 
 from baton.testing.fault_proxy import FaultProxy
 from baton.testing.faults import DIRECTIONS
+from services.gateway.worker_connections import RESUME_WINDOW_S
 from tests.chaos.conftest import Target
 from tests.chaos.proxied_way import ProxiedWay
 from tests.chaos.streams import assert_same, story
-from tests.chaos.trials import Trials
+from tests.chaos.trials import ASSERTS_FIGURES, Missed, Trials
 from tests.e2e.conftest import wait_until
 
 NUM_TOKENS = 160
@@ -21,7 +22,7 @@ LONG = "Tell me, in a few words, about the price of tea and the way to the stati
 BLOCK_READ_BYTES = 4096
 SLOW_BYTES_PER_S = 200_000.0
 MAX_VANISHED_S = 6.0
-VANISHED_TIMEOUT_S = 30
+VANISHED_TIMEOUT_S = 60
 
 
 def fresh_prompt(target: Target) -> dict[str, Any]:
@@ -45,23 +46,26 @@ def test_a_stream_outlives_its_connection(
     body = story(max_tokens=NUM_TOKENS, temperature=0.8, seed=5)
     right = target.right_answer(body)
 
+    def num_again() -> float:
+        names = ("baton_gateway_moves_total", "baton_gateway_repeated_picks_total")
+        return sum(way.metric(name) for name in names)
+
     def trial(number: int) -> float:
-        stream = target.stream(body, way)
+        before, stream = num_again(), target.stream(body, way)
         stream.wait_for(target.rng.randint(1, NUM_TOKENS // 2))
         name = target.busiest("decode")
         way.proxies[name].cut(reset=ending == "reset")
         way.proxies[name].verify()
         answer = stream.join()
         assert_same(answer, right)
+        if num_again() > before:
+            # Who cannot be reached in time is left, and rightly: here nobody may have had a core.
+            assert not ASSERTS_FIGURES, "something was prefilled again"
+            assert answer.stall_s > RESUME_WINDOW_S / 2, "prefilled again at once"
+            raise Missed
         return answer.stall_s
 
-    def num_again() -> float:
-        names = ("baton_gateway_moves_total", "baton_gateway_repeated_picks_total")
-        return sum(way.metric(name) for name in names)
-
-    before = num_again()
     trials.run(f"decode connection {ending}", 200, trial)
-    assert num_again() == before, "something was prefilled again"
 
 
 def test_a_flipped_bit_in_a_handoff_is_found(
@@ -116,6 +120,10 @@ def test_the_blocks_of_a_vanished_peer_are_free_soon(
     """Half-open: everything that the two workers send each other is swallowed, and no connection
     breaks. What the prefill worker held for the other one is free when that is found out."""
 
+    def heal_all() -> None:
+        for proxy in prefill_proxies(way):
+            proxy.heal()
+
     def num_dropped(name: str) -> int:
         return sum(way.proxies[name].counts[f"{direction}.drop"] for direction in DIRECTIONS)
 
@@ -124,18 +132,21 @@ def test_the_blocks_of_a_vanished_peer_are_free_soon(
         for proxy in prefill_proxies(way):
             proxy.set("to_client", bytes_per_s=SLOW_BYTES_PER_S)
         stream = target.stream(body, way)
-        while not target.busy("prefill"):
-            assert not stream.is_over
-        [name] = target.busy("prefill")
+        while not (busy := target.busy("prefill")) and not stream.is_over:
+            pass
+        if not busy:
+            heal_all()
+            raise Missed
+        name = busy[0]
         before = num_dropped(name)
         way.proxies[name].set(drop=True)
         dropped_s = time.monotonic()
         wait_until(lambda: name not in target.busy("prefill"), VANISHED_TIMEOUT_S)
         free_s = time.monotonic() - dropped_s
-        for proxy in prefill_proxies(way):
-            proxy.heal()
-        assert num_dropped(name) > before, "nothing was swallowed"
+        heal_all()
         assert_same(stream.join(), target.right_answer(body))
+        if num_dropped(name) == before:
+            raise Missed  # nothing was swallowed: all of it had come
         return free_s
 
     trials.run("handoff peer vanishes", 20, trial, max_s=MAX_VANISHED_S)

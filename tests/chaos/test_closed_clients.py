@@ -21,7 +21,7 @@ from tests.chaos.trials import IS_LONG, Trials
 
 LONG = "Tell me, in a few words, about the price of tea and the way to the station. "
 MAX_ROUNDS = 50
-QUIET_TIMEOUT_S = 20.0
+QUIET_TIMEOUT_S = 60.0
 FREE_AFTER_S = 0.25
 
 
@@ -116,13 +116,15 @@ def test_a_client_that_leaves_gives_everything_back(
 ) -> None:
     phase, rng = PHASES[name], target.rng
 
-    def trial(number: int) -> float:
+    def trial(_: int) -> float:
         before = phase.num_counted(target)
-        for _ in range(MAX_ROUNDS):
+        for number in range(MAX_ROUNDS):
             clients = [ask(target, phase) for _ in range(phase.num_clients)]
             if phase.waits:
                 assert clients[0].recv(12) == b"HTTP/1.1 200"
-            time.sleep(rng.uniform(0, phase.patience_s))
+            # A busy machine comes to the phase later: every other round leaves later and later.
+            longer = 2 ** (5 * number / MAX_ROUNDS) if number % 2 else 1
+            time.sleep(rng.uniform(0, phase.patience_s * longer))
             # Whoever leaves there has got nearly everything, and may be counted as served.
             is_seen = phase.label == "flush" and "flush" in stages(target)
             for client in clients:

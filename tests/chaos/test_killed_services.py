@@ -4,7 +4,7 @@ import pytest
 
 from tests.chaos.conftest import Target
 from tests.chaos.streams import assert_same, story
-from tests.chaos.trials import Trials
+from tests.chaos.trials import Missed, Trials
 
 
 @pytest.mark.parametrize("service", ["quota", "tokenizer", "router"])
@@ -39,6 +39,7 @@ def test_streams_begin_while_every_router_is_dead(target: Target, trials: Trials
         streams = [target.stream(body) for _ in range(4)]
         for stream in streams:
             assert_same(stream.join(), right)
-        assert target.stack.metric("gateway", "baton_gateway_lone_picks_total") > alone
+        if target.stack.metric("gateway", "baton_gateway_lone_picks_total") == alone:
+            raise Missed  # a router was back before they were asked
 
     trials.run("kill -9 all routers", 50, trial)

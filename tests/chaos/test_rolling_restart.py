@@ -3,8 +3,8 @@
 The clients reach the gateways through a TCP proxy that follows /readyz, as a load balancer does,
 and ask for greedy answers, so that each is known word for word. Arrivals are open loop: a client
 that waits for its answer would spare a stack that stalls. In the long run they come at a share of
-what the stack was measured to serve; in the short one at a low rate, since workers that load their
-model beside a full load take half a minute.
+what the stack was measured to serve; in the short one at a low rate, and no more than one client
+alone would ask for, since workers that load their model beside a full load take half a minute.
 """
 
 import asyncio
@@ -82,10 +82,12 @@ class Load:
                     pieces += [c["delta"].get("content") or "" for c in event["choices"]]
         return "".join(pieces), outcome
 
-    async def learn(self) -> None:
-        """The right answers, one client at a time."""
+    async def learn(self) -> float:
+        """The right answers, one client at a time; how many seconds one takes."""
+        started = time.monotonic()
         for question in QUESTIONS:
             await self.one(question)
+        return (time.monotonic() - started) / len(QUESTIONS)
 
     async def measure(self, num_clients: int, num_streams: int) -> float:
         """Streams a second, closed loop."""
@@ -144,8 +146,9 @@ async def _rolled_under_load(stack: Stack) -> Load:
         limits = httpx.Limits(max_connections=512, max_keepalive_connections=0)
         async with httpx.AsyncClient(headers=headers, timeout=60, limits=limits) as client:
             load = Load(client, f"http://{proxy.address}/v1/chat/completions")
-            await load.learn()
-            rate = LOAD_SHARE * await load.measure(8, 200) if IS_LONG else SHORT_RATE
+            alone_s = await load.learn()
+            short_rate = min(SHORT_RATE, 1 / alone_s)
+            rate = LOAD_SHARE * await load.measure(8, 200) if IS_LONG else short_rate
             enough = asyncio.Event()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(load.arrive(rate, enough))

@@ -4,11 +4,11 @@ import time
 
 from tests.chaos.conftest import NUM_DECODE, Target
 from tests.chaos.streams import assert_same, story
-from tests.chaos.trials import Trials
+from tests.chaos.trials import Missed, Trials
 from tests.e2e.conftest import wait_until
 
-# Long enough that no stream ends before its worker stands still, nor before that one is awake.
-NUM_TOKENS = 600
+# Long enough that hardly a stream ends before its worker stands still or is awake again.
+NUM_TOKENS = 1500
 MAX_FIRST_TOKENS = 100
 # Until a worker is given up: with streams, and without.
 MAX_BUSY_S, MAX_IDLE_S = 3.0, 8.0
@@ -38,11 +38,13 @@ def test_streams_leave_a_worker_that_stands_still(target: Target, trials: Trials
         try:
             wait_until(lambda: target.num_moves() > before or stream.is_over, FOUND_TIMEOUT_S)
             found_s = time.monotonic() - began_s
-            assert not stream.is_over, "it ended before its worker stood still"
+            has_moved = target.num_moves() > before
         finally:
             for fault in faults:
                 fault.resume().verify()
         assert_same(stream.join(), right)
+        if not has_moved:
+            raise Missed  # it ended before its worker stood still
         return found_s
 
     trials.run("SIGSTOP busy decode worker", 20, trial, max_s=MAX_BUSY_S)
