@@ -139,7 +139,9 @@ def test_a_worker_that_is_told_of_users_builds_locusts_parser_once() -> None:
 
 
 def test_without_a_server_nothing_is_tested(tmp_path: Path) -> None:
-    code, run = run_locust(tmp_path, "http://127.0.0.1:9", SCENARIO)
+    # With two seconds, the run may be over before it has looked for its server.
+    patient = SCENARIO.replace("duration_s = 2", "duration_s = 60")
+    code, run = run_locust(tmp_path, "http://127.0.0.1:9", patient)
     assert (code, run) == (2, {})
 
 
