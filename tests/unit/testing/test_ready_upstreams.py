@@ -39,4 +39,5 @@ def test_a_server_that_is_silent_stays_what_it_was_for_a_while(
             running.cancel()
 
     monkeypatch.setattr(ready_upstreams, "_ask", ask)
+    monkeypatch.setattr(ready_upstreams, "MAX_SILENT", 3)
     run_virtual(main())
