@@ -265,6 +265,10 @@ class LoadTest:
     def _on_quitting(self, **_: Any) -> None:
         if self.environment.process_exit_code == CANNOT_RUN:
             return
+        if not self.recorder.model:
+            log.error("the test was over before any process had found what to test")
+            self.environment.process_exit_code = CANNOT_RUN
+            return
         found = self.summary()
         self.environment.process_exit_code = KEPT if found["is_kept"] else NOT_KEPT
         print(report.text(found), flush=True)

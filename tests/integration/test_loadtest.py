@@ -138,10 +138,10 @@ def test_a_worker_that_is_told_of_users_builds_locusts_parser_once() -> None:
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=200)
 
 
-def test_without_a_server_nothing_is_tested(tmp_path: Path) -> None:
-    # With two seconds, the run may be over before it has looked for its server.
-    patient = SCENARIO.replace("duration_s = 2", "duration_s = 60")
-    code, run = run_locust(tmp_path, "http://127.0.0.1:9", patient)
+@pytest.mark.parametrize("duration_s", [0.01, 60], ids=["over before it looked", "patient"])
+def test_without_a_server_nothing_is_tested(tmp_path: Path, duration_s: float) -> None:
+    scenario = SCENARIO.replace("duration_s = 2", f"duration_s = {duration_s}")
+    code, run = run_locust(tmp_path, "http://127.0.0.1:9", scenario)
     assert (code, run) == (2, {})
 
 
