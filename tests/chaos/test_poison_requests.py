@@ -9,7 +9,7 @@ from typing import Any
 from tests.chaos.conftest import Target
 from tests.chaos.poison import POISON_PROMPT
 from tests.chaos.streams import assert_same, story
-from tests.chaos.trials import ASSERTS_FIGURES, Trials
+from tests.chaos.trials import Trials
 from tests.e2e.conftest import Stack, wait_until
 
 NUM_MATES = 6
@@ -61,8 +61,7 @@ def test_a_poison_request_is_refused_after_two_cores_and_its_mates_finish(
         began_s = time.monotonic()
         status, error, _ = complete(stack, poison)
         assert (status, error["error"]["code"]) == (400, "request_quarantined")
-        took_s = time.monotonic() - began_s
-        assert took_s < MAX_REFUSED_S or not ASSERTS_FIGURES, "it waited for a worker"
+        assert time.monotonic() - began_s < MAX_REFUSED_S, "it waited for a worker"
         target.wait_until_able(1)
         status, _, _ = complete(stack, [*POISON_PROMPT[1:], 78, number])
         assert status == 200, "one token less does not kill"
