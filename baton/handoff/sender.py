@@ -97,6 +97,7 @@ class Sender:
         blocks.num_blocks = num_blocks
         blocks.head_hi = self._blocks.spec.layers[layers.start].num_kv_heads
         blocks.capability = self.ticket.capability
+        assert len(layers) == 1 or not self._checksums, "a page has a checksum, not a stripe"
         for place in range(num_blocks) if self._checksums else ():
             sums = self._checksums.get(first_block + place)
             if sums is not None:
