@@ -1,6 +1,6 @@
 """Stop strings in pieces of text."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,13 +45,25 @@ def test_a_stop_string_with_an_own_border_is_found_after_a_false_start() -> None
     assert run(list("aabaabaac"), "aabaac") == ("aab", True)
 
 
+def test_a_border_of_a_border_counts_too() -> None:
+    assert run(["aabaaabaaaa"], "aabaaaa") == ("aaba", True)
+
+
+def test_every_stop_string_is_found_behind_each_of_its_own_beginnings() -> None:
+    stops = ("".join(chars) for size in range(1, 9) for chars in product("ab", repeat=size))
+    for stop in stops:
+        for length in range(len(stop)):
+            text = stop[:length] + stop
+            assert run([text], stop) == (text[: text.find(stop)], True), (text, stop)
+
+
 def test_without_stop_strings_text_passes_at_once() -> None:
     assert matcher().feed("abc") == "abc"
 
 
 @given(
     text=st.text("ab", max_size=40),
-    stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4),
+    stops=st.lists(st.text("ab", min_size=1, max_size=9), min_size=1, max_size=4),
     cuts=st.lists(st.integers(0, 40), max_size=8),
 )
 def test_any_cutting_gives_the_text_before_the_first_complete_stop_string(
