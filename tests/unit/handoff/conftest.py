@@ -36,6 +36,7 @@ class Pair:
     source_ids: list[int]
     target_ids: list[int]
     consumed: list[int]
+    late: list[BadBlocks | None]
     end: ReceivingEnd
 
     def next_frame(self) -> handoff_pb2.PrefillFrame:
@@ -102,6 +103,7 @@ def make_pair(
         source_ids,
         target_ids,
         consumed,
+        late,
         end,
     )
 

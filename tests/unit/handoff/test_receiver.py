@@ -1,9 +1,11 @@
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
+from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.ticket import BadBlocks, ForeignFrame
+from baton.handoff.transport import Landed, num_payload_bytes
 from baton.wire.v1 import handoff_pb2
 from tests.unit.handoff.conftest import SPEC, Pair, make_pair
 
@@ -87,6 +89,113 @@ def test_closing_gives_back_the_bytes_of_waiting_frames(pair: Pair) -> None:
 
     assert sum(pair.consumed) == pair.sender.num_bytes_sent
     assert not any(pair.target)
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_frames_after_the_close_are_consumed_and_write_nothing(pair: Pair, is_bound: bool) -> None:
+    frames, _ = blocks_of(pair)
+    if is_bound:
+        pair.receiver.bind(pair.target_ids)
+    pair.receiver.close()
+
+    for frame in frames:
+        pair.take(frame)
+
+    assert sum(pair.consumed) == pair.sender.num_bytes_sent
+    assert pair.receiver.num_bytes_received == 0
+    assert not any(pair.target)
+
+
+@pytest.mark.parametrize("bad", [0, 1, -1])
+def test_a_bad_frame_among_those_that_waited_is_refused_and_each_is_consumed_once(
+    pair: Pair, bad: int
+) -> None:
+    frames, _ = blocks_of(pair)
+    frames[bad].checksum ^= 1
+    for frame in frames:
+        pair.take(frame)
+
+    with pytest.raises(BadBlocks, match="checksum"):
+        pair.receiver.bind(pair.target_ids)
+
+    assert pair.consumed == [num_payload_bytes(frame) for frame in frames]
+
+
+class LatePages:
+    """Pages that land when the test says so."""
+
+    def __init__(self) -> None:
+        self.tell: Landed | None = None
+        self.num_releases = 0
+
+    def land(
+        self,
+        blocks: BlockBytes,
+        frame: handoff_pb2.Blocks,
+        block_ids: Sequence[int],
+        landed: Landed,
+    ) -> bool:
+        self.tell = landed
+        return False
+
+    def release(self) -> None:
+        self.num_releases += 1
+
+
+def take_late(pair: Pair) -> tuple[list[handoff_pb2.Blocks], list[Landed]]:
+    """Let every frame of the transfer begin to land."""
+    frames, commit = blocks_of(pair)
+    pair.receiver.bind(pair.target_ids)
+    pair.receiver.commit(commit)
+    tells = []
+    for frame in frames:
+        pages = LatePages()
+        pair.receiver.take(frame, pages)
+        assert pages.num_releases == 1
+        assert pages.tell is not None
+        tells.append(pages.tell)
+    return frames, tells
+
+
+def test_pages_that_land_late_count_once_they_have_landed(pair: Pair) -> None:
+    frames, tells = take_late(pair)
+    assert pair.consumed == [num_payload_bytes(frame) for frame in frames]
+    assert pair.receiver.num_bytes_received == 0
+
+    for index, tell in enumerate(tells):
+        assert not pair.receiver.is_complete
+        tell(None)
+        assert len(pair.late) == index + 1
+
+    assert pair.receiver.is_complete
+    assert pair.receiver.num_bytes_received == pair.sender.num_bytes_sent
+
+
+def test_pages_that_turn_out_bad_late_do_not_count(pair: Pair) -> None:
+    _, tells = take_late(pair)
+    fault = BadBlocks("checksum", "wrong")
+
+    for tell in tells:
+        tell(fault)
+
+    assert pair.late == [fault] * len(tells)
+    assert pair.receiver.num_bytes_received == 0
+    assert not pair.receiver.is_complete
+
+
+@pytest.mark.parametrize("fault", [None, BadBlocks("checksum", "wrong")])
+def test_pages_that_land_after_the_close_change_nothing_and_are_not_told(
+    pair: Pair, fault: BadBlocks | None
+) -> None:
+    _, tells = take_late(pair)
+    pair.receiver.close()
+
+    for tell in tells:
+        tell(fault)
+
+    assert pair.late == []
+    assert pair.receiver.num_bytes_received == 0
+    assert not pair.receiver.is_complete
 
 
 @pytest.mark.parametrize("position", [0, 17, -1])
