@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from baton.engine.device_handoff import DeviceHandoff
 from baton.engine.engine import Engine, EngineConfig
 from baton.engine.grammar.grammars import Grammars
 from baton.engine.messages import (
@@ -33,11 +34,17 @@ def encode_tokens(token_ids: Sequence[int]) -> bytes:
 class EngineDriver:
     """`events` are of the last step; the dictionaries of all of them, by seq_id."""
 
-    def __init__(self, runner: FakeRunner, grammars: Grammars | None = None, **sizes: int) -> None:
+    def __init__(
+        self,
+        runner: FakeRunner,
+        grammars: Grammars | None = None,
+        device: DeviceHandoff | None = None,
+        **sizes: int,
+    ) -> None:
         self.runner = runner
         self.clock = VirtualClock()
         self.config = EngineConfig("fake-model", "fake", "1", **sizes)
-        self.engine = Engine(self.config, runner, self.clock, grammars)
+        self.engine = Engine(self.config, runner, self.clock, grammars, device)
         self.pool = bytearray(self.config.num_blocks * runner.kv_spec.row_bytes)
         runner.bind_pool(memoryview(self.pool))
         self.tokens: dict[int, list[int]] = {}

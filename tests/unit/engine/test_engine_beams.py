@@ -89,6 +89,16 @@ def test_beams_take_all_their_steps_together():
     assert driver.tokens[8] == driver.runner.lone_run(range(8, 20), others[1].sampling)
 
 
+def test_a_search_that_starts_takes_a_place_for_each_of_its_beams():
+    driver = make_driver(mean_output_tokens=0, max_num_seqs=4)
+    add = request(10, 3, max_tokens=8)
+    others = [add_sequence(seq_id, range(seq_id, 20), max_tokens=12) for seq_id in (7, 8)]
+    driver.step(add, *others)
+    assert [started.seq_id for started in driver.events.started] == [1, 7]
+    driver.run()
+    assert outputs(driver, add) == expected(driver, add)
+
+
 def test_a_preempted_search_goes_on_where_it_was():
     driver = make_driver(num_blocks=24, mean_output_tokens=0, max_num_seqs=8, max_step_tokens=8)
     add = request(14, 3, max_tokens=20)

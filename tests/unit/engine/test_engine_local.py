@@ -71,6 +71,16 @@ def test_generated_tokens_are_cached_too():
     assert driver.events.started[0].num_cached_tokens == 16
 
 
+def test_a_cached_prompt_loses_its_tail_before_its_beginning():
+    driver = make_driver(num_blocks=10)
+    driver.step(add_sequence(1, range(32), max_tokens=1))
+    driver.run()
+    driver.step(add_sequence(2, range(50, 66), max_tokens=1))  # two blocks more than are blank
+    driver.run()
+    driver.step(add_sequence(3, range(32)))
+    assert driver.events.started[0].num_cached_tokens == 24
+
+
 def test_another_cache_key_hits_nothing():
     driver = make_driver()
     driver.step(add_sequence(1, range(16), max_tokens=1))

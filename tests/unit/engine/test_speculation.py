@@ -9,6 +9,7 @@ from baton.engine.drafts import MAX_STEP_DRAFT_TOKENS
 from baton.engine.messages import Credit, StepEvents
 from baton.testing.engine_driver import EngineDriver, add_sequence
 from baton.testing.fake_runner import FakeRunner
+from baton.wire.prefix_hash import HASH_BYTES
 
 REPETITIVE = [7, 8, 9, 10, 11] * 8
 
@@ -93,6 +94,19 @@ def test_rejected_guesses_are_never_found_in_the_prefix_cache():
     assert started[0].num_cached_tokens == len(longer) // 16 * 16
     driver.run()
     assert driver.tokens[2] == driver.lone_run(longer, 9)
+
+
+def test_a_block_that_right_guesses_fill_can_be_hit_from_the_same_step_on():
+    driver = drive(ParrotRunner(), 8)
+    driver.step(add_sequence(1, REPETITIVE, max_tokens=60))
+    num_cached, num_accepted = 0, 0
+    while not driver.finished:
+        num_cached += sum(len(stored.hashes) // HASH_BYTES for stored in driver.events.stored)
+        num_computed = len(REPETITIVE) + len(driver.tokens[1]) - 1
+        assert num_cached == num_computed // driver.runner.kv_spec.block_size
+        num_accepted += driver.step().num_accepted
+    assert num_cached > len(REPETITIVE) // driver.runner.kv_spec.block_size
+    assert num_accepted > 40
 
 
 @pytest.mark.parametrize(
