@@ -49,6 +49,18 @@ def flip_a_bit(*, times: int) -> Tamper:
     return tamper
 
 
+def only_of(f: Fleet, request_id: str, tamper: Tamper) -> Tamper:
+    """Leave Blocks frames of other requests as they are."""
+
+    def tamper_its_own(frame: handoff_pb2.PrefillFrame) -> list[handoff_pb2.PrefillFrame]:
+        own = {
+            prefill.xfer_id for prefill in f.kinds("prefill") if prefill.request_id == request_id
+        }
+        return tamper(frame) if frame.blocks.xfer_id in own else [frame]
+
+    return tamper_its_own
+
+
 def failure_of(answer: Answer) -> str:
     """The reason why the answer ended early, however it was told."""
     if answer.refused:
@@ -564,6 +576,8 @@ async def test_a_full_prefill_queue_is_a_refusal_for_now() -> None:
         await f.settle(1)
 
 
+# Prompts of requests that run beside one that is cancelled.
+EARLIER, LATER = list(range(500, 570)), list(range(700, 860))
 PHASES = ["prefill", "accepted", "first_tokens", "blocks", "commit", "done"]
 
 
@@ -630,28 +644,26 @@ def test_whenever_a_request_is_cancelled_nothing_is_left_and_others_are_unharmed
     async def scenario() -> None:
         sizes = {"num_blocks": 256}
         async with fleet(decode_sizes=sizes, prefill_sizes=sizes) as f:
-            other_prompt = list(range(500, 570))
             endpoint = {"prefill_endpoint": ""} if local_too else {}
-            other = await f.gateway.submit(other_prompt, max_tokens=30, **endpoint)
-            f.to_decode = flip_a_bit(times=bad_frames)
+            earlier = await f.gateway.submit(EARLIER, max_tokens=30, **endpoint)
+            f.to_decode = only_of(f, "request-2", flip_a_bit(times=bad_frames))
             prompt = list(range(num_tokens))
             answer = await f.gateway.submit(prompt, max_tokens=20, num_choices=num_choices)
+            later = await f.gateway.submit(LATER, max_tokens=30)
             await asyncio.sleep(cancel_after_s)
             await f.gateway.cancel("request-2")
             await answer.over()
             for choice, tokens in answer.tokens.items():
                 alone = f.lone_run(prompt, 20, choice=choice)
                 assert tokens == alone[: len(tokens)]
-            await other.over()
-            if failure_free(other):
+            for other, other_prompt in ((earlier, EARLIER), (later, LATER)):
+                await other.over()
+                assert not other.refused
+                assert not other.finishes[0].HasField("failure")
                 assert other.tokens[0] == f.lone_run(other_prompt, 30)
             await f.settle(1)
 
     scenario()
-
-
-def failure_free(answer: Answer) -> bool:
-    return not answer.refused and not answer.finishes[0].HasField("failure")
 
 
 @virtual
