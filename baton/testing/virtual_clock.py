@@ -6,6 +6,7 @@ would wait forever, so the loop raises Deadlock instead.
 """
 
 import asyncio
+import functools
 import selectors
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -97,3 +98,13 @@ def run_virtual(main: Coroutine[Any, Any, T], clock: VirtualClock | None = None)
     """Run `main` to its end on a fresh virtual loop."""
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(clock)) as runner:
         return runner.run(main)
+
+
+def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an async test on a virtual loop: nothing in it sleeps for real."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        run_virtual(test(*args, **kwargs))
+
+    return run

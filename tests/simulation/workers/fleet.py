@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import functools
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from baton.testing.engine_driver import encode_tokens
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.inline_grammars import InlineGate, InlineGrammars
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
-from baton.testing.virtual_clock import VirtualClock, run_virtual
+from baton.testing.virtual_clock import VirtualClock
 from baton.wire.kv_spec import to_wire
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import handoff_pb2, router_pb2, sampling_pb2, worker_pb2
@@ -456,16 +455,6 @@ async def _closing(*clients: LocalEngineClient) -> AsyncIterator[None]:
     finally:
         for client in clients:
             await client.close()
-
-
-def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an async test on a virtual loop: nothing in it sleeps for real."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        run_virtual(test(*args, **kwargs))
-
-    return run
 
 
 def blocks_frames(frames: list[Any]) -> list[handoff_pb2.Blocks]:

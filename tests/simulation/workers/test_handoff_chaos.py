@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simulation.workers.fleet import Answer, Fleet, fleet, virtual
+from baton.testing.virtual_clock import virtual
+from tests.simulation.workers.fleet import Answer, Fleet, fleet
 
 pytestmark = pytest.mark.usefixtures("by_each_transport")
 

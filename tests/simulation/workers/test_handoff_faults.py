@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from baton.engine.client import CoreDied
 from baton.handoff.lease import LEASE_S
 from baton.testing.memory_stream import memory_stream_pair
+from baton.testing.virtual_clock import virtual
 from baton.wire.v1 import handoff_pb2, worker_pb2
 from tests.simulation.workers.fleet import (
     PREFILL_ENDPOINT,
@@ -19,7 +20,6 @@ from tests.simulation.workers.fleet import (
     Tamper,
     fleet,
     pass_on,
-    virtual,
 )
 
 pytestmark = pytest.mark.usefixtures("by_each_transport")

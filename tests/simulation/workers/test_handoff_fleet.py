@@ -7,10 +7,11 @@ import pytest
 from baton.handoff.negotiation import Offer, Transports
 from baton.handoff.transport import num_payload_bytes
 from baton.testing.engine_driver import encode_tokens
+from baton.testing.virtual_clock import virtual
 from baton.wire.v1 import handoff_pb2, worker_pb2
 from baton.worker import prompt as prompt_module
 from services.decode_worker import prefill_link
-from tests.simulation.workers.fleet import fleet, virtual
+from tests.simulation.workers.fleet import fleet
 
 pytestmark = pytest.mark.usefixtures("by_each_transport")
 

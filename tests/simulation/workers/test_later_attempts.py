@@ -8,8 +8,9 @@ import pytest
 from baton.engine.messages import SamplingParams
 from baton.testing.engine_driver import encode_tokens
 from baton.testing.lone_beam_search import lone_beam_search
+from baton.testing.virtual_clock import virtual
 from baton.wire.v1 import worker_pb2
-from tests.simulation.workers.fleet import Fleet, fleet, virtual
+from tests.simulation.workers.fleet import Fleet, fleet
 
 PROMPT = [(3 * i) % 99 for i in range(50)]
 SEEDED = {"temperature": 1.0, "seed": 3}

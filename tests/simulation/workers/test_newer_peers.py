@@ -3,7 +3,8 @@
 from typing import Any
 
 from baton.testing.newer_peer import from_the_future, unknown_frame
-from tests.simulation.workers.fleet import FakeGateway, TamperedStream, fleet, pass_on, virtual
+from baton.testing.virtual_clock import virtual
+from tests.simulation.workers.fleet import FakeGateway, TamperedStream, fleet, pass_on
 
 PROMPT = range(40)
 NEWER_VERSION = 9

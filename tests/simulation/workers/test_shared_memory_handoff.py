@@ -12,7 +12,8 @@ from baton.handoff.lease import LEASE_S
 from baton.handoff.shared_memory import SharedMemoryTransport
 from baton.runtime import instruments
 from baton.system.memory_file import create_memory_file, open_sealed
-from tests.simulation.workers.fleet import Fleet, blocks_frames, fleet, virtual
+from baton.testing.virtual_clock import virtual
+from tests.simulation.workers.fleet import Fleet, blocks_frames, fleet
 from tests.simulation.workers.test_handoff_faults import drop, failure_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="files of a sealed size")

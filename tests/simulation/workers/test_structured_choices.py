@@ -14,8 +14,9 @@ from baton.engine.grammar import compiler
 from baton.testing.engine_driver import encode_tokens
 from baton.testing.inline_grammars import InlineGate
 from baton.testing.tokenizer_folder import EOS, build_tokenizer_folder
+from baton.testing.virtual_clock import virtual
 from baton.wire.v1 import worker_pb2
-from tests.simulation.workers.fleet import STEP_S, Fleet, fleet, virtual
+from tests.simulation.workers.fleet import STEP_S, Fleet, fleet
 
 PROMPT = list(range(100, 150))
 PATTERN = "[a-z]{12,20}"

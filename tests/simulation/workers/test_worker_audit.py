@@ -3,8 +3,9 @@
 import asyncio
 
 from baton.runtime import instruments
+from baton.testing.virtual_clock import virtual
 from baton.wire import failures
-from tests.simulation.workers.fleet import Fleet, fleet, virtual
+from tests.simulation.workers.fleet import Fleet, fleet
 
 PROMPT = range(40)
 

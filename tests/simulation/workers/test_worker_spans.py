@@ -9,7 +9,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import REGISTRY
 
 from baton.runtime import telemetry
-from tests.simulation.workers.fleet import fleet, virtual
+from baton.testing.virtual_clock import virtual
+from tests.simulation.workers.fleet import fleet
 
 PROMPT = list(range(100, 150))
 ROOT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
