@@ -120,6 +120,8 @@ class RouterCore:
             outcome = "pair" if response.HasField("prefill") else "local"
         except BatonError as error:
             outcome = error.reason
+            if outcome == "request_quarantined" and request.num_deaths:
+                self._notify()  # new: every gateway hears of it now, not with the next view
             raise
         finally:
             if outcome not in ("pair", "local"):

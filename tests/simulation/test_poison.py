@@ -19,6 +19,8 @@ from tests.simulation.fleet import Fleet, Worker, running_fleet
 NUM_SEEDS = 60 if os.environ.get("BATON_TEST_LONG") else 6
 RESTART_S = 4.0
 POISON = "~~~~"
+NUM_GATEWAYS = 4
+MAX_HEARD_S = 0.1
 
 
 class PoisonedRunner:
@@ -45,6 +47,7 @@ class PoisonedFleet:
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self.deaths: list[tuple[str, ...]] = []  # who ran in the last step of each
+        self.deaths_s: list[float] = []
         self._tilde = fleet._detokenizer.token_to_id("~")
         for worker in fleet.workers.values():
             self._poison(worker)
@@ -62,6 +65,7 @@ class PoisonedFleet:
 
     def _end(self, worker: Worker) -> None:
         self.fleet.kill(worker.endpoint)
+        self.deaths_s.append(self.fleet.clock.now())
         self.deaths.append(worker.client.progress().request_ids)
         self.fleet._run(self._restart(worker))
 
@@ -126,6 +130,29 @@ def test_a_poison_request_ends_two_cores_and_everybody_else_finishes(
         assert poisoned.deaths[1] == ("poison",), "the second time nobody else can be named"
 
     simulated(tmp_path, scenario, seed, num_prefill=num_prefill, num_decode=3)
+
+
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+def test_every_gateway_hears_of_a_second_death_within_100_ms(seed: int, tmp_path: Path) -> None:
+    """Each watches the active router, as any gateway does, and began to at a time of its own."""
+
+    async def scenario(poisoned: PoisonedFleet) -> None:
+        fleet, rng = poisoned.fleet, random.Random(seed)
+
+        async def heard_s() -> float:
+            await asyncio.sleep(rng.uniform(0, MAX_HEARD_S))
+            async for view in fleet.router.watch_admission():
+                if view.quarantined:
+                    return fleet.clock.now()
+            raise AssertionError("the router has stopped")
+
+        async with asyncio.TaskGroup() as tasks:
+            watching = [tasks.create_task(heard_s()) for _ in range(NUM_GATEWAYS)]
+            assert await poisoned.ask(POISON, max_tokens=5) == "request_quarantined"
+        second_s = poisoned.deaths_s[1]
+        assert max(task.result() for task in watching) - second_s <= MAX_HEARD_S
+
+    simulated(tmp_path, scenario, seed, num_prefill=0, num_decode=4)
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS // 2))
