@@ -76,7 +76,7 @@ class Target:
         """By worker. One that is just being started again holds none."""
         gauges = ("baton_kv_blocks_used", "baton_kv_blocks_promised")
         names = [name for name in self.stack.workers() if name.startswith(role)]
-        return {name: sum(self._gauge(name, gauge) for gauge in gauges) for name in names}
+        return {name: sum(self.figure(name, gauge) for gauge in gauges) for name in names}
 
     def busy(self, role: str) -> list[str]:
         """Workers of this role that hold blocks now, the fullest first."""
@@ -89,16 +89,22 @@ class Target:
             raise Missed
         return busy[0]
 
+    def replicas(self, service: str) -> list[str]:
+        return [name for name in self.stack.pids() if name.startswith(f"{service}-")]
+
+    def counts(self, service: str, metric: str) -> dict[str, float]:
+        """By replica. One that is just being started again has counted nothing."""
+        return {name: self.figure(name, metric) for name in self.replicas(service)}
+
     def num_moves(self) -> float:
         """Streams that went on elsewhere, so far."""
         return self.stack.metric("gateway", "baton_gateway_moves_total")
 
     def num_ready(self, role: str) -> int:
         """Workers of this role that every router may pick."""
-        routers = [name for name in self.stack.pids() if name.startswith("router")]
         return min(
             int(self.stack.metric(router, "baton_router_ready_workers", role=role))
-            for router in routers
+            for router in self.replicas("router")
         )
 
     def wait_until_able(self, num_decode: int = NUM_NEEDED) -> None:
@@ -131,12 +137,13 @@ class Target:
             return False
 
     def _is_quiet(self) -> bool:
-        loads = [self._gauge(name, gauge) for name in self.stack.workers() for gauge in GAUGES]
+        loads = [self.figure(name, gauge) for name in self.stack.workers() for gauge in GAUGES]
         return not any(loads) and not self.stack.metric("gateway", "baton_gateway_open_requests")
 
-    def _gauge(self, worker: str, name: str) -> float:
+    def figure(self, replica: str, name: str, **labels: str) -> float:
+        """One metric of one process; 0 of one that is dead."""
         try:
-            return self.stack.metric(worker, name)
+            return self.stack.metric(replica, name, **labels)
         except URLError as error:
             # Dead, or not yet listening; one that stands still would not refuse.
             if isinstance(error.reason, ConnectionRefusedError):

@@ -34,8 +34,14 @@ def prefill_proxies(way: ProxiedWay) -> list[FaultProxy]:
 
 
 def num_bad_blocks(target: Target) -> float:
-    workers = [name for name in target.stack.workers() if name.startswith("decode")]
-    return sum(target.stack.metric(name, "baton_handoff_bad_blocks_total") for name in workers)
+    return sum(target.counts("decode", "baton_handoff_bad_blocks_total").values())
+
+
+def num_handoffs(target: Target, outcome: str) -> float:
+    """That decode workers asked for, and that ended so: complete or aborted."""
+    labels = {"direction": "received", "outcome": outcome}
+    name = "baton_handoff_transfers_total"
+    return sum(target.figure(worker, name, **labels) for worker in target.replicas("decode"))
 
 
 @pytest.mark.parametrize("ending", ["reset", "closed"])
@@ -49,15 +55,22 @@ def test_a_stream_outlives_its_connection(
         names = ("baton_gateway_moves_total", "baton_gateway_repeated_picks_total")
         return sum(way.metric(name) for name in names)
 
+    def num_resumed(worker: str) -> float:
+        return target.figure(worker, "baton_decode_parked_gateways_total", outcome="resumed")
+
     def trial(number: int) -> float:
         before, stream = num_again(), target.stream(body, way)
         stream.wait_for(target.rng.randint(1, NUM_TOKENS // 2))
         name = target.busiest("decode")
+        resumed = num_resumed(name)
         way.proxies[name].cut(reset=ending == "reset")
         way.proxies[name].verify()
+        was_over = stream.is_over
         answer = stream.join()
         assert_same(answer, right)
         assert num_again() == before, "something was prefilled again"
+        if was_over or num_resumed(name) == resumed:
+            raise Missed  # the gateway had all of it
         return answer.stall_s
 
     trials.run(f"decode connection {ending}", 200, trial)
@@ -69,7 +82,7 @@ def test_a_flipped_bit_in_a_handoff_is_found(
     def num_flipped() -> int:
         return sum(proxy.counts["to_client.corrupt"] for proxy in prefill_proxies(way))
 
-    def trial(number: int) -> None:
+    def trial(number: int) -> float:
         body, before = fresh_prompt(target), num_flipped()
         offset = target.rng.randrange(20_000)
         for proxy in prefill_proxies(way):
@@ -79,6 +92,7 @@ def test_a_flipped_bit_in_a_handoff_is_found(
             proxy.heal()
         assert num_flipped() > before, "no bit was flipped"
         assert_same(answer, target.right_answer(body))
+        return answer.first_text_s
 
     bad_before, flipped_before = num_bad_blocks(target), num_flipped()
     trials.run("bit flipped in a handoff", 50, trial)
@@ -88,25 +102,46 @@ def test_a_flipped_bit_in_a_handoff_is_found(
 
 def cut_while(
     target: Target, way: ProxiedWay, body: dict[str, Any], is_due: Callable[[], bool]
-) -> None:
-    """Cut the prefill workers' connections once it is due."""
+) -> float:
+    """Cut the prefill workers' connections once it is due; returns how long the first text took.
+    The workers must have counted a handoff that broke, and one that was made instead. Raises Missed
+    where none broke."""
+    aborted, complete = num_handoffs(target, "aborted"), num_handoffs(target, "complete")
     stream = target.stream(body, way)
-    while not is_due() and not stream.is_over:
+    while not (is_now := is_due()) and not stream.is_over:
         pass
-    num_cut = sum(proxy.cut() for proxy in prefill_proxies(way))
+    if is_now:
+        for proxy in prefill_proxies(way):
+            proxy.cut()
     for proxy in prefill_proxies(way):
         proxy.heal()
-    assert num_cut, "no connection to a prefill worker was open"
-    assert_same(stream.join(), target.right_answer(body))
+    answer = stream.join()
+    num_aborted = num_handoffs(target, "aborted") - aborted
+    num_complete = num_handoffs(target, "complete") - complete
+    assert_same(answer, target.right_answer(body))
+    if not is_now or not num_aborted:
+        raise Missed  # all of it had come
+    assert num_complete == 1
+    return answer.first_text_s
 
 
 def test_a_connection_that_is_cut_in_prefill_is_dialled_again(
     target: Target, way: ProxiedWay, trials: Trials
 ) -> None:
-    def trial(number: int) -> None:
-        cut_while(target, way, fresh_prompt(target), lambda: bool(target.busy("prefill")))
+    def trial(number: int) -> float:
+        return cut_while(target, way, fresh_prompt(target), lambda: bool(target.busy("prefill")))
 
     trials.run("handoff connection cut in prefill", 50, trial)
+
+
+def test_a_cut_that_comes_too_late_does_not_count(target: Target, way: ProxiedWay) -> None:
+    with pytest.raises(Missed):
+        cut_while(target, way, fresh_prompt(target), lambda: False)
+    complete = num_handoffs(target, "complete")
+    with pytest.raises(Missed):
+        cut_while(
+            target, way, fresh_prompt(target), lambda: num_handoffs(target, "complete") > complete
+        )
 
 
 def test_the_blocks_of_a_vanished_peer_are_free_soon(
@@ -151,10 +186,10 @@ def test_a_truncated_handoff_is_made_again(target: Target, way: ProxiedWay, tria
     def num_slowed() -> int:
         return sum(proxy.counts["to_client.throttle"] for proxy in prefill_proxies(way))
 
-    def trial(number: int) -> None:
+    def trial(number: int) -> float:
         for proxy in prefill_proxies(way):
             proxy.set("to_client", bytes_per_s=SLOW_BYTES_PER_S)
         enough = num_slowed() + target.rng.randrange(BLOCK_READ_BYTES, 30_000)
-        cut_while(target, way, fresh_prompt(target), lambda: num_slowed() > enough)
+        return cut_while(target, way, fresh_prompt(target), lambda: num_slowed() > enough)
 
     trials.run("handoff truncated", 50, trial)

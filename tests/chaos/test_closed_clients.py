@@ -17,12 +17,14 @@ import pytest
 
 from tests.chaos.conftest import Target
 from tests.chaos.streams import MODEL, story
-from tests.chaos.trials import IS_LONG, Trials
+from tests.chaos.trials import Trials
 
 LONG = "Tell me, in a few words, about the price of tea and the way to the station. "
 MAX_ROUNDS = 50
 QUIET_TIMEOUT_S = 60.0
-FREE_AFTER_S = 0.25
+MAX_FREE_P95_S = 0.25
+# The limit of one trial: of one in twenty, and on a busy machine.
+MAX_FREE_S = 10 * MAX_FREE_P95_S
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,4 @@ def test_a_client_that_leaves_gives_everything_back(
                 return pause_s
         raise AssertionError(f"nobody left {name}")
 
-    trials.run(f"client leaves {name}", 200, trial)
-    pauses = sorted(trials.kinds[f"client leaves {name}"].pauses_s)
-    if IS_LONG:
-        assert pauses[round(0.95 * (len(pauses) - 1))] <= FREE_AFTER_S
+    trials.run(f"client leaves {name}", 200, trial, max_s=MAX_FREE_S, max_p95_s=MAX_FREE_P95_S)

@@ -6,23 +6,39 @@ from tests.chaos.conftest import Target
 from tests.chaos.streams import assert_same, story
 from tests.chaos.trials import Missed, Trials
 
+# What a replica counts of each new request.
+COUNTERS = {
+    "quota": "baton_quota_reservations_total",
+    "tokenizer": "baton_tokenizer_stage_seconds_count",
+    "router": "baton_router_picks_total",
+}
 
-@pytest.mark.parametrize("service", ["quota", "tokenizer", "router"])
+
+@pytest.mark.parametrize("service", COUNTERS)
 def test_a_dying_service_is_not_noticed(service: str, target: Target, trials: Trials) -> None:
+    """The replica that has served a stream dies under it; the other one serves the next request."""
     body = story(max_tokens=120)
     right = target.right_answer(body)
 
+    def served() -> dict[str, float]:
+        return target.counts(service, COUNTERS[service])
+
     def trial(number: int) -> float:
-        name = f"{service}-1"
         target.wait_until_able()
+        counted = served()
         before = target.stream(body)
         before.wait_for(5)
-        target.fault(name).kill().verify()
+        [used] = [name for name, count in served().items() if count > counted[name]]
+        target.fault(used).kill().verify()
+        was_over = before.is_over
         after = target.stream(body)
         answers = [before.join(), after.join()]
         for answer in answers:
             assert_same(answer, right)
-        return answers[0].stall_s
+        [other] = set(counted) - {used}
+        if was_over or served()[other] == counted[other]:
+            raise Missed  # the stream had ended, or the replica was back
+        return max(answers[0].stall_s, answers[1].first_text_s)
 
     trials.run(f"kill -9 {service}", 50, trial)
 
@@ -31,15 +47,17 @@ def test_streams_begin_while_every_router_is_dead(target: Target, trials: Trials
     body = story(max_tokens=40)
     right = target.right_answer(body)
 
-    def trial(number: int) -> None:
+    def trial(number: int) -> float:
         target.wait_until_able()
         alone = target.stack.metric("gateway", "baton_gateway_lone_picks_total")
         for fault in [target.fault("router-1"), target.fault("router-2")]:
             fault.kill().verify()
         streams = [target.stream(body) for _ in range(4)]
-        for stream in streams:
-            assert_same(stream.join(), right)
+        answers = [stream.join() for stream in streams]
+        for answer in answers:
+            assert_same(answer, right)
         if target.stack.metric("gateway", "baton_gateway_lone_picks_total") == alone:
             raise Missed  # a router was back before they were asked
+        return max(answer.first_text_s for answer in answers)
 
     trials.run("kill -9 all routers", 50, trial)

@@ -13,6 +13,8 @@ from tests.chaos.trials import Missed, Trials
 
 NUM_TOKENS = 160
 MAX_STALL_P95_S = 2.0
+# Four long prompts, some of them twice, on whatever the machine has left.
+MAX_PREFILLS_S = 30.0
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -83,7 +85,7 @@ def test_a_dying_prefill_worker_costs_a_new_prefill_elsewhere(
 ) -> None:
     question = "Tell me, in a few words, about the price of tea. " * 120
 
-    def trial(number: int) -> None:
+    def trial(number: int) -> float:
         target.wait_until_able()
         # Each a prompt of its own: what one has computed is no prefix of another.
         questions = [f"{number}.{stream} {question}" for stream in range(4)]
@@ -98,8 +100,9 @@ def test_a_dying_prefill_worker_costs_a_new_prefill_elsewhere(
             assert_same(answer, target.right_answer(body))
         if not busy:
             raise Missed
+        return max(answer.first_text_s for answer in answers)
 
-    trials.run("kill -9 prefill worker", 50, trial)
+    trials.run("kill -9 prefill worker", 50, trial, max_s=MAX_PREFILLS_S)
 
 
 def test_a_fault_at_a_wrong_pid_fails_its_test(target: Target, trials: Trials) -> None:

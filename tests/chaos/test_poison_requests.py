@@ -46,7 +46,7 @@ def test_a_poison_request_is_refused_after_two_cores_and_its_mates_finish(
     def num_deaths() -> int:
         return stack.output.read_text().count("ended with")
 
-    def trial(number: int) -> None:
+    def trial(number: int) -> float:
         target.wait_until_whole()
         poison, before = [*POISON_PROMPT, number], num_deaths()
         mates = [target.stream(body) for body in bodies]
@@ -55,8 +55,9 @@ def test_a_poison_request_is_refused_after_two_cores_and_its_mates_finish(
         status, error, headers = complete(stack, poison)
         assert (status, error["error"]["code"]) == (400, "request_quarantined")
         assert headers["x-should-retry"] == "false"
-        for mate, answer in zip(mates, right, strict=True):
-            assert_same(mate.join(), answer)
+        answers = [mate.join() for mate in mates]
+        for answer, expected in zip(answers, right, strict=True):
+            assert_same(answer, expected)
         wait_until(lambda: num_deaths() == before + 2)
         began_s = time.monotonic()
         status, error, _ = complete(stack, poison)
@@ -66,5 +67,6 @@ def test_a_poison_request_is_refused_after_two_cores_and_its_mates_finish(
         status, _, _ = complete(stack, [*POISON_PROMPT[1:], 78, number])
         assert status == 200, "one token less does not kill"
         assert num_deaths() == before + 2
+        return max(answer.stall_s for answer in answers)
 
     trials.run("poison request", 20, trial)

@@ -62,10 +62,7 @@ def test_a_saturated_stack_ejects_nobody(target: Target, trials: Trials) -> None
     target.wait_until_whole()
 
     def counts() -> dict[str, float]:
-        routers = [name for name in target.stack.pids() if name.startswith("router")]
-        ejections = {
-            name: target.stack.metric(name, "baton_router_ejections_total") for name in routers
-        }
+        ejections = target.counts("router", "baton_router_ejections_total")
         return {"moves": target.stack.metric("gateway", "baton_gateway_moves_total"), **ejections}
 
     before = counts()

@@ -13,6 +13,9 @@ NUM_EACH = int(os.environ.get("BATON_CHAOS_EACH", "1"))
 MAX_TRIES = 4
 # Fewer trials say nothing of a 95th percentile.
 NUM_FOR_P95 = 50
+# The limit of one trial where the page promises a 95th percentile of 2 s: one in twenty may be
+# later, and so may one on a busy machine; none that waited for a timeout is as quick.
+MAX_TRIAL_S = 10.0
 
 
 class Missed(Exception):
@@ -40,9 +43,9 @@ class Trials:
         self,
         kind: str,
         num_long: int,
-        trial: Callable[[int], float | None],
+        trial: Callable[[int], float],
         *,
-        max_s: float = float("inf"),
+        max_s: float = MAX_TRIAL_S,
         max_p95_s: float = float("inf"),
     ) -> None:
         """Call `trial` with 0, 1, ... as often as this run asks for; it returns how long a client
@@ -56,6 +59,8 @@ class Trials:
                 break
             try:
                 pause_s = trial(number)
+                entry.pauses_s.append(pause_s)
+                assert pause_s <= max_s, f"it took {pause_s:.2f} s, of {max_s} s at most"
             except Missed:
                 entry.num_missed += 1
                 continue
@@ -66,12 +71,9 @@ class Trials:
                     raise
             else:
                 entry.num_trials += 1
-                if pause_s is not None:
-                    entry.pauses_s.append(pause_s)
         entry.seconds += time.monotonic() - started_s
         assert not entry.failures, "\n".join(entry.failures)
         assert entry.num_trials == num_wanted, f"{entry.num_missed} faults struck nobody"
-        assert max(entry.pauses_s, default=0.0) <= max_s
         if len(entry.pauses_s) >= NUM_FOR_P95:
             assert _percentile(entry.pauses_s, 0.95) <= max_p95_s
 
