@@ -1,8 +1,11 @@
 """What operators see of a stream that moved: it is counted by reason, and billed once."""
 
+from typing import Any
+
 from tests.chaos.conftest import Target
-from tests.chaos.streams import assert_same, story
+from tests.chaos.streams import Answer, assert_same, story
 from tests.chaos.trials import MAX_TRIES, Missed, Trials
+from tests.e2e.conftest import wait_until
 
 NUM_TOKENS = 240
 
@@ -39,3 +42,19 @@ def check_a_move(target: Target) -> None:
     assert counted("baton_gateway_moves_total", reason="worker_lost") == moves + 1
     billed = counted("gen_ai_client_token_usage_sum", gen_ai_token_type="output") - tokens
     assert billed == answer.usage["completion_tokens"] == 2 * NUM_TOKENS
+    check_the_bill(target, answer)
+
+
+def check_the_bill(target: Target, answer: Answer) -> None:
+    """One record in the archive that bills, also when the bill of a later request has come."""
+
+    def records_of(billed: Answer) -> list[dict[str, Any]]:
+        return target.stack.usage_records(billed.request_id)
+
+    wait_until(lambda: records_of(answer))
+    later = target.stream(story(max_tokens=1)).join()
+    wait_until(lambda: records_of(later))
+    [record] = records_of(answer)
+    told = [record[name] for name in ("num_prompt_tokens", "num_output_tokens")]
+    assert told == [answer.usage[name] for name in ("prompt_tokens", "completion_tokens")]
+    assert record["finish_reason"] == "length,length"
