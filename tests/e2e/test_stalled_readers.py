@@ -25,8 +25,10 @@ NUM_READERS = 8
 READ_TOKENS = 300 if IS_LONG else 60
 # The first ones have stalled long before the last ones get a place in the batch.
 PATIENCE_S = 1800
-MAX_READER_KIB = 128
-MAX_GAP_RATIO = 1.5
+# With a few readers and a few gaps: what a process's heap grows by anyway is shared by eight, and
+# what else the machine does shows in the gaps.
+MAX_READER_KIB = 128 if IS_LONG else 512
+MAX_GAP_RATIO = 1.5 if IS_LONG else 10.0
 
 
 @pytest.fixture
@@ -180,6 +182,5 @@ def test_readers_that_stall_cost_little_memory_and_the_others_no_time(patient: S
     print(
         f"token gap p95 of {NUM_READERS} others, before / beside / after: {told} ms, {ratio:.2f}x"
     )
-    if IS_LONG:
-        assert sum(kib.values()) <= MAX_READER_KIB
-        assert ratio <= MAX_GAP_RATIO
+    assert sum(kib.values()) <= MAX_READER_KIB
+    assert ratio <= MAX_GAP_RATIO or (math.isnan(ratio) and not IS_LONG)
