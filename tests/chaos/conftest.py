@@ -34,6 +34,8 @@ GAUGES = (
     "vllm:num_requests_waiting",
 )
 
+# Ten minutes; the simulation has the short one.
+collect_ignore = [] if IS_LONG else ["test_saturation.py"]
 _trials = Trials()
 
 

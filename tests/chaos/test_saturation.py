@@ -5,11 +5,9 @@ import threading
 import time
 from collections import Counter
 
-import pytest
-
 from tests.chaos.conftest import Target
 from tests.chaos.streams import Answer, story
-from tests.chaos.trials import IS_LONG, Trials
+from tests.chaos.trials import Trials
 
 SATURATED_S = 600.0
 NUM_CLIENTS = 48
@@ -57,7 +55,6 @@ def outcome(answer: Answer, max_tokens: int) -> str:
     return "late" if is_late else answer.error[:200]
 
 
-@pytest.mark.skipif(not IS_LONG, reason="ten minutes; the simulation has the short one")
 def test_a_saturated_stack_ejects_nobody(target: Target, trials: Trials) -> None:
     target.wait_until_whole()
 

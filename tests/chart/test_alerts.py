@@ -4,7 +4,6 @@ Time is the rule tests' own. Metrics come every 15 s, and so are rules looked at
 """
 
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 from baton.wire.failures import REASONS
+from tests import needs
 
 ROOT = Path(__file__).parents[2]
 ALERTS = ROOT / "deploy" / "helm" / "baton" / "files" / "alerts.yaml"
@@ -327,10 +327,7 @@ def rule_test(name: str, case: Case) -> dict[str, Any]:
     }
 
 
-@pytest.mark.skipif(
-    shutil.which("promtool") is None,
-    reason="prometheus (promtool) is not installed: apt-get install prometheus",
-)
+@needs.prometheus
 @pytest.mark.parametrize("name", CASES)
 def test_an_alert_fires_when_it_should_and_not_otherwise(name: str, tmp_path: Path) -> None:
     tests = {

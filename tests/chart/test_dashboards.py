@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
 from baton.runtime import instruments
+from tests import needs
 from tools.dashboards.__main__ import file_of
 from tools.dashboards.boards import DASHBOARDS
 from tools.dashboards.grafana import text
@@ -22,10 +22,6 @@ from tools.dashboards.look import panels, substituted
 ROOT = Path(__file__).parents[2]
 ALERTS = ROOT / "deploy" / "helm" / "baton" / "files" / "alerts.yaml"
 METRIC = re.compile(r"\b(?:vllm:|baton_|gen_ai_)\w+")
-needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None,
-    reason="prometheus (promtool) is not installed: apt-get install prometheus",
-)
 # What Prometheus adds when it scrapes.
 TARGET_LABELS = {"instance", "component", "le"}
 
@@ -75,7 +71,7 @@ def test_every_metric_that_is_looked_at_is_exported_with_the_labels_that_are_use
         assert used <= exported, (where, used - exported)
 
 
-@needs_promtool
+@needs.prometheus
 def test_prometheus_itself_takes_every_query(tmp_path: Path) -> None:
     queries = [
         {"record": "x", "expr": substituted(query)}
@@ -116,7 +112,7 @@ def test_every_alert_says_what_to_do() -> None:
         assert alert["labels"]["severity"] in ("page", "ticket")
 
 
-@needs_promtool
+@needs.prometheus
 def test_prometheus_itself_takes_the_alerts() -> None:
     check_rules(ALERTS)
 

@@ -6,15 +6,13 @@ recording, while a decode worker was killed and a tenant ran into its limits.
 
 import gzip
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 
-import pytest
-
+from tests import needs
 from tools.dashboards.look import answers, dashboards, panels
 from tools.dashboards.picture import page
 from tools.dashboards.prometheus import Prometheus, running
@@ -44,10 +42,7 @@ def replayed(folder: Path) -> Iterator[tuple[Prometheus, float, float]]:
         yield prometheus, min(times_s), max(times_s)
 
 
-@pytest.mark.skipif(
-    shutil.which("prometheus") is None,
-    reason="prometheus is not installed: apt-get install prometheus",
-)
+@needs.prometheus
 def test_every_panel_has_an_answer_and_is_drawn(tmp_path: Path) -> None:
     unanswered = set()
     with replayed(tmp_path) as (prometheus, start_s, end_s):

@@ -1,7 +1,6 @@
 """What makes it disaggregated: one trace over all processes, exact blocks, batching, no leaks."""
 
 import asyncio
-import sys
 import time
 from collections.abc import Iterable, Iterator
 
@@ -9,6 +8,7 @@ import httpx
 import pytest
 
 from baton.localstack.span_store import SpanStore, StoredSpan
+from tests import needs
 from tests.e2e.conftest import wait_until
 
 BLOCK = 16
@@ -96,7 +96,7 @@ def test_decode_receives_exactly_the_blocks_that_its_cache_lacks(stack) -> None:
     assert received() - before == num_blocks
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="files of a sealed size")
+@needs.linux
 def test_workers_of_one_host_hand_over_in_shared_memory(stack) -> None:
     def received(transport: str) -> float:
         return sum(

@@ -1,9 +1,10 @@
 """`python -m baton.bench.gpu handoff`: two real cores, on host memory; without a GPU it says so."""
 
-import importlib.util
 from collections.abc import Callable, Sequence
 
 import pytest
+
+from tests import needs
 
 Command = Callable[[Sequence[str]], int]
 
@@ -11,13 +12,13 @@ Command = Callable[[Sequence[str]], int]
 @pytest.fixture
 def command() -> Command:
     """Loaded with torch and Triton, which no other test of this folder needs, when it is used."""
-    pytest.importorskip("triton", reason="triton is not installed")
+    pytest.importorskip("triton", reason=needs.TRITON)
     from baton.bench.gpu import main
 
     return main
 
 
-@pytest.mark.skipif(importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed")
+@needs.nixl
 def test_blocks_that_one_core_reads_from_another_are_the_same_bytes(
     command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -33,12 +34,9 @@ def test_blocks_that_one_core_reads_from_another_are_the_same_bytes(
 
 
 def test_without_a_gpu_it_ends_with_one_sentence(
-    command: Command, capsys: pytest.CaptureFixture[str]
+    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert command(["handoff"]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""

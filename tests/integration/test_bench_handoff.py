@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 from pathlib import Path
 
@@ -12,13 +11,10 @@ from baton.bench.handoff import BenchOptions, Peer, run_bench, running_peer
 from baton.bench.handoff_pair import Pool
 from baton.bench.handoff_report import render
 from baton.runtime.shared_stream import StreamLost
-
-needs_nixl = pytest.mark.skipif(
-    importlib.util.find_spec("nixl_cu12") is None, reason="NIXL is not installed"
-)
+from tests import needs
 
 
-@pytest.mark.parametrize("transport", ["shm", "grpc", pytest.param("nixl", marks=needs_nixl)])
+@pytest.mark.parametrize("transport", ["shm", "grpc", pytest.param("nixl", marks=needs.nixl)])
 def test_every_byte_arrives_by_each_transport(transport: str, tmp_path: Path) -> None:
     options = BenchOptions(num_blocks=20, num_rounds=2, transports=(transport,))
 

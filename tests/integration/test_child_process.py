@@ -17,6 +17,7 @@ from baton.system.child import (
     ChildRestartsExhausted,
     ChildTimedOut,
 )
+from tests import needs
 
 MODULE = "child_under_test"
 SOURCE = """
@@ -119,7 +120,7 @@ async def test_starts_are_bounded_in_a_window(module: str):
         await child.call(b"echo x", deadline_s=60)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux enforces RLIMIT_AS")
+@needs.linux
 async def test_memory_limit_ends_a_request_that_needs_more(module: str):
     child = ChildProcess(module, limits=ChildLimits(memory_bytes=256 * 1024 * 1024))
     assert await child.call(b"grow 1000", deadline_s=60) == b"1000"
@@ -275,7 +276,7 @@ print(num_forks)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="counts fork handlers of glibc")
+@needs.linux
 def test_starting_a_child_runs_no_fork_handlers(module: str):
     """gRPC has some; in a process with calls in flight they made the child crash before exec."""
     counted = subprocess.run(

@@ -5,9 +5,7 @@ Models are fakes in this process.
 
 import asyncio
 import contextlib
-import importlib.util
 import os
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +34,7 @@ from baton.worker.program import make_parts
 from baton.worker.transports import HandoffOptions
 from services.decode_worker.__main__ import DecodeProgram
 from services.prefill_worker.__main__ import PrefillProgram
+from tests import needs
 
 NUM_BLOCKS = 512
 
@@ -157,17 +156,11 @@ async def wait_until_free(*workers: RunningWorker) -> None:
         worker.front.check_integrity()
 
 
-def _needs(transport: str, is_there: bool) -> Any:
-    what = "Linux" if transport == "shm" else "NIXL (pip install --no-deps nixl-cu12)"
-    return pytest.param(transport, marks=pytest.mark.skipif(not is_there, reason=f"needs {what}"))
-
-
-HAS_NIXL = importlib.util.find_spec("nixl_cu12") is not None
 TRANSPORTS = [
     "grpc",
-    _needs("shm", sys.platform == "linux"),
-    _needs("nixl", HAS_NIXL),
-    _needs("nixl-device", HAS_NIXL),
+    pytest.param("shm", marks=needs.linux),
+    pytest.param("nixl", marks=needs.nixl),
+    pytest.param("nixl-device", marks=needs.nixl),
 ]
 
 

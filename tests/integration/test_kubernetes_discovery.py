@@ -16,8 +16,12 @@ from baton.testing import kube_watch
 from baton.testing.certificates import Authority
 from baton.testing.kube_api import KubeApi
 from baton.testing.kube_store import Key
+from tests import needs
 
-kubernetes_discovery = pytest.importorskip("baton.runtime.kubernetes_discovery")
+pytest.importorskip("kubernetes", reason=needs.KUBERNETES)
+
+from baton.runtime import kubernetes_discovery
+
 TIMEOUT_S = 60
 
 

@@ -11,8 +11,12 @@ import pytest
 
 from baton.runtime.discovery import Target
 from baton.testing.virtual_clock import VirtualClock, run_virtual
+from tests import needs
 
-kubernetes_discovery = pytest.importorskip("baton.runtime.kubernetes_discovery")
+pytest.importorskip("kubernetes", reason=needs.KUBERNETES)
+
+from baton.runtime import kubernetes_discovery
+
 GONE_BACK = {"code": 504, "message": "Too large resource version: 9, current: 2"}
 
 

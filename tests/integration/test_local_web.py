@@ -3,7 +3,6 @@
 import http.server
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -18,8 +17,8 @@ import pytest
 from baton.localstack.home import Home, StackState
 from baton.localstack.ports import free_ports
 from baton.localstack.span_store import SpanStore, StoredSpan
+from tests import needs
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 METRICS = """
 # TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="demo"} 3
@@ -160,19 +159,14 @@ def test_another_host_name_is_refused(page: str) -> None:
 def in_a_browser(url: str, folder: Path) -> str:
     """What the page is after its scripts have run."""
     command = [
-        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000",
-        f"--user-data-dir={folder}", "--dump-dom", url,
+        str(needs.BROWSER), "--headless", "--no-sandbox", "--disable-gpu",
+        "--virtual-time-budget=4000", f"--user-data-dir={folder}", "--dump-dom", url,
     ]  # fmt: skip
     ran = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
     return ran.stdout
 
 
-needs_chromium = pytest.mark.skipif(
-    not CHROMIUM, reason="needs chromium (sudo apt-get install chromium)"
-)
-
-
-@needs_chromium
+@needs.browser
 def test_a_browser_shows_it_and_runs_nothing_that_came_from_outside(
     page: str, tmp_path: Path
 ) -> None:
@@ -184,7 +178,7 @@ def test_a_browser_shows_it_and_runs_nothing_that_came_from_outside(
     assert "&lt;img src=x" in shown
 
 
-@needs_chromium
+@needs.browser
 def test_the_waterfall_of_a_moved_request_tells_its_attempts_apart(
     page: str, tmp_path: Path
 ) -> None:

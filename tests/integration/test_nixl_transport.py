@@ -13,8 +13,9 @@ from baton.handoff.nixl import NUM_SLOTS, NixlReceiver
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import HostPages
 from baton.wire.v1 import handoff_pb2
+from tests import needs
 
-pytest.importorskip("nixl_cu12")
+pytestmark = needs.nixl
 
 NUM_BLOCKS = 4
 

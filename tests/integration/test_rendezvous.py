@@ -1,15 +1,15 @@
 """A descriptor handed over through a folder, with real sockets."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from baton.handoff.rendezvous import Rendezvous, RendezvousFailed, hand_over
 from baton.system.memory_file import NotSealed, create_memory_file, map_sealed, open_sealed
+from tests import needs
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="files of a sealed size")
+pytestmark = needs.linux
 
 NONCE = "5a" * 16
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +14,7 @@ import pytest
 from baton.wire.failures import InvalidRequest, Overloaded
 from services.tokenizer.render_messages import RenderRequest, TemplateLimits, TemplateSetup
 from services.tokenizer.template import ChildRenderer, RenderLimits, TemplateRefused
+from tests import needs
 
 SOURCE = """
 {%- set m = messages[0] -%}
@@ -91,7 +91,7 @@ async def test_child_that_does_not_answer_is_killed_and_replaced(renderer: Child
     assert (await renderer.render(request(content="x"))).text == "<s>x"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@needs.linux
 async def test_child_can_open_and_write_no_files(renderer: ChildRenderer):
     limits = Path(f"/proc/{pid_of(renderer)}/limits").read_text()
     values = {line[:25].strip(): line[25:].split() for line in limits.splitlines()}
@@ -100,7 +100,7 @@ async def test_child_can_open_and_write_no_files(renderer: ChildRenderer):
     assert int(values["Max address space"][1]) == 512 * 1024 * 1024
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@needs.linux
 async def test_child_inherits_no_secret(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("BATON_SECRET_TEXT", "x")
     renderer = ChildRenderer(setup(), RenderLimits(num_children=1))

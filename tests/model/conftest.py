@@ -19,6 +19,7 @@ from baton.system.clock import SystemClock
 from baton.system.compiler import find_compiler
 from baton.testing.tiny_models import REFUSED, SERVED, VOCAB_SIZE, make_model
 from baton.wire.prefix_hash import block_hashes, root_hash
+from tests import needs
 
 CACHE_KEY = b"k" * 32
 TIE = 1e-4  # a smaller top-2 gap of the reference counts as a tie
@@ -38,7 +39,7 @@ def one_thread() -> Iterator[None]:
 def compiled_kernels() -> None:
     """Builds what is not built yet."""
     if find_compiler() is None and not native.library_path().exists():
-        pytest.skip("no C++ compiler")
+        pytest.skip(needs.COMPILER)
     assert build_native.main() == 0
     native.library.cache_clear()
 
@@ -46,8 +47,9 @@ def compiled_kernels() -> None:
 @pytest.fixture(params=native.ISAS)
 def isa(request: pytest.FixtureRequest) -> str:
     """The instruction sets of this machine, one after the other."""
+    assert native.library() is not None
     if request.param not in native.usable_isas():
-        pytest.skip(f"this machine has no {request.param}")
+        pytest.skip(needs.cpu_with(request.param))
     return str(request.param)
 
 

@@ -12,6 +12,7 @@ from baton.engine.messages import AddSequence, SamplingParams
 from baton.engine.model.load import LoadOptions, load_model
 from baton.engine.model.torch_runner import TorchRunner
 from baton.engine.process_client import ProcessEngineClient
+from tests import needs
 
 MODULE = "baton.worker.core_main"
 
@@ -53,7 +54,7 @@ async def test_a_core_that_cannot_serve_says_why_in_one_line(model_folder, optio
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="Linux tells what is mapped")
+@needs.linux
 def test_a_ready_model_holds_no_page_of_its_file(model_folder, tmp_path):
     # A file of its own: models of other tests may be loaded in this process.
     folder = shutil.copytree(model_folder("llama"), tmp_path / "llama")

@@ -9,15 +9,14 @@ import pytest
 import torch
 
 from baton.engine.batch import StepBatch
-from baton.engine.model import build_native, native
 from baton.engine.model.attention import AttentionForm
 from baton.engine.model.cpu_attention import CpuAttention
 from baton.engine.model.kv_pool import KVPool
 from baton.engine.model.torch_attention import TorchAttention
 from baton.engine.model.torch_runner import TorchRunner
-from baton.system.compiler import find_compiler
 from baton.wire.kv_spec import KVSpec
 
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
 HEADS = 2  # of keys and values
 LAYER = 1  # of two
 BLOCK = 16
@@ -33,21 +32,6 @@ FORMS = {
     "sinks": {"sinks": True},
     "all": {"sliding_window": 270, "softcap": 5.0, "sinks": True},
 }
-
-
-@pytest.fixture(scope="session", autouse=True)
-def library() -> None:
-    if find_compiler() is None and not native.library_path().exists():
-        pytest.skip("no C++ compiler")
-    assert build_native.main() == 0
-    native.library.cache_clear()
-
-
-@pytest.fixture(params=native.ISAS)
-def isa(request: pytest.FixtureRequest) -> str:
-    if request.param not in native.usable_isas():
-        pytest.skip(f"this machine has no {request.param}")
-    return str(request.param)
 
 
 class Case(NamedTuple):

@@ -7,19 +7,22 @@ from baton.engine.model.device import choose_device, make_runner
 from baton.engine.model.load import LoadOptions, load_model
 from baton.engine.model.load_error import LoadError
 from baton.engine.model.memory_need import LargestStep, MemoryNeed
+from tests import needs
 
 HAS_GPU = torch.cuda.is_available()
 
 
-@pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
-def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused():
+def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto").type == choose_device("cpu").type == "cpu"
     with pytest.raises(LoadError, match="no GPU"):
         choose_device("cuda")
 
 
 def test_a_model_is_checked_and_measured_before_it_gets_graphs(model_folder, monkeypatch):
-    gpu_start = pytest.importorskip("baton.engine.model.gpu_start", reason="triton is missing")
+    pytest.importorskip("triton", reason=needs.TRITON)
+    from baton.engine.model import gpu_start
+
     loaded = load_model(
         str(model_folder("qwen3", num_hidden_layers=1)), LoadOptions(dtype="float32")
     )
@@ -50,7 +53,7 @@ def test_deterministic_results_are_not_promised_on_a_gpu(model_folder):
         make_runner(loaded, step, device, has_graphs=True, is_deterministic=True)
 
 
-@pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
+@pytest.mark.skipif(not HAS_GPU, reason=needs.GPU)
 def test_on_a_gpu_memory_is_measured_and_graphs_are_captured(model_folder):
     loaded = load_model(str(model_folder("qwen3")), LoadOptions(dtype="bfloat16"))
     step = LargestStep(num_tokens=128, num_rows=4)

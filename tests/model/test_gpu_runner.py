@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="triton is not installed")
+from tests import needs
+
+pytest.importorskip("triton", reason=needs.TRITON)
 
 from baton.engine.batch import SampleRow, StepBatch
 from baton.engine.messages import Bind, SamplingParams, Start

@@ -99,7 +99,7 @@ def test_rms_norm_equals_torchs(on_isa, dtype, size):
     assert error <= 2 * TOLERANCE[dtype] * expected.abs().max()
 
 
-@pytest.mark.skipif(not has_onednn(), reason="this torch has no packed oneDNN layers")
+@pytest.mark.skipif(not has_onednn(), reason="needs a torch with oneDNN: tools/setup.sh")
 def test_onednn_layer_equals_torchs(dtype):
     weight, bias, rows = (random(*s, dtype=dtype) for s in ((96, 64), (96,), (2, 9, 64)))
     assert_same(OnednnLinear(weight, bias)(rows), F.linear(rows, weight, bias).double())

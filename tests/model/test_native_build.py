@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from baton.engine.model import build_native, native
-from baton.system.compiler import find_compiler
+from tests import needs
 
 HEADER = '#define EXPORT extern "C" __attribute__((visibility("default")))\n'
 UNIT = '#include "answer.h"\nEXPORT int answer() { return 42; }\n'
@@ -21,21 +21,16 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def needs_compiler() -> None:
-    if find_compiler() is None:
-        pytest.skip("no C++ compiler")
-
-
+@needs.compiler
 def test_the_library_of_the_present_sources_is_built_once(sources, capsys):
-    needs_compiler()
     assert build_native.main() == 0
     assert ctypes.CDLL(str(native.library_path())).answer() == 42
     assert build_native.main() == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("Compiled kernels are up to date")
 
 
+@needs.compiler
 def test_changed_sources_have_another_library_and_the_old_one_goes(sources):
-    needs_compiler()
     build_native.main()
     before = native.library_path()
     (sources / "answer.h").write_text((sources / "answer.h").read_text() + "// changed\n")
@@ -44,8 +39,8 @@ def test_changed_sources_have_another_library_and_the_old_one_goes(sources):
     assert list(native.BUILT.iterdir()) == [native.library_path()]
 
 
+@needs.compiler
 def test_a_unit_that_does_not_compile_leaves_no_library_and_says_why(sources, capsys):
-    needs_compiler()
     (sources / "broken.cpp").write_text("int broken( {\n")
     assert build_native.main() == build_native.EXIT_NOT_BUILT
     assert "broken.cpp" in capsys.readouterr().err

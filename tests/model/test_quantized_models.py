@@ -1,6 +1,5 @@
 """Quantised checkpoints, packed here as their makers pack them, say what transformers says."""
 
-import importlib.util
 import json
 from collections.abc import Callable
 
@@ -16,6 +15,7 @@ from baton.engine.model.load_error import LoadError
 from baton.engine.model.self_check import check_model
 from baton.engine.model.torch_runner import TorchRunner
 from baton.testing.tiny_models import make_model
+from tests import needs
 
 NUM_TOKENS = 12
 GROUP = 32  # weights with one scale
@@ -135,19 +135,13 @@ def add_to_config(folder, quantization_config):
     path.write_text(json.dumps(config))
 
 
-FORMAT_PARAMS = [
-    pytest.param(
-        name,
-        marks=pytest.mark.skipif(
-            name == "int-quantized" and Version(transformers.__version__) < Version("5.18"),
-            reason="transformers 5.17 cannot decode it (such a model is refused)",
-        ),
-    )
-    for name in sorted(FORMATS)
-]
+# transformers 5.17 cannot decode it: such a model is refused.
+SERVED = FORMATS.keys() - (
+    {"int-quantized"} if Version(transformers.__version__) < Version("5.18") else set()
+)
 
 
-@pytest.mark.parametrize("format_name", FORMAT_PARAMS)
+@pytest.mark.parametrize("format_name", sorted(SERVED))
 def test_a_quantised_model_generates_what_transformers_does(
     format_name, quantized_folder, reference_of, prompts, drive, greedy_sampling
 ):
@@ -190,26 +184,24 @@ def test_memory_is_asked_for_whole_weights(quantized_folder):
     assert loaded.memory.weight_bytes == 2 * sum(p.numel() for p in before.parameters())
 
 
-# The package is no dependency of ours; where it is installed, what it reads is checked too.
-if importlib.util.find_spec("bitsandbytes") is not None:
-
-    @pytest.mark.parametrize("bits", [4, 8])
-    def test_a_bitsandbytes_model_generates_what_transformers_does(
-        bits, tmp_path, reference_of, prompts, drive, greedy_sampling
-    ):
-        make_model("qwen3", tmp_path / "full")
-        config = transformers.BitsAndBytesConfig(**{f"load_in_{bits}bit": True})
-        quantized = transformers.AutoModelForCausalLM.from_pretrained(
-            tmp_path / "full", quantization_config=config, dtype=torch.float32
-        )
-        quantized.save_pretrained(tmp_path / "small")
-        loaded = load_model(str(tmp_path / "small"), LoadOptions(dtype="float32"))
-        driver = drive(loaded, max_step_tokens=16)
-        driver.run([driver.request(0, prompts[0], greedy_sampling(NUM_TOKENS))])
-        reference = reference_of(tmp_path / "small")
-        reference.model.dequantize(dtype=torch.float32)
-        expected = reference.generate(prompts[0], NUM_TOKENS)
-        reference.assert_same(prompts[0], expected, driver.tokens[0])
+@needs.bitsandbytes
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_bitsandbytes_model_generates_what_transformers_does(
+    bits, tmp_path, reference_of, prompts, drive, greedy_sampling
+):
+    make_model("qwen3", tmp_path / "full")
+    config = transformers.BitsAndBytesConfig(**{f"load_in_{bits}bit": True})
+    quantized = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "full", quantization_config=config, dtype=torch.float32
+    )
+    quantized.save_pretrained(tmp_path / "small")
+    loaded = load_model(str(tmp_path / "small"), LoadOptions(dtype="float32"))
+    driver = drive(loaded, max_step_tokens=16)
+    driver.run([driver.request(0, prompts[0], greedy_sampling(NUM_TOKENS))])
+    reference = reference_of(tmp_path / "small")
+    reference.model.dequantize(dtype=torch.float32)
+    expected = reference.generate(prompts[0], NUM_TOKENS)
+    reference.assert_same(prompts[0], expected, driver.tokens[0])
 
 
 def refusal_of(folder) -> str:

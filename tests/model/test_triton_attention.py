@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="triton is not installed")
+from tests import needs
+
+pytest.importorskip("triton", reason=needs.TRITON)
 
 from baton.engine.batch import StepBatch
 from baton.engine.model.attention import AttentionForm
@@ -156,8 +158,7 @@ def test_any_number_of_heads_may_share_a_kv_head(group):
     [
         torch.float16,
         pytest.param(
-            torch.bfloat16,
-            marks=pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU"),
+            torch.bfloat16, marks=pytest.mark.skipif(DEVICE.type == "cpu", reason=needs.GPU)
         ),
     ],
 )

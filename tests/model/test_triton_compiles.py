@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton", reason="triton is not installed")
+from tests import needs
+
+pytest.importorskip("triton", reason=needs.TRITON)
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-pytest.importorskip("triton", reason="triton is not installed")
+from tests import needs
+
+pytest.importorskip("triton", reason=needs.TRITON)
 
 from baton.engine.model.triton.layers import add_rms_norm, rotate_and_store, silu_mul
 

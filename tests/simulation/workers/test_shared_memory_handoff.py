@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ from baton.handoff.shared_memory import SharedMemoryTransport
 from baton.runtime import instruments
 from baton.system.memory_file import create_memory_file, open_sealed
 from baton.testing.virtual_clock import virtual
+from tests import needs
 from tests.simulation.workers.fleet import Fleet, blocks_frames, fleet
 from tests.simulation.workers.test_handoff_faults import drop, failure_of
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="files of a sealed size")
+pytestmark = needs.linux
 
 PROMPT = list(range(100, 150))
 

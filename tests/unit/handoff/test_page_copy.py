@@ -13,9 +13,11 @@ from baton.handoff import page_copy
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.page_copy import Places, address_of, copy_pages
 from baton.wire.kv_spec import KVSpec
+from tests import needs
 
 needs_library = pytest.mark.skipif(
-    page_copy.library() is None, reason="needs g++, and a CPU with VPCLMULQDQ"
+    page_copy.library() is None,
+    reason=needs.cpu_with("VPCLMULQDQ") if page_copy.library_path().exists() else needs.COMPILER,
 )
 
 

@@ -1,11 +1,10 @@
-import sys
-
 import pytest
 
 from baton.system.allocator import keep_freed_memory
+from tests import needs
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other C libraries have no such setting")
+@needs.linux
 def test_glibc_takes_the_setting() -> None:
     assert keep_freed_memory(64 * 2**20)
 

@@ -1,14 +1,12 @@
 """Memory that is taken before it is needed."""
 
 import os
-import sys
-
-import pytest
 
 from baton.system.memory_file import create_memory_file, resize_and_map
 from baton.system.prefault import prefault
+from tests import needs
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: MADV_POPULATE_WRITE")
+pytestmark = needs.linux
 
 NUM_BYTES = 5 * 1024 * 1024 + 4096
 
