@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 KERNELS := $(VENV)/.kernels
-# Envoy, Helm, Kubernetes' schemas, Locust: 500 MB that only tests and deployment need.
+# Envoy, Helm, Kubernetes' schemas, Locust, NIXL: 1 GB that only tests and deployment need.
 DEPLOY := $(VENV)/.deploy
 CSRC := $(wildcard baton/engine/model/csrc/*.cpp baton/engine/model/csrc/*.h baton/handoff/csrc/*.cpp)
 # The lowest transformers that pyproject.toml allows, and what it needs older than constraints.txt.
@@ -41,9 +41,11 @@ status: $(INSTALLED) ## what runs where
 	@$(VENV)/bin/baton status
 
 test: $(KERNELS) $(DEPLOY) ## all tests, with a table of times
+	@tools/test_programs.sh
 	@$(RUN) tools/run_tests.py
 
 test-long: $(KERNELS) $(DEPLOY) ## the same with the large counts
+	@tools/test_programs.sh
 	@BATON_TEST_LONG=1 $(RUN) tools/run_tests.py
 
 # Without the tokenizer's oracle: chat templates are rendered as the newest transformers does. One

