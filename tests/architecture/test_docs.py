@@ -24,7 +24,7 @@ PAGES = [
 # Read by processes that have no settings class, or by what starts them.
 OTHER_VARIABLES = {
     "BATON_HOME", "BATON_PORT", "BATON_LOG_LEVEL", "BATON_REGISTRY", "BATON_TAG",
-    "BATON_TEST_LONG", "BATON_CHAOS_EACH", "BATON_SIM_SEED",
+    "BATON_APT", "BATON_TEST_LONG", "BATON_CHAOS_EACH", "BATON_SIM_SEED",
     "BATON_OTLP_HEADERS_FILE", "BATON_BENCH_CACHE", "BATON_BENCH_PEERS",
 }  # fmt: skip
 
