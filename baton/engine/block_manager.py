@@ -1,4 +1,4 @@
-"""Gives sequences their blocks and keeps the prefix cache (decision D16).
+"""Gives sequences their blocks and keeps the prefix cache (decision 0028).
 
 Placing a sequence is a question (`place`, `can_take`) and then one of two actions: `begin` (blocks
 now) or `promise` and later `bind` (a remote sequence: cached blocks pinned now, ids for the others
@@ -17,7 +17,7 @@ from baton.engine.messages import AddSequence, StoredBlocks
 from baton.engine.sequence import Sequence
 from baton.wire.prefix_hash import next_hash, root_hash
 
-NUM_GROWTH_BLOCKS = 2  # promised beyond the prompt (reliability 5.4)
+NUM_GROWTH_BLOCKS = 2  # promised beyond the prompt (decision 0029)
 
 
 @dataclass(frozen=True, slots=True)

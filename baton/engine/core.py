@@ -2,7 +2,7 @@
 
 A worker's `core_main` builds the runner and calls `serve`; the front's side is `process_client.py`.
 Knows neither asyncio nor grpc. The progress page is written before each step, so that the front can
-read which requests ran even when this process hangs or is dead (reliability 5.6).
+read which requests ran even when this process hangs or is dead (decision 0032).
 """
 
 import os

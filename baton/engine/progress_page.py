@@ -1,6 +1,6 @@
 """One page of shared memory in which the core says where it is, before each step.
 
-The front reads it while the core runs, hangs or is dead (reliability 5.6 and 5.10). Written under a
+The front reads it while the core runs, hangs or is dead (decisions 0022 and 0032). Written under a
 sequence lock: `version` is odd while the page changes. Knows no sequences, only request ids.
 """
 

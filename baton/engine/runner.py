@@ -1,7 +1,7 @@
 """What the engine asks of a model: run one batch, return the sampled tokens.
 
 The torch implementation is `model/torch_runner.py`; `baton.testing.fake_runner` needs no model and
-notices every lost, doubled, foreign or stale block (decision D11). Sampling happens in the runner.
+notices every lost, doubled, foreign or stale block (decision 0023). Sampling happens in the runner.
 """
 
 from typing import Protocol, runtime_checkable

@@ -1,4 +1,4 @@
-"""Leases (decision D6): what is held for a peer that may be gone has an owner and an expiry.
+"""Leases (decision 0019): what is held for a peer that may be gone has an owner and an expiry.
 
 A lease lives `duration_s` from its grant or last renewal. A sweep looks at every lease, so that one
 stuck entry can never hide another. Knows nothing of what a lease protects.

@@ -1,4 +1,4 @@
-"""Which transport a pair of workers uses, agreed in the hellos of each link (decision D8).
+"""Which transport a pair of workers uses, agreed in the hellos of each link (decision 0010).
 
 The decode worker offers what it can and trusts; the prefill worker takes the first of its own that
 can be set up with this peer. Both name theirs best first; the plain stream is everybody's last.

@@ -1,6 +1,6 @@
 """How pages get from one pool into another: a transport fills Blocks frames and reads them.
 
-A pair of workers agrees on one transport in its hello (decision D8, `negotiation.py`). The frames
+A pair of workers agrees on one transport in its hello (decision 0010, `negotiation.py`). The frames
 themselves always travel over the shared stream; a transport decides what is inside: the bytes
 (`grpc_stream.py`), or the peer's block ids, whose pages are read from memory that can be reached
 (`shared_memory.py`, `nixl.py`). Whatever it is, the receiver copies the pages into its own pool and

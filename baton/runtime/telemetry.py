@@ -1,4 +1,4 @@
-"""Spans by hand with the OpenTelemetry SDK (decision D12), and stage times always.
+"""Spans by hand with the OpenTelemetry SDK (decision 0024), and stage times always.
 
 A span is built only when its trace is sampled; otherwise `start_span` returns a span that records
 nothing but still carries the trace context on. Export is OTLP over gRPC, batched, to

@@ -1,4 +1,4 @@
-"""Time as a dependency (decision D11): components read the clock that they were given."""
+"""Time as a dependency (decision 0023): components read the clock that they were given."""
 
 import time
 from typing import Protocol

@@ -1,9 +1,9 @@
-"""A Runner without a model: token i is a hash of (all tokens so far, seed, choice, i) (D11).
+"""A Runner without a model: token i is a hash of (all tokens so far, seed, choice, i).
 
 Each KV slot holds its token and a chained state that depends on all tokens up to there, per layer.
 Every step checks the chain of the whole context that it attends to, so that a lost, doubled, stale
 or foreign block raises AssertionError, and a whole table of another sequence changes the tokens.
-Logprobs are made of the same hash.
+Logprobs are made of the same hash. Purpose: decision 0023.
 """
 
 from collections.abc import Iterable

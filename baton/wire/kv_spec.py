@@ -1,4 +1,4 @@
-"""The shape of a KV cache (decision D18): bytes `[num_blocks, row_bytes]` with one page per layer.
+"""The shape of a KV cache (decision 0030): bytes `[num_blocks, row_bytes]` with one page per layer.
 
 A block is one contiguous row; a (block, layer) pair is one contiguous page `[K][V]` with K as
 `[num_kv_heads, block_size, k_dim]` and V as `[num_kv_heads, block_size, v_dim]` (heads before

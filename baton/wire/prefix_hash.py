@@ -1,4 +1,4 @@
-"""The one keyed prefix hash (decision D16), shared by tokenizer, router and workers.
+"""The one keyed prefix hash (decision 0028), shared by tokenizer, router and workers.
 
 A prompt's full blocks form a chain: each hash covers everything before it. The key belongs to one
 tenant (and client salt), so nobody can hit or guess another tenant's blocks. Test vectors are in

@@ -2,7 +2,7 @@
 
 A suspect computes in steps of its own, alternating with everybody else's, until it has brought
 NUM_TOKENS_ALONE tokens beyond those it came with; the core that dies meanwhile in such a step was
-killed by it (reliability 5.6). Knows no engine and no gateway.
+killed by it (decision 0032). Knows no engine and no gateway.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Tokens on their way to one gateway: what several engine steps bring becomes one Step frame.
 
 The stream's writer takes a frame whenever it can write one; everything that came meanwhile is
-merged into columns, at most one entry per choice (token-path.md: without merging, a slow gateway
+merged into columns, at most one entry per choice (decision 0031: without merging, a slow gateway
 makes frames shrink to one token each). Bounded by the credit of the sequences, and by their prompts
 where logprobs of those are wanted.
 """

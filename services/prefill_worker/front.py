@@ -1,6 +1,6 @@
 """The prefill worker's domain: takes handoff streams, checks the peer, keeps leases, drains.
 
-Decode drives (decision D1): this side computes what it is asked for, holds the blocks until the
+Decode drives (decision 0014): this side computes what it is asked for, holds the blocks until the
 peer is done, and frees them by itself when the peer stops renewing. Knows no grpc and no torch.
 """
 

@@ -1,4 +1,4 @@
-"""Which workers are left out although they answer, and how they come back (reliability 5.10).
+"""Which workers are left out although they answer, and how they come back (decision 0022).
 
     healthy --stalled, silent or failing--> ejected --well for a while--> probation --> healthy
 

@@ -1,4 +1,4 @@
-"""Choosing the pair of workers for one request (decision D5): filter -> score -> pick.
+"""Choosing the pair of workers for one request (decision 0018): filter -> score -> pick.
 
     score(P, D) = min(wait_P + miss_P / rate_P + transfer(miss_D),  wait_D + miss_D / rate_D)
                   + w * predicted ITL increase on D * expected output
@@ -275,7 +275,7 @@ def _obstacle(
         return "no_room"
     if room.num_blocks_free < min(needed, room.num_blocks):
         return "no_room"
-    # A promise may exceed the cap only when it is the only one (D17).
+    # A promise may exceed the cap only when it is the only one (decision 0029).
     promised = room.num_blocks_promised
     if prefill and promised and promised + needed > policy.promise_cap * room.num_blocks:
         return "no_room"

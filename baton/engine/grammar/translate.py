@@ -10,7 +10,7 @@
     ebnf         Lark, as llguidance has it (a rule `start:`); `ebnf_to_lark` makes that of GBNF
                  (a rule `root ::=`), which llama.cpp and xgrammar read
 
-Source: llguidance's docs/syntax.md and docs/json_schema.md.
+Source: syntax.md and json_schema.md in https://github.com/guidance-ai/llguidance/tree/main/docs.
 """
 
 import re

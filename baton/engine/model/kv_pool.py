@@ -1,4 +1,4 @@
-"""Torch views over the shared bytes of the KV pool, `[num_blocks, row_bytes]` (decision D18).
+"""Torch views over the shared bytes of the KV pool, `[num_blocks, row_bytes]` (decision 0030).
 
 The pool is memory that front and core both map, so no view may ever copy it: note that
 `index_select` along any dimension but the first copies its whole source, indexing does not.

@@ -1,4 +1,4 @@
-"""Counter-based randomness for sampling (decision D4): no state, no generator objects.
+"""Counter-based randomness for sampling (decision 0017): no state, no generator objects.
 
 The noise of a token is a hash of (seed, choice, output index, token id), so it does not depend on
 batch mates, on the worker, or on which other tokens were candidates; a moved request goes on with

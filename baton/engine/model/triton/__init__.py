@@ -1,1 +1,1 @@
-"""Own GPU kernels in Triton, and the attention backend made of them (design in docs/decisions)."""
+"""Own GPU kernels in Triton, and the attention backend made of them (decision 0009)."""
