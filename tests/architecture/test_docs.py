@@ -12,6 +12,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from baton.runtime import instruments
 from baton.wire.failures import REASONS
+from tests.architecture.pages import anchors
 from tools import reference_tables
 
 ROOT = Path(__file__).parents[2]
@@ -50,12 +51,6 @@ def code(cell: str) -> list[str]:
 def sources() -> str:
     folders = (ROOT / "baton", ROOT / "services")
     return "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
-
-
-def anchors(page: str) -> set[str]:
-    """As GitHub makes them of headings."""
-    headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings}
 
 
 def metrics() -> set[str]:

@@ -10,7 +10,8 @@
     ebnf         Lark, as llguidance has it (a rule `start:`); `ebnf_to_lark` makes that of GBNF
                  (a rule `root ::=`), which llama.cpp and xgrammar read
 
-Source: syntax.md and json_schema.md in https://github.com/guidance-ai/llguidance/tree/main/docs.
+Source: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
+and https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md.
 """
 
 import re
