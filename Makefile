@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 KERNELS := $(VENV)/.kernels
 # Envoy, Helm, Kubernetes' schemas, Locust, NIXL: 1 GB that only tests and deployment need.
 DEPLOY := $(VENV)/.deploy
-CSRC := $(wildcard baton/engine/model/csrc/*.cpp baton/engine/model/csrc/*.h baton/handoff/csrc/*.cpp)
+CSRC := $(wildcard baton/model/cpu/csrc/*.cpp baton/model/cpu/csrc/*.h baton/handoff/csrc/*.cpp)
 # The lowest transformers that pyproject.toml allows, and what it needs older than constraints.txt.
 OLDEST_VENV := .venv-oldest
 OLDEST := transformers==5.17.0 huggingface_hub==1.33.0
@@ -25,7 +25,7 @@ setup: $(KERNELS) ## make the virtual environment in .venv, and nothing else
 $(INSTALLED): pyproject.toml constraints.txt tools/setup.sh
 	@tools/setup.sh $(VENV)
 
-$(KERNELS): $(INSTALLED) $(CSRC) baton/engine/model/build_native.py tools/kernels.sh
+$(KERNELS): $(INSTALLED) $(CSRC) baton/model/cpu/build_native.py tools/kernels.sh
 	@tools/kernels.sh $(VENV)
 
 $(DEPLOY): $(INSTALLED)

@@ -18,12 +18,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from baton.engine.model.triton.attention_kernels import (
+from baton.model.gpu.triton.attention_kernels import (
     join_segments_kernel,
     paged_attention_kernel,
     store_kv_kernel,
 )
-from baton.engine.model.triton.layer_kernels import (
+from baton.model.gpu.triton.layer_kernels import (
     add_rms_norm_kernel,
     rotate_store_kernel,
     silu_mul_kernel,

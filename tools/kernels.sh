@@ -10,6 +10,6 @@ has_compiler() { [ -n "${CXX:-}" ] || command -v g++ >/dev/null || command -v cl
 if [ "${BATON_APT:-}" = 1 ] && ! has_compiler; then
     tools/apt.sh g++
 fi
-"$venv/bin/python" -m baton.engine.model.build_native || true
+"$venv/bin/python" -m baton.model.cpu.build_native || true
 "$venv/bin/python" -m baton.handoff.page_copy || true
 touch "$venv/.kernels"

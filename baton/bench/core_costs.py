@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 
 from baton.bench.null_runner import NullRunner
-from baton.engine.block_manager import BlockManager
-from baton.engine.engine import Engine, EngineConfig
-from baton.engine.messages import AddSequence, SamplingParams
-from baton.engine.sequence import Sequence
+from baton.engine.kv.block_manager import BlockManager
+from baton.engine.protocol.messages import AddSequence, SamplingParams
+from baton.engine.sequence.sequence import Sequence
+from baton.engine.step.engine import Engine, EngineConfig
 from baton.system.clock import SystemClock
 
 STEP_AIM_S = 0.3e-3

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from baton.engine.batch import SampleRow, StepBatch
-from baton.engine.messages import SamplingParams
+from baton.engine.protocol.batch import SampleRow, StepBatch
+from baton.engine.protocol.messages import SamplingParams
 from baton.wire.kv_spec import KVSpec
 
 Plan = Sequence[Sequence[int]]

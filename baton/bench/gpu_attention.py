@@ -16,11 +16,11 @@ import torch.nn.functional as F
 
 from baton.bench.gpu_machine import Rates, Stopwatch
 from baton.bench.gpu_report import Table
-from baton.engine.batch import StepBatch
-from baton.engine.model.attention import AttentionForm
-from baton.engine.model.kv_pool import KVPool
-from baton.engine.model.step_inputs import StepInputs, StepLimits
-from baton.engine.model.triton.attention import TileShape, TritonAttention, Tuning
+from baton.engine.protocol.batch import StepBatch
+from baton.model.gpu.step_inputs import StepInputs, StepLimits
+from baton.model.gpu.triton.attention_backend import TileShape, TritonAttention, Tuning
+from baton.model.tensors.attention import AttentionForm
+from baton.model.tensors.kv_pool import KVPool
 from baton.wire.kv_spec import KVSpec
 
 BLOCK_SIZE = 16

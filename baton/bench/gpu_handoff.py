@@ -26,8 +26,8 @@ from baton.bench.gpu_machine import Stopwatch
 from baton.bench.gpu_report import Cell, Table, render, write_tables
 from baton.bench.models import cache_folder, ensure_model
 from baton.demo_model import demo_model_path
-from baton.engine.client import CoreDied, CoreNotStarted
-from baton.engine.process_client import ProcessEngineClient
+from baton.engine.process.process_client import ProcessEngineClient
+from baton.engine.protocol.client import CoreDied, CoreNotStarted
 
 SLOWDOWN_AIM = 0.05
 _CORES = {"cuda": "baton.worker.core_main", "cpu": "baton.bench.gpu_handoff_core"}

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from baton.engine.batch import StepBatch, StepResult
-from baton.engine.core import CoreLink, serve
-from baton.engine.model.block_staging import BlockStaging
-from baton.engine.model.device_pages import DevicePages
-from baton.engine.model.load import LoadedModel
-from baton.engine.model.memory_need import LargestStep
-from baton.engine.model.side_stream import side_stream
-from baton.engine.model.torch_runner import TorchRunner
+from baton.engine.process.core import CoreLink, serve
+from baton.engine.protocol.batch import StepBatch, StepResult
+from baton.model.gpu.block_staging import BlockStaging
+from baton.model.gpu.device_pages import DevicePages
+from baton.model.load.load import LoadedModel
+from baton.model.load.memory_need import LargestStep
+from baton.model.tensors.side_stream import side_stream
+from baton.model.torch_runner import TorchRunner
 from baton.worker.core_main import build_engine, parse_options
 
 
@@ -56,7 +56,7 @@ def make_runner(
     has_graphs: bool,
     is_deterministic: bool,
 ) -> tuple[OwnPoolRunner, LoadedModel]:
-    """In place of `engine.model.device.make_runner`."""
+    """In place of `baton.model.device.make_runner`."""
     return OwnPoolRunner(loaded, is_deterministic=is_deterministic), loaded
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from baton.engine.device_messages import OpenPeer, ReadPages
-from baton.engine.messages import (
+from baton.engine.process.process_client import ProcessEngineClient
+from baton.engine.protocol.device_messages import OpenPeer, ReadPages
+from baton.engine.protocol.messages import (
     AddSequence,
     Bind,
     Release,
@@ -20,7 +21,6 @@ from baton.engine.messages import (
     Start,
     StepEvents,
 )
-from baton.engine.process_client import ProcessEngineClient
 from baton.handoff.block_bytes import MAX_DATA_BYTES
 
 _LINK_ID = 1

@@ -20,7 +20,7 @@ import transformers
 from baton.bench.gpu_machine import Rates, Stopwatch
 from baton.bench.gpu_report import Cell, Table
 from baton.bench.gpu_subject import WAYS, Subject, Way
-from baton.engine.model.gpu_runner import GpuRunner
+from baton.model.gpu.gpu_runner import GpuRunner
 
 _WARM_UP_STEPS = 3
 _FUSED_GRAPH = WAYS[-1]

@@ -10,14 +10,14 @@ import transformers
 
 from baton.bench.gpu_machine import Rates
 from baton.bench.model_shape import ModelShape
-from baton.engine.batch import SampleRow, StepBatch
-from baton.engine.messages import SamplingParams
-from baton.engine.model.attention import PAGED, AttentionForm
-from baton.engine.model.gpu_runner import GpuRunner
-from baton.engine.model.load import LoadedModel
-from baton.engine.model.memory_need import MemoryNeed
-from baton.engine.model.source import ModelSource
-from baton.engine.model.step_inputs import StepLimits
+from baton.engine.protocol.batch import SampleRow, StepBatch
+from baton.engine.protocol.messages import SamplingParams
+from baton.model.gpu.gpu_runner import GpuRunner
+from baton.model.gpu.step_inputs import StepLimits
+from baton.model.load.load import LoadedModel
+from baton.model.load.memory_need import MemoryNeed
+from baton.model.load.source import ModelSource
+from baton.model.tensors.attention import PAGED, AttentionForm
 from baton.wire.kv_spec import KVSpec
 
 BLOCK_SIZE = 16

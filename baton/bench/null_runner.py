@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from baton.engine.batch import StepBatch, StepResult
+from baton.engine.protocol.batch import StepBatch, StepResult
 from baton.wire.kv_spec import KVSpec
 
 # 256 bytes a block: pools of any number of blocks fit into memory.

@@ -28,10 +28,10 @@ import baton.demo_model
 from baton.bench.forced import ForcedTexts, in_chunks
 from baton.bench.models import SHAPES, cache_folder, ensure_model
 from baton.demo_model import demo_model_path
-from baton.engine.model import native
-from baton.engine.model.load import LoadOptions, load_model
-from baton.engine.model.torch_attention import TorchAttention
-from baton.engine.model.torch_runner import TorchRunner
+from baton.model.cpu import native
+from baton.model.load.load import LoadOptions, load_model
+from baton.model.tensors.torch_attention import TorchAttention
+from baton.model.torch_runner import TorchRunner
 
 Record = dict[str, Any]
 PARTS = ("error", "invariance", "cost")

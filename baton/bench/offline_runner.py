@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from baton.bench.contenders import POOL_NAME
-from baton.engine.engine import Engine
-from baton.engine.messages import AddSequence, Command, SamplingParams
+from baton.engine.protocol.messages import AddSequence, Command, SamplingParams
+from baton.engine.step.engine import Engine
 from baton.system.memory_file import create_memory_file, resize_and_map
 from baton.system.prefault import prefault
 from baton.worker.core_main import build_engine, parse_options

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from baton.bench.measured_process import put_ahead
 from baton.bench.null_runner import NullRunner
-from baton.engine.core import CoreLink, serve
-from baton.engine.engine import Engine, EngineConfig
+from baton.engine.process.core import CoreLink, serve
+from baton.engine.step.engine import Engine, EngineConfig
 from baton.system.clock import SystemClock
 
 _MAX_NOTED_RUNS = 10_000

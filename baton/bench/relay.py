@@ -24,8 +24,8 @@ import numpy as np
 import uvloop
 
 from baton.bench.measured_process import put_ahead
-from baton.engine.messages import AddSequence, SamplingParams
-from baton.engine.process_client import ProcessEngineClient
+from baton.engine.process.process_client import ProcessEngineClient
+from baton.engine.protocol.messages import AddSequence, SamplingParams
 from baton.runtime.grpc_server import start_server
 from baton.runtime.shared_stream import FrameWriter, ServerFrameStream
 from baton.wire.v1 import worker_pb2, worker_pb2_grpc

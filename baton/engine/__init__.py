@@ -1,1 +1,1 @@
-"""One worker's brain: scheduler, block manager and step loop. Torch lives in `model/` only."""
+"""One worker's brain: scheduler, block manager and step loop. Knows no torch and no network."""

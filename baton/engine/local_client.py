@@ -8,11 +8,11 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from baton.engine.batch import StepBatch, StepResult
-from baton.engine.client import CoreDied
-from baton.engine.engine import Engine
-from baton.engine.messages import Command, EngineInfo, StepEvents
-from baton.engine.progress_page import CoreProgress
+from baton.engine.protocol.batch import StepBatch, StepResult
+from baton.engine.protocol.client import CoreDied
+from baton.engine.protocol.messages import Command, EngineInfo, StepEvents
+from baton.engine.protocol.progress_page import CoreProgress
+from baton.engine.step.engine import Engine
 from baton.system.clock import Clock
 from baton.system.memory_file import open_sealed, resize_and_map
 

@@ -9,7 +9,7 @@ device. Whose blocks, and what to do when a read fails, is the front's business
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from baton.engine.device_messages import (
+from baton.engine.protocol.device_messages import (
     ClosePeer,
     DeviceCommand,
     DevicePool,
@@ -30,7 +30,7 @@ MAX_WAITING_READS = 65536
 
 
 class PagesOnDevice(Protocol):
-    """A pool and a ring beside it, on one device (`engine/model/device_pages.py`)."""
+    """A pool and a ring beside it, on one device (`baton/model/gpu/device_pages.py`)."""
 
     @property
     def pool(self) -> tuple[int, int]: ...

@@ -7,7 +7,7 @@ stay held until Done, Abort or the end of the lease.
 
 from collections.abc import Callable, Sequence
 
-from baton.engine.device_messages import (
+from baton.engine.protocol.device_messages import (
     ClosePeer,
     DevicePool,
     EndReads,
@@ -15,7 +15,7 @@ from baton.engine.device_messages import (
     PagesRead,
     ReadPages,
 )
-from baton.engine.messages import Command
+from baton.engine.protocol.messages import Command
 from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
 from baton.handoff.checksum import place_checksum
 from baton.handoff.frame_codec import OutFrame

@@ -9,7 +9,7 @@ Knows nothing of streams, credit or the engine.
 from collections import deque
 from collections.abc import Sequence
 
-from baton.engine.device_messages import BlockChecksums
+from baton.engine.protocol.device_messages import BlockChecksums
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.frame_codec import OutFrame
 from baton.handoff.ticket import Ticket

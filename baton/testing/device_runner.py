@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.engine.batch import StepBatch, StepResult
-from baton.engine.page_checksum import page_checksums
+from baton.engine.protocol.batch import StepBatch, StepResult
+from baton.engine.protocol.page_checksum import page_checksums
 from baton.testing.fake_runner import FakeRunner
 from baton.wire.kv_spec import KVSpec
 

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from baton.engine.device_handoff import DeviceHandoff
-from baton.engine.engine import Engine, EngineConfig
-from baton.engine.grammar.grammars import Grammars
-from baton.engine.messages import (
+from baton.engine.protocol.device_handoff import DeviceHandoff
+from baton.engine.protocol.messages import (
     AddSequence,
     Command,
     SamplingParams,
@@ -18,6 +16,8 @@ from baton.engine.messages import (
     SnapshotHashes,
     StepEvents,
 )
+from baton.engine.step.engine import Engine, EngineConfig
+from baton.engine.step.grammars import Grammars
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.virtual_clock import VirtualClock
 from baton.wire.prefix_hash import split_hashes

@@ -7,9 +7,9 @@ import argparse
 import sys
 import time
 
-from baton.engine.batch import StepBatch, StepResult
-from baton.engine.core import CoreLink, serve
-from baton.engine.engine import Engine, EngineConfig
+from baton.engine.process.core import CoreLink, serve
+from baton.engine.protocol.batch import StepBatch, StepResult
+from baton.engine.step.engine import Engine, EngineConfig
 from baton.system.clock import SystemClock
 from baton.testing.fake_runner import FakeRunner
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.engine.batch import RowLogprobs, SampleRow, StepBatch, StepResult
-from baton.engine.messages import SamplingParams
+from baton.engine.protocol.batch import RowLogprobs, SampleRow, StepBatch, StepResult
+from baton.engine.protocol.messages import SamplingParams
 from baton.wire.kv_spec import KVSpec
 
 _MASK = (1 << 64) - 1

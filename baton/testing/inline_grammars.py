@@ -9,10 +9,10 @@ import msgspec
 
 from baton.engine.grammar.check_child import check
 from baton.engine.grammar.compiler import GrammarCompiler
-from baton.engine.grammar.grammars import Grammars
 from baton.engine.grammar.state import GrammarState
 from baton.engine.grammar.translate import GrammarRefused
-from baton.engine.messages import EngineInfo, Grammar
+from baton.engine.protocol.messages import EngineInfo, Grammar
+from baton.engine.step.grammars import Grammars
 from baton.testing.fake_runner import FakeRunner
 from baton.worker.grammar_gate import GrammarGate, OnOutcome, outcome_of
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from baton.engine.batch import SampleRow
-from baton.engine.messages import SamplingParams
+from baton.engine.protocol.batch import SampleRow
+from baton.engine.protocol.messages import SamplingParams
 from baton.testing.fake_runner import FakeRunner
 
 Hypothesis = tuple[float, tuple[int, ...]]

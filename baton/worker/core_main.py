@@ -21,27 +21,27 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from baton.engine.core import CoreLink, serve
-from baton.engine.engine import Engine, EngineConfig
 from baton.engine.grammar.compiler import GrammarCompiler
-from baton.engine.grammar.grammars import Grammars
 from baton.engine.grammar.mask_thread import MaskThread
-from baton.engine.model.device import DEVICES, choose_device, make_runner
-from baton.engine.model.load import DTYPES, LoadedModel, LoadOptions, load_model
-from baton.engine.model.load_error import LoadError
-from baton.engine.model.memory_need import LargestStep
-from baton.engine.model.pool_size import PoolOptions, choose_pool, fit_length
-from baton.engine.model.tokenizer_file import find_tokenizer_file
-from baton.engine.runner import Runner
+from baton.engine.process.core import CoreLink, serve
+from baton.engine.protocol.runner import Runner
+from baton.engine.step.engine import Engine, EngineConfig
+from baton.engine.step.grammars import Grammars
 from baton.handoff.device_reads import DeviceReads, DeviceRunner
 from baton.handoff.nixl_agent import HOST, Memory, NixlAgent, NixlError, NixlMissing
+from baton.model.device import DEVICES, choose_device, make_runner
+from baton.model.load.load import DTYPES, LoadedModel, LoadOptions, load_model
+from baton.model.load.load_error import LoadError
+from baton.model.load.memory_need import LargestStep
+from baton.model.load.pool_size import PoolOptions, choose_pool, fit_length
+from baton.model.load.tokenizer_file import find_tokenizer_file
 from baton.system.byte_size import parse_bytes
 from baton.system.clock import SystemClock
 from baton.system.cores import num_available_cores
 
 EXIT_CANNOT_SERVE = 3
 _AGENT_LIFE_BYTES = 8
-# As `engine.model.device.make_runner`.
+# As `baton.model.device.make_runner`.
 RunnerMaker = Callable[..., tuple[Runner, LoadedModel]]
 
 

@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.engine.client import EngineClient
-from baton.engine.messages import Probe
-from baton.engine.progress_page import CoreProgress
+from baton.engine.protocol.client import EngineClient
+from baton.engine.protocol.messages import Probe
+from baton.engine.protocol.progress_page import CoreProgress
 from baton.runtime import instruments, logs
 from baton.system.clock import Clock
 from baton.wire.failures import Unavailable

@@ -8,8 +8,8 @@ synchronous: a listener that had to wait would hold up every other sequence.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from baton.engine.client import EngineClient
-from baton.engine.messages import (
+from baton.engine.protocol.client import EngineClient
+from baton.engine.protocol.messages import (
     Abort,
     Admitted,
     Bound,

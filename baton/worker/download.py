@@ -13,7 +13,7 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from baton.engine.model.source import FETCHED_PATTERNS
+from baton.model.load.source import FETCHED_PATTERNS
 
 MARKER = ".downloaded"
 

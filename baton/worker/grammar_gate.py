@@ -15,7 +15,7 @@ from hashlib import sha256
 import msgspec
 
 from baton.engine.grammar.check_messages import CheckSetup, Verdict
-from baton.engine.messages import EngineInfo, Grammar
+from baton.engine.protocol.messages import EngineInfo, Grammar
 from baton.runtime import logs
 from baton.system.child import ChildDied, ChildFailed, ChildLimits, ChildProcess
 from baton.wire import failures

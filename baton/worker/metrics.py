@@ -1,6 +1,6 @@
 """The worker's metrics, from the core's step events and the fronts' own counts."""
 
-from baton.engine.messages import EngineInfo, StepEvents
+from baton.engine.protocol.messages import EngineInfo, StepEvents
 from baton.runtime import instruments
 
 

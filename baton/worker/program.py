@@ -13,9 +13,9 @@ from typing import Protocol
 
 import grpc
 
-from baton.engine.client import CoreNotStarted, EngineClient, ModelRefused
-from baton.engine.messages import SnapshotHashes
-from baton.engine.process_client import ProcessEngineClient
+from baton.engine.process.process_client import ProcessEngineClient
+from baton.engine.protocol.client import CoreNotStarted, EngineClient, ModelRefused
+from baton.engine.protocol.messages import SnapshotHashes
 from baton.handoff.block_bytes import KEPT_BYTES, BlockBytes
 from baton.handoff.device_transport import CoreReads, DeviceTransport
 from baton.handoff.nixl_agent import NixlMissing

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from baton.engine.messages import EngineInfo, StepEvents
+from baton.engine.protocol.messages import EngineInfo, StepEvents
 from baton.wire.failures import Overloaded
 from baton.wire.prefix_hash import HASH_BYTES
 from baton.wire.protocol import PROTOCOL_VERSION

@@ -3,7 +3,7 @@
 import json
 import math
 
-from baton.engine.messages import EarlyStopping, Grammar, SamplingParams
+from baton.engine.protocol.messages import EarlyStopping, Grammar, SamplingParams
 from baton.wire.failures import InvalidRequest
 from baton.wire.v1 import sampling_pb2
 

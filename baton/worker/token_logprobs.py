@@ -1,6 +1,6 @@
 """Logprobs of tokens from the engine to the wire."""
 
-from baton.engine.messages import TokenLogprobs
+from baton.engine.protocol.messages import TokenLogprobs
 from baton.wire.v1 import worker_pb2
 
 

@@ -30,7 +30,7 @@ COPY . /src
 RUN cd /src && cp -r --parents baton/__init__.py services/__init__.py \
         services/prefill_worker services/decode_worker baton/worker baton/engine baton/handoff \
         baton/runtime baton/system baton/wire baton/demo_model /app && \
-    cd /app && /opt/venv/bin/python -m baton.engine.model.build_native && \
+    cd /app && /opt/venv/bin/python -m baton.model.cpu.build_native && \
     /opt/venv/bin/python -m baton.handoff.page_copy && \
     /opt/venv/bin/python /src/deploy/docker/compile_imported.py \
         services.prefill_worker services.decode_worker baton.worker

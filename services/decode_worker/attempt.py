@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Protocol
 
-from baton.engine.messages import Grammar
+from baton.engine.protocol.messages import Grammar
 from baton.runtime import logs
 from baton.runtime.telemetry import StageTimer, start_span
 from baton.wire import failures

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from baton.engine.messages import Grammar, SamplingParams
+from baton.engine.protocol.messages import Grammar, SamplingParams
 from baton.wire.failures import InvalidRequest
 from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import worker_pb2

@@ -12,7 +12,7 @@ In a beam search all tokens come at the end. Knows no gateway stream.
 from collections.abc import Sequence
 from typing import Protocol
 
-from baton.engine.messages import (
+from baton.engine.protocol.messages import (
     AddSequence,
     Admitted,
     Bind,

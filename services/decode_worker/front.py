@@ -6,8 +6,8 @@ Knows no grpc and no torch; streams, dialling, clock and randomness are passed i
 import asyncio
 from collections.abc import Iterator
 
-from baton.engine.client import CoreDied
-from baton.engine.messages import StepEvents
+from baton.engine.protocol.client import CoreDied
+from baton.engine.protocol.messages import StepEvents
 from baton.runtime import logs
 from baton.runtime.audit import Audit
 from baton.runtime.shared_stream import StreamLost

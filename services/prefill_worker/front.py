@@ -7,8 +7,8 @@ peer is done, and frees them by itself when the peer stops renewing. Knows no gr
 import asyncio
 from collections.abc import Iterator
 
-from baton.engine.client import CoreDied
-from baton.engine.messages import StepEvents
+from baton.engine.protocol.client import CoreDied
+from baton.engine.protocol.messages import StepEvents
 from baton.handoff.frame_codec import OutFrame
 from baton.handoff.lease import SWEEP_INTERVAL_S, LeaseTable
 from baton.handoff.transport import SendingEnd

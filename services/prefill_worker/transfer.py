@@ -8,7 +8,7 @@ no streams and no leases.
 
 from typing import Protocol
 
-from baton.engine.messages import (
+from baton.engine.protocol.messages import (
     AddSequence,
     Finished,
     Fork,

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from baton.engine.batch import StepBatch, StepResult
-from baton.engine.core import CoreLink, serve
+from baton.engine.process.core import CoreLink, serve
+from baton.engine.protocol.batch import StepBatch, StepResult
 from baton.worker import core_main
 from tests.chaos.poison import POISON_PROMPT, POISON_TOKEN
 

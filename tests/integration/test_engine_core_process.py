@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from baton.engine.client import CoreDied, CoreNotStarted
-from baton.engine.messages import Abort, Bind, Credit, Start
-from baton.engine.process_client import ProcessEngineClient
+from baton.engine.process.process_client import ProcessEngineClient
+from baton.engine.protocol.client import CoreDied, CoreNotStarted
+from baton.engine.protocol.messages import Abort, Bind, Credit, Start
 from baton.system.clock import SystemClock
 from baton.testing.engine_driver import add_sequence
 from baton.testing.fake_runner import FakeRunner
@@ -237,7 +237,7 @@ async def test_a_core_ends_with_its_front():
 
 FRONT = """
 import asyncio
-from baton.engine.process_client import ProcessEngineClient
+from baton.engine.process.process_client import ProcessEngineClient
 from baton.system.clock import SystemClock
 from baton.testing.engine_driver import add_sequence
 

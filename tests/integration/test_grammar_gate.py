@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from baton.engine.messages import EngineInfo, Grammar
+from baton.engine.protocol.messages import EngineInfo, Grammar
 from baton.testing.tokenizer_folder import EOS, build_tokenizer_folder
 from baton.wire.failures import BatonError, InvalidRequest, Overloaded
 from baton.wire.kv_spec import KVSpec

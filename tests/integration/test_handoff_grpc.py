@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from baton.engine.engine import Engine, EngineConfig
 from baton.engine.local_client import LocalEngineClient
-from baton.engine.messages import SamplingParams
+from baton.engine.protocol.messages import SamplingParams
+from baton.engine.step.engine import Engine, EngineConfig
 from baton.handoff.block_bytes import MAX_DATA_BYTES
 from baton.handoff.device_reads import DeviceReads
 from baton.handoff.nixl_agent import NixlAgent

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from baton.engine.engine import Engine, EngineConfig
 from baton.engine.local_client import LocalEngineClient
-from baton.engine.messages import SamplingParams
+from baton.engine.protocol.messages import SamplingParams
+from baton.engine.step.engine import Engine, EngineConfig
 from baton.runtime import instruments
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.grpc_server import start_server

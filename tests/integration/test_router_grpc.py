@@ -11,7 +11,7 @@ from random import Random
 import grpc
 import pytest
 
-from baton.engine.messages import EngineLoad, StepEvents, StoredBlocks
+from baton.engine.protocol.messages import EngineLoad, StepEvents, StoredBlocks
 from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime import grpc_channel, grpc_server
 from baton.runtime.discovery import FixedMembers

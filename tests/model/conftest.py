@@ -9,12 +9,12 @@ import pytest
 import torch
 import transformers
 
-from baton.engine.engine import Engine, EngineConfig
-from baton.engine.messages import AddSequence, SamplingParams, StepEvents
-from baton.engine.model import build_native, native
-from baton.engine.model.load import LoadedModel, LoadOptions, load_model
-from baton.engine.model.torch_runner import TorchRunner
-from baton.engine.runner import Runner
+from baton.engine.protocol.messages import AddSequence, SamplingParams, StepEvents
+from baton.engine.protocol.runner import Runner
+from baton.engine.step.engine import Engine, EngineConfig
+from baton.model.cpu import build_native, native
+from baton.model.load.load import LoadedModel, LoadOptions, load_model
+from baton.model.torch_runner import TorchRunner
 from baton.system.clock import SystemClock
 from baton.system.compiler import find_compiler
 from baton.testing.tiny_models import REFUSED, SERVED, VOCAB_SIZE, make_model

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import torch
 
-from baton.engine.messages import AddSequence, Bind, Fork, Release, SamplingParams, Start
+from baton.engine.protocol.messages import AddSequence, Bind, Fork, Release, SamplingParams, Start
 
 NUM_TOKENS = 24
 PENALTIES = [

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from baton.engine.model import block_staging
-from baton.engine.model.block_staging import BlockStaging
-from baton.engine.model.kv_pool import KVPool
-from baton.engine.model.side_stream import side_stream
+from baton.model.gpu import block_staging
+from baton.model.gpu.block_staging import BlockStaging
+from baton.model.tensors.kv_pool import KVPool
+from baton.model.tensors.side_stream import side_stream
 from baton.wire.kv_spec import KVSpec
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

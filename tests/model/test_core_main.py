@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baton.engine.client import CoreNotStarted
-from baton.engine.messages import AddSequence, SamplingParams
-from baton.engine.model.load import LoadOptions, load_model
-from baton.engine.model.torch_runner import TorchRunner
-from baton.engine.process_client import ProcessEngineClient
+from baton.engine.process.process_client import ProcessEngineClient
+from baton.engine.protocol.client import CoreNotStarted
+from baton.engine.protocol.messages import AddSequence, SamplingParams
+from baton.model.load.load import LoadOptions, load_model
+from baton.model.torch_runner import TorchRunner
 from tests import needs
 
 MODULE = "baton.worker.core_main"

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.batch import StepBatch
-from baton.engine.model.attention import AttentionForm
-from baton.engine.model.cpu_attention import CpuAttention
-from baton.engine.model.kv_pool import KVPool
-from baton.engine.model.torch_attention import TorchAttention
-from baton.engine.model.torch_runner import TorchRunner
+from baton.engine.protocol.batch import StepBatch
+from baton.model.cpu.cpu_attention import CpuAttention
+from baton.model.tensors.attention import AttentionForm
+from baton.model.tensors.kv_pool import KVPool
+from baton.model.tensors.torch_attention import TorchAttention
+from baton.model.torch_runner import TorchRunner
 from baton.wire.kv_spec import KVSpec
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")

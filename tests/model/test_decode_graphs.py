@@ -2,7 +2,7 @@
 
 import torch
 
-from baton.engine.model.decode_graphs import DecodeGraphs, graph_sizes
+from baton.model.gpu.decode_graphs import DecodeGraphs, graph_sizes
 
 
 def test_sizes_are_1_2_4_then_multiples_of_8_up_to_the_largest_batch():

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.batch import SampleRow, StepBatch
-from baton.engine.messages import SamplingParams
-from baton.engine.model import dense, native
-from baton.engine.model.dense import DenseForward, NotDense, dense_weights
-from baton.engine.model.forward_pass import ModuleForward, fastest_forward
-from baton.engine.model.kv_pool import KVPool
-from baton.engine.model.load import LoadOptions, load_model
-from baton.engine.model.self_check import check_model
-from baton.engine.model.torch_runner import TorchRunner
+from baton.engine.protocol.batch import SampleRow, StepBatch
+from baton.engine.protocol.messages import SamplingParams
+from baton.model.cpu import dense, native
+from baton.model.cpu.dense import DenseForward, NotDense, dense_weights
+from baton.model.forward_pass import ModuleForward, fastest_forward
+from baton.model.load.load import LoadOptions, load_model
+from baton.model.load.self_check import check_model
+from baton.model.tensors.kv_pool import KVPool
+from baton.model.torch_runner import TorchRunner
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 FAMILY = ("llama", "llama-rope3", "ministral", "mistral-window", "qwen2-yarn", "qwen3", "seed-oss")

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.batch import SampleRow, StepBatch
-from baton.engine.messages import Bind, Fork, SamplingParams, Start
-from baton.engine.model import dense, native
-from baton.engine.model.cpu_attention import CpuAttention
-from baton.engine.model.dense import DenseForward
-from baton.engine.model.forward_pass import LoneTokens
-from baton.engine.model.load import LoadOptions, load_model
-from baton.engine.model.torch_attention import TorchAttention
-from baton.engine.model.torch_runner import TorchRunner
+from baton.engine.protocol.batch import SampleRow, StepBatch
+from baton.engine.protocol.messages import Bind, Fork, SamplingParams, Start
+from baton.model.cpu import dense, native
+from baton.model.cpu.cpu_attention import CpuAttention
+from baton.model.cpu.dense import DenseForward
+from baton.model.forward_pass import LoneTokens
+from baton.model.load.load import LoadOptions, load_model
+from baton.model.tensors.torch_attention import TorchAttention
+from baton.model.torch_runner import TorchRunner
 from baton.testing.tiny_models import VOCAB_SIZE
 from baton.worker.core_main import build_engine, parse_options
 from baton.worker.settings import Settings

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from baton.engine.model.device import choose_device, make_runner
-from baton.engine.model.load import LoadOptions, load_model
-from baton.engine.model.load_error import LoadError
-from baton.engine.model.memory_need import LargestStep, MemoryNeed
+from baton.model.device import choose_device, make_runner
+from baton.model.load.load import LoadOptions, load_model
+from baton.model.load.load_error import LoadError
+from baton.model.load.memory_need import LargestStep, MemoryNeed
 from tests import needs
 
 HAS_GPU = torch.cuda.is_available()
@@ -21,7 +21,7 @@ def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused(monkeypatch):
 
 def test_a_model_is_checked_and_measured_before_it_gets_graphs(model_folder, monkeypatch):
     pytest.importorskip("triton", reason=needs.TRITON)
-    from baton.engine.model import gpu_start
+    from baton.model.gpu import gpu_start
 
     loaded = load_model(
         str(model_folder("qwen3", num_hidden_layers=1)), LoadOptions(dtype="float32")

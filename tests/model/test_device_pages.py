@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.model.device_pages import DevicePages
-from baton.engine.model.kv_pool import KVPool
-from baton.engine.page_checksum import page_checksums
+from baton.engine.protocol.page_checksum import page_checksums
+from baton.model.gpu.device_pages import DevicePages
+from baton.model.tensors.kv_pool import KVPool
 from baton.wire.kv_spec import KVSpec
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

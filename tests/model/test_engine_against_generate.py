@@ -2,7 +2,7 @@
 
 import random
 
-from baton.engine.messages import AddSequence, Bind, Release, SamplingParams, Start
+from baton.engine.protocol.messages import AddSequence, Bind, Release, SamplingParams, Start
 
 NUM_TOKENS = 20
 MIN_DISTINCT = 10  # of 60 output tokens; equal tokens would prove little

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baton.engine.messages import SamplingParams
+from baton.engine.protocol.messages import SamplingParams
 
 NUM_TOKENS = 20
 SAMPLING = SamplingParams(

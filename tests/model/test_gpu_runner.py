@@ -8,16 +8,16 @@ from tests import needs
 
 pytest.importorskip("triton", reason=needs.TRITON)
 
-from baton.engine.batch import SampleRow, StepBatch
-from baton.engine.messages import Bind, SamplingParams, Start
-from baton.engine.model.gpu_forward import DeviceModules
-from baton.engine.model.gpu_runner import GpuRunner
-from baton.engine.model.load import LoadOptions, load_model
-from baton.engine.model.self_check import check_model
-from baton.engine.model.step_inputs import StepLimits
-from baton.engine.model.triton.attention import Tuning
-from baton.engine.model.triton.dense import TritonDense
-from baton.engine.runner import CopyingRunner
+from baton.engine.protocol.batch import SampleRow, StepBatch
+from baton.engine.protocol.messages import Bind, SamplingParams, Start
+from baton.engine.protocol.runner import CopyingRunner
+from baton.model.gpu.gpu_forward import DeviceModules
+from baton.model.gpu.gpu_runner import GpuRunner
+from baton.model.gpu.step_inputs import StepLimits
+from baton.model.gpu.triton.attention_backend import Tuning
+from baton.model.gpu.triton.dense_forward import TritonDense
+from baton.model.load.load import LoadOptions, load_model
+from baton.model.load.self_check import check_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LIMITS = StepLimits(max_tokens=64, max_seqs=6, max_blocks_per_seq=12)

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from baton.engine.model import fused_modules, linear, native
-from baton.engine.model.fused_modules import GatedMlp, PackedNorm
-from baton.engine.model.linear import OnednnLinear, PackedLinear, has_onednn, make_linear
-from baton.engine.model.packed_matrix import PackedMatrix, WeightMemory
+from baton.model.cpu import fused_modules, linear, native
+from baton.model.cpu.fused_modules import GatedMlp, PackedNorm
+from baton.model.cpu.linear import OnednnLinear, PackedLinear, has_onednn, make_linear
+from baton.model.cpu.packed_matrix import PackedMatrix, WeightMemory
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 # Of the largest output.

@@ -9,9 +9,9 @@ import safetensors.torch
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from baton.engine.model import memory_need
-from baton.engine.model.load import LoadOptions, load_model
-from baton.engine.model.load_error import LoadError
+from baton.model.load import memory_need
+from baton.model.load.load import LoadOptions, load_model
+from baton.model.load.load_error import LoadError
 from baton.wire.fingerprint import model_fingerprint
 from baton.wire.kv_spec import KVSpec
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.model.dense import FAMILY
-from baton.engine.model.quantization import SERVED_METHODS
+from baton.model.cpu.dense import FAMILY
+from baton.model.load.quantization import SERVED_METHODS
 from baton.testing.tiny_models import REFUSED, SERVED
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

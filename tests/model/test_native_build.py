@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.model import build_native, native
+from baton.model.cpu import build_native, native
 from tests import needs
 
 HEADER = '#define EXPORT extern "C" __attribute__((visibility("default")))\n'

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from baton.engine.model.load import LoadOptions, load_model
-from baton.engine.model.load_error import LoadError
-from baton.engine.model.memory_need import MemoryNeed
-from baton.engine.model.pool_size import FALLBACK_BYTES, PoolOptions, choose_pool, fit_length
+from baton.model.load.load import LoadOptions, load_model
+from baton.model.load.load_error import LoadError
+from baton.model.load.memory_need import MemoryNeed
+from baton.model.load.pool_size import FALLBACK_BYTES, PoolOptions, choose_pool, fit_length
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import transformers
 from packaging.version import Version
 from safetensors.torch import load_file, save_file
 
-from baton.engine.model import quantization
-from baton.engine.model.load import LoadOptions, load_model
-from baton.engine.model.load_error import LoadError
-from baton.engine.model.self_check import check_model
-from baton.engine.model.torch_runner import TorchRunner
+from baton.model.load import quantization
+from baton.model.load.load import LoadOptions, load_model
+from baton.model.load.load_error import LoadError
+from baton.model.load.self_check import check_model
+from baton.model.torch_runner import TorchRunner
 from baton.testing.tiny_models import make_model
 from tests import needs
 

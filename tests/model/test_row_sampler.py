@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.batch import SampleRow, TokenHistory
-from baton.engine.messages import SamplingParams
-from baton.engine.model.logit_edits import LogitEditor
-from baton.engine.model.logprobs import largest
-from baton.engine.model.row_sampler import RowSampler
-from baton.engine.model.token_counts import MIN_KEPT, CountsCache
+from baton.engine.protocol.batch import SampleRow, TokenHistory
+from baton.engine.protocol.messages import SamplingParams
+from baton.model.sampling.logit_edits import LogitEditor
+from baton.model.sampling.logprobs import largest
+from baton.model.sampling.row_sampler import RowSampler
+from baton.model.sampling.token_counts import MIN_KEPT, CountsCache
 
 VOCAB = 100
 EOS = (99, 98)

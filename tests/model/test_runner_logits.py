@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.batch import SampleRow, StepBatch
-from baton.engine.messages import SamplingParams
-from baton.engine.model.torch_runner import TorchRunner
+from baton.engine.protocol.batch import SampleRow, StepBatch
+from baton.engine.protocol.messages import SamplingParams
+from baton.model.torch_runner import TorchRunner
 
 BLOCK = 16
 NUM_BLOCKS = 40

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.batch import SampleRow
-from baton.engine.messages import SamplingParams
-from baton.engine.model import sampler
-from baton.engine.model.noise import device_uniforms, row_key, uniforms
-from baton.engine.model.sampler import CANDIDATES, sample
+from baton.engine.protocol.batch import SampleRow
+from baton.engine.protocol.messages import SamplingParams
+from baton.model.sampling import sampler
+from baton.model.sampling.noise import device_uniforms, row_key, uniforms
+from baton.model.sampling.sampler import CANDIDATES, sample
 
 VOCAB = 600
 NUM_DRAWS = 8_000

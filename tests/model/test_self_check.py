@@ -2,11 +2,11 @@
 
 import pytest
 
-from baton.engine.model.load import LoadOptions, load_model
-from baton.engine.model.load_error import LoadError
-from baton.engine.model.self_check import check_model
-from baton.engine.model.torch_attention import TorchAttention
-from baton.engine.model.torch_runner import TorchRunner
+from baton.model.load.load import LoadOptions, load_model
+from baton.model.load.load_error import LoadError
+from baton.model.load.self_check import check_model
+from baton.model.tensors.torch_attention import TorchAttention
+from baton.model.torch_runner import TorchRunner
 
 
 class ForgetfulAttention(TorchAttention):

@@ -6,7 +6,7 @@ difference decides would have to be a tie.
 
 import pytest
 
-from baton.engine.messages import SamplingParams
+from baton.engine.protocol.messages import SamplingParams
 
 NUM_TOKENS = 40
 # Two tokens are nearly all that comes, so that runs repeat and guesses are often right.

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.batch import StepBatch
-from baton.engine.model.step_inputs import StepInputs, StepLimits
+from baton.engine.protocol.batch import StepBatch
+from baton.model.gpu.step_inputs import StepInputs, StepLimits
 
 BLOCK = 16
 LIMITS = StepLimits(max_tokens=32, max_seqs=5, max_blocks_per_seq=4)

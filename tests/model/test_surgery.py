@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from baton.engine.model import fused_modules
-from baton.engine.model.fused_modules import FusedPart, GatedMlp, PackedNorm, SharedProduct
-from baton.engine.model.linear import PackedLinear
-from baton.engine.model.load import LoadOptions, load_model
-from baton.engine.model.surgery import accelerate
+from baton.model.cpu import fused_modules
+from baton.model.cpu.fused_modules import FusedPart, GatedMlp, PackedNorm, SharedProduct
+from baton.model.cpu.linear import PackedLinear
+from baton.model.cpu.surgery import accelerate
+from baton.model.load.load import LoadOptions, load_model
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 TOKENS = torch.arange(3, 23)[None]

@@ -10,11 +10,11 @@ from tests import needs
 
 pytest.importorskip("triton", reason=needs.TRITON)
 
-from baton.engine.batch import StepBatch
-from baton.engine.model.attention import AttentionForm
-from baton.engine.model.kv_pool import KVPool
-from baton.engine.model.step_inputs import StepInputs, StepLimits
-from baton.engine.model.triton.attention import TileShape, TritonAttention, Tuning
+from baton.engine.protocol.batch import StepBatch
+from baton.model.gpu.step_inputs import StepInputs, StepLimits
+from baton.model.gpu.triton.attention_backend import TileShape, TritonAttention, Tuning
+from baton.model.tensors.attention import AttentionForm
+from baton.model.tensors.kv_pool import KVPool
 from baton.wire.kv_spec import KVSpec
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -8,7 +8,7 @@ from tests import needs
 
 pytest.importorskip("triton", reason=needs.TRITON)
 
-from baton.engine.model.triton.layers import add_rms_norm, rotate_and_store, silu_mul
+from baton.model.gpu.triton.layers import add_rms_norm, rotate_and_store, silu_mul
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK, NUM_BLOCKS, NUM_HEADS, NUM_KV_HEADS, DIM = 16, 3, 6, 2, 24

@@ -22,11 +22,11 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from baton.engine.batch import StepBatch
-from baton.engine.client import CoreDied
-from baton.engine.engine import Engine, EngineConfig
 from baton.engine.local_client import LocalEngineClient
-from baton.engine.messages import SamplingParams
+from baton.engine.protocol.batch import StepBatch
+from baton.engine.protocol.client import CoreDied
+from baton.engine.protocol.messages import SamplingParams
+from baton.engine.step.engine import Engine, EngineConfig
 from baton.handoff import frame_codec
 from baton.runtime.discovery import FixedMembers
 from baton.runtime.shared_stream import StreamLost

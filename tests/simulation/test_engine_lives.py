@@ -8,15 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from baton.engine.messages import (
-    Abort,
-    AddSequence,
-    Bind,
-    Command,
-    Credit,
-    Release,
-    Start,
-)
+from baton.engine.protocol.messages import Abort, AddSequence, Bind, Command, Credit, Release, Start
 from baton.testing.engine_driver import PLENTY_OF_CREDIT, EngineDriver, add_sequence
 from baton.testing.fake_runner import FakeRunner
 

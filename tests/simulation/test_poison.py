@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton.engine.batch import StepBatch, StepResult
+from baton.engine.protocol.batch import StepBatch, StepResult
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import BatonError
 from services.router import quarantine

@@ -18,7 +18,7 @@ import numpy as np
 from baton.engine.grammar.check_messages import CheckSetup, Verdict
 from baton.engine.grammar.compiler import GrammarCompiler, error_of, fill_mask
 from baton.engine.grammar.translate import GrammarRefused, ebnf_to_lark
-from baton.engine.messages import Grammar
+from baton.engine.protocol.messages import Grammar
 
 MAX_GROWTH_BYTES = 256 * 1024 * 1024
 # Tokens that are tried after the first mask.

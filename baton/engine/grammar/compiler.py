@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.engine.grammar.translate import GrammarRefused, to_library
-from baton.engine.messages import Grammar
+from baton.engine.protocol.messages import Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

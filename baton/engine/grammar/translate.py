@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from baton.engine.messages import Grammar
+from baton.engine.protocol.messages import Grammar
 
 MAX_MESSAGE_CHARS = 240
 _WHITE_SPACE = r" |\n[ \t]{0,32}"

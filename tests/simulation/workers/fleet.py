@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from baton.engine.engine import Engine, EngineConfig
 from baton.engine.local_client import LocalEngineClient
-from baton.engine.messages import SamplingParams
+from baton.engine.protocol.messages import SamplingParams
+from baton.engine.step.engine import Engine, EngineConfig
 from baton.handoff.block_bytes import MAX_DATA_BYTES
 from baton.handoff.device_reads import DeviceReads
 from baton.handoff.frame_codec import parse, serialize

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.engine.client import CoreDied
+from baton.engine.protocol.client import CoreDied
 from baton.handoff.lease import LEASE_S
 from baton.testing.memory_stream import memory_stream_pair
 from baton.testing.virtual_clock import virtual

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from baton.engine.messages import SamplingParams
+from baton.engine.protocol.messages import SamplingParams
 from baton.testing.engine_driver import encode_tokens
 from baton.testing.lone_beam_search import lone_beam_search
 from baton.testing.virtual_clock import virtual

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from baton.engine.messages import Grammar, SamplingParams
+from baton.engine.protocol.messages import Grammar, SamplingParams
 from baton.testing.engine_driver import encode_tokens
 from baton.wire.failures import InvalidRequest
 from baton.wire.v1 import worker_pb2

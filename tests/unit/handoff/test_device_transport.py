@@ -1,6 +1,6 @@
 import pytest
 
-from baton.engine.messages import Command
+from baton.engine.protocol.messages import Command
 from baton.handoff.device_transport import CoreReads, DeviceReceiver, DeviceSender
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import Pages

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from baton.engine.messages import EngineLoad, StepEvents, StoredBlocks
+from baton.engine.protocol.messages import EngineLoad, StepEvents, StoredBlocks
 from baton.runtime.discovery import FixedMembers, Member
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import run_virtual

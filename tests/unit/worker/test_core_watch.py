@@ -1,7 +1,7 @@
 import pytest
 
-from baton.engine.messages import Probe
-from baton.engine.progress_page import CoreProgress
+from baton.engine.protocol.messages import Probe
+from baton.engine.protocol.progress_page import CoreProgress
 from baton.testing.virtual_clock import VirtualClock
 from baton.wire.failures import Unavailable
 from baton.worker.core_watch import CoreWatch, WatchLimits

@@ -1,6 +1,6 @@
 from typing import Any
 
-from baton.engine.messages import (
+from baton.engine.protocol.messages import (
     Abort,
     Admitted,
     Command,

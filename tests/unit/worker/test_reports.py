@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import pytest
 
-from baton.engine.messages import EngineLoad, StepEvents, StoredBlocks
+from baton.engine.protocol.messages import EngineLoad, StepEvents, StoredBlocks
 from baton.runtime.shared_stream import StreamLost
 from baton.testing.memory_stream import memory_stream_pair
 from baton.testing.newer_peer import from_the_future

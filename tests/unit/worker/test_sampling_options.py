@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from baton.engine.messages import Grammar
+from baton.engine.protocol.messages import Grammar
 from baton.wire.failures import InvalidRequest
 from baton.wire.v1 import sampling_pb2
 from baton.worker.sampling import to_params

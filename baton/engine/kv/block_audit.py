@@ -1,0 +1,65 @@
+"""Looks whether the block books of a running engine balance, from counters that are kept anyway.
+
+Every block is free (blank, or idle in the prefix cache) or referenced; promises are a part of the
+free ones; every reference is in the table of a sequence that lives; every promise has a sequence.
+A look costs one addition per live sequence. `check_integrity` is its thorough sibling, for tests:
+this one goes on in production, and tells what it finds instead of stopping.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from baton.engine.kv.block_manager import BlockManager
+from baton.engine.sequence.sequence import Sequence
+from baton.system.violation import Violation
+
+LOOK_EVERY_STEPS = 64
+# Of those that a broken book names.
+MAX_NAMED = 8
+
+
+class BlockAudit:
+    """`holders` gives every sequence that may have blocks, the beams of searches included."""
+
+    def __init__(self, manager: BlockManager, holders: Callable[[], Iterable[Sequence]]) -> None:
+        self._manager = manager
+        self._holders = holders
+        self._was_empty = True
+
+    def after_step(self, step: int) -> list[Violation]:
+        """What is wrong, every LOOK_EVERY_STEPS and whenever the last sequence has left."""
+        is_empty = not any(True for _ in self._holders())
+        has_emptied = is_empty and not self._was_empty
+        self._was_empty = is_empty
+        if step % LOOK_EVERY_STEPS and not has_emptied:
+            return []
+        return list(self.look())
+
+    def look(self) -> Iterator[Violation]:
+        """What is wrong now."""
+        holders = list(self._holders())
+        if imbalance := self._manager.imbalance():
+            yield Violation("kv_blocks", "", imbalance)
+        num_held = sum(seq.table.num_blocks for seq in holders)
+        if num_held != self._manager.num_references:
+            yield self._name_references(holders, num_held)
+        live = {seq.request.seq_id for seq in holders}
+        for seq_id, request_id, num_blocks in self._manager.promises():
+            if seq_id not in live:
+                detail = f"{num_blocks} blocks are promised to sequence {seq_id}, which has ended"
+                yield Violation("kv_promise", request_id, detail)
+
+    def _name_references(self, holders: list[Sequence], num_held: int) -> Violation:
+        """Which blocks, and whose table names one that it does not hold."""
+        expected = Counter(block for seq in holders for block in seq.table.ids.tolist())
+        wrong = self._manager.wrong_references(expected)
+        owners = {
+            seq.request.request_id
+            for seq in holders
+            if not wrong.isdisjoint(seq.table.ids.tolist())
+        }
+        detail = (
+            f"tables name {num_held} blocks, {self._manager.num_references} are referenced; "
+            f"they differ in {sorted(wrong)[:MAX_NAMED]}"
+        )
+        return Violation("kv_references", ",".join(sorted(owners)[:MAX_NAMED]), detail)

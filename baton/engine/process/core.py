@@ -1,0 +1,98 @@
+"""The core process: one thread that steps an Engine and talks to the front between steps.
+
+A worker's `core_main` builds the runner and calls `serve`; the front's side is `process_client.py`.
+Knows neither asyncio nor grpc. The progress page is written before each step, so that the front can
+read which requests ran even when this process hangs or is dead (decision 0032).
+"""
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from baton.engine.protocol.messages import Command, CommandBatch, CoreMessage, LoadFailed, Shutdown
+from baton.engine.protocol.progress_page import PAGE_BYTES, ProgressPage
+from baton.engine.step.engine import Engine
+from baton.system.frames import FrameSocket, PeerClosed
+from baton.system.memory_file import map_memory_file, resize_and_map
+from baton.system.parent_death import die_with_parent
+from baton.system.prefault import prefault
+
+
+class CoreLink:
+    """What the front gave this process: socket, pool file, progress page."""
+
+    def __init__(self, socket_fd: int, pool_fd: int, page_fd: int) -> None:
+        self.page = ProgressPage(map_memory_file(page_fd, PAGE_BYTES))
+        os.close(page_fd)
+        self._frames = FrameSocket(
+            socket.socket(fileno=socket_fd), msgspec.msgpack.Decoder(CommandBatch)
+        )
+        self._pool_fd = pool_fd
+
+    @classmethod
+    def from_argv(cls, argv: Sequence[str]) -> tuple["CoreLink", list[str]]:
+        """The link named by the first three arguments, and the other arguments."""
+        die_with_parent()
+        return cls(*map(int, argv[:3])), list(argv[3:])
+
+    def create_pool(self, num_bytes: int) -> memoryview:
+        """Size the shared pool and map it. Raises OSError when the machine has no room."""
+        pool = memoryview(resize_and_map(self._pool_fd, num_bytes))
+        os.close(self._pool_fd)
+        return pool
+
+    def send(self, message: CoreMessage) -> None:
+        """Raises PeerClosed when the front is gone."""
+        self._frames.send(message)
+
+    def receive(self, timeout_s: float | None) -> list[Command]:
+        """Commands that are there, or come within `timeout_s` (None = wait). Raises PeerClosed."""
+        return [c for batch in self._frames.receive(timeout_s) for c in batch.commands]
+
+    def refuse(self, message: str) -> None:
+        """Tell the front in one line why this core cannot serve. The caller exits then."""
+        self.send(LoadFailed(message))
+
+
+def serve(link: CoreLink, engine: Engine) -> None:
+    """Map the pool, announce the engine, and step it until Shutdown or until the front is gone."""
+    try:
+        pool = link.create_pool(engine.num_pool_blocks * engine.info.kv_spec.row_bytes)
+        engine.bind_pool(pool)
+        link.send(engine.info)
+        engine.warm_up()
+        prefault(pool)
+        _loop(link, engine)
+    except PeerClosed:
+        return
+
+
+def _loop(link: CoreLink, engine: Engine) -> None:
+    while True:
+        commands = _next_commands(link, engine)
+        link.page.count_commands(len(commands))
+        if any(isinstance(command, Shutdown) for command in commands):
+            return
+        batch = engine.begin_step(commands)
+        result = None
+        if batch is not None:
+            link.page.begin_step(batch.step, engine.batch_request_ids(), engine.expected_step_s())
+            if (answers := engine.take_answers()) is not None:
+                link.send(answers)
+            result = engine.runner.run(batch)
+        events = engine.finish_step(result)
+        while events is not None:
+            link.send(events)
+            events = engine.next_events()
+
+
+def _next_commands(link: CoreLink, engine: Engine) -> list[Command]:
+    """What has come in; waits for a command or a deadline when there is nothing to compute."""
+    if engine.has_work:
+        return link.receive(0)
+    link.page.end_work()
+    deadline = engine.next_deadline()
+    return link.receive(None if deadline is None else max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,1 @@
+"""The interface of an engine: messages, batches, and the client that a front speaks through."""

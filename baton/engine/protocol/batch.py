@@ -1,0 +1,89 @@
+"""One step's work as flat arrays, the only thing that a runner sees, and its result. No torch."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.engine.protocol.messages import SamplingParams
+
+
+class TokenHistory(NamedTuple):
+    """The tokens before the one to sample: `tokens`, whose first are the prompt, and then `draft`.
+
+    From step to step `tokens` of one `seq_id` only grows, so that a runner can count as it grows.
+    """
+
+    seq_id: int
+    tokens: NDArray[np.uint32]
+    num_prompt_tokens: int
+    draft: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class SampleRow:
+    """One use of the logits after flat query token `token_row`: a token to sample, or to judge."""
+
+    token_row: int
+    params: SamplingParams
+    choice: int
+    # Index of the new token among the output tokens of its choice: the noise counter.
+    output_index: int
+    # Set when `params.needs_history`; a view that is valid during the step.
+    history: TokenHistory | None = None
+    # From 0 on: nothing is sampled, the logprobs of this token are wanted.
+    forced_token: int = -1
+    # The row of `StepBatch.masks` that limits this one; -1 = every token is allowed.
+    mask_row: int = -1
+
+
+class TokenMasks(Protocol):
+    """Which tokens structured output allows, worked out while the model runs."""
+
+    def start(self) -> None:
+        """Begin; called before the forward pass."""
+
+    def result(self) -> NDArray[np.int32]:
+        """`[num_masks, ceil(vocab_size / 32)]`, bit = allowed; valid until the next step."""
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """Sequences of a step, flattened; S sequences, T tokens, tables padded to B blocks.
+
+    Decodes and prefill chunks are alike: sequence s computes query tokens
+    `query_starts[s]:query_starts[s + 1]`, whose positions end at `context_lens[s] - 1`.
+    """
+
+    step: int
+    token_ids: NDArray[np.int64]  # [T]
+    positions: NDArray[np.int64]  # [T]
+    query_starts: NDArray[np.int32]  # [S + 1]
+    context_lens: NDArray[np.int32]  # [S], tokens in the cache after this step
+    block_tables: NDArray[np.int32]  # [S, B], padded with -1
+    seq_ids: list[int]  # [S], for diagnosis only
+    sample_rows: list[SampleRow]
+    # (source, target): whole blocks to copy, in order, before anything is computed.
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
+    # For a runner whose cache is not the shared pool itself: blocks that the front has filled there
+    # since the last step, and those that it will read there after this one.
+    imported_blocks: list[int] = field(default_factory=list)
+    exported_blocks: list[int] = field(default_factory=list)
+    masks: TokenMasks | None = None
+
+
+class RowLogprobs(NamedTuple):
+    """Log probabilities under the raw logits: of the row's token, and of the likeliest ones."""
+
+    logprob: float
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a batch's sample rows brought, in their order; R rows."""
+
+    tokens: NDArray[np.int64]  # [R], the forced token where there was one
+    logprobs: list[RowLogprobs | None] = field(default_factory=list)  # [R], or empty: nobody asked

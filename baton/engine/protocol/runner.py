@@ -1,0 +1,41 @@
+"""What the engine asks of a model: run one batch, return the sampled tokens.
+
+The torch implementation is `model/torch_runner.py`; `baton.testing.fake_runner` needs no model and
+notices every lost, doubled, foreign or stale block (decision 0023). Sampling happens in the runner.
+"""
+
+from typing import Protocol, runtime_checkable
+
+from baton.engine.protocol.batch import StepBatch, StepResult
+from baton.wire.kv_spec import KVSpec
+
+
+class Runner(Protocol):
+    """Owns the model and writes the KV pool; knows no sequences, queues or caches."""
+
+    kv_spec: KVSpec
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+
+    def bind_pool(self, pool: memoryview) -> None:
+        """Use `pool` (writable, num_blocks * row_bytes bytes, shared) as the cache."""
+
+    def run(self, batch: StepBatch) -> StepResult:
+        """Copy blocks, compute all query tokens, store their KV; one result per sample row.
+
+        The arrays of `batch` are reused by the next step: keep no reference to them. An exception
+        ends the core.
+        """
+
+
+@runtime_checkable
+class CopyingRunner(Protocol):
+    """A runner whose cache is not the shared pool: exported blocks get there after `run`."""
+
+    @property
+    def num_copies_begun(self) -> int:
+        """By all runs so far; they end in order."""
+
+    def poll_copies(self) -> int:
+        """How many have ended: those blocks are in the shared pool. Does not wait."""

@@ -1,0 +1,1 @@
+"""Sequences: the tokens, blocks and progress of one choice of a request."""

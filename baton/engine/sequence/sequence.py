@@ -1,0 +1,267 @@
+"""One choice of one attempt of one request, as the engine sees it: tokens, blocks, progress.
+
+Holds state and answers questions about it; block manager, scheduler and engine change it. A
+sequence whose last token is not in the cache yet has `num_tokens - num_computed_tokens` tokens to
+compute: 1 for a decode, more for a prefill or a recomputation. All three are the same work.
+
+Choices of one request may depend on one another: one prompt for all, or one beam search. They are
+a group then, whose leader computes the prompt. Without beam search the group ends with that: the
+forks share its blocks and are sequences like any other. In a beam search the leader keeps the
+prompt, beams that share its blocks are computed in its place, and leader and forks take results.
+"""
+
+from collections.abc import Collection
+from copy import copy
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.engine.grammar.state import GrammarState
+from baton.engine.protocol.messages import AddSequence
+from baton.engine.sequence.beam_search import BeamResult, BeamSearch
+from baton.engine.sequence.prompt_lookup import PromptLookup
+from baton.wire.prefix_hash import split_hashes
+from baton.wire.suspects import NUM_TOKENS_ALONE
+
+_TOKEN = np.dtype("<u4")
+
+
+class SequenceState(Enum):
+    """Where a sequence is. Only RUNNING sequences are scheduled."""
+
+    WAITING = auto()  # for blocks and a place in the batch; holds nothing
+    PROMISED = auto()  # remote: cached blocks pinned, the others counted
+    BOUND = auto()  # remote: has its blocks, which the front fills
+    RUNNING = auto()
+    HELD = auto()  # prefill: done, its blocks wait for Release
+    FORKING = auto()  # waits for the prompt that its group's leader computes; holds nothing
+    EMITTING = auto()  # its beam search is over: its tokens are known and wait for credit
+    ENDED = auto()
+
+
+class BlockTable:
+    """The block ids of one sequence in token order, in an int32 buffer that grows by doubling."""
+
+    __slots__ = ("_ids", "may_share_last", "num_blocks")
+
+    def __init__(self) -> None:
+        self._ids = np.empty(16, np.int32)
+        self.num_blocks = 0
+        # Another table may refer to the last block too: who writes into it has to look.
+        self.may_share_last = False
+
+    def extend(self, block_ids: list[int]) -> None:
+        end = self.num_blocks + len(block_ids)
+        if end > len(self._ids):
+            self._ids = np.resize(self._ids, max(end, 2 * len(self._ids)))
+        self._ids[self.num_blocks : end] = block_ids
+        self.num_blocks = end
+
+    def replace(self, index: int, block_id: int) -> None:
+        self._ids[index] = block_id
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """View of the ids; valid until the table changes."""
+        return self._ids[: self.num_blocks]
+
+    def take(self) -> list[int]:
+        """All ids, leaving the table empty."""
+        block_ids: list[int] = self.ids.tolist()
+        self.num_blocks = 0
+        self.may_share_last = False
+        return block_ids
+
+
+class Sequence:
+    """Mutable state of one sequence. `rank` orders by importance: smaller goes first."""
+
+    __slots__ = (
+        "_tokens",
+        "awaits_grammar",
+        "credit",
+        "grammar",
+        "group",
+        "hash_chain",
+        "lookup",
+        "num_computed_tokens",
+        "num_judged_tokens",
+        "num_prompt_tokens",
+        "num_registered_blocks",
+        "num_tokens",
+        "num_told_blocks",
+        "rank",
+        "request",
+        "result",
+        "state",
+        "table",
+        "was_started",
+    )
+
+    def __init__(self, request: AddSequence, arrival: int, root_hash: bytes) -> None:
+        tokens = np.frombuffer(request.token_ids, _TOKEN)
+        self._tokens = np.empty(len(tokens) + 32, _TOKEN)
+        self._tokens[: len(tokens)] = tokens
+        self.request = request
+        self.rank = (-request.priority, arrival)
+        self.state = SequenceState.WAITING
+        self.num_tokens = len(tokens)
+        self.num_prompt_tokens = len(tokens) - request.num_emitted
+        self.num_computed_tokens = 0
+        # Prompt tokens whose logprobs were reported; the first has none.
+        self.num_judged_tokens = 1
+        self.credit = request.credit
+        self.table = BlockTable()
+        # Entry 0 is the root, entry i + 1 the hash of block i, as far as they are known.
+        self.hash_chain = [root_hash, *split_hashes(request.block_hashes)]
+        self.num_registered_blocks = 0
+        # Final ones whose checksums were told, as far as they are wanted.
+        self.num_told_blocks = 0
+        # Set when its output must match a grammar. It is parked while it awaits that.
+        self.grammar: GrammarState | None = None
+        self.awaits_grammar = False
+        # What its next tokens are guessed from, once it decodes with speculation.
+        self.lookup: PromptLookup | None = None
+        # Set while choices of the same request depend on one another.
+        self.group: ChoiceGroup | None = None
+        # What it emits when it is EMITTING.
+        self.result: BeamResult | None = None
+        # Started was reported, or will never be: a remote sequence's prefill is elsewhere.
+        self.was_started = request.kind == "remote"
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens so far, earlier attempts included: the index of the next one."""
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def runs_alone(self) -> bool:
+        """A core died in a step with its request, which has not proved harmless here."""
+        request = self.request
+        num_new = self.num_tokens - self.num_prompt_tokens - request.num_emitted
+        return request.is_suspect and num_new < NUM_TOKENS_ALONE
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def judges_prompt(self) -> bool:
+        """Logprobs of prompt tokens are wanted that were not reported yet."""
+        is_asked = self.request.sampling.num_prompt_logprobs >= 0
+        return is_asked and self.num_judged_tokens < self.num_prompt_tokens
+
+    @property
+    def is_parked(self) -> bool:
+        """It, or who waits for its prompt, awaits a grammar; or none of them has credit."""
+        if self.awaits_grammar or (self.group is not None and self.group.awaits_grammar):
+            return True
+        return self.lacks_credit
+
+    @property
+    def lacks_credit(self) -> bool:
+        """Nobody reads what it, or who waits for its prompt, would emit next."""
+        if self.num_tokens - self.num_prompt_tokens < self.credit:
+            return False
+        return self.group is None or not self.group.has_credit
+
+    @property
+    def members(self) -> Collection["Sequence"]:
+        """What is computed for it: once its prompt is, its beams together; else itself."""
+        if self.group is None or not self.group.beams or self.num_uncomputed_tokens:
+            return (self,)
+        return self.group.beams
+
+    @property
+    def num_places(self) -> int:
+        """Places in the batch that it takes, or will."""
+        is_searching = self.request.kind != "prefill"
+        return max(1, self.request.sampling.beam_width) if is_searching else 1
+
+    @property
+    def num_choices(self) -> int:
+        """It, and those that wait for its prompt."""
+        return 1 if self.group is None else 1 + len(self.group.forks)
+
+    @property
+    def is_beam(self) -> bool:
+        """One hypothesis of a beam search."""
+        return self.group is not None and self.group.leader is not self
+
+    @property
+    def can_be_preempted(self) -> bool:
+        """A prefill sequence's blocks are being read by the front: they must stay."""
+        return self.state is SequenceState.RUNNING and self.request.kind != "prefill"
+
+    @property
+    def last_token(self) -> int:
+        return int(self._tokens[self.num_tokens - 1])
+
+    def tokens(self, start: int, end: int) -> NDArray[np.uint32]:
+        """View of the tokens `[start, end)`; valid until the next append."""
+        return self._tokens[start:end]
+
+    def append(self, token: int) -> None:
+        """Take a new output token; its KV is not computed yet."""
+        if self.num_tokens == len(self._tokens):
+            self._tokens = np.resize(self._tokens, 2 * self.num_tokens)
+        self._tokens[self.num_tokens] = token
+        self.num_tokens += 1
+
+    def branch(self) -> "Sequence":
+        """A copy with the same tokens and no blocks."""
+        twin = copy(self)
+        twin._tokens = self._tokens.copy()
+        twin.table = BlockTable()
+        return twin
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.request.seq_id}, {self.request.kind}, {self.state.name}, "
+            f"{self.num_computed_tokens}/{self.num_tokens} tokens, {self.table.num_blocks} blocks)"
+        )
+
+
+@dataclass(slots=True, eq=False)
+class ChoiceGroup:
+    """`forks` are those not aborted, in the order of their choices; they hold nothing."""
+
+    leader: Sequence
+    forks: list[Sequence]
+    # It was aborted before its forks had the prompt: it goes on for them alone.
+    is_leader_aborted: bool = False
+    search: BeamSearch | None = None
+    # Live hypotheses, best first; they take all their steps together.
+    beams: list[Sequence] = field(default_factory=list)
+    # Likeliest next tokens (id, logprob) of the first beams, while a step is taken in.
+    tops: list[list[tuple[int, float]]] = field(default_factory=list)
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether a fork may emit."""
+        return any(fork.credit > 0 for fork in self.forks)
+
+    @property
+    def awaits_grammar(self) -> bool:
+        """Whether a fork's first token cannot be chosen yet."""
+        return any(fork.awaits_grammar for fork in self.forks)
+
+    @property
+    def live(self) -> list[Sequence]:
+        """What the next step of a search extends."""
+        return self.beams or [self.leader]
+
+    def leave(self, seq: Sequence) -> None:
+        """The sequence depends on nobody any more."""
+        if seq is not self.leader:
+            self.forks.remove(seq)
+        seq.group = None
+
+    def dissolve(self) -> list[Sequence]:
+        """Let everybody leave; returns the forks."""
+        forks, self.forks = self.forks, []
+        for seq in (self.leader, *forks):
+            seq.group = None
+        return forks

@@ -1,0 +1,1 @@
+"""One step of the engine: schedule, build the batch, commit what the model returned."""

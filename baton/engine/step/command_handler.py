@@ -1,0 +1,150 @@
+"""The front's commands, applied to the engine's state between two steps."""
+
+from baton.engine.kv.block_manager import Placement
+from baton.engine.protocol.device_messages import DeviceCommand
+from baton.engine.protocol.messages import (
+    Abort,
+    AddSequence,
+    Admitted,
+    Bind,
+    Bound,
+    Command,
+    Credit,
+    Finished,
+    Probe,
+    Release,
+    SequenceRefused,
+    Shutdown,
+    SnapshotHashes,
+    Start,
+)
+from baton.engine.sequence.sequence import Sequence, SequenceState
+from baton.engine.step.admission import (
+    find_fault,
+    max_total_tokens,
+    reason_at_start,
+    with_beam_logprobs,
+)
+from baton.engine.step.engine_state import EngineState
+from baton.engine.step.parallel_sampling import Choices
+
+
+class CommandHandler:
+    """`wants_snapshot` and `wants_probe` stay set until somebody has taken them."""
+
+    def __init__(self, state: EngineState, choices: Choices, max_waiting: int) -> None:
+        self.wants_snapshot = False
+        self.wants_probe = False
+        self._state = state
+        self._choices = choices
+        self._max_waiting = max_waiting
+
+    def apply(self, command: Command) -> None:
+        """Do what the front asks. Unknown and ended sequences are ignored."""
+        if isinstance(command, AddSequence):
+            self._add(command)
+        elif isinstance(command, SnapshotHashes):
+            self.wants_snapshot = True
+        elif isinstance(command, Probe):
+            self.wants_probe = True
+        elif isinstance(command, DeviceCommand):
+            assert self._state.device is not None, "the front knows whether there is one"
+            self._state.device.apply(command)
+        elif not isinstance(command, Shutdown):
+            seq = self._state.sequences.get(command.seq_id)
+            if seq is not None:
+                self._change(seq, command)
+            if isinstance(command, Abort | Release):
+                self._state.events.freed.append(command.seq_id)
+
+    def _change(self, seq: Sequence, command: Bind | Start | Credit | Abort | Release) -> None:
+        match command:
+            case Credit(up_to_index=index):
+                seq.credit = max(seq.credit, index)
+                if seq.state is SequenceState.EMITTING:
+                    self._choices.emit(seq)
+            case Bind():
+                self._bind(seq)
+            case Start():
+                self._start(seq, command)
+            case Abort() | Release() if seq.group is not None:
+                self._choices.abort(seq, seq.group)
+            case Abort() | Release():
+                self._state.drop(seq)
+
+    def _add(self, request: AddSequence) -> None:
+        state = self._state
+        fault = find_fault(request, state.info)
+        if fault is not None:
+            state.events.refused.append(fault)
+            return
+        request = with_beam_logprobs(request, state.info)
+        arrival = state.sequences.next_arrival()
+        seq = Sequence(request, arrival, state.manager.root_hash(request))
+        reason = reason_at_start(seq, state.info)
+        if reason is not None:
+            state.events.finished.append(Finished(request.seq_id, reason, request.num_emitted))
+        elif request.kind == "remote":
+            self._promise(seq)
+        elif state.scheduler.num_waiting >= self._max_waiting:
+            self._refuse(seq, "overloaded", f"{self._max_waiting} sequences wait already")
+        else:
+            self._register(seq)
+            state.scheduler.wait(seq)
+
+    def _register(self, seq: Sequence) -> None:
+        self._state.add(seq)
+        request = seq.request
+        is_searching = request.sampling.beam_width > 0 and request.kind != "prefill"
+        if request.forks or is_searching:
+            self._choices.form_group(seq)
+
+    def _promise(self, seq: Sequence) -> None:
+        """Admit a remote sequence: its cached blocks are pinned, room for the others is sure."""
+        state, scheduler, manager = self._state, self._state.scheduler, self._state.manager
+        max_num_seqs, num_forks = state.info.max_num_seqs, len(seq.request.forks)
+        num_batch_seqs = scheduler.num_batch_seqs + state.sequences.num_not_started
+        # More forks than there are places take turns.
+        if num_batch_seqs + min(1 + num_forks, max_num_seqs) > max_num_seqs:
+            message = f"{num_batch_seqs} of {max_num_seqs} places are taken"
+            self._refuse(seq, "no_room", message)
+            return
+        placement = self._place(seq)
+        if not manager.can_take(placement, scheduler.num_reserved_blocks):
+            num_blocks = placement.num_free_needed + scheduler.num_awaited_blocks
+            state.events.num_preemptions += scheduler.displace_parked(num_blocks)
+            placement = self._place(seq)
+        if not manager.can_promise(seq, placement, scheduler.num_reserved_blocks):
+            self._refuse(seq, "no_room", f"{placement.num_free_needed} blocks cannot be promised")
+            return
+        manager.promise(seq, placement)
+        seq.state = SequenceState.PROMISED
+        self._register(seq)
+        admitted = Admitted(seq.request.seq_id, len(placement.cached_ids))
+        state.events.admitted.append(admitted)
+
+    def _place(self, seq: Sequence) -> Placement:
+        num_tokens = max_total_tokens(seq, self._state.info)
+        return self._state.manager.place_remote(seq, num_tokens, len(seq.request.forks))
+
+    def _refuse(self, seq: Sequence, reason: str, message: str) -> None:
+        refused = SequenceRefused(seq.request.seq_id, reason, message)
+        self._state.events.refused.append(refused)
+
+    def _bind(self, seq: Sequence) -> None:
+        assert seq.state is SequenceState.PROMISED, seq
+        seq.state = SequenceState.BOUND
+        block_ids = self._state.manager.bind(seq)
+        self._state.events.bound.append(Bound(seq.request.seq_id, block_ids))
+
+    def _start(self, seq: Sequence, command: Start) -> None:
+        """A remote sequence's blocks are all here; the prefill worker sampled its first token."""
+        assert seq.state is SequenceState.BOUND, seq
+        seq.num_computed_tokens = seq.num_tokens
+        if not command.is_on_device:
+            self._state.manager.note_filled(seq)
+        self._state.manager.register_full_blocks(seq)
+        if seq.group is not None:
+            self._choices.start(seq, seq.group, command)
+        else:
+            self._state.go_on(seq, command.first_token)

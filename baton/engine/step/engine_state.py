@@ -1,0 +1,91 @@
+"""What commands and steps change together: the sequences, their blocks, the news for the front.
+
+Ends and tokens of sequences go through here, so that table, queue, blocks and news always agree.
+Decides nothing about when.
+"""
+
+from baton.engine.kv.block_manager import BlockManager
+from baton.engine.protocol.batch import RowLogprobs
+from baton.engine.protocol.device_handoff import DeviceHandoff
+from baton.engine.protocol.messages import EngineInfo, Finished, StepEvents, TokenLogprobs
+from baton.engine.sequence.sequence import Sequence, SequenceState
+from baton.engine.sequence.sequence_table import SequenceTable
+from baton.engine.step.admission import finish_reason
+from baton.engine.step.grammars import Grammars
+from baton.engine.step.scheduler import Scheduler
+
+
+class EngineState:
+    """Owned by one Engine. `events` collects the news since the last report."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        manager: BlockManager,
+        scheduler: Scheduler,
+        events: StepEvents,
+        grammars: Grammars | None,
+        device: DeviceHandoff | None,
+    ) -> None:
+        self.info = info
+        self.manager = manager
+        self.scheduler = scheduler
+        self.sequences = SequenceTable()
+        self.events = events
+        self.grammars = grammars
+        self.device = device
+
+    def add(self, seq: Sequence) -> None:
+        """A new sequence, in whatever state."""
+        self.sequences.add(seq)
+        if seq.request.sampling.grammar is not None:
+            assert self.grammars is not None, "refused before"
+            self.grammars.open(seq)
+
+    def go_on(self, seq: Sequence, token: int) -> None:
+        """Decode after `token`, an output token that the front knows already."""
+        seq.append(token)
+        reason = finish_reason(seq, self.info)
+        if reason is not None:
+            self.finish(seq, reason)
+            return
+        self.scheduler.run(seq)
+        if self.grammars is not None:
+            self.grammars.follow(seq)
+        self.sequences.watch_deadline(seq)
+
+    def take_token(self, seq: Sequence, token: int, logprobs: RowLogprobs | None) -> None:
+        """The sequence's next output token; it may be its last."""
+        events, seq_id = self.events, seq.request.seq_id
+        events.token_seq_ids.append(seq_id)
+        events.token_ids.append(token)
+        events.token_indexes.append(seq.num_output_tokens)
+        if logprobs is not None:
+            told = TokenLogprobs(seq_id, seq.num_output_tokens, token, *logprobs)
+            events.logprobs.append(told)
+        seq.append(token)
+        reason = finish_reason(seq, self.info)
+        if reason is not None:
+            self.finish(seq, reason)
+        elif seq.request.kind == "prefill":
+            self._hold(seq)
+
+    def finish(self, seq: Sequence, reason: str, message: str = "") -> None:
+        """The sequence ends by itself."""
+        finished = Finished(seq.request.seq_id, reason, seq.num_output_tokens, message)
+        self.events.finished.append(finished)
+        if seq.request.kind == "prefill" and seq.state is SequenceState.RUNNING:
+            self._hold(seq)
+        else:
+            self.drop(seq)
+
+    def drop(self, seq: Sequence) -> None:
+        """Forget the sequence, whatever its state, and give its blocks back."""
+        self.scheduler.remove(seq)
+        self.manager.free(seq)
+        self.sequences.remove(seq)
+
+    def _hold(self, seq: Sequence) -> None:
+        """The front is still reading the blocks: keep them until it releases them."""
+        self.scheduler.remove(seq)
+        seq.state = SequenceState.HELD

@@ -1,0 +1,1 @@
+"""The runner of CUDA devices: graphs, staging of blocks, Triton kernels."""

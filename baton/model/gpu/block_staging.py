@@ -1,0 +1,114 @@
+"""Whole blocks between a device's cache and the pool that is shared with the front.
+
+What decode workers are sent and what prefill workers hand over lies in the shared pool; attention
+reads the device's cache. Blocks go through a ring of slots, each with rows on the device and
+page-locked rows of the host. Only the computing stream touches the cache: it gathers what leaves
+into a slot when the step has written it, and scatters what came before a step reads it. So a block
+may be used again at once, whatever is under way. Between the two halves of a slot a stream of its
+own copies, while the next step computes; who owns the ring asks now and then what has ended.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from baton.model.tensors.kv_pool import KVPool
+from baton.model.tensors.side_stream import Copy, SideStream
+
+NUM_SLOTS = 16
+SLOT_BYTES = 16 * 2**20  # on the device, and as much of page-locked memory
+
+
+class _Slot:
+    """Some rows and whose they are, on both sides."""
+
+    def __init__(self, num_rows: int, row_bytes: int, device: torch.device) -> None:
+        is_locked = device.type == "cuda"
+        shape, ids, rows = (num_rows, row_bytes), torch.int64, torch.uint8
+        self.host_rows = torch.empty(shape, dtype=rows, pin_memory=is_locked)
+        self.host_ids = torch.empty(num_rows, dtype=ids, pin_memory=is_locked)
+        self.rows = torch.empty(shape, dtype=rows, device=device)
+        self.ids = torch.empty(num_rows, dtype=ids, device=device)
+
+
+class _UnderWay(NamedTuple):
+    copy: Copy
+    slot: _Slot
+    # Where the rows belong in the shared pool; None = they go to the device.
+    leaving: torch.Tensor | None
+
+
+class BlockStaging:
+    """Between a cache and a shared pool of equally many blocks."""
+
+    def __init__(self, cache: KVPool, shared: memoryview, stream: SideStream) -> None:
+        self._cache = cache.rows
+        self._shared = torch.frombuffer(shared, dtype=torch.uint8).view(cache.rows.shape)
+        self._stream = stream
+        row_bytes = cache.spec.row_bytes
+        self._slot_rows = max(1, min(SLOT_BYTES // row_bytes, cache.num_blocks))
+        device = cache.rows.device
+        self._free = [_Slot(self._slot_rows, row_bytes, device) for _ in range(NUM_SLOTS)]
+        self._under_way: deque[_UnderWay] = deque()
+        self.num_begun = 0
+        self._num_ended = 0
+
+    def upload(self, block_ids: Sequence[int]) -> None:
+        """From the shared pool into the cache: whatever computes from now on finds them there.
+
+        The shared pool's blocks are read when this returns.
+        """
+        for ids in self._parts(block_ids):
+            slot, size = self._take_slot(), len(ids)
+            torch.index_select(self._shared, 0, ids, out=slot.host_rows[:size])
+            slot.host_ids[:size] = ids
+            here, there = slot.rows[:size], slot.ids[:size]
+            copy = self._stream.begin(
+                [(here, slot.host_rows[:size]), (there, slot.host_ids[:size])]
+            )
+            self._stream.hold_back(copy)
+            self._cache.index_copy_(0, there, here)
+            self._under_way.append(_UnderWay(copy, slot, None))
+
+    def download(self, block_ids: Sequence[int]) -> None:
+        """Begin to copy from the cache, as the steps so far leave it, into the shared pool.
+
+        Waits for older copies when there are more blocks than the ring has room for.
+        """
+        for ids in self._parts(block_ids):
+            slot, size = self._take_slot(), len(ids)
+            slot.host_ids[:size] = ids
+            here, there = slot.rows[:size], slot.ids[:size]
+            there.copy_(slot.host_ids[:size], non_blocking=True)
+            torch.index_select(self._cache, 0, there, out=here)
+            copy = self._stream.begin([(slot.host_rows[:size], here)])
+            self._under_way.append(_UnderWay(copy, slot, ids))
+            self.num_begun += 1
+
+    def poll(self) -> int:
+        """How many of `num_begun` have ended: in order, the first ones. Does not wait."""
+        while self._under_way and self._under_way[0].copy.has_ended():
+            self._end_oldest()
+        return self._num_ended
+
+    def _take_slot(self) -> _Slot:
+        if not self._free:
+            self.poll()
+        if not self._free:
+            self._under_way[0].copy.wait()
+            self._end_oldest()
+        return self._free.pop()
+
+    def _end_oldest(self) -> None:
+        _, slot, leaving = self._under_way.popleft()
+        if leaving is not None:
+            self._shared[leaving] = slot.host_rows[: len(leaving)]
+            self._num_ended += 1
+        self._free.append(slot)
+
+    def _parts(self, block_ids: Sequence[int]) -> Iterator[torch.Tensor]:
+        """The ids, so many at a time as a slot holds."""
+        for start in range(0, len(block_ids), self._slot_rows):
+            yield torch.tensor(block_ids[start : start + self._slot_rows], dtype=torch.int64)

@@ -1,0 +1,195 @@
+"""From a model's name to a module that is ready to serve, or one line that says why not.
+
+Runs transformers' own model classes; no code from a model's folder is ever executed, and weights
+come from safetensors alone. What cannot be served is refused (`refusal.py`, `probe.py`).
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from baton.model.load.load_error import LoadError, first_line, one_line_errors
+from baton.model.load.memory_need import LargestStep, MemoryNeed, memory_need
+from baton.model.load.probe import probe_model
+from baton.model.load.quantization import make_whole, quant_method, reading_arguments
+from baton.model.load.refusal import check_config, check_folder, check_rope
+from baton.model.load.source import ModelSource, find_model
+from baton.model.tensors.attention import PAGED, AttentionForm
+from baton.model.tensors.kv_pool import TORCH_DTYPES
+from baton.wire.fingerprint import model_fingerprint
+from baton.wire.kv_spec import KVSpec
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to load. `kv_bytes` and `largest_step` only count when free memory is checked."""
+
+    dtype: str = "auto"
+    block_size: int = 16
+    max_model_len: int | None = None  # None = the model's own
+    kv_bytes: int = 0
+    largest_step: LargestStep = field(default_factory=LargestStep)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A module in evaluation mode and what the engine must know of it."""
+
+    model: PreTrainedModel
+    attention_modules: tuple[nn.Module, ...]
+    attention_forms: tuple[AttentionForm, ...]  # as the probe saw them
+    source: ModelSource
+    fingerprint: str
+    kv_spec: KVSpec
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    memory: MemoryNeed
+
+
+def load_model(name: str, options: LoadOptions) -> LoadedModel:
+    """Load a folder or hub id. Raises LoadError, whose message is one line for a person."""
+    source = find_model(name)
+    folder = source.folder
+    config_json = _read_config(folder)
+    check_folder(folder, config_json)
+    method = quant_method(folder.name, config_json)
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    with one_line_errors(source.name):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    model_class = _model_class(source.name, config)
+    check_config(source.name, config, model_class)
+    dtype = choose_dtype(options.dtype, config)
+    max_model_len = choose_max_model_len(source.name, config, options.max_model_len)
+    memory = memory_need(source.name, model_class, config, dtype, options.largest_step)
+    memory.check(source.name, options.kv_bytes)
+    with one_line_errors(source.name):
+        arguments = reading_arguments(method, config)
+        model = _read_model(source, model_class, dtype, arguments)
+        if method is not None:
+            make_whole(model, method, dtype)
+        return _describe(source, model, max_model_len, options.block_size, memory)
+
+
+def choose_dtype(wanted: str, config: PretrainedConfig) -> torch.dtype:
+    """The dtype to compute in; "auto" keeps the checkpoint's, but float32 for float16."""
+    if wanted != "auto":
+        return TORCH_DTYPES[wanted]
+    stored = config.get_text_config().dtype
+    return torch.bfloat16 if stored == torch.bfloat16 else torch.float32
+
+
+def choose_max_model_len(name: str, config: PretrainedConfig, wanted: int | None) -> int:
+    """The longest sequence to serve: at most what the model was built for."""
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if limit is None and wanted is None:
+        raise LoadError(f"model {name}: does not say its context length, give --max-model-len")
+    if limit is not None and wanted is not None and wanted > limit:
+        raise LoadError(f"model {name}: --max-model-len {wanted} exceeds the model's {limit}")
+    return int(limit if wanted is None else wanted)  # type: ignore[arg-type]
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise LoadError(f"model {folder.name}: no config.json in its folder") from None
+    except (OSError, ValueError) as error:
+        raise LoadError(f"model {folder.name}: config.json: {first_line(error)}") from None
+    if not isinstance(config, dict):
+        raise LoadError(f"model {folder.name}: config.json is not an object")
+    return config
+
+
+def _model_class(name: str, config: PretrainedConfig) -> type[PreTrainedModel]:
+    """The class that generates text from this configuration; some types have several."""
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if found is None:
+        kind = "an encoder-decoder" if config.is_encoder_decoder else "no causal text model"
+        raise LoadError(f"model {name}: type {config.model_type!r} is {kind}, which is not served")
+    classes = found if isinstance(found, tuple) else (found,)
+    named = [one for one in classes if one.__name__ in (config.architectures or ())]
+    return (named or classes)[0]  # type: ignore[no-any-return]
+
+
+def _read_model(
+    source: ModelSource,
+    model_class: type[PreTrainedModel],
+    dtype: torch.dtype,
+    arguments: dict[str, Any],
+) -> PreTrainedModel:
+    loaded: Any = model_class.from_pretrained(
+        source.folder,
+        attn_implementation=PAGED,
+        dtype=dtype,
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are in the report, and refused below
+        **arguments,
+    )
+    model, report = loaded
+    problems = ["missing_keys", "mismatched_keys", "error_msgs"]
+    if arguments:  # quantised: scales that nothing was multiplied with
+        problems.append("unexpected_keys")
+    for problem in problems:
+        if report[problem]:
+            first = sorted(map(str, report[problem]))[0]
+            raise LoadError(
+                f"model {source.name}: weights do not fit {model_class.__name__}: "
+                f"{len(report[problem])} {problem}, such as {first}"
+            )
+    model.eval().requires_grad_(False)
+    return model  # type: ignore[no-any-return]
+
+
+def _describe(
+    source: ModelSource,
+    model: PreTrainedModel,
+    max_model_len: int,
+    block_size: int,
+    memory: MemoryNeed,
+) -> LoadedModel:
+    check_rope(source.name, model, max_model_len)
+    embeddings: Any = model.get_input_embeddings()
+    vocab_size: int = embeddings.num_embeddings
+    try:
+        probed = probe_model(model, vocab_size, max_model_len, block_size)
+    except LoadError as error:
+        raise LoadError(f"model {source.name}: {error}") from None
+    return LoadedModel(
+        model=model,
+        attention_modules=probed.modules,
+        attention_forms=probed.forms,
+        source=source,
+        fingerprint=model_fingerprint(source.folder),
+        kv_spec=probed.kv_spec,
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=_eos_token_ids(model),
+        memory=memory,
+    )
+
+
+def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    """End tokens: the generation configuration's, else the model's; () when neither has one."""
+    generation = getattr(model, "generation_config", None)
+    found = getattr(generation, "eos_token_id", None)
+    if found is None:
+        found = getattr(model.config.get_text_config(), "eos_token_id", None)
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, Iterable) else (int(found),)

@@ -1,0 +1,54 @@
+"""Where a model's files are: a local folder, or a snapshot of a Hugging Face repository.
+
+Only configuration, tokenizer and safetensors files are fetched; nothing that could hold code.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+
+from baton.model.load.load_error import LoadError
+
+FETCHED_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
+LOCAL_REVISION = "local"
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Files of one model. `revision` is the hub's commit, or LOCAL_REVISION."""
+
+    folder: Path
+    name: str
+    revision: str
+
+
+def find_model(model: str) -> ModelSource:
+    """Resolve a folder or a hub id, fetching the latter if need be. Raises LoadError."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return ModelSource(folder, folder.resolve().name, LOCAL_REVISION)
+    if not _HUB_ID.fullmatch(model):
+        raise LoadError(f"model {model}: no such folder")
+    try:
+        snapshot = huggingface_hub.snapshot_download(model, allow_patterns=list(FETCHED_PATTERNS))
+    except GatedRepoError:
+        raise LoadError(f"model {model}: its licence must be accepted on the hub first") from None
+    except (RepositoryNotFoundError, HFValidationError):
+        raise LoadError(f"model {model}: no such folder, and no such model on the hub") from None
+    except LocalEntryNotFoundError:
+        reason = "no such folder, not downloaded before, and the hub cannot be reached"
+        raise LoadError(f"model {model}: {reason}") from None
+    except (HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise LoadError(f"model {model}: cannot be downloaded: {reason}") from None
+    return ModelSource(Path(snapshot), model, Path(snapshot).name)

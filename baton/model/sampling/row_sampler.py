@@ -1,0 +1,63 @@
+"""What a step's sample rows bring: logits -> edits -> tokens, and logprobs of the raw logits."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from baton.engine.protocol.batch import RowLogprobs, SampleRow, StepResult
+from baton.model.sampling.logit_edits import LogitEditor, is_edited
+from baton.model.sampling.logprobs import num_asked, row_logprobs
+from baton.model.sampling.sampler import sample
+
+
+class RowSampler:
+    """One per runner: it keeps what grows with the sequences.
+
+    A deterministic one takes row by row: torch's exp and log round by where in a tensor a value is.
+    Edits are single additions, products and quotients, which round alike everywhere.
+    """
+
+    def __init__(self, eos_token_ids: Sequence[int], *, is_deterministic: bool = False) -> None:
+        self._editor = LogitEditor(eos_token_ids)
+        self._is_deterministic = is_deterministic
+
+    def result(
+        self, logits: torch.Tensor, rows: Sequence[SampleRow], masks: NDArray[np.int32] | None
+    ) -> StepResult:
+        """The result of `rows`; `logits` float32 `[num_rows, vocab_size]` are used up."""
+        asking = [index for index, row in enumerate(rows) if num_asked(row) >= 0]
+        edits = any(is_edited(row) for row in rows)
+        raw = logits
+        if asking and (edits or len(asking) < len(rows)):
+            raw = logits[asking]  # a copy
+        if edits:
+            self._editor.edit(logits, rows, masks)
+        result = StepResult(self._sample(logits, rows))
+        if asking:
+            num_tops = [num_asked(rows[index]) for index in asking]
+            told = self._logprobs(raw, result.tokens[asking], num_tops)
+            result.logprobs = _spread(told, asking, len(rows))
+        return result
+
+    def _sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> NDArray[np.int64]:
+        if not self._is_deterministic:
+            return sample(logits, rows)
+        alone = [slice(index, index + 1) for index in range(len(rows))]
+        return np.concatenate([sample(logits[i], rows[i]) for i in alone])
+
+    def _logprobs(
+        self, raw: torch.Tensor, tokens: NDArray[np.int64], num_tops: Sequence[int]
+    ) -> list[RowLogprobs]:
+        if not self._is_deterministic:
+            return row_logprobs(raw, tokens, num_tops)
+        alone = [slice(index, index + 1) for index in range(len(tokens))]
+        return [row_logprobs(raw[i], tokens[i], num_tops[i])[0] for i in alone]
+
+
+def _spread(told: list[RowLogprobs], indexes: list[int], num_rows: int) -> list[RowLogprobs | None]:
+    logprobs: list[RowLogprobs | None] = [None] * num_rows
+    for index, row in zip(indexes, told, strict=True):
+        logprobs[index] = row
+    return logprobs
