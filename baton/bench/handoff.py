@@ -36,10 +36,10 @@ from baton.bench.measured_process import MeasuredProcess
 from baton.handoff.block_bytes import KEPT_BYTES
 from baton.handoff.handoff_method import start_call
 from baton.handoff.negotiation import Transports
-from baton.handoff.nixl_agent import NixlMissing
 from baton.handoff.receiver import Receiver
 from baton.handoff.ticket import BadBlocks, Ticket
 from baton.handoff.transport import PLAIN, Pages, ReceivingEnd, TransportFailed
+from baton.handoff.transports.nixl_agent import NixlMissing
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.shared_stream import ClientFrameStream, FrameWriter, StreamLost
 from baton.system.allocator import keep_freed_memory

@@ -8,7 +8,7 @@ import numpy as np
 
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.negotiation import Transports
-from baton.handoff.shared_memory import SharedPool
+from baton.handoff.transports.shared_memory import SharedPool
 from baton.system.memory_file import create_memory_file, open_sealed, resize_and_map
 from baton.wire.kv_spec import KVSpec
 from baton.worker.transports import HandoffOptions, make_transports

@@ -27,8 +27,8 @@ from baton.engine.process.core import CoreLink, serve
 from baton.engine.protocol.runner import Runner
 from baton.engine.step.engine import Engine, EngineConfig
 from baton.engine.step.grammars import Grammars
-from baton.handoff.device_reads import DeviceReads, DeviceRunner
-from baton.handoff.nixl_agent import HOST, Memory, NixlAgent, NixlError, NixlMissing
+from baton.handoff.transports.device_reads import DeviceReads, DeviceRunner
+from baton.handoff.transports.nixl_agent import HOST, Memory, NixlAgent, NixlError, NixlMissing
 from baton.model.device import DEVICES, choose_device, make_runner
 from baton.model.load.load import DTYPES, LoadedModel, LoadOptions, load_model
 from baton.model.load.load_error import LoadError

@@ -17,9 +17,9 @@ from baton.engine.process.process_client import ProcessEngineClient
 from baton.engine.protocol.client import CoreNotStarted, EngineClient, ModelRefused
 from baton.engine.protocol.messages import SnapshotHashes
 from baton.handoff.block_bytes import KEPT_BYTES, BlockBytes
-from baton.handoff.device_transport import CoreReads, DeviceTransport
-from baton.handoff.nixl_agent import NixlMissing
-from baton.handoff.shared_memory import SharedPool
+from baton.handoff.transports.device_transport import CoreReads, DeviceTransport
+from baton.handoff.transports.nixl_agent import NixlMissing
+from baton.handoff.transports.shared_memory import SharedPool
 from baton.runtime import admin, logs, peer_tls
 from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Misconfigured, Process

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.handoff.device_transport import DeviceTransport
-from baton.handoff.grpc_stream import GrpcTransport
 from baton.handoff.negotiation import Transport, Transports
-from baton.handoff.nixl import NixlTransport
-from baton.handoff.shared_memory import SharedMemoryTransport, SharedPool
 from baton.handoff.transport import PLAIN
+from baton.handoff.transports.device_transport import DeviceTransport
+from baton.handoff.transports.grpc_stream import GrpcTransport
+from baton.handoff.transports.nixl import NixlTransport
+from baton.handoff.transports.shared_memory import SharedMemoryTransport, SharedPool
 
 NAMES = ("shm", "nixl", PLAIN)
 _AGENT_NAME_BYTES = 8

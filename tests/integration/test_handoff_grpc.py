@@ -17,8 +17,8 @@ from baton.engine.local_client import LocalEngineClient
 from baton.engine.protocol.messages import SamplingParams
 from baton.engine.step.engine import Engine, EngineConfig
 from baton.handoff.block_bytes import MAX_DATA_BYTES
-from baton.handoff.device_reads import DeviceReads
-from baton.handoff.nixl_agent import NixlAgent
+from baton.handoff.transports.device_reads import DeviceReads
+from baton.handoff.transports.nixl_agent import NixlAgent
 from baton.runtime import instruments
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.grpc_server import GrpcServer, start_server

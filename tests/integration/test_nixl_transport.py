@@ -9,9 +9,9 @@ import pytest
 from baton.bench.handoff import BenchOptions, Peer, running_peer
 from baton.bench.handoff_pair import SPEC, Pool, source_bytes
 from baton.handoff.block_bytes import MAX_DATA_BYTES
-from baton.handoff.nixl import NUM_SLOTS, NixlReceiver
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import HostPages
+from baton.handoff.transports.nixl import NUM_SLOTS, NixlReceiver
 from baton.wire.v1 import handoff_pb2
 from tests import needs
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.handoff.rendezvous import Rendezvous, RendezvousFailed, hand_over
+from baton.handoff.transports.rendezvous import Rendezvous, RendezvousFailed, hand_over
 from baton.system.memory_file import NotSealed, create_memory_file, map_sealed, open_sealed
 from tests import needs
 

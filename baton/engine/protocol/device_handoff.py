@@ -2,7 +2,7 @@
 
 The front says what to read from whom; commands and sequences share one channel, so that a read that
 was ended writes into no block that was given back after it. The implementation is
-`baton.handoff.device_reads`; without one, blocks move through the shared pool.
+`baton.handoff.transports.device_reads`; without one, blocks move through the shared pool.
 """
 
 from collections.abc import Sequence

@@ -14,9 +14,9 @@ from baton.engine.local_client import LocalEngineClient
 from baton.engine.protocol.messages import SamplingParams
 from baton.engine.step.engine import Engine, EngineConfig
 from baton.handoff.block_bytes import MAX_DATA_BYTES
-from baton.handoff.device_reads import DeviceReads
 from baton.handoff.frame_codec import parse, serialize
-from baton.handoff.nixl_agent import NixlAgent
+from baton.handoff.transports.device_reads import DeviceReads
+from baton.handoff.transports.nixl_agent import NixlAgent
 from baton.runtime.shared_stream import StreamLost
 from baton.system.memory_file import create_memory_file
 from baton.testing.device_runner import DeviceFakeRunner

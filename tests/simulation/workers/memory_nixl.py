@@ -9,7 +9,7 @@ import ctypes
 import random
 from dataclasses import dataclass, field
 
-from baton.handoff.nixl_agent import HOST, Memory, NixlAgent, NixlError
+from baton.handoff.transports.nixl_agent import HOST, Memory, NixlAgent, NixlError
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.handoff.lease import LEASE_S
-from baton.handoff.shared_memory import SharedMemoryTransport
+from baton.handoff.transports.shared_memory import SharedMemoryTransport
 from baton.runtime import instruments
 from baton.system.memory_file import create_memory_file, open_sealed
 from baton.testing.virtual_clock import virtual

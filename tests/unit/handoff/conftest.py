@@ -7,14 +7,14 @@ import pytest
 
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.frame_codec import serialize
-from baton.handoff.grpc_stream import GrpcReceiver, GrpcSender
-from baton.handoff.pool_ref import PoolRefSender
 from baton.handoff.receiver import Receiver
 from baton.handoff.sender import Sender
-from baton.handoff.shared_memory import SharedMemoryReceiver
 from baton.handoff.stripes import layer_groups
 from baton.handoff.ticket import BadBlocks, Ticket
 from baton.handoff.transport import HostPages, ReceivingEnd, SendingEnd
+from baton.handoff.transports.grpc_stream import GrpcReceiver, GrpcSender
+from baton.handoff.transports.pool_ref import PoolRefSender
+from baton.handoff.transports.shared_memory import SharedMemoryReceiver
 from baton.wire.kv_spec import KVSpec
 from baton.wire.v1 import handoff_pb2
 

@@ -1,8 +1,8 @@
 import pytest
 
-from baton.handoff.grpc_stream import GrpcReceiver, GrpcSender, GrpcTransport
 from baton.handoff.negotiation import Transport, Transports
 from baton.handoff.transport import TransportFailed
+from baton.handoff.transports.grpc_stream import GrpcReceiver, GrpcSender, GrpcTransport
 from baton.wire.failures import Incompatible
 from baton.wire.v1 import handoff_pb2
 from tests.unit.handoff.conftest import make_pair

@@ -4,11 +4,11 @@ from hypothesis import strategies as st
 
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.frame_codec import serialize
-from baton.handoff.grpc_stream import GrpcSender
 from baton.handoff.sender import Sender
 from baton.handoff.stripes import single_layers
 from baton.handoff.ticket import Ticket
 from baton.handoff.transport import num_payload_bytes
+from baton.handoff.transports.grpc_stream import GrpcSender
 from baton.wire.kv_spec import KVSpec
 from baton.wire.v1 import handoff_pb2
 from tests.unit.handoff.conftest import SPEC, Pair, make_pair

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from baton.handoff.block_bytes import MAX_DATA_BYTES
-from baton.handoff.nixl_agent import HOST, Memory, NixlAgent, NixlError
+from baton.handoff.transports.nixl_agent import HOST, Memory, NixlAgent, NixlError
 
 POLL_INTERVAL_S = 0.0005
 # While all that is under way is what nobody waits for any more.

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from baton.handoff import read_ring
 from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
-from baton.handoff.nixl import NUM_SLOTS, NixlReceiver, PolledRing
-from baton.handoff.nixl_agent import HOST, Memory, NixlAgent, NixlError, address_of
-from baton.handoff.pool_ref import PoolRefSender
-from baton.handoff.read_ring import PeerLink
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import HostPages
+from baton.handoff.transports import read_ring
+from baton.handoff.transports.nixl import NUM_SLOTS, NixlReceiver, PolledRing
+from baton.handoff.transports.nixl_agent import HOST, Memory, NixlAgent, NixlError, address_of
+from baton.handoff.transports.pool_ref import PoolRefSender
+from baton.handoff.transports.read_ring import PeerLink
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.v1 import handoff_pb2
 from tests.unit.handoff.conftest import SPEC

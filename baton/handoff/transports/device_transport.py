@@ -19,10 +19,10 @@ from baton.engine.protocol.messages import Command
 from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
 from baton.handoff.checksum import place_checksum
 from baton.handoff.frame_codec import OutFrame
-from baton.handoff.pool_ref import read_pool_ref
 from baton.handoff.stripes import layers_of, single_layers
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import Deliver, Landed
+from baton.handoff.transports.pool_ref import read_pool_ref
 from baton.wire.kv_spec import KVSpec
 from baton.wire.v1 import handoff_pb2
 

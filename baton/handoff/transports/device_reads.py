@@ -19,9 +19,9 @@ from baton.engine.protocol.device_messages import (
     ReadPages,
 )
 from baton.handoff.block_bytes import MAX_DATA_BYTES
-from baton.handoff.nixl_agent import Memory, NixlAgent, NixlError
-from baton.handoff.pool_ref import peer_stripes
-from baton.handoff.read_ring import PeerLink, Read, ReadRing
+from baton.handoff.transports.nixl_agent import Memory, NixlAgent, NixlError
+from baton.handoff.transports.pool_ref import peer_stripes
+from baton.handoff.transports.read_ring import PeerLink, Read, ReadRing
 from baton.wire.kv_spec import KVSpec
 
 # What arrives during one step has to fit: 12 GB/s while steps take 20 ms.

@@ -9,14 +9,14 @@ import asyncio
 import mmap
 
 from baton.handoff.block_bytes import MAX_DATA_BYTES
-from baton.handoff.nixl_agent import NixlAgent, NixlError, address_of
 from baton.handoff.page_copy import Places
-from baton.handoff.pool_ref import PoolRefSender, peer_stripes, read_pool_ref
-from baton.handoff.read_ring import PeerLink, Read, ReadRing
-from baton.handoff.shared_memory import SharedPool
 from baton.handoff.stripes import layer_groups, layers_of
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import Deliver, HostPages, TransportFailed
+from baton.handoff.transports.nixl_agent import NixlAgent, NixlError, address_of
+from baton.handoff.transports.pool_ref import PoolRefSender, peer_stripes, read_pool_ref
+from baton.handoff.transports.read_ring import PeerLink, Read, ReadRing
+from baton.handoff.transports.shared_memory import SharedPool
 from baton.wire.kv_spec import KVSpec
 from baton.wire.v1 import handoff_pb2
 

@@ -1,9 +1,9 @@
 import pytest
 
 from baton.engine.protocol.messages import Command
-from baton.handoff.device_transport import CoreReads, DeviceReceiver, DeviceSender
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import Pages
+from baton.handoff.transports.device_transport import CoreReads, DeviceReceiver, DeviceSender
 from baton.wire.v1 import handoff_pb2
 from tests.unit.handoff.conftest import SPEC
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.handoff.block_bytes import BlockBytes
-from baton.handoff.pool_ref import PoolRefSender, read_pool_ref
-from baton.handoff.rendezvous import NONCE_BYTES, Rendezvous, RendezvousFailed, hand_over
 from baton.handoff.stripes import layer_groups, layers_of
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import Deliver, HostPages, TransportFailed
+from baton.handoff.transports.pool_ref import PoolRefSender, read_pool_ref
+from baton.handoff.transports.rendezvous import NONCE_BYTES, Rendezvous, RendezvousFailed, hand_over
 from baton.system.memory_file import NotSealed, map_sealed
 from baton.wire.kv_spec import KVSpec
 from baton.wire.v1 import handoff_pb2

@@ -1,0 +1,1 @@
+"""Ways for KV blocks to travel: the gRPC stream, shared memory, NIXL."""
