@@ -42,9 +42,9 @@ from baton.handoff.transport import PLAIN, Pages, ReceivingEnd, TransportFailed
 from baton.handoff.transports.nixl_agent import NixlMissing
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.shared_stream import ClientFrameStream, FrameWriter, StreamLost
+from baton.runtime.stream_pump import StreamPump
 from baton.system.allocator import keep_freed_memory
 from baton.wire.v1 import handoff_pb2
-from baton.worker.stream_pump import StreamPump
 
 CREDIT_WINDOW_BYTES = 16 * 2**20
 BASELINES = ("memory copy", "socket", "grpc stream")

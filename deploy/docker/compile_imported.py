@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 # Imported by services when their settings ask for it.
-_OPTIONAL = {"kubernetes": "baton.runtime.kubernetes_discovery"}
+_OPTIONAL = {"kubernetes": "baton.runtime.discovery.kubernetes"}
 
 
 def import_all(package: str) -> None:

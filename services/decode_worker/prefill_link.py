@@ -16,12 +16,12 @@ from baton.handoff.lease import LEASE_S, RENEW_INTERVAL_S, LeaseTable
 from baton.handoff.transport import PLAIN, ReceivingEnd, num_payload_bytes
 from baton.runtime import instruments, logs
 from baton.runtime.shared_stream import FrameWriter, StreamLost
+from baton.runtime.stream_pump import StreamPump
 from baton.system.rate_meter import RateMeter
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker.parts import WorkerParts
 from baton.worker.prompt import split_prompt
-from baton.worker.stream_pump import StreamPump
 from services.decode_worker.prefill_hello import Connection, Dial, connect
 from services.decode_worker.transfer import DecodeTransfer
 

@@ -7,7 +7,8 @@ from random import Random
 
 from baton.runtime import environment, logs
 from baton.runtime.admin import start_admin
-from baton.runtime.discovery import KUBERNETES, discover
+from baton.runtime.discovery.discover import discover
+from baton.runtime.discovery.members import KUBERNETES
 from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Misconfigured, Process, run
 from services.edge.ads import AdsServicer

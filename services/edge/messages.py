@@ -18,7 +18,7 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
 )
 from envoy_data_plane.google.protobuf import Any
 
-from baton.runtime.addresses import host_and_port
+from baton.runtime.discovery.addresses import host_and_port
 
 # Linux's numbers, which Envoy wants; each name is the kernel's.
 _SOL_SOCKET, _SO_SNDBUF, _SO_RCVBUF = 1, 7, 8

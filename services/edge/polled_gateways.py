@@ -1,7 +1,7 @@
 """Gateways that the settings name, each of which is asked /readyz.
 
 An entry is an address, a name, whose every address counts (as of a headless Service), or a
-Kubernetes Service, whose endpoints are watched and tell their zone (runtime/discovery.py).
+Kubernetes Service, whose endpoints are watched and tell their zone (baton/runtime/discovery).
 """
 
 import asyncio
@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from baton.runtime import discovery, logs
-from baton.runtime.addresses import host_and_port
+from baton.runtime import logs
+from baton.runtime.discovery import members as listed
+from baton.runtime.discovery.addresses import host_and_port
 from baton.runtime.http_call import NoAnswer, call
 from services.edge.discovery import Found, GatewayReplica, GatewayState, Place
 
@@ -68,7 +69,7 @@ async def ask(address: str, port: int) -> GatewayState | None:
 class ListedGateways:
     """The endpoints of a Kubernetes Service, all in one region."""
 
-    source: discovery.Discovery
+    source: listed.Discovery
     region: str
 
 
@@ -112,7 +113,7 @@ class PolledGateways:
     def _is_sure(self) -> bool:
         return not any(0 < misses < _MISSES_UNTIL_UNREADY for misses in self._num_misses.values())
 
-    def _list(self, entry: ListedGateways, members: Collection[discovery.Member]) -> None:
+    def _list(self, entry: ListedGateways, members: Collection[listed.Member]) -> None:
         self._places[entry] = {
             host_and_port(member.address): Place(entry.region, member.zone) for member in members
         }
@@ -125,8 +126,8 @@ class PolledGateways:
             for entry, addresses in self._addresses.items()
             for address in addresses
         }
-        for listed in self._places.values():
-            places |= listed
+        for found in self._places.values():
+            places |= found
         states = await asyncio.gather(*map(self._state_of, places))
         self._states = dict(zip(places, states, strict=True))
         self._num_misses = {key: self._num_misses.get(key, 0) for key in places}

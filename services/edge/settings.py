@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from baton.runtime.addresses import host_and_port
+from baton.runtime.discovery.addresses import host_and_port
 
 PREFIX = "BATON_EDGE_"
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from baton.runtime import logs, peer_tls
-from baton.runtime.addresses import host_and_port
+from baton.runtime.discovery.addresses import host_and_port
 from baton.runtime.http_call import NoAnswer, call
 from baton.runtime.process import Misconfigured, Process
 from baton.runtime.span_headers import envoy_variables

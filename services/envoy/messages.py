@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from baton.runtime.addresses import host_and_port
+from baton.runtime.discovery.addresses import host_and_port
 
 Json = dict[str, Any]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from baton.runtime.addresses import host_and_port
+from baton.runtime.discovery.addresses import host_and_port
 
 PREFIX = "BATON_ENVOY_"
 

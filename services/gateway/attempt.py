@@ -210,7 +210,7 @@ class Attempt:
 
     def _reject_index(self, first: int, expected: int, count: int) -> None:
         # A repeat is dropped. A gap is a worker's error, which asking again would not mend: what
-        # a broken stream loses is noticed below, and sent again (baton/runtime/link_memory.py).
+        # a broken stream loses is noticed below, and sent again (baton/runtime/resumable_link.py).
         cause = "gap" if first > expected else "repeat"
         instruments.GATEWAY_DROPPED_ENTRIES.labels(cause).inc()
         if first > expected:

@@ -6,7 +6,7 @@ import math
 from contextlib import AsyncExitStack
 
 from baton.runtime import instruments
-from baton.runtime.link_memory import LinkMemory, NotRemembered
+from baton.runtime.resumable_link import LinkMemory, NotRemembered
 from baton.runtime.shared_stream import FrameWriter, StreamLost
 from baton.system.clock import Clock
 from baton.wire.failures import Unavailable

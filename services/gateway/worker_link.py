@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from baton.runtime import instruments, logs
-from baton.runtime.link_memory import LinkMemory
+from baton.runtime.resumable_link import LinkMemory
 from baton.runtime.shared_stream import StreamLost
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError, Unavailable, from_wire

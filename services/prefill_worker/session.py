@@ -14,13 +14,13 @@ from baton.handoff.ticket import CAPABILITY_BYTES, ForeignFrame
 from baton.handoff.transport import SendingEnd
 from baton.runtime import instruments, logs
 from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
+from baton.runtime.stream_pump import StreamPump
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker.cancels import observe_cancel
 from baton.worker.parts import WorkerParts
 from baton.worker.prompt import PromptBuffer, check_cache_key
 from baton.worker.sampling import MAX_CHOICES, to_params
-from baton.worker.stream_pump import StreamPump
 from services.prefill_worker.transfer import PrefillTransfer
 
 MAX_PARTIAL_PROMPTS = 64

@@ -4,7 +4,7 @@ import asyncio
 from random import Random
 
 from baton.runtime import admin, environment, logs
-from baton.runtime.discovery import discover
+from baton.runtime.discovery.discover import discover
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Process, run

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from baton.runtime.discovery import Target
+from baton.runtime.discovery.members import Target
 
 ENVIRONMENT_PREFIX = "BATON_ROUTER_"
 
@@ -16,7 +16,7 @@ class Settings:
     admin_listen: str = "127.0.0.1:7401"
     router_id: str = "router-0"
     # All workers, prefill and decode alike, each tells its role: addresses ("host:port"), names
-    # that stand for several, or "kubernetes:[NAMESPACE/]SERVICE[:PORT]" (runtime/discovery.py).
+    # that stand for several, or "kubernetes:[NAMESPACE/]SERVICE[:PORT]" (baton/runtime/discovery).
     workers: tuple[str, ...] = ()
     # always: every prompt goes through a prefill worker; auto: local prefill is a candidate too.
     disaggregate: Literal["always", "auto"] = "always"

@@ -12,7 +12,7 @@ from random import Random
 from typing import Protocol
 
 from baton.runtime import logs
-from baton.runtime.discovery import Discovery, Member
+from baton.runtime.discovery.members import Discovery, Member
 from baton.runtime.shared_stream import StreamLost
 from baton.wire.failures import BatonError
 from baton.wire.v1 import worker_pb2

@@ -24,7 +24,7 @@ from random import Random
 sys.path.insert(0, sys.argv[1])
 import kubernetes
 assert kubernetes.__file__.startswith(sys.argv[1]), kubernetes.__file__
-from baton.runtime.discovery import discover
+from baton.runtime.discovery.discover import discover
 
 async def main():
     source = await discover(["kubernetes:workers:grpc"], Random(1))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from baton.runtime import discovery
-from baton.runtime.discovery import Member, Target
+from baton.runtime.discovery.discover import discover
+from baton.runtime.discovery.members import Discovery, Member, Target
 from baton.runtime.environment import SettingsError
 from baton.testing import kube_watch
 from baton.testing.certificates import Authority
@@ -20,7 +20,7 @@ from tests import needs
 
 pytest.importorskip("kubernetes", reason=needs.KUBERNETES)
 
-from baton.runtime import kubernetes_discovery
+from baton.runtime.discovery import kubernetes as kubernetes_discovery
 
 TIMEOUT_S = 60
 
@@ -79,7 +79,7 @@ def put(api: KubeApi, name: str, *addresses: str, service: str = "workers", **ch
 class Followed:
     """What the source told last."""
 
-    def __init__(self, source: discovery.Discovery) -> None:
+    def __init__(self, source: Discovery) -> None:
         self.source = source
         self.members: list[Member] | None = None
         self.num_told = 0
@@ -100,7 +100,7 @@ class Followed:
 
 @contextlib.asynccontextmanager
 async def following(target: str = "kubernetes:workers:grpc") -> AsyncIterator[Followed]:
-    source = await discovery.discover([target], Random(1))
+    source = await discover([target], Random(1))
     followed = Followed(source)
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(source.follow(followed))
@@ -238,7 +238,7 @@ async def test_an_answer_that_is_not_kubernetes_changes_nothing(api, monkeypatch
 
 async def test_without_a_cluster_the_reason_is_said() -> None:
     with pytest.raises(SettingsError, match="no Kubernetes API server is known here"):
-        await discovery.discover(["kubernetes:workers"], Random(1))
+        await discover(["kubernetes:workers"], Random(1))
 
 
 def test_ports_and_address_families() -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from baton.runtime.discovery import Target
+from baton.runtime.discovery.members import Target
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from tests import needs
 
 pytest.importorskip("kubernetes", reason=needs.KUBERNETES)
 
-from baton.runtime import kubernetes_discovery
+from baton.runtime.discovery import kubernetes as kubernetes_discovery
 
 GONE_BACK = {"code": 504, "message": "Too large resource version: 9, current: 2"}
 

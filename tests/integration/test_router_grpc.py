@@ -14,7 +14,7 @@ import pytest
 from baton.engine.protocol.messages import EngineLoad, StepEvents, StoredBlocks
 from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime import grpc_channel, grpc_server
-from baton.runtime.discovery import FixedMembers
+from baton.runtime.discovery.discover import FixedMembers
 from baton.system.clock import SystemClock
 from baton.wire.failures import DeadlineExceeded, ModelNotFound, Unavailable
 from baton.wire.v1 import router_pb2, router_pb2_grpc, worker_pb2, worker_pb2_grpc

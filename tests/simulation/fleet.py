@@ -28,7 +28,7 @@ from baton.engine.protocol.client import CoreDied
 from baton.engine.protocol.messages import SamplingParams
 from baton.engine.step.engine import Engine, EngineConfig
 from baton.handoff import frame_codec
-from baton.runtime.discovery import FixedMembers
+from baton.runtime.discovery.discover import FixedMembers
 from baton.runtime.shared_stream import StreamLost
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.virtual_clock import VirtualClock

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
+from baton.runtime.stream_pump import FINISH_TIMEOUT_S
 from baton.testing.memory_stream import MemoryStream
 from baton.testing.virtual_clock import virtual
 from baton.wire.v1 import worker_pb2
-from baton.worker.stream_pump import FINISH_TIMEOUT_S
 from services.decode_worker.gateway_link import MAX_NOTICES, PARK_S
 from tests.simulation.workers.fleet import STEP_S, FakeGateway, Fleet, fleet
 

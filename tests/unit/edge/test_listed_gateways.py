@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from baton.runtime.discovery import Member
+from baton.runtime.discovery.members import Member
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from services.edge.discovery import GatewayReplica, GatewayState, Place
 from services.edge.polled_gateways import ListedGateways, PolledGateways

@@ -9,7 +9,8 @@ from random import Random
 import pytest
 
 from baton.engine.protocol.messages import EngineLoad, StepEvents, StoredBlocks
-from baton.runtime.discovery import FixedMembers, Member
+from baton.runtime.discovery.discover import FixedMembers
+from baton.runtime.discovery.members import Member
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.v1 import router_pb2, worker_pb2

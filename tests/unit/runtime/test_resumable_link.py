@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton.runtime import link_memory
-from baton.runtime.link_memory import ACK_FRAMES, LinkMemory, NotRemembered
+from baton.runtime import resumable_link
+from baton.runtime.resumable_link import ACK_FRAMES, LinkMemory, NotRemembered
 from baton.runtime.shared_stream import StreamLost
 from baton.testing.memory_stream import memory_stream_pair
 from baton.wire.v1 import worker_pb2
@@ -87,7 +87,7 @@ def test_a_listener_acknowledges_even_when_it_has_nothing_to_say() -> None:
 def test_a_talker_that_is_not_acknowledged_holds_its_frames_back() -> None:
     end = End()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(link_memory, "MAX_KEPT_FRAMES", 3)
+        patch.setattr(resumable_link, "MAX_KEPT_FRAMES", 3)
         end.to_say.extend(range(5))
         assert len(written(end)) == 3
         end.take(Frame(ack=2))

@@ -1,9 +1,9 @@
 import asyncio
 
 from baton.runtime.shared_stream import FrameWriter
+from baton.runtime.stream_pump import StreamPump
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import run_virtual
-from baton.worker.stream_pump import StreamPump
 
 
 def make_pump(stream: MemoryStream, got: list[str]) -> tuple[StreamPump[str], FrameWriter[str]]:

@@ -3,15 +3,8 @@ from random import Random
 
 import pytest
 
-from baton.runtime.discovery import (
-    AllMembers,
-    FixedMembers,
-    Member,
-    NamedMembers,
-    Target,
-    discover,
-    joined,
-)
+from baton.runtime.discovery.discover import AllMembers, FixedMembers, NamedMembers, discover
+from baton.runtime.discovery.members import Member, Target, joined
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 
 

@@ -1,5 +1,5 @@
 """Where the members of a service are: fixed addresses, the addresses of a name, or a Kubernetes
-Service's EndpointSlices (kubernetes_discovery.py).
+Service's EndpointSlices (kubernetes.py).
 
 A source tells who is listed, not who is well: its reader asks the members themselves, and one that
 is listed no longer may still be at work. So a source that cannot be reached says nothing, what it
@@ -8,75 +8,23 @@ said last stays, and a cluster whose API server is away goes on as it was.
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from random import Random
-from typing import Protocol
 
 from baton.runtime import logs
-from baton.runtime.addresses import is_address
+from baton.runtime.discovery.members import (
+    Discovery,
+    Found,
+    Member,
+    Resolve,
+    Target,
+    joined,
+    one_family,
+)
 
-KUBERNETES = "kubernetes:"
 # Cluster DNS keeps a record for 5 s; the system's resolver tells no time to live.
 RESOLVE_S = 5.0
 _log = logs.get("discovery")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Member:
-    """One listed address, "10.0.0.7:7200" or "[::1]:7200"; zone as the cluster names it, "" = not
-    known."""
-
-    address: str
-    zone: str = ""
-
-
-Found = Callable[[Collection[Member]], None]
-# The addresses of a name, IPv4 and IPv6. Raises OSError.
-Resolve = Callable[[str], Awaitable[Collection[str]]]
-
-
-class Discovery(Protocol):
-    """A source of members."""
-
-    async def follow(self, found: Found) -> None:
-        """Call `found` with all members as soon as they are known, and again when they have
-        changed, until cancelled."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a setting says: "host:port", or "kubernetes:[NAMESPACE/]SERVICE[:PORT]" where PORT is
-    the name or number of one of its ports, and may be left out when there is only one."""
-
-    host: str
-    port: str
-    is_kubernetes: bool = False
-    namespace: str = ""
-
-    @classmethod
-    def parse(cls, text: str) -> "Target":
-        """Raises ValueError."""
-        if text.startswith(KUBERNETES):
-            service, _, port = text.removeprefix(KUBERNETES).partition(":")
-            namespace, _, service = service.rpartition("/")
-            if not service or "/" in namespace:
-                raise ValueError(f"{text!r} is not {KUBERNETES}[NAMESPACE/]SERVICE[:PORT]")
-            return cls(service, port, True, namespace)
-        host, _, port = text.rpartition(":")
-        if not host or not (port.isascii() and port.isdigit() and int(port) < 2**16):
-            raise ValueError(f"{text!r} is not host:port")
-        return cls(host.removeprefix("[").removesuffix("]"), port)
-
-    @property
-    def is_fixed(self) -> bool:
-        """An IP address."""
-        return not self.is_kubernetes and is_address(self.host)
-
-
-def joined(host: str, port: int | str) -> str:
-    """As one dials it."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class FixedMembers:
@@ -150,17 +98,12 @@ async def discover(targets: Sequence[str], random: Random) -> Discovery:
     for target in parsed:
         if target.is_kubernetes:
             # Needed, and installed, only where a target says so.
-            from baton.runtime.kubernetes_discovery import EndpointSlices, connect
+            from baton.runtime.discovery.kubernetes import EndpointSlices, connect
 
             sources.append(EndpointSlices(await connect(), target, random))
         elif not target.is_fixed:
             sources.append(NamedMembers(target, random))
     return sources[0] if len(sources) == 1 else AllMembers(sources)
-
-
-def one_family(hosts: Collection[str]) -> list[str]:
-    """IPv4 addresses, or if there is none the others: a member with both must not count twice."""
-    return [host for host in hosts if ":" not in host] or list(hosts)
 
 
 async def resolve_name(name: str) -> set[str]:

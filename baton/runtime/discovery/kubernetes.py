@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import msgspec
 
 from baton.runtime import logs
-from baton.runtime.discovery import Found, Member, Target, joined, one_family
+from baton.runtime.discovery.members import Found, Member, Target, joined, one_family
 from baton.runtime.environment import SettingsError
 
 try:
