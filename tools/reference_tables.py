@@ -12,17 +12,33 @@ from prometheus_client import Counter
 from prometheus_client.metrics import MetricWrapperBase
 
 from baton.localstack import span_receiver
-from baton.runtime import instruments, peer_tls
+from baton.runtime import instruments as runtime_instruments
+from baton.runtime import peer_tls
+from baton.worker import instruments as worker_instruments
 from baton.worker import settings as worker_settings
+from services.edge import instruments as edge_instruments
 from services.edge import settings as edge_settings
 from services.envoy import settings as envoy_settings
+from services.gateway import instruments as gateway_instruments
 from services.gateway import settings as gateway_settings
+from services.quota import instruments as quota_instruments
 from services.quota import settings as quota_settings
+from services.router import instruments as router_instruments
 from services.router import settings as router_settings
+from services.tokenizer import instruments as tokenizer_instruments
 from services.tokenizer import settings as tokenizer_settings
 from tools import chart_settings
 
 ROOT = Path(__file__).parents[1]
+INSTRUMENTS = (
+    worker_instruments,
+    runtime_instruments,
+    quota_instruments,
+    router_instruments,
+    gateway_instruments,
+    tokenizer_instruments,
+    edge_instruments,
+)
 SETTINGS = (
     ("gateway", gateway_settings.PREFIX, gateway_settings.GatewaySettings),
     ("quota", quota_settings.PREFIX, quota_settings.Settings),
@@ -36,15 +52,22 @@ SETTINGS = (
 )
 
 
+def all_metrics() -> Iterator[MetricWrapperBase]:
+    """Every metric of Baton, service by service."""
+    for module in INSTRUMENTS:
+        for value in vars(module).values():
+            if isinstance(value, MetricWrapperBase):
+                yield value
+
+
 def metrics() -> Iterator[str]:
     """One line per metric: name as scraped, labels, kind and help."""
     yield "| Metric | Labels | Kind | What |"
     yield "|---|---|---|---|"
-    for value in vars(instruments).values():
-        if isinstance(value, MetricWrapperBase):
-            name = value._name + ("_total" if isinstance(value, Counter) else "")
-            labels = ", ".join(value._labelnames)
-            yield f"| `{name}` | {labels} | {value._type} | {value._documentation} |"
+    for value in all_metrics():
+        name = value._name + ("_total" if isinstance(value, Counter) else "")
+        labels = ", ".join(value._labelnames)
+        yield f"| `{name}` | {labels} | {value._type} | {value._documentation} |"
 
 
 def settings() -> Iterator[str]:

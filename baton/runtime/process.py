@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import uvloop
 
-from baton.runtime import known_series, logs, peer_tls, telemetry
+from baton.runtime import instruments, logs, peer_tls, telemetry
 from baton.runtime.environment import SettingsError
 from baton.system.clock import Clock, SystemClock
 
@@ -38,14 +38,18 @@ class Process:
         return "draining" if self.stopping.is_set() else ""
 
 
-def run(service: str, main: Callable[[Process], Awaitable[None]]) -> NoReturn:
-    """Run `main` until it returns; never returns itself.
+def run(
+    service: str,
+    main: Callable[[Process], Awaitable[None]],
+    known_series: instruments.Series | None = None,
+) -> NoReturn:
+    """Run `main` until it returns; never returns itself. Counters begin with `known_series`.
 
     Exit status: 0 after a clean drain, 1 when main raised, 2 when it raised Misconfigured or a
     SettingsError (the last line on stderr is its message), 130 after a second signal.
     """
     logs.setup(service, os.environ.get("BATON_LOG_LEVEL", "INFO"))
-    known_series.begin(service)
+    instruments.begin_known(known_series or {})
     try:
         telemetry.setup(service)
     except ValueError as error:

@@ -6,7 +6,7 @@ what it holds for the same request, and measures that itself.
 
 from collections.abc import Sequence
 
-from baton.runtime import instruments
+from baton.worker import instruments
 from baton.worker.parts import WorkerParts
 
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from baton.engine.protocol.client import EngineClient
 from baton.engine.protocol.messages import Probe
 from baton.engine.protocol.progress_page import CoreProgress
-from baton.runtime import instruments, logs
+from baton.runtime import logs
 from baton.system.clock import Clock
 from baton.wire.failures import Unavailable
+from baton.worker import instruments
 
 TICK_S = 0.1
 # What a tick took longer than this was the front's own pause.

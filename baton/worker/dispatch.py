@@ -23,6 +23,8 @@ from baton.engine.protocol.messages import (
     StepEvents,
     TokenLogprobs,
 )
+from baton.wire import failures
+from baton.wire.v1 import failure_pb2, worker_pb2
 
 # TokenLogprobs: of a prompt token; those of output tokens come with their tokens.
 SequenceEvent = Admitted | SequenceRefused | Started | Bound | Progress | TokenLogprobs | Finished
@@ -138,3 +140,25 @@ class EngineDispatcher:
         for event in events:
             if (listener := self._listeners.get(event.seq_id)) is not None:
                 listener.on_event(event)
+
+
+def to_wire(told: TokenLogprobs) -> worker_pb2.TokenLogprobs:
+    """A token's logprobs for the wire, without its id, which its index tells."""
+    return worker_pb2.TokenLogprobs(
+        index=told.index,
+        logprob=told.logprob,
+        top_ids=told.top_ids,
+        top_logprobs=told.top_logprobs,
+    )
+
+
+def sequence_failure(reason: str, message: str) -> failures.BatonError:
+    """The failure of a request whose sequence the engine refused or ended.
+
+    `reason` is the engine's; an unknown one is `internal`.
+    """
+    failure = failure_pb2.Failure(reason=reason, message=message)
+    if reason == "invalid_grammar":
+        failure.param = "response_format"
+        failure.message = f"response_format: {message}"
+    return failures.from_wire(failure)

@@ -1,7 +1,7 @@
 """The worker's metrics, from the core's step events and the fronts' own counts."""
 
 from baton.engine.protocol.messages import EngineInfo, StepEvents
-from baton.runtime import instruments
+from baton.worker import instruments
 
 
 class WorkerMetrics:

@@ -5,6 +5,7 @@ import grpc
 from baton.runtime import environment
 from baton.runtime.process import Process, run
 from baton.wire.v1 import router_pb2, worker_pb2_grpc
+from baton.worker import instruments
 from baton.worker.parts import WorkerParts
 from baton.worker.program import serve_worker
 from baton.worker.settings import ENVIRONMENT_PREFIX, Settings
@@ -29,7 +30,7 @@ def main() -> None:
     async def served(process: Process) -> None:
         await serve_worker(process, settings, router_pb2.WORKER_ROLE_DECODE, DecodeProgram)
 
-    run("decode_worker", served)
+    run("decode_worker", served, instruments.DECODE_SERIES)
 
 
 if __name__ == "__main__":

@@ -30,10 +30,8 @@ from baton.runtime.telemetry import Span
 from baton.wire import failures
 from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import handoff_pb2, worker_pb2
-from baton.worker.dispatch import SequenceEvent
+from baton.worker.dispatch import SequenceEvent, sequence_failure, to_wire
 from baton.worker.parts import WorkerParts
-from baton.worker.sequence_failure import sequence_failure
-from baton.worker.token_logprobs import to_wire
 from services.decode_worker.attempt_request import AttemptRequest
 from services.decode_worker.prefill_link import PrefillLinks
 from services.decode_worker.remote_prefill import RemotePrefill, ended_at_once

@@ -9,12 +9,13 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
-from baton.runtime import instruments, logs
+from baton.runtime import logs
 from baton.runtime.resumable_link import LinkMemory, NotRemembered
 from baton.runtime.shared_stream import FrameStream, StreamLost
 from baton.runtime.stream_pump import StreamPump
 from baton.wire import failures
 from baton.wire.v1 import worker_pb2
+from baton.worker import instruments
 
 # The gateway dials again for 0.5 s; the rest is for what it takes to notice on either side.
 PARK_S = 2.0

@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from baton.handoff.transport import ReceivingEnd, TransportFailed
-from baton.runtime import instruments, logs
+from baton.runtime import logs
 from baton.runtime.shared_stream import FrameStream, StreamLost
 from baton.wire import failures, kv_spec
 from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import handoff_pb2
+from baton.worker import instruments
 from baton.worker.parts import WorkerParts
 
 CONNECT_TIMEOUT_S = 2.0

@@ -14,12 +14,13 @@ from typing import Any
 
 from baton.handoff.lease import LEASE_S, RENEW_INTERVAL_S, LeaseTable
 from baton.handoff.transport import PLAIN, ReceivingEnd, num_payload_bytes
-from baton.runtime import instruments, logs
+from baton.runtime import logs
 from baton.runtime.shared_stream import FrameWriter, StreamLost
 from baton.runtime.stream_pump import StreamPump
 from baton.system.rate_meter import RateMeter
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
+from baton.worker import instruments
 from baton.worker.parts import WorkerParts
 from baton.worker.prompt import split_prompt
 from services.decode_worker.prefill_hello import Connection, Dial, connect

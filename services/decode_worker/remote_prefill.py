@@ -8,11 +8,12 @@ known, because the gateway has it already. Knows no engine commands: the choice 
 from typing import Protocol
 
 from baton.handoff.ticket import Ticket, new_capability
-from baton.runtime import instruments, logs
+from baton.runtime import logs
 from baton.runtime.telemetry import Span, start_span
 from baton.wire import failures
 from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import handoff_pb2
+from baton.worker import instruments
 from baton.worker.parts import WorkerParts
 from services.decode_worker.attempt_request import AttemptRequest
 from services.decode_worker.prefill_link import PrefillLink, PrefillLinks

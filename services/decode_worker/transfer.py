@@ -10,9 +10,9 @@ from typing import Protocol
 from baton.handoff.receiver import Receiver
 from baton.handoff.ticket import BadBlocks, ForeignFrame, Ticket
 from baton.handoff.transport import Pages, ReceivingEnd, num_payload_bytes
-from baton.runtime import instruments
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
+from baton.worker import instruments
 from baton.worker.parts import WorkerParts
 
 # A prefill worker with which nothing is wrong takes nothing new.

@@ -11,6 +11,7 @@ from baton.runtime.discovery.discover import discover
 from baton.runtime.discovery.members import KUBERNETES
 from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Misconfigured, Process, run
+from services.edge import instruments
 from services.edge.ads import AdsServicer
 from services.edge.configuration import Configuration
 from services.edge.discovery import Discovery
@@ -70,7 +71,7 @@ async def _control_plane(process: Process) -> None:
 
 
 def main() -> None:
-    run("edge", _control_plane)
+    run("edge", _control_plane, instruments.KNOWN_SERIES)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from typing import Any
 import grpc
 from envoy_data_plane.envoy.service.discovery.v3 import DiscoveryRequest, DiscoveryResponse
 
-from baton.runtime import instruments, logs
+from baton.runtime import logs
+from services.edge import instruments
 from services.edge.configuration import ORDER, Configuration, version_of
 from services.edge.discovery import Place
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import betterproto2
 from envoy_data_plane.google.protobuf import Any
 
-from baton.runtime import instruments
+from services.edge import instruments
 from services.edge.clusters import gateway_cluster
 from services.edge.discovery import GatewayReplica, GatewayState, Place
 from services.edge.endpoints import load_assignment

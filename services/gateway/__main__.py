@@ -10,6 +10,7 @@ from baton.runtime import environment, logs
 from baton.runtime.admin import start_admin
 from baton.runtime.process import Misconfigured, Process, run
 from baton.wire.key_registry import RegistryError, read_secret
+from services.gateway import instruments
 from services.gateway.alias_file import follow_aliases, read_aliases
 from services.gateway.app import App
 from services.gateway.clients import GrpcQuota, GrpcRouter, GrpcTokenizer, dial_worker
@@ -136,7 +137,7 @@ def main() -> None:
     async def served(process: Process) -> None:
         await serve(process, settings)
 
-    run("gateway", served)
+    run("gateway", served, instruments.KNOWN_SERIES)
 
 
 if __name__ == "__main__":

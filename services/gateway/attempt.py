@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from baton.runtime import instruments
 from baton.wire.failures import (
     BatonError,
     DeadlineExceeded,
@@ -22,6 +21,7 @@ from baton.wire.failures import (
 )
 from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import worker_pb2
+from services.gateway import instruments
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from baton.runtime import instruments
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError
 from baton.wire.v1 import router_pb2
+from services.gateway import instruments
 from services.gateway.auditor import GatewayAuditor
 from services.gateway.auth import Authenticator
 from services.gateway.detokenize import Artifacts

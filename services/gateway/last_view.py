@@ -9,9 +9,10 @@ themselves. Their admission is the authority, as ever.
 import random
 from collections.abc import Callable, Iterable
 
-from baton.runtime import instruments, logs
+from baton.runtime import logs
 from baton.wire.failures import Unavailable
 from baton.wire.v1 import router_pb2
+from services.gateway import instruments
 from services.gateway.crash_record import MAX_DEATHS
 
 _NUM_DRAWN = 2

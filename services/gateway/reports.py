@@ -6,10 +6,11 @@ No prompt or output text, no API key, and no tenant in a metric's label.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from baton.runtime import instruments, logs
+from baton.runtime import logs
 from baton.runtime.telemetry import Span, start_span
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError
+from services.gateway import instruments
 from services.gateway.exchange import Exchange
 
 _log = logs.get("access")

@@ -9,10 +9,9 @@ Together with the stages before and after they add up to the request's wall time
 
 from collections.abc import Mapping
 
-from baton.runtime import instruments
 from baton.runtime.telemetry import Span, start_span
 from baton.system.clock import Clock
-from services.gateway import reports
+from services.gateway import instruments, reports
 from services.gateway.exchange import Exchange, head_of
 
 

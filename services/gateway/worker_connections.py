@@ -5,13 +5,13 @@ import asyncio
 import math
 from contextlib import AsyncExitStack
 
-from baton.runtime import instruments
 from baton.runtime.resumable_link import LinkMemory, NotRemembered
 from baton.runtime.shared_stream import FrameWriter, StreamLost
 from baton.system.clock import Clock
 from baton.wire.failures import Unavailable
 from baton.wire.protocol import agree
 from baton.wire.v1 import worker_pb2
+from services.gateway import instruments
 from services.gateway.ports import Dial, WorkerStream
 
 HELLO_TIMEOUT_S = 5.0

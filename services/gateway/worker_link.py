@@ -14,13 +14,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
-from baton.runtime import instruments, logs
+from baton.runtime import logs
 from baton.runtime.resumable_link import LinkMemory
 from baton.runtime.shared_stream import StreamLost
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError, Unavailable, from_wire
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, worker_pb2
+from services.gateway import instruments
 from services.gateway.attempt import Attempt
 from services.gateway.crash_record import Crashes
 from services.gateway.ports import Dial, WorkerStream

@@ -6,6 +6,7 @@ from baton.handoff import handoff_method
 from baton.runtime import environment
 from baton.runtime.process import Process, run
 from baton.wire.v1 import router_pb2
+from baton.worker import instruments
 from baton.worker.program import serve_worker
 from baton.worker.settings import ENVIRONMENT_PREFIX, Settings
 from services.prefill_worker.front import PrefillFront
@@ -25,7 +26,7 @@ def main() -> None:
     async def served(process: Process) -> None:
         await serve_worker(process, settings, router_pb2.WORKER_ROLE_PREFILL, PrefillProgram)
 
-    run("prefill_worker", served)
+    run("prefill_worker", served, instruments.PREFILL_SERIES)
 
 
 if __name__ == "__main__":

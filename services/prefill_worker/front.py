@@ -12,13 +12,14 @@ from baton.engine.protocol.messages import StepEvents
 from baton.handoff.frame_codec import OutFrame
 from baton.handoff.lease import SWEEP_INTERVAL_S, LeaseTable
 from baton.handoff.transport import SendingEnd
-from baton.runtime import instruments, logs
+from baton.runtime import logs
 from baton.runtime.audit import Audit
 from baton.runtime.shared_stream import FrameStream, StreamLost
 from baton.system.violation import Violation
 from baton.wire import failures, kv_spec
 from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import handoff_pb2
+from baton.worker import instruments
 from baton.worker.parts import WorkerParts
 from services.prefill_worker.session import HandoffSession
 from services.prefill_worker.transfer import PrefillTransfer

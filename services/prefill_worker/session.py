@@ -12,11 +12,12 @@ from typing import Any, Protocol
 from baton.handoff.frame_codec import OutFrame
 from baton.handoff.ticket import CAPABILITY_BYTES, ForeignFrame
 from baton.handoff.transport import SendingEnd
-from baton.runtime import instruments, logs
+from baton.runtime import logs
 from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
 from baton.runtime.stream_pump import StreamPump
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
+from baton.worker import instruments
 from baton.worker.cancels import observe_cancel
 from baton.worker.parts import WorkerParts
 from baton.worker.prompt import PromptBuffer, check_cache_key

@@ -25,10 +25,8 @@ from baton.runtime.telemetry import Span, start_span
 from baton.wire import failures
 from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import failure_pb2, handoff_pb2, worker_pb2
-from baton.worker.dispatch import SequenceEvent, SequenceListener
+from baton.worker.dispatch import SequenceEvent, SequenceListener, sequence_failure, to_wire
 from baton.worker.parts import WorkerParts
-from baton.worker.sequence_failure import sequence_failure
-from baton.worker.token_logprobs import to_wire
 
 _COMPLETE = ("stop", "length")
 

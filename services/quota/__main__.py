@@ -13,6 +13,7 @@ from baton.runtime.process import Process, run
 from baton.system.clock import Clock
 from baton.wire.key_registry import Command, KeyRecord
 from baton.wire.v1 import quota_pb2_grpc
+from services.quota import instruments
 from services.quota.archive import Archiver
 from services.quota.bootstrap_key import BootstrapKey
 from services.quota.ledger import LeaseTerms, Ledger
@@ -107,4 +108,4 @@ async def main(process: Process) -> None:
 
 
 if __name__ == "__main__":
-    run("quota", main)
+    run("quota", main, instruments.KNOWN_SERIES)

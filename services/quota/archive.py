@@ -17,12 +17,13 @@ from typing import Any
 import msgspec
 from google.protobuf.message import DecodeError
 
-from baton.runtime import instruments, logs
+from baton.runtime import logs
 from baton.wire import usage_log
 from baton.wire.failures import Unavailable
 from baton.wire.key_registry import TENANTS_KEY, tenant_root
 from baton.wire.usage_log import UsageLine
 from baton.wire.v1 import quota_pb2
+from services.quota import instruments
 from services.quota.store import Store, StoreRefused
 
 LOCK_KEY = "baton:archiver"

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton.runtime import instruments
 from baton.wire import failures
 from baton.wire.key_registry import TENANTS_KEY, tenant_root
 from baton.wire.v1 import failure_pb2, quota_pb2
+from services.quota import instruments
 from services.quota.registry import Registry
 from services.quota.store import Argument, Store, StoreRefused
 from services.quota.tenant_meter import TenantMeter

@@ -10,10 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from baton.runtime import instruments, logs
+from baton.runtime import logs
 from baton.wire import failures, key_registry
 from baton.wire.key_registry import Command, KeyRecord
 from baton.wire.v1 import quota_pb2
+from services.quota import instruments
 from services.quota.store import Store
 
 _DIGEST_BYTES = 32

@@ -21,8 +21,9 @@ from redis.credentials import CredentialProvider
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from baton.runtime import instruments, logs
+from baton.runtime import logs
 from baton.wire.failures import Unavailable
+from services.quota import instruments
 
 Argument = str | bytes | int
 

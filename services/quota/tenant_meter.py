@@ -5,8 +5,8 @@ own and all others share one. Bills are the usage archive's work, not this one's
 at zero with its process.
 """
 
-from baton.runtime import instruments
 from baton.wire.v1 import quota_pb2
+from services.quota import instruments
 
 # Not a name that a tenant can have.
 OTHERS = "(others)"

@@ -10,6 +10,7 @@ from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Process, run
 from baton.runtime.shared_stream import ClientFrameStream
 from baton.wire.v1 import router_pb2_grpc, worker_pb2, worker_pb2_grpc
+from services.router import instruments
 from services.router.router_core import RouterCore
 from services.router.servicer import RouterServicer
 from services.router.settings import ENVIRONMENT_PREFIX, Settings
@@ -57,7 +58,7 @@ def main() -> None:
     async def served(process: Process) -> None:
         await serve(process, settings)
 
-    run("router", served)
+    run("router", served, instruments.KNOWN_SERIES)
 
 
 if __name__ == "__main__":

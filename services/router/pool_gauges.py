@@ -1,14 +1,14 @@
 """The gauges of the pools: one series for each model name and role, over all revisions of the name.
 
-Counters of a name begin at 0 with it, as those of runtime/known_series.py do with a service. Not
+Counters of a name begin at 0 with it, as a service's KNOWN_SERIES do with its process. Not
 written at each report: that would cost the square of a pool's size. A name that the fleet knows no
 longer goes from the router's metrics altogether, counters included.
 """
 
 from collections.abc import Mapping
 
-from baton.runtime import instruments
 from baton.wire.v1 import router_pb2
+from services.router import instruments
 from services.router.fleet import Fleet, Worker
 from services.router.health import CAUSES
 from services.router.report_intake import ReportIntake

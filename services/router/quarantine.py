@@ -12,10 +12,11 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from baton.runtime import instruments, logs
+from baton.runtime import logs
 from baton.system.clock import Clock
 from baton.wire.failures import InvalidRequest
 from baton.wire.v1 import router_pb2
+from services.router import instruments
 
 MAX_DEATHS = 2
 QUARANTINE_S = 600.0

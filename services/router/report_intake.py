@@ -7,11 +7,11 @@ stream always starts with Register and a snapshot. Knows nothing of picks or gRP
 
 from dataclasses import dataclass, field
 
-from baton.runtime import instruments
 from baton.wire.failures import InvalidRequest
 from baton.wire.prefix_hash import HASH_BYTES
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import worker_pb2
+from services.router import instruments
 from services.router.fleet import Fleet, Worker
 from services.router.prefix_index import PrefixIndex
 from services.router.reported import load_of, registration_of

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from random import Random
 
-from baton.runtime import instruments, logs
+from baton.runtime import logs
 from baton.system.clock import Clock
 from baton.wire.failures import (
     BatonError,
@@ -17,6 +17,7 @@ from baton.wire.failures import (
     Unavailable,
 )
 from baton.wire.v1 import router_pb2, worker_pb2
+from services.router import instruments
 from services.router.admission import AdmissionView
 from services.router.fleet import Fleet, Worker
 from services.router.health import MAX_TICK_S, HealthState

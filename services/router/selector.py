@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Self
 
-from baton.runtime import instruments
 from baton.system.clock import Clock
 from baton.wire.failures import InvalidRequest, ModelNotFound, Unavailable
 from baton.wire.v1 import router_pb2
+from services.router import instruments
 from services.router.fleet import Fleet, Worker
-from services.router.kept import KeptWorkers
+from services.router.head_of_line import KeptWorkers
 from services.router.picker import (
     Ask,
     Choice,

@@ -5,11 +5,12 @@ from typing import Any
 
 import grpc
 
-from baton.runtime import instruments, telemetry
+from baton.runtime import telemetry
 from baton.runtime.grpc_server import incoming, translate_failures
 from baton.wire.failures import BatonError
 from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from services.tokenizer import instruments
 from services.tokenizer.encoder import Encoder
 from services.tokenizer.served_model import ModelTable, ServedModel
 

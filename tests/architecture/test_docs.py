@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from prometheus_client import Counter
-from prometheus_client.metrics import MetricWrapperBase
 
-from baton.runtime import instruments
 from baton.wire.failures import REASONS
 from tests.architecture.pages import anchors
 from tools import reference_tables
@@ -57,8 +55,7 @@ def metrics() -> set[str]:
     """As they are scraped."""
     return {
         value._name + ("_total" if isinstance(value, Counter) else "")
-        for value in vars(instruments).values()
-        if isinstance(value, MetricWrapperBase)
+        for value in reference_tables.all_metrics()
     }
 
 

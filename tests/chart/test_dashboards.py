@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client import Counter, Histogram
-from prometheus_client.metrics import MetricWrapperBase
 
-from baton.runtime import instruments
 from tests import needs
+from tools import reference_tables
 from tools.dashboards.__main__ import file_of
 from tools.dashboards.boards import DASHBOARDS
 from tools.dashboards.grafana import text
@@ -29,9 +28,7 @@ TARGET_LABELS = {"instance", "component", "le"}
 def instrument_labels() -> dict[str, set[str]]:
     """Scraped name -> labels."""
     names: dict[str, set[str]] = {}
-    for value in vars(instruments).values():
-        if not isinstance(value, MetricWrapperBase):
-            continue
+    for value in reference_tables.all_metrics():
         suffixes = {Counter: ("_total",), Histogram: ("_sum", "_count", "_bucket")}
         for suffix in suffixes.get(type(value), ("",)):
             names[value._name + suffix] = set(value._labelnames)

@@ -19,7 +19,6 @@ from baton.engine.step.engine import Engine, EngineConfig
 from baton.handoff.block_bytes import MAX_DATA_BYTES
 from baton.handoff.transports.device_reads import DeviceReads
 from baton.handoff.transports.nixl_agent import NixlAgent
-from baton.runtime import instruments
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.grpc_server import GrpcServer, start_server
 from baton.runtime.shared_stream import ClientFrameStream
@@ -30,6 +29,7 @@ from baton.testing.engine_driver import encode_tokens
 from baton.testing.fake_runner import FakeRunner
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, sampling_pb2, worker_pb2, worker_pb2_grpc
+from baton.worker import instruments
 from baton.worker.program import make_parts
 from baton.worker.transports import HandoffOptions
 from services.decode_worker.__main__ import DecodeProgram

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from prometheus_client import Counter
 
 from baton.engine.local_client import LocalEngineClient
 from baton.engine.protocol.messages import SamplingParams
 from baton.engine.step.engine import Engine, EngineConfig
-from baton.runtime import instruments
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.grpc_server import start_server
 from baton.system.clock import SystemClock
@@ -23,9 +23,11 @@ from baton.testing.fault_proxy import FaultProxy, OneUpstream
 from baton.testing.faults import DIRECTIONS
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, sampling_pb2, worker_pb2, worker_pb2_grpc
+from baton.worker import instruments as worker_instruments
 from baton.worker.program import make_parts
 from services.decode_worker import gateway_link
 from services.decode_worker.__main__ import DecodeProgram
+from services.gateway import instruments as gateway_instruments
 from services.gateway import worker_connections
 from services.gateway.attempt import Finished, Tokens
 from services.gateway.clients import dial_worker
@@ -153,19 +155,19 @@ async def rig() -> AsyncIterator[Rig]:
                 task.cancel()
 
 
-def value(counter: instruments.Counter, *labels: str) -> float:
+def value(counter: Counter, *labels: str) -> float:
     return float(counter.labels(*labels)._value.get())
 
 
 async def resumed_times(number: float) -> None:
     """The caller's timeout bounds the wait."""
-    while value(instruments.GATEWAY_LOST_STREAMS, "resumed") < number:
+    while value(gateway_instruments.GATEWAY_LOST_STREAMS, "resumed") < number:
         await asyncio.sleep(0.01)
 
 
 async def check_streams(r: Rig, breaker: asyncio.Task[None], rng: random.Random) -> None:
     """Eight streams at a time until `breaker` is done: all tokens right, each prompt read once."""
-    num_read = value(instruments.PROMPT_TOKENS, "fake", "0")
+    num_read = value(worker_instruments.PROMPT_TOKENS, "fake", "0")
     num_asked = 0
     numbers = iter(range(1_000_000))
 
@@ -179,14 +181,16 @@ async def check_streams(r: Rig, breaker: asyncio.Task[None], rng: random.Random)
     async with asyncio.TaskGroup() as tasks:
         for _ in range(8):
             tasks.create_task(stream())
-    assert value(instruments.PROMPT_TOKENS, "fake", "0") - num_read == num_asked, "prefilled again"
+    assert value(worker_instruments.PROMPT_TOKENS, "fake", "0") - num_read == num_asked, (
+        "prefilled again"
+    )
     await r.all_blocks_free()
 
 
 async def test_connection_resets_cost_no_prefill_and_no_token() -> None:
     async with rig() as r, asyncio.timeout(300):
         rng = random.Random(7)
-        resumed = value(instruments.GATEWAY_LOST_STREAMS, "resumed")
+        resumed = value(gateway_instruments.GATEWAY_LOST_STREAMS, "resumed")
 
         async def cut() -> None:
             for number in range(NUM_CUTS):
@@ -207,7 +211,7 @@ async def test_a_connection_that_goes_silent_is_replaced_by_another() -> None:
             for _ in range(NUM_BLACK_HOLES):
                 await asyncio.sleep(rng.uniform(0.3, 0.6))
                 await r.under_way()
-                resumed = value(instruments.GATEWAY_LOST_STREAMS, "resumed")
+                resumed = value(gateway_instruments.GATEWAY_LOST_STREAMS, "resumed")
                 async with r.struck("drop"):
                     pass
                 await resumed_times(resumed + 1)
@@ -220,7 +224,9 @@ async def test_a_connection_that_stands_still_for_half_a_second_is_not_given_up(
     """Neither end may say so because the other, or itself, had no core to run on."""
 
     def num_lost() -> float:
-        return sum(value(instruments.GATEWAY_LOST_STREAMS, how) for how in ("resumed", "given_up"))
+        return sum(
+            value(gateway_instruments.GATEWAY_LOST_STREAMS, how) for how in ("resumed", "given_up")
+        )
 
     async with rig() as r, asyncio.timeout(200):
         num_outlived = 0
@@ -246,7 +252,7 @@ async def test_a_gateway_that_reads_nothing_counts_as_lost_after_a_second(
 ) -> None:
     monkeypatch.setattr(gateway_link, "PARK_S", 0.1)
     async with rig() as r, asyncio.timeout(200):
-        expired = value(instruments.DECODE_PARKED_GATEWAYS, "expired")
+        expired = value(worker_instruments.DECODE_PARKED_GATEWAYS, "expired")
         # Without the gateway's own care: on a busy machine it would take the worker for lost.
         channel = open_channel(r.proxy.address, link=True, small_window=True)
         stream: Any = worker_pb2_grpc.DecodeWorkerStub(channel).Serve()
@@ -258,7 +264,7 @@ async def test_a_gateway_that_reads_nothing_counts_as_lost_after_a_second(
         submit = submit_of(1, [1, 2, 3], sampling, credit=900)
         submit.handle = 1
         await stream.write(worker_pb2.GatewayFrame(submit=submit))
-        while value(instruments.DECODE_PARKED_GATEWAYS, "expired") == expired:
+        while value(worker_instruments.DECODE_PARKED_GATEWAYS, "expired") == expired:
             await asyncio.sleep(0.02)
         await r.all_blocks_free()
         await channel.close()

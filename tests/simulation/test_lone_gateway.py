@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from baton.runtime import instruments
 from baton.testing.virtual_clock import VirtualClock, run_virtual
+from services.gateway import instruments
 from tests.simulation.fleet import Answer, Fleet, running_fleet
 
 MAX_TOKENS = 200

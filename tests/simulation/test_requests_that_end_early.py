@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baton.runtime import instruments
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import DeadlineExceeded
+from baton.worker import instruments
 from services.gateway.exchange import Arrival
 from services.gateway.openai.endpoints import ENDPOINTS
 from tests.simulation.fleet import Answer, Fleet, running_fleet

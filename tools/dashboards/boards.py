@@ -1,4 +1,4 @@
-"""The four dashboards. Every metric that they name is one of baton/runtime/instruments.py."""
+"""The four dashboards. Every metric that they name is in a service's instruments.py."""
 
 from tools.dashboards.panels import (
     OF_MODEL,

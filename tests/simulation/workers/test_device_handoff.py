@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from baton.runtime import instruments
 from baton.testing.virtual_clock import virtual
+from baton.worker import instruments
 from tests.simulation.workers.fleet import Answer, Fleet, blocks_frames, fleet
 from tests.simulation.workers.memory_nixl import Fabric
 

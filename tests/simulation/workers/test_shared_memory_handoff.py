@@ -9,9 +9,9 @@ import pytest
 
 from baton.handoff.lease import LEASE_S
 from baton.handoff.transports.shared_memory import SharedMemoryTransport
-from baton.runtime import instruments
 from baton.system.memory_file import create_memory_file, open_sealed
 from baton.testing.virtual_clock import virtual
+from baton.worker import instruments
 from tests import needs
 from tests.simulation.workers.fleet import Fleet, blocks_frames, fleet
 from tests.simulation.workers.test_handoff_faults import drop, failure_of

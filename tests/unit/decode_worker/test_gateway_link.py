@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from baton.runtime import instruments
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import virtual
 from baton.wire.failures import Unavailable
 from baton.wire.v1 import worker_pb2
+from baton.worker import instruments
 from services.decode_worker.gateway_link import MAX_NOTICES, PARK_S, GatewayLink
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.runtime import instruments
+from services.gateway import instruments
 from tests.unit.gateway.fakes import Fleet, simulate
 from tests.unit.gateway.test_app import CHAT, Client, app_of, serve
 

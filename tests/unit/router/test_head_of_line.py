@@ -8,7 +8,7 @@ import pytest
 
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import Unavailable
-from services.router.kept import MAX_KEPT_S, KeptWorkers
+from services.router.head_of_line import MAX_KEPT_S, KeptWorkers
 from services.router.queue import RETRY_S
 
 NUM_SLOTS = 4  # of the workers in memory

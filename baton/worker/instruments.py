@@ -1,0 +1,122 @@
+"""Metrics of the decode and prefill workers."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from baton.runtime.instruments import CANCEL_BUCKETS, Series
+
+_MODEL = ("model_name", "engine")
+NUM_REQUESTS_RUNNING = Gauge("vllm:num_requests_running", "Sequences in the running batch", _MODEL)
+NUM_REQUESTS_WAITING = Gauge("vllm:num_requests_waiting", "Sequences that wait for room", _MODEL)
+NUM_REQUESTS_PARKED = Gauge(
+    "baton_num_requests_parked", "Sequences that wait for their readers", _MODEL
+)
+KV_CACHE_USAGE = Gauge("vllm:kv_cache_usage_perc", "Used part of the KV blocks, 0 to 1", _MODEL)
+PROMPT_TOKENS = Counter(
+    "vllm:prompt_tokens",
+    "Prompt tokens of the sequences taken in; both workers of a handoff count them",
+    _MODEL,
+)
+GENERATION_TOKENS = Counter("vllm:generation_tokens", "Output tokens produced", _MODEL)
+PREFIX_CACHE_QUERIES = Counter(
+    "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", _MODEL
+)
+PREFIX_CACHE_HITS = Counter(
+    "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", _MODEL
+)
+NUM_PREEMPTIONS = Counter("vllm:num_preemptions", "Sequences that lost their blocks", _MODEL)
+DRAFT_TOKENS = Counter(
+    "vllm:spec_decode_num_draft_tokens", "Tokens that speculation guessed", _MODEL
+)
+ACCEPTED_TOKENS = Counter(
+    "vllm:spec_decode_num_accepted_tokens", "Guessed tokens that were right", _MODEL
+)
+ITERATION_TOKENS = Histogram(
+    "vllm:iteration_tokens_total",
+    "Tokens computed in one engine step",
+    _MODEL,
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
+)
+STEP_BATCH_SIZE = Histogram(
+    "baton_step_batch_size",
+    "Sequences computed together in one engine step",
+    _MODEL,
+    buckets=(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512),
+)
+KV_BLOCKS = Gauge("baton_kv_blocks", "Blocks in the KV pool", _MODEL)
+CACHE_CONFIG_INFO = Gauge(
+    "vllm:cache_config_info",
+    "Always 1; its labels tell the shape of the KV pool",
+    (*_MODEL, "block_size", "num_gpu_blocks"),
+)
+KV_BLOCKS_USED = Gauge("baton_kv_blocks_used", "KV blocks held by sequences", _MODEL)
+KV_BLOCKS_PROMISED = Gauge(
+    "baton_kv_blocks_promised", "KV blocks promised to sequences that wait for prefill", _MODEL
+)
+CANCEL_SECONDS = Histogram(
+    "baton_cancel_seconds",
+    "From a cancel's arrival at a worker to its blocks being free there, by what it ended: "
+    "grammar, queue, prefill, handoff, decode",
+    ("phase",),
+    buckets=CANCEL_BUCKETS,
+)
+HANDOFF_BLOCKS = Counter(
+    "baton_handoff_blocks", "KV blocks of finished transfers, by direction", ("direction",)
+)
+HANDOFF_BYTES = Counter(
+    "baton_handoff_bytes", "KV bytes moved, by direction and transport", ("direction", "transport")
+)
+HANDOFF_TRANSFERS = Counter(
+    "baton_handoff_transfers",
+    "Transfers that ended, by direction and outcome: complete, aborted; sent ones also refused, "
+    "failed, lost, expired",
+    ("direction", "outcome"),
+)  # fmt: skip
+HANDOFF_BAD_BLOCKS = Counter(
+    "baton_handoff_bad_blocks",
+    "Block frames that were refused, by cause: checksum, transport; size, payload, layer, heads, "
+    "range, count",
+    ("cause",),
+)
+HANDOFF_DROPPED_FRAMES = Counter(
+    "baton_handoff_dropped_frames",
+    "Frames of no live transfer, by cause: transfer (it is over), epoch, capability, repeat, "
+    "unknown",
+    ("cause",),
+)
+HANDOFF_LINKS = Counter(
+    "baton_handoff_links", "Links whose hellos agreed on a transport", ("transport",)
+)
+HANDOFF_FALLBACKS = Counter(
+    "baton_handoff_fallbacks",
+    "Links whose transport failed, so that the next one to that worker uses grpc", ("transport",),
+)  # fmt: skip
+DECODE_PARKED_GATEWAYS = Counter(
+    "baton_decode_parked_gateways",
+    "Gateways whose stream broke, by outcome: resumed, expired",
+    ("outcome",),
+)
+CORE_STALLS = Counter("baton_core_stalls", "Times that the engine core stood still with work")
+
+_TRANSPORTS = ("shm", "nixl", "grpc")
+_BAD_BLOCKS = ("checksum", "transport", "size", "payload", "layer", "heads", "range", "count")
+_SENT = ("complete", "aborted", "refused", "failed", "lost", "expired")
+_DROPPED = [("transfer",), ("epoch",), ("capability",), ("unknown",)]
+_BY_TRANSPORT = [(transport,) for transport in _TRANSPORTS]
+
+DECODE_SERIES: Series = {
+    HANDOFF_BLOCKS: [("received",)],
+    HANDOFF_BYTES: [("received", transport) for transport in _TRANSPORTS],
+    HANDOFF_TRANSFERS: [("received", "complete"), ("received", "aborted")],
+    HANDOFF_BAD_BLOCKS: [(cause,) for cause in _BAD_BLOCKS],
+    HANDOFF_DROPPED_FRAMES: _DROPPED,
+    HANDOFF_LINKS: _BY_TRANSPORT,
+    HANDOFF_FALLBACKS: _BY_TRANSPORT,
+    DECODE_PARKED_GATEWAYS: [("resumed",), ("expired",)],
+}
+PREFILL_SERIES: Series = {
+    HANDOFF_BLOCKS: [("sent",)],
+    HANDOFF_BYTES: [("sent", transport) for transport in _TRANSPORTS],
+    HANDOFF_TRANSFERS: [("sent", outcome) for outcome in _SENT],
+    HANDOFF_DROPPED_FRAMES: [*_DROPPED, ("repeat",)],
+    HANDOFF_LINKS: _BY_TRANSPORT,
+}

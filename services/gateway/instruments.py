@@ -1,0 +1,180 @@
+"""Metrics of the gateway."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from baton.runtime.instruments import CANCEL_BUCKETS, Series
+from baton.wire.failures import REASONS
+
+_SERVED = ("model_name",)
+_GEN_AI = ("gen_ai_operation_name", "gen_ai_request_model")
+_FIRST_TOKEN_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10,
+)  # fmt: skip
+_PER_TOKEN_BUCKETS = (
+    0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5,
+)  # fmt: skip
+_REQUEST_BUCKETS = (
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92,
+    163.84, 327.68, 655.36,
+)  # fmt: skip
+_STAGE_BUCKETS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 600,
+)  # fmt: skip
+_TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
+TIME_TO_FIRST_TOKEN = Histogram(
+    "vllm:time_to_first_token_seconds",
+    "From the request's arrival to its first token",
+    _SERVED,
+    buckets=_FIRST_TOKEN_BUCKETS,
+)
+INTER_TOKEN_LATENCY = Histogram(
+    "vllm:inter_token_latency_seconds",
+    "Between two deliveries of one request's tokens",
+    _SERVED,
+    buckets=_PER_TOKEN_BUCKETS,
+)
+
+E2E_REQUEST_LATENCY = Histogram(
+    "vllm:e2e_request_latency_seconds",
+    "From the request's arrival to its end",
+    _SERVED,
+    buckets=_REQUEST_BUCKETS,
+)
+REQUEST_QUEUE_TIME = Histogram(
+    "vllm:request_queue_time_seconds",
+    "In the router's queue",
+    _SERVED,
+    buckets=_STAGE_BUCKETS,
+)
+REQUEST_PREFILL_TIME = Histogram(
+    "vllm:request_prefill_time_seconds",
+    "From the submit to the first token",
+    _SERVED,
+    buckets=_STAGE_BUCKETS,
+)
+REQUEST_DECODE_TIME = Histogram(
+    "vllm:request_decode_time_seconds",
+    "From the first token to the last",
+    _SERVED,
+    buckets=_STAGE_BUCKETS,
+)
+GATEWAY_STAGE_SECONDS = Histogram(
+    "baton_gateway_stage_seconds",
+    "Time of one stage of a request; the stages of a request add up to its wall time",
+    ("model_name", "stage"),
+    buckets=_STAGE_BUCKETS,
+)
+REQUEST_PROMPT_TOKENS = Histogram(
+    "vllm:request_prompt_tokens", "Prompt tokens of a request", _SERVED, buckets=_TOKEN_BUCKETS
+)
+REQUEST_GENERATION_TOKENS = Histogram(
+    "vllm:request_generation_tokens",
+    "Output tokens of a request, all choices",
+    _SERVED,
+    buckets=_TOKEN_BUCKETS,
+)
+REQUEST_PARAMS_MAX_TOKENS = Histogram(
+    "vllm:request_params_max_tokens",
+    "Most output tokens of one choice",
+    _SERVED,
+    buckets=_TOKEN_BUCKETS,
+)
+REQUEST_PARAMS_N = Histogram(
+    "vllm:request_params_n", "Choices of a request", _SERVED, buckets=(1, 2, 4, 8, 16, 32, 64, 128)
+)
+REQUEST_SUCCESS = Counter(
+    "vllm:request_success", "Choices that ended well, by reason", ("model_name", "finished_reason")
+)
+GEN_AI_REQUEST_DURATION = Histogram(
+    "gen_ai_server_request_duration_seconds",
+    "From the request's arrival to its end",
+    _GEN_AI,
+    buckets=_REQUEST_BUCKETS,
+)
+GEN_AI_TIME_TO_FIRST_TOKEN = Histogram(
+    "gen_ai_server_time_to_first_token_seconds",
+    "From the request's arrival to its first token",
+    _GEN_AI,
+    buckets=_FIRST_TOKEN_BUCKETS,
+)
+GEN_AI_TIME_PER_OUTPUT_TOKEN = Histogram(
+    "gen_ai_server_time_per_output_token_seconds",
+    "Mean time of an output token after the first",
+    _GEN_AI,
+    buckets=_PER_TOKEN_BUCKETS,
+)
+GEN_AI_TOKEN_USAGE = Histogram(
+    "gen_ai_client_token_usage",
+    "Tokens of a request, by type",
+    (*_GEN_AI, "gen_ai_token_type"),
+    buckets=_TOKEN_BUCKETS,
+)
+GATEWAY_OPEN_REQUESTS = Gauge("baton_gateway_open_requests", "Requests in the pipeline")
+GATEWAY_FAILED_REQUESTS = Counter(
+    "baton_gateway_failed_requests",
+    "Requests that failed once their model was known, by reason",
+    ("model_name", "reason"),
+)
+GATEWAY_REFUSED_REQUESTS = Counter(
+    "baton_gateway_refused_requests",
+    "Requests, on any path, that were refused before their model was known, by reason and HTTP "
+    "status",
+    ("reason", "status"),
+)
+GATEWAY_REPEATED_PICKS = Counter(
+    "baton_gateway_repeated_picks",
+    "Picks repeated because an attempt brought no token, by reason",
+    ("reason",),
+)
+GATEWAY_LONE_PICKS = Counter(
+    "baton_gateway_lone_picks",
+    "Picks that the gateway made from the routers' last view, because none of them answered",
+)
+GATEWAY_MOVES = Counter(
+    "baton_gateway_moves",
+    "Streams that had begun and moved to another worker, by reason",
+    ("reason",),
+)
+GATEWAY_MOVE_SECONDS = Histogram(
+    "baton_gateway_move_seconds",
+    "From the loss of an attempt to the next token of its stream",
+    buckets=(0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
+)
+GATEWAY_WASTED_TOKENS = Counter(
+    "baton_gateway_wasted_tokens", "Tokens that came after a request had ended", _SERVED
+)
+GATEWAY_CANCEL_SECONDS = Histogram(
+    "baton_gateway_cancel_seconds",
+    "From a client's leaving to its request being given up: the worker has acknowledged, quota is "
+    "settled; by the stage that it ended",
+    ("phase",),
+    buckets=CANCEL_BUCKETS,
+)
+GATEWAY_OUTBOX_RECORDS = Gauge(
+    "baton_gateway_outbox_records", "Usage records that wait for the quota service"
+)
+GATEWAY_LOST_STREAMS = Counter(
+    "baton_gateway_lost_streams",
+    "Broken streams to decode workers, by outcome: resumed, given_up",
+    ("outcome",),
+)
+GATEWAY_DROPPED_ENTRIES = Counter(
+    "baton_gateway_dropped_entries",
+    "Entries of Step frames that were not taken, by cause: over (its request is), repeat, gap",
+    ("cause",),
+)
+
+# What an attempt may fail with and be tried again.
+_RETRIED = [
+    (reason,) for reason in (
+        "no_room", "prefill_refused", "worker_lost", "draining", "unavailable", "handoff_failed",
+    )
+]  # fmt: skip
+
+KNOWN_SERIES: Series = {
+    GATEWAY_REFUSED_REQUESTS: [(reason, str(row.http_status)) for reason, row in REASONS.items()],
+    GATEWAY_REPEATED_PICKS: _RETRIED,
+    GATEWAY_MOVES: _RETRIED,
+    GATEWAY_LOST_STREAMS: [("resumed",), ("given_up",)],
+    GATEWAY_DROPPED_ENTRIES: [("over",), ("repeat",), ("gap",)],
+}

@@ -1,0 +1,63 @@
+"""Metrics of the quota service."""
+
+from prometheus_client import Counter
+
+from baton.runtime.instruments import Series
+
+QUOTA_RESERVATIONS = Counter(
+    "baton_quota_reservations",
+    "Reservations by outcome: granted; requests, tokens, concurrency, budget (no room), "
+    "exceeds_tokens (never fits); unknown_key, revoked_key, used_request_id",
+    ("outcome",),
+)
+QUOTA_RENEWALS = Counter(
+    "baton_quota_renewals", "Renewed leases by state: held, refused, lost, unknown_key", ("state",)
+)
+QUOTA_SETTLES = Counter(
+    "baton_quota_settles",
+    "Settles by outcome: settled, repeated, unknown (never reserved here, debited in full), "
+    "unknown_key (not settled)",
+    ("outcome",),
+)
+QUOTA_LAPSED_LEASES = Counter("baton_quota_lapsed_leases", "Leases that the reaper lapsed")
+QUOTA_STORE_FAILURES = Counter(
+    "baton_quota_store_failures", "Calls that Redis did not answer or refused", ("call",)
+)
+QUOTA_REGISTRY_LOADS = Counter(
+    "baton_quota_registry_loads",
+    "Loads of the registry file, by outcome: loaded, unusable",
+    ("outcome",),
+)
+QUOTA_ARCHIVED_RECORDS = Counter(
+    "baton_quota_archived_records",
+    "Usage records taken from Redis, by outcome: written, repeated, rejected",
+    ("outcome",),
+)
+QUOTA_TENANT_REQUESTS = Counter(
+    "baton_quota_tenant_requests",
+    "Reservations by tenant and outcome; tenants beyond BATON_QUOTA_METERED_TENANTS share a label",
+    ("tenant", "outcome"),
+)
+QUOTA_TENANT_TOKENS = Counter(
+    "baton_quota_tenant_tokens",
+    "Settled tokens by tenant and kind: prompt, cached (a part of prompt), output",
+    ("tenant", "kind"),
+)
+
+_RESERVATIONS = (
+    "granted", "requests", "tokens", "concurrency", "budget", "exceeds_tokens", "unknown_key",
+    "revoked_key", "used_request_id",
+)  # fmt: skip
+_STORE_CALLS = (
+    "reserve", "renew", "settle", "reap", "pipeline",
+    "DEL", "EXISTS", "GET", "PEXPIRE", "SADD", "SET", "SMEMBERS", "XDEL", "XRANGE",
+)  # fmt: skip
+
+KNOWN_SERIES: Series = {
+    QUOTA_RESERVATIONS: [(outcome,) for outcome in _RESERVATIONS],
+    QUOTA_RENEWALS: [("held",), ("refused",), ("lost",), ("unknown_key",)],
+    QUOTA_SETTLES: [("settled",), ("repeated",), ("unknown",), ("unknown_key",)],
+    QUOTA_STORE_FAILURES: [(call,) for call in _STORE_CALLS],
+    QUOTA_REGISTRY_LOADS: [("loaded",), ("unusable",)],
+    QUOTA_ARCHIVED_RECORDS: [("written",), ("repeated",), ("rejected",)],
+}

@@ -1,0 +1,60 @@
+"""Metrics of the router."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from baton.runtime.instruments import Series
+
+ROUTER_QUEUE_REQUESTS = Gauge(
+    "baton_router_queue_requests", "Requests that wait for a pick", ("model_name",)
+)
+ROUTER_QUEUE_SECONDS = Histogram(
+    "baton_router_queue_seconds",
+    "Time from the arrival of a pick to its answer",
+    ("model_name",),
+    buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
+ROUTER_PICKS = Counter(
+    "baton_router_picks",
+    "Picks by outcome: pair, local, or the reason of the refusal",
+    ("model_name", "outcome"),
+)
+ROUTER_PROMPT_TOKENS = Counter(
+    "baton_router_prompt_tokens", "Prompt tokens of the requests placed", ("model_name",)
+)
+ROUTER_PREDICTED_CACHED_TOKENS = Counter(
+    "baton_router_predicted_cached_tokens",
+    "Prompt tokens that the chosen workers are expected to have cached",
+    ("model_name",),
+)
+ROUTER_INDEX_HASHES = Gauge(
+    "baton_router_index_hashes", "Prefix hashes in the index, over all workers", ("model_name",)
+)
+ROUTER_INDEX_LEFT_OUT = Counter(
+    "baton_router_index_left_out", "Prefix hashes that did not fit into the index"
+)
+ROUTER_REPORTS_DROPPED = Counter(
+    "baton_router_reports_dropped", "Irregular worker reports, by cause: repeat, gap", ("cause",)
+)
+ROUTER_READY_WORKERS = Gauge(
+    "baton_router_ready_workers", "Workers that may be picked", ("model_name", "role")
+)
+ROUTER_EJECTIONS = Counter(
+    "baton_router_ejections",
+    "Workers left out although they answer, by cause: stalled, silent, failing",
+    ("model_name", "cause"),
+)
+ROUTER_QUARANTINED = Counter(
+    "baton_router_quarantined_requests", "Requests refused from then on: they killed two cores"
+)
+ROUTER_QUEUED_PREFILL_TOKENS = Gauge(
+    "baton_router_queued_prefill_tokens",
+    "Uncached prompt tokens that wait for or are in prefill",
+    ("model_name", "role"),
+)
+ROUTER_QUEUED_PREFILL_SECONDS = Gauge(
+    "baton_router_queued_prefill_seconds",
+    "Time that the ready workers of a pool need for those tokens at their measured rates",
+    ("model_name", "role"),
+)
+
+KNOWN_SERIES: Series = {ROUTER_REPORTS_DROPPED: [("repeat",), ("gap",)]}
