@@ -11,16 +11,16 @@ from baton.runtime.admin import start_admin
 from baton.runtime.process import Misconfigured, Process, run
 from baton.wire.key_registry import RegistryError, read_secret
 from services.gateway import instruments
-from services.gateway.alias_file import follow_aliases, read_aliases
 from services.gateway.app import App
-from services.gateway.clients import GrpcQuota, GrpcRouter, GrpcTokenizer, dial_worker
+from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer, dial_worker
 from services.gateway.gateway import Gateway, GatewayIdentity, Outside
-from services.gateway.models import AliasError
 from services.gateway.open_requests import open_requests
-from services.gateway.outbox import DiskFile
-from services.gateway.parts import Limits
-from services.gateway.serving import HttpServer, listening_socket
+from services.gateway.request.parts import Limits
+from services.gateway.routing.alias_file import follow_aliases, read_aliases
+from services.gateway.routing.models import AliasError
+from services.gateway.server import HttpServer, listening_socket
 from services.gateway.settings import PREFIX, GatewaySettings
+from services.gateway.tenants.outbox import DiskFile
 
 OUTBOX_FILE = "usage-outbox.txt"
 LAST_SETTLES_S = 2.0

@@ -26,12 +26,10 @@ from baton.wire.failures import (
     Unavailable,
     quoted,
 )
-from services.gateway import reports
-from services.gateway.auth import Principal
-from services.gateway.exchange import Arrival
+from services.gateway.clients.protocols import CallContext
 from services.gateway.gateway import Gateway
-from services.gateway.http_protocol import ABORT_KEY
-from services.gateway.http_request import (
+from services.gateway.http.protocol import ABORT_KEY
+from services.gateway.http.request import (
     FIRST_TOKEN_HEADER,
     TOKEN_GAP_HEADER,
     TOTAL_HEADER,
@@ -46,13 +44,15 @@ from services.gateway.http_request import (
     timeout_of,
     traceparent_of,
 )
-from services.gateway.http_response import JSON, STALL_S, HttpResponse, error_headers, send_error
+from services.gateway.http.response import JSON, STALL_S, HttpResponse, error_headers, send_error
+from services.gateway.http.sink import HttpSink
 from services.gateway.openai.endpoints import ENDPOINTS, Endpoint
 from services.gateway.openai.errors import error_body
 from services.gateway.openai.model_list import model_body, model_list_body
-from services.gateway.pipeline import AUTHENTICATE_TIMEOUT_S
-from services.gateway.ports import CallContext
-from services.gateway.sinks import HttpSink
+from services.gateway.request import reports
+from services.gateway.request.pipeline import AUTHENTICATE_TIMEOUT_S
+from services.gateway.request.state import Arrival
+from services.gateway.tenants.auth import Principal
 
 _MODEL_NAME_PATH = b"/v1/models/"
 

@@ -14,26 +14,26 @@ from baton.system.clock import Clock
 from baton.wire.failures import BatonError
 from baton.wire.v1 import router_pb2
 from services.gateway import instruments
-from services.gateway.auditor import GatewayAuditor
-from services.gateway.auth import Authenticator
-from services.gateway.detokenize import Artifacts
-from services.gateway.last_view import LastView
-from services.gateway.leases import LeaseKeeper
-from services.gateway.models import Aliases, ModelDirectory
-from services.gateway.moves import MoveGate
-from services.gateway.outbox import Outbox, OutboxFile
-from services.gateway.parts import Limits, Parts
-from services.gateway.pipeline import Pipeline
-from services.gateway.ports import (
+from services.gateway.clients.protocols import (
     Dial,
     QuotaClient,
     RouterClient,
     RunInThread,
     TokenizerClient,
 )
-from services.gateway.quota_outage import GuardedQuota, LocalBuckets
-from services.gateway.routers import Routers
-from services.gateway.worker_links import WorkerLinks
+from services.gateway.request.auditor import GatewayAuditor
+from services.gateway.request.parts import Limits, Parts
+from services.gateway.request.pipeline import Pipeline
+from services.gateway.routing.fallback_picker import LastView
+from services.gateway.routing.models import Aliases, ModelDirectory
+from services.gateway.routing.routers import Routers
+from services.gateway.tenants.auth import Authenticator
+from services.gateway.tenants.leases import LeaseKeeper
+from services.gateway.tenants.outbox import Outbox, OutboxFile
+from services.gateway.tenants.quota_outage import GuardedQuota, LocalBuckets
+from services.gateway.text.detokenize import Artifacts
+from services.gateway.workers.migration import MoveGate
+from services.gateway.workers.worker_links import WorkerLinks
 
 _PROBE_TIMEOUT_S = 0.5
 # A service that answered within this time counts as reachable: all gateways ask the same ones, and

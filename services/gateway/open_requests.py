@@ -4,8 +4,8 @@ from collections import defaultdict
 
 import msgspec
 
-from services.gateway.exchange import Exchange
 from services.gateway.gateway import Gateway
+from services.gateway.request.state import Exchange
 
 # A page for people: the oldest come first, and they are the interesting ones.
 MAX_ROWS = 500

@@ -22,7 +22,7 @@ from baton.wire.v1 import (
     worker_pb2_grpc,
 )
 from services.gateway.__main__ import serve
-from services.gateway.ports import CallContext
+from services.gateway.clients.protocols import CallContext
 from services.gateway.settings import GatewaySettings
 from tests.unit.gateway.fakes import SECRET, FakeQuota, FakeRouter, FakeTokenizer, FakeWorker
 

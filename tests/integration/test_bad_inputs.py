@@ -16,7 +16,8 @@ import pytest_asyncio
 from prometheus_client import REGISTRY
 
 from baton.wire.failures import InvalidRequest, LimitExceeded
-from services.gateway import http_protocol, http_request
+from services.gateway.http import protocol as http_protocol
+from services.gateway.http import request as http_request
 from tests.integration.gateway_stack import Stack, running_stack
 from tests.unit.gateway.fakes import KEY
 

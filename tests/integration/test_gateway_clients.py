@@ -12,8 +12,8 @@ from baton.runtime import grpc_channel
 from baton.runtime.grpc_server import GrpcServer, start_server, translate_failures
 from baton.wire.failures import Incompatible, Unavailable
 from baton.wire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
-from services.gateway.clients import GrpcTokenizer
-from services.gateway.ports import CallContext
+from services.gateway.clients.grpc import GrpcTokenizer
+from services.gateway.clients.protocols import CallContext
 
 
 class Replica(tokenizer_pb2_grpc.TokenizerServicer):

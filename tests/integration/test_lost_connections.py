@@ -28,12 +28,12 @@ from baton.worker.program import make_parts
 from services.decode_worker import gateway_link
 from services.decode_worker.__main__ import DecodeProgram
 from services.gateway import instruments as gateway_instruments
-from services.gateway import worker_connections
-from services.gateway.attempt import Finished, Tokens
-from services.gateway.clients import dial_worker
-from services.gateway.moves import MoveGate
-from services.gateway.worker_link import WorkerLink
-from services.gateway.worker_links import WorkerLinks
+from services.gateway.clients.grpc import dial_worker
+from services.gateway.workers import worker_connections
+from services.gateway.workers.attempt import Finished, Tokens
+from services.gateway.workers.migration import MoveGate
+from services.gateway.workers.worker_link import WorkerLink
+from services.gateway.workers.worker_links import WorkerLinks
 
 IS_LONG = bool(os.environ.get("BATON_TEST_LONG"))
 NUM_CUTS = 200 if IS_LONG else 6

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from services.gateway.serving import SEND_BUFFER_BYTES, HttpServer, listening_socket
+from services.gateway.server import SEND_BUFFER_BYTES, HttpServer, listening_socket
 from tests.integration.gateway_stack import running_stack
 from tests.unit.gateway.fakes import KEY
 

@@ -40,10 +40,10 @@ from baton.worker.parts import WorkerParts
 from baton.worker.program import make_parts
 from baton.worker.reports_servicer import serve_reports
 from services.decode_worker.front import DecodeFront
-from services.gateway.exchange import Arrival
+from services.gateway.clients.protocols import CallContext
 from services.gateway.gateway import Gateway, GatewayIdentity, Outside
 from services.gateway.openai.endpoints import ENDPOINTS
-from services.gateway.ports import CallContext
+from services.gateway.request.state import Arrival
 from services.prefill_worker.front import PrefillFront
 from services.quota.ledger import Ledger
 from services.quota.registry import Registry

@@ -15,8 +15,8 @@ import pytest
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import DeadlineExceeded
 from baton.worker import instruments
-from services.gateway.exchange import Arrival
 from services.gateway.openai.endpoints import ENDPOINTS
+from services.gateway.request.state import Arrival
 from tests.simulation.fleet import Answer, Fleet, running_fleet
 
 IS_LONG = bool(os.environ.get("BATON_TEST_LONG"))

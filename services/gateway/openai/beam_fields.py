@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from baton.wire.failures import InvalidRequest
-from services.gateway.generation import BeamSearch
 from services.gateway.openai.decoding import unsupported_field
+from services.gateway.openai.generation import BeamSearch
 from services.gateway.openai.shared_fields import SharedFields
 
 # Field -> values that go with a beam search. None always does.

@@ -5,18 +5,17 @@ from typing import Any
 import msgspec
 
 from baton.wire.failures import BatonError, InvalidRequest
-from services.gateway import sse
-from services.gateway.generation import (
+from services.gateway.openai import limits, logprob_objects, sse
+from services.gateway.openai.beam_fields import search_of
+from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
+from services.gateway.openai.errors import error_body
+from services.gateway.openai.generation import (
     ChatMessages,
     Delta,
     GenerationRequest,
     Identity,
     Usage,
 )
-from services.gateway.openai import limits, logprob_objects
-from services.gateway.openai.beam_fields import search_of
-from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
-from services.gateway.openai.errors import error_body
 from services.gateway.openai.shared_fields import (
     HARMLESS_VALUES,
     SharedFields,

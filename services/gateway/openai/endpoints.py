@@ -5,8 +5,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.wire.failures import BatonError
-from services.gateway.generation import Delta, EndpointName, GenerationRequest, Identity, Usage
 from services.gateway.openai import chat, completions, responses
+from services.gateway.openai.generation import (
+    Delta,
+    EndpointName,
+    GenerationRequest,
+    Identity,
+    Usage,
+)
 from services.gateway.openai.responses_answer import ResponsesAnswer
 
 

@@ -8,7 +8,7 @@ no bytes, as `bytes:\\xe2\\x80`.
 from collections.abc import Sequence
 from typing import Any
 
-from services.gateway.generation import Likelihood, TokenLogprob
+from services.gateway.openai.generation import Likelihood, TokenLogprob
 
 
 def chat_object(entries: Sequence[TokenLogprob]) -> dict[str, Any]:

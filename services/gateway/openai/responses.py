@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 
 from baton.wire.failures import InvalidRequest
-from services.gateway.generation import ChatMessages, GenerationRequest
 from services.gateway.openai import limits, structured
 from services.gateway.openai.chat import ROLES, text_of
 from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
+from services.gateway.openai.generation import ChatMessages, GenerationRequest
 from services.gateway.openai.shared_fields import HARMLESS_VALUES, CommonFields, sampling_of
 
 UNSUPPORTED = {

@@ -10,8 +10,14 @@ from typing import Any
 import msgspec
 
 from baton.wire.failures import BatonError
-from services.gateway import sse
-from services.gateway.generation import Delta, FinishReason, GenerationRequest, Identity, Usage
+from services.gateway.openai import sse
+from services.gateway.openai.generation import (
+    Delta,
+    FinishReason,
+    GenerationRequest,
+    Identity,
+    Usage,
+)
 from services.gateway.openai.logprob_objects import response_list
 
 _NUMBER_MARK = -(2**53)

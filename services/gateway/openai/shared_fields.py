@@ -9,9 +9,9 @@ from typing import Any, Literal
 import msgspec
 
 from baton.wire.failures import InvalidRequest
-from services.gateway.generation import Structure, TokenRules, Usage
 from services.gateway.openai import limits, structured
 from services.gateway.openai.decoding import unsupported_field
+from services.gateway.openai.generation import Structure, TokenRules, Usage
 
 HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import msgspec
 
 from baton.wire.failures import InvalidRequest
-from services.gateway.generation import Structure
 from services.gateway.openai import limits
 from services.gateway.openai.decoding import described, unsupported_field
+from services.gateway.openai.generation import Structure
 
 FormatType = Literal["text", "json_object", "json_schema"]
 

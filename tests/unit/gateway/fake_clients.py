@@ -15,7 +15,7 @@ from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.wire.failures import AuthenticationFailed, BatonError, DeadlineExceeded, Unavailable
 from baton.wire.key_registry import key_digest
 from baton.wire.v1 import quota_pb2, router_pb2, tokenizer_pb2
-from services.gateway.ports import CallContext
+from services.gateway.clients.protocols import CallContext
 from tests.unit.gateway.fake_worker import EOS
 
 SECRET = b"s" * 32

@@ -12,11 +12,17 @@ from baton.system.clock import Clock
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.v1 import quota_pb2
-from services.gateway.exchange import Arrival, Head
 from services.gateway.gateway import Gateway, GatewayIdentity, Outside
-from services.gateway.generation import Delta, GenerationRequest, Identity, TokenLogprob, Usage
 from services.gateway.openai.endpoints import ENDPOINTS
-from services.gateway.parts import Limits
+from services.gateway.openai.generation import (
+    Delta,
+    GenerationRequest,
+    Identity,
+    TokenLogprob,
+    Usage,
+)
+from services.gateway.request.parts import Limits
+from services.gateway.request.state import Arrival, Head
 from tests.unit.gateway.fake_clients import (
     KEY,
     SECRET,

@@ -5,11 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.gateway import submission
 from services.gateway.openai import limits
 from services.gateway.openai.chat import ChatFields
 from services.gateway.openai.completions import CompletionFields
 from services.gateway.openai.responses import ResponseFields
+from services.gateway.request import submission
 
 PAGE = (Path(__file__).parents[4] / "docs" / "api.md").read_text()
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from baton.wire.failures import InvalidRequest
-from services.gateway.generation import BeamSearch
 from services.gateway.openai import chat, completions, responses
+from services.gateway.openai.generation import BeamSearch
 
 HI = [{"role": "user", "content": "hi"}]
 

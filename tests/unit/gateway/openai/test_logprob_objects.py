@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.gateway.generation import Delta, Identity, Likelihood, TokenLogprob, Usage
 from services.gateway.openai.endpoints import ENDPOINTS, AnswerFormat
+from services.gateway.openai.generation import Delta, Identity, Likelihood, TokenLogprob, Usage
 from services.gateway.openai.logprob_objects import chat_object, completion_object
 
 IDENTITY = Identity("r1", 0, "m", "f" * 32, 1)

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from baton.wire.failures import InvalidRequest
-from services.gateway.generation import ChatMessages, PlainText, PromptTokens, TokenRules
 from services.gateway.openai import chat, completions, responses
 from services.gateway.openai.chat import ChatFields, ChatMessage
 from services.gateway.openai.completions import CompletionFields
 from services.gateway.openai.decoding import decode_object
+from services.gateway.openai.generation import ChatMessages, PlainText, PromptTokens, TokenRules
 from services.gateway.openai.responses import ResponseFields
 from services.gateway.openai.shared_fields import StreamOptions
 from services.gateway.openai.structured import StructuredOutputs

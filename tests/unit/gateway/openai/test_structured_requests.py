@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from baton.wire.failures import InvalidRequest
-from services.gateway.generation import Structure
 from services.gateway.openai import chat, completions, responses
+from services.gateway.openai.generation import Structure
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 NAMED = {"name": "answer", "schema": SCHEMA, "strict": True, "description": "d"}

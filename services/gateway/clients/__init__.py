@@ -1,0 +1,1 @@
+"""Clients of the other services: the protocols, and their gRPC implementation."""

@@ -1,0 +1,1 @@
+"""HTTP: the protocol's limits, the request as it arrived, the response as it leaves."""

@@ -1,0 +1,141 @@
+"""uvicorn's connection, with bounds on the head of a request and with our own error bodies.
+
+uvicorn and its parser keep a head of any size, for as long as a client takes to send it. Here a
+head may have MAX_HEAD_BYTES and MAX_HEADERS, and must be complete HEAD_TIMEOUT_S after its first
+byte (the first one: after connecting). What a client does not take of a stream stays within
+WRITE_BUFFER_BYTES and the socket's own buffer; when it takes nothing of an answer's end, once
+nobody writes any more, for `stall_s`, the connection is cut. The kernel's limit for that,
+TCP_USER_TIMEOUT, is of no use: it cuts a steady reader too, whose window opens a little at a time.
+Knows nothing of paths and bodies.
+"""
+
+import asyncio
+from typing import Any, cast
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from baton.wire.failures import InvalidRequest
+from services.gateway.openai.errors import error_body
+from services.gateway.request import reports
+
+MAX_HEAD_BYTES = 60 * 1024
+MAX_HEADERS = 100
+HEAD_TIMEOUT_S = 10.0
+# A write waits when this much is not sent yet: the socket's own buffer keeps a slow client busy. A
+# chunk of an answer has 300 bytes, and uvloop needs three times that for each that it keeps.
+WRITE_BUFFER_BYTES = 2 * 1024
+# Where an application finds how to cut its connection: a close would wait for the client.
+ABORT_KEY = "baton.abort"
+# ": " and the end of line.
+_HEADER_FRAME_BYTES = 4
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """One client's connection."""
+
+    _in_head = True
+    _is_too_large = False
+    # Of the head that is being received: complete lines, and all bytes. The rest of a chunk in
+    # which an earlier request ended is not in the latter.
+    _num_line_bytes = 0
+    _num_chunk_bytes = 0
+    _timer: asyncio.TimerHandle | None = None
+    _tail_timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *arguments: Any, stall_s: float, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._stall_s = stall_s
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self._watch_tail(0)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        was_in_head = self._in_head
+        super().data_received(data)
+        if not (was_in_head and self._in_head) or self.transport.is_closing():
+            return
+        # The parser tells of a header only once it is complete.
+        self._num_chunk_bytes += len(data)
+        if self._num_chunk_bytes > MAX_HEAD_BYTES:
+            self._is_too_large = True
+            self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        cast(dict[str, Any], self.scope)[ABORT_KEY] = self.transport.abort
+        if not self._in_head:
+            self._expect_head()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + _HEADER_FRAME_BYTES)
+        if len(self.headers) == MAX_HEADERS:
+            self._refuse()
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_tail(self.transport.get_write_buffer_size())
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no acceptable request, and close. `msg` is uvicorn's, and not used."""
+        if self._is_too_large:
+            message = f"the headers exceed {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} lines"
+            error = InvalidRequest(message, reason="headers_too_large")
+        else:
+            error = InvalidRequest("this is not a valid HTTP request", reason="invalid_http")
+        reports.of_refusal(error)
+        body = error_body(error)
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[error.row.http_status] + head % len(body) + body)
+        self.transport.close()
+
+    def _expect_head(self) -> None:
+        self._in_head = True
+        self._num_line_bytes = self._num_chunk_bytes = 0
+        self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_line_bytes += num_bytes
+        if self._num_line_bytes > MAX_HEAD_BYTES:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        self._is_too_large = True
+        raise httptools.HttpParserError("too large")
+
+    def _watch_tail(self, num_left: int) -> None:
+        """Look again at the end of an answer of which `num_left` bytes are not sent yet."""
+        if self._tail_timer is not None:
+            self._tail_timer.cancel()
+            self._tail_timer = None
+        if num_left:
+            self._tail_timer = self.loop.call_later(self._stall_s, self._look_at_tail, num_left)
+
+    def _look_at_tail(self, num_before: int) -> None:
+        num_left = self.transport.get_write_buffer_size()
+        # While a next answer is written, the watch of its request looks.
+        if num_left >= num_before and self.cycle.response_complete:
+            self.transport.abort()
+        else:
+            self._watch_tail(num_left)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,144 @@
+"""One HTTP response, written piece by piece: headers once, chunks, keep-alive comments, the end.
+
+A client that takes nothing for `stall_s` has stalled: credit stopped long before, and nobody waits
+for a reader that is not there. Each write only notes when it began; `watch` runs beside the
+request and looks from time to time, which is cheaper than a timer around every write.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping
+
+from baton.wire.failures import BatonError, DeadlineExceeded
+from baton.wire.v1 import failure_pb2
+from services.gateway.http.request import Send
+from services.gateway.openai.errors import error_body
+
+STALL_S = 30.0
+KEEP_ALIVE_S = 10.0
+_SHORTEST_LOOK_S = 0.05
+STALLED = "client_stalled"
+
+JSON = "application/json"
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+
+
+class HttpResponse:
+    """Writes one response. `started` says whether its status is on the wire."""
+
+    def __init__(self, send: Send, request_id: str, stall_s: float = STALL_S) -> None:
+        self._send = send
+        self._stall_s = stall_s
+        self._request_id = request_id
+        self._now = asyncio.get_running_loop().time
+        self._last_write_s = self._now()
+        # Since when a write has been waiting for the client.
+        self._waiting_since_s: float | None = None
+        self.started = False
+        self.ended = False
+
+    async def start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
+        """Send status and headers. At most once."""
+        assert not self.started, "a response has one status"
+        self.started = True
+        fields = {"content-type": content_type, "x-request-id": self._request_id, **headers}
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in fields.items()]
+        await self._write({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def write(self, body: bytes) -> None:
+        """Returns when the socket's buffer has room again."""
+        if body:
+            await self._write({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def end(self, body: bytes = b"") -> None:
+        """Send the last piece and end. At most once."""
+        assert not self.ended, "a response ends once"
+        self.ended = True
+        await self._write({"type": "http.response.body", "body": body})
+
+    async def whole(
+        self, status: int, body: bytes, headers: Mapping[str, str], content_type: str = JSON
+    ) -> None:
+        """A complete response."""
+        await self.start(status, content_type, {**headers, "content-length": str(len(body))})
+        await self.end(body)
+
+    async def watch(self, on_silence: Callable[[], Awaitable[None]]) -> None:
+        """Call `on_silence` whenever nothing was written for KEEP_ALIVE_S, until cancelled.
+
+        Raises DeadlineExceeded `client_stalled`.
+        """
+        while True:
+            await asyncio.sleep(self._next_look_s())
+            if self._waiting_since_s is not None:
+                if self._now() - self._waiting_since_s >= self._stall_s:
+                    raise self._stalled()
+            elif self._now() - self._last_write_s >= KEEP_ALIVE_S:
+                self._last_write_s = self._now()
+                try:
+                    async with asyncio.timeout(self._stall_s):
+                        await on_silence()
+                except TimeoutError:
+                    raise self._stalled() from None
+
+    def _next_look_s(self) -> float:
+        if self._waiting_since_s is not None:
+            left_s = self._waiting_since_s + self._stall_s - self._now()
+        else:
+            left_s = min(self._last_write_s + KEEP_ALIVE_S - self._now(), self._stall_s)
+        return max(left_s, _SHORTEST_LOOK_S)
+
+    def _stalled(self) -> DeadlineExceeded:
+        message = f"the client took nothing for {self._stall_s:g} s"
+        return DeadlineExceeded(message, reason=STALLED)
+
+    async def _write(self, message: dict[str, object]) -> None:
+        self._waiting_since_s = self._now()
+        await self._send(message)
+        self._waiting_since_s = None
+        self._last_write_s = self._now()
+
+
+async def send_error(response: HttpResponse, error: BatonError) -> None:
+    """The error as a whole response, in OpenAI's form."""
+    headers = error_headers(error)
+    if error.reason == "request_timeout":
+        # The rest of the body may still come, and is no next request.
+        headers["connection"] = "close"
+    await response.whole(error.row.http_status, error_body(error), headers)
+
+
+def error_headers(error: BatonError) -> dict[str, str]:
+    """Retry advice and, for limits, their state."""
+    headers = {"x-should-retry": "true" if error.row.retryable else "false"}
+    if error.retry_after_s > 0:
+        headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    return {**headers, **limit_headers(error.limits)}
+
+
+def limit_headers(limits: failure_pb2.LimitState | None) -> dict[str, str]:
+    """x-ratelimit-*; a limit of 0 means unlimited and is left out."""
+    headers: dict[str, str] = {}
+    if limits is not None and limits.limit_requests:
+        headers["x-ratelimit-limit-requests"] = str(limits.limit_requests)
+        headers["x-ratelimit-remaining-requests"] = str(limits.remaining_requests)
+        headers["x-ratelimit-reset-requests"] = duration(limits.reset_requests_ms)
+    if limits is not None and limits.limit_tokens:
+        headers["x-ratelimit-limit-tokens"] = str(limits.limit_tokens)
+        headers["x-ratelimit-remaining-tokens"] = str(limits.remaining_tokens)
+        headers["x-ratelimit-reset-tokens"] = duration(limits.reset_tokens_ms)
+    return headers
+
+
+def duration(milliseconds: int) -> str:
+    """As OpenAI writes it: 12ms, 1s, 1.5s, 6m0s."""
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest_ms = divmod(milliseconds, 60_000)
+    seconds = f"{rest_ms / 1000:.3f}".rstrip("0").rstrip(".")
+    return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
+
+
+def server_timing(stages: Mapping[str, float]) -> str:
+    """The Server-Timing header of stage times in seconds."""
+    return ", ".join(f"{name};dur={seconds * 1000:.1f}" for name, seconds in stages.items())

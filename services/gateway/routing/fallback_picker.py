@@ -1,0 +1,62 @@
+"""The decode workers that the routers told last: what a gateway knows while none of them answers.
+
+The view may be old, so what is certain here decides: workers whose link is lost or closed to new
+attempts come last, and of two drawn at random the one with fewer attempts of this gateway wins.
+Such a pick has no prefill worker, since nobody knows the pools' rates; decode workers prefill by
+themselves. Their admission is the authority, as ever.
+"""
+
+import random
+from collections.abc import Callable, Iterable
+
+from baton.runtime import logs
+from baton.wire.failures import Unavailable
+from baton.wire.v1 import router_pb2
+from services.gateway import instruments
+from services.gateway.routing.crash_record import MAX_DEATHS
+
+_NUM_DRAWN = 2
+
+_log = logs.get("last_view")
+
+
+class LastView:
+    """Of one gateway; `update` replaces it. `num_open` tells the attempts of this gateway on a
+    worker, None when it takes no new ones."""
+
+    def __init__(self, rng: random.Random, num_open: Callable[[str], int | None]) -> None:
+        self._rng = rng
+        self._num_open = num_open
+        self._ready: dict[str, list[router_pb2.WorkerState]] = {}
+
+    def update(self, models: Iterable[router_pb2.ModelState]) -> None:
+        """Take in what the routers tell."""
+        self._ready = {model.model_fp: _ready_decode(model) for model in models}
+
+    def has_another(self, model_fp: str, worker_id: str) -> bool:
+        """Whether a decode worker other than this one was ready for the model."""
+        return any(worker.worker_id != worker_id for worker in self._ready.get(model_fp, ()))
+
+    def pick(self, request: router_pb2.PickRequest) -> router_pb2.PickResponse:
+        """A worker, chosen without a router. Raises Unavailable."""
+        ready = self._ready.get(request.model_fp, [])
+        fit = [w for w in ready if self._num_open(w.worker_id) is not None]
+        others = [w for w in fit if w.worker_id not in request.exclude_worker_ids]
+        # Only a router keeps what kills cores away from them.
+        if not ready or request.num_deaths >= MAX_DEATHS:
+            raise Unavailable("no router answers", reason="overloaded", retry_after_s=1)
+        best_known = others or fit or ready
+        drawn = self._rng.sample(best_known, min(_NUM_DRAWN, len(best_known)))
+        best = min(drawn, key=lambda worker: self._num_open(worker.worker_id) or 0)
+        instruments.GATEWAY_LONE_PICKS.inc()
+        _log.info("picked_alone", request_id=request.request_id, worker_id=best.worker_id)
+        return router_pb2.PickResponse(
+            decode=router_pb2.WorkerEndpoint(worker_id=best.worker_id, endpoint=best.endpoint),
+            reasons=f"no router answers: of {len(best_known)} drawn "
+            + ", ".join(f"{w.worker_id}={self._num_open(w.worker_id)}" for w in drawn),
+        )
+
+
+def _ready_decode(model: router_pb2.ModelState) -> list[router_pb2.WorkerState]:
+    decode = router_pb2.WORKER_ROLE_DECODE
+    return [w for w in model.workers if w.role == decode and w.ready and not w.draining]

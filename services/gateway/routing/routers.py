@@ -1,0 +1,120 @@
+"""All routers of the fleet as one: follows each one's view, and asks the active one to pick.
+
+One router at a time is active for a model: the first, in an order that every gateway computes
+alike (rendezvous hash of model and router), of those that speak and know a ready worker for it.
+The next in that order takes over when it leaves, without an election: should two gateways differ
+for a moment, the workers' admission is the authority. A pick that a router could not answer is
+repeated at the next one. Knows no network; each router is a RouterClient (ports.py).
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+from baton.runtime import logs
+from baton.system.clock import Clock
+from baton.wire.failures import BatonError, DeadlineExceeded
+from baton.wire.v1 import router_pb2
+from services.gateway.clients.protocols import CallContext, RouterClient
+from services.gateway.routing.quarantine_news import QuarantineNews
+
+_WATCH_RETRY_S = 0.2
+
+_log = logs.get("routers")
+
+
+class Routers:
+    """`run` follows all routers until cancelled; `on_models` gets the fleet's models whenever a
+    router that speaks has told its view. Routers are known by their addresses."""
+
+    def __init__(
+        self,
+        routers: Mapping[str, RouterClient],
+        clock: Clock,
+        rng: random.Random,
+        on_models: Callable[[Sequence[router_pb2.ModelState]], None],
+        pick_alone: Callable[[router_pb2.PickRequest], router_pb2.PickResponse],
+    ) -> None:
+        assert routers, "at least one router"
+        self._routers = routers
+        self._clock = clock
+        self._rng = rng
+        self._on_models = on_models
+        self._pick_alone = pick_alone
+        # Of the routers that speak: their models by fingerprint.
+        self._views: dict[str, dict[str, router_pb2.ModelState]] = {}
+        self._quarantined = QuarantineNews(clock)
+
+    @property
+    def is_any_heard(self) -> bool:
+        """Whether at least one router speaks."""
+        return bool(self._views)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for address in self._routers:
+                tasks.create_task(self._follow(address))
+
+    def in_order(self, model_fp: str) -> list[str]:
+        """All routers, the active one of this model first."""
+        return sorted(self._routers, key=lambda address: self._rank(address, model_fp))
+
+    async def pick(
+        self, request: router_pb2.PickRequest, context: CallContext
+    ) -> router_pb2.PickResponse:
+        """The active router's answer, the next one's, or without any, what the last view says.
+        Raises BatonError."""
+        ends_s = self._clock.now() + context.deadline_s
+        for address in self.in_order(request.model_fp):
+            left_s = ends_s - self._clock.now()
+            if left_s <= 0:
+                raise DeadlineExceeded("no router answered in time")
+            try:
+                self._quarantined.tell(address, request)
+                remaining = replace(context, deadline_s=left_s)
+                return await self._routers[address].pick(request, remaining)
+            except BatonError as error:
+                if error.reason != "unavailable":
+                    raise
+                _log.info("pick_repeated", request_id=context.request_id, router=address)
+        return self._pick_alone(request)
+
+    def _rank(self, address: str, model_fp: str) -> tuple[bool, bool, bytes]:
+        model = self._views.get(address, {}).get(model_fp)
+        is_known = model is not None and any(worker.ready for worker in model.workers)
+        # Each router draws for each model; the lowest wins.
+        drawn = blake2b(f"{address} {model_fp}".encode(), digest_size=8).digest()
+        return not is_known, address not in self._views, drawn
+
+    async def _follow(self, address: str) -> None:
+        """Keep one router's view; what it told last is forgotten when it stops speaking, unless no
+        other one speaks."""
+        while True:
+            try:
+                async for view in self._routers[address].watch_admission():
+                    self._views[address] = {model.model_fp: model for model in view.models}
+                    self._quarantined.hear(address, view)
+                    self._on_models(self._models())
+                reason = "ended"
+            except BatonError as error:
+                reason = error.reason
+            self._quarantined.lose(address)
+            if self._views.pop(address, None) is not None:
+                _log.warning("router_lost", router=address, reason=reason)
+                if self._views:
+                    self._on_models(self._models())
+            await asyncio.sleep(_WATCH_RETRY_S * (0.5 + self._rng.random()))
+
+    def _models(self) -> list[router_pb2.ModelState]:
+        """Every model that some router knows, as its active router sees it."""
+        known = sorted({model_fp for view in self._views.values() for model_fp in view})
+        return [
+            next(
+                self._views[address][model_fp]
+                for address in self.in_order(model_fp)
+                if model_fp in self._views.get(address, {})
+            )
+            for model_fp in known
+        ]

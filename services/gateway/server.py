@@ -1,0 +1,65 @@
+"""uvicorn around the app: a listening socket with a small send buffer, and a drain in order."""
+
+import contextlib
+import functools
+import math
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from services.gateway.app import App
+from services.gateway.http.protocol import BoundedHttpProtocol
+
+# Accepted sockets inherit it, as all that is set here. The default lets megabytes of tokens pile up
+# unseen in the kernel before a client that stopped reading is noticed.
+SEND_BUFFER_BYTES = 16 * 1024
+_BACKLOG = 2048
+_CLOSE = (b"connection", b"close")
+_KEEP_ALIVE_S = 75
+
+
+def listening_socket(listen: str) -> socket.socket:
+    """A socket bound to "host:port". Raises OSError."""
+    host, _, port = listen.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    bound.bind((host.strip("[]"), int(port)))
+    bound.setblocking(False)
+    return bound
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: the process root has its own."""
+
+    def __init__(self, app: App, *, drain_cap_s: float, stall_s: float) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="none",
+                http=functools.partial(BoundedHttpProtocol, stall_s=stall_s),  # type: ignore[arg-type]
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=math.ceil(drain_cap_s),
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def announce_drain(self) -> None:
+        """From now on every response ends its connection: the client's next one goes elsewhere."""
+        self.config.encoded_headers.append(_CLOSE)
+        self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
+
+    def drain(self) -> None:
+        """Accept nothing new; `serve` returns once open requests have ended or time is up."""
+        self.should_exit = True

@@ -1,0 +1,111 @@
+"""API key -> principal, through the quota service, with a bounded cache.
+
+An answer is fresh for as long as the quota service says (at most FRESH_S); a stale one is used
+for STALE_S more, only while the quota service cannot answer. The key itself goes no further than
+its keyed digest.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from baton.system.clock import Clock
+from baton.wire.failures import AuthenticationFailed, DeadlineExceeded, Unavailable
+from baton.wire.key_registry import key_digest
+from baton.wire.v1 import quota_pb2
+from services.gateway.clients.protocols import CallContext, QuotaClient
+from services.gateway.tenants.bad_keys import BadKeys
+
+FRESH_S = 5.0
+STALE_S = 15 * 60.0
+MAX_CACHED_KEYS = 10_000
+MAX_KEY_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who pays for a request."""
+
+    tenant: str
+    key_id: str
+    allowed_models: tuple[str, ...] = ()
+    priority: int = 0
+    hard_budget: bool = False
+    # 0 = unlimited.
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Cached:
+    principal: Principal
+    fetched_s: float
+    fresh_until_s: float
+
+
+def bearer_key(authorization: str | None) -> str:
+    """The key in an Authorization header. Raises AuthenticationFailed."""
+    if not authorization:
+        raise AuthenticationFailed(
+            "no API key given; send it as 'Authorization: Bearer <key>'", reason="missing_api_key"
+        )
+    scheme, _, key = authorization.partition(" ")
+    key = key.strip()
+    if scheme.lower() != "bearer" or not key or len(key) > MAX_KEY_CHARS:
+        raise AuthenticationFailed("the API key is not valid")
+    return key
+
+
+class Authenticator:
+    """Looks keys up. One per gateway."""
+
+    def __init__(self, quota: QuotaClient, server_secret: bytes, clock: Clock) -> None:
+        self._quota = quota
+        self._server_secret = server_secret
+        self._clock = clock
+        self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
+        self._bad_keys = BadKeys(clock)
+
+    async def authenticate(
+        self, authorization: str | None, context: CallContext, address: str = ""
+    ) -> Principal:
+        """The principal of a request from `address`. Raises AuthenticationFailed; LimitExceeded
+        after many wrong keys; Unavailable `quota_unavailable` when the quota service cannot answer
+        and nothing usable is cached."""
+        digest = key_digest(self._server_secret, bearer_key(authorization))
+        cached = self._cache.get(digest)
+        if cached is not None and self._clock.now() < cached.fresh_until_s:
+            self._cache.move_to_end(digest)
+            return cached.principal
+        if cached is None:
+            self._bad_keys.check(address)
+        try:
+            answer = await self._quota.authenticate(digest, context)
+        except AuthenticationFailed:
+            self._cache.pop(digest, None)
+            self._bad_keys.note(address)
+            raise
+        except (Unavailable, DeadlineExceeded) as error:
+            if cached is not None and self._clock.now() < cached.fetched_s + STALE_S:
+                return cached.principal
+            raise Unavailable(
+                "keys cannot be checked now", reason="quota_unavailable", retry_after_s=1
+            ) from error
+        return self._remember(digest, answer)
+
+    def _remember(self, digest: bytes, answer: quota_pb2.AuthenticateResponse) -> Principal:
+        principal = Principal(
+            tenant=answer.tenant,
+            key_id=answer.key_id,
+            allowed_models=tuple(answer.allowed_models),
+            priority=answer.priority,
+            hard_budget=answer.limits.hard_budget,
+            requests_per_minute=answer.limits.requests_per_minute,
+            tokens_per_minute=answer.limits.tokens_per_minute,
+        )
+        now = self._clock.now()
+        fresh_s = min(answer.fresh_for_s or FRESH_S, FRESH_S)
+        self._cache[digest] = _Cached(principal, now, now + fresh_s)
+        self._cache.move_to_end(digest)
+        if len(self._cache) > MAX_CACHED_KEYS:
+            self._cache.popitem(last=False)
+        return principal

@@ -1,0 +1,183 @@
+"""Quota leases of running requests: renewed together, extended before tokens may be produced.
+
+One stream to the quota service renews all leases every BEAT_S; a lease that runs short asks at
+once. A refused extension keeps the old grant, a lost lease stops its request. A stream that ends is
+opened again at once, at another replica if this one leaves; who asked meanwhile waits for that.
+While no replica answers leases stay as they are: soft tenants get what they ask for (settling
+corrects it), tenants with a hard budget nothing more.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from baton.runtime import logs
+from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
+from baton.wire.failures import BatonError
+from baton.wire.v1 import quota_pb2
+from services.gateway.clients.protocols import QuotaClient
+
+BEAT_S = 5.0
+# A lease with fewer granted tokens left than this asks for more.
+LOW_TOKENS = 128
+MAX_LEASES = 100_000
+_FIRST_RETRY_S = 0.1
+_LAST_RETRY_S = 2.0
+
+_log = logs.get("leases")
+
+
+def _nothing() -> None:
+    """No request listens to this lease."""
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One request's hold. Token counts are output tokens over all choices."""
+
+    request_id: str
+    tenant: str
+    key_id: str
+    model: str
+    num_prompt_tokens: int
+    num_granted: int
+    hard_budget: bool = False
+    # Granted by this gateway during an outage; the quota service does not know it.
+    local: bool = False
+    # The most that the workers may produce with the credit they have.
+    num_credited: int = 0
+    num_produced: int = 0
+    num_wanted: int = 0
+    refused: bool = False
+    lost: bool = False
+    # Called when num_granted, refused or lost changed.
+    on_change: Callable[[], None] = field(default=_nothing)
+
+    def to_wire(self) -> quota_pb2.LeaseRenewal:
+        """Its renewal, with all that a store which lost the lease needs to hold it again."""
+        return quota_pb2.LeaseRenewal(
+            request_id=self.request_id,
+            tenant=self.tenant,
+            used_output_tokens=self.num_credited,
+            wanted_output_tokens=self.num_wanted if self.num_wanted > self.num_granted else 0,
+            produced_output_tokens=min(self.num_produced, self.num_credited),
+            key_id=self.key_id,
+            model=self.model,
+            num_prompt_tokens=self.num_prompt_tokens,
+            granted_output_tokens=self.num_granted,
+        )
+
+
+class LeaseKeeper:
+    """All leases of this gateway. `run` serves until cancelled."""
+
+    def __init__(self, quota: QuotaClient, rng: random.Random) -> None:
+        self._quota = quota
+        self._rng = rng
+        self._leases: dict[str, Lease] = {}
+        self._urgent: dict[str, Lease] = {}
+        self._beat_due = False
+        # Streams that ended in a row since the last answer; from two on quota is away.
+        self._num_ends = 1
+        self._writer: FrameWriter[quota_pb2.RenewRequest] | None = None
+
+    def open_request_ids(self) -> Iterator[str]:
+        """Of all leases that are renewed."""
+        yield from self._leases
+
+    def open(self, lease: Lease) -> None:
+        assert len(self._leases) < MAX_LEASES, "the number of open requests is bounded before"
+        assert lease.request_id not in self._leases, "request ids are unique"
+        self._leases[lease.request_id] = lease
+
+    def close(self, lease: Lease) -> None:
+        """No more renewals; the request settles."""
+        self._leases.pop(lease.request_id, None)
+        self._urgent.pop(lease.request_id, None)
+
+    def ask(self, lease: Lease, num_wanted: int) -> None:
+        """Ask for `num_wanted` output tokens in all; `lease.on_change` tells the answer."""
+        lease.num_wanted = num_wanted
+        if lease.local or (self._writer is None and self._num_ends > 1):
+            self._answer_alone(lease)
+            return
+        self._urgent[lease.request_id] = lease
+        if self._writer is not None:
+            self._writer.wake()
+
+    async def run(self) -> None:
+        """Keep the renewal stream open until cancelled."""
+        retry_s = _FIRST_RETRY_S
+        while True:
+            try:
+                stream = await self._quota.open_renewals()
+                await self._renew_over(stream)
+            except BatonError as error:
+                _log.warning("renewals_unavailable", reason=error.reason)
+            self._num_ends += 1
+            if self._num_ends == 1:
+                retry_s = _FIRST_RETRY_S
+                continue
+            self._answer_all_alone()
+            await asyncio.sleep(retry_s * (0.5 + self._rng.random()))
+            retry_s = min(retry_s * 2, _LAST_RETRY_S)
+
+    async def _renew_over(
+        self, stream: FrameStream[quota_pb2.RenewResponse, quota_pb2.RenewRequest]
+    ) -> None:
+        self._writer = FrameWriter(stream, drain=self._next_request)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(self._writer.run()), tasks.create_task(self._beat())]
+                while (response := await stream.read()) is not None:
+                    self._take_in(response)
+                for task in running:
+                    task.cancel()
+        except* StreamLost:
+            _log.warning("renewals_lost", num_leases=len(self._leases))
+        finally:
+            self._writer = None
+            await stream.close()
+
+    async def _beat(self) -> None:
+        while True:
+            self._beat_due = True
+            assert self._writer is not None
+            self._writer.wake()
+            await asyncio.sleep(BEAT_S)
+
+    def _next_request(self) -> quota_pb2.RenewRequest | None:
+        leases = self._leases if self._beat_due else self._urgent
+        self._beat_due = False
+        renewals = [lease.to_wire() for lease in leases.values() if not lease.local]
+        self._urgent.clear()
+        return quota_pb2.RenewRequest(leases=renewals) if renewals else None
+
+    def _take_in(self, response: quota_pb2.RenewResponse) -> None:
+        self._num_ends = 0
+        states = quota_pb2.LeaseState
+        for state in response.leases:
+            lease = self._leases.get(state.request_id)
+            if lease is None:
+                continue
+            if state.state == states.STATE_LOST:
+                lease.lost = True
+            elif state.state == states.STATE_REFUSED:
+                lease.refused = True
+            lease.num_granted = max(lease.num_granted, state.granted_output_tokens)
+            lease.on_change()
+
+    def _answer_all_alone(self) -> None:
+        """Those that asked and got no answer, whether the ask has left or not."""
+        self._urgent.clear()
+        for lease in list(self._leases.values()):
+            if lease.num_wanted > lease.num_granted and not lease.refused:
+                self._answer_alone(lease)
+
+    def _answer_alone(self, lease: Lease) -> None:
+        if lease.hard_budget:
+            lease.refused = True
+        else:
+            lease.num_granted = max(lease.num_granted, lease.num_wanted)
+        lease.on_change()

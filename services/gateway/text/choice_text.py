@@ -1,0 +1,107 @@
+"""One choice of an answer: its tokens, their text, where it stops, and what is counted.
+
+A token counts as output up to and including the one that completed the stop; what arrives after
+that is wasted. End tokens have no text.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+from baton.wire.v1 import worker_pb2
+from services.gateway.openai.generation import Delta, FinishReason, TokenLogprob
+from services.gateway.text.detokenize import TokenTexts
+from services.gateway.text.logprob_trail import LogprobTrail
+from services.gateway.text.stop_strings import StopMatcher
+
+
+class ChoiceText:
+    """Follows one choice from its first token to its end.
+
+    `trail` keeps logprobs where they are wanted. `is_mute`: the first token ends the choice and is
+    no part of it; only the prompt was wanted.
+    """
+
+    def __init__(
+        self,
+        choice: int,
+        texts: TokenTexts,
+        stops: StopMatcher,
+        silent_ids: frozenset[int],
+        trail: LogprobTrail | None = None,
+    ) -> None:
+        self.choice = choice
+        self.num_tokens = 0
+        self.num_wasted = 0
+        self.finish_reason: FinishReason | None = None
+        self.is_mute = False
+        # What a later attempt begins behind; bounded by the model's context length.
+        self.token_ids = array("I")
+        self._texts = texts
+        self._stops = stops
+        self._silent_ids = silent_ids
+        self._trail = trail
+        # Characters that the tokens brought so far, held back ones included, and that were sent.
+        self._num_chars = 0
+        self._num_sent_chars = 0
+
+    @property
+    def num_received(self) -> int:
+        return self.num_tokens + self.num_wasted
+
+    def take(
+        self, token_ids: Sequence[int], logprobs: Sequence[worker_pb2.TokenLogprobs] = ()
+    ) -> Delta | None:
+        """Take in tokens; returns what may be sent, if anything. May end the choice with stop."""
+        if self.is_mute and self.finish_reason is None:
+            self.num_wasted += len(token_ids)
+            self.finish_reason = "length"
+            return Delta(self.choice, "", "length")
+        if self.finish_reason is not None:
+            self.num_wasted += len(token_ids)
+            return None
+        self.token_ids.extend(token_ids)
+        told = {one.index: one for one in logprobs}
+        pieces = []
+        for position, token_id in enumerate(token_ids):
+            if self._trail is not None and self.num_tokens in told:
+                self._trail.add(self._num_chars, token_id, told[self.num_tokens])
+            self.num_tokens += 1
+            pieces.append(self._text_of(token_id))
+            if self._stops.done:
+                self.finish_reason = "stop"
+                self.num_wasted += len(token_ids) - position - 1
+                break
+        return self._delta("".join(pieces))
+
+    def finish(self, reason: FinishReason) -> Delta:
+        """End the choice; the delta holds what was held back. At most once.
+
+        `reason` stop: the last token was an end token, or a stop token of the request.
+        """
+        assert self.finish_reason is None, "a choice ends once"
+        rest = self._texts.flush()
+        self._num_chars += len(rest)
+        text = self._stops.feed(rest) if rest else ""
+        if self._trail is not None and reason == "stop":
+            self._trail.drop_last()
+        if self._stops.done:
+            self.finish_reason = "stop"
+            return self._delta(text) or Delta(self.choice, "", "stop")
+        text += self._stops.flush()
+        self.finish_reason = reason
+        logprobs = () if self._trail is None else self._trail.release_all()
+        return Delta(self.choice, text, reason, logprobs)
+
+    def _text_of(self, token_id: int) -> str:
+        text = "" if token_id in self._silent_ids else self._texts.add(token_id)
+        self._num_chars += len(text)
+        return self._stops.feed(text) if text else ""
+
+    def _delta(self, text: str) -> Delta | None:
+        self._num_sent_chars += len(text)
+        if not text and self.finish_reason is None:
+            return None
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if self._trail is not None:
+            logprobs = self._trail.release(self._num_sent_chars)
+        return Delta(self.choice, text, self.finish_reason, logprobs)

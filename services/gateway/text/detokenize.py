@@ -1,0 +1,140 @@
+"""Token ids -> text with the model's own tokenizer, one token at a time, never half a character.
+
+The tokenizer files come from the tokenizer service once per model (`Artifacts`). Special tokens
+have no text. `TokenTexts` follows the two-offset method of text-generation-inference: decode a
+short window with and without the new ids, and send the difference once it ends in a whole
+character.
+"""
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from tokenizers import Tokenizer
+
+from baton.wire.failures import InternalFailure
+from services.gateway.clients.protocols import RunInThread, TokenizerClient
+from services.gateway.text.token_bytes import TokenBytes
+
+MAX_MODELS = 16
+# A character has at most 4 bytes, hence 4 byte tokens; what is still no character after
+# MAX_PENDING tokens never becomes one.
+MAX_PENDING = 12
+_CHARACTER_TOKENS = 4
+_REPLACEMENT = "\ufffd"
+
+
+class Decoder(Protocol):
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """What the gateway needs of a model besides what its workers announce."""
+
+    decoder: Decoder
+    token_bytes: TokenBytes
+    # From the model's generation_config.json; None = not stated.
+    default_temperature: float | None
+
+
+class TokenTexts:
+    """The text of one choice's tokens as they come. `context_ids`: the end of the text that the
+    output continues, so that a leading space is kept; empty for a new turn."""
+
+    def __init__(self, decoder: Decoder, context_ids: list[int]) -> None:
+        self._decoder = decoder
+        self._ids = list(context_ids)
+        # Text of ids[:_sent] was sent; the window for decoding starts at _start.
+        self._start = 0
+        self._sent = len(context_ids)
+
+    def add(self, token_id: int) -> str:
+        """The text that is complete with this token; empty while a character is incomplete."""
+        self._ids.append(token_id)
+        text = self._unsent(len(self._ids))
+        if text and not text.endswith(_REPLACEMENT):
+            self._mark_sent(len(self._ids))
+            return text
+        if len(self._ids) - self._sent < MAX_PENDING:
+            return ""
+        end = len(self._ids) - _CHARACTER_TOKENS
+        text = self._unsent(end)
+        self._mark_sent(end)
+        return text
+
+    def flush(self) -> str:
+        """What is left when no token follows; a character cut in two is one U+FFFD."""
+        text = self._unsent(len(self._ids))
+        self._mark_sent(len(self._ids))
+        whole = text.rstrip(_REPLACEMENT)
+        return whole + _REPLACEMENT if len(whole) < len(text) else text
+
+    def _unsent(self, end: int) -> str:
+        before = self._decoder.decode(self._ids[self._start : self._sent], True)
+        return self._decoder.decode(self._ids[self._start : end], True)[len(before) :]
+
+    def _mark_sent(self, end: int) -> None:
+        self._start = self._sent
+        self._sent = end
+        # Only the window is ever read again.
+        del self._ids[: self._start]
+        self._sent -= self._start
+        self._start = 0
+
+
+class Artifacts:
+    """The text side of every model, fetched on first use, at most MAX_MODELS at a time."""
+
+    def __init__(self, client: TokenizerClient, in_thread: RunInThread) -> None:
+        self._client = client
+        self._in_thread = in_thread
+        self._models: OrderedDict[str, TextModel] = OrderedDict()
+        self._fetching: dict[str, asyncio.Lock] = {}
+
+    async def text_model(self, model_fp: str) -> TextModel:
+        """The model's decoder and defaults. Raises BatonError when they cannot be fetched."""
+        known = self._models.get(model_fp)
+        if known is not None:
+            return known
+        # One fetch at a time per model; the others wait for it.
+        async with self._fetching.setdefault(model_fp, asyncio.Lock()):
+            known = self._models.get(model_fp)
+            if known is None:
+                known = await self._fetch(model_fp)
+        self._fetching.pop(model_fp, None)
+        return known
+
+    async def _fetch(self, model_fp: str) -> TextModel:
+        data = await self._client.artifact(model_fp)
+        model = await self._in_thread(lambda: load_text_model(data))
+        self._models[model_fp] = model
+        if len(self._models) > MAX_MODELS:
+            self._models.popitem(last=False)
+        return model
+
+
+def load_text_model(artifact: bytes) -> TextModel:
+    """The text side of a model from its artifact: a msgpack map of file name -> bytes.
+
+    Raises InternalFailure when the artifact lacks a tokenizer.
+    """
+    files = msgspec.msgpack.decode(artifact, type=dict[str, bytes])
+    if "tokenizer.json" not in files:
+        raise InternalFailure("the tokenizer artifact has no tokenizer.json")
+    tokenizer_json = files["tokenizer.json"]
+    tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+    return TextModel(
+        decoder=tokenizer,
+        token_bytes=TokenBytes(tokenizer, tokenizer_json),
+        default_temperature=_default_temperature(files.get("generation_config.json", b"{}")),
+    )
+
+
+def _default_temperature(generation_config: bytes) -> float | None:
+    config: dict[str, Any] = msgspec.json.decode(generation_config, type=dict[str, Any])
+    # Only a stated greedy default replaces OpenAI's own default of 1.
+    return 0.0 if config.get("do_sample") is False else None

@@ -1,0 +1,62 @@
+"""Logprobs of one choice's tokens, kept until the text that the tokens stand for is sent.
+
+A token's logprobs leave with the first character of its text; those of tokens that a stop string
+cut off never do. A token that completes a character shares it with the ones that began it.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from baton.wire.v1 import worker_pb2
+from services.gateway.openai.generation import Likelihood, TokenLogprob
+
+# What JSON has for minus infinity, as OpenAI has it.
+MIN_LOGPROB = -9999.0
+
+BytesOf = Callable[[int], bytes]
+
+
+def token_logprob(
+    text_offset: int, token_id: int, told: worker_pb2.TokenLogprobs, bytes_of: BytesOf
+) -> TokenLogprob:
+    """What the worker told of one token, with bytes for ids."""
+    top = zip(told.top_ids, told.top_logprobs, strict=True)
+    return TokenLogprob(
+        text_offset,
+        bytes_of(token_id),
+        max(told.logprob, MIN_LOGPROB),
+        tuple(Likelihood(bytes_of(id), max(logprob, MIN_LOGPROB)) for id, logprob in top),
+    )
+
+
+class LogprobTrail:
+    """`first_offset`: characters of the answer before this choice's own text."""
+
+    def __init__(self, bytes_of: BytesOf, first_offset: int = 0) -> None:
+        self._bytes_of = bytes_of
+        self._first_offset = first_offset
+        # Bounded by the tokens whose text is held back.
+        self._held: deque[tuple[int, TokenLogprob]] = deque()
+
+    def add(self, start: int, token_id: int, told: worker_pb2.TokenLogprobs) -> None:
+        """The next token; its text starts at character `start` of the choice, or later."""
+        offset = self._first_offset + start
+        self._held.append((start, token_logprob(offset, token_id, told, self._bytes_of)))
+
+    def release(self, num_sent_chars: int) -> tuple[TokenLogprob, ...]:
+        """Those whose text has begun to be sent."""
+        released = []
+        while self._held and self._held[0][0] < num_sent_chars:
+            released.append(self._held.popleft()[1])
+        return tuple(released)
+
+    def release_all(self) -> tuple[TokenLogprob, ...]:
+        """The answer has ended, and not by a stop string."""
+        released = tuple(entry for _, entry in self._held)
+        self._held.clear()
+        return released
+
+    def drop_last(self) -> None:
+        """The last token ended the answer and is no part of it."""
+        if self._held:
+            self._held.pop()

@@ -1,0 +1,75 @@
+"""The prompt at the start of an answer (legacy completions' echo), with its logprobs if asked."""
+
+from array import array
+from collections.abc import Iterable
+
+from baton.wire.failures import InternalFailure
+from baton.wire.v1 import worker_pb2
+from services.gateway.openai.generation import Delta, PlainText, PromptTokens, TokenLogprob
+from services.gateway.text.detokenize import TextModel
+from services.gateway.text.logprob_trail import token_logprob
+from services.gateway.text.token_bytes import TokenBytes
+
+_CONTINUATIONS = bytes(range(0x80, 0xC0))
+
+
+class PromptEcho:
+    """One request's echo. `judged`: the worker is to tell the prompt's logprobs."""
+
+    def __init__(
+        self,
+        prompt: PlainText | PromptTokens,
+        token_ids: bytes,
+        text_model: TextModel,
+        *,
+        judged: bool,
+    ) -> None:
+        self._token_ids = array("I", token_ids).tolist()
+        self._token_bytes = text_model.token_bytes
+        self._is_judged = judged
+        self._offsets: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self.text = (
+            prompt.text
+            if isinstance(prompt, PlainText)
+            else text_model.decoder.decode(self._token_ids, True)
+        )
+        if judged:
+            self._offsets = _offsets(self._token_ids, self.text, self._token_bytes)
+            first = self._token_bytes(self._token_ids[0])
+            self._logprobs.append(TokenLogprob(0, first, None, ()))
+
+    @property
+    def is_complete(self) -> bool:
+        """Every prompt token but the first, which nothing precedes, was judged."""
+        return not self._is_judged or len(self._logprobs) == len(self._token_ids)
+
+    def restart(self) -> None:
+        """Another worker begins: it tells what is not complete from the start."""
+        if not self.is_complete:
+            del self._logprobs[1:]
+
+    def take(self, told: Iterable[worker_pb2.TokenLogprobs]) -> None:
+        """What the worker told of the next prompt tokens."""
+        for one in told:
+            index = len(self._logprobs)
+            if self.is_complete or one.index != index:
+                raise InternalFailure("the worker judged the prompt out of order")
+            place = self._offsets[index], self._token_ids[index]
+            self._logprobs.append(token_logprob(*place, one, self._token_bytes))
+
+    def delta(self, choice: int) -> Delta:
+        """The start of one choice."""
+        return Delta(choice, self.text, logprobs=tuple(self._logprobs))
+
+
+def _offsets(token_ids: list[int], text: str, token_bytes: TokenBytes) -> list[int]:
+    """Where each token's text starts: after the characters that begin in tokens before it."""
+    offsets, num_chars = [], 0
+    for token_id in token_ids:
+        offsets.append(num_chars)
+        if token_id not in token_bytes.special_ids:
+            num_chars += len(token_bytes(token_id).translate(None, _CONTINUATIONS))
+    # SentencePiece puts a space in front of the first word that the text does not have.
+    has_prefix = num_chars == len(text) + 1
+    return [max(offset - has_prefix, 0) for offset in offsets]

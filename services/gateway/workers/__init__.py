@@ -1,0 +1,1 @@
+"""Streams to decode workers: connections, links, attempts, credit, migration."""

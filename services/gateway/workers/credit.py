@@ -1,0 +1,125 @@
+"""How far the worker may run ahead: at most AHEAD_TOKENS beyond what the client's socket accepted,
+and never beyond what the quota lease grants.
+
+Credit is an absolute output index per choice. It goes up in steps of at least STEP_TOKENS, so that
+credits of many requests share one frame. Knows neither streams nor text.
+"""
+
+from collections.abc import Callable, Mapping
+
+from services.gateway.tenants.leases import LOW_TOKENS, Lease
+
+AHEAD_TOKENS = 64
+STEP_TOKENS = 16
+
+
+def _to_nobody(choice: int, up_to_index: int) -> None:
+    """Between two attempts credit is only counted."""
+
+
+class CreditMeter:
+    """The credit of one request. `give(choice, up_to_index)` sends it to the current attempt."""
+
+    def __init__(
+        self, lease: Lease, *, num_choices: int, max_tokens: int, extension_tokens: int
+    ) -> None:
+        self._lease = lease
+        self._max_tokens = max_tokens
+        self._extension_tokens = extension_tokens
+        initial = min(AHEAD_TOKENS, max_tokens, lease.num_granted // num_choices)
+        self._credited = [initial] * num_choices
+        self._accepted = [0] * num_choices
+        self._open = set(range(num_choices))
+        self._give: Callable[[int, int], None] = _to_nobody
+        self._ask: Callable[[int], None] | None = None
+        self._book()
+
+    def ask_with(self, ask: Callable[[int], None]) -> None:
+        """From now on quota can be asked: `ask(num_wanted)`, for that many tokens in all."""
+        self._ask = ask
+        self.replenish()
+
+    def is_paid(self, num_received: Mapping[int, int]) -> bool:
+        """Each of these choices may emit one more token, or has all that it can have."""
+        return all(
+            num < self._credited[choice] or num == self._max_tokens
+            for choice, num in num_received.items()
+        )
+
+    def ahead(self, num_received: Mapping[int, int]) -> int:
+        """Tokens that each of these choices may emit beyond those received: a Submit's credit."""
+        return min(self._credited[choice] - num for choice, num in num_received.items())
+
+    def attach(self, give: Callable[[int, int], None], given: Mapping[int, int]) -> None:
+        """A new attempt has credit up to these output indexes; give it the rest."""
+        self._give = give
+        for choice, up_to_index in given.items():
+            if self._credited[choice] > up_to_index:
+                give(choice, self._credited[choice])
+
+    def detach(self) -> None:
+        """The attempt is over."""
+        self._give = _to_nobody
+
+    def accepted(self, choice: int, num_tokens: int) -> None:
+        """The client took everything up to output index `num_tokens` of this choice."""
+        self._accepted[choice] = num_tokens
+        if choice in self._open:
+            self._raise_credit(choice)
+            self._extend_when_low()
+
+    def end_choice(self, choice: int, num_tokens: int) -> None:
+        """The choice produces no more; its unused credit goes to the others."""
+        self._open.discard(choice)
+        self._credited[choice] = num_tokens
+        self.replenish()
+
+    def replenish(self) -> None:
+        """The grant grew, or credit came back: give what is due."""
+        for choice in self._open:
+            self._raise_credit(choice)
+        self._book()
+        self._extend_when_low()
+
+    def starved(self, choice: int, num_received: int) -> bool:
+        """The choice used all its credit, and there will be no more: it ends here."""
+        ended = self._lease.refused or self._lease.num_granted >= self._ceiling
+        return (
+            choice in self._open
+            and num_received >= self._credited[choice]
+            and self._credited[choice] < self._max_tokens
+            and self._num_free <= 0
+            and ended
+        )
+
+    @property
+    def _num_free(self) -> int:
+        return self._lease.num_granted - sum(self._credited)
+
+    @property
+    def _ceiling(self) -> int:
+        return len(self._credited) * self._max_tokens
+
+    def _raise_credit(self, choice: int) -> None:
+        target = min(self._accepted[choice] + AHEAD_TOKENS, self._max_tokens)
+        step = min(target - self._credited[choice], self._num_free)
+        # A last small step must not wait for a full one.
+        if step >= STEP_TOKENS or (step > 0 and (target == self._max_tokens or self._is_short)):
+            self._credited[choice] += step
+            self._book()
+            self._give(choice, self._credited[choice])
+
+    @property
+    def _is_short(self) -> bool:
+        return self._num_free < STEP_TOKENS
+
+    def _extend_when_low(self) -> None:
+        lease = self._lease
+        if self._ask is None or lease.refused or lease.num_granted >= self._ceiling:
+            return
+        waiting = lease.num_wanted > lease.num_granted
+        if not waiting and self._num_free < LOW_TOKENS:
+            self._ask(min(lease.num_granted + self._extension_tokens, self._ceiling))
+
+    def _book(self) -> None:
+        self._lease.num_credited = sum(self._credited)

@@ -1,0 +1,73 @@
+"""Requests of one gateway that go to another worker, a few at once.
+
+A worker that dies leaves hundreds of streams behind. If all of them were prefilled again at the
+same moment, those that run elsewhere would stand still; so each waits a random time (full jitter)
+and then for one of MAX_AT_ONCE places, which it has until its next token is there.
+
+A worker that drains says when it will cut what still runs. What would not end by then leaves early,
+one after the other at random times; what ends in time stays. Before its second token nothing is
+known of a stream's pace, and a move could only lose what was computed, so it stays, too. Whatever
+is left at the end moves when it is cut.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from baton.wire.failures import DeadlineExceeded, Unavailable
+from services.gateway.workers.attempt import Attempt
+
+MAX_AT_ONCE = 32
+MAX_JITTER_S = 0.1
+# Mean time between two streams that leave a draining worker: less when there are many of them.
+MAX_MOVE_PAUSE_S = 0.1
+# The last part of the time, in which nothing leaves early any more.
+LAST_S = 0.2
+
+
+class Place:
+    """One of the places; leaving it twice does nothing."""
+
+    def __init__(self, places: asyncio.Semaphore) -> None:
+        self._places: asyncio.Semaphore | None = places
+
+    def leave(self) -> None:
+        if self._places is not None:
+            self._places.release()
+            self._places = None
+
+
+class MoveGate:
+    """Of one gateway. `has_another` says of a model whether a worker other than this one would
+    take its streams."""
+
+    def __init__(self, rng: random.Random, has_another: Callable[[str, str], bool]) -> None:
+        self._rng = rng
+        self._has_another = has_another
+        self._places = asyncio.Semaphore(MAX_AT_ONCE)
+
+    async def enter(self, timeout_s: float) -> Place:
+        """Wait for a place; whoever calls leaves it again. Raises DeadlineExceeded."""
+        try:
+            async with asyncio.timeout(max(timeout_s, 0.0)):
+                await asyncio.sleep(self._rng.uniform(0, MAX_JITTER_S))
+                await self._places.acquire()
+        except TimeoutError:
+            raise DeadlineExceeded("too many requests look for another worker") from None
+        return Place(self._places)
+
+    async def empty(
+        self, worker_id: str, open_attempts: Callable[[], list[Attempt]], cut_after_s: float
+    ) -> None:
+        """Take from a draining worker what will not have ended when it cuts. Looks again and again:
+        a stream's pace changes, and those that have no pace yet will have one."""
+        loop = asyncio.get_running_loop()
+        cut_s = loop.time() + cut_after_s
+        while (left_s := cut_s - loop.time()) > LAST_S and (attempts := open_attempts()):
+            self._rng.shuffle(attempts)
+            pause_s = min(MAX_MOVE_PAUSE_S, left_s / 2 / len(attempts))
+            for attempt in attempts:
+                await asyncio.sleep(self._rng.uniform(0, 2 * pause_s))
+                is_late = (attempt.left_s() or 0.0) > cut_s - loop.time()
+                if is_late and self._has_another(attempt.model_fp, worker_id):
+                    attempt.abandon(Unavailable("the worker drains", reason="draining"))

@@ -1,0 +1,298 @@
+"""The gateway's end of the shared stream to one decode worker.
+
+One reader per stream takes Step columns apart into the attempts' buffers and never waits for a
+consumer; one writer sends, in this order, cancels, credits (merged into one frame) and submits.
+
+The end of a stream without Bye is a loss of the connection, not of the worker: the link dials again
+and both sides go on where they were (worker_connections.py), so that attempts notice only a pause.
+A worker that cannot be reached soon, or has begun another life, is lost: every open attempt fails
+with `worker_lost`, and whoever owns it decides what to do. Knows no text, tenant or quota.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import NoReturn
+
+from baton.runtime import logs
+from baton.runtime.resumable_link import LinkMemory
+from baton.runtime.shared_stream import StreamLost
+from baton.system.clock import Clock
+from baton.wire.failures import BatonError, Unavailable, from_wire
+from baton.wire.protocol import PROTOCOL_VERSION
+from baton.wire.v1 import router_pb2, worker_pb2
+from services.gateway import instruments
+from services.gateway.clients.protocols import Dial, WorkerStream
+from services.gateway.routing.crash_record import Crashes
+from services.gateway.workers.attempt import Attempt
+from services.gateway.workers.submit_frames import submit_frames
+from services.gateway.workers.worker_connections import WorkerConnections, Writer
+
+MAX_OPEN_ATTEMPTS = 16_384
+
+_log = logs.get("worker_link")
+
+
+class WorkerLink:
+    """One shared stream over as many connections as it takes. `run` once; `submit` from the moment
+    of creation. `number` tells the links of one gateway apart."""
+
+    def __init__(
+        self,
+        worker: router_pb2.WorkerEndpoint,
+        gateway_id: str,
+        clock: Clock,
+        number: int = 1,
+        crashes: Crashes | None = None,
+    ) -> None:
+        self.worker = worker
+        self.idle_since_s = clock.now()
+        # No new attempts: the worker drains, or is lost.
+        self.closed_to_new = False
+        # The worker drains, and cuts in so many seconds what still runs then.
+        self.on_go_away: Callable[[float], None] = lambda left_s: None
+        self._clock = clock
+        self._attempts: dict[int, Attempt] = {}
+        self._last_handle = 0
+        self._cancels: deque[worker_pb2.GatewayFrame] = deque()
+        self._credits: dict[tuple[int, int], int] = {}
+        # Handle -> frames of a submit that were not written yet.
+        self._submits: dict[int, deque[worker_pb2.GatewayFrame]] = {}
+        self._memory = LinkMemory(self._next_frame, worker_pb2.GatewayFrame)
+        hello = worker_pb2.GatewayHello(
+            protocol=PROTOCOL_VERSION, gateway_id=gateway_id, link=number
+        )
+        self._connections = WorkerConnections(worker.endpoint, hello, self._memory, clock)
+        # Gets those that a worker's hello names.
+        self._crashes = crashes or Crashes()
+        self._task: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    @property
+    def num_open(self) -> int:
+        return len(self._attempts)
+
+    def open_attempts(self) -> list[Attempt]:
+        """Those that were not forgotten."""
+        return list(self._attempts.values())
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ended.is_set()
+
+    def submit(self, submit: worker_pb2.Submit) -> Attempt:
+        """Queue a submit; this link sets its handle. Raises Unavailable when the link is closed
+        to new attempts or full."""
+        if self.closed_to_new or len(self._attempts) >= MAX_OPEN_ATTEMPTS:
+            raise Unavailable("the worker takes no new requests", reason="draining")
+        self._last_handle += 1
+        submit.handle = self._last_handle
+        attempt = Attempt(submit, give=self._give, cancel=self._cancel)
+        self._attempts[submit.handle] = attempt
+        self._submits[submit.handle] = deque(submit_frames(submit))
+        self._memory.wake()
+        return attempt
+
+    def forget(self, attempt: Attempt) -> None:
+        """The request is over; what still comes for it is dropped."""
+        attempt.release()
+        self._attempts.pop(attempt.handle, None)
+        self._submits.pop(attempt.handle, None)
+        if not self._attempts:
+            self.idle_since_s = self._clock.now()
+
+    async def run(self, dial: Dial) -> None:
+        """Dial, serve until the link ends, fail what is open then. Never raises BatonError."""
+        failure: BatonError = Unavailable("the worker was lost", reason="worker_lost")
+        self._task = asyncio.current_task()
+        try:
+            if self.closed_to_new:
+                raise StreamLost("given up before it was dialled")
+            stream, writer = await self._first(dial)
+            while not await self._serve(stream, writer):
+                stream, writer = await self._resume(dial)
+        except (StreamLost, TimeoutError):
+            _log.warning("worker_lost", worker_id=self.worker.worker_id, num_open=self.num_open)
+        except BatonError as error:
+            _log.warning("worker_refused", worker_id=self.worker.worker_id, reason=error.reason)
+            failure = error
+        finally:
+            self._fail_all(failure)
+            self._ended.set()
+
+    def give_up(self) -> None:
+        """The worker is of no use, although its stream may look alive: end the link at once. What
+        it still sends, should it wake up, reaches nobody, and its attempts end with the stream."""
+        self._fail_all(Unavailable("the worker stands still", reason="worker_lost"))
+        if self._task is not None:
+            self._task.cancel()
+
+    async def ended(self) -> None:
+        """Wait until the link has ended."""
+        await self._ended.wait()
+
+    def close(self) -> None:
+        """Say Bye once everything queued is written, and end."""
+        self.closed_to_new = True
+        self._closing.set()
+
+    async def _first(self, dial: Dial) -> tuple[WorkerStream, Writer]:
+        connection = await self._connections.first(dial)
+        assert self._connections.worker_hello is not None, "the worker has said hello"
+        self._crashes.name(self._connections.worker_hello.suspect_request_ids)
+        return connection
+
+    async def _resume(self, dial: Dial) -> tuple[WorkerStream, Writer]:
+        if not self._attempts:
+            raise StreamLost("the stream ended without Bye, and nobody needs it")
+        _log.warning("worker_stream_lost", worker_id=self.worker.worker_id, num_open=self.num_open)
+        return await self._connections.resume(dial)
+
+    async def _serve(self, stream: WorkerStream, writer: Writer) -> bool:
+        """Until Bye, or until the stream is lost: then False."""
+        said_bye = False
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                writing = tasks.create_task(writer.run())
+                closing = tasks.create_task(self._say_bye(stream, writer))
+                said_bye = await self._read(stream)
+                writing.cancel()
+                closing.cancel()
+        except* StreamLost:
+            said_bye = False
+        finally:
+            await stream.close()
+        self._connections.lost()
+        return said_bye
+
+    async def _read(self, stream: WorkerStream) -> bool:
+        """Take frames in until the end; True when the end was announced."""
+        while (frame := await stream.read()) is not None:
+            if self._take_in(frame):
+                return True
+        return self._closing.is_set()
+
+    async def _say_bye(self, stream: WorkerStream, writer: Writer) -> None:
+        await self._closing.wait()
+        await writer.flush()
+        # The worker ends the stream once it has read this; ending it here could overtake the frame.
+        await stream.write(worker_pb2.GatewayFrame(bye=worker_pb2.Bye(reason="idle")))
+
+    def _take_in(self, frame: worker_pb2.WorkerFrame) -> bool:
+        """True when the stream ends cleanly. Raises StreamLost when a frame is missing, or makes no
+        sense."""
+        if not self._memory.take(frame):
+            return False
+        kind: str | None = frame.WhichOneof("frame")
+        if kind == "step":
+            self._take_step(frame.step)
+        elif kind == "refused":
+            attempt = self._attempts.get(frame.refused.handle)
+            if attempt is not None:
+                attempt.fail(from_wire(frame.refused.failure))
+        elif kind == "go_away":
+            self.closed_to_new = True
+            self.on_go_away(frame.go_away.deadline_ms / 1000)
+        elif kind == "core_died":
+            self._core_died(frozenset(frame.core_died.suspect_request_ids))
+        return kind == "bye"
+
+    def _abandon_all(self, message: str) -> NoReturn:
+        """What the worker computes is of no use."""
+        for attempt in self.open_attempts():
+            attempt.abandon(Unavailable(message, reason="worker_lost"))
+        raise StreamLost(message)
+
+    def _core_died(self, suspects: frozenset[str]) -> None:
+        for attempt in list(self._attempts.values()):
+            is_suspect = attempt.request_id in suspects
+            message = "the worker's core died"
+            attempt.fail(Unavailable(message, reason="worker_lost", is_suspect=is_suspect))
+
+    def _fail_all(self, failure: BatonError) -> None:
+        self.closed_to_new = True
+        for attempt in list(self._attempts.values()):
+            attempt.fail(failure)
+        self._attempts.clear()
+
+    def _take_step(self, step: worker_pb2.Step) -> None:
+        ids = step.ids
+        counts = step.counts or [1] * len(step.handles)
+        num_entries = {len(step.handles), len(step.choices), len(step.first_index), len(counts)}
+        if len(num_entries) > 1 or sum(counts) != len(ids):
+            self._abandon_all("the worker sent a step that makes no sense")
+        logprobs = {(side.handle, side.choice): side.logprobs for side in step.side}
+        self._take_judged(step)
+        start = 0
+        for handle, choice, first_index, count in zip(
+            step.handles, step.choices, step.first_index, counts, strict=True
+        ):
+            attempt = self._attempts.get(handle)
+            if attempt is not None:
+                new_ids = ids[start : start + count]
+                told = logprobs.get((handle, choice), ())
+                attempt.take_tokens(choice, first_index, new_ids, told)
+            else:
+                instruments.GATEWAY_DROPPED_ENTRIES.labels("over").inc()
+            start += count
+        for side in step.side:
+            attempt = self._attempts.get(side.handle)
+            if attempt is not None:
+                attempt.take_side(side)
+
+    def _take_judged(self, step: worker_pb2.Step) -> None:
+        for side in step.side:
+            attempt = self._attempts.get(side.handle)
+            if attempt is not None and side.prompt_logprobs:
+                attempt.take_judged(side.prompt_logprobs)
+
+    def _give(self, attempt: Attempt, choice: int, up_to_index: int) -> None:
+        if attempt.handle in self._attempts:
+            self._credits[attempt.handle, choice] = up_to_index
+            self._memory.wake()
+
+    def _cancel(self, attempt: Attempt, choice: int | None) -> None:
+        if attempt.handle not in self._attempts or attempt.ended:
+            return
+        if choice is not None:
+            cancel = worker_pb2.CancelChoices(handle=attempt.handle, choices=[choice])
+            self._cancels.append(worker_pb2.GatewayFrame(cancel_choices=cancel))
+            self._memory.wake()
+            return
+        frames = self._submits.get(attempt.handle)
+        if frames and frames[0].HasField("submit"):
+            # The worker never heard of it.
+            self.forget(attempt)
+            attempt.fail(Unavailable("cancelled before it was sent", reason="cancelled"))
+            return
+        self._submits.pop(attempt.handle, None)
+        whole = worker_pb2.Cancel(request_id=attempt.request_id, epoch=attempt.epoch)
+        self._cancels.append(worker_pb2.GatewayFrame(cancel=whole))
+        self._memory.wake()
+
+    def _next_frame(self) -> worker_pb2.GatewayFrame | None:
+        if self._cancels:
+            return self._cancels.popleft()
+        credits = self._due_credits()
+        if credits.handles:
+            return worker_pb2.GatewayFrame(credits=credits)
+        for handle, frames in self._submits.items():
+            frame = frames.popleft()
+            if not frames:
+                del self._submits[handle]
+            return frame
+        return None
+
+    def _due_credits(self) -> worker_pb2.Credits:
+        """All credits whose submits were written; the others must not overtake theirs."""
+        due, waiting = worker_pb2.Credits(), {}
+        for (handle, choice), up_to_index in self._credits.items():
+            if handle in self._submits:
+                waiting[handle, choice] = up_to_index
+            elif handle in self._attempts:
+                due.handles.append(handle)
+                due.choices.append(choice)
+                due.up_to_index.append(up_to_index)
+        self._credits = waiting
+        return due

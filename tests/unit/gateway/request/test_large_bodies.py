@@ -1,0 +1,97 @@
+"""Large bodies are parsed one at a time, and nobody fills the line alone."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+from baton.wire.failures import Overloaded
+from services.gateway.request.large_bodies import MAX_LINE, MAX_LINE_OF_TENANT, LargeBodies
+
+T = TypeVar("T")
+
+
+class Line:
+    """Works that wait until they may go on."""
+
+    def __init__(self) -> None:
+        self.bodies = LargeBodies(self.in_thread)
+        self.may_go_on = asyncio.Event()
+        self.num_at_once = self.most_at_once = 0
+
+    async def in_thread(self, work: Callable[[], T], /) -> T:
+        """A thread goes on when nobody waits for it any more."""
+        return await asyncio.shield(asyncio.ensure_future(self._run(work)))
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        self.num_at_once += 1
+        self.most_at_once = max(self.most_at_once, self.num_at_once)
+        await self.may_go_on.wait()
+        self.num_at_once -= 1
+        return work()
+
+    async def enter(self, tenant: str, num: int) -> list[asyncio.Task[str]]:
+        tasks = [
+            asyncio.ensure_future(self.bodies.parse(tenant, lambda: tenant)) for _ in range(num)
+        ]
+        await asyncio.sleep(0)
+        return tasks
+
+
+def test_large_bodies_are_parsed_one_after_the_other() -> None:
+    async def scenario() -> None:
+        line = Line()
+        tasks = await line.enter("a", 2) + await line.enter("b", 1)
+        line.may_go_on.set()
+        assert await asyncio.gather(*tasks) == ["a", "a", "b"]
+        assert line.most_at_once == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_leaves_does_not_let_a_second_body_be_parsed_beside_its_own() -> None:
+    async def scenario() -> None:
+        line = Line()
+        tasks = await line.enter("a", MAX_LINE_OF_TENANT)
+        tasks[0].cancel()
+        await asyncio.gather(*tasks[:1], return_exceptions=True)
+        await asyncio.sleep(0)
+        assert line.num_at_once == 1
+        with pytest.raises(Overloaded):
+            await line.bodies.parse("a", str)
+        line.may_go_on.set()
+        assert await asyncio.gather(*tasks[1:]) == ["a"] * (MAX_LINE_OF_TENANT - 1)
+        assert line.most_at_once == 1
+        assert await line.bodies.parse("a", lambda: "again") == "again"
+
+    asyncio.run(scenario())
+
+
+def test_a_tenant_with_many_large_bodies_is_refused_and_others_are_not() -> None:
+    async def scenario() -> None:
+        line = Line()
+        tasks = await line.enter("a", MAX_LINE_OF_TENANT)
+        with pytest.raises(Overloaded):
+            await line.bodies.parse("a", str)
+        tasks += await line.enter("b", 1)
+        tasks.pop(1).cancel()
+        await asyncio.sleep(0)
+        tasks += await line.enter("a", 1)
+        line.may_go_on.set()
+        assert len(await asyncio.gather(*tasks)) == MAX_LINE_OF_TENANT + 1
+
+    asyncio.run(scenario())
+
+
+def test_the_line_of_all_tenants_is_bounded() -> None:
+    async def scenario() -> None:
+        line = Line()
+        tasks = [await line.enter(f"tenant {n}", 1) for n in range(MAX_LINE)]
+        with pytest.raises(Overloaded):
+            await line.bodies.parse("one more", str)
+        line.may_go_on.set()
+        await asyncio.gather(*(task for each in tasks for task in each))
+        assert await line.bodies.parse("one more", lambda: 1) == 1
+
+    asyncio.run(scenario())

@@ -1,0 +1,155 @@
+"""Logprobs, echo and the rules for tokens on their way through the pipeline."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from baton.wire.failures import InternalFailure, InvalidRequest
+from services.gateway.request import submission
+from services.gateway.request.parts import Limits
+from tests.unit.gateway.fakes import Fleet, simulate
+
+
+def test_the_worker_gets_every_rule_for_tokens() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        rules = {
+            "min_p": 0.5, "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 2,
+            "logit_bias": {"7": -2}, "min_tokens": 3, "top_k": 4, "stop_token_ids": [9],
+            "ignore_eos": True,
+        }  # fmt: skip
+        await fleet.chat(**rules)
+        await fleet.chat()
+        with_rules, without = (submit.sampling for submit in fleet.worker.submits)
+        for name, value in rules.items():
+            if name not in ("logit_bias", "stop_token_ids"):
+                assert getattr(with_rules, name) == value, name
+        assert dict(with_rules.logit_bias) == {7: -2}
+        assert list(with_rules.stop_token_ids) == [9]
+        assert (without.repetition_penalty, without.num_logprobs) == (1, -1)
+        assert without.num_prompt_logprobs == -1
+
+    simulate(scenario)
+
+
+def test_the_text_of_a_stop_token_is_no_part_of_the_answer() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["abc"]
+        sink = await fleet.chat(stop_token_ids=[ord("c")])
+        assert sink.text() == "ab"
+
+    simulate(scenario)
+
+
+def test_logprobs_of_every_token_but_the_end_reach_the_sink() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        sink = await fleet.chat(logprobs=True, top_logprobs=2, n=2)
+        for choice in range(2):
+            told = sink.logprobs(choice)
+            assert b"".join(entry.token for entry in told) == b"Hello there."
+            assert [entry.text_offset for entry in told] == list(range(12))
+            assert told[0].top[1].token == b"I"
+        assert fleet.worker.submits[0].sampling.num_logprobs == 2
+
+    simulate(scenario)
+
+
+def test_an_echo_comes_first_and_moves_the_offsets() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        sink = await fleet.complete(prompt="Söy ", echo=True, logprobs=1, n=2, max_tokens=99)
+        for choice in range(2):
+            told = sink.logprobs(choice)
+            assert sink.text(choice) == "Söy Hello there."
+            assert b"".join(entry.token for entry in told).decode() == "Söy Hello there."
+            assert [entry.text_offset for entry in told[:6]] == [0, 1, 2, 2, 3, 4]
+            assert told[0].logprob is None
+            assert [entry.logprob for entry in told[1:5]] == [-0.5, -1.0, -1.5, -2.0]
+        [submit] = fleet.worker.submits
+        assert submit.sampling.num_prompt_logprobs == 1
+        assert fleet.router.picked[0].local_prefill
+
+    simulate(scenario)
+
+
+def test_an_echo_of_token_ids_is_their_text_and_needs_no_logprobs() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        sink = await fleet.complete(prompt=list(b"ab"), echo=True)
+        assert sink.text() == "abHello there."
+        assert fleet.worker.submits[0].sampling.num_prompt_logprobs == -1
+        assert not fleet.router.picked[0].local_prefill
+
+    simulate(scenario)
+
+
+def test_max_tokens_0_scores_the_prompt_and_produces_nothing() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        sink = await fleet.complete(prompt="abc", echo=True, logprobs=0, max_tokens=0)
+        assert (sink.text(), sink.reason()) == ("abc", "length")
+        assert [entry.logprob for entry in sink.logprobs()] == [None, -0.5, -1.0]
+        assert sink.usage is not None
+        assert (sink.usage.num_prompt_tokens, sink.usage.num_output_tokens) == (3, 0)
+        record = fleet.record
+        assert (record.num_prompt_tokens, record.num_output_tokens) == (3, 0)
+        assert record.num_wasted_tokens == 1
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"logit_bias": {"300": 1}}, "logit_bias"), ({"stop_token_ids": [1, 300]}, "stop_token_ids")],
+)
+def test_token_ids_that_the_model_does_not_have_are_refused(
+    fields: dict[str, Any], param: str
+) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        with pytest.raises(InvalidRequest) as caught:
+            await fleet.chat(**fields)
+        assert (caught.value.reason, caught.value.param) == ("invalid_token_id", param)
+
+    simulate(scenario)
+
+
+def test_a_prompt_that_would_bring_too_many_logprobs_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(submission, "MAX_PROMPT_LOGPROBS", 30)
+
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.complete(prompt="12345", echo=True, logprobs=5)
+        with pytest.raises(InvalidRequest) as caught:
+            await fleet.complete(prompt="12345", echo=True, logprobs=5, n=2)
+        assert caught.value.param == "echo"
+
+    simulate(scenario)
+
+
+def test_a_long_prompt_that_is_being_judged_has_more_time_for_its_first_token() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        judge = fleet.worker._judge
+
+        async def slowly(submit: Any, stream: Any) -> None:
+            await asyncio.sleep(20)
+            await judge(submit, stream)
+            await asyncio.sleep(20)
+
+        fleet.worker._judge = slowly  # type: ignore[method-assign]
+        sink = await fleet.complete(prompt="abc", echo=True, logprobs=0)
+        assert sink.text() == "abcHello there."
+
+    simulate(scenario, limits=Limits(first_token_s=30))
+
+
+def test_prompt_logprobs_out_of_order_are_the_workers_fault() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        judge = fleet.worker._judge
+
+        async def twice(submit: Any, stream: Any) -> None:
+            await judge(submit, stream)
+            await judge(submit, stream)
+
+        fleet.worker._judge = twice  # type: ignore[method-assign]
+        with pytest.raises(InternalFailure):
+            await fleet.complete(prompt="abcde", echo=True, logprobs=0)
+
+    simulate(scenario)

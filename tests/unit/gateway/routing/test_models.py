@@ -1,0 +1,131 @@
+"""Public names, aliases and what is ready."""
+
+import json
+import random
+from collections import Counter
+
+import pytest
+
+from baton.testing.virtual_clock import VirtualClock
+from baton.wire.failures import ModelNotFound, Unavailable
+from services.gateway.openai.model_list import model_list_body
+from services.gateway.routing.alias_file import read_aliases
+from services.gateway.routing.models import (
+    FORGET_NAME_S,
+    AliasError,
+    AliasTarget,
+    ModelDirectory,
+    parse_aliases,
+)
+from tests.unit.gateway.fakes import model_state
+
+
+def directory(*entries: str, clock: VirtualClock | None = None) -> ModelDirectory:
+    return ModelDirectory(parse_aliases(entries), random.Random(1), clock or VirtualClock())
+
+
+def test_alias_entries() -> None:
+    assert parse_aliases(["gpt-4o=demo", "b=org/m:0.9", "b = org/n:0.1", "c=m:latest"]) == {
+        "gpt-4o": [AliasTarget("demo", 1.0)],
+        "b": [AliasTarget("org/m", 0.9), AliasTarget("org/n", 0.1)],
+        "c": [AliasTarget("m:latest", 1.0)],
+    }
+
+
+@pytest.mark.parametrize("entry", ["x", "x=", "=y", "x=y:0"])
+def test_malformed_alias_entries_are_quoted(entry: str) -> None:
+    with pytest.raises(AliasError, match=entry.replace("=", "[=]")):
+        parse_aliases([entry])
+
+
+def test_alias_file_adds_to_the_settings(tmp_path) -> None:
+    path = tmp_path / "aliases"
+    path.write_text("# canary\ngpt-4o=demo:9\n\ngpt-4o=next:1  # new\n")
+    aliases = read_aliases(["a=b"], path)
+    assert set(aliases) == {"a", "gpt-4o"}
+    assert [target.model for target in aliases["gpt-4o"]] == ["demo", "next"]
+
+
+def test_served_names_and_aliases_resolve_to_the_served_model() -> None:
+    names = directory("gpt-4o=demo")
+    names.update([model_state()])
+    assert names.resolve("demo", []).name == "demo"
+    assert names.resolve("gpt-4o", []).name == "demo"
+    assert list(names.listed([])) == ["demo", "gpt-4o"]
+
+
+def test_unknown_and_not_allowed_get_the_same_answer() -> None:
+    names = directory("gpt-4o=demo")
+    names.update([model_state()])
+    with pytest.raises(ModelNotFound) as unknown:
+        names.resolve("secret", ["gpt-4o"])
+    with pytest.raises(ModelNotFound) as forbidden:
+        names.resolve("demo", ["gpt-4o"])
+    assert unknown.value.message.replace("secret", "demo") == forbidden.value.message
+    assert list(names.listed(["gpt-4o"])) == ["gpt-4o"]
+    assert names.resolve("gpt-4o", ["gpt-4o"]).name == "demo"
+
+
+def test_a_known_model_without_a_ready_worker_is_no_worker() -> None:
+    names = directory("gpt-4o=demo", "later=unseen")
+    names.update([model_state()])
+    names.update([])
+    for name in ("demo", "gpt-4o", "later"):
+        with pytest.raises(Unavailable) as caught:
+            names.resolve(name, [])
+        assert caught.value.reason == "no_worker"
+    names.update([model_state(ready=False)])
+    with pytest.raises(Unavailable):
+        names.resolve("demo", [])
+    assert list(names.listed([])) == []
+
+
+def test_a_name_that_no_router_has_named_for_an_hour_is_unknown_again() -> None:
+    clock = VirtualClock()
+    names = directory(clock=clock)
+    names.update([model_state("gone", "f1"), model_state("kept", "f2")])
+    clock.advance(FORGET_NAME_S)
+    names.update([model_state("kept", "f2", ready=False)])
+    with pytest.raises(Unavailable):
+        names.resolve("gone", [])
+    clock.advance(1)
+    names.update([model_state("kept", "f2", ready=False)])
+    with pytest.raises(ModelNotFound):
+        names.resolve("gone", [])
+    with pytest.raises(Unavailable):
+        names.resolve("kept", [])
+
+
+def test_before_any_model_is_known_no_name_is_called_unknown() -> None:
+    names = directory()
+    with pytest.raises(Unavailable) as caught:
+        names.resolve("demo", [])
+    assert caught.value.reason == "no_worker"
+    with pytest.raises(ModelNotFound):
+        names.resolve("demo", ["another"])
+
+
+def test_weights_split_the_requests() -> None:
+    names = directory("ab=a:9", "ab=b:1")
+    names.update([model_state("a", "f1"), model_state("b", "f2")])
+    counts = Counter(names.resolve("ab", []).name for _ in range(1000))
+    assert 850 < counts["a"] < 950
+    names.update([model_state("b", "f2")])
+    assert names.resolve("ab", []).name == "b"
+
+
+def test_a_rolling_upgrade_serves_both_revisions_of_a_name() -> None:
+    names = directory()
+    names.update([model_state("a", "f1"), model_state("a", "f2")])
+    assert {names.resolve("a", []).model_fp for _ in range(50)} == {"f1", "f2"}
+
+
+def test_a_name_is_listed_with_the_room_that_every_target_has() -> None:
+    names = directory("ab=a", "ab=b")
+    names.update([model_state("a", "f1"), model_state("b", "f2", max_model_len=64)])
+    listed = json.loads(model_list_body(names.listed([]), 7))["data"]
+    assert {model["id"]: model["max_model_len"] for model in listed} == {
+        "a": model_state().max_model_len,
+        "ab": 64,
+        "b": 64,
+    }

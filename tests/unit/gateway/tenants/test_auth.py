@@ -1,0 +1,103 @@
+"""Keys, principals and the cache between."""
+
+import pytest
+
+from baton.testing.virtual_clock import VirtualClock
+from baton.wire.failures import AuthenticationFailed, Unavailable
+from services.gateway.clients.protocols import CallContext
+from services.gateway.tenants.auth import Authenticator, bearer_key
+from tests.unit.gateway.fakes import KEY, SECRET, FakeQuota
+
+CONTEXT = CallContext("r1", 1.0)
+HEADER = f"Bearer {KEY}"
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def quota() -> FakeQuota:
+    return FakeQuota()
+
+
+@pytest.fixture
+def authenticator(quota: FakeQuota, clock: VirtualClock) -> Authenticator:
+    return Authenticator(quota, SECRET, clock)
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (None, "missing_api_key"),
+        ("", "missing_api_key"),
+        ("Basic abc", "invalid_api_key"),
+        ("Bearer ", "invalid_api_key"),
+        ("Bearer", "invalid_api_key"),
+        ("Bearer " + "x" * 1000, "invalid_api_key"),
+    ],
+)
+def test_headers_without_a_usable_key(header: str | None, reason: str) -> None:
+    with pytest.raises(AuthenticationFailed) as caught:
+        bearer_key(header)
+    assert caught.value.reason == reason
+
+
+async def test_an_answer_is_fresh_for_five_seconds(
+    authenticator: Authenticator, quota: FakeQuota, clock: VirtualClock
+) -> None:
+    principal = await authenticator.authenticate(HEADER, CONTEXT)
+    assert (principal.tenant, principal.key_id) == ("acme", "key-1")
+    clock.advance(4.9)
+    await authenticator.authenticate(HEADER, CONTEXT)
+    assert quota.num_authenticated == 1
+    clock.advance(0.2)
+    await authenticator.authenticate(HEADER, CONTEXT)
+    assert quota.num_authenticated == 2
+
+
+async def test_a_stale_answer_is_used_while_quota_is_away_for_15_minutes(
+    authenticator: Authenticator, quota: FakeQuota, clock: VirtualClock
+) -> None:
+    await authenticator.authenticate(HEADER, CONTEXT)
+    quota.failure = Unavailable("down")
+    clock.advance(14 * 60)
+    assert (await authenticator.authenticate(HEADER, CONTEXT)).tenant == "acme"
+    clock.advance(2 * 60)
+    with pytest.raises(Unavailable) as caught:
+        await authenticator.authenticate(HEADER, CONTEXT)
+    assert caught.value.reason == "quota_unavailable"
+
+
+async def test_an_unknown_key_needs_quota(authenticator: Authenticator, quota: FakeQuota) -> None:
+    quota.failure = Unavailable("down")
+    with pytest.raises(Unavailable):
+        await authenticator.authenticate(HEADER, CONTEXT)
+
+
+async def test_a_revoked_key_is_refused_once_its_answer_is_no_longer_fresh(
+    authenticator: Authenticator, quota: FakeQuota, clock: VirtualClock
+) -> None:
+    await authenticator.authenticate(HEADER, CONTEXT)
+    clock.advance(6)
+    quota.failure = AuthenticationFailed("revoked")
+    with pytest.raises(AuthenticationFailed):
+        await authenticator.authenticate(HEADER, CONTEXT)
+    quota.failure = Unavailable("down")
+    with pytest.raises(Unavailable):
+        await authenticator.authenticate(HEADER, CONTEXT)
+
+
+async def test_the_key_itself_never_leaves(authenticator: Authenticator, quota: FakeQuota) -> None:
+    seen: list[bytes] = []
+    original = quota.authenticate
+
+    async def spy(digest: bytes, context: CallContext):
+        seen.append(digest)
+        return await original(digest, context)
+
+    quota.authenticate = spy  # type: ignore[method-assign]
+    await authenticator.authenticate(HEADER, CONTEXT)
+    assert len(seen[0]) == 32
+    assert KEY.encode() not in seen[0]

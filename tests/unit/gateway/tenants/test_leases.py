@@ -1,0 +1,334 @@
+"""Tests of renewals over a stream that ends: another replica answers, or nobody does."""
+
+import asyncio
+import random
+from typing import Any
+
+from baton.runtime.shared_stream import FrameStream
+from baton.testing.memory_stream import memory_stream_pair
+from baton.testing.virtual_clock import run_virtual
+from baton.wire.failures import Unavailable
+from baton.wire.v1 import quota_pb2
+from services.gateway.tenants.leases import BEAT_S, Lease, LeaseKeeper
+
+HELD = quota_pb2.LeaseState.STATE_HELD
+REFUSED = quota_pb2.LeaseState.STATE_REFUSED
+LOST = quota_pb2.LeaseState.STATE_LOST
+
+
+class Replicas:
+    """A quota service whose renewal streams the test reads and answers, one after the other."""
+
+    def __init__(self) -> None:
+        self.streams: list[Any] = []
+        self.is_down = False
+        self.opened = asyncio.Event()
+        self.num_tries = 0
+
+    async def open_renewals(self) -> FrameStream[Any, Any]:
+        self.num_tries += 1
+        if self.is_down:
+            raise Unavailable("no quota service answers")
+        near, far = memory_stream_pair()
+        self.streams.append(far)
+        self.opened.set()
+        return near
+
+    async def next_stream(self) -> Any:
+        await self.opened.wait()
+        self.opened.clear()
+        return self.streams[-1]
+
+    async def answer(
+        self, granted: int | None = None, state: quota_pb2.LeaseState.State = HELD
+    ) -> quota_pb2.RenewRequest:
+        """Read one request and grant what it wants, or `granted`."""
+        request = await self.streams[-1].read()
+        response = quota_pb2.RenewResponse()
+        for lease in request.leases:
+            wanted = max(lease.wanted_output_tokens, lease.granted_output_tokens)
+            response.leases.add(
+                request_id=lease.request_id,
+                granted_output_tokens=wanted if granted is None else granted,
+                state=state,
+            )
+        await self.streams[-1].write(response)
+        return request
+
+
+def lease_of(request_id: str = "r1", **fields: Any) -> Lease:
+    return Lease(request_id, "acme", "k", "demo", num_prompt_tokens=3, num_granted=100, **fields)
+
+
+def keeping(scenario: Any) -> None:
+    async def main() -> None:
+        quota = Replicas()
+        keeper = LeaseKeeper(quota, random.Random(3))  # type: ignore[arg-type]
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(keeper.run())
+            await scenario(quota, keeper)
+            running.cancel()
+
+    run_virtual(main())
+
+
+def test_an_ask_that_meets_a_leaving_replica_is_answered_by_the_next() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+        lease = lease_of(hard_budget=True)
+        keeper.open(lease)
+        await quota.next_stream()
+        await quota.answer()
+        await quota.streams[0].close()
+        keeper.ask(lease, 500)
+        await quota.next_stream()
+        await quota.answer()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
+        assert (lease.num_granted, lease.refused) == (500, False)
+
+    keeping(scenario)
+
+
+def test_an_ask_that_was_lost_with_its_stream_is_asked_again() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+        lease = lease_of(hard_budget=True)
+        keeper.open(lease)
+        first = await quota.next_stream()
+        await quota.answer()
+        await asyncio.sleep(0.001)
+        keeper.ask(lease, 500)
+        assert (await first.read()).leases[0].wanted_output_tokens == 500
+        await first.close()
+        await quota.next_stream()
+        await quota.answer()
+        await asyncio.sleep(0.001)
+        assert lease.num_granted == 500
+
+    keeping(scenario)
+
+
+def test_a_renewal_that_comes_late_never_lowers_the_grant() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+        lease = lease_of()
+        keeper.open(lease)
+        await quota.next_stream()
+        keeper.ask(lease, 500)
+        await quota.answer(granted=500)
+        # What was asked before that is answered after it.
+        await quota.answer(granted=100)
+        await asyncio.sleep(0.001)
+        assert lease.num_granted == 500
+
+    keeping(scenario)
+
+
+def test_an_outage_never_lowers_the_grant() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+        lease = lease_of()
+        keeper.open(lease)
+        quota.is_down = True
+        await asyncio.sleep(1)
+        keeper.ask(lease, 50)
+        assert lease.num_granted == 100
+
+    keeping(scenario)
+
+
+def test_a_refused_extension_keeps_the_grant_and_is_told() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+        told: list[bool] = []
+        lease = lease_of()
+        lease.on_change = lambda: told.append(lease.refused)
+        keeper.open(lease)
+        await quota.next_stream()
+        await quota.answer()
+        keeper.ask(lease, 500)
+        await quota.answer(granted=100, state=REFUSED)
+        await asyncio.sleep(0.001)
+        assert (lease.num_granted, lease.refused, lease.lost) == (100, True, False)
+        assert told == [False, True]
+
+    keeping(scenario)
+
+
+def test_a_lost_lease_is_told() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+        told: list[bool] = []
+        lease = lease_of()
+        lease.on_change = lambda: told.append(lease.lost)
+        keeper.open(lease)
+        await quota.next_stream()
+        await quota.answer(granted=0, state=LOST)
+        await asyncio.sleep(0.001)
+        assert told == [True]
+
+    keeping(scenario)
+
+
+def test_an_answer_for_a_request_that_has_ended_changes_nothing() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+        ended, open_one = lease_of("ended"), lease_of("open")
+        for lease in (ended, open_one):
+            keeper.open(lease)
+        await quota.next_stream()
+        await asyncio.sleep(0.001)
+        keeper.close(ended)
+        await quota.answer(granted=500)
+        await asyncio.sleep(0.001)
+        assert (ended.num_granted, open_one.num_granted) == (100, 500)
+
+    keeping(scenario)
+
+
+def test_a_request_that_ends_before_its_ask_has_left_asks_no_more() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+        ended, open_one = lease_of("ended"), lease_of("open")
+        for lease in (ended, open_one):
+            keeper.open(lease)
+        await quota.next_stream()
+        await quota.answer()
+        await asyncio.sleep(0.001)
+        keeper.ask(ended, 500)
+        keeper.ask(open_one, 500)
+        keeper.close(ended)
+        request = await quota.answer()
+        assert [lease.request_id for lease in request.leases] == ["open"]
+        assert list(keeper.open_request_ids()) == ["open"]
+
+    keeping(scenario)
+
+
+def test_only_a_lease_that_runs_short_asks_between_two_beats() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+        loop = asyncio.get_running_loop()
+        short, other = lease_of("short"), lease_of("other")
+        for lease in (short, other):
+            keeper.open(lease)
+        await quota.next_stream()
+        beat = await quota.answer()
+        began_s = loop.time()
+        assert [lease.wanted_output_tokens for lease in beat.leases] == [0, 0]
+        keeper.ask(short, 500)
+        asked = await quota.answer()
+        assert loop.time() - began_s < 0.1
+        assert [lease.request_id for lease in asked.leases] == ["short"]
+        beat = await quota.answer()
+        assert abs(loop.time() - began_s - BEAT_S) < 0.1
+        assert [lease.request_id for lease in beat.leases] == ["short", "other"]
+        assert beat.leases[0].wanted_output_tokens == 0, "it was granted"
+
+    keeping(scenario)
+
+
+def test_a_renewal_says_what_may_be_produced_and_never_more_produced_than_that() -> None:
+    lease = lease_of()
+    lease.num_credited, lease.num_produced, lease.num_wanted = 64, 70, 500
+    renewal = lease.to_wire()
+    assert (renewal.used_output_tokens, renewal.produced_output_tokens) == (64, 64)
+    assert (renewal.granted_output_tokens, renewal.wanted_output_tokens) == (100, 500)
+    lease.num_produced = 20
+    assert lease.to_wire().produced_output_tokens == 20
+
+
+def test_a_lease_that_quota_does_not_know_is_not_renewed_and_answered_here() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+        local = lease_of("local", local=True)
+        keeper.open(local)
+        keeper.open(lease_of("known"))
+        await quota.next_stream()
+        request = await quota.answer()
+        assert [lease.request_id for lease in request.leases] == ["known"]
+        keeper.ask(local, 500)
+        assert local.num_granted == 500
+
+    keeping(scenario)
+
+
+def test_while_no_replica_answers_soft_tenants_go_on_and_hard_budgets_end() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+        soft, hard = lease_of("soft"), lease_of("hard", hard_budget=True)
+        for lease in (soft, hard):
+            keeper.open(lease)
+        first = await quota.next_stream()
+        await quota.answer()
+        await asyncio.sleep(0.001)
+        for lease in (soft, hard):
+            keeper.ask(lease, 500)
+        await first.read()
+        quota.is_down = True
+        await first.close()
+        await asyncio.sleep(1)
+        assert (soft.num_granted, hard.refused) == (500, True)
+        keeper.ask(soft, 900)
+        assert soft.num_granted == 900
+
+    keeping(scenario)
+
+
+def test_an_outage_refuses_no_hard_budget_that_asked_for_nothing() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+        lease = lease_of(hard_budget=True)
+        keeper.open(lease)
+        await quota.next_stream()
+        await quota.answer()
+        quota.is_down = True
+        await quota.streams[0].close()
+        await asyncio.sleep(1)
+        assert not lease.refused
+
+    keeping(scenario)
+
+
+def test_an_outage_grants_nothing_that_quota_refused_before() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+        lease = lease_of()
+        keeper.open(lease)
+        await quota.next_stream()
+        await quota.answer()
+        keeper.ask(lease, 500)
+        await quota.answer(granted=100, state=REFUSED)
+        quota.is_down = True
+        await quota.streams[0].close()
+        await asyncio.sleep(1)
+        assert lease.num_granted == 100
+
+    keeping(scenario)
+
+
+def test_an_ask_before_the_first_stream_is_open_waits_for_it() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+        lease = lease_of(hard_budget=True)
+        keeper.open(lease)
+        keeper.ask(lease, 500)
+        assert not lease.refused
+        await quota.next_stream()
+        await quota.answer()
+        await asyncio.sleep(0.001)
+        assert lease.num_granted == 500
+
+    keeping(scenario)
+
+
+def test_pauses_grow_anew_in_each_outage() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+        keeper.open(lease_of())
+        quota.is_down = True
+        await asyncio.sleep(60)
+        quota.is_down = False
+        await quota.next_stream()
+        await quota.answer()
+        quota.is_down, quota.num_tries = True, 0
+        await quota.streams[0].close()
+        await asyncio.sleep(0.5)
+        assert quota.num_tries >= 3
+
+    keeping(scenario)
+
+
+def test_a_quota_service_that_is_away_is_tried_with_growing_pauses() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+        quota.is_down = True
+        await asyncio.sleep(60)
+        assert 20 <= quota.num_tries <= 60
+
+    keeping(scenario)
