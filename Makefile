@@ -63,7 +63,7 @@ chaos: $(KERNELS) $(DEPLOY) ## every kind of fault ten times against the real st
 		$(RUN) -m pytest tests/chaos $(ARGS)
 
 bench: $(KERNELS) ## the engine beside its peers (ARGS="--quick"; see docs/benchmarks)
-	@$(VENV)/bin/baton bench engine $(ARGS)
+	@$(VENV)/bin/python -m bench engine $(ARGS)
 
 bench-peers: $(INSTALLED) ## install the peers that `make bench` compares with
 	@PYTHON=$(CURDIR)/$(RUN) tools/bench_peers.sh

@@ -21,11 +21,12 @@ from gevent.pool import Group
 from locust import LoadTestShape, argument_parser
 from locust.runners import MasterRunner, WorkerRunner
 
-from loadtest import live_page, replay, report, scenario, shapes, summary, verdict
+from loadtest import replay, scenario, shapes
 from loadtest.deployment import Deployment, DeploymentError, fit, inspect
 from loadtest.http_json import fetcher
 from loadtest.recorder import HISTORY_EVERY_S, Recorder
 from loadtest.replay import Arrival, TraceError
+from loadtest.reporting import live_page, report, summary, verdict
 from loadtest.scenario import Load, Scenario, ScenarioError
 from loadtest.workloads import UserKind, Writer
 

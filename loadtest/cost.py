@@ -1,6 +1,6 @@
 """What Locust itself adds to the times it measures: `python -m loadtest.cost`.
 
-A server with a known pace, and beside Locust another client, `baton.bench.load`: raw sockets on
+A server with a known pace, and beside Locust another client, `loadtest.raw_client`: raw sockets on
 asyncio, a parser in C, nothing computed while it measures. Both send the same requests.
 """
 
@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from baton.bench.latency import summarize
 from loadtest.ask import PATH, Ask
+from loadtest.reporting.latency import summarize
 from loadtest.workloads import KINDS, Conversation, Writer
 
 TTFT_MS, GAP_MS = 100.0, 20.0
@@ -75,7 +75,7 @@ def by_asyncio(url: str, num_users: int, seconds: float) -> dict[str, Any]:
         "timeout_s": 60,
     }
     ran = subprocess.run(
-        [sys.executable, "-m", "baton.bench.load"],
+        [sys.executable, "-m", "loadtest.raw_client"],
         input=json.dumps(plan) + "\n",
         capture_output=True,
         text=True,

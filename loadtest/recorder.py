@@ -18,9 +18,8 @@ from locust.runners import MasterRunner, WorkerRunner
 
 from loadtest.answers import StreamedAnswer
 from loadtest.deployment import Deployment
-from loadtest.scenario import Scenario, is_good
-from loadtest.stages import timeline
-from loadtest.summary import (
+from loadtest.reporting.stages import timeline
+from loadtest.reporting.summary import (
     GENERATOR,
     GOODPUT,
     INPUT,
@@ -34,6 +33,7 @@ from loadtest.summary import (
     Row,
     all_kinds,
 )
+from loadtest.scenario import Scenario, is_good
 
 HISTORY_EVERY_S = 3.0
 _LAG_EVERY_S = 0.05

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from loadtest.verdict import parse_limit
+from loadtest.reporting.verdict import parse_limit
 from loadtest.workloads import KINDS, UserKind
 
 FOLDER = Path(__file__).parent / "scenarios"

@@ -6,7 +6,7 @@ import platform
 import sys
 from importlib.metadata import version
 
-from baton.cli import bench, keys, roll, stack, top, trace, up
+from baton.cli import keys, roll, stack, top, trace, up
 from baton.localstack.edge import NoEnvoy
 from baton.localstack.home import AlreadyRunning, HomeNotWritable
 from baton.localstack.models import ModelNotFound
@@ -26,7 +26,6 @@ _REFUSALS = (
     PortTaken,
     RegistryError,
     StartFailed,
-    bench.BadBenchOption,
     roll.RollFailed,
     stack.NotRunning,
     up.NotEnoughMemory,
@@ -38,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="baton", description="Disaggregated LLM serving")
     parser.add_argument("--version", action="version", version=version_line())
     commands = parser.add_subparsers(dest="command", required=True)
-    for module in (up, stack, top, roll, keys, trace, bench):
+    for module in (up, stack, top, roll, keys, trace):
         module.add_parsers(commands)
     arguments = parser.parse_args()
     try:

@@ -20,8 +20,6 @@ LABEL org.opencontainers.image.title="baton-loadtest" \
     org.opencontainers.image.licenses="Apache-2.0"
 RUN install -d -o 10001 -g 10001 /var/lib/baton
 COPY --from=build /opt/venv /opt/venv
-COPY baton/__init__.py /app/baton/
-COPY baton/bench/__init__.py baton/bench/latency.py /app/baton/bench/
 COPY loadtest /app/loadtest
 ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONPATH=/app \

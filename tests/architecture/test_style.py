@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PRODUCT = [
     path
-    for folder in ("baton", "services")
+    for folder in ("baton", "services", "bench")
     for path in sorted((ROOT / folder).rglob("*.py"))
     if "wire/v1" not in path.as_posix()
 ]

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from baton.bench.latency import percentile
+from loadtest.reporting.latency import percentile
 from tests.e2e.conftest import Stack, wait_until
 
 IS_LONG = bool(os.environ.get("BATON_TEST_LONG"))

@@ -1,4 +1,4 @@
-"""`baton bench engine` end to end on a model of seconds, without peers."""
+"""`python -m bench engine` end to end on a model of seconds, without peers."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def test_offline_and_served_runs_of_a_tiny_model_end_in_a_table(tmp_path: Path) 
     files = ["--cache", str(tmp_path / "cache"), "--output", str(output)]
     parts = ["--part", "offline,served"]
     ran = subprocess.run(
-        [sys.executable, "-m", "baton.cli", "bench", "engine", *OPTIONS, *SHORT, *files, *parts],
+        [sys.executable, "-m", "bench", "engine", *OPTIONS, *SHORT, *files, *parts],
         cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]

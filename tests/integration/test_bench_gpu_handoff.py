@@ -1,4 +1,4 @@
-"""`python -m baton.bench.gpu handoff`: two real cores, on host memory; without a GPU it says so."""
+"""`python -m bench.gpu handoff`: two real cores, on host memory; without a GPU it says so."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ Command = Callable[[Sequence[str]], int]
 def command() -> Command:
     """Loaded with torch and Triton, which no other test of this folder needs, when it is used."""
     pytest.importorskip("triton", reason=needs.TRITON)
-    from baton.bench.gpu import main
+    from bench.gpu.__main__ import main
 
     return main
 
@@ -41,6 +41,6 @@ def test_without_a_gpu_it_ends_with_one_sentence(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.splitlines() == [
-        "baton.bench.gpu handoff needs a GPU that torch can use; "
+        "bench.gpu handoff needs a GPU that torch can use; "
         "--device cpu tries the same on host memory"
     ]

@@ -1,4 +1,4 @@
-"""Blocks between two real processes, by each transport, as `baton bench handoff` moves them."""
+"""Blocks between two real processes, by each transport, as `python -m bench handoff` moves them."""
 
 import asyncio
 import contextlib
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from baton.bench.handoff import BenchOptions, Peer, run_bench, running_peer
-from baton.bench.handoff_pair import Pool
-from baton.bench.handoff_report import render
 from baton.runtime.shared_stream import StreamLost
+from bench.handoff.handoff import BenchOptions, Peer, run_bench, running_peer
+from bench.handoff.handoff_pair import Pool
+from bench.handoff.handoff_report import render
 from tests import needs
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import psutil
 
-from baton.bench.machine import living, process_tree
-from baton.bench.measured_process import Runner
+from bench.machine import living, process_tree
+from bench.measured_process import Runner
 
 # Answers every task at once, and its child never rests.
 RESTLESS = """

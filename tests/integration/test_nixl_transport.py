@@ -6,13 +6,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton.bench.handoff import BenchOptions, Peer, running_peer
-from baton.bench.handoff_pair import SPEC, Pool, source_bytes
 from baton.handoff.block_bytes import MAX_DATA_BYTES
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import HostPages
 from baton.handoff.transports.nixl import NUM_SLOTS, NixlReceiver
 from baton.wire.v1 import handoff_pb2
+from bench.handoff.handoff import BenchOptions, Peer, running_peer
+from bench.handoff.handoff_pair import SPEC, Pool, source_bytes
 from tests import needs
 
 pytestmark = needs.nixl

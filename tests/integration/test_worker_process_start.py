@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from baton.bench.machine import living
+from bench.machine import living
 
 WORKER = [sys.executable, "-m", "services.decode_worker"]
 

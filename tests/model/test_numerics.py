@@ -2,8 +2,8 @@
 
 import pytest
 
-from baton.bench.numerics import MAX_BOUND, MEAN_BOUND, measure_errors
 from baton.demo_model import demo_model_path
+from bench.engine.numerics import MAX_BOUND, MEAN_BOUND, measure_errors
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 

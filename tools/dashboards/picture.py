@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from loadtest.charts import number, ticks
+from loadtest.reporting.charts import number, ticks
 from tools.dashboards.prometheus import Line
 
 _CELL_WIDTH, _CELL_HEIGHT = 60, 34

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from baton.bench.model_shape import MachineRates, ModelShape, decode_limit_s, prefill_limit_s
-from baton.bench.models import SHAPES
-from baton.bench.report import ratio, render
-from baton.cli.bench import BadBenchOption, replace_between_marks
+from bench.__main__ import BadBenchOption, replace_between_marks
+from bench.model_shape import MachineRates, ModelShape, decode_limit_s, prefill_limit_s
+from bench.models import SHAPES
+from bench.report import ratio, render
 
 SIZE = str(SHAPES["tiny"].weight_bytes)
 MACHINE = {"part": "machine", "flops": 1e12, "read_bytes_per_s": {SIZE: 1e10}}

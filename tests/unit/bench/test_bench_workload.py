@@ -1,6 +1,6 @@
 """Prompts have an exact size, and names alone decide what is in them."""
 
-from baton.bench.workload import KINDS, RequestSize, WordList
+from bench.workload import KINDS, RequestSize, WordList
 
 WORDS = WordList({f" word{letter}": 100 + index for index, letter in enumerate("abcdefghij")})
 SIZE = RequestSize(num_shared=20, num_own=30, num_output=5)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from baton.bench.load import StreamedAnswer
+from loadtest.raw_client import StreamedAnswer
 
 
 def event(**fields: object) -> bytes:

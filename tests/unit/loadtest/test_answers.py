@@ -5,7 +5,7 @@ import json
 import pytest
 
 from loadtest.answers import AnswerError, StreamedAnswer
-from loadtest.stages import CLIENT, SERVER, parse_server_timing, timeline
+from loadtest.reporting.stages import CLIENT, SERVER, parse_server_timing, timeline
 
 
 def text(content: str) -> bytes:

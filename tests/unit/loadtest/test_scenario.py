@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from loadtest import scenario
+from loadtest.reporting.verdict import judge
 from loadtest.scenario import Load, ScenarioError, is_good
 from loadtest.shapes import users_at
-from loadtest.verdict import judge
 
 
 def parse(text: str) -> scenario.Scenario:

@@ -1,0 +1,247 @@
+"""`python -m bench engine`, `... handoff` and `... disagg`: tables and JSON lines.
+
+Exit status 2 = wrong usage or a clear refusal, in one line.
+"""
+
+import argparse
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from baton.system.byte_size import parse_bytes
+
+_BEGIN, _END = "<!-- bench:begin -->", "<!-- bench:end -->"
+_QUICK_MODELS, _QUICK_BATCHES = "tiny", "1,8"
+_MODELS, _BATCHES = "tiny,small", "1,8,32"
+
+
+class BadBenchOption(Exception):
+    """The message names the option."""
+
+
+def main() -> None:
+    """Entry point of `python -m bench`."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Benchmarks of Baton")
+    _add_parsers(parser.add_subparsers(dest="kind", required=True))
+    arguments = parser.parse_args()
+    try:
+        status = arguments.run(arguments)
+    except BadBenchOption as error:
+        print(f"bench: {error}", file=sys.stderr)
+        status = 2
+    except KeyboardInterrupt:
+        status = 130
+    raise SystemExit(status)
+
+
+def _add_parsers(kinds: Any) -> None:
+    engine = kinds.add_parser("engine", help="speed beside vLLM and transformers on this machine")
+    help_text = "machine, core, offline, served (default: all)"
+    engine.add_argument("--part", default="machine,core,offline,served", help=help_text)
+    help_text = f"models to make and run ({_MODELS}; also: nano)"
+    engine.add_argument("--model", default=_MODELS, metavar="A,B", help=help_text)
+    help_text = f"batch sizes and concurrencies ({_BATCHES})"
+    engine.add_argument("--batch", default=_BATCHES, metavar="N,M", help=help_text)
+    help_text = "baton, vllm, transformers, transformers-continuous (default: what is installed)"
+    engine.add_argument("--engine", default="", metavar="A,B", help=help_text)
+    engine.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of a cell (3)")
+    help_text = "requests per connection of a served run (10)"
+    engine.add_argument("--requests", type=int, default=10, metavar="N", help=help_text)
+    engine.add_argument("--threads", type=int, default=2, metavar="N", help="CPU threads (2)")
+    engine.add_argument("--kv-memory", default="4GiB", metavar="SIZE", help="KV pool (4GiB)")
+    help_text = f"minutes: {_QUICK_MODELS} at {_QUICK_BATCHES}, fewer rounds and requests"
+    engine.add_argument("--quick", action="store_true", help=help_text)
+    help_text = "folder for models and logs (~/.cache/baton-bench)"
+    engine.add_argument("--cache", type=Path, metavar="FOLDER", help=help_text)
+    help_text = "append JSON lines here (default: a new file in the cache folder)"
+    engine.add_argument("--output", type=Path, metavar="FILE", help=help_text)
+    help_text = "measure nothing; render these results"
+    engine.add_argument("--report", type=Path, nargs="+", metavar="FILE", help=help_text)
+    help_text = "with --report: put the tables between the marks of this Markdown file"
+    engine.add_argument("--into", type=Path, metavar="FILE", help=help_text)
+    engine.set_defaults(run=_engine)
+    handoff = kinds.add_parser("handoff", help="KV blocks between two processes, per transport")
+    help_text = "which, if they are there (shm,nixl,grpc)"
+    handoff.add_argument("--transports", default="shm,nixl,grpc", metavar="A,B", help=help_text)
+    handoff.add_argument(
+        "--rounds", type=int, default=15, metavar="N", help="transfers of each (15)"
+    )
+    handoff.add_argument("--mib", type=int, default=128, metavar="N", help="per transfer (128)")
+    help_text = "the prefill takes so many times an idle transfer (2)"
+    handoff.add_argument("--prefill-factor", type=float, default=2.0, metavar="F", help=help_text)
+    help_text = "append JSON lines here (default: a new file in ~/.cache/baton-bench/results)"
+    handoff.add_argument("--output", type=Path, metavar="FILE", help=help_text)
+    help_text = "measure nothing; render these results"
+    handoff.add_argument("--report", type=Path, nargs="+", metavar="FILE", help=help_text)
+    help_text = "put the table between the marks of this Markdown file"
+    handoff.add_argument("--into", type=Path, metavar="FILE", help=help_text)
+    handoff.set_defaults(run=_handoff)
+    _add_disagg(kinds)
+
+
+def _add_disagg(kinds: Any) -> None:
+    disagg = kinds.add_parser("disagg", help="split, aggregated and automatic on the same cores")
+    disagg.add_argument("--model", default="tiny", metavar="NAME", help="tiny, small or nano")
+    disagg.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each (3)")
+    help_text = "with short prompts, at once (4)"
+    disagg.add_argument("--streams", type=int, default=4, metavar="N", help=help_text)
+    help_text = "long prompts that arrive meanwhile, one after the other (8)"
+    disagg.add_argument("--long", type=int, default=8, metavar="N", help=help_text)
+    help_text = "of each long prompt (2000)"
+    disagg.add_argument("--long-tokens", type=int, default=2000, metavar="N", help=help_text)
+    disagg.add_argument("--quick", action="store_true", help="seconds: one round, 3 long prompts")
+    help_text = "folder for models and logs (~/.cache/baton-bench)"
+    disagg.add_argument("--cache", type=Path, metavar="FOLDER", help=help_text)
+    help_text = "append JSON lines here (default: a new file in the cache folder)"
+    disagg.add_argument("--output", type=Path, metavar="FILE", help=help_text)
+    help_text = "measure nothing; render these results"
+    disagg.add_argument("--report", type=Path, nargs="+", metavar="FILE", help=help_text)
+    help_text = "put the tables between the marks of this Markdown file"
+    disagg.add_argument("--into", type=Path, metavar="FILE", help=help_text)
+    disagg.set_defaults(run=_disagg)
+
+
+def _engine(arguments: argparse.Namespace) -> int:
+    # Imported here: other commands need none of it.
+    from bench.engine.engine_bench import read_records, run_bench
+    from bench.report import render
+
+    if not arguments.report:
+        options = _options(arguments)
+        name = time.strftime("engine-%Y%m%d-%H%M%S.jsonl")
+        output = arguments.output or options.cache / "results" / name
+        # What is being measured must not outlive a bench that is ended.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        run_bench(options, output, lambda line: print(line, flush=True))
+        print(f"\nJSON lines: {output}\n")
+        arguments.report = [output]
+    return _show(render(read_records(arguments.report)), arguments.into)
+
+
+def _handoff(arguments: argparse.Namespace) -> int:
+    from bench.engine.engine_bench import read_records
+    from bench.handoff.handoff import BenchOptions, run_bench
+    from bench.handoff.handoff_report import render
+    from bench.models import cache_folder
+
+    if not arguments.report:
+        names = _words("--transports", arguments.transports, ("shm", "nixl", "grpc"))
+        if arguments.mib < 1 or arguments.rounds < 1 or arguments.prefill_factor <= 0:
+            raise BadBenchOption("--mib, --rounds and --prefill-factor must be greater than 0")
+        options = BenchOptions(arguments.mib, arguments.rounds, arguments.prefill_factor, names)
+        name = time.strftime("handoff-%Y%m%d-%H%M%S.jsonl")
+        output = arguments.output or cache_folder() / "results" / name
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        run_bench(options, output, lambda line: print(line, flush=True))
+        print(f"\nJSON lines: {output}\n")
+        arguments.report = [output]
+    return _show(render(read_records(arguments.report)), arguments.into)
+
+
+def _disagg(arguments: argparse.Namespace) -> int:
+    from bench.engine.engine_bench import read_records
+    from bench.serving.disagg import run_bench
+    from bench.serving.disagg_report import render
+
+    if not arguments.report:
+        options = _disagg_options(arguments)
+        name = time.strftime("disagg-%Y%m%d-%H%M%S.jsonl")
+        output = arguments.output or options.cache / "results" / name
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        run_bench(options, output, lambda line: print(line, flush=True))
+        print(f"\nJSON lines: {output}\n")
+        arguments.report = [output]
+    return _show(render(read_records(arguments.report)), arguments.into)
+
+
+def _disagg_options(arguments: argparse.Namespace) -> Any:
+    from bench.models import MAX_MODEL_LEN, SHAPES, cache_folder
+    from bench.serving.disagg import NUM_TURNS, BenchOptions
+
+    (model,) = _words("--model", arguments.model, tuple(SHAPES)) or ("tiny",)
+    least = {"rounds": 1, "streams": 1, "long": 1, "long_tokens": 1}
+    for name, lowest in least.items():
+        if getattr(arguments, name) < lowest:
+            raise BadBenchOption(f"--{name.replace('_', '-')} must be {lowest} or more")
+    if arguments.long_tokens > MAX_MODEL_LEN // 2:
+        raise BadBenchOption(f"--long-tokens must be {MAX_MODEL_LEN // 2} or less")
+    quick = arguments.quick
+    return BenchOptions(
+        model=model,
+        cache=arguments.cache or cache_folder(),
+        num_rounds=1 if quick else arguments.rounds,
+        num_streams=arguments.streams,
+        num_turns=1 if quick else NUM_TURNS,
+        num_long=min(arguments.long, 3) if quick else arguments.long,
+        long_tokens=arguments.long_tokens,
+    )
+
+
+def _show(text: str, into: Path | None) -> int:
+    if into:
+        into.write_text(replace_between_marks(into.read_text(), text))
+    else:
+        print(text)
+    return 0
+
+
+def replace_between_marks(document: str, text: str) -> str:
+    """The document with what lies between its marks replaced. Raises BadBenchOption."""
+    before, begin, rest = document.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise BadBenchOption(f"--into: the file has no {_BEGIN} and {_END}")
+    return f"{before}{begin}\n{text}{end}{after}"
+
+
+def _options(arguments: argparse.Namespace) -> Any:
+    from bench.contenders import Parity
+    from bench.engine.engine_bench import PARTS, BenchOptions
+    from bench.models import SHAPES, cache_folder
+
+    if arguments.quick:
+        _make_quick(arguments)
+    batches = _words("--batch", arguments.batch)
+    if not all(batch.isdigit() and int(batch) for batch in batches):
+        raise BadBenchOption(f"--batch {arguments.batch!r}: say numbers from 1 on, as in 1,8")
+    return BenchOptions(
+        parts=_words("--part", arguments.part, PARTS),
+        models=_words("--model", arguments.model, tuple(SHAPES)),
+        batches=tuple(int(batch) for batch in batches),
+        engines=_words("--engine", arguments.engine),
+        num_rounds=arguments.rounds,
+        requests_per_client=arguments.requests,
+        parity=Parity(arguments.threads, _bytes("--kv-memory", arguments.kv_memory)),
+        cache=arguments.cache or cache_folder(),
+    )
+
+
+def _make_quick(arguments: argparse.Namespace) -> None:
+    """Smaller values for what was not asked for otherwise."""
+    if arguments.model == _MODELS:
+        arguments.model = _QUICK_MODELS
+    if arguments.batch == _BATCHES:
+        arguments.batch = _QUICK_BATCHES
+    arguments.rounds = min(arguments.rounds, 2)
+    arguments.requests = min(arguments.requests, 3)
+
+
+def _bytes(option: str, text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise BadBenchOption(f"{option} {error}") from None
+
+
+def _words(option: str, text: str, allowed: tuple[str, ...] = ()) -> tuple[str, ...]:
+    words = tuple(word for word in text.split(",") if word)
+    for word in words:
+        if allowed and word not in allowed:
+            raise BadBenchOption(f"{option} {word!r}: is none of {', '.join(allowed)}")
+    return words
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Who is measured, and how each one's offline runner is started, with the same threads and pool.
+
+Baton is always there; peers are when their environments are (`make bench-peers`), except
+transformers, which Baton's own environment has.
+"""
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PEERS_VARIABLE = "BATON_BENCH_PEERS"
+BATON = "baton"
+# The name of a worker's KV pool in /proc/PID/smaps.
+POOL_NAME = "baton-kv-pool"
+_SCRIPTS = Path(__file__).parent / "peers"
+# A shell's settings of threads must not decide a comparison: each engine has its own defaults.
+_DROPPED_PREFIXES = ("OMP_", "GOMP_", "KMP_", "MKL_", "ONEDNN_", "BATON_", "OTEL_")
+_QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """What all engines are given alike."""
+
+    num_threads: int = 2
+    kv_bytes: int = 4 * 2**30
+    dtype: str = "bfloat16"
+
+    @property
+    def kv_gib(self) -> str:
+        return f"{max(1, round(self.kv_bytes / 2**30))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One engine without a server: the command of its runner."""
+
+    name: str
+    argv: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def peers_folder() -> Path:
+    """`$BATON_BENCH_PEERS`, or a folder of the user's cache."""
+    return Path(os.environ.get(PEERS_VARIABLE, Path.home() / ".cache" / "baton-peers"))
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without what would tune one engine and not the other."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_DROPPED_PREFIXES)}
+    return kept | _QUIET
+
+
+def installed() -> list[str]:
+    """Names of all that can be measured here, Baton first."""
+    vllm = ["vllm"] if _python("vllm").exists() else []
+    return [BATON, *vllm, "transformers", "transformers-continuous"]
+
+
+def offline_contender(name: str, model: Path, parity: Parity) -> Contender:
+    """The runner of one engine of `installed()` with one model."""
+    threads = str(parity.num_threads)
+    if name == BATON:
+        return Contender(name, _baton_argv(model, parity))
+    if name == "vllm":
+        script = str(_SCRIPTS / "vllm_offline.py")
+        argv = [str(_python("vllm")), script, str(model), parity.kv_gib, threads]
+        return Contender(name, argv, vllm_environment(parity))
+    mode = "continuous" if name == "transformers-continuous" else "generate"
+    script = str(_SCRIPTS / "transformers_offline.py")
+    return Contender(name, [sys.executable, script, str(model), mode, threads])
+
+
+def vllm_environment(parity: Parity) -> dict[str, str]:
+    """As vLLM's guide for CPUs says: preloaded OpenMP and allocator, all cores for the engine."""
+    folder = peers_folder()
+    patterns = ("vllm/lib/libiomp5.so", "deb/usr/lib/*/libtcmalloc_minimal.so.4")
+    found = [str(path) for pattern in patterns for path in folder.glob(pattern)]
+    return {
+        "LD_PRELOAD": ":".join(found),
+        "VLLM_CPU_KVCACHE_SPACE": parity.kv_gib,
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{parity.num_threads - 1}",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    }
+
+
+def vllm_command() -> str:
+    return str(_python("vllm").with_name("vllm"))
+
+
+def _python(peer: str) -> Path:
+    return peers_folder() / peer / "bin" / "python"
+
+
+def _baton_argv(model: Path, parity: Parity) -> list[str]:
+    options = {
+        "--model": model,
+        "--dtype": parity.dtype,
+        "--threads": parity.num_threads,
+        "--kv-memory": parity.kv_bytes,
+    }
+    words = [str(word) for name, value in options.items() for word in (name, value)]
+    return [sys.executable, "-m", "bench.engine.offline_runner", *words]

@@ -1,0 +1,71 @@
+"""A worker's core on a CPU whose cache is not the shared pool, as a GPU's is not.
+
+For `bench.gpu handoff --device cpu`: the product's core with its own model, its copies beside
+the shared pool and its reads by NIXL, all on host memory. Options are those of a worker's core.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from baton.engine.process.core import CoreLink, serve
+from baton.engine.protocol.batch import StepBatch, StepResult
+from baton.model.gpu.block_staging import BlockStaging
+from baton.model.gpu.device_pages import DevicePages
+from baton.model.load.load import LoadedModel
+from baton.model.load.memory_need import LargestStep
+from baton.model.tensors.side_stream import side_stream
+from baton.model.torch_runner import TorchRunner
+from baton.worker.core_main import build_engine, parse_options
+
+
+class OwnPoolRunner(TorchRunner):
+    """Computes in a pool of its own."""
+
+    _staging: BlockStaging | None = None
+
+    def bind_pool(self, pool: memoryview) -> None:
+        super().bind_pool(np.zeros(len(pool), np.uint8).data)
+        self._staging = BlockStaging(self._pool, pool, side_stream(torch.device("cpu")))
+
+    def device_pages(self, ring_bytes: int) -> DevicePages:
+        return DevicePages(self._pool, ring_bytes)
+
+    @property
+    def num_copies_begun(self) -> int:
+        return 0 if self._staging is None else self._staging.num_begun
+
+    def poll_copies(self) -> int:
+        return 0 if self._staging is None else self._staging.poll()
+
+    def run(self, batch: StepBatch) -> StepResult:
+        assert self._staging is not None, "a pool is bound"
+        self._staging.upload(batch.imported_blocks)
+        result = super().run(batch)
+        self._staging.download(batch.exported_blocks)
+        return result
+
+
+def make_runner(
+    loaded: LoadedModel,
+    step: LargestStep,
+    device: torch.device,
+    *,
+    has_graphs: bool,
+    is_deterministic: bool,
+) -> tuple[OwnPoolRunner, LoadedModel]:
+    """In place of `baton.model.device.make_runner`."""
+    return OwnPoolRunner(loaded, is_deterministic=is_deterministic), loaded
+
+
+def main(argv: Sequence[str]) -> None:
+    link, rest = CoreLink.from_argv(argv)
+    options = parse_options(rest)
+    torch.set_num_threads(options.threads)
+    serve(link, build_engine(options, make_runner))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

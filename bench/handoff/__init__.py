@@ -1,0 +1,1 @@
+"""KV blocks between two processes, per transport; and the relay of tokens."""

@@ -1,0 +1,1 @@
+"""The whole stack under load: split, aggregated and automatic; servers of peers."""

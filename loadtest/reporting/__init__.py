@@ -1,0 +1,1 @@
+"""From what was recorded to figures, verdicts, charts and pages."""
