@@ -13,8 +13,8 @@ from typing import Any
 import helm_python as helm
 import yaml
 
-from baton.testing.kube_api import KubeApi
-from baton.testing.kube_resources import CORE, CUSTOM, Resource
+from tests.kit.kube.kube_api import KubeApi
+from tests.kit.kube.kube_resources import CORE, CUSTOM, Resource
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy/helm/baton"

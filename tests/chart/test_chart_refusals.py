@@ -5,8 +5,8 @@ from typing import Any
 import helm_python as helm
 import pytest
 
-from baton.testing.kube_resources import CORE
 from tests.chart.rendered import PROFILES, chart, render
+from tests.kit.kube.kube_resources import CORE
 
 
 def model(**pool: Any) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import helm_python as helm
 import pytest
 import yaml
 
-from baton.testing.kube_api import KubeApi
-from baton.testing.kube_store import Key, Object
 from tests.chart.rendered import CHART, NAMESPACE, PROFILES, chart, cluster
+from tests.kit.kube.kube_api import KubeApi
+from tests.kit.kube.kube_store import Key, Object
 
 SECRETS = ("baton-auth", "baton-tls", "baton-redis")
 

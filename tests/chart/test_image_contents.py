@@ -7,9 +7,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from baton.testing.kube_api import KubeApi
-from baton.testing.kube_store import Key
 from tests.chart.rendered import ROOT
+from tests.kit.kube.kube_api import KubeApi
+from tests.kit.kube.kube_store import Key
 
 DOCKERFILE = ROOT / "deploy/docker/service.Dockerfile"
 SLICE = {

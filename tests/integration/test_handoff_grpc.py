@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from baton.engine.local_client import LocalEngineClient
 from baton.engine.protocol.messages import SamplingParams
 from baton.engine.step.engine import Engine, EngineConfig
 from baton.handoff.block_bytes import MAX_DATA_BYTES
@@ -27,6 +26,7 @@ from baton.system.memory_file import create_memory_file
 from baton.testing.device_runner import DeviceFakeRunner
 from baton.testing.engine_driver import encode_tokens
 from baton.testing.fake_runner import FakeRunner
+from baton.testing.local_client import LocalEngineClient
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, sampling_pb2, worker_pb2, worker_pb2_grpc
 from baton.worker import instruments

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from kubernetes import client, watch
 
-from baton.testing.kube_api import KubeApi
-from baton.testing.kube_store import Key, Object
+from tests.kit.kube.kube_api import KubeApi
+from tests.kit.kube.kube_store import Key, Object
 
 SLICES = "discovery.k8s.io"
 

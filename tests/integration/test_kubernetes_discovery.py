@@ -12,11 +12,11 @@ import pytest
 from baton.runtime.discovery.discover import discover
 from baton.runtime.discovery.members import Discovery, Member, Target
 from baton.runtime.environment import SettingsError
-from baton.testing import kube_watch
 from baton.testing.certificates import Authority
-from baton.testing.kube_api import KubeApi
-from baton.testing.kube_store import Key
 from tests import needs
+from tests.kit.kube import kube_watch
+from tests.kit.kube.kube_api import KubeApi
+from tests.kit.kube.kube_store import Key
 
 pytest.importorskip("kubernetes", reason=needs.KUBERNETES)
 

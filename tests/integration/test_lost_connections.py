@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from prometheus_client import Counter
 
-from baton.engine.local_client import LocalEngineClient
 from baton.engine.protocol.messages import SamplingParams
 from baton.engine.step.engine import Engine, EngineConfig
 from baton.runtime.grpc_channel import open_channel
@@ -21,6 +20,7 @@ from baton.testing.engine_driver import encode_tokens
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.fault_proxy import FaultProxy, OneUpstream
 from baton.testing.faults import DIRECTIONS
+from baton.testing.local_client import LocalEngineClient
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, sampling_pb2, worker_pb2, worker_pb2_grpc
 from baton.worker import instruments as worker_instruments

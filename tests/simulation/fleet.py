@@ -22,7 +22,6 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from baton.engine.local_client import LocalEngineClient
 from baton.engine.protocol.batch import StepBatch
 from baton.engine.protocol.client import CoreDied
 from baton.engine.protocol.messages import SamplingParams
@@ -31,6 +30,7 @@ from baton.handoff import frame_codec
 from baton.runtime.discovery.discover import FixedMembers
 from baton.runtime.shared_stream import StreamLost
 from baton.testing.fake_runner import FakeRunner
+from baton.testing.local_client import LocalEngineClient
 from baton.testing.virtual_clock import VirtualClock
 from baton.testing.virtual_network import VirtualNetwork, VirtualStream, stop_process
 from baton.wire import key_registry

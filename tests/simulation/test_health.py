@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from baton.engine.local_client import LocalEngineClient
 from baton.engine.protocol.batch import StepBatch
 from baton.engine.step.engine import Engine, EngineConfig
 from baton.testing.engine_driver import add_sequence
 from baton.testing.fake_runner import FakeRunner
+from baton.testing.local_client import LocalEngineClient
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.worker.core_watch import CoreWatch
 from tests.simulation.fleet import Fleet, running_fleet

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from baton.engine.local_client import LocalEngineClient
 from baton.engine.protocol.messages import SamplingParams
 from baton.engine.step.engine import Engine, EngineConfig
 from baton.handoff.block_bytes import MAX_DATA_BYTES
@@ -23,6 +22,7 @@ from baton.testing.device_runner import DeviceFakeRunner
 from baton.testing.engine_driver import encode_tokens
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.inline_grammars import InlineGate, InlineGrammars
+from baton.testing.local_client import LocalEngineClient
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import VirtualClock
 from baton.wire.kv_spec import to_wire

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from baton.testing.kube_store import KubeError
+from tests.kit.kube.kube_store import KubeError
 
 Matches = Callable[[dict[str, Any]], bool]
 

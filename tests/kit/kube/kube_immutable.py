@@ -3,7 +3,7 @@ upgrades. Of the kinds that charts have; other fields are not looked at."""
 
 from typing import Any
 
-from baton.testing.kube_store import KubeError, Object
+from tests.kit.kube.kube_store import KubeError, Object
 
 _FIXED = {
     "Deployment": ("spec.selector",),

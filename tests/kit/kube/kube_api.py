@@ -17,13 +17,13 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
-from baton.testing import kube_resources as resources
-from baton.testing.kube_immutable import check_change
-from baton.testing.kube_patch import APPLY, applied, patched
-from baton.testing.kube_resources import CORE, CUSTOM, Resource
-from baton.testing.kube_selectors import field_selector, label_selector
-from baton.testing.kube_store import Key, KubeError, KubeStore, Object
-from baton.testing.kube_watch import WatchRequest, status_document, write_events
+from tests.kit.kube import kube_resources as resources
+from tests.kit.kube.kube_immutable import check_change
+from tests.kit.kube.kube_patch import APPLY, applied, patched
+from tests.kit.kube.kube_resources import CORE, CUSTOM, Resource
+from tests.kit.kube.kube_selectors import field_selector, label_selector
+from tests.kit.kube.kube_store import Key, KubeError, KubeStore, Object
+from tests.kit.kube.kube_watch import WatchRequest, status_document, write_events
 
 # A connection that says nothing for this long is closed.
 _IDLE_S = 60.0

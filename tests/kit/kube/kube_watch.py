@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from baton.testing.kube_resources import Resource
-from baton.testing.kube_store import Change, KubeError, KubeStore, Object
+from tests.kit.kube.kube_resources import Resource
+from tests.kit.kube.kube_store import Change, KubeError, KubeStore, Object
 
 # The real server's bookmarks come about once a minute.
 BOOKMARK_INTERVAL_S = 1.0

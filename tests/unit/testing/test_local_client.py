@@ -3,12 +3,12 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from baton.engine.local_client import LocalEngineClient
 from baton.engine.protocol.client import CoreDied
 from baton.engine.protocol.messages import Abort, StepEvents
 from baton.engine.step.engine import Engine, EngineConfig
 from baton.testing.engine_driver import add_sequence
 from baton.testing.fake_runner import FakeRunner
+from baton.testing.local_client import LocalEngineClient
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 
 STEP_S = 0.01

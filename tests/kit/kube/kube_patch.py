@@ -8,7 +8,7 @@ keeps what others said of fields that it never mentions at the top: there is no 
 import copy
 from typing import Any
 
-from baton.testing.kube_store import KubeError, Object
+from tests.kit.kube.kube_store import KubeError, Object
 
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
