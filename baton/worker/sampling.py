@@ -5,16 +5,16 @@ import math
 
 from baton.engine.protocol.messages import EarlyStopping, Grammar, SamplingParams
 from baton.wire.failures import InvalidRequest
+from baton.wire.limits import (
+    MAX_BIASES,
+    MAX_CHOICES,
+    MAX_LENGTH_PENALTY,
+    MAX_LOGPROBS,
+    MAX_WIRE_GRAMMAR_CHARS,
+)
 from baton.wire.v1 import sampling_pb2
 
-MAX_CHOICES = 128
-# Likeliest tokens told of one token, and biased tokens.
-MAX_LOGPROBS = 20
-MAX_BIASES = 1024
-MAX_GRAMMAR_CHARS = 256 * 1024
 _NO_FORMAT = "response_format asks for nothing"
-# Of beam search; beyond it powers of lengths overflow.
-MAX_LENGTH_PENALTY = 10.0
 _EARLY_STOPPING: dict[int, EarlyStopping] = {
     sampling_pb2.EARLY_STOPPING_UNSPECIFIED: "heuristic",
     sampling_pb2.EARLY_STOPPING_FULL: "full",
@@ -67,8 +67,8 @@ def _grammar_of(sampling: sampling_pb2.Sampling) -> Grammar | None:
             return None
         case _:
             raise InvalidRequest(_NO_FORMAT, param="response_format")
-    if len(grammar.text) > MAX_GRAMMAR_CHARS:
-        message = f"response_format has more than {MAX_GRAMMAR_CHARS} characters"
+    if len(grammar.text) > MAX_WIRE_GRAMMAR_CHARS:
+        message = f"response_format has more than {MAX_WIRE_GRAMMAR_CHARS} characters"
         raise InvalidRequest(message, param="response_format")
     return grammar
 

@@ -48,6 +48,7 @@ from envoy_data_plane.envoy.type.tracing.v3 import CustomTag
 from envoy_data_plane.envoy.type.v3 import Percent
 from envoy_data_plane.google.protobuf import Struct
 
+from baton.wire.limits import MAX_HEAD_KIB, MAX_HEADERS
 from services.edge.clusters import READY_PATH
 from services.edge.local_replies import local_replies
 from services.edge.messages import extension, packed, seconds
@@ -58,8 +59,6 @@ STAT_PREFIX = "edge"
 # The cluster of the collector.
 SPANS = "spans"
 # The gateway's own limits, so that both refuse the same.
-MAX_HEAD_KIB = 60
-MAX_HEADERS = 100
 IDLE_CONNECTION_S = 300.0
 # An ended answer that its client does not take.
 FLUSH_TIMEOUT_S = 60.0

@@ -16,12 +16,13 @@ from baton.runtime import logs
 from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
 from baton.runtime.stream_pump import StreamPump
 from baton.wire import failures
+from baton.wire.limits import MAX_CHOICES
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
 from baton.worker.cancels import observe_cancel
 from baton.worker.parts import WorkerParts
 from baton.worker.prompt import PromptBuffer, check_cache_key
-from baton.worker.sampling import MAX_CHOICES, to_params
+from baton.worker.sampling import to_params
 from services.prefill_worker.transfer import PrefillTransfer
 
 MAX_PARTIAL_PROMPTS = 64

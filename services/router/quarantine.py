@@ -15,18 +15,17 @@ from dataclasses import dataclass
 from baton.runtime import logs
 from baton.system.clock import Clock
 from baton.wire.failures import InvalidRequest
+from baton.wire.limits import MAX_DEATHS, MIN_QUARANTINE_S
 from baton.wire.v1 import router_pb2
 from services.router import instruments
 
-MAX_DEATHS = 2
 QUARANTINE_S = 600.0
 # Beyond this, the oldest are forgotten.
 MAX_FINGERPRINTS = 4096
 MAX_FINGERPRINT_BYTES = 64
 MAX_VERSIONS = 64
-# Of the newest, so many are told; never those that end so soon, which would come back from others.
+# The newest ones are told, up to this number.
 MAX_TOLD = 256
-MIN_TOLD_S = 5.0
 
 _log = logs.get("router.quarantine")
 
@@ -95,7 +94,7 @@ class Quarantine:
                 software_version=self.newest_version,
             )
             for fingerprint, entry in self._entries.items()
-            if entry.num_deaths >= MAX_DEATHS and entry.expires_at - now >= MIN_TOLD_S
+            if entry.num_deaths >= MAX_DEATHS and entry.expires_at - now >= MIN_QUARANTINE_S
         ]
         return told[-MAX_TOLD:]
 

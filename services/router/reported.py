@@ -8,11 +8,11 @@ import math
 from dataclasses import dataclass
 
 from baton.wire.failures import Incompatible
+from baton.wire.limits import MAX_BLOCK_SIZE
 from baton.wire.protocol import agree
 from baton.wire.v1 import router_pb2, worker_pb2
 
 MAX_BLOCKS = 1 << 24
-MAX_BLOCK_SIZE = 4096
 MAX_SEQS = 1 << 20
 _MAX_TOKENS = 1 << 40
 _MAX_RATE = 1e15

@@ -11,6 +11,7 @@ from typing import Self
 
 from baton.system.clock import Clock
 from baton.wire.failures import InvalidRequest, ModelNotFound, Unavailable
+from baton.wire.limits import MAX_CHOICES
 from baton.wire.v1 import router_pb2
 from services.router import instruments
 from services.router.fleet import Fleet, Worker
@@ -30,7 +31,6 @@ from services.router.settings import Settings
 from services.router.slot_lease import SlotLease
 
 MAX_PROMPT_TOKENS = 1 << 24
-MAX_CHOICES = 128
 # A prompt that is so many times shorter is worth a look at blocks of its own.
 _MUCH = 2
 

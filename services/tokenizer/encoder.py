@@ -14,12 +14,11 @@ from baton.runtime.telemetry import StageTimer
 from baton.system.clock import Clock
 from baton.wire import prefix_hash
 from baton.wire.failures import InvalidRequest, Overloaded
+from baton.wire.limits import MAX_BLOCK_SIZE
 from baton.wire.v1 import tokenizer_pb2
 from services.tokenizer.render_messages import Rendered, RenderRequest
 from services.tokenizer.run_length import has_run_longer_than
 from services.tokenizer.served_model import ModelTable, RunInThread, ServedModel
-
-MAX_BLOCK_SIZE = 1024
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from baton.wire.failures import InvalidRequest
+from baton.wire.limits import MAX_HEAD_KIB, MAX_HEADERS
 from services.gateway.openai.errors import error_body
 from services.gateway.request import reports
 
-MAX_HEAD_BYTES = 60 * 1024
-MAX_HEADERS = 100
+MAX_HEAD_BYTES = MAX_HEAD_KIB * 1024
 HEAD_TIMEOUT_S = 10.0
 # A write waits when this much is not sent yet: the socket's own buffer keeps a slow client busy. A
 # chunk of an answer has 300 bytes, and uvloop needs three times that for each that it keeps.

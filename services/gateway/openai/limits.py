@@ -8,12 +8,18 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from baton.wire.limits import (
+    MAX_BIASES,
+    MAX_CHOICES,
+    MAX_GRAMMAR_CHARS,
+    MAX_LENGTH_PENALTY,
+    MAX_LOGPROBS,
+)
+
 MAX_JSON_DEPTH = 64
 MAX_MESSAGES = 4096
 MAX_PARTS = 256
 MAX_STOP_STRINGS = 4
-MAX_CHOICES = 128
-MAX_LOGPROBS = 20
 
 # 8 MiB is also the default cap of the whole body.
 Text = Annotated[str, Meta(max_length=8 * 1024 * 1024)]
@@ -32,7 +38,7 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 MinP = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 # Of beam search: an exponent of lengths.
-LengthPenalty = Annotated[float, Meta(ge=-10, le=10)]
+LengthPenalty = Annotated[float, Meta(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)]
 RepetitionPenalty = Annotated[float, Meta(gt=0, le=10)]
 MaxTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 MaxTokensOrNone = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -47,10 +53,9 @@ StopStrings = StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=64)]
 LogitBias = Annotated[
     dict[Annotated[str, Meta(pattern="^[0-9]{1,10}$")], Annotated[float, Meta(ge=-100, le=100)]],
-    Meta(max_length=1024),
+    Meta(max_length=MAX_BIASES),
 ]
-# What an answer must look like; with the prompt it has to fit into one frame to a worker.
-MAX_GRAMMAR_CHARS = 128 * 1024
+# What an answer must look like.
 Regex = Annotated[str, Meta(min_length=1, max_length=8 * 1024)]
 GrammarText = Annotated[str, Meta(min_length=1, max_length=64 * 1024)]
 SchemaText = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARS)]

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from baton.wire.failures import InvalidRequest
+from baton.wire.limits import MAX_GRAMMAR_CHARS
 from services.gateway.openai import limits
 from services.gateway.openai.decoding import described, unsupported_field
 from services.gateway.openai.generation import Structure
@@ -132,8 +133,8 @@ def _schema(schema: Any, place: str) -> Structure:
 
 
 def _check_size(num_chars: int, place: str) -> None:
-    if num_chars > limits.MAX_GRAMMAR_CHARS:
+    if num_chars > MAX_GRAMMAR_CHARS:
         raise InvalidRequest(
-            f"{place}: got {num_chars} characters; expected at most {limits.MAX_GRAMMAR_CHARS}",
+            f"{place}: got {num_chars} characters; expected at most {MAX_GRAMMAR_CHARS}",
             param=place,
         )

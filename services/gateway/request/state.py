@@ -7,6 +7,7 @@ from typing import Protocol
 
 from baton.runtime.telemetry import Span, StageTimer
 from baton.system.clock import Clock
+from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import failure_pb2, quota_pb2, tokenizer_pb2
 from services.gateway.openai.endpoints import Endpoint
 from services.gateway.openai.generation import Delta, GenerationRequest, Identity, Usage
@@ -18,8 +19,6 @@ from services.gateway.tenants.leases import Lease
 from services.gateway.text.choice_text import ChoiceText
 from services.gateway.text.detokenize import TextModel
 from services.gateway.text.prompt_echo import PromptEcho
-
-_TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,7 @@ class Progress:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return len(self.prompt.token_ids) // _TOKEN_BYTES if self.prompt else 0
+        return len(self.prompt.token_ids) // TOKEN_BYTES if self.prompt else 0
 
     @property
     def num_cached_tokens(self) -> int:

@@ -5,6 +5,7 @@ from array import array
 from dataclasses import replace
 
 from baton.wire.failures import InvalidRequest, quoted
+from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.suspects import request_fingerprint
 from baton.wire.v1 import router_pb2, sampling_pb2, tokenizer_pb2, worker_pb2
 from services.gateway.openai.generation import ChatMessages, GenerationRequest, PlainText, Structure
@@ -21,7 +22,6 @@ DEFAULT_TEMPERATURE = 1.0
 DEFAULT_TOP_P = 1.0
 # Text before a plain completion that decides whether its first token starts with a space.
 _CONTEXT_TOKENS = 6
-_TOKEN_BYTES = 4
 # Log probabilities of an echoed prompt: tokens x (1 + logprobs) x choices. Some 5 MB of JSON, which
 # takes the event loop a quarter of a second.
 MAX_PROMPT_LOGPROBS = 131_072
@@ -245,7 +245,7 @@ def _texts(x: Exchange) -> TokenTexts:
     assert x.progress.text_model is not None, "tokenized before"
     context_ids: list[int] = []
     if not isinstance(x.request.prompt, ChatMessages) and x.progress.prompt is not None:
-        tail = x.progress.prompt.token_ids[-_CONTEXT_TOKENS * _TOKEN_BYTES :]
+        tail = x.progress.prompt.token_ids[-_CONTEXT_TOKENS * TOKEN_BYTES :]
         context_ids = array("I", tail).tolist()
     return TokenTexts(x.progress.text_model.decoder, context_ids)
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from baton.wire.failures import BatonError
+from baton.wire.limits import MAX_DEATHS
 from baton.wire.suspects import NUM_TOKENS_ALONE
 from baton.wire.v1 import router_pb2
 
-MAX_DEATHS = 2
 MAX_NAMED = 1024
 MAX_HARMLESS = 256
 # Failures that say something of the worker. Refusals for room or because it drains do not.

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 
 from baton.runtime import logs
 from baton.wire.failures import Unavailable
+from baton.wire.limits import MAX_DEATHS
 from baton.wire.v1 import router_pb2
 from services.gateway import instruments
-from services.gateway.routing.crash_record import MAX_DEATHS
 
 _NUM_DRAWN = 2
 

@@ -9,12 +9,11 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from baton.system.clock import Clock
+from baton.wire.limits import MIN_QUARANTINE_S
 from baton.wire.v1 import router_pb2
 
 # Beyond this, those that were heard first are forgotten.
 MAX_KEPT = 1024
-# What ends so soon would only travel in circles.
-MIN_TOLD_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,6 @@ class QuarantineNews:
                 software_version=kept.software_version,
             )
             for fingerprint, kept in self._kept.items()
-            if kept.expires_at - now >= MIN_TOLD_S
+            if kept.expires_at - now >= MIN_QUARANTINE_S
             and (view is None or view.lacks(fingerprint, kept.software_version))
         )

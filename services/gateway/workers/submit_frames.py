@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 
+from baton.wire.prefix_hash import HASH_BYTES, TOKEN_BYTES
 from baton.wire.v1 import worker_pb2
 
 # A frame may hold 1 MiB; ids and hashes of one part stay well below.
 PART_TOKENS = 131_072
-_TOKEN_BYTES = 4
-_HASH_BYTES = 16
 # Output tokens of earlier attempts that fit in beside a part of the prompt.
 MAX_EMITTED_BYTES = 128 * 1024
 
@@ -34,9 +33,9 @@ def submit_frames(submit: worker_pb2.Submit) -> Iterator[worker_pb2.GatewayFrame
 
 def _split(ids: bytes, hashes: bytes) -> Iterator[tuple[bytes, bytes]]:
     """At least one part."""
-    part_bytes = PART_TOKENS * _TOKEN_BYTES
+    part_bytes = PART_TOKENS * TOKEN_BYTES
     num_parts = max(-(-len(ids) // part_bytes), 1)
-    hash_bytes = -(-len(hashes) // _HASH_BYTES // num_parts) * _HASH_BYTES
+    hash_bytes = -(-len(hashes) // HASH_BYTES // num_parts) * HASH_BYTES
     for index in range(num_parts):
         yield (
             ids[index * part_bytes : (index + 1) * part_bytes],
