@@ -24,11 +24,11 @@ from typing import Any
 import uvloop
 
 from baton.handoff.block_bytes import KEPT_BYTES
-from baton.handoff.handoff_method import start_call
 from baton.handoff.negotiation import Transports
 from baton.handoff.receiver import Receiver
 from baton.handoff.ticket import BadBlocks, Ticket
 from baton.handoff.transport import PLAIN, Pages, ReceivingEnd, TransportFailed
+from baton.handoff.transports.handoff_method import start_call
 from baton.handoff.transports.nixl_agent import NixlMissing
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.shared_stream import ClientFrameStream, FrameWriter, StreamLost

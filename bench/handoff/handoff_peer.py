@@ -20,13 +20,13 @@ from typing import Any
 import grpc
 import uvloop
 
-from baton.handoff import handoff_method
 from baton.handoff.block_bytes import KEPT_BYTES, MAX_DATA_BYTES
 from baton.handoff.frame_codec import OutFrame
 from baton.handoff.negotiation import Transports
 from baton.handoff.sender import Sender
 from baton.handoff.ticket import Ticket
 from baton.handoff.transport import SendingEnd
+from baton.handoff.transports import handoff_method
 from baton.runtime.grpc_server import start_server
 from baton.runtime.shared_stream import FrameWriter, ServerFrameStream
 from baton.runtime.stream_pump import StreamPump

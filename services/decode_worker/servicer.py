@@ -4,7 +4,7 @@ from typing import Any
 
 import grpc
 
-from baton.handoff.handoff_method import start_call
+from baton.handoff.transports.handoff_method import start_call
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.shared_stream import ClientFrameStream, ServerFrameStream
 from baton.wire.v1 import handoff_pb2, worker_pb2_grpc

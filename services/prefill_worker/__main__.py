@@ -2,7 +2,7 @@
 
 import grpc
 
-from baton.handoff import handoff_method
+from baton.handoff.transports import handoff_method
 from baton.runtime import environment
 from baton.runtime.process import Process, run
 from baton.wire.v1 import router_pb2

@@ -1,0 +1,98 @@
+"""The import contracts are walls: each forbidden import breaks one, in a copy of the tree."""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LINT = Path(sys.executable).parent / "lint-imports"
+
+NO_TORCH_OR_NETWORK = "The engine knows neither torch nor the network"
+NO_EVENT_LOOP = "The engine knows no event loop"
+LIGHT = "Light services and the lower library never reach torch"
+FRONTS = "Fronts and the handoff never import torch"
+ROOMS = "Domain rooms of the gateway decide"
+DOORS = "gRPC and Redis stand at the doors of a service"
+
+# (module that gets a new import, the import, the contract that has to notice)
+FORBIDDEN = [
+    ("baton/engine/step/parallel_sampling.py", "asyncio", NO_EVENT_LOOP),
+    ("baton/engine/sequence/sequence.py", "asyncio", NO_EVENT_LOOP),
+    ("baton/engine/step/scheduler.py", "asyncio", NO_EVENT_LOOP),
+    ("baton/engine/process/core.py", "asyncio", NO_EVENT_LOOP),
+    ("baton/engine/protocol/page_checksum.py", "torch", NO_TORCH_OR_NETWORK),
+    ("baton/engine/protocol/page_checksum.py", "grpc", NO_TORCH_OR_NETWORK),
+    ("baton/engine/step/parallel_sampling.py", "torch", NO_TORCH_OR_NETWORK),
+    ("baton/engine/step/command_handler.py", "grpc", NO_TORCH_OR_NETWORK),
+    ("baton/engine/step/scheduler.py", "baton.runtime.logs", "Layers of the library"),
+    ("baton/engine/protocol/messages.py", "baton.engine.step.engine", "Layers of the engine"),
+    ("baton/engine/kv/block_pool.py", "baton.engine.step.engine", "Layers of the engine"),
+    ("baton/wire/failures.py", "baton.runtime.logs", "Layers of the library"),
+    ("baton/model/device.py", "grpc", "The model knows no network and no event loop"),
+    ("services/gateway/workers/worker_link.py", "grpc", ROOMS),
+    ("services/gateway/request/attempts.py", "grpc", ROOMS),
+    ("services/gateway/tenants/leases.py", "redis", ROOMS),
+    ("services/router/selector.py", "grpc", DOORS),
+    ("services/decode_worker/choice.py", "grpc", DOORS),
+    ("services/prefill_worker/front.py", "grpc", DOORS),
+    ("services/quota/ledger.py", "redis", DOORS),
+    ("services/decode_worker/choice.py", "torch", FRONTS),
+    ("services/gateway/app.py", "torch", LIGHT),
+    ("services/router/selector.py", "baton.engine.protocol.messages", LIGHT),
+    ("services/router/selector.py", "services.gateway.instruments", "Services are independent"),
+    ("baton/handoff/ticket.py", "grpc", "The handoff's protocol knows no transport"),
+    ("services/gateway/app.py", "baton.testing.faults", "The test kit is imported by tests"),
+    ("baton/worker/reports.py", "bench.report", "The library and the services know neither"),
+    ("services/router/fleet.py", "services.router.router_core", "No package has a circle"),
+]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources that the contracts are about."""
+    copy = tmp_path_factory.mktemp("tree")
+    for folder in ("baton", "services", "bench", "loadtest"):
+        ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.safetensors")
+        shutil.copytree(ROOT / folder, copy / folder, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    return copy
+
+
+@contextmanager
+def added(line: str, file: Path) -> Iterator[None]:
+    """A statement at the end of a file, for a while."""
+    text = file.read_text()
+    file.write_text(f"{text}\n{line}\n")
+    try:
+        yield
+    finally:
+        file.write_text(text)
+
+
+def broken_contracts(tree: Path) -> list[str]:
+    """The names of the contracts that do not hold."""
+    command = [str(LINT), "--no-cache"]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    summary = done.stdout.partition("dependencies.")[2].partition("\nContracts:")[0]
+    one_line = " ".join(summary.replace("-", " ").split())
+    verdicts = re.findall(r"(.+?) (KEPT|BROKEN)(?: \(.*?\))? ?", one_line)
+    assert verdicts, done.stdout + done.stderr
+    return [name for name, verdict in verdicts if verdict == "BROKEN"]
+
+
+def test_the_copy_itself_is_whole(tree: Path) -> None:
+    assert broken_contracts(tree) == []
+
+
+@pytest.mark.parametrize(("module", "imported", "contract"), FORBIDDEN)
+def test_a_forbidden_import_is_noticed(
+    tree: Path, module: str, imported: str, contract: str
+) -> None:
+    with added(f"import {imported}", tree / module):
+        assert any(contract in names for names in broken_contracts(tree))
