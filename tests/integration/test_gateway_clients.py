@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from statistics import median
 from typing import Any
 
 import pytest
@@ -12,8 +14,15 @@ from baton.runtime import grpc_channel
 from baton.runtime.grpc_server import GrpcServer, start_server, translate_failures
 from baton.wire.failures import Incompatible, Unavailable
 from baton.wire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
-from services.gateway.clients.grpc import GrpcTokenizer
+from services.gateway.clients.grpc import GrpcQuota, GrpcTokenizer
 from services.gateway.clients.protocols import CallContext
+
+NOBODY = "127.0.0.1:1"
+# A request asks again for 0.9 s, and not once more when that would end a pause later.
+MIN_PATIENCE_S, MAX_PATIENCE_S = 0.8, 10.0
+# A replica that is back is found within 0.1 s; the rest is for a machine that does other things,
+# too. Away for so long, gRPC by itself would try again a second later.
+AWAY_S, MAX_FOUND_S, NUM_RETURNS = 1.5, 0.3, 5
 
 
 class Replica(tokenizer_pb2_grpc.TokenizerServicer):
@@ -92,7 +101,7 @@ async def test_a_model_that_no_replica_has_loaded_is_refused_with_that_reason() 
 
 
 async def test_a_tokenizer_that_is_down_is_no_news_about_internal_addresses() -> None:
-    tokenizer = GrpcTokenizer(["127.0.0.1:1"])
+    tokenizer = GrpcTokenizer([NOBODY])
     try:
         with pytest.raises(Unavailable) as encoding:
             await tokenizer.encode(tokenizer_pb2.EncodeRequest(), CallContext("r1", deadline_s=60))
@@ -134,6 +143,40 @@ async def test_a_replica_that_dies_costs_no_call_and_is_used_again_when_it_is_ba
             await encode(client)
         await dying.start(listen)
         await until_both_answer(replicas, client)
+
+
+async def authenticate(client: GrpcQuota) -> None:
+    await client.authenticate(b"digest", CallContext("r1", deadline_s=60))
+
+
+@pytest.mark.parametrize(("make", "ask"), [(GrpcQuota, authenticate), (GrpcTokenizer, encode)])
+async def test_a_request_that_finds_no_replica_asks_again_for_a_while(
+    make: Callable[[list[str]], Any], ask: Callable[[Any], Awaitable[None]]
+) -> None:
+    client = make([NOBODY])
+    began_s = time.monotonic()
+    with pytest.raises(Unavailable):
+        await ask(client)
+    assert MIN_PATIENCE_S <= time.monotonic() - began_s <= MAX_PATIENCE_S
+    await client.close()
+
+
+async def test_a_replica_that_is_back_is_found_at_once() -> None:
+    replica = Replica()
+    await replica.start(f"{LOOPBACK}:{free_ports(1)[0]}")
+    listen, found_s = replica.endpoint, []
+    async with grpc_channel.open_balanced_channel([listen]) as channel:
+        await channel.channel_ready()
+        for _ in range(NUM_RETURNS):
+            assert replica.server is not None
+            await replica.server.stop(0)
+            await asyncio.sleep(AWAY_S)
+            await replica.start(listen)
+            back_s = time.monotonic()
+            await channel.channel_ready()
+            found_s.append(time.monotonic() - back_s)
+    assert median(found_s) <= MAX_FOUND_S, found_s
+    await replica.server.stop(0)
 
 
 async def test_a_caller_names_its_version_and_one_too_old_is_refused_by_name(
