@@ -15,7 +15,7 @@ from services.gateway.app import App
 from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer, dial_worker
 from services.gateway.gateway import Gateway, GatewayIdentity, Outside
 from services.gateway.open_requests import open_requests
-from services.gateway.request.parts import Limits
+from services.gateway.request.deps import Limits
 from services.gateway.routing.alias_file import follow_aliases, read_aliases
 from services.gateway.routing.models import AliasError
 from services.gateway.server import HttpServer, listening_socket
@@ -122,7 +122,7 @@ def _gateway(process: Process, settings: GatewaySettings, outside: Outside) -> G
 
 async def _leave(gateway: Gateway, app: App, server: HttpServer, settings: GatewaySettings) -> None:
     """Not ready, then closed to new connections, then empty or cut off."""
-    gateway.draining = True
+    gateway.readiness.draining = True
     server.announce_drain()
     _log.info("draining", num_requests=app.num_open)
     await asyncio.sleep(settings.unready_s)

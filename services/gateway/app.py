@@ -50,8 +50,8 @@ from services.gateway.openai.endpoints import ENDPOINTS, Endpoint
 from services.gateway.openai.errors import error_body
 from services.gateway.openai.model_list import model_body, model_list_body
 from services.gateway.request import reports
+from services.gateway.request.incoming import IncomingRequest
 from services.gateway.request.pipeline import AUTHENTICATE_TIMEOUT_S
-from services.gateway.request.state import Arrival
 from services.gateway.tenants.auth import Principal
 
 _MODEL_NAME_PATH = b"/v1/models/"
@@ -64,7 +64,7 @@ class _ClientGone(Exception):
 
 
 class App:
-    """The ASGI application."""
+    """The ASGI application. Half of its attributes are the limits that the operator sets."""
 
     def __init__(
         self,
@@ -133,9 +133,9 @@ class App:
         try:
             self._check_open()
             total_s = timeout_of(headers, TOTAL_HEADER)
-            arrival = Arrival(
+            incoming = IncomingRequest(
                 request_id=request_id,
-                bill_id=self._ids.bill_of(request_id, headers),
+                usage_id=self._ids.usage_id_of(request_id, headers),
                 endpoint=endpoint,
                 deadline_s=self._deadline_s if total_s is None else total_s,
                 first_token_s=timeout_of(headers, FIRST_TOKEN_HEADER),
@@ -150,12 +150,12 @@ class App:
             await _refuse(response, error)
             return
         sink = HttpSink(response, endpoint)
-        await self._run(arrival, sink, self._client_left(sink, body, receive))
+        await self._run(incoming, sink, self._client_left(sink, body, receive))
         if sink.has_stalled:
             scope.get(ABORT_KEY, _nothing)()
 
     async def _run(
-        self, arrival: Arrival, sink: HttpSink, client_left: Coroutine[Any, Any, None]
+        self, incoming: IncomingRequest, sink: HttpSink, client_left: Coroutine[Any, Any, None]
     ) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -165,7 +165,7 @@ class App:
                 ]
                 try:
                     async with self._cutoff.guard(partial(sink.give_up, "draining")):
-                        await self._gateway.pipeline.run(arrival, sink)
+                        await self._gateway.pipeline.run(incoming, sink)
                 except CutOff:
                     await sink.failed(_draining())
                 except BatonError as error:
@@ -173,9 +173,9 @@ class App:
                 for task in companions:
                     task.cancel()
         except* _ClientGone:
-            _log.info("client_gone", request_id=arrival.request_id)
+            _log.info("client_gone", request_id=incoming.request_id)
         except* BatonError:
-            _log.info("client_gone", request_id=arrival.request_id, reason=sink.gone_reason)
+            _log.info("client_gone", request_id=incoming.request_id, reason=sink.gone_reason)
 
     async def _client_left(self, sink: HttpSink, body: RequestBody, receive: Receive) -> None:
         """Raises _ClientGone when the client leaves; until the body was read, reading it tells."""

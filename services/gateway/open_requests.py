@@ -5,7 +5,7 @@ from collections import defaultdict
 import msgspec
 
 from services.gateway.gateway import Gateway
-from services.gateway.request.state import Exchange
+from services.gateway.request.trace import RequestTrace
 
 # A page for people: the oldest come first, and they are the interesting ones.
 MAX_ROWS = 500
@@ -32,19 +32,19 @@ def open_requests(gateway: Gateway) -> bytes:
     for request_id, worker_id in gateway.links.open_attempts():
         workers[request_id].append(worker_id)
     oldest = gateway.auditor.running()[:MAX_ROWS]
-    return msgspec.json.encode([_row(x, workers[x.request_id]) for x in oldest])
+    return msgspec.json.encode([_row(trace, workers[trace.request_id]) for trace in oldest])
 
 
-def _row(x: Exchange, workers: list[str]) -> OpenRequest:
+def _row(trace: RequestTrace, workers: list[str]) -> OpenRequest:
     return OpenRequest(
-        request_id=x.request_id,
-        endpoint=x.arrival.endpoint.name,
-        tenant=x.principal.tenant if x.principal else "",
-        model=x.model.name if x.model else "",
-        stage=x.stage,
-        age_s=round(x.timer.wall_s, 3),
-        num_prompt_tokens=x.progress.num_prompt_tokens,
-        num_output_tokens=x.progress.num_output_tokens,
-        num_attempts=x.progress.num_attempts,
+        request_id=trace.request_id,
+        endpoint=trace.incoming.endpoint.name,
+        tenant=trace.tenant,
+        model=trace.model_name,
+        stage=trace.stage,
+        age_s=round(trace.timer.wall_s, 3),
+        num_prompt_tokens=trace.usage.num_prompt_tokens,
+        num_output_tokens=trace.usage.num_output_tokens,
+        num_attempts=trace.usage.num_attempts,
         workers=workers,
     )

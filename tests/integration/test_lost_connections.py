@@ -31,7 +31,7 @@ from services.gateway import instruments as gateway_instruments
 from services.gateway.clients.grpc import dial_worker
 from services.gateway.workers import worker_connections
 from services.gateway.workers.attempt import Finished, Tokens
-from services.gateway.workers.migration import MoveGate
+from services.gateway.workers.migration import EarlyMigration
 from services.gateway.workers.worker_link import WorkerLink
 from services.gateway.workers.worker_links import WorkerLinks
 
@@ -141,8 +141,8 @@ async def rig() -> AsyncIterator[Rig]:
         make_parts(client, worker_id="decode-1", role=router_pb2.WORKER_ROLE_DECODE, clock=clock)
     )
     server = await start_server("127.0.0.1:0", front.register, link=True)
-    moves = MoveGate(random.Random(1), lambda model_fp, worker_id: False)
-    links = WorkerLinks(dial_worker, "gateway-1-life", clock, moves)
+    migration = EarlyMigration(random.Random(1), lambda model_fp, worker_id: False)
+    links = WorkerLinks(dial_worker, "gateway-1-life", clock, migration)
     async with contextlib.AsyncExitStack() as undo:
         undo.push_async_callback(server.stop, 1.0)
         proxy = undo.enter_context(FaultProxy(OneUpstream("127.0.0.1", server.port)))

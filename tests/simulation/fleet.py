@@ -43,7 +43,7 @@ from services.decode_worker.front import DecodeFront
 from services.gateway.clients.protocols import CallContext
 from services.gateway.gateway import Gateway, GatewayIdentity, Outside
 from services.gateway.openai.endpoints import ENDPOINTS
-from services.gateway.request.state import Arrival
+from services.gateway.request.incoming import IncomingRequest
 from services.prefill_worker.front import PrefillFront
 from services.quota.ledger import Ledger
 from services.quota.registry import Registry
@@ -316,7 +316,8 @@ class Fleet:
         async def read_body() -> bytes:
             return msgspec.json.encode(body)
 
-        arrival = Arrival(
+        arrival = IncomingRequest(
+            request_id,
             request_id,
             ENDPOINTS["/v1/chat/completions"],
             read_body,

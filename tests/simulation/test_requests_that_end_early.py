@@ -16,7 +16,7 @@ from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import DeadlineExceeded
 from baton.worker import instruments
 from services.gateway.openai.endpoints import ENDPOINTS
-from services.gateway.request.state import Arrival
+from services.gateway.request.incoming import IncomingRequest
 from tests.simulation.fleet import Answer, Fleet, running_fleet
 
 IS_LONG = bool(os.environ.get("BATON_TEST_LONG"))
@@ -249,7 +249,8 @@ def test_nobody_works_on_behind_a_deadline(tmp_path: Path) -> None:
             async def read_body() -> bytes:
                 return msgspec.json.encode(body)
 
-            arrival = Arrival(
+            arrival = IncomingRequest(
+                request_id,
                 request_id,
                 ENDPOINTS["/v1/chat/completions"],
                 read_body,

@@ -85,7 +85,7 @@ class RequestIds:
     """Request ids: the client's own when it is sane and new here, else a fresh one.
 
     A repeated id is replaced: it names one request. What other gateways are given, and what this
-    one was in an earlier life, is not known here; so the bill of a given id has its own name.
+    one was in an earlier life, is not known here; so usage under a given id has an id of its own.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -101,8 +101,8 @@ class RequestIds:
             self._seen.popitem(last=False)
         return given
 
-    def bill_of(self, request_id: str, headers: Headers) -> str:
-        """The name of the request's bill, which quota has never seen."""
+    def usage_id_of(self, request_id: str, headers: Headers) -> str:
+        """What quota knows the request by; quota has never seen it."""
         if request_id != headers.get("x-request-id"):
             return request_id
         return f"{request_id}.{self._rng.getrandbits(64):016x}"

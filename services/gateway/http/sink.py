@@ -20,7 +20,7 @@ from services.gateway.openai.generation import (
     TokenLogprob,
     Usage,
 )
-from services.gateway.request.state import Head
+from services.gateway.request.incoming import Head
 
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 

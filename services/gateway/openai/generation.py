@@ -70,7 +70,8 @@ class BeamSearch:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A validated request. None means that the client left it to the server."""
+    """A validated request, with a field for each one that the APIs have in common. None means that
+    the client left it to the server."""
 
     endpoint: EndpointName
     model: str
@@ -93,6 +94,11 @@ class GenerationRequest:
     cache_salt: str = ""
     # Fields that the answer repeats, by name (Responses).
     repeated: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Logprobs of the prompt are wanted: the decode worker prefills it by itself."""
+        return self.echo and self.num_logprobs is not None
 
 
 class Likelihood(NamedTuple):

@@ -10,19 +10,20 @@ from dataclasses import dataclass
 
 from baton.runtime.audit import Audit
 from baton.system.violation import Violation
-from services.gateway.request.state import Exchange
+from services.gateway.request.trace import RequestTrace
 from services.gateway.tenants.leases import LeaseKeeper
 from services.gateway.workers.worker_links import WorkerLinks
 
 
 @dataclass(slots=True)
 class _Running:
-    x: Exchange
+    trace: RequestTrace
+    has_lease: bool = False
     num_settled: int = 0
 
 
 class GatewayAuditor:
-    """`request` is around every request, `settled` tells of each settlement; `run` looks."""
+    """`request` is around every request; `reserved` and `settled` tell of its lease."""
 
     def __init__(self, leases: LeaseKeeper, links: WorkerLinks) -> None:
         self._leases = leases
@@ -31,24 +32,29 @@ class GatewayAuditor:
         self._audit = Audit()
 
     @contextmanager
-    def request(self, x: Exchange) -> Iterator[None]:
+    def request(self, trace: RequestTrace) -> Iterator[None]:
         """A request, from its arrival to its end."""
-        running = self._running[x.request_id] = _Running(x)
+        running = self._running[trace.request_id] = _Running(trace)
         try:
             yield
         finally:
-            self._running.pop(x.request_id, None)
-            if x.progress.lease is not None and running.num_settled != 1:
+            self._running.pop(trace.request_id, None)
+            if running.has_lease and running.num_settled != 1:
                 detail = f"ended with {running.num_settled} settlements"
-                self._audit.found([Violation("settled_once", x.request_id, detail)])
+                self._audit.found([Violation("settled_once", trace.request_id, detail)])
 
-    def running(self) -> list[Exchange]:
+    def running(self) -> list[RequestTrace]:
         """The requests that have not ended, oldest first."""
-        return [running.x for running in self._running.values()]
+        return [running.trace for running in self._running.values()]
 
-    def settled(self, x: Exchange) -> None:
+    def reserved(self, request_id: str) -> None:
+        """The request has a lease from now on."""
+        if (running := self._running.get(request_id)) is not None:
+            running.has_lease = True
+
+    def settled(self, request_id: str) -> None:
         """Its record was acknowledged, or goes to the outbox, whether or not anybody waits."""
-        if (running := self._running.get(x.request_id)) is not None:
+        if (running := self._running.get(request_id)) is not None:
             running.num_settled += 1
 
     async def run(self) -> None:
@@ -56,15 +62,15 @@ class GatewayAuditor:
         await self._audit.run(self.violations)
 
     def violations(self) -> Iterator[Violation]:
-        """What does not belong together now."""
+        """Everything that does not belong together now."""
         leased = set(self._leases.open_request_ids())
-        billed = {running.x.bill_id for running in self._running.values()}
-        for bill_id in leased - billed:
-            yield Violation("lease_without_request", bill_id, "")
+        used = {running.trace.incoming.usage_id for running in self._running.values()}
+        for usage_id in leased - used:
+            yield Violation("lease_without_request", usage_id, "")
         for request_id, running in self._running.items():
-            is_leased = running.x.bill_id in leased
-            if running.x.progress.lease and not running.num_settled and not is_leased:
-                yield Violation("request_without_lease", request_id, f"in {running.x.stage}")
+            is_leased = running.trace.incoming.usage_id in leased
+            if running.has_lease and not running.num_settled and not is_leased:
+                yield Violation("request_without_lease", request_id, f"in {running.trace.stage}")
         for request_id, worker_id in self._links.open_attempts():
             if request_id not in self._running:
                 yield Violation("attempt_without_request", request_id, f"at {worker_id}")

@@ -12,7 +12,7 @@ CALL_MARGIN_S = 0.05
 
 
 class Deadlines:
-    """Of one request, from now on."""
+    """The deadlines of one request, from now on."""
 
     def __init__(
         self, total_s: float, first_token_s: float, token_gap_s: float, clock: Clock

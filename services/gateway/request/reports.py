@@ -1,4 +1,4 @@
-"""What a request leaves behind for people and dashboards: access line, metrics, span attributes.
+"""The access line, the metrics and the span attributes that a request leaves behind.
 
 No prompt or output text, no API key, and no tenant in a metric's label.
 """
@@ -11,31 +11,31 @@ from baton.runtime.telemetry import Span, start_span
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError
 from services.gateway import instruments
-from services.gateway.request.state import Exchange
+from services.gateway.request.trace import RequestTrace
 
 _log = logs.get("access")
 
 
 @contextmanager
-def of_request(x: Exchange) -> Iterator[None]:
+def of_request(trace: RequestTrace) -> Iterator[None]:
     """Around a whole request: its line and its metrics, whichever way it ends."""
     instruments.GATEWAY_OPEN_REQUESTS.inc()
     try:
         yield
     except BatonError as error:
-        _end(x, error.reason, error.row.http_status)
-        if x.model is None:
+        _end(trace, error.reason, error.row.http_status)
+        if not trace.model_name:
             of_refusal(error)
         raise
     except BaseException:
-        if x.sink.gone_s is not None:
-            now_s = x.timer.started_s + x.timer.wall_s
-            seconds = instruments.GATEWAY_CANCEL_SECONDS.labels(x.stage)
-            seconds.observe(now_s - x.sink.gone_s)
-        _end(x, x.sink.gone_reason, 499)
+        if trace.client.gone_s is not None:
+            now_s = trace.timer.started_s + trace.timer.wall_s
+            seconds = instruments.GATEWAY_CANCEL_SECONDS.labels(trace.stage)
+            seconds.observe(now_s - trace.client.gone_s)
+        _end(trace, trace.client.gone_reason, 499)
         raise
     else:
-        _end(x, x.outcome, 200)
+        _end(trace, trace.usage.finish_reasons, 200)
     finally:
         instruments.GATEWAY_OPEN_REQUESTS.dec()
 
@@ -46,49 +46,63 @@ def of_refusal(error: BatonError) -> None:
     instruments.GATEWAY_REFUSED_REQUESTS.labels(error.reason, status).inc()
 
 
-def of_retry(x: Exchange, reason: str) -> None:
+def of_retry(trace: RequestTrace, reason: str) -> None:
     """An attempt brought no token, and another pick follows."""
     instruments.GATEWAY_REPEATED_PICKS.labels(reason).inc()
-    _log.info("repeated_pick", request_id=x.request_id, reason=reason)
+    _log.info("repeated_pick", request_id=trace.request_id, reason=reason)
 
 
-def of_move(x: Exchange, reason: str) -> None:
+def of_move(trace: RequestTrace, reason: str) -> None:
     """A stream that had begun goes on elsewhere."""
     instruments.GATEWAY_MOVES.labels(reason).inc()
-    _log.info("move", request_id=x.request_id, reason=reason, epoch=x.progress.num_attempts)
+    epoch = trace.usage.num_attempts
+    _log.info("move", request_id=trace.request_id, reason=reason, epoch=epoch)
 
 
-def of_queue(x: Exchange, pick_span: Span, asked_s: float, queue_s: float) -> None:
+def of_queue(trace: RequestTrace, pick_span: Span, asked_s: float, queue_s: float) -> None:
     """The part of the pick, just ended, that was spent in the router's queue: a stage of its own,
     unless the pick is part of a move."""
-    start_span("queue", parent=pick_span, request_id=x.request_id, start_s=asked_s).end(
+    start_span("queue", parent=pick_span, request_id=trace.request_id, start_s=asked_s).end(
         asked_s + queue_s
     )
-    stages = x.timer.stages
-    if x.stage == "pick":
+    stages = trace.timer.stages
+    if trace.stage == "pick":
         stages["pick"] -= queue_s
         stages["queue"] = stages.get("queue", 0.0) + queue_s
-    instruments.REQUEST_QUEUE_TIME.labels(_model_name(x)).observe(queue_s)
+    instruments.REQUEST_QUEUE_TIME.labels(trace.model_name).observe(queue_s)
 
 
-def of_first_token(x: Exchange, prefill_s: float, worker_stages: Mapping[str, float]) -> None:
+def of_first_token(
+    trace: RequestTrace, prefill_s: float, worker_stages: Mapping[str, float]
+) -> None:
     """The first token arrived. The worker's stages take their share out of `prefill`, which keeps
     what is left: the way to the worker and back."""
+    stages = trace.timer.stages
     for stage, seconds in worker_stages.items():
-        share_s = min(seconds, x.timer.stages["prefill"])
-        x.timer.stages["prefill"] -= share_s
-        x.timer.stages[stage] = x.timer.stages.get(stage, 0.0) + share_s
-    name, ttft_s = _model_name(x), x.timer.wall_s
+        share_s = min(seconds, stages["prefill"])
+        stages["prefill"] -= share_s
+        stages[stage] = stages.get(stage, 0.0) + share_s
+    name, ttft_s = trace.model_name, trace.timer.wall_s
     instruments.TIME_TO_FIRST_TOKEN.labels(name).observe(ttft_s)
-    instruments.GEN_AI_TIME_TO_FIRST_TOKEN.labels(x.arrival.endpoint.name, name).observe(ttft_s)
+    operation = trace.incoming.endpoint.name
+    instruments.GEN_AI_TIME_TO_FIRST_TOKEN.labels(operation, name).observe(ttft_s)
     instruments.REQUEST_PREFILL_TIME.labels(name).observe(prefill_s)
+
+
+@contextmanager
+def of_tokens(trace: RequestTrace, num_choices: int, max_tokens: int) -> Iterator[None]:
+    """Around the lease of a request: its tokens, and how many it could have had."""
+    try:
+        yield
+    finally:
+        _count_tokens(trace, num_choices, max_tokens)
 
 
 class TokenGaps:
     """Times between deliveries of one request's tokens."""
 
-    def __init__(self, x: Exchange, clock: Clock) -> None:
-        self._histogram = instruments.INTER_TOKEN_LATENCY.labels(_model_name(x))
+    def __init__(self, model_name: str, clock: Clock) -> None:
+        self._histogram = instruments.INTER_TOKEN_LATENCY.labels(model_name)
         self._clock = clock
         self._last_s: float | None = None
 
@@ -100,66 +114,65 @@ class TokenGaps:
         self._last_s = now
 
 
-def _end(x: Exchange, outcome: str, status: int) -> None:
-    progress = x.progress
+def _count_tokens(trace: RequestTrace, num_choices: int, max_tokens: int) -> None:
+    name, usage = trace.model_name, trace.usage
+    instruments.REQUEST_PARAMS_N.labels(name).observe(num_choices)
+    instruments.REQUEST_PARAMS_MAX_TOKENS.labels(name).observe(max_tokens)
+    instruments.REQUEST_PROMPT_TOKENS.labels(name).observe(usage.num_prompt_tokens)
+    instruments.REQUEST_GENERATION_TOKENS.labels(name).observe(usage.num_output_tokens)
+    operation, tokens = trace.incoming.endpoint.name, instruments.GEN_AI_TOKEN_USAGE
+    tokens.labels(operation, name, "input").observe(usage.num_prompt_tokens)
+    tokens.labels(operation, name, "output").observe(usage.num_output_tokens)
+    instruments.GATEWAY_WASTED_TOKENS.labels(name).inc(usage.num_wasted_tokens)
+
+
+def _end(trace: RequestTrace, outcome: str, status: int) -> None:
+    usage, stages = trace.usage, trace.timer.stages
     _log.info(
         "request",
-        request_id=x.request_id,
-        endpoint=x.arrival.endpoint.name,
+        request_id=trace.request_id,
+        endpoint=trace.incoming.endpoint.name,
         status=status,
         outcome=outcome,
-        tenant=x.principal.tenant if x.principal else "",
-        model=x.model.name if x.model else "",
-        num_prompt_tokens=progress.num_prompt_tokens,
-        num_output_tokens=progress.num_output_tokens,
-        stages=" ".join(f"{name}={s * 1000:.1f}ms" for name, s in x.timer.stages.items()),
+        tenant=trace.tenant,
+        model=trace.model_name,
+        num_prompt_tokens=usage.num_prompt_tokens,
+        num_output_tokens=usage.num_output_tokens,
+        stages=" ".join(f"{name}={s * 1000:.1f}ms" for name, s in stages.items()),
     )
-    _set_attributes(x, outcome)
-    if x.model is not None:
-        _count(x, outcome, status)
+    _set_attributes(trace, outcome)
+    if trace.model_name:
+        _count(trace, outcome, status)
 
 
-def _set_attributes(x: Exchange, outcome: str) -> None:
-    span, progress = x.span, x.progress
-    span.set("gen_ai.operation.name", x.arrival.endpoint.name)
-    span.set("gen_ai.usage.input_tokens", progress.num_prompt_tokens)
-    span.set("gen_ai.usage.output_tokens", progress.num_output_tokens)
-    span.set("gen_ai.usage.cache_read.input_tokens", progress.num_cached_tokens)
+def _set_attributes(trace: RequestTrace, outcome: str) -> None:
+    span, usage = trace.span, trace.usage
+    span.set("gen_ai.operation.name", trace.incoming.endpoint.name)
+    span.set("gen_ai.usage.input_tokens", usage.num_prompt_tokens)
+    span.set("gen_ai.usage.output_tokens", usage.num_output_tokens)
+    span.set("gen_ai.usage.cache_read.input_tokens", usage.num_cached_tokens)
     span.set("baton.outcome", outcome)
-    span.set("baton.num_attempts", progress.num_attempts)
-    if x.model is not None:
-        span.set("gen_ai.request.model", x.model.name)
-    if x.principal is not None:
-        span.set("baton.tenant", x.principal.tenant)
+    span.set("baton.num_attempts", usage.num_attempts)
+    if trace.model_name:
+        span.set("gen_ai.request.model", trace.model_name)
+    if trace.tenant:
+        span.set("baton.tenant", trace.tenant)
 
 
-def _count(x: Exchange, outcome: str, status: int) -> None:
-    name, operation, progress = _model_name(x), x.arrival.endpoint.name, x.progress
-    instruments.E2E_REQUEST_LATENCY.labels(name).observe(x.timer.wall_s)
-    instruments.GEN_AI_REQUEST_DURATION.labels(operation, name).observe(x.timer.wall_s)
-    for stage, seconds in x.timer.stages.items():
+def _count(trace: RequestTrace, outcome: str, status: int) -> None:
+    name, operation = trace.model_name, trace.incoming.endpoint.name
+    wall_s, stages = trace.timer.wall_s, trace.timer.stages
+    instruments.E2E_REQUEST_LATENCY.labels(name).observe(wall_s)
+    instruments.GEN_AI_REQUEST_DURATION.labels(operation, name).observe(wall_s)
+    for stage, seconds in stages.items():
         instruments.GATEWAY_STAGE_SECONDS.labels(name, stage).observe(seconds)
-    if x.request is not None and progress.lease is not None:
-        instruments.REQUEST_PARAMS_N.labels(name).observe(x.request.num_choices)
-        instruments.REQUEST_PARAMS_MAX_TOKENS.labels(name).observe(progress.max_tokens)
-        instruments.REQUEST_PROMPT_TOKENS.labels(name).observe(progress.num_prompt_tokens)
-        instruments.REQUEST_GENERATION_TOKENS.labels(name).observe(progress.num_output_tokens)
-        usage = instruments.GEN_AI_TOKEN_USAGE
-        usage.labels(operation, name, "input").observe(progress.num_prompt_tokens)
-        usage.labels(operation, name, "output").observe(progress.num_output_tokens)
-        wasted = progress.num_received - progress.num_output_tokens
-        instruments.GATEWAY_WASTED_TOKENS.labels(name).inc(wasted)
-    if status == 200:
-        for reason in outcome.split(","):
-            instruments.REQUEST_SUCCESS.labels(name, reason).inc()
-        decode_s = x.timer.stages.get("decode", 0.0)
-        instruments.REQUEST_DECODE_TIME.labels(name).observe(decode_s)
-        if progress.num_output_tokens > 1:
-            per_token_s = decode_s / (progress.num_output_tokens - 1)
-            instruments.GEN_AI_TIME_PER_OUTPUT_TOKEN.labels(operation, name).observe(per_token_s)
-    else:
+    if status != 200:
         instruments.GATEWAY_FAILED_REQUESTS.labels(name, outcome).inc()
-
-
-def _model_name(x: Exchange) -> str:
-    return x.model.name if x.model is not None else ""
+        return
+    for reason in outcome.split(","):
+        instruments.REQUEST_SUCCESS.labels(name, reason).inc()
+    decode_s, num_tokens = stages.get("decode", 0.0), trace.usage.num_output_tokens
+    instruments.REQUEST_DECODE_TIME.labels(name).observe(decode_s)
+    if num_tokens > 1:
+        per_token = instruments.GEN_AI_TIME_PER_OUTPUT_TOKEN.labels(operation, name)
+        per_token.observe(decode_s / (num_tokens - 1))

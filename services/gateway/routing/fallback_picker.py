@@ -1,4 +1,4 @@
-"""The decode workers that the routers told last: what a gateway knows while none of them answers.
+"""Picks without a router, from the decode workers that were ready when one told its view last.
 
 The view may be old, so what is certain here decides: workers whose link is lost or closed to new
 attempts come last, and of two drawn at random the one with fewer attempts of this gateway wins.
@@ -7,13 +7,14 @@ themselves. Their admission is the authority, as ever.
 """
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from baton.runtime import logs
 from baton.wire.failures import Unavailable
 from baton.wire.limits import MAX_DEATHS
 from baton.wire.v1 import router_pb2
 from services.gateway import instruments
+from services.gateway.routing.ready_workers import ReadyWorkers
 
 _NUM_DRAWN = 2
 
@@ -21,25 +22,19 @@ _log = logs.get("last_view")
 
 
 class LastView:
-    """Of one gateway; `update` replaces it. `num_open` tells the attempts of this gateway on a
-    worker, None when it takes no new ones."""
+    """Picks from the workers that were ready last. `num_open` tells the attempts of this gateway on
+    a worker, None when it takes no new ones."""
 
-    def __init__(self, rng: random.Random, num_open: Callable[[str], int | None]) -> None:
+    def __init__(
+        self, rng: random.Random, ready: ReadyWorkers, num_open: Callable[[str], int | None]
+    ) -> None:
         self._rng = rng
+        self._ready = ready
         self._num_open = num_open
-        self._ready: dict[str, list[router_pb2.WorkerState]] = {}
-
-    def update(self, models: Iterable[router_pb2.ModelState]) -> None:
-        """Take in what the routers tell."""
-        self._ready = {model.model_fp: _ready_decode(model) for model in models}
-
-    def has_another(self, model_fp: str, worker_id: str) -> bool:
-        """Whether a decode worker other than this one was ready for the model."""
-        return any(worker.worker_id != worker_id for worker in self._ready.get(model_fp, ()))
 
     def pick(self, request: router_pb2.PickRequest) -> router_pb2.PickResponse:
         """A worker, chosen without a router. Raises Unavailable."""
-        ready = self._ready.get(request.model_fp, [])
+        ready = self._ready.of(request.model_fp)
         fit = [w for w in ready if self._num_open(w.worker_id) is not None]
         others = [w for w in fit if w.worker_id not in request.exclude_worker_ids]
         # Only a router keeps what kills cores away from them.
@@ -55,8 +50,3 @@ class LastView:
             reasons=f"no router answers: of {len(best_known)} drawn "
             + ", ".join(f"{w.worker_id}={self._num_open(w.worker_id)}" for w in drawn),
         )
-
-
-def _ready_decode(model: router_pb2.ModelState) -> list[router_pb2.WorkerState]:
-    decode = router_pb2.WORKER_ROLE_DECODE
-    return [w for w in model.workers if w.role == decode and w.ready and not w.draining]

@@ -2,8 +2,8 @@
 
 One stream to the quota service renews all leases every BEAT_S; a lease that runs short asks at
 once. A refused extension keeps the old grant, a lost lease stops its request. A stream that ends is
-opened again at once, at another replica if this one leaves; who asked meanwhile waits for that.
-While no replica answers leases stay as they are: soft tenants get what they ask for (settling
+opened again at once, at another replica if this one leaves; leases that asked wait for that. While
+no replica answers leases stay as they are: soft tenants get what they ask for (settling
 corrects it), tenants with a hard budget nothing more.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from baton.runtime import logs
 from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
 from baton.wire.failures import BatonError
-from baton.wire.v1 import quota_pb2
+from baton.wire.v1 import failure_pb2, quota_pb2
 from services.gateway.clients.protocols import QuotaClient
 
 BEAT_S = 5.0
@@ -34,7 +34,10 @@ def _nothing() -> None:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One request's hold. Token counts are output tokens over all choices."""
+    """One request's hold. Token counts are output tokens over all choices.
+
+    It has a field for all that a renewal repeats and an answer changes, so it has many.
+    """
 
     request_id: str
     tenant: str
@@ -42,6 +45,8 @@ class Lease:
     model: str
     num_prompt_tokens: int
     num_granted: int
+    # What quota told with the grant, for the response's headers.
+    limits: failure_pb2.LimitState = field(default_factory=failure_pb2.LimitState)
     hard_budget: bool = False
     # Granted by this gateway during an outage; the quota service does not know it.
     local: bool = False
@@ -83,7 +88,7 @@ class LeaseKeeper:
         self._writer: FrameWriter[quota_pb2.RenewRequest] | None = None
 
     def open_request_ids(self) -> Iterator[str]:
-        """Of all leases that are renewed."""
+        """The requests of all leases that are renewed."""
         yield from self._leases
 
     def open(self, lease: Lease) -> None:

@@ -18,7 +18,8 @@ class ChoiceText:
     """Follows one choice from its first token to its end.
 
     `trail` keeps logprobs where they are wanted. `is_mute`: the first token ends the choice and is
-    no part of it; only the prompt was wanted.
+    no part of it; only the prompt was wanted. Ids, text and logprobs are cut at the same token,
+    hence the many attributes.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 A worker that dies leaves hundreds of streams behind. If all of them were prefilled again at the
 same moment, those that run elsewhere would stand still; so each waits a random time (full jitter)
-and then for one of MAX_AT_ONCE places, which it has until its next token is there.
+and then for one of MAX_AT_ONCE permits, which it has until its next token is there.
 
 A worker that drains says when it will cut what still runs. What would not end by then leaves early,
 one after the other at random times; what ends in time stays. Before its second token nothing is
@@ -25,36 +25,62 @@ MAX_MOVE_PAUSE_S = 0.1
 LAST_S = 0.2
 
 
-class Place:
-    """One of the places; leaving it twice does nothing."""
+class MigrationLimiter:
+    """Lets MAX_AT_ONCE requests of one gateway look for another worker at the same time."""
 
-    def __init__(self, places: asyncio.Semaphore) -> None:
-        self._places: asyncio.Semaphore | None = places
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._permits = asyncio.Semaphore(MAX_AT_ONCE)
 
-    def leave(self) -> None:
-        if self._places is not None:
-            self._places.release()
-            self._places = None
+    async def acquire(self, timeout_s: float) -> None:
+        """Wait for a permit, which `release` gives back. Raises DeadlineExceeded."""
+        try:
+            async with asyncio.timeout(max(timeout_s, 0.0)):
+                await asyncio.sleep(self._rng.uniform(0, MAX_JITTER_S))
+                await self._permits.acquire()
+        except TimeoutError:
+            raise DeadlineExceeded("too many requests look for another worker") from None
+
+    def release(self) -> None:
+        """Give a permit back."""
+        self._permits.release()
 
 
-class MoveGate:
-    """Of one gateway. `has_another` says of a model whether a worker other than this one would
-    take its streams."""
+class MigrationPermit:
+    """One request's permit to look for another worker: required once a worker has failed it, and
+    held until its next token is there."""
+
+    def __init__(self, limiter: MigrationLimiter) -> None:
+        self._limiter = limiter
+        self._is_required = False
+        self._is_held = False
+
+    def require(self) -> None:
+        """A worker has failed: the next pick waits for a permit, behind those that wait already."""
+        self.release()
+        self._is_required = True
+
+    async def acquire(self, timeout_s: float) -> None:
+        """Wait for the permit, if one is required. Raises DeadlineExceeded."""
+        if self._is_required:
+            self._is_required = False
+            await self._limiter.acquire(timeout_s)
+            self._is_held = True
+
+    def release(self) -> None:
+        """Give the permit back, if it is held."""
+        if self._is_held:
+            self._is_held = False
+            self._limiter.release()
+
+
+class EarlyMigration:
+    """Moves streams off a worker that drains. `has_another` says of a model whether a worker other
+    than this one would take its streams."""
 
     def __init__(self, rng: random.Random, has_another: Callable[[str, str], bool]) -> None:
         self._rng = rng
         self._has_another = has_another
-        self._places = asyncio.Semaphore(MAX_AT_ONCE)
-
-    async def enter(self, timeout_s: float) -> Place:
-        """Wait for a place; whoever calls leaves it again. Raises DeadlineExceeded."""
-        try:
-            async with asyncio.timeout(max(timeout_s, 0.0)):
-                await asyncio.sleep(self._rng.uniform(0, MAX_JITTER_S))
-                await self._places.acquire()
-        except TimeoutError:
-            raise DeadlineExceeded("too many requests look for another worker") from None
-        return Place(self._places)
 
     async def empty(
         self, worker_id: str, open_attempts: Callable[[], list[Attempt]], cut_after_s: float
@@ -69,5 +95,5 @@ class MoveGate:
             for attempt in attempts:
                 await asyncio.sleep(self._rng.uniform(0, 2 * pause_s))
                 is_late = (attempt.left_s() or 0.0) > cut_s - loop.time()
-                if is_late and self._has_another(attempt.model_fp, worker_id):
+                if is_late and self._has_another(attempt.key.model_fp, worker_id):
                     attempt.abandon(Unavailable("the worker drains", reason="draining"))

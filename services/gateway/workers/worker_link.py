@@ -1,16 +1,15 @@
 """The gateway's end of the shared stream to one decode worker.
 
 One reader per stream takes Step columns apart into the attempts' buffers and never waits for a
-consumer; one writer sends, in this order, cancels, credits (merged into one frame) and submits.
+consumer; one writer sends what waits in workers/outgoing_frames.py.
 
 The end of a stream without Bye is a loss of the connection, not of the worker: the link dials again
 and both sides go on where they were (worker_connections.py), so that attempts notice only a pause.
 A worker that cannot be reached soon, or has begun another life, is lost: every open attempt fails
-with `worker_lost`, and whoever owns it decides what to do. Knows no text, tenant or quota.
+with `worker_lost`, and its owner decides what to do. Knows no text, tenant or quota.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -25,7 +24,7 @@ from services.gateway import instruments
 from services.gateway.clients.protocols import Dial, WorkerStream
 from services.gateway.routing.crash_record import Crashes
 from services.gateway.workers.attempt import Attempt
-from services.gateway.workers.submit_frames import submit_frames
+from services.gateway.workers.outgoing_frames import OutgoingFrames
 from services.gateway.workers.worker_connections import WorkerConnections, Writer
 
 MAX_OPEN_ATTEMPTS = 16_384
@@ -35,7 +34,10 @@ _log = logs.get("worker_link")
 
 class WorkerLink:
     """One shared stream over as many connections as it takes. `run` once; `submit` from the moment
-    of creation. `number` tells the links of one gateway apart."""
+    of creation. `number` tells the links of one gateway apart.
+
+    The attempts, the connections and the end of a link change together; so it has 14 attributes.
+    """
 
     def __init__(
         self,
@@ -54,11 +56,8 @@ class WorkerLink:
         self._clock = clock
         self._attempts: dict[int, Attempt] = {}
         self._last_handle = 0
-        self._cancels: deque[worker_pb2.GatewayFrame] = deque()
-        self._credits: dict[tuple[int, int], int] = {}
-        # Handle -> frames of a submit that were not written yet.
-        self._submits: dict[int, deque[worker_pb2.GatewayFrame]] = {}
-        self._memory = LinkMemory(self._next_frame, worker_pb2.GatewayFrame)
+        self._outgoing = OutgoingFrames(self._attempts)
+        self._memory = LinkMemory(self._outgoing.next_frame, worker_pb2.GatewayFrame)
         hello = worker_pb2.GatewayHello(
             protocol=PROTOCOL_VERSION, gateway_id=gateway_id, link=number
         )
@@ -90,15 +89,15 @@ class WorkerLink:
         submit.handle = self._last_handle
         attempt = Attempt(submit, give=self._give, cancel=self._cancel)
         self._attempts[submit.handle] = attempt
-        self._submits[submit.handle] = deque(submit_frames(submit))
+        self._outgoing.submit(submit)
         self._memory.wake()
         return attempt
 
     def forget(self, attempt: Attempt) -> None:
         """The request is over; what still comes for it is dropped."""
         attempt.release()
-        self._attempts.pop(attempt.handle, None)
-        self._submits.pop(attempt.handle, None)
+        self._attempts.pop(attempt.key.handle, None)
+        self._outgoing.drop_submit(attempt.key.handle)
         if not self._attempts:
             self.idle_since_s = self._clock.now()
 
@@ -199,14 +198,14 @@ class WorkerLink:
         return kind == "bye"
 
     def _abandon_all(self, message: str) -> NoReturn:
-        """What the worker computes is of no use."""
+        """Give up all that runs here: what the worker computes is of no use."""
         for attempt in self.open_attempts():
             attempt.abandon(Unavailable(message, reason="worker_lost"))
         raise StreamLost(message)
 
     def _core_died(self, suspects: frozenset[str]) -> None:
         for attempt in list(self._attempts.values()):
-            is_suspect = attempt.request_id in suspects
+            is_suspect = attempt.key.request_id in suspects
             message = "the worker's core died"
             attempt.fail(Unavailable(message, reason="worker_lost", is_suspect=is_suspect))
 
@@ -248,51 +247,20 @@ class WorkerLink:
                 attempt.take_judged(side.prompt_logprobs)
 
     def _give(self, attempt: Attempt, choice: int, up_to_index: int) -> None:
-        if attempt.handle in self._attempts:
-            self._credits[attempt.handle, choice] = up_to_index
+        if attempt.key.handle in self._attempts:
+            self._outgoing.credit(attempt.key.handle, choice, up_to_index)
             self._memory.wake()
 
     def _cancel(self, attempt: Attempt, choice: int | None) -> None:
-        if attempt.handle not in self._attempts or attempt.ended:
+        handle = attempt.key.handle
+        if handle not in self._attempts or attempt.ended:
             return
-        if choice is not None:
-            cancel = worker_pb2.CancelChoices(handle=attempt.handle, choices=[choice])
-            self._cancels.append(worker_pb2.GatewayFrame(cancel_choices=cancel))
-            self._memory.wake()
-            return
-        frames = self._submits.get(attempt.handle)
-        if frames and frames[0].HasField("submit"):
-            # The worker never heard of it.
+        if choice is None and self._outgoing.is_unheard_of(handle):
             self.forget(attempt)
             attempt.fail(Unavailable("cancelled before it was sent", reason="cancelled"))
             return
-        self._submits.pop(attempt.handle, None)
-        whole = worker_pb2.Cancel(request_id=attempt.request_id, epoch=attempt.epoch)
-        self._cancels.append(worker_pb2.GatewayFrame(cancel=whole))
+        if choice is None:
+            self._outgoing.cancel(attempt.key)
+        else:
+            self._outgoing.cancel_choice(handle, choice)
         self._memory.wake()
-
-    def _next_frame(self) -> worker_pb2.GatewayFrame | None:
-        if self._cancels:
-            return self._cancels.popleft()
-        credits = self._due_credits()
-        if credits.handles:
-            return worker_pb2.GatewayFrame(credits=credits)
-        for handle, frames in self._submits.items():
-            frame = frames.popleft()
-            if not frames:
-                del self._submits[handle]
-            return frame
-        return None
-
-    def _due_credits(self) -> worker_pb2.Credits:
-        """All credits whose submits were written; the others must not overtake theirs."""
-        due, waiting = worker_pb2.Credits(), {}
-        for (handle, choice), up_to_index in self._credits.items():
-            if handle in self._submits:
-                waiting[handle, choice] = up_to_index
-            elif handle in self._attempts:
-                due.handles.append(handle)
-                due.choices.append(choice)
-                due.up_to_index.append(up_to_index)
-        self._credits = waiting
-        return due

@@ -10,7 +10,7 @@ from baton.system.clock import Clock
 from baton.wire.v1 import router_pb2
 from services.gateway.clients.protocols import Dial
 from services.gateway.routing.crash_record import Crashes
-from services.gateway.workers.migration import MoveGate
+from services.gateway.workers.migration import EarlyMigration
 from services.gateway.workers.worker_link import WorkerLink
 
 IDLE_CLOSE_S = 60.0
@@ -22,11 +22,13 @@ _log = logs.get("worker_link")
 class WorkerLinks:
     """All links of this gateway: dialled on the first pick, closed after IDLE_CLOSE_S idle."""
 
-    def __init__(self, dial: Dial, gateway_id: str, clock: Clock, moves: MoveGate) -> None:
+    def __init__(
+        self, dial: Dial, gateway_id: str, clock: Clock, migration: EarlyMigration
+    ) -> None:
         self._dial = dial
         self._gateway_id = gateway_id
         self._clock = clock
-        self._moves = moves
+        self._migration = migration
         self._links: dict[tuple[str, str], WorkerLink] = {}
         self._num_links = 0
         self.crashes = Crashes()
@@ -56,7 +58,7 @@ class WorkerLinks:
         """(request, worker) of every attempt that was not forgotten."""
         for link in self._links.values():
             for attempt in link.open_attempts():
-                yield attempt.request_id, link.worker.worker_id
+                yield attempt.key.request_id, link.worker.worker_id
 
     def num_open(self, worker_id: str) -> int | None:
         """Attempts on a worker; None while its link is lost or closed to new ones."""
@@ -90,7 +92,7 @@ class WorkerLinks:
     def _empty(self, link: WorkerLink, left_s: float) -> None:
         assert self._tasks is not None, "run() owns the links"
         self._tasks.create_task(
-            self._moves.empty(link.worker.worker_id, link.open_attempts, left_s)
+            self._migration.empty(link.worker.worker_id, link.open_attempts, left_s)
         )
 
     def _close_idle(self) -> None:

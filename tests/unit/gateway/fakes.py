@@ -21,8 +21,8 @@ from services.gateway.openai.generation import (
     TokenLogprob,
     Usage,
 )
-from services.gateway.request.parts import Limits
-from services.gateway.request.state import Arrival, Head
+from services.gateway.request.deps import Limits
+from services.gateway.request.incoming import Head, IncomingRequest
 from tests.unit.gateway.fake_clients import (
     KEY,
     SECRET,
@@ -158,16 +158,17 @@ class Fleet:
             self.tasks.create_task(worker.serve(far, self.tasks))
         return near
 
-    def arrival(self, path: str, fields: dict[str, Any], **changes: Any) -> Arrival:
+    def arrival(self, path: str, fields: dict[str, Any], **changes: Any) -> IncomingRequest:
         self._next_id += 1
         values: dict[str, Any] = {
             "request_id": f"r{self._next_id}",
+            "usage_id": f"r{self._next_id}",
             "endpoint": ENDPOINTS[path],
             "read_body": whole(msgspec.json.encode(fields)),
             "authorization": f"Bearer {KEY}",
             **changes,
         }
-        return Arrival(**values)
+        return IncomingRequest(**values)
 
     async def chat(self, sink: RecordingSink | None = None, **fields: Any) -> RecordingSink:
         """Run one chat request to its end."""
@@ -182,7 +183,7 @@ class Fleet:
         await self.gateway.pipeline.run(self.arrival("/v1/completions", body), sink)
         return sink
 
-    def chat_arrival(self, **fields: Any) -> Arrival:
+    def chat_arrival(self, **fields: Any) -> IncomingRequest:
         body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], **fields}
         return self.arrival("/v1/chat/completions", body)
 

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 
 from baton.wire.failures import NoRoom, Unavailable
 from services.gateway.app import App
-from services.gateway.gateway import REACHED_WITHIN_S
+from services.gateway.readiness import REACHED_WITHIN_S
 from tests.unit.gateway.fakes import KEY, Fleet, simulate
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -245,7 +245,7 @@ def test_a_request_that_fails_later_is_not_counted_among_the_refused() -> None:
 
 def test_a_draining_gateway_is_not_ready_but_serves_what_still_comes() -> None:
     async def scenario(fleet: Fleet) -> None:
-        fleet.gateway.draining = True
+        fleet.gateway.readiness.draining = True
         client = Client(CHAT)
         await serve(app_of(fleet), client)
         assert client.status == 200

@@ -67,7 +67,7 @@ def test_a_request_id_that_comes_to_two_gateways_names_two_bills() -> None:
     given = headers(x_request_id="same")
     first, second = RequestIds(random.Random(1)), RequestIds(random.Random(2))
     assert first.of(given) == second.of(given) == "same"
-    bills = {first.bill_of("same", given), second.bill_of("same", given)}
+    bills = {first.usage_id_of("same", given), second.usage_id_of("same", given)}
     assert len(bills) == 2
     assert all(bill.startswith("same.") for bill in bills)
 
@@ -75,7 +75,7 @@ def test_a_request_id_that_comes_to_two_gateways_names_two_bills() -> None:
 def test_a_fresh_request_id_names_its_bill() -> None:
     ids = RequestIds(random.Random(1))
     fresh = ids.of(headers())
-    assert ids.bill_of(fresh, headers()) == fresh
+    assert ids.usage_id_of(fresh, headers()) == fresh
 
 
 def test_two_authorization_headers_are_no_key() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from baton.wire.failures import Unavailable
 from baton.wire.v1 import sampling_pb2, worker_pb2
-from services.gateway.request.parts import Limits
+from services.gateway.request.deps import Limits
 from tests.unit.gateway.fakes import Fleet, simulate
 
 

@@ -1,29 +1,35 @@
 """Whom a gateway asks while no router answers."""
 
 import random
+from collections.abc import Iterable
 
 import pytest
 
 from baton.wire.failures import Unavailable
 from baton.wire.v1 import router_pb2
 from services.gateway.routing.fallback_picker import LastView
+from services.gateway.routing.ready_workers import ReadyWorkers
 
 DECODE, PREFILL = router_pb2.WORKER_ROLE_DECODE, router_pb2.WORKER_ROLE_PREFILL
 
 
 def view_of(num_open: dict[str, int | None], **states: dict) -> LastView:
     """`num_open`: by worker, what this gateway has there."""
-    view = LastView(random.Random(1), num_open.get)
+    return LastView(random.Random(1), ready(num_open, **states), num_open.get)
+
+
+def ready(names: Iterable[str], **states: dict) -> ReadyWorkers:
     workers = [
         router_pb2.WorkerState(
             worker_id=name,
             endpoint=f"{name}:1",
             **{"role": DECODE, "ready": True, **states.get(name, {})},
         )
-        for name in num_open
+        for name in names
     ]
-    view.update([router_pb2.ModelState(model_fp="m1", workers=workers)])
-    return view
+    known = ReadyWorkers()
+    known.update([router_pb2.ModelState(model_fp="m1", workers=workers)])
+    return known
 
 
 def picks(view: LastView, **fields) -> set[str]:
@@ -58,7 +64,7 @@ def test_without_a_worker_or_after_two_dead_cores_a_request_is_refused(fields: d
 
 
 def test_another_worker_is_one_that_is_not_this_one() -> None:
-    view = view_of({"a": 0, "b": 0}, b={"ready": False})
+    view = ready(("a", "b"), b={"ready": False})
     assert view.has_another("m1", "b")
     assert not view.has_another("m1", "a")
     assert not view.has_another("m2", "a")

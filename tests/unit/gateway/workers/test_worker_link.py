@@ -13,7 +13,7 @@ from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import BatonError, NoRoom, Unavailable, to_wire
 from baton.wire.v1 import router_pb2, sampling_pb2, worker_pb2
 from services.gateway.workers.attempt import Attempt, Finished, Tokens
-from services.gateway.workers.migration import MoveGate
+from services.gateway.workers.migration import EarlyMigration
 from services.gateway.workers.submit_frames import PART_TOKENS
 from services.gateway.workers.worker_connections import RESUME_WINDOW_S
 from services.gateway.workers.worker_link import WorkerLink
@@ -483,8 +483,8 @@ def test_a_worker_that_never_says_hello_is_lost() -> None:
         async def dial(endpoint: str) -> MemoryStream:
             return near
 
-        moves = MoveGate(random.Random(1), lambda model_fp, worker_id: False)
-        links = WorkerLinks(dial, "gw-1", VirtualClock(), moves)
+        migration = EarlyMigration(random.Random(1), lambda model_fp, worker_id: False)
+        links = WorkerLinks(dial, "gw-1", VirtualClock(), migration)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(links.run())
             await asyncio.sleep(0)

@@ -1,0 +1,79 @@
+"""As much of an answer as there is: its choices, and the echo of the prompt in front of them."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.wire.prefix_hash import TOKEN_BYTES
+from services.gateway.openai.generation import ChatMessages
+from services.gateway.request.job import Job
+from services.gateway.text.choice_text import ChoiceText
+from services.gateway.text.detokenize import TokenTexts
+from services.gateway.text.logprob_trail import LogprobTrail
+from services.gateway.text.prompt_echo import PromptEcho
+from services.gateway.text.stop_strings import StopMatcher, StopPattern
+
+# Text before a plain completion that decides whether its first token starts with a space.
+_CONTEXT_TOKENS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The choices of one request; it goes on from one attempt to the next. `echo`: None when the
+    prompt is not repeated."""
+
+    choices: Sequence[ChoiceText]
+    echo: PromptEcho | None
+
+    @property
+    def has_open_choices(self) -> bool:
+        return any(choice.finish_reason is None for choice in self.choices)
+
+    @property
+    def has_echo(self) -> bool:
+        """The echo is complete, if one is wanted."""
+        return self.echo is None or self.echo.is_complete
+
+    def received(self) -> dict[int, int]:
+        """By open choice: the output tokens that reached this gateway."""
+        open_choices = (choice for choice in self.choices if choice.finish_reason is None)
+        return {choice.choice: len(choice.token_ids) for choice in open_choices}
+
+
+def begin_answer(job: Job) -> Answer:
+    """The answer before its first token."""
+    echo = _echo_of(job)
+    first_offset = 0 if echo is None else len(echo.text)
+    numbers = range(job.request.num_choices)
+    return Answer([_choice(job, number, first_offset) for number in numbers], echo)
+
+
+def _echo_of(job: Job) -> PromptEcho | None:
+    request, prompt = job.request, job.prompt
+    if not request.echo or isinstance(request.prompt, ChatMessages):
+        return None
+    judged = request.wants_prompt_logprobs
+    return PromptEcho(request.prompt, prompt.token_ids, prompt.text_model, judged=judged)
+
+
+def _choice(job: Job, choice: int, first_offset: int) -> ChoiceText:
+    request = job.request
+    stops = StopMatcher(tuple(StopPattern.of(stop) for stop in request.stop))
+    silent_ids = job.model.eos_token_ids | frozenset(request.rules.stop_token_ids)
+    text = ChoiceText(choice, _texts(job), stops, silent_ids, _trail(job, first_offset))
+    text.is_mute = request.max_tokens == 0
+    return text
+
+
+def _texts(job: Job) -> TokenTexts:
+    context_ids: list[int] = []
+    if not isinstance(job.request.prompt, ChatMessages):
+        tail = job.prompt.token_ids[-_CONTEXT_TOKENS * TOKEN_BYTES :]
+        context_ids = array("I", tail).tolist()
+    return TokenTexts(job.prompt.text_model.decoder, context_ids)
+
+
+def _trail(job: Job, first_offset: int) -> LogprobTrail | None:
+    if job.request.num_logprobs is None:
+        return None
+    return LogprobTrail(job.prompt.text_model.token_bytes, first_offset)

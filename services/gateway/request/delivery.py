@@ -1,0 +1,31 @@
+"""Hands an answer over to the client, and notes when that happened."""
+
+from collections.abc import Mapping
+
+from services.gateway.openai.generation import Delta
+from services.gateway.request.incoming import Sink
+from services.gateway.request.timeline import Timeline
+from services.gateway.request.trace import RequestTrace
+from services.gateway.tenants.leases import Lease
+
+
+class Delivery:
+    """The way of one answer to its sink."""
+
+    def __init__(self, sink: Sink, lease: Lease, trace: RequestTrace, timeline: Timeline) -> None:
+        self._sink = sink
+        self._lease = lease
+        self._trace = trace
+        self._timeline = timeline
+
+    async def begin(self, worker_stages: Mapping[str, float]) -> None:
+        """An attempt's first token is there, or nothing more will come. `worker_stages`: what the
+        worker spent up to there, in seconds."""
+        if self._timeline.begin(worker_stages):
+            await self._sink.started(self._trace.head(self._lease))
+
+    async def deliver(self, deltas: list[Delta]) -> None:
+        """Send new text, and wait until the client took it."""
+        self._timeline.deliver()
+        await self._sink.deltas(deltas)
+        self._lease.num_produced = self._trace.usage.num_output_tokens

@@ -1,0 +1,58 @@
+"""Everything that the pipeline and its attempts drive, and what the operator sets."""
+
+import random
+from dataclasses import dataclass
+
+from baton.system.clock import Clock
+from services.gateway.clients.protocols import TokenizerClient
+from services.gateway.request.auditor import GatewayAuditor
+from services.gateway.request.large_bodies import LargeBodies
+from services.gateway.request.reservation import Reservations
+from services.gateway.routing.models import ModelDirectory
+from services.gateway.routing.routers import Routers
+from services.gateway.tenants.auth import Authenticator
+from services.gateway.tenants.leases import LeaseKeeper
+from services.gateway.text.detokenize import Artifacts
+from services.gateway.workers.migration import MigrationLimiter
+from services.gateway.workers.worker_links import WorkerLinks
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The numbers that the operator sets."""
+
+    default_output_reservation: int = 512
+    first_token_s: float = 30.0
+    token_gap_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDeps:
+    """Everything that the attempts of all requests of one gateway share."""
+
+    clock: Clock
+    limits: Limits
+    server_secret: bytes
+    leases: LeaseKeeper
+    router: Routers
+    links: WorkerLinks
+    migrations: MigrationLimiter
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineDeps:
+    """Everything that the stages of one gateway's pipeline drive: one field each, hence many. The
+    last stage, the attempts, has its own."""
+
+    clock: Clock
+    rng: random.Random
+    server_secret: bytes
+    limits: Limits
+    authenticator: Authenticator
+    large_bodies: LargeBodies
+    directory: ModelDirectory
+    tokenizer: TokenizerClient
+    artifacts: Artifacts
+    reservations: Reservations
+    auditor: GatewayAuditor
+    attempts: AttemptDeps

@@ -1,0 +1,64 @@
+"""The tokens that quota lets a running request produce: its lease, and the credit from it."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from baton.wire.failures import BatonError, Unavailable
+from services.gateway.tenants.leases import Lease, LeaseKeeper
+from services.gateway.workers.attempt import Attempt
+from services.gateway.workers.credit import CreditMeter
+
+
+class Payment:
+    """Keeps the credit of one request, and of its current attempt, in step with its lease."""
+
+    def __init__(self, lease: Lease, meter: CreditMeter, leases: LeaseKeeper) -> None:
+        self.meter = meter
+        self._lease = lease
+        self._leases = leases
+        self._attempt: Attempt | None = None
+        self._changed = asyncio.Event()
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Ask quota for more, and listen to its answers, while attempts run."""
+        lease = self._lease
+        lease.on_change = self._on_change
+        self.meter.ask_with(lambda num_wanted: self._leases.ask(lease, num_wanted))
+        try:
+            yield
+        finally:
+            lease.on_change = lambda: None
+
+    def check(self) -> None:
+        """Raises Unavailable when the lease was lost."""
+        if self._lease.lost:
+            raise _lease_lost()
+
+    async def changed(self) -> None:
+        """Wait for an answer of quota since the last call."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    def attach(self, attempt: Attempt, given: Mapping[int, int]) -> None:
+        """A new attempt has credit up to these output indexes; what changes is for it."""
+        self._attempt = attempt
+        self.meter.attach(attempt.give, given)
+
+    def detach(self) -> None:
+        """The attempt is over."""
+        self._attempt = None
+        self.meter.detach()
+
+    def _on_change(self) -> None:
+        self.meter.replenish()
+        self._changed.set()
+        if self._attempt is not None:
+            if self._lease.lost:
+                self._attempt.abandon(_lease_lost())
+            self._attempt.poke()
+
+
+def _lease_lost() -> BatonError:
+    return Unavailable("the quota lease was lost", reason="quota_unavailable")

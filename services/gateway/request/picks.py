@@ -1,0 +1,68 @@
+"""Asks for the workers of one attempt after the other."""
+
+import asyncio
+from collections.abc import Sequence
+
+from baton.runtime.telemetry import Span
+from baton.wire.failures import BatonError
+from baton.wire.v1 import router_pb2
+from services.gateway.request import reports
+from services.gateway.request.deadlines import Deadlines
+from services.gateway.request.deps import AttemptDeps
+from services.gateway.request.submission import Submission
+from services.gateway.request.trace import RequestTrace
+from services.gateway.routing.crash_record import Crashes, CrashRecord
+from services.gateway.workers.migration import MigrationPermit
+
+NO_WORKER_PAUSE_S = 0.5
+
+
+class Picks:
+    """The picks of one request. `permit` is required once a worker has failed it."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        deadlines: Deadlines,
+        crash_record: CrashRecord,
+        deps: AttemptDeps,
+        trace: RequestTrace,
+    ) -> None:
+        self.permit = MigrationPermit(deps.migrations)
+        self._submission = submission
+        self._deadlines = deadlines
+        self._crash_record = crash_record
+        self._crashes: Crashes = deps.links.crashes
+        self._router = deps.router
+        self._clock = deps.clock
+        self._trace = trace
+
+    async def next(self, excluded: Sequence[str], move: Span | None) -> router_pb2.PickResponse:
+        """The workers of the next attempt. A stream that has begun (`move`) waits for them until
+        its next token is due: the only one may be starting again. Raises BatonError."""
+        while True:
+            try:
+                return await self._pick(excluded, move)
+            except BatonError as error:
+                can_wait = self._deadlines.first_token_left_s > NO_WORKER_PAUSE_S
+                if error.reason != "no_worker" or move is None or not can_wait:
+                    raise
+            await asyncio.sleep(NO_WORKER_PAUSE_S)
+
+    async def _pick(self, excluded: Sequence[str], move: Span | None) -> router_pb2.PickResponse:
+        await self.permit.acquire(self._deadlines.first_token_left_s)
+        request = self._submission.pick_request()
+        request.exclude_worker_ids.extend(excluded)
+        request.has_begun = move is not None
+        self._crashes.ask(self._crash_record, request)
+        trace = self._trace
+        with trace.measure("pick", move) as span:
+            span.set("baton.epoch", trace.usage.num_attempts + 1)
+            asked_s = self._clock.now()
+            context = trace.call_context(span, self._deadlines.first_token_left_s)
+            pick = await self._router.pick(request, context)
+            self._crashes.picked(self._crash_record, pick)
+            queue_s = min(pick.queue_us / 1e6, self._clock.now() - asked_s)
+            span.set("baton.pick.reasons", pick.reasons)
+        reports.of_queue(trace, span, asked_s, queue_s)
+        return pick

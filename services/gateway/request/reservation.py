@@ -1,0 +1,152 @@
+"""Tokens of a key that are held for a request while it runs. Whatever was reserved is settled
+exactly once, however the request ends."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from baton.wire.failures import BatonError, DeadlineExceeded
+from baton.wire.v1 import quota_pb2
+from services.gateway.clients.protocols import CallContext, QuotaClient
+from services.gateway.request import reports
+from services.gateway.request.auditor import GatewayAuditor
+from services.gateway.request.job import Job
+from services.gateway.request.trace import RequestTrace
+from services.gateway.tenants.leases import Lease, LeaseKeeper
+from services.gateway.tenants.outbox import Outbox
+from services.gateway.tenants.quota_outage import LocalBuckets, is_outage
+
+RESERVE_TIMEOUT_S = 1.0
+SETTLE_ACK_S = 0.025
+
+
+class Reservations:
+    """Reserves and settles for the requests of one gateway."""
+
+    def __init__(
+        self,
+        quota: QuotaClient,
+        local_buckets: LocalBuckets,
+        leases: LeaseKeeper,
+        outbox: Outbox,
+        auditor: GatewayAuditor,
+    ) -> None:
+        self._quota = quota
+        self._local_buckets = local_buckets
+        self._leases = leases
+        self._outbox = outbox
+        self._auditor = auditor
+
+    @asynccontextmanager
+    async def reserve(self, job: Job, trace: RequestTrace) -> AsyncIterator[Lease]:
+        """Hold tokens for a job; leaving the block settles what it used. Raises BatonError when
+        there are none."""
+        lease = await self._open(job, trace)
+        with reports.of_tokens(trace, job.request.num_choices, job.plan.max_tokens):
+            outcome = "internal"
+            try:
+                yield lease
+                outcome = trace.usage.finish_reasons
+            except BatonError as error:
+                outcome = error.reason
+                raise
+            except asyncio.CancelledError:
+                is_late = job.deadlines.left_s <= 0
+                outcome = "deadline_exceeded" if is_late else trace.client.gone_reason
+                raise
+            finally:
+                self._leases.close(lease)
+                await self._settle(trace, usage_record(job, trace, outcome))
+
+    async def _open(self, job: Job, trace: RequestTrace) -> Lease:
+        with trace.measure("reserve") as span:
+            deadline_s = job.deadlines.of_call(RESERVE_TIMEOUT_S)
+            answer, local = await self._ask(job, trace, trace.call_context(span, deadline_s))
+        lease = Lease(
+            request_id=job.incoming.usage_id,
+            tenant=job.principal.tenant,
+            key_id=job.principal.key_id,
+            model=job.request.model,
+            num_prompt_tokens=job.prompt.num_tokens,
+            num_granted=answer.granted_output_tokens,
+            limits=answer.limits,
+            hard_budget=job.principal.hard_budget,
+            local=local,
+        )
+        self._auditor.reserved(job.request_id)
+        self._leases.open(lease)
+        return lease
+
+    async def _ask(
+        self, job: Job, trace: RequestTrace, context: CallContext
+    ) -> tuple[quota_pb2.ReserveResponse, bool]:
+        """The grant, and whether it is this gateway's own because quota cannot be asked."""
+        request = _reserve_request(job)
+        try:
+            answer = await self._quota.reserve(request, context)
+        except asyncio.CancelledError:
+            await self._let_go(job, trace, trace.client.gone_reason)
+            raise
+        except BatonError as error:
+            if not is_outage(error):
+                raise
+            try:
+                return self._local_buckets.reserve(job.principal, request), True
+            except BatonError as refusal:
+                if isinstance(error, DeadlineExceeded):
+                    await self._let_go(job, trace, refusal.reason)
+                raise
+        self._local_buckets.quota_answers(job.principal, answer.limits)
+        return answer, False
+
+    async def _let_go(self, job: Job, trace: RequestTrace, outcome: str) -> None:
+        """Quota was asked and did not answer: what it may hold for this request is freed later."""
+        await self._outbox.put(usage_record(job, trace, outcome))
+
+    async def _settle(self, trace: RequestTrace, record: quota_pb2.UsageRecord) -> None:
+        with trace.measure("settle") as span:
+            acknowledged = False
+            try:
+                async with asyncio.timeout(SETTLE_ACK_S):
+                    await self._quota.settle(record, trace.call_context(span, SETTLE_ACK_S))
+                acknowledged = True
+            except (TimeoutError, BatonError):
+                span.set("baton.settle.outbox", True)
+            finally:
+                # Also when the client leaves at this very moment: the bill is not its to stop.
+                self._auditor.settled(trace.request_id)
+                if not acknowledged:
+                    await self._outbox.put(record)
+
+
+def usage_record(job: Job, trace: RequestTrace, outcome: str) -> quota_pb2.UsageRecord:
+    """The bill of a request. Its stages add up to its wall time."""
+    usage, timer = trace.usage, trace.timer
+    return quota_pb2.UsageRecord(
+        request_id=job.incoming.usage_id,
+        tenant=job.principal.tenant,
+        key_id=job.principal.key_id,
+        model=job.request.model,
+        model_fp=job.model.model_fp,
+        started_unix_ms=int(trace.started_unix_s * 1000),
+        num_prompt_tokens=usage.num_prompt_tokens if usage.prompt_was_read else 0,
+        num_cached_tokens=usage.num_cached_tokens if usage.prompt_was_read else 0,
+        num_output_tokens=usage.num_output_tokens,
+        num_wasted_tokens=usage.num_wasted_tokens,
+        finish_reason=outcome,
+        stages=timer.to_wire(),
+        wall_us=round(timer.wall_s * 1e6),
+        endpoint=job.incoming.endpoint.name,
+        num_attempts=usage.num_attempts,
+    )
+
+
+def _reserve_request(job: Job) -> quota_pb2.ReserveRequest:
+    return quota_pb2.ReserveRequest(
+        request_id=job.incoming.usage_id,
+        tenant=job.principal.tenant,
+        key_id=job.principal.key_id,
+        model=job.request.model,
+        num_prompt_tokens=job.prompt.num_tokens,
+        num_output_tokens=job.plan.num_expected_tokens * job.request.num_choices,
+    )

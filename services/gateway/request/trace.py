@@ -1,0 +1,56 @@
+"""One request as people and dashboards see it: whose it is, what it is at, where its time went."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from baton.runtime.telemetry import Span, StageTimer, start_span
+from baton.system.clock import Clock
+from services.gateway.clients.protocols import CallContext
+from services.gateway.request.incoming import Client, Head, IncomingRequest
+from services.gateway.request.usage import RequestUsage
+from services.gateway.tenants.leases import Lease
+
+
+class RequestTrace:
+    """The span, the timer and the access line of one request, from its arrival on.
+
+    It is there before anything is known of the request, so what is not known yet is empty or 0.
+    """
+
+    def __init__(self, incoming: IncomingRequest, client: Client, clock: Clock) -> None:
+        self.incoming = incoming
+        self.client = client
+        self.usage = RequestUsage()
+        self.span = start_span(
+            "gateway.request", traceparent=incoming.traceparent, request_id=incoming.request_id
+        )
+        self.timer = StageTimer(clock)
+        self.started_unix_s = clock.unix()
+        # The name of a stage, or "flush" when only the client has still to take the answer.
+        self.stage = "auth"
+        self.tenant = ""
+        self.model_name = ""
+
+    @property
+    def request_id(self) -> str:
+        return self.incoming.request_id
+
+    @contextmanager
+    def measure(self, name: str, move: Span | None = None) -> Iterator[Span]:
+        """Count the time in here as stage `name`, also when it fails; all of a `move` is one
+        stage. The span is below the request's, or the move's."""
+        if self.client.gone_s is None and move is None:
+            self.stage = name
+        try:
+            with start_span(name, parent=move or self.span, request_id=self.request_id) as span:
+                yield span
+        finally:
+            self.timer.mark("move" if move else name)
+
+    def call_context(self, span: Span, deadline_s: float) -> CallContext:
+        """The context of a call that belongs to a stage."""
+        return CallContext(self.request_id, deadline_s, span.traceparent)
+
+    def head(self, lease: Lease) -> Head:
+        """The headers of the response, as far as its stages have come."""
+        return Head(dict(self.timer.stages), lease.limits, lease.local)

@@ -1,0 +1,29 @@
+"""The decode workers of each model that were ready when a router told its view last."""
+
+from collections.abc import Iterable, Sequence
+
+from baton.wire.v1 import router_pb2
+
+
+class ReadyWorkers:
+    """The ready decode workers of one fleet; `update` replaces them."""
+
+    def __init__(self) -> None:
+        self._ready: dict[str, list[router_pb2.WorkerState]] = {}
+
+    def update(self, models: Iterable[router_pb2.ModelState]) -> None:
+        """Take in what the routers tell."""
+        self._ready = {model.model_fp: _ready_decode(model) for model in models}
+
+    def of(self, model_fp: str) -> Sequence[router_pb2.WorkerState]:
+        """Those of one model; empty when there is none."""
+        return self._ready.get(model_fp, ())
+
+    def has_another(self, model_fp: str, worker_id: str) -> bool:
+        """True when a decode worker other than this one was ready for the model."""
+        return any(worker.worker_id != worker_id for worker in self.of(model_fp))
+
+
+def _ready_decode(model: router_pb2.ModelState) -> list[router_pb2.WorkerState]:
+    decode = router_pb2.WORKER_ROLE_DECODE
+    return [w for w in model.workers if w.role == decode and w.ready and not w.draining]
