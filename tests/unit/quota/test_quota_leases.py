@@ -76,6 +76,28 @@ async def test_late_message_never_lowers_the_reported_credit(bench):
     assert await bench.budget(key) == (70, 0)
 
 
+@pytest.mark.parametrize(("said", "charged"), [((60, 40), 60), ((60, 1000), 90)])
+async def test_lapsed_lease_is_charged_and_billed_the_most_it_said_within_its_grant(
+    bench, said, charged
+):
+    key = await bench.new_key(budget_tokens=5000, budget_period="day")
+    await bench.reserve(key, "r1", prompt=10, output=90)
+    for num_tokens in said:
+        await bench.renew(key, "r1", used=num_tokens, produced=num_tokens)
+    bench.pass_time(31)
+    await bench.ledger.reap()
+    assert await bench.budget(key) == (10 + charged, 0)
+    ((_, fields),) = await bench.store.execute("XRANGE", "baton:{acme}:usage", "-", "+")
+    assert int(fields[b"produced"]) == charged
+
+
+async def test_renewal_by_a_clock_that_stepped_back_does_not_shorten_the_lease(bench):
+    key = await bench.new_key()
+    await bench.reserve(key, "r1")
+    bench.pass_time(-10)
+    assert (await bench.renew(key, "r1")).expires_in_ms == 40_000
+
+
 async def test_lapsed_lease_is_held_again_when_there_is_room(bench):
     key = await bench.new_key(concurrency=1, budget_tokens=150, budget_period="day")
     await bench.reserve(key, "r1")
@@ -84,6 +106,17 @@ async def test_lapsed_lease_is_held_again_when_there_is_room(bench):
     assert (await bench.renew(key, "r1", used=50)).state == HELD
     assert await bench.budget(key) == (0, 100)
     assert await bench.slots(key) == 1
+
+
+async def test_lease_that_is_held_again_is_remembered_as_long_as_it_is_held(bench):
+    key = await bench.new_key(concurrency=1)
+    await bench.reserve(key, "r1")
+    bench.pass_time(31)
+    await bench.ledger.reap()
+    name = "baton:{acme}:request:r1"
+    assert 0 < await bench.store.execute("PTTL", name) <= 3_600_000
+    assert (await bench.renew(key, "r1", used=50)).state == HELD
+    assert await bench.store.execute("PTTL", name) == -1
 
 
 @pytest.mark.parametrize(

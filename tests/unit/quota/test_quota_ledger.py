@@ -31,6 +31,15 @@ async def test_repeated_reservation_gets_the_same_grant_and_takes_nothing(bench)
     assert await bench.slots(key) == 1
 
 
+async def test_request_id_of_another_keys_open_request_is_refused(bench):
+    first, second = await bench.new_key(), await bench.new_key(concurrency=1)
+    await bench.reserve(first, "r1")
+    with pytest.raises(failures.InvalidRequest, match="used before"):
+        await bench.reserve(second, "r1")
+    assert await bench.slots(second) == 0
+    assert (await bench.reserve(first, "r1")).granted_output_tokens == 90
+
+
 async def test_request_id_of_a_finished_request_is_refused(bench):
     key = await bench.new_key()
     await bench.reserve(key, "r1")
@@ -69,6 +78,14 @@ async def test_tokens_over_the_rate_wait_exactly_until_the_bucket_refilled(bench
     await bench.reserve(key, "r2", prompt=100, output=100)
 
 
+async def test_buckets_hold_at_most_one_minute_however_long_nobody_came(bench):
+    key = await bench.new_key(requests_per_minute=60, tokens_per_minute=6000)
+    await bench.reserve(key, "r1", prompt=10, output=90)
+    bench.pass_time(3600)
+    limits = (await bench.reserve(key, "r2", prompt=10, output=90)).limits
+    assert (limits.remaining_requests, limits.remaining_tokens) == (59, 5900)
+
+
 async def test_refused_reservation_takes_nothing(bench):
     key = await bench.new_key(
         requests_per_minute=10, tokens_per_minute=100, budget_tokens=500, budget_period="day"
@@ -92,6 +109,13 @@ async def test_settling_gives_back_what_was_not_used(bench):
     assert await bench.budget(key) == (30, 0)
     assert await bench.slots(key) == 0
     assert bench.woken == ["acme"]
+
+
+async def test_what_is_given_back_never_fills_a_bucket_beyond_its_limit(bench):
+    key = await bench.new_key(tokens_per_minute=6000)
+    await bench.reserve(key, "r1")
+    bench.pass_time(29)
+    assert (await bench.settle(key, "r1")).limits.remaining_tokens == 6000
 
 
 async def test_second_settle_changes_nothing_and_says_so(bench):
@@ -141,6 +165,14 @@ async def test_concurrency_counts_open_leases_and_frees_on_settle(bench):
     await bench.reserve(key, "r3")
 
 
+async def test_refused_request_is_told_the_longest_of_its_waits(bench):
+    key = await bench.new_key(tokens_per_minute=60_000, concurrency=1)
+    await bench.reserve(key, "r1", prompt=10, output=59_990)
+    with pytest.raises(failures.LimitExceeded) as refused:
+        await bench.reserve(key, "r2", prompt=10, output=0)
+    assert refused.value.retry_after_s == 1.0, "tokens are there in 10 ms, a slot is not"
+
+
 async def test_slots_of_a_lost_gateway_are_free_after_the_lease(bench):
     key = await bench.new_key(concurrency=1)
     await bench.reserve(key, "r1")
@@ -167,6 +199,17 @@ async def test_budget_counts_held_tokens_and_waits_for_the_next_day(bench):
     bench.pass_time(0.001)
     await bench.reserve(key, "r3")
     assert await bench.budget(key, "d20270116") == (0, 100)
+
+
+@pytest.mark.parametrize(("period", "window"), [("day", "d20270115"), ("month", "m202701")])
+async def test_a_window_is_forgotten_when_it_is_long_over_and_not_before(bench, period, window):
+    key = await bench.new_key(budget_tokens=1000, budget_period=period)
+    name = f"baton:{{acme}}:budget:{key.key_id}:{window}"
+    longest_month_ms = 31 * 86_400_000
+    for step in (bench.reserve, bench.settle):
+        await step(key, "r1")
+        assert longest_month_ms < await bench.store.execute("PTTL", name) < 2 * longest_month_ms
+        await bench.store.execute("PERSIST", name)
 
 
 async def test_hold_stays_in_the_window_in_which_it_was_reserved(bench):
