@@ -205,6 +205,21 @@ def test_a_slow_link_is_not_worth_a_fast_prefill_worker(choose, view) -> None:
     assert choose([decode], [prefill], mode=PrefillMode.EITHER).prefill is None
 
 
+@pytest.mark.parametrize(("chunk_tokens", "steps_s"), [(256, 0.02), (255, 0.03), (512, 0.01)])
+def test_the_last_step_of_a_local_prefill_counts_in_full(
+    choose, view, chunk_tokens: int, steps_s: float
+) -> None:
+    decode = view("d0", num_running=1, num_sequences=1, chunk_tokens=chunk_tokens)
+    assert f"steps {steps_s:.4g} " in choose([decode], mode=PrefillMode.LOCAL).reasons
+
+
+def test_one_step_less_decides_between_workers_that_are_alike(choose, view) -> None:
+    running = {"num_running": 1, "num_sequences": 1}
+    decodes = [view("d0", chunk_tokens=511, **running), view("d1", chunk_tokens=512, **running)]
+    chosen = {choose(decodes, mode=PrefillMode.LOCAL, seed=seed).decode for seed in range(20)}
+    assert chosen == {decodes[1]}
+
+
 def test_equal_workers_share_and_the_same_seed_chooses_alike(choose, view) -> None:
     decodes, prefills = [view("d0"), view("d1")], [view("p0"), view("p1")]
 

@@ -113,6 +113,33 @@ def test_who_needs_less_than_all_before_it_passes_at_once_and_in_the_line() -> N
     run_virtual(scenario())
 
 
+def test_a_new_request_is_not_first_while_a_stream_that_has_begun_waits() -> None:
+    async def scenario() -> None:
+        queue, never, room = queue_of(10), Room(), Room(1)
+        async with asyncio.TaskGroup() as tasks:
+            begun = tasks.create_task(queue.wait(never, 10, has_begun=True))
+            await settle()
+            assert await queue.wait(room, 10) == "granted"
+            assert never.was_first
+            assert not room.was_first
+            begun.cancel()
+
+    run_virtual(scenario())
+
+
+def test_a_stream_that_has_begun_is_first_while_only_new_requests_wait() -> None:
+    async def scenario() -> None:
+        queue, never, room = queue_of(10), Room(), Room(1)
+        async with asyncio.TaskGroup() as tasks:
+            new = tasks.create_task(queue.wait(never, 10))
+            await settle()
+            assert await queue.wait(room, 10, has_begun=True) == "granted"
+            assert room.was_first
+            new.cancel()
+
+    run_virtual(scenario())
+
+
 def test_the_next_in_line_is_first_when_the_first_has_left() -> None:
     async def scenario() -> None:
         queue, never, room = queue_of(10), Room(), Room()
