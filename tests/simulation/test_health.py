@@ -87,8 +87,9 @@ def test_prompts_on_a_prefill_worker_that_stands_still_are_computed_elsewhere(
     simulated(tmp_path, scenario)
 
 
-def test_slow_steps_of_every_length_for_hours_are_no_stall() -> None:
-    """Full batches; now and then a step takes 5 times as long as those before."""
+def test_slow_steps_of_every_length_are_no_stall() -> None:
+    """Full batches; now and then a step takes 5 times as long as those before. A quarter of an
+    hour meets each length once, the long run's day each a hundred times."""
     hours = 24 if IS_LONG else 0.25
 
     async def main(clock: VirtualClock) -> None:
