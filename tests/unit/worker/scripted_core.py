@@ -1,0 +1,95 @@
+"""A core that does nothing by itself: the test says what it tells, and reads what it was sent."""
+
+import asyncio
+from typing import TypeVar
+
+from baton.engine.protocol.client import CoreDied
+from baton.engine.protocol.messages import Command, EngineInfo, EngineLoad, StepEvents
+from baton.engine.protocol.progress_page import CoreProgress
+from baton.system.clock import Clock
+from baton.wire.kv_spec import KVSpec
+from baton.wire.v1 import router_pb2
+from baton.worker.parts import WorkerParts
+from baton.worker.program import make_parts
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 16
+SPEC = KVSpec.of_layers(BLOCK_SIZE, [(1, 4, 2, "float32")] * 2)
+MODEL_FP = "fake-model"
+LOAD = EngineLoad(0, 0, NUM_BLOCKS, 0, 0, 0.0, 0.0)
+
+C = TypeVar("C")
+
+
+class ScriptedCore:
+    """An EngineClient whose events are those that `tell` and `die` bring."""
+
+    def __init__(self) -> None:
+        self.info = EngineInfo(
+            MODEL_FP,
+            "fake",
+            "1",
+            SPEC,
+            NUM_BLOCKS,
+            max_model_len=48,
+            max_num_seqs=8,
+            vocab_size=1000,
+            eos_token_ids=[999],
+        )
+        self.pool = memoryview(bytearray(NUM_BLOCKS * SPEC.row_bytes))
+        self.pool_fd: int | None = None
+        self.sent: list[Command] = []
+        self.num_commands_sent = 0
+        # It stands still in a step that should take 10 ms.
+        self.is_stuck = False
+        self._sent = asyncio.Event()
+        self._events: asyncio.Queue[StepEvents | CoreDied] = asyncio.Queue()
+        self._step = 0
+
+    def send(self, command: Command) -> None:
+        self.sent.append(command)
+        self.num_commands_sent += 1
+        self._sent.set()
+
+    async def events(self) -> StepEvents:
+        events = await self._events.get()
+        if isinstance(events, CoreDied):
+            raise events
+        return events
+
+    def progress(self) -> CoreProgress:
+        return CoreProgress(self._step, self.is_stuck, (), self.num_commands_sent, 0.01)
+
+    def kill(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def tell(self, **news: object) -> None:
+        """One step; `news` are fields of StepEvents."""
+        self._step += 1
+        self._events.put_nowait(StepEvents(self._step, LOAD, **news))  # type: ignore[arg-type]
+
+    def tell_token(self, seq_id: int, token_id: int, index: int = 0, **news: object) -> None:
+        """One step with one token."""
+        columns = {"token_seq_ids": [seq_id], "token_ids": [token_id], "token_indexes": [index]}
+        self.tell(**columns, **news)
+
+    def die(self, *suspect_request_ids: str) -> None:
+        self._events.put_nowait(CoreDied("killed", suspect_request_ids))
+
+    async def next(self, kind: type[C]) -> C:
+        """Wait for the next command of this kind, and forget all that came before it."""
+        while True:
+            while self.sent:
+                command = self.sent.pop(0)
+                if isinstance(command, kind):
+                    return command
+            self._sent.clear()
+            await self._sent.wait()
+
+
+def scripted_parts(
+    core: ScriptedCore, clock: Clock, role: router_pb2.WorkerRole, worker_id: str = "w1"
+) -> WorkerParts:
+    """What a front is built from, around this core; blocks travel inside frames."""
+    return make_parts(core, worker_id=worker_id, role=role, clock=clock)
