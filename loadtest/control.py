@@ -32,7 +32,7 @@ from loadtest.workloads import UserKind, Writer
 
 KEPT, NOT_KEPT, CANNOT_RUN = 0, 1, 2
 REPLAY = "replay"
-_TELL_EVERY = 5  # moments of history
+_PUBLISH_EVERY = 5  # moments of history
 _MAX_SHOWN_ERRORS = 20
 
 log = logging.getLogger("loadtest")
@@ -40,7 +40,7 @@ log = logging.getLogger("loadtest")
 
 def add_options(parser: Any, **_: Any) -> None:
     """Options of this load test beside Locust's own."""
-    for name, default, told in (
+    for name, default, details in (
         ("--scenario", "mixed", "a file of loadtest/scenarios, or a path"),
         ("--model", "", "which one, when several are served"),
         ("--trace", "", "the replay's trace: csv or jsonl, also gzipped"),
@@ -48,7 +48,7 @@ def add_options(parser: Any, **_: Any) -> None:
         ("--report", "", "folder for report.html and report.json"),
     ):
         parser.add_argument(
-            name, default=default, type=type(default), help=told, include_in_web_ui=False
+            name, default=default, type=type(default), help=details, include_in_web_ui=False
         )
 
 
@@ -187,7 +187,7 @@ class LoadTest:
             self._inspect()
             self._background.spawn(self.recorder.watch_lag)
         if not isinstance(self.environment.runner, WorkerRunner):
-            self._background.spawn(self.recorder.watch_history, self._tell)
+            self._background.spawn(self.recorder.watch_history, self._publish)
         self.began_at_s = time.time()
 
     def _inspect(self) -> None:
@@ -206,8 +206,8 @@ class LoadTest:
         self.environment.process_exit_code = CANNOT_RUN
         gevent.spawn(self.environment.runner.quit)
 
-    def _tell(self, moment: dict[str, Any]) -> None:
-        if len(self.recorder.history) % _TELL_EVERY == 0:
+    def _publish(self, moment: dict[str, Any]) -> None:
+        if len(self.recorder.history) % _PUBLISH_EVERY == 0:
             log.info("%s", report.moment_line(moment))
 
     def _on_stop(self, **_: Any) -> None:
@@ -221,7 +221,7 @@ class LoadTest:
         ended_at_s = self.environment.stats.last_request_timestamp or self.began_at_s
         duration_s = max(ended_at_s - self.began_at_s, 0.0)
         together = summary.summarize_kind(rows, summary.ALL, duration_s)
-        verdicts = verdict.judge(self.scenario.slo, together)
+        verdicts = verdict.evaluate(self.scenario.slo, together)
         load = self._load()
         return {
             "scenario": self.scenario.name,

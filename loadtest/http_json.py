@@ -23,8 +23,8 @@ def fetcher(host: str, api_key: str) -> Fetch:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
-            told = error.read(_MAX_SHOWN_BYTES).decode(errors="replace")
-            raise DeploymentError(f"{host}{path} answers {error.code}: {told}") from error
+            details = error.read(_MAX_SHOWN_BYTES).decode(errors="replace")
+            raise DeploymentError(f"{host}{path} answers {error.code}: {details}") from error
         except (OSError, ValueError) as error:
             raise DeploymentError(f"{host}{path} does not answer: {error}") from error
 

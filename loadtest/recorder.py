@@ -110,7 +110,7 @@ class Recorder:
 
     def failed(self, kind: str, seconds: float) -> None:
         """A request that failed is no goodput."""
-        self._judge(kind, seconds, was_good=False)
+        self._record_goodput(kind, seconds, was_good=False)
 
     def answered(
         self,
@@ -127,7 +127,7 @@ class Recorder:
         assert self.scenario is not None, "a test has begun"
         limits_ms = self.scenario.goodput_limits_ms(kind)
         was_good = is_good(limits_ms, ttft_ms, answer.tpot_s * 1000)
-        self._judge(kind, ended_s - answer.origin_s, was_good)
+        self._record_goodput(kind, ended_s - answer.origin_s, was_good)
         stages = timeline(answer, sent_s, ended_s, headers.get("server-timing", ""))
         self.samples.add(
             {
@@ -179,7 +179,7 @@ class Recorder:
                 self.max_cpu_percent = max(self.max_cpu_percent, percent)
                 began_s, began_cpu_s = now_s, cpu_s
 
-    def watch_history(self, tell: Callable[[dict[str, Any]], None]) -> None:
+    def watch_history(self, publish: Callable[[dict[str, Any]], None]) -> None:
         """Percentiles of the last seconds, for the charts. Runs until killed."""
         began_s = time.monotonic()
         while True:
@@ -187,7 +187,7 @@ class Recorder:
             moment = self._moment(time.monotonic() - began_s)
             if len(self.history) < _MAX_HISTORY:
                 self.history.append(moment)
-            tell(moment)
+            publish(moment)
 
     def _moment(self, at_s: float) -> dict[str, Any]:
         rows = self.rows()
@@ -204,7 +204,7 @@ class Recorder:
     def _log(self, kind: str, row_type: str, value: float) -> None:
         self._environment.stats.entries[kind, row_type].log(value, 0)
 
-    def _judge(self, kind: str, seconds: float, was_good: bool) -> None:
+    def _record_goodput(self, kind: str, seconds: float, was_good: bool) -> None:
         entry = self._environment.stats.entries[kind, GOODPUT]
         entry.log(seconds * 1000, 0)
         if not was_good:
@@ -226,13 +226,13 @@ class Recorder:
         }
 
     def _on_worker_report(self, client_id: str, data: dict[str, Any]) -> None:
-        told = data.get(_REPORT_KEY, {})
-        for sample in told.get("samples", ()):
+        details = data.get(_REPORT_KEY, {})
+        for sample in details.get("samples", ()):
             self.samples.add(sample)
-        for note in told.get("notes", ()):
+        for note in details.get("notes", ()):
             self.note(note)
-        self.model = told.get("model") or self.model
-        self.max_cpu_percent = max(self.max_cpu_percent, told.get("max_cpu_percent", 0.0))
+        self.model = details.get("model") or self.model
+        self.max_cpu_percent = max(self.max_cpu_percent, details.get("max_cpu_percent", 0.0))
 
 
 def _row(entry: locust.stats.StatsEntry) -> Row:

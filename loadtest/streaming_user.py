@@ -153,8 +153,8 @@ def _refusal(response: Any) -> Exception:
     if not response.status_code and error is not None:
         return AnswerError(f"no answer: {error!r}"[:200])
     try:
-        told = msgspec.json.decode(response.content or b"")["error"]
-        reason = str(told.get("code") or told.get("message"))
+        details = msgspec.json.decode(response.content or b"")["error"]
+        reason = str(details.get("code") or details.get("message"))
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
         reason = "no JSON error"
     return AnswerError(f"status {response.status_code}: {reason}"[:200])

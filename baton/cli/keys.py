@@ -68,7 +68,7 @@ def create_key(
         priority=priority,
     )
     key_registry.append(home.registry, record)
-    _tell_redis(home, [record])
+    _publish(home, [record])
     return api_key
 
 
@@ -135,12 +135,12 @@ def _revoke(arguments: argparse.Namespace) -> int:
     if arguments.key_id not in key_registry.read(home.registry):
         raise RegistryError(f"no key {arguments.key_id!r}; see: baton keys list")
     key_registry.append(home.registry, Revocation(arguments.key_id, int(time.time())))
-    _tell_redis(home, [key_registry.read(home.registry)[arguments.key_id]])
+    _publish(home, [key_registry.read(home.registry)[arguments.key_id]])
     print(f"revoked {arguments.key_id}: refused within 5 s")
     return 0
 
 
-def _tell_redis(home: Home, records: Iterable[KeyRecord]) -> None:
+def _publish(home: Home, records: Iterable[KeyRecord]) -> None:
     """Update a running stack's Redis; without one the quota service loads the file at its start."""
     state = home.read_state()
     if state is None:

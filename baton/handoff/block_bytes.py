@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from isal.isal_zlib import crc32  # zlib's crc32, bit by bit, five times as fast
 
-from baton.handoff.page_copy import Places, copy_pages
+from baton.handoff.page_copy import PageAddresses, copy_pages
 from baton.handoff.stripes import MAX_STRIPE_BYTES
 from baton.wire.kv_spec import KVSpec
 
@@ -50,14 +50,14 @@ class BlockBytes:
         """Bytes of one block's pages of `layers`, which are adjacent."""
         return self.spec.stripe(layers)[1]
 
-    def places(self, layers: range, block_ids: Sequence[int]) -> Places:
+    def addresses(self, layers: range, block_ids: Sequence[int]) -> PageAddresses:
         """Where the stripes of these blocks begin."""
         row_bytes, offset = self.spec.row_bytes, self.spec.stripe(layers)[0]
-        return Places(self._pool, [block_id * row_bytes + offset for block_id in block_ids])
+        return PageAddresses(self._pool, [block_id * row_bytes + offset for block_id in block_ids])
 
     def stripes(self, layers: range, block_ids: Sequence[int]) -> list[memoryview]:
         """The pages of `layers` of each of these blocks, in place."""
-        (pool, starts), size = self.places(layers, block_ids), self.stripe_bytes(layers)
+        (pool, starts), size = self.addresses(layers, block_ids), self.stripe_bytes(layers)
         return [pool[start : start + size] for start in starts]
 
     def checksum(self, layers: range, block_ids: Sequence[int], start: int) -> int:
@@ -67,7 +67,9 @@ class BlockBytes:
             checksum = crc32(stripe, checksum)
         return checksum
 
-    def write(self, layers: range, block_ids: Sequence[int], source: Places, checksum: int) -> int:
+    def write(
+        self, layers: range, block_ids: Sequence[int], source: PageAddresses, checksum: int
+    ) -> int:
         """Copy stripes into these blocks; returns the CRC-32 of what then lies there, going on from
         `checksum`.
 
@@ -75,7 +77,7 @@ class BlockBytes:
         stripe is read back while it is in the CPU's cache.
         """
         size = self.stripe_bytes(layers)
-        copied = copy_pages(self.places(layers, block_ids), source, size, checksum)
+        copied = copy_pages(self.addresses(layers, block_ids), source, size, checksum)
         if copied is not None:
             return copied
         for target, start in zip(self.stripes(layers, block_ids), source.starts, strict=True):

@@ -9,12 +9,12 @@ from zlib import crc32
 from baton.wire.v1 import handoff_pb2
 
 # xfer_id, epoch, layer, first_block, num_blocks.
-_PLACE = struct.Struct("<QIIII")
+_HEADER = struct.Struct("<QIIII")
 _NUM_LAYERS = struct.Struct("<I")
 
 
-def place_checksum(frame: handoff_pb2.Blocks) -> int:
+def header_checksum(frame: handoff_pb2.Blocks) -> int:
     """CRC-32 of the frame's place; the checksum goes on with its pages."""
-    place = (frame.xfer_id, frame.epoch, frame.layer, frame.first_block, frame.num_blocks)
+    header = (frame.xfer_id, frame.epoch, frame.layer, frame.first_block, frame.num_blocks)
     num_layers = _NUM_LAYERS.pack(frame.num_layers) if frame.num_layers else b""
-    return crc32(_PLACE.pack(*place) + num_layers)
+    return crc32(_HEADER.pack(*header) + num_layers)

@@ -19,7 +19,7 @@ _BLOCKS_TAG = handoff_pb2.PrefillFrame.BLOCKS_FIELD_NUMBER << 3 | _LENGTH
 _DATA_TAG = handoff_pb2.Blocks.DATA_FIELD_NUMBER << 3 | _LENGTH
 _MAX_VARINT_BYTES, _MAX_LENGTH_BYTES = 10, 5
 # Fields beside the payload.
-_PLACE_FIELDS = frozenset(
+_HEADER_FIELDS = frozenset(
     field.number for field in handoff_pb2.Blocks.DESCRIPTOR.fields if field.containing_oneof is None
 )
 
@@ -85,44 +85,44 @@ def _find_data(message: bytes) -> tuple[int, int, int] | None:
         return None
     try:
         num_bytes, start = _read_length(message, 1)
-        place = start
-        while message[place] != _DATA_TAG:
-            place = _skip_field(message, place)
-        num_data_bytes, data = _read_length(message, place + 1)
+        offset = start
+        while message[offset] != _DATA_TAG:
+            offset = _skip_field(message, offset)
+        num_data_bytes, data = _read_length(message, offset + 1)
     except (_OtherLayout, IndexError):
         return None
     if start + num_bytes == data + num_data_bytes == len(message):
-        return start, place, data
+        return start, offset, data
     return None
 
 
-def _skip_field(message: bytes, place: int) -> int:
+def _skip_field(message: bytes, offset: int) -> int:
     """Where the field after this one begins; it is none of the payload's."""
-    tag = message[place]
+    tag = message[offset]
     number, kind = tag >> 3, tag & 7
-    if tag >= 0x80 or number not in _PLACE_FIELDS:
+    if tag >= 0x80 or number not in _HEADER_FIELDS:
         raise _OtherLayout
     if kind == _VARINT:
-        return _end_of_varint(message, place + 1, _MAX_VARINT_BYTES)
+        return _end_of_varint(message, offset + 1, _MAX_VARINT_BYTES)
     if kind == _LENGTH:
-        num_bytes, start = _read_length(message, place + 1)
+        num_bytes, start = _read_length(message, offset + 1)
         return start + num_bytes
     if kind in (_FIXED32, _FIXED64):
-        return place + (5 if kind == _FIXED32 else 9)
+        return offset + (5 if kind == _FIXED32 else 9)
     raise _OtherLayout
 
 
-def _read_length(message: bytes, place: int) -> tuple[int, int]:
+def _read_length(message: bytes, offset: int) -> tuple[int, int]:
     """A length, and where it ends."""
-    end = _end_of_varint(message, place, _MAX_LENGTH_BYTES)
+    end = _end_of_varint(message, offset, _MAX_LENGTH_BYTES)
     value = 0
-    for byte in reversed(message[place:end]):
+    for byte in reversed(message[offset:end]):
         value = value << 7 | byte & 0x7F
     return value, end
 
 
-def _end_of_varint(message: bytes, place: int, max_bytes: int) -> int:
-    for end in range(place, place + max_bytes):
+def _end_of_varint(message: bytes, offset: int, max_bytes: int) -> int:
+    for end in range(offset, offset + max_bytes):
         if message[end] < 0x80:
             return end + 1
     raise _OtherLayout

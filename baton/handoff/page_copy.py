@@ -54,14 +54,16 @@ def address_of(memory: memoryview) -> int:
     return int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
 
 
-class Places(NamedTuple):
+class PageAddresses(NamedTuple):
     """Where pages begin, in bytes from the beginning of a memory."""
 
     memory: memoryview
     starts: Sequence[int]
 
 
-def copy_pages(target: Places, source: Places, page_bytes: int, checksum: int) -> int | None:
+def copy_pages(
+    target: PageAddresses, source: PageAddresses, page_bytes: int, checksum: int
+) -> int | None:
     """Copy each page to its target; the CRC-32 of what was stored, going on from `checksum`.
 
     None: nothing was done, as there is no library or it cannot.

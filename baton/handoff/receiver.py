@@ -76,7 +76,7 @@ class Receiver:
         Raises ForeignFrame (drop it) or BadBlocks (the transfer failed).
         """
         self.ticket.check(frame.epoch, frame.capability)
-        self._check_place(frame)
+        self._check_range(frame)
 
     def take(self, frame: handoff_pb2.Blocks, pages: Pages) -> None:
         """The pages of a checked frame. Raises BadBlocks."""
@@ -102,7 +102,7 @@ class Receiver:
         for unread in waiting:
             self._consume(*unread)
 
-    def _check_place(self, frame: handoff_pb2.Blocks) -> None:
+    def _check_range(self, frame: handoff_pb2.Blocks) -> None:
         spec, layers = self._blocks.spec, layers_of(frame)
         if layers.stop > len(spec.layers):
             raise BadBlocks("layer", f"layers {layers.start}:{layers.stop} of {len(spec.layers)}")

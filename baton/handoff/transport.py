@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from baton.handoff.block_bytes import BlockBytes
-from baton.handoff.checksum import place_checksum
+from baton.handoff.checksum import header_checksum
 from baton.handoff.frame_codec import OutFrame
-from baton.handoff.page_copy import Places
+from baton.handoff.page_copy import PageAddresses
 from baton.handoff.stripes import layers_of
 from baton.handoff.ticket import BadBlocks
 from baton.wire.v1 import handoff_pb2
@@ -56,10 +56,10 @@ class Pages(Protocol):
 class HostPages:
     """Pages in memory that can be read here."""
 
-    __slots__ = ("places", "release")
+    __slots__ = ("addresses", "release")
 
-    def __init__(self, places: Places, release: Callable[[], None] = _nothing) -> None:
-        self.places = places
+    def __init__(self, addresses: PageAddresses, release: Callable[[], None] = _nothing) -> None:
+        self.addresses = addresses
         self.release = release
 
     def land(
@@ -69,7 +69,7 @@ class HostPages:
         block_ids: Sequence[int],
         landed: Landed,
     ) -> bool:
-        written = blocks.write(layers_of(frame), block_ids, self.places, place_checksum(frame))
+        written = blocks.write(layers_of(frame), block_ids, self.addresses, header_checksum(frame))
         if written != frame.checksum:
             layers = layers_of(frame)
             raise BadBlocks("checksum", f"wrong checksum at layers {layers.start}:{layers.stop}")

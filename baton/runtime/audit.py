@@ -23,16 +23,16 @@ class Audit:
 
     def __init__(self) -> None:
         self._suspected: set[tuple[str, str]] = set()
-        self._told: dict[Violation, None] = {}
+        self._reported: dict[Violation, None] = {}
 
     def found(self, violations: Iterable[Violation]) -> None:
         """Tell of each that is new."""
         for violation in violations:
-            if violation in self._told:
+            if violation in self._reported:
                 continue
-            self._told[violation] = None
-            if len(self._told) > MAX_REMEMBERED:
-                del self._told[next(iter(self._told))]
+            self._reported[violation] = None
+            if len(self._reported) > MAX_REMEMBERED:
+                del self._reported[next(iter(self._reported))]
             instruments.AUDIT_VIOLATIONS.labels(violation.check).inc()
             _log.error(
                 "audit_violation",

@@ -6,7 +6,8 @@ names the last number it took in, and what the other has written after that is w
 everything on the stream arrives once and in order, over any number of connections.
 
 Hello and bye are not numbered. Knows nothing of what frames mean; how long a break may last, and
-who dials, is the owner's business. Holds back new frames while MAX_KEPT_FRAMES wait for their ack.
+who dials, is the owner's business. Holds back new frames while MAX_UNACKNOWLEDGED_FRAMES wait for
+their ack.
 """
 
 from collections import deque
@@ -15,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
 
-MAX_KEPT_FRAMES = 1024
+MAX_UNACKNOWLEDGED_FRAMES = 1024
 # Taken in and not yet acknowledged: then an ack leaves even if no frame does.
 ACK_FRAMES = 16
 
@@ -42,22 +43,22 @@ class LinkMemory(Generic[Frame]):
         self.num_received = 0
         self._source = source
         self._blank = blank
-        self._kept: deque[Frame] = deque()
+        self._unacknowledged: deque[Frame] = deque()
         self._num_dropped = 0  # acknowledged, from the front of `kept`
         self._num_written = 0  # of `kept`, on this connection
         self._last_ack = 0
         self._writer: FrameWriter[Frame] | None = None
 
     @property
-    def num_kept(self) -> int:
-        return len(self._kept)
+    def num_unacknowledged(self) -> int:
+        return len(self._unacknowledged)
 
     def connect(self, stream: FrameStream[Any, Frame], num_taken: int) -> FrameWriter[Frame]:
         """The writer of a new connection to a peer that took in `num_taken` frames so far.
 
         The writer of the connection before must have ended. Raises NotRemembered.
         """
-        if not self._num_dropped <= num_taken <= self._num_dropped + len(self._kept):
+        if not self._num_dropped <= num_taken <= self._num_dropped + len(self._unacknowledged):
             raise NotRemembered(f"frames after {num_taken} are not kept")
         self._acknowledged(num_taken)
         self._num_written = 0
@@ -85,19 +86,19 @@ class LinkMemory(Generic[Frame]):
         return True
 
     def _acknowledged(self, number: int) -> None:
-        was_full = len(self._kept) >= MAX_KEPT_FRAMES
-        while self._kept and self._num_dropped < number:
-            self._kept.popleft()
+        was_full = len(self._unacknowledged) >= MAX_UNACKNOWLEDGED_FRAMES
+        while self._unacknowledged and self._num_dropped < number:
+            self._unacknowledged.popleft()
             self._num_dropped += 1
             self._num_written = max(self._num_written - 1, 0)
         if was_full:
             self.wake()
 
     def _next(self) -> Frame | None:
-        if self._num_written == len(self._kept) < MAX_KEPT_FRAMES:
+        if self._num_written == len(self._unacknowledged) < MAX_UNACKNOWLEDGED_FRAMES:
             self._keep_new()
-        if self._num_written < len(self._kept):
-            frame = self._kept[self._num_written]
+        if self._num_written < len(self._unacknowledged):
+            frame = self._unacknowledged[self._num_written]
             self._num_written += 1
         elif self.num_received - self._last_ack >= ACK_FRAMES:
             frame = self._blank()
@@ -109,5 +110,5 @@ class LinkMemory(Generic[Frame]):
     def _keep_new(self) -> None:
         frame = self._source()
         if frame is not None:
-            frame.seq = self._num_dropped + len(self._kept) + 1
-            self._kept.append(frame)
+            frame.seq = self._num_dropped + len(self._unacknowledged) + 1
+            self._unacknowledged.append(frame)

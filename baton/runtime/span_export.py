@@ -94,13 +94,13 @@ class _CountedExporter(SpanExporter):
         try:
             if not self._is_closed:
                 result = self._exporter.export(spans)
-                self._tell(result)
+                self._log_result(result)
         finally:
             if result is not SpanExportResult.SUCCESS:
                 instruments.SPANS_DROPPED.labels("not_exported").inc(len(spans))
         return result
 
-    def _tell(self, result: SpanExportResult) -> None:
+    def _log_result(self, result: SpanExportResult) -> None:
         was_failing, self._is_failing = self._is_failing, result is not SpanExportResult.SUCCESS
         if self._is_failing and not was_failing:
             _log.warning("spans_not_exported", reason=_said.last[:_MAX_REASON_CHARS])

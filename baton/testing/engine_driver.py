@@ -62,7 +62,7 @@ class EngineDriver:
         self.events = self.engine.step([*commands, SnapshotHashes()]) or self._no_events()
         events = self.events
         columns = zip(events.token_seq_ids, events.token_ids, events.token_indexes, strict=True)
-        self._check_judged()
+        self._check_prompt_logprobs()
         for seq_id, token, index in columns:
             output = self.tokens.setdefault(seq_id, [])
             assert index == len(output), f"token {index} of {seq_id} after {len(output)}"
@@ -94,12 +94,16 @@ class EngineDriver:
     def _no_events(self) -> StepEvents:
         return StepEvents(self.engine.step_index, self.engine.measure_load())
 
-    def _check_judged(self) -> None:
+    def _check_prompt_logprobs(self) -> None:
         """Prompt tokens are judged in order, each once, before there is an output."""
-        for told in self.events.prompt_logprobs:
-            index = self.num_judged[told.seq_id] = self.num_judged.get(told.seq_id, 0) + 1
-            assert told.index == index, f"judged {told.index} of {told.seq_id} after {index - 1}"
-            assert told.seq_id not in self.tokens
+        for token_logprobs in self.events.prompt_logprobs:
+            index = self.num_judged[token_logprobs.seq_id] = (
+                self.num_judged.get(token_logprobs.seq_id, 0) + 1
+            )
+            assert token_logprobs.index == index, (
+                f"judged {token_logprobs.index} of {token_logprobs.seq_id} after {index - 1}"
+            )
+            assert token_logprobs.seq_id not in self.tokens
 
     def _check_kv_events(self) -> None:
         assert self.events.snapshot is not None

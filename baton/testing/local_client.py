@@ -46,8 +46,8 @@ class LocalEngineClient:
         self._num_commands_sent = 0
         self._wake = asyncio.Event()
         self._death = asyncio.Event()
-        self._moves = asyncio.Event()
-        self._moves.set()
+        self._resumed = asyncio.Event()
+        self._resumed.set()
         # Of the step that is taking its time now: what the runner returned, and when it ends.
         self._is_busy = False
         self._result: StepResult | None = None
@@ -90,23 +90,23 @@ class LocalEngineClient:
         self._suspects = self.progress().request_ids
         self._death.set()
         self._wake.set()
-        self._moves.set()
+        self._resumed.set()
 
     async def close(self) -> None:
         self._death.set()
         self._wake.set()
-        self._moves.set()
+        self._resumed.set()
         if self.pool_fd is not None:
             os.close(self.pool_fd)
             self.pool_fd = None
 
     def stop(self) -> None:
         """Fault injection: the core stands still, as after SIGSTOP, until `go_on` or its end."""
-        self._moves.clear()
+        self._resumed.clear()
 
     def go_on(self) -> None:
         """It moves again, as after SIGCONT."""
-        self._moves.set()
+        self._resumed.set()
 
     def _begin_step(self) -> None:
         commands, self._commands = self._commands, []
@@ -124,11 +124,11 @@ class LocalEngineClient:
                     await self._death.wait()
             except TimeoutError:
                 pass
-        await self._moves.wait()
+        await self._resumed.wait()
         self._check_alive()
 
     async def _wait_for_work(self) -> None:
-        await self._moves.wait()
+        await self._resumed.wait()
         self._check_alive()
         self._wake.clear()
         if self._commands or self._engine.has_work:
@@ -140,7 +140,7 @@ class LocalEngineClient:
                 await self._wake.wait()
         except TimeoutError:
             pass
-        await self._moves.wait()
+        await self._resumed.wait()
         self._check_alive()
 
     def _check_alive(self) -> None:

@@ -98,7 +98,7 @@ class QuotaModel:
             return "requests"
         if not self.tokens.has(amount):
             return "tokens"
-        if not self._slot_is_free():
+        if not self._has_concurrency():
             return "concurrency"
         self.requests.take(1)
         self.tokens.take(amount)
@@ -149,7 +149,7 @@ class QuotaModel:
     def held(self) -> int:
         return sum(lease.estimate for lease in self.leases.values() if lease.state == "held")
 
-    def num_slots(self) -> int:
+    def num_open(self) -> int:
         return sum(lease.state == "held" for lease in self.leases.values())
 
     def _pass_time(self, now_ms: int) -> None:
@@ -175,8 +175,8 @@ class QuotaModel:
         budget = self.limits.budget_tokens
         return not budget or self.spent.get(window, 0) + held + amount <= budget
 
-    def _slot_is_free(self) -> bool:
-        return not self.limits.concurrency or self.num_slots() < self.limits.concurrency
+    def _has_concurrency(self) -> bool:
+        return not self.limits.concurrency or self.num_open() < self.limits.concurrency
 
     def _extend(self, lease: ModelLease, wanted: int) -> str:
         more = wanted - lease.granted
@@ -204,7 +204,7 @@ class QuotaModel:
         more = lease.estimate - lease.charged
         if (
             not self.tokens.has(more)
-            or not self._slot_is_free()
+            or not self._has_concurrency()
             or not self._budget_has(lease.window, more)
         ):
             return False

@@ -38,10 +38,10 @@ class ReadyUpstreams:
             addresses = [_address(url) for url in self._list_urls()]
             answers = await asyncio.gather(*(_ask(address) for address in addresses))
             pairs = zip(addresses, answers, strict=True)
-            self._ready = [address for address, ready in pairs if self._judge(address, ready)]
+            self._ready = [address for address, ready in pairs if self._is_up(address, ready)]
             await asyncio.sleep(self._poll_s)
 
-    def _judge(self, address: Address, answer: bool | None) -> bool:
+    def _is_up(self, address: Address, answer: bool | None) -> bool:
         """Whether it counts as ready after this answer; None = it was silent."""
         if answer is not None:
             self._num_silent[address] = 0

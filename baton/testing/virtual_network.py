@@ -153,23 +153,23 @@ class VirtualNetwork:
         ours = VirtualStream(self, link, link.back, link.there)
         return ours, VirtualStream(self, link, link.there, link.back)
 
-    def links(self, place: str = "") -> list[Link]:
+    def links(self, process: str = "") -> list[Link]:
         """Those that are open, of one place or of all."""
         return [
             link
             for link in self._links
-            if link.is_open and (not place or place in (link.caller, link.callee))
+            if link.is_open and (not process or process in (link.caller, link.callee))
         ]
 
     @contextmanager
-    def standing_still(self, place: str) -> Iterator[None]:
+    def standing_still(self, process: str) -> Iterator[None]:
         """Nothing reaches or leaves this place; afterwards what waited does."""
-        self._stopped.add(place)
+        self._stopped.add(process)
         try:
             yield
         finally:
-            self._stopped.discard(place)
-            for link in self.links(place):
+            self._stopped.discard(process)
+            for link in self.links(process):
                 for wire in link.wires:
                     wire.notify()
 
@@ -188,13 +188,13 @@ class VirtualNetwork:
         self.digest.add(f"{link.kind} {way}", self.now(), data)
 
 
-async def stop_process(network: VirtualNetwork, place: str, seconds: float) -> None:
+async def stop_process(network: VirtualNetwork, process: str, seconds: float) -> None:
     """As SIGSTOP and SIGCONT do to the place's network: keepalive cuts its links meanwhile."""
-    with network.standing_still(place):
+    with network.standing_still(process):
         if seconds <= KEEPALIVE_S:
             await asyncio.sleep(seconds)
             return
         await asyncio.sleep(KEEPALIVE_S)
-        for link in network.links(place):
+        for link in network.links(process):
             link.cut()
         await asyncio.sleep(seconds - KEEPALIVE_S)

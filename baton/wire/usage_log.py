@@ -95,7 +95,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("usage-????-??-??.jsonl"))
 
 
-def bill(lines: Iterable[UsageLine]) -> list[UsageLine]:
+def final_lines(lines: Iterable[UsageLine]) -> list[UsageLine]:
     """One line per request: the final one where there is one, else the last provisional one."""
     latest: dict[tuple[str, str], UsageLine] = {}
     for line in lines:

@@ -83,8 +83,8 @@ def summarize_kind(rows: Rows, kind: str, duration_s: float) -> dict[str, Any]:
     def row(row_type: str) -> Row:
         return all_kinds(rows, row_type) if kind == ALL else rows.get((kind, row_type), Row())
 
-    requests, judged = row(REQUEST), row(GOODPUT)
-    num_good = judged.num - judged.num_failed
+    requests, goodput = row(REQUEST), row(GOODPUT)
+    num_good = goodput.num - goodput.num_failed
     seconds = max(duration_s, 1e-9)
     return {
         "kind": kind,
@@ -96,7 +96,7 @@ def summarize_kind(rows: Rows, kind: str, duration_s: float) -> dict[str, Any]:
         "output_tokens_per_s": row(OUTPUT).total / seconds,
         "num_output_tokens": round(row(OUTPUT).total),
         "num_input_tokens": round(row(INPUT).total),
-        "goodput_share": _share(num_good, judged.num),
+        "goodput_share": _share(num_good, goodput.num),
         "goodput_per_s": num_good / seconds,
         **{name: row(row_type).percentiles() for name, row_type in _FIGURES.items()},
     }
@@ -107,7 +107,7 @@ def rates_over_time(rows: Rows, began_s: int, ended_s: int, bin_s: int) -> list[
 
     Tokens are counted as events with text come, times the tokens that an event brings on average.
     """
-    events, judged, requests = (all_kinds(rows, type_) for type_ in (ITL, GOODPUT, REQUEST))
+    events, goodput, requests = (all_kinds(rows, type_) for type_ in (ITL, GOODPUT, REQUEST))
     tokens_per_event = all_kinds(rows, OUTPUT).total / max(events.num, 1)
     series = []
     for start in range(began_s, ended_s, bin_s):
@@ -122,7 +122,7 @@ def rates_over_time(rows: Rows, began_s: int, ended_s: int, bin_s: int) -> list[
                 "output_tokens_per_s": rate(events.by_second) * tokens_per_event,
                 "requests_per_s": rate(requests.by_second),
                 "failed_per_s": rate(requests.failed_by_second),
-                "goodput_per_s": rate(judged.by_second) - rate(judged.failed_by_second),
+                "goodput_per_s": rate(goodput.by_second) - rate(goodput.failed_by_second),
             }
         )
     return series

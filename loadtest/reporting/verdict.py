@@ -40,7 +40,7 @@ def parse_limit(name: str) -> tuple[tuple[str, ...], bool]:
     raise ValueError(f"[slo] {name}: knows {known}, and ttft|itl|e2e|late _ p50|p90|p95|p99 _ms")
 
 
-def judge(slo: Mapping[str, float], summary: Mapping[str, Any]) -> list[Verdict]:
+def evaluate(slo: Mapping[str, float], summary: Mapping[str, Any]) -> list[Verdict]:
     """`summary`: the row of all kinds together."""
     verdicts = []
     for name, limit in slo.items():

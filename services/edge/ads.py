@@ -15,7 +15,7 @@ from envoy_data_plane.envoy.service.discovery.v3 import DiscoveryRequest, Discov
 from baton.runtime import logs
 from services.edge import instruments
 from services.edge.configuration import ORDER, Configuration, version_of
-from services.edge.discovery import Place
+from services.edge.discovery import Location
 
 SERVICE = "envoy.service.discovery.v3.AggregatedDiscoveryService"
 _MAX_REASON_CHARS = 500
@@ -28,7 +28,7 @@ class Session:
 
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
-        self._own = Place()
+        self._own = Location()
         self.node_id = ""
         # By type: the names asked for, the version last sent and its nonce.
         self._names: dict[str, frozenset[str]] = {}
@@ -77,7 +77,7 @@ class Session:
         assert node is not None
         self.node_id = node.id
         if node.locality is not None:
-            self._own = Place(node.locality.region, node.locality.zone)
+            self._own = Location(node.locality.region, node.locality.zone)
 
     def _refused(self, request: DiscoveryRequest) -> None:
         assert request.error_detail is not None

@@ -14,7 +14,7 @@ from envoy_data_plane.google.protobuf import Any
 
 from services.edge import instruments
 from services.edge.clusters import gateway_cluster
-from services.edge.discovery import GatewayReplica, GatewayState, Place
+from services.edge.discovery import GatewayReplica, GatewayState, Location
 from services.edge.endpoints import load_assignment
 from services.edge.listener import ClientSide, certificate, listener
 from services.edge.messages import packed
@@ -80,7 +80,7 @@ class Configuration:
         finally:
             self._watchers.discard(watcher)
 
-    def resources(self, type_url: str, own: Place) -> list[Any]:
+    def resources(self, type_url: str, own: Location) -> list[Any]:
         """Of one type, for an Envoy at `own`. Only once `is_known`."""
         if type_url != ENDPOINTS:
             return self._fixed.get(type_url, [])

@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
+class Location:
     """Region and zone, as the cloud or the cluster names them; empty = not known."""
 
     region: str = ""
@@ -35,7 +35,7 @@ class GatewayReplica:
 
     address: str
     port: int
-    place: Place
+    location: Location
     state: GatewayState
 
 

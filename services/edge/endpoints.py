@@ -16,7 +16,7 @@ from envoy_data_plane.envoy.config.endpoint.v3 import (
 )
 
 from services.edge.clusters import GATEWAYS
-from services.edge.discovery import GatewayReplica, GatewayState, Place
+from services.edge.discovery import GatewayReplica, GatewayState, Location
 
 _HEALTH = {
     GatewayState.READY: HealthStatus.HEALTHY,
@@ -26,33 +26,33 @@ _HEALTH = {
 
 
 def load_assignment(
-    replicas: Iterable[GatewayReplica], own: Place, prefer: str
+    replicas: Iterable[GatewayReplica], own: Location, prefer: str
 ) -> ClusterLoadAssignment:
     """The same for the same replicas, whatever their order."""
-    by_place: dict[Place, list[GatewayReplica]] = defaultdict(list)
+    by_location: dict[Location, list[GatewayReplica]] = defaultdict(list)
     for replica in replicas:
-        by_place[replica.place].append(replica)
-    distances = {place: _distance(place, own, prefer) for place in by_place}
+        by_location[replica.location].append(replica)
+    distances = {location: _distance(location, own, prefer) for location in by_location}
     # Envoy wants priorities without gaps.
     priorities = {distance: rank for rank, distance in enumerate(sorted(set(distances.values())))}
     return ClusterLoadAssignment(
         cluster_name=GATEWAYS,
         endpoints=[
             LocalityLbEndpoints(
-                locality=Locality(region=place.region, zone=place.zone),
-                priority=priorities[distances[place]],
-                lb_endpoints=[_endpoint(replica) for replica in _ordered(by_place[place])],
+                locality=Locality(region=location.region, zone=location.zone),
+                priority=priorities[distances[location]],
+                lb_endpoints=[_endpoint(replica) for replica in _ordered(by_location[location])],
             )
-            for place in sorted(by_place)
+            for location in sorted(by_location)
         ],
     )
 
 
-def _distance(place: Place, own: Place, prefer: str) -> int:
+def _distance(location: Location, own: Location, prefer: str) -> int:
     """0 = preferred."""
-    if place.region != own.region:
+    if location.region != own.region:
         return 2
-    return 1 if prefer == "zone" and place.zone != own.zone else 0
+    return 1 if prefer == "zone" and location.zone != own.zone else 0
 
 
 def _ordered(replicas: list[GatewayReplica]) -> list[GatewayReplica]:

@@ -15,7 +15,7 @@ from baton.runtime import logs
 from baton.runtime.discovery import members as listed
 from baton.runtime.discovery.addresses import host_and_port
 from baton.runtime.http_call import NoAnswer, call
-from services.edge.discovery import Found, GatewayReplica, GatewayState, Place
+from services.edge.discovery import Found, GatewayReplica, GatewayState, Location
 
 _ASK_TIMEOUT_S = 2.0
 _MAX_ASKED_AT_ONCE = 64
@@ -37,15 +37,15 @@ class NamedGateway:
 
     host: str
     port: int
-    place: Place
+    location: Location
 
     @classmethod
     def parse(cls, text: str) -> "NamedGateway":
         """host:port or host:port@region/zone. Raises ValueError."""
-        endpoint, _, place = text.partition("@")
-        region, _, zone = place.partition("/")
+        endpoint, _, location = text.partition("@")
+        region, _, zone = location.partition("/")
         host, port = host_and_port(endpoint)
-        return cls(host, port, Place(region, zone))
+        return cls(host, port, Location(region, zone))
 
 
 async def resolve(host: str, port: int) -> list[str]:
@@ -92,7 +92,7 @@ class PolledGateways:
         self._addresses: dict[NamedGateway, list[str]] = {entry: [] for entry in named}
         self._listed = listed
         # What each of them told last.
-        self._places: dict[ListedGateways, dict[Address, Place]] = {}
+        self._locations: dict[ListedGateways, dict[Address, Location]] = {}
         self._states: dict[Address, GatewayState] = {}
         self._num_misses: dict[Address, int] = {}
 
@@ -114,24 +114,26 @@ class PolledGateways:
         return not any(0 < misses < _MISSES_UNTIL_UNREADY for misses in self._num_misses.values())
 
     def _list(self, entry: ListedGateways, members: Collection[listed.Member]) -> None:
-        self._places[entry] = {
-            host_and_port(member.address): Place(entry.region, member.zone) for member in members
+        self._locations[entry] = {
+            host_and_port(member.address): Location(entry.region, member.zone) for member in members
         }
 
     async def poll(self) -> list[GatewayReplica]:
         """Look once."""
         await asyncio.gather(*map(self._look_up, self._addresses))
-        places = {
-            (address, entry.port): entry.place
+        locations = {
+            (address, entry.port): entry.location
             for entry, addresses in self._addresses.items()
             for address in addresses
         }
-        for found in self._places.values():
-            places |= found
-        states = await asyncio.gather(*map(self._state_of, places))
-        self._states = dict(zip(places, states, strict=True))
-        self._num_misses = {key: self._num_misses.get(key, 0) for key in places}
-        return [GatewayReplica(*key, place, self._states[key]) for key, place in places.items()]
+        for found in self._locations.values():
+            locations |= found
+        states = await asyncio.gather(*map(self._state_of, locations))
+        self._states = dict(zip(locations, states, strict=True))
+        self._num_misses = {key: self._num_misses.get(key, 0) for key in locations}
+        return [
+            GatewayReplica(*key, location, self._states[key]) for key, location in locations.items()
+        ]
 
     async def _look_up(self, entry: NamedGateway) -> None:
         try:

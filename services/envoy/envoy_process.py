@@ -105,9 +105,9 @@ async def _leave(settings: Settings, ended: "asyncio.Task[int]") -> None:
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + settings.unready_s + settings.drain_s
     try:
-        await _tell(admin, "/healthcheck/fail")
+        await _post(admin, "/healthcheck/fail")
         await asyncio.wait({ended}, timeout=settings.unready_s)
-        await _tell(admin, "/drain_listeners")
+        await _post(admin, "/drain_listeners")
         while not ended.done() and await _num_active(admin):
             if loop.time() > deadline_s:
                 _log.warning("requests_not_ended", num_requests=await _num_active(admin))
@@ -117,7 +117,7 @@ async def _leave(settings: Settings, ended: "asyncio.Task[int]") -> None:
         _log.warning("admin_does_not_answer", error=str(error)[:200])
 
 
-async def _tell(admin: tuple[str, int], path: str) -> None:
+async def _post(admin: tuple[str, int], path: str) -> None:
     await call(admin, path, method="POST", timeout_s=_ADMIN_TIMEOUT_S)
 
 

@@ -13,7 +13,7 @@ from baton.wire.key_registry import RegistryError, read_secret
 from services.gateway import instruments
 from services.gateway.app import App
 from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer, dial_worker
-from services.gateway.gateway import Gateway, GatewayIdentity, Outside
+from services.gateway.gateway import Clients, Gateway, GatewayIdentity
 from services.gateway.open_requests import open_requests
 from services.gateway.request.deps import Limits
 from services.gateway.routing.alias_file import follow_aliases, read_aliases
@@ -39,7 +39,7 @@ async def serve(
     """
     quota, tokenizer = GrpcQuota(settings.quota), GrpcTokenizer(settings.tokenizer)
     routers = {endpoint: GrpcRouter(endpoint) for endpoint in settings.router}
-    outside = Outside(
+    clients = Clients(
         quota=quota,
         tokenizer=tokenizer,
         routers=routers,
@@ -47,7 +47,7 @@ async def serve(
         outbox_file=DiskFile(settings.outbox_dir / OUTBOX_FILE),
         in_thread=asyncio.to_thread,
     )
-    gateway = _gateway(process, settings, outside)
+    gateway = _gateway(process, settings, clients)
     app = App(
         gateway,
         max_body_bytes=settings.max_body_bytes,
@@ -97,7 +97,7 @@ def _bound(settings: GatewaySettings) -> socket.socket:
         raise Misconfigured(f"cannot listen on {settings.listen}: {error.strerror}") from error
 
 
-def _gateway(process: Process, settings: GatewaySettings, outside: Outside) -> Gateway:
+def _gateway(process: Process, settings: GatewaySettings, clients: Clients) -> Gateway:
     name = settings.gateway_id or f"{socket.gethostname()}-{os.getpid()}"
     # In a container the name is the same after a restart; to the workers that is another gateway.
     gateway_id = f"{name}-{os.urandom(4).hex()}"
@@ -107,7 +107,7 @@ def _gateway(process: Process, settings: GatewaySettings, outside: Outside) -> G
     except (AliasError, RegistryError, OSError) as error:
         raise Misconfigured(str(error)) from error
     return Gateway(
-        outside,
+        clients,
         identity,
         process.clock,
         SystemRandom(),

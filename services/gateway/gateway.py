@@ -25,12 +25,12 @@ from services.gateway.request.deps import AttemptDeps, Limits, PipelineDeps
 from services.gateway.request.large_bodies import LargeBodies
 from services.gateway.request.pipeline import Pipeline
 from services.gateway.request.reservation import Reservations
-from services.gateway.routing.fallback_picker import LastView
+from services.gateway.routing.fallback_picker import FallbackPicker
 from services.gateway.routing.models import Aliases, ModelDirectory
 from services.gateway.routing.ready_workers import ReadyWorkers
 from services.gateway.routing.routers import Routers
 from services.gateway.tenants.auth import Authenticator
-from services.gateway.tenants.leases import LeaseKeeper
+from services.gateway.tenants.leases import LeaseRenewer
 from services.gateway.tenants.outbox import Outbox, OutboxFile
 from services.gateway.tenants.quota_outage import GuardedQuota, LocalBuckets
 from services.gateway.text.detokenize import Artifacts
@@ -39,7 +39,7 @@ from services.gateway.workers.worker_links import WorkerLinks
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class Clients:
     """The ports that a gateway needs."""
 
     quota: QuotaClient
@@ -68,7 +68,7 @@ class Gateway:
 
     def __init__(
         self,
-        outside: Outside,
+        clients: Clients,
         own: GatewayIdentity,
         clock: Clock,
         rng: random.Random,
@@ -76,23 +76,23 @@ class Gateway:
         aliases: Aliases | None = None,
         limits: Limits | None = None,
     ) -> None:
-        quota = GuardedQuota(outside.quota, clock, rng)
+        quota = GuardedQuota(clients.quota, clock, rng)
         self.clock = clock
         self.rng = rng
         self.directory = ModelDirectory(aliases or {}, rng, clock)
         self.authenticator = Authenticator(quota, own.server_secret, clock)
-        self.leases = LeaseKeeper(outside.quota, rng)
+        self.leases = LeaseRenewer(clients.quota, rng)
         self._ready_workers = ReadyWorkers()
         migration = EarlyMigration(rng, self._ready_workers.has_another)
-        self.links = WorkerLinks(outside.dial, own.gateway_id, clock, migration)
+        self.links = WorkerLinks(clients.dial, own.gateway_id, clock, migration)
         self.auditor = GatewayAuditor(self.leases, self.links)
-        self.outbox = Outbox(outside.outbox_file, outside.quota, outside.in_thread)
-        last_view = LastView(rng, self._ready_workers, self.links.num_open)
-        self._routers = Routers(outside.routers, clock, rng, self._take_in, last_view.pick)
+        self.outbox = Outbox(clients.outbox_file, clients.quota, clients.in_thread)
+        fallback_picker = FallbackPicker(rng, self._ready_workers, self.links.num_open)
+        self._routers = Routers(clients.routers, clock, rng, self._take_in, fallback_picker.pick)
         self.readiness = Readiness(
-            outside.quota, outside.tokenizer, self.directory, self._routers, clock
+            clients.quota, clients.tokenizer, self.directory, self._routers, clock
         )
-        self.pipeline = self._pipeline(outside, quota, own.server_secret, limits or Limits())
+        self.pipeline = self._pipeline(clients, quota, own.server_secret, limits or Limits())
 
     async def run(self) -> None:
         """Follow the fleet, renew leases, own the workers' streams, replay the outbox, audit."""
@@ -118,7 +118,7 @@ class Gateway:
         instruments.GATEWAY_OUTBOX_RECORDS.set(self.outbox.num_waiting)
 
     def _pipeline(
-        self, outside: Outside, quota: QuotaClient, server_secret: bytes, limits: Limits
+        self, clients: Clients, quota: QuotaClient, server_secret: bytes, limits: Limits
     ) -> Pipeline:
         buckets = LocalBuckets(self.clock)
         return Pipeline(
@@ -128,10 +128,10 @@ class Gateway:
                 server_secret=server_secret,
                 limits=limits,
                 authenticator=self.authenticator,
-                large_bodies=LargeBodies(outside.in_thread),
+                large_bodies=LargeBodies(clients.in_thread),
                 directory=self.directory,
-                tokenizer=outside.tokenizer,
-                artifacts=Artifacts(outside.tokenizer, outside.in_thread),
+                tokenizer=clients.tokenizer,
+                artifacts=Artifacts(clients.tokenizer, clients.in_thread),
                 reservations=Reservations(quota, buckets, self.leases, self.outbox, self.auditor),
                 auditor=self.auditor,
                 attempts=AttemptDeps(

@@ -126,16 +126,16 @@ GATEWAY_REPEATED_PICKS = Counter(
     "Picks repeated because an attempt brought no token, by reason",
     ("reason",),
 )
-GATEWAY_LONE_PICKS = Counter(
+GATEWAY_FALLBACK_PICKS = Counter(
     "baton_gateway_lone_picks",
     "Picks that the gateway made from the routers' last view, because none of them answered",
 )
-GATEWAY_MOVES = Counter(
+GATEWAY_MIGRATIONS = Counter(
     "baton_gateway_moves",
     "Streams that had begun and moved to another worker, by reason",
     ("reason",),
 )
-GATEWAY_MOVE_SECONDS = Histogram(
+GATEWAY_MIGRATION_SECONDS = Histogram(
     "baton_gateway_move_seconds",
     "From the loss of an attempt to the next token of its stream",
     buckets=(0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
@@ -174,7 +174,7 @@ _RETRIED = [
 KNOWN_SERIES: Series = {
     GATEWAY_REFUSED_REQUESTS: [(reason, str(row.http_status)) for reason, row in REASONS.items()],
     GATEWAY_REPEATED_PICKS: _RETRIED,
-    GATEWAY_MOVES: _RETRIED,
+    GATEWAY_MIGRATIONS: _RETRIED,
     GATEWAY_LOST_STREAMS: [("resumed",), ("given_up",)],
     GATEWAY_DROPPED_ENTRIES: [("over",), ("repeat",), ("gap",)],
 }

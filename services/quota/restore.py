@@ -34,7 +34,7 @@ def spent_commands(records: Iterable[KeyRecord], folder: Path, now_unix_ms: int)
     if not budgets:
         return []
     spent: Counter[tuple[str, str]] = Counter()
-    for line in usage_log.bill(_lines_of_month(folder, now_unix_ms)):
+    for line in usage_log.final_lines(_lines_of_month(folder, now_unix_ms)):
         period = budgets.get((line.tenant, line.key_id))
         if period and window_id(period, _charged_at(line)) == window_id(period, now_unix_ms):
             spent[line.tenant, line.key_id] += line.num_tokens

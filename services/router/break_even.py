@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from services.router.picker import (
-    Ask,
     BlockShape,
-    NoChoice,
+    Demand,
+    NoPick,
     Policy,
     PrefillMode,
     Room,
@@ -29,7 +29,7 @@ NUM_PROMPT_TOKENS = (16, 64, 256, 1024, 4096)
 CACHED_SHARES = (0.0, 0.5, 0.9, 0.99)
 _NUM_OUTPUT_TOKENS = 128
 _NUM_BLOCKS = 1 << 20
-_NUM_SLOTS = 1 << 10
+_NUM_BATCH_SLOTS = 1 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +70,12 @@ def is_local(
         promise_cap=settings.promise_cap,
         growth_blocks=settings.growth_blocks,
     )
-    ask = Ask(num_prompt_tokens, _NUM_OUTPUT_TOKENS, 1, PrefillMode.EITHER)
+    demand = Demand(num_prompt_tokens, _NUM_OUTPUT_TOKENS, 1, PrefillMode.EITHER)
     decode = _view("decode", figures, figures.local_prefill_tokens_per_s, num_cached_tokens)
     prefill = _view("prefill", figures, figures.prefill_tokens_per_s, num_cached_tokens)
-    choice = pick(ask, [_running(decode, num_running)], [prefill], policy, Random(0))
-    assert not isinstance(choice, NoChoice), choice.reasons
-    return choice.prefill is None
+    picked = pick(demand, [_running(decode, num_running)], [prefill], policy, Random(0))
+    assert not isinstance(picked, NoPick), picked.reasons
+    return picked.prefill is None
 
 
 def _view(name: str, figures: Figures, rate: float, num_cached_tokens: int) -> WorkerView:
@@ -84,7 +84,7 @@ def _view(name: str, figures: Figures, rate: float, num_cached_tokens: int) -> W
         worker_id=name,
         unfit="",
         shape=BlockShape("one", size, figures.block_bytes),
-        room=Room(_NUM_BLOCKS, _NUM_BLOCKS, 0, _NUM_SLOTS, _NUM_SLOTS),
+        room=Room(_NUM_BLOCKS, _NUM_BLOCKS, 0, _NUM_BATCH_SLOTS, _NUM_BATCH_SLOTS),
         speed=Speed(
             rate,
             figures.decode_step_s,

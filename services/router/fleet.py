@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from baton.system.clock import Clock
 from baton.wire.failures import Incompatible
-from services.router.health import Health, HealthJudge, HealthState
+from services.router.health import Health, HealthState, OutlierDetector
 from services.router.picker import BlockShape, Room, WorkerView
 from services.router.reported import (
     DECODE,
@@ -25,7 +25,7 @@ from services.router.settings import Settings
 from services.router.slot_lease import SlotLeases
 from services.router.speeds import Measured, MeasuredAt, Speeds
 
-_MIN_WORKERS_TO_JUDGE = 2
+_MIN_WORKERS_TO_COMPARE = 2
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Fleet:
         self._settings = settings
         self._clock = clock
         self._started_at = clock.now()
-        self._judge = HealthJudge(settings, clock)
+        self._outliers = OutlierDetector(settings, clock)
         # Where workers are said to be; None until discovery has told.
         self._listed: frozenset[str] | None = None
         self._workers: dict[str, Worker] = {}
@@ -219,7 +219,7 @@ class Fleet:
         Then their last known state is used for a while rather than refusing everything.
         """
         workers = self._workers.values()
-        if len(workers) < _MIN_WORKERS_TO_JUDGE or not all(map(self._silence, workers)):
+        if len(workers) < _MIN_WORKERS_TO_COMPARE or not all(map(self._silence, workers)):
             return False
         since = [self._silent_since(worker) for worker in workers]
         together = max(since) - min(since) <= self._settings.stale_after_s
@@ -235,14 +235,14 @@ class Fleet:
             return "ejected"
         return "" if isolated else self._silence(worker)
 
-    def judge(self, elapsed_s: float) -> list[Worker]:
+    def check_health(self, elapsed_s: float) -> list[Worker]:
         """Look at the health of all workers; returns those of which it changed.
 
         `elapsed_s` is the time since the last look in which this router was awake.
         """
         changed: list[Worker] = []
         for pool in self._pools.values():
-            changed += self._judge.judge(pool, lambda worker: not self.unfit(worker), elapsed_s)
+            changed += self._outliers.check(pool, lambda worker: not self.unfit(worker), elapsed_s)
         for worker in changed:
             worker.changed_at = self._clock.now()
         return changed
@@ -250,7 +250,7 @@ class Fleet:
     def failed(self, worker_id: str) -> None:
         """A gateway's request failed at this worker; unknown ids are ignored."""
         if (worker := self._by_id.get(worker_id)) is not None:
-            self._judge.failed(worker.health)
+            self._outliers.failed(worker.health)
 
     def unfit_since(self, worker: Worker) -> float:
         """Since when it has been unfit; only for one that is."""
@@ -291,9 +291,9 @@ class Fleet:
         num_promised = load.num_blocks_promised + leases.num_blocks
         # The worker keeps one block back for each running sequence that may grow.
         num_set_aside = num_promised + load.num_running
-        num_slots_free = max(0, registration.max_num_seqs - num_sequences)
+        num_batch_slots_free = max(0, registration.max_num_seqs - num_sequences)
         if worker.health.state is HealthState.PROBATION and num_sequences:
-            num_slots_free = 0  # one request at a time
+            num_batch_slots_free = 0  # one request at a time
         return WorkerView(
             worker_id=worker.worker_id,
             unfit=unfit,
@@ -302,8 +302,8 @@ class Fleet:
                 num_blocks=registration.num_blocks,
                 num_blocks_free=max(0, load.num_blocks_free - num_set_aside),
                 num_blocks_promised=num_promised,
-                num_slots=registration.max_num_seqs,
-                num_slots_free=num_slots_free,
+                num_batch_slots=registration.max_num_seqs,
+                num_batch_slots_free=num_batch_slots_free,
             ),
             speed=speeds.of(worker.measured),
             num_running=load.num_running,

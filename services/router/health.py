@@ -58,7 +58,7 @@ class Health:
         return Health() if is_healthy else Health(HealthState.PROBATION)
 
 
-class JudgedWorker(Protocol):
+class ObservedWorker(Protocol):
     """What the judge looks at; the fleet's `Worker`."""
 
     health: Health
@@ -73,10 +73,10 @@ class JudgedWorker(Protocol):
     def step_counter(self) -> int: ...
 
 
-W = TypeVar("W", bound=JudgedWorker)
+W = TypeVar("W", bound=ObservedWorker)
 
 
-class HealthJudge:
+class OutlierDetector:
     """Judges one pool at a time; remembers nothing but what is in the workers' `Health`."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
@@ -91,7 +91,7 @@ class HealthJudge:
         health.num_failures = self._num_failures(health) + 1
         health.failed_at = now
 
-    def judge(
+    def check(
         self, pool: Sequence[W], is_fit: Callable[[W], bool], elapsed_s: float
     ) -> Iterator[W]:
         """Look at all workers of a pool, of which those that `is_fit` names may be picked now.
@@ -115,13 +115,13 @@ class HealthJudge:
             if health.state is not before:
                 yield worker
 
-    def _listen(self, worker: JudgedWorker, elapsed_s: float) -> None:
+    def _listen(self, worker: ObservedWorker, elapsed_s: float) -> None:
         health = worker.health
         is_silent = worker.connected and worker.reported_at == health.last_report_at
         health.silent_s = health.silent_s + elapsed_s if is_silent else 0.0
         health.last_report_at = worker.reported_at
 
-    def _cause(self, worker: JudgedWorker) -> str:
+    def _cause(self, worker: ObservedWorker) -> str:
         """Why it should be ejected. One that is gone is not: gateways see that for themselves."""
         health = worker.health
         if worker.is_stalled:
@@ -141,7 +141,7 @@ class HealthJudge:
         health.well_s = 0.0
         health.num_failures = 0
 
-    def _let_return(self, worker: JudgedWorker, cause: str, elapsed_s: float) -> None:
+    def _let_return(self, worker: ObservedWorker, cause: str, elapsed_s: float) -> None:
         health = worker.health
         reports = worker.connected and health.silent_s < self._settings.stale_after_s
         is_well = reports and not cause
@@ -150,7 +150,7 @@ class HealthJudge:
             health.state = HealthState.PROBATION
             health.first_step = worker.step_counter
 
-    def _try(self, worker: JudgedWorker) -> None:
+    def _try(self, worker: ObservedWorker) -> None:
         health = worker.health
         health.first_step = min(health.first_step, worker.step_counter)
         if worker.step_counter - health.first_step >= PROBATION_STEPS:

@@ -35,7 +35,7 @@ class PrefillMode(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Demand:
     """What a request needs. `max_local_tokens`: longest prompt part that decode may prefill."""
 
     num_prompt_tokens: int
@@ -61,8 +61,8 @@ class Room:
     num_blocks: int
     num_blocks_free: int
     num_blocks_promised: int
-    num_slots: int
-    num_slots_free: int
+    num_batch_slots: int
+    num_batch_slots_free: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Pick:
     """The chosen pair; `prefill` None = the decode worker prefills.
 
     `num_decode_blocks`: what the request will take on the decode worker.
@@ -126,7 +126,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class NoChoice:
+class NoPick:
     """no_worker: nobody fit is there. no_room: somebody is, but full. too_large: never fits.
 
     `full`: decode workers that could take the request if they had room.
@@ -154,57 +154,57 @@ class _Candidate:
 
 
 def pick(
-    ask: Ask,
+    demand: Demand,
     decodes: Sequence[WorkerView],
     prefills: Sequence[WorkerView],
     policy: Policy,
     random: Random,
-) -> Choice | NoChoice:
+) -> Pick | NoPick:
     """The best pair that has room, or why there is none. All views are of one fingerprint."""
     losses: list[str] = []
     candidates: list[_Candidate] = []
     fit_decodes = _fit(decodes, losses)
     partners = {}
-    if ask.mode is not PrefillMode.LOCAL:
-        partners = _partners(ask, _fit(prefills, losses), losses, random)
+    if demand.mode is not PrefillMode.LOCAL:
+        partners = _partners(demand, _fit(prefills, losses), losses, random)
     pool_step_s = _pool_step_s(fit_decodes, policy)
     obstacles: set[str] = set()
     full: list[WorkerView] = []
     for decode in fit_decodes:
-        itl_s = _itl_increase_s(ask, decode, policy, pool_step_s)
-        ways = _ways(ask, decode, partners)
+        itl_s = _itl_increase_s(demand, decode, policy, pool_step_s)
+        ways = _ways(demand, decode, partners)
         if not ways:
             losses.append(f"{decode.worker_id} no_partner")
         for prefill in ways:
-            obstacle = _obstacle(ask, decode, prefill, policy)
+            obstacle = _obstacle(demand, decode, prefill, policy)
             if obstacle:
                 obstacles.add(obstacle)
                 full += [decode] if obstacle == "no_room" else []
                 losses.append(f"{decode.worker_id} {obstacle}")
             else:
-                costs = _ttft_s(ask, decode, prefill) | {"itl": itl_s}
-                costs["steps"] = _steps_s(ask, decode, prefill, pool_step_s)
+                costs = _ttft_s(demand, decode, prefill) | {"itl": itl_s}
+                costs["steps"] = _steps_s(demand, decode, prefill, pool_step_s)
                 if prefill is None and decode.num_running:
-                    costs["streams"] = _delay_s(ask, decode, policy)
+                    costs["streams"] = _delay_s(demand, decode, policy)
                 candidates.append(_Candidate(decode, prefill, costs))
     if not candidates:
-        return NoChoice(_kind(obstacles, decodes), _join(losses), tuple(full))
+        return NoPick(_kind(obstacles, decodes), _join(losses), tuple(full))
     best = _lowest(candidates, random)
-    reasons = _explain(ask, best, candidates, losses)
-    return Choice(best.decode, best.prefill, _blocks_needed(ask, best.decode, policy), reasons)
+    reasons = _explain(demand, best, candidates, losses)
+    return Pick(best.decode, best.prefill, _blocks_needed(demand, best.decode, policy), reasons)
 
 
-def _blocks_needed(ask: Ask, decode: WorkerView, policy: Policy) -> int:
+def _blocks_needed(demand: Demand, decode: WorkerView, policy: Policy) -> int:
     """Blocks that all choices will take on the decode worker beyond what it has cached.
 
     They share the full blocks of the prompt.
     """
     size = decode.shape.block_size
-    longest = (-(-ask.num_prompt_tokens // size) + policy.growth_blocks) * size
-    num_tokens = min(longest, ask.num_prompt_tokens + max(1, ask.expected_output_tokens))
+    longest = (-(-demand.num_prompt_tokens // size) + policy.growth_blocks) * size
+    num_tokens = min(longest, demand.num_prompt_tokens + max(1, demand.expected_output_tokens))
     num_blocks = min(-(-num_tokens // size), decode.room.num_blocks)
-    num_own = max(0, num_blocks - ask.num_prompt_tokens // size)
-    return num_blocks - decode.num_cached_tokens // size + num_own * (ask.num_choices - 1)
+    num_own = max(0, num_blocks - demand.num_prompt_tokens // size)
+    return num_blocks - decode.num_cached_tokens // size + num_own * (demand.num_choices - 1)
 
 
 def _fit(views: Sequence[WorkerView], losses: list[str]) -> list[WorkerView]:
@@ -213,7 +213,7 @@ def _fit(views: Sequence[WorkerView], losses: list[str]) -> list[WorkerView]:
 
 
 def _partners(
-    ask: Ask, prefills: list[WorkerView], losses: list[str], random: Random
+    demand: Demand, prefills: list[WorkerView], losses: list[str], random: Random
 ) -> dict[str, WorkerView]:
     """The soonest prefill worker of each block shape: wait_P + miss_P / rate_P ignores D."""
     shapes: dict[str, list[WorkerView]] = {}
@@ -221,8 +221,8 @@ def _partners(
         shapes.setdefault(view.shape.digest, []).append(view)
     partners = {}
     for digest, views in shapes.items():
-        large = [view for view in views if _prompt_blocks(ask, view) <= view.room.num_blocks]
-        seconds = {view.worker_id: _remote_s(ask, view) for view in large or views}
+        large = [view for view in views if _prompt_blocks(demand, view) <= view.room.num_blocks]
+        seconds = {view.worker_id: _remote_s(demand, view) for view in large or views}
         soonest_s = min(seconds.values())
         ties = [v for v in large or views if seconds[v.worker_id] <= soonest_s + _TIE]
         partners[digest] = random.choice(ties)
@@ -233,10 +233,12 @@ def _partners(
     return partners
 
 
-def _ways(ask: Ask, decode: WorkerView, partners: dict[str, WorkerView]) -> list[WorkerView | None]:
+def _ways(
+    demand: Demand, decode: WorkerView, partners: dict[str, WorkerView]
+) -> list[WorkerView | None]:
     """The prefill partners to score for this decode worker; None = it prefills by itself."""
     ways: list[WorkerView | None] = []
-    if ask.mode is not PrefillMode.REMOTE:
+    if demand.mode is not PrefillMode.REMOTE:
         ways.append(None)
     partner = partners.get(decode.shape.digest)
     if partner is not None:
@@ -244,34 +246,34 @@ def _ways(ask: Ask, decode: WorkerView, partners: dict[str, WorkerView]) -> list
     return ways
 
 
-def _prompt_blocks(ask: Ask, view: WorkerView) -> int:
+def _prompt_blocks(demand: Demand, view: WorkerView) -> int:
     """Blocks of the prompt and the first token."""
-    return -(-(ask.num_prompt_tokens + 1) // view.shape.block_size)
+    return -(-(demand.num_prompt_tokens + 1) // view.shape.block_size)
 
 
-def _remote_s(ask: Ask, prefill: WorkerView) -> float:
-    tokens = prefill.num_queued_prefill_tokens + prefill.missing_tokens(ask.num_prompt_tokens)
+def _remote_s(demand: Demand, prefill: WorkerView) -> float:
+    tokens = prefill.num_queued_prefill_tokens + prefill.missing_tokens(demand.num_prompt_tokens)
     return tokens / prefill.speed.prefill_tokens_per_s
 
 
 def _obstacle(
-    ask: Ask, decode: WorkerView, prefill: WorkerView | None, policy: Policy
+    demand: Demand, decode: WorkerView, prefill: WorkerView | None, policy: Policy
 ) -> Literal["", "no_room", "too_large", "too_long_for_local_prefill"]:
     """Why the pair cannot take the request now; "" = it can."""
-    room, prompt_blocks = decode.room, _prompt_blocks(ask, decode)
+    room, prompt_blocks = decode.room, _prompt_blocks(demand, decode)
     if prompt_blocks > room.num_blocks or (prefill and prompt_blocks > prefill.room.num_blocks):
         return "too_large"
     if (
         prefill is None
-        and ask.max_local_tokens is not None
-        and decode.missing_tokens(ask.num_prompt_tokens) > ask.max_local_tokens
+        and demand.max_local_tokens is not None
+        and decode.missing_tokens(demand.num_prompt_tokens) > demand.max_local_tokens
     ):
         return "too_long_for_local_prefill"
-    needed = _blocks_needed(ask, decode, policy)
+    needed = _blocks_needed(demand, decode, policy)
     if prefill and needed > room.num_blocks:
         return "too_large"  # the blocks of all choices are promised together
     # Choices that find no slot, or local ones no block, run one after the other.
-    if room.num_slots_free < min(ask.num_choices, room.num_slots):
+    if room.num_batch_slots_free < min(demand.num_choices, room.num_batch_slots):
         return "no_room"
     if room.num_blocks_free < min(needed, room.num_blocks):
         return "no_room"
@@ -282,35 +284,37 @@ def _obstacle(
     return ""
 
 
-def _ttft_s(ask: Ask, decode: WorkerView, prefill: WorkerView | None) -> dict[str, float]:
+def _ttft_s(demand: Demand, decode: WorkerView, prefill: WorkerView | None) -> dict[str, float]:
     """Seconds until the first token and the blocks are where they are needed, by part."""
     computing = prefill or decode
     rate = computing.speed.prefill_tokens_per_s
     costs = {
         "wait": computing.num_queued_prefill_tokens / rate,
-        "prefill": computing.missing_tokens(ask.num_prompt_tokens) / rate,
+        "prefill": computing.missing_tokens(demand.num_prompt_tokens) / rate,
     }
     if prefill:
         shape = decode.shape
-        num_blocks = -(-decode.missing_tokens(ask.num_prompt_tokens) // shape.block_size)
+        num_blocks = -(-decode.missing_tokens(demand.num_prompt_tokens) // shape.block_size)
         sent_s = num_blocks * shape.block_bytes / decode.speed.handoff_bytes_per_s
         costs["transfer"] = decode.speed.handoff_s + sent_s
     return costs
 
 
-def _steps_s(ask: Ask, decode: WorkerView, prefill: WorkerView | None, pool_step_s: float) -> float:
+def _steps_s(
+    demand: Demand, decode: WorkerView, prefill: WorkerView | None, pool_step_s: float
+) -> float:
     """What the steps cost by themselves, which the rates of prompt tokens leave out: an idle one,
     or as many of the running batch as leave room for the prompt."""
     if prefill or not decode.num_running:
         return pool_step_s
-    num_tokens = decode.num_queued_prefill_tokens + decode.missing_tokens(ask.num_prompt_tokens)
+    num_tokens = decode.num_queued_prefill_tokens + decode.missing_tokens(demand.num_prompt_tokens)
     num_steps = -(-num_tokens // decode.chunk_tokens) if decode.chunk_tokens else 1
     return num_steps * decode.speed.decode_step_s
 
 
-def _delay_s(ask: Ask, decode: WorkerView, policy: Policy) -> float:
+def _delay_s(demand: Demand, decode: WorkerView, policy: Policy) -> float:
     """What running streams lose, all together, when the decode worker prefills itself."""
-    missing = decode.missing_tokens(ask.num_prompt_tokens)
+    missing = decode.missing_tokens(demand.num_prompt_tokens)
     delay_s = missing / decode.speed.prefill_tokens_per_s
     return policy.itl_weight * decode.num_running * delay_s
 
@@ -326,7 +330,9 @@ def _pool_step_s(decodes: Sequence[WorkerView], policy: Policy) -> float:
     return median_low(steps) if steps else 0.0
 
 
-def _itl_increase_s(ask: Ask, decode: WorkerView, policy: Policy, pool_step_s: float) -> float:
+def _itl_increase_s(
+    demand: Demand, decode: WorkerView, policy: Policy, pool_step_s: float
+) -> float:
     """How much longer the output takes than on an idle worker of the pool, weighted.
 
     A pool's workers are taken as equally fast: a mean that lags behind a changing batch, or was
@@ -335,9 +341,9 @@ def _itl_increase_s(ask: Ask, decode: WorkerView, policy: Policy, pool_step_s: f
     """
     step_s = _idle_step_s(decode, policy)
     is_slow = decode.num_running > 0 and step_s > NOISE_FACTOR * pool_step_s
-    batch = decode.num_sequences + ask.num_choices
+    batch = decode.num_sequences + demand.num_choices
     longer_s = (step_s if is_slow else pool_step_s) * (1 + batch / policy.batch_doubling)
-    return policy.itl_weight * (longer_s - pool_step_s) * max(1, ask.expected_output_tokens)
+    return policy.itl_weight * (longer_s - pool_step_s) * max(1, demand.expected_output_tokens)
 
 
 def _lowest(candidates: list[_Candidate], random: Random) -> _Candidate:
@@ -355,19 +361,21 @@ def _kind(
     return "too_large" if too_large else "no_worker"
 
 
-def _explain(ask: Ask, best: _Candidate, candidates: list[_Candidate], losses: list[str]) -> str:
+def _explain(
+    demand: Demand, best: _Candidate, candidates: list[_Candidate], losses: list[str]
+) -> str:
     """The winner with its costs, then each loser with how much it lost by and where most."""
     computing = best.prefill or best.decode
     costs = " ".join(f"{part} {seconds:.4g}" for part, seconds in best.costs.items())
     won = (
         f"{best.name} {best.score_s:.4g}s ({costs}; "
-        f"cached {computing.num_cached_tokens}/{ask.num_prompt_tokens})"
+        f"cached {computing.num_cached_tokens}/{demand.num_prompt_tokens})"
     )
     losers = heapq.nsmallest(
         MAX_REASONS, (c for c in candidates if c is not best), key=lambda c: c.score_s
     )
-    num_untold = len(candidates) - 1 - len(losers)
-    return _join([won, *(_lost_by(loser, best) for loser in losers), *losses], num_untold)
+    num_omitted = len(candidates) - 1 - len(losers)
+    return _join([won, *(_lost_by(loser, best) for loser in losers), *losses], num_omitted)
 
 
 def _lost_by(loser: _Candidate, best: _Candidate) -> str:
@@ -376,7 +384,7 @@ def _lost_by(loser: _Candidate, best: _Candidate) -> str:
     return f"{loser.name} +{loser.score_s - best.score_s:.4g}s {worst}"
 
 
-def _join(parts: list[str], num_untold: int = 0) -> str:
+def _join(parts: list[str], num_omitted: int = 0) -> str:
     shown = parts[:MAX_REASONS]
-    num_untold += len(parts) - len(shown)
-    return "; ".join([*shown, f"and {num_untold} more"] if num_untold else shown)
+    num_omitted += len(parts) - len(shown)
+    return "; ".join([*shown, f"and {num_omitted} more"] if num_omitted else shown)

@@ -25,7 +25,7 @@ MAX_FINGERPRINTS = 4096
 MAX_FINGERPRINT_BYTES = 64
 MAX_VERSIONS = 64
 # The newest ones are told, up to this number.
-MAX_TOLD = 256
+MAX_REPORTED = 256
 
 _log = logs.get("router.quarantine")
 
@@ -83,11 +83,11 @@ class Quarantine:
         self._versions.add(software_version)
         self.newest_version = software_version
 
-    def told(self) -> list[router_pb2.Quarantined]:
+    def reported(self) -> list[router_pb2.Quarantined]:
         """What is refused, for other routers."""
         self._expire()
         now = self._clock.now()
-        told = [
+        reported = [
             router_pb2.Quarantined(
                 fingerprint=fingerprint,
                 left_s=entry.expires_at - now,
@@ -96,14 +96,14 @@ class Quarantine:
             for fingerprint, entry in self._entries.items()
             if entry.num_deaths >= MAX_DEATHS and entry.expires_at - now >= MIN_QUARANTINE_S
         ]
-        return told[-MAX_TOLD:]
+        return reported[-MAX_REPORTED:]
 
-    def learn(self, told: Iterable[router_pb2.Quarantined]) -> None:
+    def learn(self, reported: Iterable[router_pb2.Quarantined]) -> None:
         """What another router refuses; nothing that is of another version."""
         now = self._clock.now()
         news = {
             row.fingerprint: _Entry(MAX_DEATHS, now + min(row.left_s, QUARANTINE_S))
-            for row in told
+            for row in reported
             if row.software_version == self.newest_version
             and 0 < len(row.fingerprint) <= MAX_FINGERPRINT_BYTES
             and not self._refuses(row.fingerprint)

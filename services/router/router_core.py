@@ -81,11 +81,11 @@ class RouterCore:
             self._announce(self._at(endpoint), "worker_lost")
             self._wake_queues(self._at(endpoint))
 
-    def judge(self, elapsed_s: float) -> None:
+    def check_health(self, elapsed_s: float) -> None:
         """Look at the workers' health, forget who is gone for good, and publish the gauges;
         `elapsed_s` passed since the last look."""
         self._forget_gone()
-        for worker in self._fleet.judge(min(elapsed_s, MAX_TICK_S)):
+        for worker in self._fleet.check_health(min(elapsed_s, MAX_TICK_S)):
             health = worker.health
             self._announce(worker, f"worker_{health.state.value}", cause=health.cause)
             if health.state is HealthState.EJECTED:
@@ -151,7 +151,7 @@ class RouterCore:
             self._num_queued(),
             {fp: queue.predicted_wait_s() for fp, queue in self._queues.items()},
         )
-        view.quarantined.extend(self._quarantine.told())
+        view.quarantined.extend(self._quarantine.reported())
         view.software_version = self._quarantine.newest_version
         return view
 

@@ -15,11 +15,11 @@ from baton.wire.limits import MAX_CHOICES
 from baton.wire.v1 import router_pb2
 from services.router import instruments
 from services.router.fleet import Fleet, Worker
-from services.router.head_of_line import KeptWorkers
+from services.router.head_of_line import ReservedWorkers
 from services.router.picker import (
-    Ask,
-    Choice,
-    NoChoice,
+    Demand,
+    NoPick,
+    Pick,
     Policy,
     PrefillMode,
     WorkerView,
@@ -109,7 +109,7 @@ class Selector:
         )
         # Since when attempts for a model have found no worker.
         self._no_worker_since: dict[str, float] = {}
-        self._kept = KeptWorkers(clock)
+        self._reserved = ReservedWorkers(clock)
 
     def is_known(self, model_fp: str) -> bool:
         """Some worker has named this model, whether it is ready or not."""
@@ -124,7 +124,7 @@ class Selector:
         """Remember nothing of models that are not in the fleet."""
         for model_fp in self._no_worker_since.keys() - self._fleet.models.keys():
             del self._no_worker_since[model_fp]
-        self._kept.follow(self._fleet.models.keys())
+        self._reserved.follow(self._fleet.models.keys())
 
     def attempt(
         self, request: PickRequest, is_first: bool = True
@@ -137,10 +137,10 @@ class Selector:
         if not self.is_known(request.model_fp):
             self._wait_for_unknown(request)
             return None
-        outcome = self._pick(request, "" if is_first else self._kept.of_model(request.model_fp))
+        outcome = self._pick(request, "" if is_first else self._reserved.of_model(request.model_fp))
         if is_first:
-            self._keep(request, outcome)
-        if isinstance(outcome, Choice):
+            self._reserve(request, outcome)
+        if isinstance(outcome, Pick):
             self._no_worker_since.pop(request.model_fp, None)
             self._take_leases(request, outcome)
             return self._response(request, outcome)
@@ -152,11 +152,11 @@ class Selector:
             raise _too_large(request)
         return None
 
-    def _keep(self, request: PickRequest, outcome: Choice | NoChoice) -> None:
-        if isinstance(outcome, NoChoice) and outcome.full:
-            self._kept.keep(request.model_fp, request.request_id, outcome.full)
+    def _reserve(self, request: PickRequest, outcome: Pick | NoPick) -> None:
+        if isinstance(outcome, NoPick) and outcome.full:
+            self._reserved.reserve(request.model_fp, request.request_id, outcome.full)
         else:
-            self._kept.end(request.model_fp)
+            self._reserved.end(request.model_fp)
 
     def _wait_for_unknown(self, request: PickRequest) -> None:
         """Workers that did not report since this router started may serve this model."""
@@ -164,7 +164,7 @@ class Selector:
             raise ModelNotFound("no worker serves this model", param="model")
         self._give_up_after(request, request.arrived_at, "no worker has registered this model")
 
-    def _wait_for_worker(self, request: PickRequest, outcome: NoChoice) -> None:
+    def _wait_for_worker(self, request: PickRequest, outcome: NoPick) -> None:
         now = self._clock.now()
         since = self._no_worker_since.setdefault(request.model_fp, now)
         self._give_up_after(request, max(since, request.arrived_at), outcome.reasons)
@@ -178,7 +178,7 @@ class Selector:
                 retry_after_s=wait_s,
             )
 
-    def _pick(self, request: PickRequest, kept: str) -> Choice | NoChoice:
+    def _pick(self, request: PickRequest, reserved: str) -> Pick | NoPick:
         """`kept` is the decode worker that it must leave alone."""
         decodes = self._fleet.of_model(request.model_fp, DECODE)
         prefills = self._fleet.of_model(request.model_fp, PREFILL)
@@ -186,7 +186,7 @@ class Selector:
         mode, max_local_tokens = self._prefill_mode(prefills, isolated)
         if request.local_prefill:
             mode, max_local_tokens = PrefillMode.LOCAL, None
-        ask = Ask(
+        demand = Demand(
             num_prompt_tokens=request.num_prompt_tokens,
             expected_output_tokens=request.expected_output_tokens,
             num_choices=request.num_choices,
@@ -195,8 +195,8 @@ class Selector:
         )
         num_cached_blocks = self._intake.index(request.model_fp).match(request.hashes)
         return pick(
-            ask,
-            self._views(request, decodes, num_cached_blocks, isolated, kept),
+            demand,
+            self._views(request, decodes, num_cached_blocks, isolated, reserved),
             self._views(request, prefills, num_cached_blocks, isolated),
             self._policy,
             self._random,
@@ -208,7 +208,7 @@ class Selector:
         pool: list[Worker],
         num_cached_blocks: dict[str, int],
         isolated: bool,
-        kept: str = "",
+        reserved: str = "",
     ) -> list[WorkerView]:
         if not pool:
             return []
@@ -219,7 +219,7 @@ class Selector:
             unfit = self._fleet.unfit(worker, isolated)
             if not unfit and self._is_excluded(request, worker):
                 unfit = "excluded"
-            if not unfit and worker.worker_id == kept:
+            if not unfit and worker.worker_id == reserved:
                 unfit = "kept"
             num_blocks = num_cached_blocks.get(worker.endpoint, 0)
             num_cached_tokens = num_blocks * worker.registration.model.block_size
@@ -254,32 +254,32 @@ class Selector:
             return PrefillMode.REMOTE, None
         return PrefillMode.LOCAL, self._settings.local_prefill_max_tokens
 
-    def _take_leases(self, request: PickRequest, choice: Choice) -> None:
+    def _take_leases(self, request: PickRequest, picked: Pick) -> None:
         """Count the request on its workers until their reports do."""
         expires_at = self._clock.now() + self._settings.slot_lease_s
-        computing = choice.prefill or choice.decode
-        for view in filter(None, (choice.decode, choice.prefill)):
+        computing = picked.prefill or picked.decode
+        for view in filter(None, (picked.decode, picked.prefill)):
             tokens = view.missing_tokens(request.num_prompt_tokens) if view is computing else 0
             self._fleet.find(view.worker_id).leases.take(
                 SlotLease(
                     request_id=request.request_id,
                     num_sequences=request.num_choices,
-                    num_blocks=choice.num_decode_blocks if view is choice.decode else 0,
+                    num_blocks=picked.num_decode_blocks if view is picked.decode else 0,
                     num_prefill_tokens=tokens,
                     expires_at=expires_at,
                 )
             )
 
-    def _response(self, request: PickRequest, choice: Choice) -> router_pb2.PickResponse:
-        computing = choice.prefill or choice.decode
+    def _response(self, request: PickRequest, picked: Pick) -> router_pb2.PickResponse:
+        computing = picked.prefill or picked.decode
         num_cached = request.num_prompt_tokens - computing.missing_tokens(request.num_prompt_tokens)
         name = self.name(request)
         instruments.ROUTER_PROMPT_TOKENS.labels(name).inc(request.num_prompt_tokens)
         instruments.ROUTER_PREDICTED_CACHED_TOKENS.labels(name).inc(num_cached)
         return router_pb2.PickResponse(
-            decode=self._endpoint(choice.decode),
-            prefill=self._endpoint(choice.prefill) if choice.prefill else None,
-            reasons=choice.reasons,
+            decode=self._endpoint(picked.decode),
+            prefill=self._endpoint(picked.prefill) if picked.prefill else None,
+            reasons=picked.reasons,
             predicted_cached_tokens=num_cached,
         )
 

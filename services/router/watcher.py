@@ -57,15 +57,15 @@ class Watcher:
                     tasks.create_task(self._watch(endpoint))
 
             tasks.create_task(discovery.follow(found))
-            await self._judge()
+            await self._check_health()
 
-    async def _judge(self) -> None:
+    async def _check_health(self) -> None:
         """Let the core look at what was reported, and at what was not."""
         loop = asyncio.get_running_loop()
         while True:
             began_s = loop.time()
             await asyncio.sleep(TICK_S)
-            self._core.judge(loop.time() - began_s)
+            self._core.check_health(loop.time() - began_s)
 
     async def _watch(self, endpoint: str) -> None:
         """Until the endpoint is listed no longer and its stream has ended."""

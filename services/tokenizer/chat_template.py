@@ -109,9 +109,11 @@ class ChatTemplate:
         text = self._run(self._plain, {**context, **self._special_tokens, **kwargs})
         self._check_output(text)
         marked = self._run(self._marked, {**context, **self._marked_tokens, **kwargs})
-        return self._told_apart(text, marked, request_values)
+        return self._separate_control_tokens(text, marked, request_values)
 
-    def _told_apart(self, text: str, marked: str, request_values: dict[str, Any]) -> Rendered:
+    def _separate_control_tokens(
+        self, text: str, marked: str, request_values: dict[str, Any]
+    ) -> Rendered:
         marks = self._marks
         spelled = marks.spelled_spans(text)
         if marks.unmark(marked) == text:

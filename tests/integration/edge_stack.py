@@ -19,7 +19,7 @@ from baton.runtime.process import Process
 from baton.runtime.span_headers import envoy_variables
 from baton.system.clock import SystemClock
 from services.edge.__main__ import serve
-from services.edge.discovery import Found, GatewayReplica, GatewayState, Place
+from services.edge.discovery import Found, GatewayReplica, GatewayState, Location
 from services.edge.http_manager import Tracing
 from services.edge.settings import Settings
 from services.envoy.envoy_process import command
@@ -29,13 +29,13 @@ PATIENCE_S = 60.0
 HANG_UP = 0
 # A header of requests whose answers are not held back.
 HURRIED = "x-hurried"
-HOME = Place("here", "a")
+HOME = Location("here", "a")
 
 
 class SmallGateway:
     """Speaks enough HTTP/1.1. `go` lets the next piece of an open stream out, unless HURRIED."""
 
-    def __init__(self, name: str, place: Place = HOME) -> None:
+    def __init__(self, name: str, place: Location = HOME) -> None:
         self.name = name
         self.place = place
         self.state = GatewayState.READY

@@ -16,7 +16,7 @@ from baton.localstack.span_store import StoredSpan, spans_of_export
 from baton.runtime import span_headers
 from baton.runtime.http_call import call
 from baton.testing.certificates import Authority
-from services.edge.discovery import GatewayState, Place
+from services.edge.discovery import GatewayState, Location
 from services.edge.tracing import AUTHORITIES, ENDPOINT, tracing_of
 from tests.integration.edge_stack import (
     PATIENCE_S,
@@ -60,7 +60,7 @@ async def running(
     folder = tmp_path_factory.mktemp("collector")
     files = Authority(folder, "theirs").issue(folder / "files", "IP:127.0.0.1")
     near = [SmallGateway("a"), SmallGateway("b")]
-    far = [SmallGateway("far", Place("there", "z"))]
+    far = [SmallGateway("far", Location("there", "z"))]
     async with tls_collector(Spans(spans), files) as port:
         told = {
             ENDPOINT: f"https://127.0.0.1:{port}",

@@ -296,7 +296,7 @@ class Schedule:
         await self._archive()
 
     async def _check(self) -> None:
-        bills = {line.request_id: line for line in usage_log.bill(self.archive)}
+        bills = {line.request_id: line for line in usage_log.final_lines(self.archive)}
         for request_id, (prompt, output) in self.truth.items():
             line = bills[request_id]
             assert (line.num_prompt_tokens, line.num_output_tokens) == (prompt, output), "I1"

@@ -214,8 +214,8 @@ class Schedule:
             for one in events.logprobs:
                 told[one.seq_id].append(told_of(one))
         driver.engine.check_integrity()
-        by_place = {seq_id - self._first_id: news for seq_id, news in told.items()}
-        return by_place, num_preemptions, num_cached
+        by_location = {seq_id - self._first_id: news for seq_id, news in told.items()}
+        return by_location, num_preemptions, num_cached
 
 
 def told_of(one) -> tuple:

@@ -41,7 +41,7 @@ from baton.worker.program import make_parts
 from baton.worker.reports_servicer import serve_reports
 from services.decode_worker.front import DecodeFront
 from services.gateway.clients.protocols import CallContext
-from services.gateway.gateway import Gateway, GatewayIdentity, Outside
+from services.gateway.gateway import Clients, Gateway, GatewayIdentity
 from services.gateway.openai.endpoints import ENDPOINTS
 from services.gateway.request.incoming import IncomingRequest
 from services.prefill_worker.front import PrefillFront
@@ -292,7 +292,7 @@ class Fleet:
         self.api_key, self.quota = await self._make_quota()
         encoder = Encoder(ModelTable([self.model]), EncodeLimits(), self.clock, run_inline)
         self.tokenizer = LocalTokenizer(encoder, self.model)
-        outside = Outside(
+        clients = Clients(
             self.quota,
             self.tokenizer,
             self.routers,
@@ -300,7 +300,7 @@ class Fleet:
             MemoryFile(),
             run_inline,
         )
-        self.gateway = Gateway(outside, GatewayIdentity("gw", SECRET), self.clock, self.rng)
+        self.gateway = Gateway(clients, GatewayIdentity("gw", SECRET), self.clock, self.rng)
         self._run(self.gateway.run())
         async with asyncio.timeout(60):
             while await self.gateway.unready_reasons():

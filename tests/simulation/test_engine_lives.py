@@ -52,7 +52,7 @@ class EngineLives(RuleBasedStateMachine):
         limits=st.tuples(st.integers(1, 30), st.sampled_from([0, 1, 5, PLENTY_OF_CREDIT])),
         priority=st.integers(0, 2),
         seed=st.integers(0, 1),
-        is_judged=st.booleans(),
+        wants_prompt_logprobs=st.booleans(),
     )
     def add(
         self,
@@ -61,7 +61,7 @@ class EngineLives(RuleBasedStateMachine):
         limits: tuple[int, int],
         priority: int,
         seed: int,
-        is_judged: bool,
+        wants_prompt_logprobs: bool,
     ) -> None:
         seq_id, (stem, length) = len(self.requests), prompt
         request = add_sequence(
@@ -72,8 +72,8 @@ class EngineLives(RuleBasedStateMachine):
             credit=limits[1],
             priority=priority,
             seed=seed,
-            num_prompt_logprobs=0 if is_judged and kind != "remote" else -1,
-            num_logprobs=0 if is_judged else -1,
+            num_prompt_logprobs=0 if wants_prompt_logprobs and kind != "remote" else -1,
+            num_logprobs=0 if wants_prompt_logprobs else -1,
         )
         self.requests[seq_id] = request
         self.live.add(seq_id)

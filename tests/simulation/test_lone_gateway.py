@@ -19,7 +19,7 @@ async def ask(fleet: Fleet, number: int) -> None:
 
 def test_streams_begin_and_move_without_any_router(tmp_path: Path) -> None:
     clock = VirtualClock()
-    count = instruments.GATEWAY_LONE_PICKS._value
+    count = instruments.GATEWAY_FALLBACK_PICKS._value
 
     async def scenario() -> None:
         before = count.get()

@@ -6,7 +6,7 @@ import asyncio
 import pytest
 
 from baton.testing.virtual_clock import VirtualClock, run_virtual
-from services.router.head_of_line import MAX_KEPT_S
+from services.router.head_of_line import MAX_RESERVED_S
 from services.tokenizer.served_model import ServedModel
 from tests.simulation.fleet import Fleet, fleet_of, load_sim_model
 
@@ -61,7 +61,7 @@ def test_a_request_for_a_whole_worker_is_served_and_holds_nobody_up(model: Serve
             running = [asyncio.create_task(users.run(user)) for user in range(NUM_USERS)]
             await asyncio.sleep(4.0)
             alone_s, began_s = users.longest_pause_s, clock.now()
-            async with asyncio.timeout(MAX_KEPT_S):
+            async with asyncio.timeout(MAX_RESERVED_S):
                 await ask_wide(fleet)
             users.look()
             assert clock.now() - began_s > 4 * alone_s, "it had to wait"
@@ -87,7 +87,7 @@ def test_a_worker_is_not_kept_for_ever(model: ServedModel) -> None:
                 await asyncio.sleep(0.5)
                 began_s = clock.now()
                 await fleet.ask("a small thing", max_tokens=5)
-                assert clock.now() - began_s < MAX_KEPT_S + 1.0
+                assert clock.now() - began_s < MAX_RESERVED_S + 1.0
                 assert not any(task.done() for task in long)
                 assert not wide.done()
             await fleet.quiet()

@@ -17,7 +17,7 @@ from baton.engine.protocol.device_messages import (
 )
 from baton.engine.protocol.messages import Command
 from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
-from baton.handoff.checksum import place_checksum
+from baton.handoff.checksum import header_checksum
 from baton.handoff.frame_codec import OutFrame
 from baton.handoff.stripes import layers_of, single_layers
 from baton.handoff.ticket import BadBlocks
@@ -45,7 +45,7 @@ class DeviceSender:
         _, page_bytes = self._spec.stripe(layers_of(blocks))
         blocks.pool_ref.num_bytes = len(block_ids) * page_bytes
         blocks.pool_ref.block_ids.extend(block_ids)
-        blocks.checksum = place_checksum(blocks)
+        blocks.checksum = header_checksum(blocks)
         return frame
 
 
@@ -107,7 +107,7 @@ class RemotePages:
         block_ids: Sequence[int],
         landed: Landed,
     ) -> bool:
-        if frame.checksum != place_checksum(frame):
+        if frame.checksum != header_checksum(frame):
             raise BadBlocks("checksum", f"wrong checksum at layer {frame.layer}")
         checksums = [(each.place, each.sum) for each in frame.pool_ref.page_checksums]
         if any(place >= len(block_ids) for place, _ in checksums):

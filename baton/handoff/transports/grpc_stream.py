@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from baton.handoff.block_bytes import BlockBytes
-from baton.handoff.checksum import place_checksum
+from baton.handoff.checksum import header_checksum
 from baton.handoff.frame_codec import OutFrame, encode_blocks
-from baton.handoff.page_copy import Places
+from baton.handoff.page_copy import PageAddresses
 from baton.handoff.stripes import layer_groups, layers_of
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import PLAIN, Deliver, HostPages, check_size
@@ -30,7 +30,7 @@ class GrpcSender:
 
     def pack(self, frame: handoff_pb2.PrefillFrame, block_ids: Sequence[int]) -> OutFrame:
         blocks, layers = frame.blocks, layers_of(frame.blocks)
-        blocks.checksum = self._blocks.checksum(layers, block_ids, place_checksum(blocks))
+        blocks.checksum = self._blocks.checksum(layers, block_ids, header_checksum(blocks))
         return encode_blocks(blocks, self._blocks.stripes(layers, block_ids))
 
 
@@ -61,7 +61,7 @@ class GrpcReceiver:
             check_size(len(data), size * frame.num_blocks)
         except BadBlocks as error:
             return error
-        return HostPages(Places(data, range(0, len(data), size)))
+        return HostPages(PageAddresses(data, range(0, len(data), size)))
 
 
 class GrpcTransport:

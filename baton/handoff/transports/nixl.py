@@ -9,7 +9,7 @@ import asyncio
 import mmap
 
 from baton.handoff.block_bytes import MAX_DATA_BYTES
-from baton.handoff.page_copy import Places
+from baton.handoff.page_copy import PageAddresses
 from baton.handoff.stripes import layer_groups, layers_of
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import Deliver, HostPages, TransportFailed
@@ -92,8 +92,8 @@ class NixlReceiver:
     def _pages(self, start: int, frame: handoff_pb2.Blocks) -> HostPages:
         size = frame.pool_ref.num_bytes // frame.num_blocks
         starts = range(start, start + frame.pool_ref.num_bytes, size)
-        places = Places(self._ring.memory, starts)
-        return HostPages(places, lambda: self._ring.reads.free(start))
+        addresses = PageAddresses(self._ring.memory, starts)
+        return HostPages(addresses, lambda: self._ring.reads.free(start))
 
 
 class NixlTransport:

@@ -6,7 +6,7 @@ What the transports without inline data have in common. Knows nothing of how the
 from collections.abc import Sequence
 
 from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
-from baton.handoff.checksum import place_checksum
+from baton.handoff.checksum import header_checksum
 from baton.handoff.frame_codec import OutFrame
 from baton.handoff.stripes import layers_of
 from baton.handoff.ticket import BadBlocks
@@ -36,7 +36,7 @@ class PoolRefSender:
         blocks, layers = frame.blocks, layers_of(frame.blocks)
         blocks.pool_ref.num_bytes = len(block_ids) * self._blocks.stripe_bytes(layers)
         blocks.pool_ref.block_ids.extend(block_ids)
-        blocks.checksum = self._blocks.checksum(layers, block_ids, place_checksum(blocks))
+        blocks.checksum = self._blocks.checksum(layers, block_ids, header_checksum(blocks))
         return frame
 
 

@@ -57,7 +57,7 @@ class SharedMemoryReceiver:
         ids = read_pool_ref(frame, blocks.spec)
         if max(ids) >= blocks.num_blocks:
             raise BadBlocks("range", f"block {max(ids)} of a pool of {blocks.num_blocks}")
-        return HostPages(blocks.places(layers_of(frame), ids))
+        return HostPages(blocks.addresses(layers_of(frame), ids))
 
 
 @dataclass(frozen=True, slots=True)

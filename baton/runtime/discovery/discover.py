@@ -47,7 +47,7 @@ class NamedMembers:
         self._resolve = resolve or resolve_name
 
     async def follow(self, found: Found) -> None:
-        told: list[Member] | None = None
+        reported: list[Member] | None = None
         failure = ""
         while True:
             try:
@@ -56,8 +56,8 @@ class NamedMembers:
                 members = sorted(
                     Member(joined(host, self._target.port)) for host in one_family(hosts)
                 )
-                if members != told:
-                    told = members
+                if members != reported:
+                    reported = members
                     found(members)
             except OSError as error:
                 if failure != (failure := str(error)):
@@ -75,11 +75,11 @@ class AllMembers:
         parts: dict[int, Collection[Member]] = {}
 
         def found_by(number: int) -> Found:
-            def tell(members: Collection[Member]) -> None:
+            def report(members: Collection[Member]) -> None:
                 parts[number] = members
                 found(sorted({member for part in parts.values() for member in part}))
 
-            return tell
+            return report
 
         async with asyncio.TaskGroup() as tasks:
             for number, source in enumerate(self._sources):

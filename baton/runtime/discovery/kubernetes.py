@@ -143,7 +143,7 @@ class EndpointSlices:
         self._slices: dict[str, Slice] = {}
         # The version that `_slices` are of; "" = list anew.
         self._version = ""
-        self._told: list[Member] | None = None
+        self._reported: list[Member] | None = None
         self._backoff_s = FIRST_BACKOFF_S
 
     async def follow(self, found: Found) -> None:
@@ -167,10 +167,10 @@ class EndpointSlices:
         """Returns when the watch has ended in peace. Raises _REFUSED and _UNREACHED."""
         if not self._version:
             await self._list()
-            self._tell(found)
+            self._report(found)
         async for event in self._events():
             self._apply(event)
-            self._tell(found)
+            self._report(found)
             self._backoff_s = FIRST_BACKOFF_S
 
     async def _list(self) -> None:
@@ -220,10 +220,10 @@ class EndpointSlices:
             self._slices.pop(about.metadata.name, None)
         self._version = about.metadata.resource_version
 
-    def _tell(self, found: Found) -> None:
+    def _report(self, found: Found) -> None:
         members = members_of(self._slices.values(), self._target.port)
-        if members != self._told:
-            self._told = members
+        if members != self._reported:
+            self._reported = members
             _log.info("members_listed", service=self._target.host, num_members=len(members))
             found(members)
 

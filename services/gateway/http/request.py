@@ -56,8 +56,12 @@ def traceparent_of(headers: Headers) -> str:
 def client_address_of(scope: Scope, num_proxies: int) -> str:
     """Who sent a request, behind `num_proxies` of ours: each adds the address that it was called
     from to x-forwarded-for, and what stands before those, anybody may have written."""
-    told = ",".join(Headers(scope["headers"]).all("x-forwarded-for")).split(",")
-    if num_proxies and len(told) >= num_proxies and (address := told[-num_proxies].strip()):
+    addresses = ",".join(Headers(scope["headers"]).all("x-forwarded-for")).split(",")
+    if (
+        num_proxies
+        and len(addresses) >= num_proxies
+        and (address := addresses[-num_proxies].strip())
+    ):
         return address
     return str((scope.get("client") or ("",))[0])
 

@@ -50,7 +50,9 @@ class HttpSink:
         if not self._streams:
             return
         if not self._response.started:
-            await self._response.start(200, EVENT_STREAM, {**_STREAM_HEADERS, **_told(head)})
+            await self._response.start(
+                200, EVENT_STREAM, {**_STREAM_HEADERS, **_head_headers(head)}
+            )
         await self._response.write(self._opened_format.opening())
 
     async def deltas(self, batch: list[Delta]) -> None:
@@ -71,7 +73,7 @@ class HttpSink:
             for choice, pieces in enumerate(self._texts)
         ]
         body = self._opened_format.whole(choices, usage)
-        await self._response.whole(200, body, _told(head))
+        await self._response.whole(200, body, _head_headers(head))
 
     async def failed(self, error: BatonError) -> None:
         """The request failed: its status if there is none yet, else one error event."""
@@ -118,7 +120,7 @@ class HttpSink:
         return self._format
 
 
-def _told(head: Head) -> dict[str, str]:
+def _head_headers(head: Head) -> dict[str, str]:
     degraded = {"x-ratelimit-degraded": "1"} if head.degraded else {}
     wall_ms = round(sum(head.stages.values()) * 1000)
     return {

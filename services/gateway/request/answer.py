@@ -52,8 +52,10 @@ def _echo_of(job: Job) -> PromptEcho | None:
     request, prompt = job.request, job.prompt
     if not request.echo or isinstance(request.prompt, ChatMessages):
         return None
-    judged = request.wants_prompt_logprobs
-    return PromptEcho(request.prompt, prompt.token_ids, prompt.text_model, judged=judged)
+    wants_logprobs = request.wants_prompt_logprobs
+    return PromptEcho(
+        request.prompt, prompt.token_ids, prompt.text_model, wants_logprobs=wants_logprobs
+    )
 
 
 def _choice(job: Job, choice: int, first_offset: int) -> ChoiceText:

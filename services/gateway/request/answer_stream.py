@@ -18,8 +18,8 @@ from services.gateway.workers.attempt import (
     Attempt,
     AttemptEvent,
     Finished,
-    Judged,
     Prefilled,
+    PromptLogprobs,
     Tokens,
 )
 from services.gateway.workers.credit import CreditMeter
@@ -64,9 +64,9 @@ class AnswerStream:
         DeadlineExceeded."""
         answer, deadline = self.answer, self._clock.now() + timeout_s
         while answer.has_open_choices and not (attempt.num_received and answer.has_echo):
-            events = await attempt.arrivals(deadline - self._clock.now())
+            events = await attempt.events(deadline - self._clock.now())
             self._take(events)
-            if any(isinstance(event, Judged) for event in events):
+            if any(isinstance(event, PromptLogprobs) for event in events):
                 # A long prompt is being read, in small steps.
                 deadline = self._clock.now() + timeout_s
         self.end_starved()
@@ -82,7 +82,7 @@ class AnswerStream:
             await self.flush()
             if not self.answer.has_open_choices:
                 return
-            self._take(await attempt.arrivals(gap_s))
+            self._take(await attempt.events(gap_s))
 
     async def flush(self) -> None:
         """Deliver what was taken in, however its attempt went on."""
@@ -120,7 +120,7 @@ class AnswerStream:
             choice = self.answer.choices[event.choice]
             if isinstance(event, Tokens):
                 self._take_tokens(choice, event)
-            elif isinstance(event, Judged):
+            elif isinstance(event, PromptLogprobs):
                 if self.answer.echo is not None:
                     self.answer.echo.take(event.logprobs)
             elif isinstance(event, Prefilled):

@@ -58,7 +58,7 @@ class Attempts:
         try:
             with self._payment.following():
                 while await self._goes_on():
-                    pick = await self._picks.next(self._retries.excluded, self._timeline.move)
+                    pick = await self._picks.next(self._retries.excluded, self._timeline.migration)
                     try:
                         await self._try(pick)
                     except BatonError as error:

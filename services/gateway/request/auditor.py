@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from baton.runtime.audit import Audit
 from baton.system.violation import Violation
 from services.gateway.request.trace import RequestTrace
-from services.gateway.tenants.leases import LeaseKeeper
+from services.gateway.tenants.leases import LeaseRenewer
 from services.gateway.workers.worker_links import WorkerLinks
 
 
@@ -25,7 +25,7 @@ class _Running:
 class GatewayAuditor:
     """`request` is around every request; `reserved` and `settled` tell of its lease."""
 
-    def __init__(self, leases: LeaseKeeper, links: WorkerLinks) -> None:
+    def __init__(self, leases: LeaseRenewer, links: WorkerLinks) -> None:
         self._leases = leases
         self._links = links
         self._running: dict[str, _Running] = {}

@@ -11,7 +11,7 @@ from services.gateway.request.reservation import Reservations
 from services.gateway.routing.models import ModelDirectory
 from services.gateway.routing.routers import Routers
 from services.gateway.tenants.auth import Authenticator
-from services.gateway.tenants.leases import LeaseKeeper
+from services.gateway.tenants.leases import LeaseRenewer
 from services.gateway.text.detokenize import Artifacts
 from services.gateway.workers.migration import MigrationLimiter
 from services.gateway.workers.worker_links import WorkerLinks
@@ -33,7 +33,7 @@ class AttemptDeps:
     clock: Clock
     limits: Limits
     server_secret: bytes
-    leases: LeaseKeeper
+    leases: LeaseRenewer
     router: Routers
     links: WorkerLinks
     migrations: MigrationLimiter

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from baton.wire.failures import BatonError, Unavailable
-from services.gateway.tenants.leases import Lease, LeaseKeeper
+from services.gateway.tenants.leases import Lease, LeaseRenewer
 from services.gateway.workers.attempt import Attempt
 from services.gateway.workers.credit import CreditMeter
 
@@ -13,7 +13,7 @@ from services.gateway.workers.credit import CreditMeter
 class Payment:
     """Keeps the credit of one request, and of its current attempt, in step with its lease."""
 
-    def __init__(self, lease: Lease, meter: CreditMeter, leases: LeaseKeeper) -> None:
+    def __init__(self, lease: Lease, meter: CreditMeter, leases: LeaseRenewer) -> None:
         self.meter = meter
         self._lease = lease
         self._leases = leases

@@ -37,26 +37,33 @@ class Picks:
         self._clock = deps.clock
         self._trace = trace
 
-    async def next(self, excluded: Sequence[str], move: Span | None) -> router_pb2.PickResponse:
-        """The workers of the next attempt. A stream that has begun (`move`) waits for them until
-        its next token is due: the only one may be starting again. Raises BatonError."""
+    async def next(
+        self, excluded: Sequence[str], migration: Span | None
+    ) -> router_pb2.PickResponse:
+        """The workers of the next attempt. Raises BatonError.
+
+        A stream that has begun (`migration`) waits for them until its next token is due: the only
+        worker may be starting again.
+        """
         while True:
             try:
-                return await self._pick(excluded, move)
+                return await self._pick(excluded, migration)
             except BatonError as error:
                 can_wait = self._deadlines.first_token_left_s > NO_WORKER_PAUSE_S
-                if error.reason != "no_worker" or move is None or not can_wait:
+                if error.reason != "no_worker" or migration is None or not can_wait:
                     raise
             await asyncio.sleep(NO_WORKER_PAUSE_S)
 
-    async def _pick(self, excluded: Sequence[str], move: Span | None) -> router_pb2.PickResponse:
+    async def _pick(
+        self, excluded: Sequence[str], migration: Span | None
+    ) -> router_pb2.PickResponse:
         await self.permit.acquire(self._deadlines.first_token_left_s)
         request = self._submission.pick_request()
         request.exclude_worker_ids.extend(excluded)
-        request.has_begun = move is not None
+        request.has_begun = migration is not None
         self._crashes.ask(self._crash_record, request)
         trace = self._trace
-        with trace.measure("pick", move) as span:
+        with trace.measure("pick", migration) as span:
             span.set("baton.epoch", trace.usage.num_attempts + 1)
             asked_s = self._clock.now()
             context = trace.call_context(span, self._deadlines.first_token_left_s)

@@ -52,9 +52,9 @@ def of_retry(trace: RequestTrace, reason: str) -> None:
     _log.info("repeated_pick", request_id=trace.request_id, reason=reason)
 
 
-def of_move(trace: RequestTrace, reason: str) -> None:
+def of_migration(trace: RequestTrace, reason: str) -> None:
     """A stream that had begun goes on elsewhere."""
-    instruments.GATEWAY_MOVES.labels(reason).inc()
+    instruments.GATEWAY_MIGRATIONS.labels(reason).inc()
     epoch = trace.usage.num_attempts
     _log.info("move", request_id=trace.request_id, reason=reason, epoch=epoch)
 

@@ -12,7 +12,7 @@ from services.gateway.request import reports
 from services.gateway.request.auditor import GatewayAuditor
 from services.gateway.request.job import Job
 from services.gateway.request.trace import RequestTrace
-from services.gateway.tenants.leases import Lease, LeaseKeeper
+from services.gateway.tenants.leases import Lease, LeaseRenewer
 from services.gateway.tenants.outbox import Outbox
 from services.gateway.tenants.quota_outage import LocalBuckets, is_outage
 
@@ -27,7 +27,7 @@ class Reservations:
         self,
         quota: QuotaClient,
         local_buckets: LocalBuckets,
-        leases: LeaseKeeper,
+        leases: LeaseRenewer,
         outbox: Outbox,
         auditor: GatewayAuditor,
     ) -> None:

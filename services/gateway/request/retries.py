@@ -8,7 +8,7 @@ from baton.wire.v1 import router_pb2
 # Attempts that may fail; the request fails with the last of them.
 MAX_FAILURES = 3
 # A worker that drains has not failed, but a request cannot move for ever.
-MAX_PLANNED_MOVES = 8
+MAX_PLANNED_MIGRATIONS = 8
 MAX_EXCLUDED = 16
 # Nothing is wrong with the worker, and nothing was computed; there may be room in a moment.
 REFUSALS = frozenset({"no_room", "prefill_refused"})
@@ -22,7 +22,7 @@ class Retries:
     def __init__(self) -> None:
         self._excluded: list[str] = []
         self._num_failures = 0
-        self._num_planned_moves = 0
+        self._num_planned_migrations = 0
 
     @property
     def excluded(self) -> Sequence[str]:
@@ -34,10 +34,12 @@ class Retries:
         follows. `is_guilty`: one more pick tells the router that the request kills cores, and the
         router refuses it."""
         reason = error.reason
-        self._num_planned_moves += reason == "draining"
+        self._num_planned_migrations += reason == "draining"
         self._num_failures += reason not in REFUSALS and reason != "draining"
         most = MAX_FAILURES + is_guilty
-        is_too_often = self._num_failures >= most or self._num_planned_moves > MAX_PLANNED_MOVES
+        is_too_often = (
+            self._num_failures >= most or self._num_planned_migrations > MAX_PLANNED_MIGRATIONS
+        )
         if reason not in RETRIED_REASONS or is_too_often:
             raise error
         worker_id = _at_fault(pick, error)

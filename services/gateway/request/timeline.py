@@ -26,21 +26,21 @@ class Timeline:
         self._has_begun = False
         self._lost_s = 0.0
         # Since the loss of an attempt, until the next token.
-        self.move: Span | None = None
+        self.migration: Span | None = None
 
     def submit(self) -> None:
         """An attempt begins."""
-        if self.move is None:
+        if self.migration is None:
             self._trace.stage = "prefill"
 
     def begin(self, worker_stages: Mapping[str, float]) -> bool:
         """An attempt's first token is there, or nothing more will come; True for the request's
         first one. `worker_stages`: what the worker spent up to there, in seconds."""
-        if self.move is not None:
+        if self.migration is not None:
             self._trace.timer.mark("move")
-            instruments.GATEWAY_MOVE_SECONDS.observe(self._clock.now() - self._lost_s)
-            self.move.end()
-            self.move = None
+            instruments.GATEWAY_MIGRATION_SECONDS.observe(self._clock.now() - self._lost_s)
+            self.migration.end()
+            self.migration = None
         self._trace.stage = "decode"
         if self._has_begun:
             return False
@@ -55,7 +55,7 @@ class Timeline:
 
     def pause(self) -> None:
         """An attempt is over."""
-        if self.move is not None:
+        if self.migration is not None:
             self._trace.timer.mark("move")
         else:
             self._trace.timer.mark("decode" if self._has_begun else "prefill")
@@ -63,12 +63,12 @@ class Timeline:
     def lose(self, reason: str, worker_id: str) -> bool:
         """An attempt has failed, and another one follows; True when a move begins with that."""
         trace = self._trace
-        if self.move is not None or not self._has_begun:
+        if self.migration is not None or not self._has_begun:
             reports.of_retry(trace, reason)
             return False
         self._lost_s = self._clock.now()
         trace.stage = "move"
-        self.move = start_span(
+        self.migration = start_span(
             "move",
             parent=trace.span,
             request_id=trace.request_id,
@@ -78,12 +78,12 @@ class Timeline:
                 "baton.lost.worker_id": worker_id,
             },
         )
-        reports.of_move(trace, reason)
+        reports.of_migration(trace, reason)
         return True
 
     def end(self) -> None:
         """The request is over, however it ended."""
-        if self.move is not None:
-            self.move.fail("not_moved")
-            self.move.end()
-            self.move = None
+        if self.migration is not None:
+            self.migration.fail("not_moved")
+            self.migration.end()
+            self.migration = None

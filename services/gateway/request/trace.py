@@ -36,16 +36,18 @@ class RequestTrace:
         return self.incoming.request_id
 
     @contextmanager
-    def measure(self, name: str, move: Span | None = None) -> Iterator[Span]:
-        """Count the time in here as stage `name`, also when it fails; all of a `move` is one
+    def measure(self, name: str, migration: Span | None = None) -> Iterator[Span]:
+        """Count the time in here as stage `name`, also when it fails; all of a `migration` is one
         stage. The span is below the request's, or the move's."""
-        if self.client.gone_s is None and move is None:
+        if self.client.gone_s is None and migration is None:
             self.stage = name
         try:
-            with start_span(name, parent=move or self.span, request_id=self.request_id) as span:
+            with start_span(
+                name, parent=migration or self.span, request_id=self.request_id
+            ) as span:
                 yield span
         finally:
-            self.timer.mark("move" if move else name)
+            self.timer.mark("move" if migration else name)
 
     def call_context(self, span: Span, deadline_s: float) -> CallContext:
         """The context of a call that belongs to a stage."""

@@ -21,7 +21,7 @@ _NUM_DRAWN = 2
 _log = logs.get("last_view")
 
 
-class LastView:
+class FallbackPicker:
     """Picks from the workers that were ready last. `num_open` tells the attempts of this gateway on
     a worker, None when it takes no new ones."""
 
@@ -43,7 +43,7 @@ class LastView:
         best_known = others or fit or ready
         drawn = self._rng.sample(best_known, min(_NUM_DRAWN, len(best_known)))
         best = min(drawn, key=lambda worker: self._num_open(worker.worker_id) or 0)
-        instruments.GATEWAY_LONE_PICKS.inc()
+        instruments.GATEWAY_FALLBACK_PICKS.inc()
         _log.info("picked_alone", request_id=request.request_id, worker_id=best.worker_id)
         return router_pb2.PickResponse(
             decode=router_pb2.WorkerEndpoint(worker_id=best.worker_id, endpoint=best.endpoint),

@@ -13,11 +13,11 @@ from baton.wire.limits import MIN_QUARANTINE_S
 from baton.wire.v1 import router_pb2
 
 # Beyond this, those that were heard first are forgotten.
-MAX_KEPT = 1024
+MAX_ENTRIES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Entry:
     expires_at: float
     software_version: str
 
@@ -39,7 +39,7 @@ class QuarantineNews:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._views: dict[str, _View] = {}
 
     def hear(self, router: str, view: router_pb2.WatchAdmissionResponse) -> None:
@@ -49,32 +49,32 @@ class QuarantineNews:
             frozenset(row.fingerprint for row in view.quarantined), view.software_version
         )
         for row in view.quarantined:
-            kept = self._kept.get(row.fingerprint)
+            entry = self._entries.get(row.fingerprint)
             if (
-                kept is None
-                or kept.expires_at < now
-                or kept.software_version != row.software_version
+                entry is None
+                or entry.expires_at < now
+                or entry.software_version != row.software_version
             ):
-                self._kept.pop(row.fingerprint, None)
-                self._kept[row.fingerprint] = _Kept(now + row.left_s, row.software_version)
-        while len(self._kept) > MAX_KEPT:
-            self._kept.popitem(last=False)
+                self._entries.pop(row.fingerprint, None)
+                self._entries[row.fingerprint] = _Entry(now + row.left_s, row.software_version)
+        while len(self._entries) > MAX_ENTRIES:
+            self._entries.popitem(last=False)
 
     def lose(self, router: str) -> None:
         """It has stopped speaking; its next life knows nothing."""
         self._views.pop(router, None)
 
-    def tell(self, router: str, request: router_pb2.PickRequest) -> None:
+    def attach(self, router: str, request: router_pb2.PickRequest) -> None:
         """Put into a pick at this router what it has not said itself."""
         view, now = self._views.get(router), self._clock.now()
         del request.quarantined[:]
         request.quarantined.extend(
             router_pb2.Quarantined(
                 fingerprint=fingerprint,
-                left_s=kept.expires_at - now,
-                software_version=kept.software_version,
+                left_s=entry.expires_at - now,
+                software_version=entry.software_version,
             )
-            for fingerprint, kept in self._kept.items()
-            if kept.expires_at - now >= MIN_QUARANTINE_S
-            and (view is None or view.lacks(fingerprint, kept.software_version))
+            for fingerprint, entry in self._entries.items()
+            if entry.expires_at - now >= MIN_QUARANTINE_S
+            and (view is None or view.lacks(fingerprint, entry.software_version))
         )

@@ -35,14 +35,14 @@ class Routers:
         clock: Clock,
         rng: random.Random,
         on_models: Callable[[Sequence[router_pb2.ModelState]], None],
-        pick_alone: Callable[[router_pb2.PickRequest], router_pb2.PickResponse],
+        pick_fallback: Callable[[router_pb2.PickRequest], router_pb2.PickResponse],
     ) -> None:
         assert routers, "at least one router"
         self._routers = routers
         self._clock = clock
         self._rng = rng
         self._on_models = on_models
-        self._pick_alone = pick_alone
+        self._pick_fallback = pick_fallback
         # Of the routers that speak: their models by fingerprint.
         self._views: dict[str, dict[str, router_pb2.ModelState]] = {}
         self._quarantined = QuarantineNews(clock)
@@ -72,14 +72,14 @@ class Routers:
             if left_s <= 0:
                 raise DeadlineExceeded("no router answered in time")
             try:
-                self._quarantined.tell(address, request)
+                self._quarantined.attach(address, request)
                 remaining = replace(context, deadline_s=left_s)
                 return await self._routers[address].pick(request, remaining)
             except BatonError as error:
                 if error.reason != "unavailable":
                     raise
                 _log.info("pick_repeated", request_id=context.request_id, router=address)
-        return self._pick_alone(request)
+        return self._pick_fallback(request)
 
     def _rank(self, address: str, model_fp: str) -> tuple[bool, bool, bytes]:
         model = self._views.get(address, {}).get(model_fp)

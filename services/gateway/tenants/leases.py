@@ -74,7 +74,7 @@ class Lease:
         )
 
 
-class LeaseKeeper:
+class LeaseRenewer:
     """All leases of this gateway. `run` serves until cancelled."""
 
     def __init__(self, quota: QuotaClient, rng: random.Random) -> None:

@@ -121,16 +121,16 @@ class LocalBuckets:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._told: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._last_limits: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._buckets: OrderedDict[str, tuple[_Bucket, _Bucket]] = OrderedDict()
 
     def quota_answers(self, principal: Principal, limits: failure_pb2.LimitState) -> None:
         """The quota service told what is left: that is where an outage would start."""
         self._buckets.pop(principal.key_id, None)
-        self._told[principal.key_id] = (limits.remaining_requests, limits.remaining_tokens)
-        self._told.move_to_end(principal.key_id)
-        if len(self._told) > MAX_KEYS:
-            self._told.popitem(last=False)
+        self._last_limits[principal.key_id] = (limits.remaining_requests, limits.remaining_tokens)
+        self._last_limits.move_to_end(principal.key_id)
+        if len(self._last_limits) > MAX_KEYS:
+            self._last_limits.popitem(last=False)
 
     def reserve(
         self, principal: Principal, request: quota_pb2.ReserveRequest
@@ -159,7 +159,7 @@ class LocalBuckets:
         pair = self._buckets.get(key_id)
         if pair is None:
             limits = (principal.requests_per_minute, principal.tokens_per_minute)
-            requests, tokens = self._told.get(key_id, limits)
+            requests, tokens = self._last_limits.get(key_id, limits)
             pair = _Bucket(limits[0], requests, now_s), _Bucket(limits[1], tokens, now_s)
             self._buckets[key_id] = pair
             if len(self._buckets) > MAX_KEYS:

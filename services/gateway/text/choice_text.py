@@ -61,11 +61,11 @@ class ChoiceText:
             self.num_wasted += len(token_ids)
             return None
         self.token_ids.extend(token_ids)
-        told = {one.index: one for one in logprobs}
+        by_index = {one.index: one for one in logprobs}
         pieces = []
         for position, token_id in enumerate(token_ids):
-            if self._trail is not None and self.num_tokens in told:
-                self._trail.add(self._num_chars, token_id, told[self.num_tokens])
+            if self._trail is not None and self.num_tokens in by_index:
+                self._trail.add(self._num_chars, token_id, by_index[self.num_tokens])
             self.num_tokens += 1
             pieces.append(self._text_of(token_id))
             if self._stops.done:

@@ -17,14 +17,14 @@ BytesOf = Callable[[int], bytes]
 
 
 def token_logprob(
-    text_offset: int, token_id: int, told: worker_pb2.TokenLogprobs, bytes_of: BytesOf
+    text_offset: int, token_id: int, token_logprobs: worker_pb2.TokenLogprobs, bytes_of: BytesOf
 ) -> TokenLogprob:
     """What the worker told of one token, with bytes for ids."""
-    top = zip(told.top_ids, told.top_logprobs, strict=True)
+    top = zip(token_logprobs.top_ids, token_logprobs.top_logprobs, strict=True)
     return TokenLogprob(
         text_offset,
         bytes_of(token_id),
-        max(told.logprob, MIN_LOGPROB),
+        max(token_logprobs.logprob, MIN_LOGPROB),
         tuple(Likelihood(bytes_of(id), max(logprob, MIN_LOGPROB)) for id, logprob in top),
     )
 
@@ -38,10 +38,10 @@ class LogprobTrail:
         # Bounded by the tokens whose text is held back.
         self._held: deque[tuple[int, TokenLogprob]] = deque()
 
-    def add(self, start: int, token_id: int, told: worker_pb2.TokenLogprobs) -> None:
+    def add(self, start: int, token_id: int, token_logprobs: worker_pb2.TokenLogprobs) -> None:
         """The next token; its text starts at character `start` of the choice, or later."""
         offset = self._first_offset + start
-        self._held.append((start, token_logprob(offset, token_id, told, self._bytes_of)))
+        self._held.append((start, token_logprob(offset, token_id, token_logprobs, self._bytes_of)))
 
     def release(self, num_sent_chars: int) -> tuple[TokenLogprob, ...]:
         """Those whose text has begun to be sent."""

@@ -14,7 +14,7 @@ _CONTINUATIONS = bytes(range(0x80, 0xC0))
 
 
 class PromptEcho:
-    """One request's echo. `judged`: the worker is to tell the prompt's logprobs."""
+    """One request's echo. `wants_logprobs`: the worker is to tell the prompt's logprobs."""
 
     def __init__(
         self,
@@ -22,11 +22,11 @@ class PromptEcho:
         token_ids: bytes,
         text_model: TextModel,
         *,
-        judged: bool,
+        wants_logprobs: bool,
     ) -> None:
         self._token_ids = array("I", token_ids).tolist()
         self._token_bytes = text_model.token_bytes
-        self._is_judged = judged
+        self._wants_prompt_logprobs = wants_logprobs
         self._offsets: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self.text = (
@@ -34,7 +34,7 @@ class PromptEcho:
             if isinstance(prompt, PlainText)
             else text_model.decoder.decode(self._token_ids, True)
         )
-        if judged:
+        if wants_logprobs:
             self._offsets = _offsets(self._token_ids, self.text, self._token_bytes)
             first = self._token_bytes(self._token_ids[0])
             self._logprobs.append(TokenLogprob(0, first, None, ()))
@@ -42,16 +42,16 @@ class PromptEcho:
     @property
     def is_complete(self) -> bool:
         """Every prompt token but the first, which nothing precedes, was judged."""
-        return not self._is_judged or len(self._logprobs) == len(self._token_ids)
+        return not self._wants_prompt_logprobs or len(self._logprobs) == len(self._token_ids)
 
     def restart(self) -> None:
         """Another worker begins: it tells what is not complete from the start."""
         if not self.is_complete:
             del self._logprobs[1:]
 
-    def take(self, told: Iterable[worker_pb2.TokenLogprobs]) -> None:
+    def take(self, token_logprobs: Iterable[worker_pb2.TokenLogprobs]) -> None:
         """What the worker told of the next prompt tokens."""
-        for one in told:
+        for one in token_logprobs:
             index = len(self._logprobs)
             if self.is_complete or one.index != index:
                 raise InternalFailure("the worker judged the prompt out of order")

@@ -27,7 +27,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class PromptLogprobs:
     """Logprobs of the next prompt tokens; all come before the first token of choice 0."""
 
     logprobs: Sequence[worker_pb2.TokenLogprobs]
@@ -50,7 +50,7 @@ class Finished:
     finish: worker_pb2.Finish
 
 
-AttemptEvent = Tokens | Judged | Prefilled | Finished
+AttemptEvent = Tokens | PromptLogprobs | Prefilled | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class AttemptKey:
 
 
 class Attempt:
-    """Created by WorkerLink.submit; `arrivals` is called by one task only."""
+    """Created by WorkerLink.submit; `events` is called by one task only."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Attempt:
         self.key = AttemptKey(submit.handle, submit.request_id, submit.epoch, submit.model_fp)
         # Refused or lost: the worker did no work that the client saw.
         self.failure: BatonError | None = None
-        self._is_judged = submit.sampling.num_prompt_logprobs >= 0
+        self._wants_prompt_logprobs = submit.sampling.num_prompt_logprobs >= 0
         self._output = OutputProgress(submit)
         self._give_on_link = give
         self._cancel_on_link = cancel
@@ -99,7 +99,7 @@ class Attempt:
         """Seconds that its open choices take at most at the pace so far; None while it has none."""
         return self._output.left_s()
 
-    async def arrivals(self, timeout_s: float) -> list[AttemptEvent]:
+    async def events(self, timeout_s: float) -> list[AttemptEvent]:
         """Everything that arrived since the last call; empty after `poke`.
 
         Raises the attempt's failure once the buffer is empty; DeadlineExceeded when nothing
@@ -134,7 +134,7 @@ class Attempt:
             self._cancel_on_link(self, choice)
 
     def poke(self) -> None:
-        """Let this or the next call of `arrivals` return even though nothing arrived."""
+        """Let this or the next call of `events` return even though nothing arrived."""
         self._is_poked = True
         self._wakeup.wake()
 
@@ -142,10 +142,10 @@ class Attempt:
         """The request is over; nobody waits any more."""
         self._wakeup.release()
 
-    def take_judged(self, logprobs: Sequence[worker_pb2.TokenLogprobs]) -> None:
+    def take_prompt_logprobs(self, logprobs: Sequence[worker_pb2.TokenLogprobs]) -> None:
         """From the link's reader. Bounded by the prompt: its reader checks the indexes."""
-        if self._is_judged and not self.ended:
-            self._add(Judged(logprobs))
+        if self._wants_prompt_logprobs and not self.ended:
+            self._add(PromptLogprobs(logprobs))
 
     def take_tokens(
         self,

@@ -2,7 +2,7 @@
 
 A worker that dies leaves hundreds of streams behind. If all of them were prefilled again at the
 same moment, those that run elsewhere would stand still; so each waits a random time (full jitter)
-and then for one of MAX_AT_ONCE permits, which it has until its next token is there.
+and then for one of MAX_MIGRATIONS permits, which it has until its next token is there.
 
 A worker that drains says when it will cut what still runs. What would not end by then leaves early,
 one after the other at random times; what ends in time stays. Before its second token nothing is
@@ -17,20 +17,20 @@ from collections.abc import Callable
 from baton.wire.failures import DeadlineExceeded, Unavailable
 from services.gateway.workers.attempt import Attempt
 
-MAX_AT_ONCE = 32
+MAX_MIGRATIONS = 32
 MAX_JITTER_S = 0.1
 # Mean time between two streams that leave a draining worker: less when there are many of them.
-MAX_MOVE_PAUSE_S = 0.1
+MAX_MIGRATION_PAUSE_S = 0.1
 # The last part of the time, in which nothing leaves early any more.
 LAST_S = 0.2
 
 
 class MigrationLimiter:
-    """Lets MAX_AT_ONCE requests of one gateway look for another worker at the same time."""
+    """Lets MAX_MIGRATIONS requests of one gateway look for another worker at the same time."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._permits = asyncio.Semaphore(MAX_AT_ONCE)
+        self._permits = asyncio.Semaphore(MAX_MIGRATIONS)
 
     async def acquire(self, timeout_s: float) -> None:
         """Wait for a permit, which `release` gives back. Raises DeadlineExceeded."""
@@ -82,7 +82,7 @@ class EarlyMigration:
         self._rng = rng
         self._has_another = has_another
 
-    async def empty(
+    async def migrate_from(
         self, worker_id: str, open_attempts: Callable[[], list[Attempt]], cut_after_s: float
     ) -> None:
         """Take from a draining worker what will not have ended when it cuts. Looks again and again:
@@ -91,7 +91,7 @@ class EarlyMigration:
         cut_s = loop.time() + cut_after_s
         while (left_s := cut_s - loop.time()) > LAST_S and (attempts := open_attempts()):
             self._rng.shuffle(attempts)
-            pause_s = min(MAX_MOVE_PAUSE_S, left_s / 2 / len(attempts))
+            pause_s = min(MAX_MIGRATION_PAUSE_S, left_s / 2 / len(attempts))
             for attempt in attempts:
                 await asyncio.sleep(self._rng.uniform(0, 2 * pause_s))
                 is_late = (attempt.left_s() or 0.0) > cut_s - loop.time()

@@ -230,8 +230,8 @@ class WorkerLink:
             attempt = self._attempts.get(handle)
             if attempt is not None:
                 new_ids = ids[start : start + count]
-                told = logprobs.get((handle, choice), ())
-                attempt.take_tokens(choice, first_index, new_ids, told)
+                new_logprobs = logprobs.get((handle, choice), ())
+                attempt.take_tokens(choice, first_index, new_ids, new_logprobs)
             else:
                 instruments.GATEWAY_DROPPED_ENTRIES.labels("over").inc()
             start += count
@@ -244,7 +244,7 @@ class WorkerLink:
         for side in step.side:
             attempt = self._attempts.get(side.handle)
             if attempt is not None and side.prompt_logprobs:
-                attempt.take_judged(side.prompt_logprobs)
+                attempt.take_prompt_logprobs(side.prompt_logprobs)
 
     def _give(self, attempt: Attempt, choice: int, up_to_index: int) -> None:
         if attempt.key.handle in self._attempts:

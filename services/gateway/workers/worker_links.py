@@ -92,7 +92,7 @@ class WorkerLinks:
     def _empty(self, link: WorkerLink, left_s: float) -> None:
         assert self._tasks is not None, "run() owns the links"
         self._tasks.create_task(
-            self._migration.empty(link.worker.worker_id, link.open_attempts, left_s)
+            self._migration.migrate_from(link.worker.worker_id, link.open_attempts, left_s)
         )
 
     def _close_idle(self) -> None:

@@ -11,16 +11,18 @@ from envoy_data_plane.google.rpc import Status
 
 from services.edge.ads import Session
 from services.edge.configuration import CLUSTERS, ENDPOINTS, LISTENERS, ORDER, Configuration
-from services.edge.discovery import GatewayReplica, GatewayState, Place
+from services.edge.discovery import GatewayReplica, GatewayState, Location
 from services.edge.endpoints import load_assignment
 from services.edge.listener import ClientSide
 from services.edge.settings import Settings
 
-HERE, NEXT, FAR = Place("r1", "a"), Place("r1", "b"), Place("r2", "a")
+HERE, NEXT, FAR = Location("r1", "a"), Location("r1", "b"), Location("r2", "a")
 
 
-def replica(number: int, place: Place = HERE, state: Any = GatewayState.READY) -> GatewayReplica:
-    return GatewayReplica(f"10.0.0.{number}", 8080, place, state)
+def replica(
+    number: int, location: Location = HERE, state: Any = GatewayState.READY
+) -> GatewayReplica:
+    return GatewayReplica(f"10.0.0.{number}", 8080, location, state)
 
 
 @pytest.fixture
@@ -102,9 +104,9 @@ def test_a_new_control_plane_says_what_the_last_one_said(configuration: Configur
     assert said[0] == said[1]
 
 
-def priorities(assignment: ClusterLoadAssignment) -> dict[Place, int]:
+def priorities(assignment: ClusterLoadAssignment) -> dict[Location, int]:
     return {
-        Place(group.locality.region, group.locality.zone): group.priority
+        Location(group.locality.region, group.locality.zone): group.priority
         for group in assignment.endpoints
         if group.locality is not None
     }

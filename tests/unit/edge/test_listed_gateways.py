@@ -6,7 +6,7 @@ import pytest
 
 from baton.runtime.discovery.members import Member
 from baton.testing.virtual_clock import VirtualClock, run_virtual
-from services.edge.discovery import GatewayReplica, GatewayState, Place
+from services.edge.discovery import GatewayReplica, GatewayState, Location
 from services.edge.polled_gateways import ListedGateways, PolledGateways
 
 
@@ -32,6 +32,6 @@ def test_endpoints_of_a_service_are_asked_like_others_and_tell_their_zone() -> N
         return told
 
     assert run_virtual(scenario(), VirtualClock()) == [
-        GatewayReplica("10.0.0.1", 8080, Place("here", "zone-a"), GatewayState.READY),
-        GatewayReplica("10.0.0.2", 8080, Place("here", "zone-b"), GatewayState.DRAINING),
+        GatewayReplica("10.0.0.1", 8080, Location("here", "zone-a"), GatewayState.READY),
+        GatewayReplica("10.0.0.2", 8080, Location("here", "zone-b"), GatewayState.DRAINING),
     ]

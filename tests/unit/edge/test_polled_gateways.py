@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.edge.discovery import GatewayReplica, GatewayState, Place
+from services.edge.discovery import GatewayReplica, GatewayState, Location
 from services.edge.polled_gateways import NamedGateway, PolledGateways
 
 READY, UNREADY, DRAINING = GatewayState.READY, GatewayState.UNREADY, GatewayState.DRAINING
@@ -47,7 +47,9 @@ async def test_every_address_of_a_name_is_a_gateway_at_its_place(world: World) -
     world.names["gw"] = ["10.0.0.1", "10.0.0.2"]
     found = await polled(world).poll()
     assert {replica.address for replica in found} == {"10.0.0.1", "10.0.0.2"}
-    assert {(replica.port, replica.place) for replica in found} == {(8080, Place("here", "a"))}
+    assert {(replica.port, replica.location) for replica in found} == {
+        (8080, Location("here", "a"))
+    }
 
 
 async def test_what_a_gateway_says_counts_at_once(world: World) -> None:

@@ -38,7 +38,7 @@ class FakeWorker:
         self.cancels: list[worker_pb2.Cancel] = []
         self.choice_cancels: list[worker_pb2.CancelChoices] = []
         self.credit_frames: list[worker_pb2.Credits] = []
-        self.judges_half = False
+        self.takes_half_of_the_prompt_logprobs = False
         self.keeps_finish = False
         self.num_dialled = 0
         self.num_prefilling = 0
@@ -170,7 +170,7 @@ class FakeWorker:
             ids = submit.prompt_ids[::4]
             side.prompt_logprobs.extend(told_of(index, ids[index], num_top) for index in part)
             await self._write(stream, worker_pb2.WorkerFrame(step=step))
-            if self.judges_half:
+            if self.takes_half_of_the_prompt_logprobs:
                 await asyncio.Event().wait()
 
     def _step(

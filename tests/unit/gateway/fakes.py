@@ -12,7 +12,7 @@ from baton.system.clock import Clock
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.v1 import quota_pb2
-from services.gateway.gateway import Gateway, GatewayIdentity, Outside
+from services.gateway.gateway import Clients, Gateway, GatewayIdentity
 from services.gateway.openai.endpoints import ENDPOINTS
 from services.gateway.openai.generation import (
     Delta,
@@ -135,7 +135,7 @@ class Fleet:
         # Their connections open, and nobody says a word.
         self.mute: set[str] = set()
         self.file = MemoryFile()
-        outside = Outside(
+        clients = Clients(
             quota=self.quota,
             tokenizer=self.tokenizer,
             routers={"router": self.router},
@@ -145,7 +145,7 @@ class Fleet:
         )
         identity = GatewayIdentity("gw-1", SECRET)
         self.gateway = Gateway(
-            outside, identity, clock, random.Random(7), aliases=aliases, limits=limits
+            clients, identity, clock, random.Random(7), aliases=aliases, limits=limits
         )
         self._next_id = 0
 
@@ -158,7 +158,7 @@ class Fleet:
             self.tasks.create_task(worker.serve(far, self.tasks))
         return near
 
-    def arrival(self, path: str, fields: dict[str, Any], **changes: Any) -> IncomingRequest:
+    def incoming(self, path: str, fields: dict[str, Any], **changes: Any) -> IncomingRequest:
         self._next_id += 1
         values: dict[str, Any] = {
             "request_id": f"r{self._next_id}",
@@ -173,19 +173,19 @@ class Fleet:
     async def chat(self, sink: RecordingSink | None = None, **fields: Any) -> RecordingSink:
         """Run one chat request to its end."""
         sink = sink or RecordingSink()
-        await self.gateway.pipeline.run(self.chat_arrival(**fields), sink)
+        await self.gateway.pipeline.run(self.chat_request(**fields), sink)
         return sink
 
     async def complete(self, **fields: Any) -> RecordingSink:
         """Run one legacy completion to its end."""
         sink = RecordingSink()
         body = {"model": "demo", "prompt": "hi", **fields}
-        await self.gateway.pipeline.run(self.arrival("/v1/completions", body), sink)
+        await self.gateway.pipeline.run(self.incoming("/v1/completions", body), sink)
         return sink
 
-    def chat_arrival(self, **fields: Any) -> IncomingRequest:
+    def chat_request(self, **fields: Any) -> IncomingRequest:
         body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], **fields}
-        return self.arrival("/v1/chat/completions", body)
+        return self.incoming("/v1/chat/completions", body)
 
     @property
     def record(self) -> quota_pb2.UsageRecord:

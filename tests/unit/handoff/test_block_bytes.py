@@ -16,7 +16,7 @@ def test_pages_written_elsewhere_are_the_same_pages_with_the_same_checksum() -> 
     wanted = blocks.checksum(LAYER_1, [3, 0], start=5)
     other_layer = bytes(blocks.stripes(LAYER_0, [5])[0])
 
-    written = blocks.write(LAYER_1, [5, 6], blocks.places(LAYER_1, [3, 0]), checksum=5)
+    written = blocks.write(LAYER_1, [5, 6], blocks.addresses(LAYER_1, [3, 0]), checksum=5)
 
     assert blocks.stripes(LAYER_1, [5, 6]) == before
     assert written == wanted == crc32(before[0] + before[1], 5)

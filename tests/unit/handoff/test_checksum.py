@@ -3,7 +3,7 @@
 import pytest
 
 from baton.handoff.block_bytes import BlockBytes
-from baton.handoff.checksum import place_checksum
+from baton.handoff.checksum import header_checksum
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import Pages
 from baton.wire.v1 import handoff_pb2
@@ -21,12 +21,12 @@ def test_another_transfer_epoch_layer_or_block_has_another_checksum(field: str) 
     moved.CopyFrom(PLACE)
     setattr(moved, field, getattr(PLACE, field) + 1)
 
-    assert place_checksum(moved) != place_checksum(PLACE)
+    assert header_checksum(moved) != header_checksum(PLACE)
 
 
 def test_each_number_of_layers_has_a_checksum_of_its_own() -> None:
     checksums = {
-        place_checksum(handoff_pb2.Blocks(xfer_id=7, num_layers=num_layers))
+        header_checksum(handoff_pb2.Blocks(xfer_id=7, num_layers=num_layers))
         for num_layers in range(4)
     }
     assert len(checksums) == 4
@@ -38,7 +38,7 @@ def test_the_rest_of_a_frame_is_not_its_place(field: str) -> None:
     same.CopyFrom(PLACE)
     setattr(same, field, b"x" if field in ("capability", "data") else 9)
 
-    assert place_checksum(same) == place_checksum(PLACE)
+    assert header_checksum(same) == header_checksum(PLACE)
 
 
 @pytest.mark.parametrize("field", ["xfer_id", "epoch", "first_block"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from baton.handoff import page_copy
 from baton.handoff.block_bytes import BlockBytes
-from baton.handoff.page_copy import Places, address_of, copy_pages
+from baton.handoff.page_copy import PageAddresses, address_of, copy_pages
 from baton.wire.kv_spec import KVSpec
 from tests import needs
 
@@ -45,7 +45,9 @@ def test_pages_and_their_checksum_are_those_of_slices_and_zlib(
         wanted[to : to + page_bytes] = source[start : start + page_bytes]
         wanted_checksum = crc32(source[start : start + page_bytes], wanted_checksum)
 
-    copied = copy_pages(Places(target, targets), Places(source, sources), page_bytes, checksum)
+    copied = copy_pages(
+        PageAddresses(target, targets), PageAddresses(source, sources), page_bytes, checksum
+    )
 
     assert copied == wanted_checksum
     assert target == wanted
@@ -57,7 +59,10 @@ def test_what_the_library_cannot_do_is_left_undone(start: int, page_bytes: int) 
     target = memoryview(mmap.mmap(-1, 4096))
     source = memoryview(b"x" * 4096)
 
-    assert copy_pages(Places(target, [start]), Places(source, [0]), page_bytes, 0) is None
+    assert (
+        copy_pages(PageAddresses(target, [start]), PageAddresses(source, [0]), page_bytes, 0)
+        is None
+    )
     assert not any(target)
 
 
@@ -67,7 +72,9 @@ def test_a_page_that_reaches_out_of_its_memory_is_refused(to: int, start: int) -
     target = memoryview(mmap.mmap(-1, 4096))
 
     with pytest.raises(ValueError, match="outside 4096"):
-        copy_pages(Places(target, [to]), Places(memoryview(bytes(4096)), [start]), 256, 0)
+        copy_pages(
+            PageAddresses(target, [to]), PageAddresses(memoryview(bytes(4096)), [start]), 256, 0
+        )
 
 
 def test_memory_has_one_address_readable_or_writable() -> None:
@@ -84,8 +91,8 @@ def test_blocks_are_written_alike_without_the_library(monkeypatch: pytest.Monkey
     checksums = []
     layer_0 = range(1)
     for pool in pools:
-        places = source.places(layer_0, [1, 2, 0])
-        checksums.append(BlockBytes(spec, pool).write(layer_0, [3, 0, 2], places, checksum=7))
+        addresses = source.addresses(layer_0, [1, 2, 0])
+        checksums.append(BlockBytes(spec, pool).write(layer_0, [3, 0, 2], addresses, checksum=7))
         monkeypatch.setattr(page_copy, "library", lambda: None)
 
     assert pools[0] == pools[1]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from loadtest import scenario
-from loadtest.reporting.verdict import judge
+from loadtest.reporting.verdict import evaluate
 from loadtest.scenario import Load, ScenarioError, is_good
 from loadtest.shapes import users_at
 
@@ -82,10 +82,10 @@ def test_shapes() -> None:
 def test_upper_and_lower_limits() -> None:
     row = {"ttft_ms": {"p99": 80.0}, "failed_share": 0.0, "goodput_share": 0.5}
     slo = {"ttft_p99_ms": 80, "failed_share": 0, "goodput_share": 0.6}
-    assert [one.is_kept for one in judge(slo, row)] == [True, True, False]
+    assert [one.is_kept for one in evaluate(slo, row)] == [True, True, False]
 
 
 def test_a_limit_on_what_was_never_measured_is_not_kept() -> None:
-    (one,) = judge({"late_p99_ms": 5}, {"late_ms": {"p99": None}})
+    (one,) = evaluate({"late_p99_ms": 5}, {"late_ms": {"p99": None}})
     assert one.actual is None
     assert not one.is_kept

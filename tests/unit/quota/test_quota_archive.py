@@ -77,12 +77,12 @@ async def test_lapsed_request_is_billed_what_was_produced_until_it_settles(bench
     await bench.ledger.reap()
     archive = archiver(bench, tmp_path)
     await archive.archive_all()
-    [bill] = usage_log.bill(lines(tmp_path))
+    [bill] = usage_log.final_lines(lines(tmp_path))
     assert (bill.num_output_tokens, bill.provisional) == (25, True)
     assert bill.finish_reason == "lease_expired"
     await bench.settle(key, "r1", output=30)
     await archive.archive_all()
-    [bill] = usage_log.bill(lines(tmp_path))
+    [bill] = usage_log.final_lines(lines(tmp_path))
     assert (bill.num_output_tokens, bill.provisional) == (30, False)
 
 
@@ -142,7 +142,7 @@ async def test_record_whose_write_failed_is_written_by_the_next_round(bench, tmp
         with pytest.raises(OSError):
             await archive.archive_all()
     await archive.archive_all()
-    assert [line.request_id for line in usage_log.bill(lines(tmp_path))] == ["r1"]
+    assert [line.request_id for line in usage_log.final_lines(lines(tmp_path))] == ["r1"]
     assert await bench.num_stream_entries() == 0
 
 

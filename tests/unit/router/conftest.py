@@ -10,7 +10,7 @@ import pytest
 from baton.testing.virtual_clock import VirtualClock
 from baton.wire.prefix_hash import HASH_BYTES
 from baton.wire.v1 import router_pb2, worker_pb2
-from services.router.picker import Ask, BlockShape, Policy, PrefillMode, Room, Speed, WorkerView
+from services.router.picker import BlockShape, Demand, Policy, PrefillMode, Room, Speed, WorkerView
 from services.router.router_core import RouterCore
 from services.router.settings import Settings
 
@@ -23,8 +23,8 @@ def build_view(worker_id: str, **changes: Any) -> WorkerView:
         num_blocks=1000,
         num_blocks_free=1000,
         num_blocks_promised=0,
-        num_slots=32,
-        num_slots_free=32,
+        num_batch_slots=32,
+        num_batch_slots_free=32,
     )
     view = WorkerView(
         worker_id=worker_id,
@@ -50,9 +50,9 @@ def view() -> Callable[..., WorkerView]:
 
 
 @pytest.fixture
-def ask() -> Callable[..., Ask]:
-    def build(**changes: Any) -> Ask:
-        return replace(Ask(512, 100, 1, PrefillMode.REMOTE), **changes)
+def demand() -> Callable[..., Demand]:
+    def build(**changes: Any) -> Demand:
+        return replace(Demand(512, 100, 1, PrefillMode.REMOTE), **changes)
 
     return build
 

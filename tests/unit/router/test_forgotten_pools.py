@@ -25,7 +25,7 @@ def fleet(router):
 async def live(core, seconds: float) -> None:
     for _ in range(int(seconds / TICK_S)):
         await asyncio.sleep(TICK_S)
-        core.judge(TICK_S)
+        core.check_health(TICK_S)
         core.check_integrity()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import Unavailable
-from services.router.head_of_line import MAX_KEPT_S, KeptWorkers
+from services.router.head_of_line import MAX_RESERVED_S, ReservedWorkers
 from services.router.queue import RETRY_S
 
 NUM_SLOTS = 4  # of the workers in memory
@@ -26,47 +26,51 @@ async def settle() -> None:
 
 
 def test_the_worker_with_the_most_room_is_kept_for_as_long_as_it_may_be(clock, view) -> None:
-    kept, d0, d1 = KeptWorkers(clock), view("d0", num_slots_free=1), view("d1", num_slots_free=2)
-    kept.keep("m", "r1", [d0, d1])
-    assert kept.of_model("m") == "d1"
-    assert kept.of_model("another") == ""
-    kept.keep("m", "r1", [view("d0", num_slots_free=9), d1])
-    assert kept.of_model("m") == "d1", "it has begun to empty"
-    kept.keep("m", "r1", [d0])
-    assert kept.of_model("m") == "d0"
-    kept.end("m")
-    assert kept.of_model("m") == ""
+    reserved, d0, d1 = (
+        ReservedWorkers(clock),
+        view("d0", num_batch_slots_free=1),
+        view("d1", num_batch_slots_free=2),
+    )
+    reserved.reserve("m", "r1", [d0, d1])
+    assert reserved.of_model("m") == "d1"
+    assert reserved.of_model("another") == ""
+    reserved.reserve("m", "r1", [view("d0", num_batch_slots_free=9), d1])
+    assert reserved.of_model("m") == "d1", "it has begun to empty"
+    reserved.reserve("m", "r1", [d0])
+    assert reserved.of_model("m") == "d0"
+    reserved.end("m")
+    assert reserved.of_model("m") == ""
 
 
 def test_no_request_has_a_worker_kept_for_longer_than_that(clock, view) -> None:
-    kept, full = KeptWorkers(clock), [view("d0")]
-    kept.keep("m", "r1", full)
-    clock.advance(MAX_KEPT_S)
-    kept.keep("m", "r1", full)
-    assert kept.of_model("m") == ""
-    kept.end("m")
-    kept.keep("m", "r2", full)
-    assert kept.of_model("m") == "d0"
+    reserved, full = ReservedWorkers(clock), [view("d0")]
+    reserved.reserve("m", "r1", full)
+    clock.advance(MAX_RESERVED_S)
+    reserved.reserve("m", "r1", full)
+    assert reserved.of_model("m") == ""
+    reserved.end("m")
+    reserved.reserve("m", "r2", full)
+    assert reserved.of_model("m") == "d0"
 
 
 def test_after_a_worker_was_kept_in_vain_none_is_for_as_long(clock, view) -> None:
-    kept, full, num_kept = KeptWorkers(clock), [view("d0")], 0
+    reserved, full, num_unacknowledged = ReservedWorkers(clock), [view("d0")], 0
     for second in range(1000):
         # Each leaves when it has waited for five seconds.
-        kept.keep("m", f"r{second // 5}", full)
-        num_kept += bool(kept.of_model("m"))
+        reserved.reserve("m", f"r{second // 5}", full)
+        num_unacknowledged += bool(reserved.of_model("m"))
         clock.advance(1.0)
-    assert num_kept <= 500
-    kept.end("m")
-    kept.keep("m", "r", full)
-    assert kept.of_model("m") == "d0"
+    assert num_unacknowledged <= 500
+    reserved.end("m")
+    reserved.reserve("m", "r", full)
+    assert reserved.of_model("m") == "d0"
 
 
 def test_models_that_are_gone_keep_no_worker(clock, view) -> None:
-    kept = KeptWorkers(clock)
-    kept.keep("m", "r1", [view("d0")])
-    kept.follow({"another"})
-    assert kept.of_model("m") == ""
+    reserved = ReservedWorkers(clock)
+    reserved.reserve("m", "r1", [view("d0")])
+    reserved.follow({"another"})
+    assert reserved.of_model("m") == ""
 
 
 def test_who_passes_leaves_the_kept_worker_alone(router, run) -> None:
@@ -177,7 +181,7 @@ class Traffic:
     def report(self, name: str, *accepted: str) -> None:
         self.workers[name].load(*accepted, num_running=self.running[name])
 
-    async def ask(self, number: int) -> None:
+    async def demand(self, number: int) -> None:
         width = self.rng.choice((1, 1, 1, 2, NUM_SLOTS))
         pick = await self.fleet.pick(f"r{number}", num_choices=width)
         self.longest_wait_s = max(self.longest_wait_s, pick.queue_us / 1e6)
@@ -199,7 +203,7 @@ def test_whatever_comes_is_served_in_order_of_its_width_and_nobody_starves(
         traffic = Traffic(router(stale_after_s=3600), seed)
         async with asyncio.TaskGroup() as tasks:
             for number in range(100):
-                tasks.create_task(traffic.ask(number))
+                tasks.create_task(traffic.demand(number))
                 await asyncio.sleep(traffic.rng.uniform(0, 0.5))
         assert len(traffic.granted) == 100
         for width in (1, 2, NUM_SLOTS):

@@ -35,7 +35,7 @@ class Pool:
                     figures = {"step_counter": self.step} | self.figures.get(worker.endpoint, {})
                     worker.load(**figures)
             if not router_sleeps:
-                self.router.core.judge(TICK_S)
+                self.router.core.check_health(TICK_S)
 
     def state(self) -> dict[str, Any]:
         view = self.router.core.admission()
@@ -126,7 +126,7 @@ def test_a_router_that_was_paused_blames_nobody(router, run) -> None:
         pool = Pool(router(), 2)
         await pool.run(1)
         await asyncio.sleep(60)
-        pool.router.core.judge(60)
+        pool.router.core.check_health(60)
         assert pool.ejected() == []
         await pool.run(5)
         assert pool.ejected() == []

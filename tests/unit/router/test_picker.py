@@ -2,13 +2,13 @@ from random import Random
 
 import pytest
 
-from services.router.picker import Choice, NoChoice, PrefillMode, pick
+from services.router.picker import NoPick, Pick, PrefillMode, pick
 
 
 @pytest.fixture
-def choose(ask, policy):
+def choose(demand, policy):
     def run(decodes, prefills=(), seed=1, **changes):
-        return pick(ask(**changes), decodes, prefills, policy, Random(seed))
+        return pick(demand(**changes), decodes, prefills, policy, Random(seed))
 
     return run
 
@@ -94,7 +94,7 @@ def test_the_reasons_stay_short_in_a_large_fleet(choose, view) -> None:
 @pytest.mark.parametrize(
     "lack",
     [
-        {"num_slots_free": 0},
+        {"num_batch_slots_free": 0},
         {"num_blocks_free": 33},
         {"num_blocks_promised": 280},
     ],
@@ -102,13 +102,13 @@ def test_the_reasons_stay_short_in_a_large_fleet(choose, view) -> None:
 def test_a_worker_without_room_is_not_picked(choose, view, lack) -> None:
     # 512 tokens are 32 blocks, and two more to grow into.
     outcome = choose([view("d0", **lack)], [view("p0")])
-    assert isinstance(outcome, NoChoice)
+    assert isinstance(outcome, NoPick)
     assert outcome.kind == "no_room"
 
 
 def test_a_prompt_that_fills_the_whole_pool_still_fits(choose, view) -> None:
     outcome = choose([view("d0")], [view("p0")], num_prompt_tokens=15_990)
-    assert isinstance(outcome, Choice)
+    assert isinstance(outcome, Pick)
     assert outcome.num_decode_blocks == 1000
 
 
@@ -120,17 +120,17 @@ def test_no_more_room_is_asked_for_than_the_answer_can_need(choose, view) -> Non
 
 def test_blocks_that_are_cached_on_decode_are_not_needed_again(choose, view) -> None:
     decode = view("d0", num_blocks_free=4, num_cached_tokens=480)
-    assert isinstance(choose([decode], [view("p0")]), Choice)
+    assert isinstance(choose([decode], [view("p0")]), Pick)
 
 
 def test_the_only_promise_may_exceed_the_cap(choose, view) -> None:
     outcome = choose([view("d0")], [view("p0")], num_prompt_tokens=16 * 500)
-    assert isinstance(outcome, Choice)
+    assert isinstance(outcome, Pick)
 
 
 def test_promises_do_not_limit_local_prefill(choose, view) -> None:
     decode = view("d0", num_blocks_promised=290)
-    assert isinstance(choose([decode], mode=PrefillMode.LOCAL), Choice)
+    assert isinstance(choose([decode], mode=PrefillMode.LOCAL), Pick)
 
 
 def test_choices_share_the_blocks_of_their_prompt_and_each_needs_room_to_grow(choose, view) -> None:
@@ -144,19 +144,19 @@ def test_choices_share_the_blocks_of_their_prompt_and_each_needs_room_to_grow(ch
 
 def test_local_choices_that_do_not_fit_together_wait_for_an_idle_worker(choose, view) -> None:
     local = {"mode": PrefillMode.LOCAL, "num_choices": 40}
-    assert isinstance(choose([view("d0")], **local), Choice)
-    assert choose([view("d0", num_slots_free=31)], **local).kind == "no_room"
+    assert isinstance(choose([view("d0")], **local), Pick)
+    assert choose([view("d0", num_batch_slots_free=31)], **local).kind == "no_room"
 
 
 def test_choices_that_can_never_be_promised_together_are_too_large(choose, view) -> None:
     decode = view("d0", num_blocks=64)
     assert choose([decode], [view("p0")], num_choices=17).kind == "too_large"
-    assert isinstance(choose([decode], [view("p0")], num_choices=16), Choice)
+    assert isinstance(choose([decode], [view("p0")], num_choices=16), Pick)
 
 
 def test_more_choices_than_slots_take_turns_on_an_idle_worker(choose, view) -> None:
-    assert isinstance(choose([view("d0")], [view("p0")], num_choices=33), Choice)
-    busy = view("d0", num_slots_free=31)
+    assert isinstance(choose([view("d0")], [view("p0")], num_choices=33), Pick)
+    busy = view("d0", num_batch_slots_free=31)
     assert choose([busy], [view("p0")], num_choices=33).kind == "no_room"
 
 
@@ -185,7 +185,7 @@ def test_local_mode_uses_no_prefill_worker(choose, view) -> None:
 def test_local_prefill_beyond_its_cap_counts_the_missing_tokens_only(choose, view) -> None:
     local = {"mode": PrefillMode.LOCAL, "max_local_tokens": 100}
     assert choose([view("d0")], **local).kind == "no_worker"
-    assert isinstance(choose([view("d0", num_cached_tokens=448)], **local), Choice)
+    assert isinstance(choose([view("d0", num_cached_tokens=448)], **local), Pick)
 
 
 def test_an_almost_fully_cached_prompt_is_prefilled_where_it_lies(choose, view) -> None:

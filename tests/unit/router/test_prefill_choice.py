@@ -4,13 +4,15 @@ from random import Random
 
 import pytest
 
-from services.router.picker import Choice, PrefillMode, pick
+from services.router.picker import Pick, PrefillMode, pick
 
 
 @pytest.fixture
-def choose(ask, policy):
+def choose(demand, policy):
     def run(decodes, prefills=(), **changes):
-        return pick(ask(mode=PrefillMode.EITHER, **changes), decodes, prefills, policy, Random(1))
+        return pick(
+            demand(mode=PrefillMode.EITHER, **changes), decodes, prefills, policy, Random(1)
+        )
 
     return run
 
@@ -103,7 +105,7 @@ def test_without_a_fit_prefill_worker_decode_prefills_whatever_runs_there(
 ) -> None:
     for prefills in ([], [view("p0", unfit=unfit)]):
         choice = choose([busy(30)], prefills, num_prompt_tokens=8000)
-        assert isinstance(choice, Choice)
+        assert isinstance(choice, Pick)
         assert choice.prefill is None
 
 

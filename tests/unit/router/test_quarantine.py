@@ -116,7 +116,7 @@ def test_what_one_router_refuses_another_one_refuses_as_long(clock: VirtualClock
     assert is_refused(first, b"a", 2)
     assert not is_refused(first, b"b", 1), "a suspect is nobody else's"
     clock.advance(400)
-    second.learn(first.told())
+    second.learn(first.reported())
     assert is_refused(second, b"a")
     assert second.admit(b"b", 0, "r1") is False
     clock.advance(201)
@@ -127,7 +127,7 @@ def test_what_ends_soon_is_not_told(clock: VirtualClock) -> None:
     quarantine = Quarantine(clock)
     assert is_refused(quarantine, b"a", 2)
     clock.advance(QUARANTINE_S - 1)
-    assert quarantine.told() == []
+    assert quarantine.reported() == []
 
 
 def test_nothing_is_learnt_from_routers_of_other_versions(clock: VirtualClock) -> None:
@@ -136,17 +136,17 @@ def test_nothing_is_learnt_from_routers_of_other_versions(clock: VirtualClock) -
     newer.greet("1")
     newer.greet("2")
     assert is_refused(older, b"a", 2)
-    newer.learn(older.told())
+    newer.learn(older.reported())
     assert not is_refused(newer, b"a")
 
 
 def test_what_is_learnt_is_bounded_and_what_ends_first_goes_first(clock: VirtualClock) -> None:
     quarantine = Quarantine(clock)
-    told = [
+    reported = [
         router_pb2.Quarantined(fingerprint=b"%d" % number, left_s=10 + number % 7)
         for number in range(MAX_FINGERPRINTS + 50)
     ]
-    quarantine.learn(told)
+    quarantine.learn(reported)
     assert len(quarantine) == MAX_FINGERPRINTS
     clock.advance(16.5)
     assert not is_refused(quarantine, b"7")

@@ -587,7 +587,7 @@ def test_the_wait_for_a_pool_is_its_queued_tokens_at_its_measured_rates(router, 
         fleet = router()
         fleet.prefill("p0").load(num_queued_prefill_tokens=3000, prefill_tokens_per_s=1000.0)
         fleet.prefill("p1").load(num_queued_prefill_tokens=1000, prefill_tokens_per_s=3000.0)
-        fleet.core.judge(0.1)
+        fleet.core.check_health(0.1)
         assert (queued("tokens"), queued("seconds")) == (4000, 1.0)
 
     run(scenario)

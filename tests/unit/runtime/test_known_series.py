@@ -42,6 +42,6 @@ def test_a_service_without_such_counters_begins_with_those_of_every_process() ->
 
 
 def test_every_reason_for_which_a_stream_may_move_is_known() -> None:
-    for counter in (gateway.GATEWAY_MOVES, gateway.GATEWAY_REPEATED_PICKS):
+    for counter in (gateway.GATEWAY_MIGRATIONS, gateway.GATEWAY_REPEATED_PICKS):
         known = gateway.KNOWN_SERIES[counter]
         assert {reason for (reason,) in known} == RETRIED_REASONS

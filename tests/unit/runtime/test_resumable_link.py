@@ -68,7 +68,7 @@ def test_a_frame_is_kept_until_its_ack_and_no_longer() -> None:
     end.to_say.extend(range(5))
     written(end)
     end.take(Frame(ack=4))
-    assert end.memory.num_kept == 1
+    assert end.memory.num_unacknowledged == 1
     with pytest.raises(NotRemembered):
         end.connect(3)
     with pytest.raises(NotRemembered):
@@ -87,7 +87,7 @@ def test_a_listener_acknowledges_even_when_it_has_nothing_to_say() -> None:
 def test_a_talker_that_is_not_acknowledged_holds_its_frames_back() -> None:
     end = End()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resumable_link, "MAX_KEPT_FRAMES", 3)
+        patch.setattr(resumable_link, "MAX_UNACKNOWLEDGED_FRAMES", 3)
         end.to_say.extend(range(5))
         assert len(written(end)) == 3
         end.take(Frame(ack=2))
@@ -130,7 +130,7 @@ def test_everything_arrives_once_and_in_order_over_any_number_of_breaks(seed: in
     assert ends[0].heard == list(range(num_said[1]))
     assert ends[1].heard == list(range(num_said[0]))
     reconnect(ends, wires)
-    assert all(end.memory.num_kept == 0 for end in ends)
+    assert all(end.memory.num_unacknowledged == 0 for end in ends)
 
 
 def reconnect(ends: tuple[End, End], wires: tuple[deque[Any], deque[Any]]) -> None:

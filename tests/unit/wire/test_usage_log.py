@@ -44,7 +44,7 @@ def test_file_reads_back_without_its_torn_last_line(tmp_path):
 
 def test_bill_has_one_line_per_request_and_the_final_one_wins():
     lapsed, final = line(provisional=True, num_output_tokens=5), line()
-    assert usage_log.bill([lapsed, final]) == [final]
-    assert usage_log.bill([final, lapsed]) == [final]
-    assert usage_log.bill([final, final]) == [final]
-    assert len(usage_log.bill([final, line(tenant="other")])) == 2
+    assert usage_log.final_lines([lapsed, final]) == [final]
+    assert usage_log.final_lines([final, lapsed]) == [final]
+    assert usage_log.final_lines([final, final]) == [final]
+    assert len(usage_log.final_lines([final, line(tenant="other")])) == 2

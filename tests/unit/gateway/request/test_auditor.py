@@ -33,8 +33,8 @@ def test_requests_of_all_kinds_leave_nothing_to_find() -> None:
 def test_a_request_is_reserved_renewed_and_settled_under_the_name_of_its_bill() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.worker.prefill_s = 6.0  # longer than a beat
-        arrival = replace(fleet.chat_arrival(), usage_id="r1.bill")
-        running = fleet.tasks.create_task(fleet.gateway.pipeline.run(arrival, RecordingSink()))
+        incoming = replace(fleet.chat_request(), usage_id="r1.bill")
+        running = fleet.tasks.create_task(fleet.gateway.pipeline.run(incoming, RecordingSink()))
         await asyncio.sleep(5.5)
         assert not found(fleet)
         await running

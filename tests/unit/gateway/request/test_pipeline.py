@@ -344,9 +344,9 @@ def test_extensions_are_refused_to_hard_budgets_while_quota_is_away() -> None:
 
 def test_nothing_is_reserved_for_a_bad_key_a_bad_field_or_an_unknown_model() -> None:
     async def scenario(fleet: Fleet) -> None:
-        arrival = fleet.arrival("/v1/chat/completions", {}, authorization="Bearer wrong")
+        incoming = fleet.incoming("/v1/chat/completions", {}, authorization="Bearer wrong")
         with pytest.raises(AuthenticationFailed):
-            await fleet.gateway.pipeline.run(arrival, RecordingSink())
+            await fleet.gateway.pipeline.run(incoming, RecordingSink())
         with pytest.raises(InvalidRequest):
             await fleet.chat(temperature=3)
         with pytest.raises(ModelNotFound):
@@ -364,9 +364,9 @@ def test_the_key_is_checked_before_the_body_is_read() -> None:
             raise AssertionError("nobody may read the body of a stranger")
 
         changes = {"read_body": read_body, "authorization": None}
-        arrival = fleet.arrival("/v1/chat/completions", {}, **changes)
+        incoming = fleet.incoming("/v1/chat/completions", {}, **changes)
         with pytest.raises(AuthenticationFailed) as caught:
-            await fleet.gateway.pipeline.run(arrival, RecordingSink())
+            await fleet.gateway.pipeline.run(incoming, RecordingSink())
         assert caught.value.reason == "missing_api_key"
 
     simulate(scenario)
@@ -381,12 +381,12 @@ def test_a_large_body_is_parsed_away_from_the_event_loop(monkeypatch) -> None:
 
     async def scenario(fleet: Fleet) -> None:
         await fleet.chat()
-        num_works = len(works)
+        num_scheduled = len(works)
         await fleet.chat()
-        assert len(works) == num_works
+        assert len(works) == num_scheduled
         with pytest.raises(InvalidRequest, match="takes 2048"):
             await fleet.chat(messages=[{"role": "user", "content": "x" * 100}] * 1000)
-        assert len(works) == num_works + 1
+        assert len(works) == num_scheduled + 1
 
     monkeypatch.setattr(fakes, "inline", recorded)
     simulate(scenario)

@@ -171,13 +171,13 @@ def test_the_total_deadline_ends_a_running_answer() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.worker.texts = ["x" * 1000]
         fleet.worker.step_s = 1
-        arrival = fleet.arrival(
+        incoming = fleet.incoming(
             "/v1/chat/completions",
             {"model": "demo", "messages": [{"role": "user", "content": "hi"}]},
             deadline_s=100.0,
         )
         with pytest.raises(DeadlineExceeded):
-            await fleet.gateway.pipeline.run(arrival, RecordingSink())
+            await fleet.gateway.pipeline.run(incoming, RecordingSink())
         assert fleet.record.finish_reason == "deadline_exceeded"
         assert 90 <= fleet.record.num_output_tokens <= 101
 

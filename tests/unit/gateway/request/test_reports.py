@@ -37,12 +37,12 @@ def test_stages_are_children_of_the_request_and_hops_get_their_own(
 ) -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.router.queue_s = 0.1
-        arrival = fleet.arrival(
+        incoming = fleet.incoming(
             "/v1/chat/completions",
             {"model": "demo", "messages": [{"role": "user", "content": "hi"}]},
             traceparent=INCOMING,
         )
-        await fleet.gateway.pipeline.run(arrival, RecordingSink())
+        await fleet.gateway.pipeline.run(incoming, RecordingSink())
         spans = by_name(exporter)
         root = spans["gateway.request"]
         assert root.context.trace_id == int(TRACE, 16)

@@ -7,15 +7,15 @@ import pytest
 
 from baton.wire.failures import Unavailable
 from baton.wire.v1 import router_pb2
-from services.gateway.routing.fallback_picker import LastView
+from services.gateway.routing.fallback_picker import FallbackPicker
 from services.gateway.routing.ready_workers import ReadyWorkers
 
 DECODE, PREFILL = router_pb2.WORKER_ROLE_DECODE, router_pb2.WORKER_ROLE_PREFILL
 
 
-def view_of(num_open: dict[str, int | None], **states: dict) -> LastView:
+def view_of(num_open: dict[str, int | None], **states: dict) -> FallbackPicker:
     """`num_open`: by worker, what this gateway has there."""
-    return LastView(random.Random(1), ready(num_open, **states), num_open.get)
+    return FallbackPicker(random.Random(1), ready(num_open, **states), num_open.get)
 
 
 def ready(names: Iterable[str], **states: dict) -> ReadyWorkers:
@@ -32,7 +32,7 @@ def ready(names: Iterable[str], **states: dict) -> ReadyWorkers:
     return known
 
 
-def picks(view: LastView, **fields) -> set[str]:
+def picks(view: FallbackPicker, **fields) -> set[str]:
     request = router_pb2.PickRequest(model_fp="m1", **fields)
     answers = [view.pick(request) for _ in range(60)]
     assert not any(answer.HasField("prefill") for answer in answers)

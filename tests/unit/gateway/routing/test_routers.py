@@ -12,7 +12,7 @@ from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import BatonError, DeadlineExceeded, Overloaded, Unavailable
 from baton.wire.v1 import router_pb2
 from services.gateway.clients.protocols import CallContext
-from services.gateway.routing.fallback_picker import LastView
+from services.gateway.routing.fallback_picker import FallbackPicker
 from services.gateway.routing.ready_workers import ReadyWorkers
 from services.gateway.routing.routers import Routers
 
@@ -64,7 +64,7 @@ class Scene:
         self.clock = clock
         self.each = {name: OneRouter(name) for name in NAMES}
         self.seen: list[Sequence[Any]] = []
-        self.alone = LastView(random.Random(4), ReadyWorkers(), lambda worker_id: 0).pick
+        self.alone = FallbackPicker(random.Random(4), ReadyWorkers(), lambda worker_id: 0).pick
         self.routers = Routers(self.each, clock, random.Random(3), self.seen.append, self.alone)
 
     async def pick(self, model_fp: str = "m1", deadline_s: float = 10.0) -> str:

@@ -9,7 +9,7 @@ from baton.testing.memory_stream import memory_stream_pair
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import Unavailable
 from baton.wire.v1 import quota_pb2
-from services.gateway.tenants.leases import BEAT_S, Lease, LeaseKeeper
+from services.gateway.tenants.leases import BEAT_S, Lease, LeaseRenewer
 
 HELD = quota_pb2.LeaseState.STATE_HELD
 REFUSED = quota_pb2.LeaseState.STATE_REFUSED
@@ -63,7 +63,7 @@ def lease_of(request_id: str = "r1", **fields: Any) -> Lease:
 def keeping(scenario: Any) -> None:
     async def main() -> None:
         quota = Replicas()
-        keeper = LeaseKeeper(quota, random.Random(3))  # type: ignore[arg-type]
+        keeper = LeaseRenewer(quota, random.Random(3))  # type: ignore[arg-type]
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(keeper.run())
             await scenario(quota, keeper)
@@ -73,7 +73,7 @@ def keeping(scenario: Any) -> None:
 
 
 def test_an_ask_that_meets_a_leaving_replica_is_answered_by_the_next() -> None:
-    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
         lease = lease_of(hard_budget=True)
         keeper.open(lease)
         await quota.next_stream()
@@ -90,7 +90,7 @@ def test_an_ask_that_meets_a_leaving_replica_is_answered_by_the_next() -> None:
 
 
 def test_an_ask_that_was_lost_with_its_stream_is_asked_again() -> None:
-    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
         lease = lease_of(hard_budget=True)
         keeper.open(lease)
         first = await quota.next_stream()
@@ -108,7 +108,7 @@ def test_an_ask_that_was_lost_with_its_stream_is_asked_again() -> None:
 
 
 def test_a_renewal_that_comes_late_never_lowers_the_grant() -> None:
-    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
         lease = lease_of()
         keeper.open(lease)
         await quota.next_stream()
@@ -123,7 +123,7 @@ def test_a_renewal_that_comes_late_never_lowers_the_grant() -> None:
 
 
 def test_an_outage_never_lowers_the_grant() -> None:
-    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
         lease = lease_of()
         keeper.open(lease)
         quota.is_down = True
@@ -135,7 +135,7 @@ def test_an_outage_never_lowers_the_grant() -> None:
 
 
 def test_a_refused_extension_keeps_the_grant_and_is_told() -> None:
-    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
         told: list[bool] = []
         lease = lease_of()
         lease.on_change = lambda: told.append(lease.refused)
@@ -152,7 +152,7 @@ def test_a_refused_extension_keeps_the_grant_and_is_told() -> None:
 
 
 def test_a_lost_lease_is_told() -> None:
-    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
         told: list[bool] = []
         lease = lease_of()
         lease.on_change = lambda: told.append(lease.lost)
@@ -166,7 +166,7 @@ def test_a_lost_lease_is_told() -> None:
 
 
 def test_an_answer_for_a_request_that_has_ended_changes_nothing() -> None:
-    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
         ended, open_one = lease_of("ended"), lease_of("open")
         for lease in (ended, open_one):
             keeper.open(lease)
@@ -181,7 +181,7 @@ def test_an_answer_for_a_request_that_has_ended_changes_nothing() -> None:
 
 
 def test_a_request_that_ends_before_its_ask_has_left_asks_no_more() -> None:
-    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
         ended, open_one = lease_of("ended"), lease_of("open")
         for lease in (ended, open_one):
             keeper.open(lease)
@@ -199,7 +199,7 @@ def test_a_request_that_ends_before_its_ask_has_left_asks_no_more() -> None:
 
 
 def test_only_a_lease_that_runs_short_asks_between_two_beats() -> None:
-    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
         loop = asyncio.get_running_loop()
         short, other = lease_of("short"), lease_of("other")
         for lease in (short, other):
@@ -231,7 +231,7 @@ def test_a_renewal_says_what_may_be_produced_and_never_more_produced_than_that()
 
 
 def test_a_lease_that_quota_does_not_know_is_not_renewed_and_answered_here() -> None:
-    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
         local = lease_of("local", local=True)
         keeper.open(local)
         keeper.open(lease_of("known"))
@@ -245,7 +245,7 @@ def test_a_lease_that_quota_does_not_know_is_not_renewed_and_answered_here() -> 
 
 
 def test_while_no_replica_answers_soft_tenants_go_on_and_hard_budgets_end() -> None:
-    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
         soft, hard = lease_of("soft"), lease_of("hard", hard_budget=True)
         for lease in (soft, hard):
             keeper.open(lease)
@@ -266,7 +266,7 @@ def test_while_no_replica_answers_soft_tenants_go_on_and_hard_budgets_end() -> N
 
 
 def test_an_outage_refuses_no_hard_budget_that_asked_for_nothing() -> None:
-    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
         lease = lease_of(hard_budget=True)
         keeper.open(lease)
         await quota.next_stream()
@@ -280,7 +280,7 @@ def test_an_outage_refuses_no_hard_budget_that_asked_for_nothing() -> None:
 
 
 def test_an_outage_grants_nothing_that_quota_refused_before() -> None:
-    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
         lease = lease_of()
         keeper.open(lease)
         await quota.next_stream()
@@ -296,7 +296,7 @@ def test_an_outage_grants_nothing_that_quota_refused_before() -> None:
 
 
 def test_an_ask_before_the_first_stream_is_open_waits_for_it() -> None:
-    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
         lease = lease_of(hard_budget=True)
         keeper.open(lease)
         keeper.ask(lease, 500)
@@ -310,7 +310,7 @@ def test_an_ask_before_the_first_stream_is_open_waits_for_it() -> None:
 
 
 def test_pauses_grow_anew_in_each_outage() -> None:
-    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
         keeper.open(lease_of())
         quota.is_down = True
         await asyncio.sleep(60)
@@ -326,7 +326,7 @@ def test_pauses_grow_anew_in_each_outage() -> None:
 
 
 def test_a_quota_service_that_is_away_is_tried_with_growing_pauses() -> None:
-    async def scenario(quota: Replicas, keeper: LeaseKeeper) -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
         quota.is_down = True
         await asyncio.sleep(60)
         assert 20 <= quota.num_tries <= 60

@@ -9,8 +9,8 @@ from prometheus_client import REGISTRY
 from baton.wire.failures import BatonError, DeadlineExceeded, InternalFailure, Unavailable, to_wire
 from baton.wire.v1 import quota_pb2, worker_pb2
 from services.gateway.request.deps import Limits
-from services.gateway.request.retries import MAX_PLANNED_MOVES
-from services.gateway.workers.migration import MAX_AT_ONCE, MAX_JITTER_S
+from services.gateway.request.retries import MAX_PLANNED_MIGRATIONS
+from services.gateway.workers.migration import MAX_JITTER_S, MAX_MIGRATIONS
 from services.gateway.workers.submit_frames import MAX_EMITTED_BYTES, submit_frames
 from tests.unit.gateway.fakes import Fleet, RecordingSink, simulate
 
@@ -145,7 +145,7 @@ def test_an_echo_with_logprobs_comes_once_and_is_judged_once() -> None:
 def test_a_prompt_half_judged_is_judged_anew() -> None:
     async def scenario(fleet: Fleet) -> None:
         say_everywhere(fleet, "abc")
-        fleet.workers["w1"].judges_half = True
+        fleet.workers["w1"].takes_half_of_the_prompt_logprobs = True
         task = fleet.tasks.create_task(fleet.complete(prompt="hello", echo=True, logprobs=1))
         await asyncio.sleep(1)
         die(fleet, "w1")
@@ -253,7 +253,7 @@ def test_moves_off_draining_workers_are_no_failures_but_have_an_end() -> None:
         fleet.router.ignores_exclusion = True
         fleet.worker.texts = ["x" * 500]
         task = fleet.tasks.create_task(outcome(fleet, max_tokens=400))
-        for number in range(MAX_PLANNED_MOVES + 1):
+        for number in range(MAX_PLANNED_MIGRATIONS + 1):
             while len(fleet.worker.submits) <= number:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
@@ -261,7 +261,7 @@ def test_moves_off_draining_workers_are_no_failures_but_have_an_end() -> None:
         error = await task
         assert error is not None
         assert error.reason == "draining"
-        assert fleet.record.num_attempts == MAX_PLANNED_MOVES + 1
+        assert fleet.record.num_attempts == MAX_PLANNED_MIGRATIONS + 1
 
     simulate(scenario)
 
@@ -346,7 +346,7 @@ def test_few_requests_look_for_a_worker_at_once_and_none_at_the_same_moment() ->
             await asyncio.sleep(0.005)
             num_picked.add(len(fleet.router.picked) - num_before)
             most = max(most, fleet.workers["w2"].num_prefilling)
-        assert most == MAX_AT_ONCE
+        assert most == MAX_MIGRATIONS
         assert len(num_picked) > 10, f"spread over less than {MAX_JITTER_S} s"
         assert all(len(task.result().text()) == 30 for task in tasks)
 

@@ -57,8 +57,8 @@ class Pair:
         await self.dialled.wait()
         self.dialled.clear()
         asked: worker_pb2.GatewayHello = await self.next("hello")
-        told = {"protocol": 1, "worker_id": "w1", "boot_epoch": 1, **hello}
-        await self.say(hello=worker_pb2.WorkerHello(**told))
+        new_logprobs = {"protocol": 1, "worker_id": "w1", "boot_epoch": 1, **hello}
+        await self.say(hello=worker_pb2.WorkerHello(**new_logprobs))
         return asked
 
     async def next(self, kind: str) -> Any:
@@ -94,7 +94,7 @@ def linked(scenario: Any, *, protocol: int = 1) -> None:
 
 async def failure_of(attempt: Attempt) -> BatonError:
     with pytest.raises(BatonError) as caught:
-        await attempt.arrivals(60)
+        await attempt.events(60)
     return caught.value
 
 
@@ -105,11 +105,11 @@ def test_columns_are_taken_apart_into_the_attempts() -> None:
         await pair.step(
             handles=[2, 1], choices=[0, 0], first_index=[0, 0], counts=[3, 1], ids=[7, 8, 9, 5]
         )
-        assert await first.arrivals(1) == [Tokens(0, [5])]
-        assert await second.arrivals(1) == [Tokens(0, [7, 8, 9])]
+        assert await first.events(1) == [Tokens(0, [5])]
+        assert await second.events(1) == [Tokens(0, [7, 8, 9])]
         await pair.step(handles=[1, 2], choices=[0, 0], first_index=[1, 3], ids=[6, 10])
-        assert await first.arrivals(1) == [Tokens(0, [6])]
-        assert await second.arrivals(1) == [Tokens(0, [10])]
+        assert await first.events(1) == [Tokens(0, [6])]
+        assert await second.events(1) == [Tokens(0, [10])]
 
     linked(scenario)
 
@@ -120,12 +120,12 @@ def test_a_wait_may_follow_one_that_was_nearly_over() -> None:
     async def scenario(pair: Pair) -> None:
         attempt = pair.link.submit(submit())
         await pair.next("submit")
-        short = asyncio.ensure_future(attempt.arrivals(0.0003))
+        short = asyncio.ensure_future(attempt.events(0.0003))
         await asyncio.sleep(0)
         attempt.poke()
         assert await short == []
         await pair.token(0, seq=1)
-        assert await attempt.arrivals(1) == [Tokens(0, [100])]
+        assert await attempt.events(1) == [Tokens(0, [100])]
 
     linked(scenario)
 
@@ -139,7 +139,7 @@ def test_what_arrived_before_a_loss_is_delivered_before_the_failure() -> None:
         pair.is_reachable = False
         await pair.far.close()
         await asyncio.sleep(RESUME_WINDOW_S + 0.01)
-        assert await attempt.arrivals(1) == [Tokens(0, [5])]
+        assert await attempt.events(1) == [Tokens(0, [5])]
         assert (await failure_of(attempt)).reason == "worker_lost"
 
     linked(scenario)
@@ -203,7 +203,7 @@ def test_a_lost_stream_is_resumed_and_the_attempt_sees_only_a_pause() -> None:
         await pair.token(0, seq=1)  # what we have already
         await pair.token(1, seq=2)
         await asyncio.sleep(0.01)
-        assert await attempt.arrivals(1) == [Tokens(0, [100]), Tokens(0, [101])]
+        assert await attempt.events(1) == [Tokens(0, [100]), Tokens(0, [101])]
 
     linked(scenario)
 
@@ -238,7 +238,7 @@ def test_frames_that_are_missing_are_asked_for_on_a_new_connection() -> None:
         await pair.token(1, seq=2)
         await pair.token(2, seq=3)
         await asyncio.sleep(0.01)
-        arrived = await attempt.arrivals(1)
+        arrived = await attempt.events(1)
         assert arrived == [Tokens(0, [100 + index]) for index in range(3)]
 
     linked(scenario)
@@ -288,7 +288,7 @@ def test_a_repeated_token_is_dropped_and_a_gap_loses_the_attempt() -> None:
         await pair.step(handles=[1], choices=[0], first_index=[0], ids=[5])
         await pair.step(handles=[1], choices=[0], first_index=[1], ids=[6])
         await asyncio.sleep(0.01)
-        assert await attempt.arrivals(1) == [Tokens(0, [5]), Tokens(0, [6])]
+        assert await attempt.events(1) == [Tokens(0, [5]), Tokens(0, [6])]
         await pair.step(handles=[1], choices=[0], first_index=[3], ids=[8])
         assert (await failure_of(attempt)).reason == "worker_lost"
         assert (await pair.next("cancel")).request_id == "r1"
@@ -331,7 +331,7 @@ def test_frames_of_unknown_handles_and_choices_are_ignored() -> None:
         await pair.step(handles=[9, 1], choices=[0, 5], first_index=[0, 0], ids=[1, 2])
         await pair.say(refused=worker_pb2.Refused(handle=77))
         await pair.step(handles=[1], choices=[0], first_index=[0], ids=[5])
-        assert await attempt.arrivals(1) == [Tokens(0, [5])]
+        assert await attempt.events(1) == [Tokens(0, [5])]
 
     linked(scenario)
 
@@ -415,7 +415,7 @@ def test_a_cancelled_attempt_counts_its_last_tokens() -> None:
         await attempt.drained(1)
         assert attempt.ended
         assert attempt.num_received == 1
-        tokens, finished = await attempt.arrivals(1)
+        tokens, finished = await attempt.events(1)
         assert isinstance(tokens, Tokens)
         assert isinstance(finished, Finished)
 
@@ -442,16 +442,16 @@ def test_go_away_closes_the_link_to_new_attempts_only() -> None:
     async def scenario(pair: Pair) -> None:
         attempt = pair.link.submit(submit())
         await pair.next("submit")
-        told: list[float] = []
-        pair.link.on_go_away = told.append
+        new_logprobs: list[float] = []
+        pair.link.on_go_away = new_logprobs.append
         await pair.say(go_away=worker_pb2.GoAway(deadline_ms=1000))
         await asyncio.sleep(0.01)
-        assert told == [1.0]
+        assert new_logprobs == [1.0]
         with pytest.raises(Unavailable) as caught:
             pair.link.submit(submit("r2"))
         assert caught.value.reason == "draining"
         await pair.step(handles=[1], choices=[0], first_index=[0], ids=[5])
-        assert await attempt.arrivals(1) == [Tokens(0, [5])]
+        assert await attempt.events(1) == [Tokens(0, [5])]
 
     linked(scenario)
 
@@ -502,7 +502,7 @@ def test_a_newer_worker_is_spoken_to_and_what_it_adds_is_left_aside() -> None:
         await pair.far.write(from_the_future(worker_pb2.WorkerFrame(seq=1, step=step)))
         await pair.far.write(unknown_frame(worker_pb2.WorkerFrame, seq=2))
         await pair.token(1, seq=3)
-        assert await attempt.arrivals(1) == [Tokens(0, [7]), Tokens(0, [101])]
+        assert await attempt.events(1) == [Tokens(0, [7]), Tokens(0, [101])]
 
     linked(scenario, protocol=9)
 

@@ -115,7 +115,7 @@ async def test_pages_are_delivered_when_they_have_arrived_and_the_slot_is_used_a
     (pages,) = r.delivered
     assert isinstance(pages, HostPages)
     size = r.blocks.stripe_bytes(range(1, 2))
-    arrived = [pages.places.memory[start : start + size] for start in pages.places.starts]
+    arrived = [pages.addresses.memory[start : start + size] for start in pages.addresses.starts]
     assert arrived == r.blocks.stripes(range(1, 2), [3, 1])
     assert r.ring.num_free_slots == NUM_SLOTS - 1
     pages.release()
@@ -220,7 +220,7 @@ async def test_a_stripe_is_read_as_one_piece_of_each_block() -> None:
     stripes = r.blocks.stripes(range(2), [3, 1])
     assert [size for _, size in read.pages] == [len(stripe) for stripe in stripes]
     size = r.blocks.stripe_bytes(range(2))
-    assert [pages.places.memory[s : s + size] for s in pages.places.starts] == stripes
+    assert [pages.addresses.memory[s : s + size] for s in pages.addresses.starts] == stripes
 
 
 @scenario

@@ -123,7 +123,7 @@ def run_summary(**changes: Any) -> dict[str, Any]:
         "num_processes": 1,
         "notes": ["long_document: cut"],
         "is_kept": False,
-        "slo": [verdict.as_dict(one) for one in verdict.judge({"goodput_share": 0.9}, together)],
+        "slo": [verdict.as_dict(one) for one in verdict.evaluate({"goodput_share": 0.9}, together)],
         "goodput_limits": {"chat": (1000, 50), "rag": (None, None)},
         "all": together,
         "kinds": [summary.summarize_kind(ROWS, kind, 4) for kind in ("chat", "rag")],
