@@ -1,0 +1,135 @@
+"""How long the gateway's clients go on asking when nobody answers, on virtual time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from baton.runtime import grpc_channel
+from baton.testing.virtual_clock import run_virtual
+from baton.wire import failures, metadata
+from baton.wire.failures import BatonError, DeadlineExceeded, Overloaded, Unavailable
+from baton.wire.v1 import quota_pb2, router_pb2, tokenizer_pb2
+from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer
+from services.gateway.clients.protocols import CallContext
+
+Ask = Callable[[CallContext], Awaitable[Any]]
+
+
+class Channel:
+    """A gRPC channel to a service that is away until `back_at_s`; keeps when it was tried."""
+
+    def __init__(self) -> None:
+        self.back_at_s = float("inf")
+        self.refusal: BatonError | None = None
+        self.tried_at_s: list[float] = []
+
+    def unary_unary(self, path: str, **_serializers: Any) -> Callable[..., Awaitable[Any]]:
+        return self._call
+
+    def unary_stream(self, path: str, **_serializers: Any) -> None:
+        """Not used here."""
+
+    stream_stream = unary_stream
+
+    async def _call(self, request: Any, **_options: Any) -> str:
+        now_s = asyncio.get_running_loop().time()
+        self.tried_at_s.append(now_s)
+        if now_s >= self.back_at_s:
+            return "an answer"
+        raise grpc.aio.AioRpcError(
+            grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), self._trailer()
+        )
+
+    def _trailer(self) -> grpc.aio.Metadata:
+        if self.refusal is None:
+            return grpc.aio.Metadata()
+        wire = failures.to_wire(self.refusal).SerializeToString()
+        return grpc.aio.Metadata((metadata.FAILURE, wire))
+
+
+@pytest.fixture
+def channel(monkeypatch: pytest.MonkeyPatch) -> Channel:
+    channel = Channel()
+    for opener in ("open_channel", "open_balanced_channel"):
+        monkeypatch.setattr(grpc_channel, opener, lambda *_: channel)
+    return channel
+
+
+def authenticate(context: CallContext) -> Awaitable[Any]:
+    return GrpcQuota(["a:1"]).authenticate(b"digest", context)
+
+
+def reserve(context: CallContext) -> Awaitable[Any]:
+    return GrpcQuota(["a:1"]).reserve(quota_pb2.ReserveRequest(), context)
+
+
+def settle(context: CallContext) -> Awaitable[Any]:
+    return GrpcQuota(["a:1"]).settle(quota_pb2.UsageRecord(), context)
+
+
+def encode(context: CallContext) -> Awaitable[Any]:
+    return GrpcTokenizer(["a:1"]).encode(tokenizer_pb2.EncodeRequest(), context)
+
+
+def pick(context: CallContext) -> Awaitable[Any]:
+    return GrpcRouter("a:1").pick(router_pb2.PickRequest(), context)
+
+
+def outcome(ask: Ask, deadline_s: float = 60.0) -> tuple[Any, float]:
+    """What came of it, and after how many seconds."""
+
+    async def main() -> tuple[Any, float]:
+        result: Any
+        try:
+            result = await ask(CallContext("r1", deadline_s))
+        except BatonError as error:
+            result = type(error)
+        return result, asyncio.get_running_loop().time()
+
+    return run_virtual(main())
+
+
+@pytest.mark.parametrize("ask", [authenticate, reserve, encode])
+def test_a_request_that_finds_nobody_asks_again_for_nine_tenths_of_a_second(
+    channel: Channel, ask: Ask
+) -> None:
+    result, ended_s = outcome(ask)
+    assert result is Unavailable
+    assert channel.tried_at_s == pytest.approx([0.05 * number for number in range(18)])
+    assert ended_s == channel.tried_at_s[-1], "no pause before the refusal"
+
+
+@pytest.mark.parametrize("ask", [authenticate, reserve, encode])
+def test_a_request_is_answered_by_a_replica_that_is_back_meanwhile(
+    channel: Channel, ask: Ask
+) -> None:
+    channel.back_at_s = 0.8
+    result, ended_s = outcome(ask)
+    assert result == "an answer"
+    assert 0.8 <= ended_s <= 0.85
+
+
+@pytest.mark.parametrize("ask", [settle, pick])
+def test_a_call_whose_caller_has_another_way_asks_once(channel: Channel, ask: Ask) -> None:
+    assert outcome(ask) == (Unavailable, 0.0)
+    assert channel.tried_at_s == [0.0]
+
+
+def test_a_refusal_is_not_asked_again(channel: Channel) -> None:
+    channel.refusal = Overloaded("too many", retry_after_s=1)
+    assert outcome(reserve) == (Overloaded, 0.0)
+    assert channel.tried_at_s == [0.0]
+
+
+def test_no_request_asks_again_beyond_its_deadline(channel: Channel) -> None:
+    result, ended_s = outcome(reserve, deadline_s=0.3)
+    assert result is Unavailable
+    assert 0.2 <= ended_s < 0.3
+
+
+def test_a_request_that_is_late_already_does_not_ask(channel: Channel) -> None:
+    assert outcome(reserve, deadline_s=0.0) == (DeadlineExceeded, 0.0)
+    assert channel.tried_at_s == []
