@@ -62,8 +62,22 @@ def profile(name: str) -> list[Object]:
     return render(PROFILES[name])
 
 
-def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
+def of_kind_if_any(objects: list[Object], *kinds: str) -> list[Object]:
     return [found for found in objects if found["kind"] in kinds]
+
+
+def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
+    """At least one: a rule about all of them must not hold because there is none."""
+    found = of_kind_if_any(objects, *kinds)
+    assert found, f"none of {', '.join(kinds)} was rendered"
+    return found
+
+
+def of_component(objects: list[Object], *components: str) -> list[Object]:
+    """Workloads of these components, at least one of each."""
+    found = [one for one in of_kind(objects, *WORKLOADS) if component(one) in components]
+    assert {component(one) for one in found} == set(components)
+    return found
 
 
 def named(objects: list[Object], kind: str, name: str) -> Object:

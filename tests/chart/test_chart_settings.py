@@ -23,6 +23,7 @@ from tests.chart.rendered import (
     component,
     containers,
     named,
+    of_component,
     of_kind,
     pod_of,
     profile,
@@ -97,11 +98,14 @@ def test_whoever_sends_spans_finds_the_headers_in_a_file() -> None:
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_started_module_is_there(name: str) -> None:
+    modules = set()
     for workload in of_kind(profile(name), *WORKLOADS):
         for container in containers(workload):
             words = [*container.get("command", ()), *container.get("args", ())]
             if words[:2] == ["python", "-m"]:
                 assert importlib.util.find_spec(words[2]), words
+                modules.add(words[2])
+    assert {"services.gateway", "services.prefill_worker", "services.decode_worker"} <= modules
 
 
 def test_schema_names_the_settings_of_today() -> None:
@@ -140,9 +144,8 @@ def test_demo_model_is_where_the_images_have_it() -> None:
     size_gib = sum(file.stat().st_size for file in folder.iterdir()) / 2**30
     (model,) = yaml.safe_load((CHART / "values.yaml").read_text())["models"]
     assert size_gib <= model["sizeGiB"]
-    for workload in of_kind(profile("default"), "Deployment"):
-        if component(workload) == "decode":
-            assert variables(workload)["BATON_WORKER_MODEL"] == "/app/baton/demo_model"
+    for workload in of_component(profile("default"), "prefill", "decode"):
+        assert variables(workload)["BATON_WORKER_MODEL"] == "/app/baton/demo_model"
 
 
 def test_transports_of_a_pool_replace_the_usual_one() -> None:

@@ -63,20 +63,24 @@ def test_redis_has_the_configuration_of_the_chart() -> None:
 
 
 def test_what_is_waited_for_ends_or_is_there() -> None:
+    ended = set()
     for name, service in SERVICES.items():
         awaited = service.get("depends_on", {})
         assert set(awaited) <= set(SERVICES), name
         for other, how in awaited.items() if isinstance(awaited, dict) else ():
             assert how["condition"] == "service_completed_successfully"
             assert SERVICES[other]["restart"] == "no"
+            ended.add(other)
+    assert ended
 
 
 def test_every_named_volume_and_network_is_declared() -> None:
     declared = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-    for service in SERVICES.values():
-        volumes = [volume.split(":")[0] for volume in service.get("volumes", ())]
-        assert {v for v in volumes if not v.startswith("./")} <= set(declared["volumes"])
-        assert set(service.get("networks", ())) <= set(declared["networks"])
+    services = SERVICES.values()
+    mounts = [volume.split(":")[0] for one in services for volume in one.get("volumes", ())]
+    assert {name for name in mounts if not name.startswith("./")} == set(declared["volumes"])
+    joined = [network for one in services for network in one.get("networks", ())]
+    assert set(joined) == set(declared["networks"])
 
 
 def test_prometheus_scrapes_every_composed_service_under_its_component() -> None:

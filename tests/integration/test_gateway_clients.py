@@ -17,6 +17,8 @@ from baton.wire.v1 import router_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer
 from services.gateway.clients.protocols import CallContext
 
+NOBODY = "127.0.0.1:1"
+
 
 class Replica(tokenizer_pb2_grpc.TokenizerServicer):
     """A tokenizer that counts what it is asked."""
