@@ -25,7 +25,7 @@ class StreamPump(Generic[Frame]):
         on_frame: Callable[[Any], bool],
     ) -> None:
         self._stream = stream
-        self._writer = writer
+        self.writer = writer
         self._on_frame = on_frame
         self._ended = asyncio.Event()
         self._said_bye = False
@@ -35,7 +35,7 @@ class StreamPump(Generic[Frame]):
         """Serve until the peer's Bye, the loss of the stream (`was_lost`), or `finish`."""
         try:
             async with asyncio.TaskGroup() as group:
-                writing = group.create_task(self._writer.run())
+                writing = group.create_task(self.writer.run())
                 reading = group.create_task(self._read())
                 await self._ended.wait()
                 writing.cancel()
@@ -58,9 +58,9 @@ class StreamPump(Generic[Frame]):
         try:
             async with asyncio.timeout(FINISH_TIMEOUT_S):
                 # What the writer's drain has still to give goes before a queued frame would.
-                await self._writer.flush()
-                self._writer.send(bye)
-                await self._writer.flush()
+                await self.writer.flush()
+                self.writer.send(bye)
+                await self.writer.flush()
                 await self._ended.wait()
         except StreamLost:
             self.was_lost = True

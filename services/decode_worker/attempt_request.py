@@ -81,6 +81,10 @@ class AttemptRequest:
         """Output tokens of earlier attempts that this one begins behind."""
         return b"" if self.is_search else self._received_ids(choice)
 
+    def num_tokens(self, choice: int) -> int:
+        """Tokens that are there before the first one is sampled."""
+        return self.num_prompt_tokens + len(self.emitted_ids(choice)) // TOKEN_BYTES
+
     def num_received(self, choice: int) -> int:
         """Output tokens that the gateway has."""
         return len(self._received_ids(choice)) // TOKEN_BYTES

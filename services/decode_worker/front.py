@@ -17,9 +17,9 @@ from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import worker_pb2
 from baton.worker.parts import WorkerParts
 from services.decode_worker.gateway_link import GatewayStream, LinkKey
+from services.decode_worker.gateway_session import GatewaySession
 from services.decode_worker.prefill_hello import Dial
-from services.decode_worker.prefill_link import PrefillLinks
-from services.decode_worker.session import GatewaySession
+from services.decode_worker.prefill_links import PrefillLinks
 
 MAX_SESSIONS = 256
 MAX_ATTEMPTS = 4096
@@ -108,20 +108,18 @@ class DecodeFront:
         for request_id in owners.difference(sequences.values()):
             yield Violation("attempt_without_sequence", request_id, "nothing will end it")
 
-    # What sessions ask (Doorkeeper).
-
-    def check_admission(self) -> None:
+    def _check_admission(self) -> None:
+        """Raises Unavailable while nothing new is taken."""
         if self._is_draining:
             raise failures.Unavailable("this worker is draining", reason="draining")
         self._parts.watch.check()
         if self.num_attempts >= MAX_ATTEMPTS:
             raise failures.Overloaded(f"{MAX_ATTEMPTS} attempts are open already")
 
-    def session_changed(self) -> None:
-        self._session_changed.set()
-
-    def session_over(self, session: GatewaySession) -> None:
-        del self._sessions[session.link.key]
+    def _changed(self, session: GatewaySession) -> None:
+        key = session.link.key
+        if session.link.is_over and self._sessions.get(key) is session:
+            del self._sessions[key]
         self._session_changed.set()
 
     async def _answer(self, stream: GatewayStream, hello: worker_pb2.GatewayHello) -> None:
@@ -153,12 +151,15 @@ class DecodeFront:
             session.link.abandon()
         if len(self._sessions) >= MAX_SESSIONS:
             raise failures.Overloaded(f"{MAX_SESSIONS} gateways are connected already")
-        self._sessions[key] = GatewaySession(self._parts, self._links, self, key)
-        return self._sessions[key]
+        session = GatewaySession(
+            self._parts, self._links, key, self._check_admission, self._changed
+        )
+        self._sessions[key] = session
+        return session
 
     def _end_of_step(self, events: StepEvents) -> None:
         for session in self._sessions.values():
-            session.merge.step = events.step
+            session.end_of_step(events.step)
 
     def _core_stalled(self, stalled: bool) -> None:
         """What runs here must move to another worker now; a core that wakes up drops it."""

@@ -6,8 +6,7 @@ over. Knows nothing of attempts.
 """
 
 import asyncio
-from collections import deque
-from typing import Protocol
+from collections.abc import Callable
 
 from baton.runtime import logs
 from baton.runtime.resumable_link import LinkMemory, NotRemembered
@@ -16,6 +15,7 @@ from baton.runtime.stream_pump import StreamPump
 from baton.wire import failures
 from baton.wire.v1 import worker_pb2
 from baton.worker import instruments
+from services.decode_worker.step_merge import StepMerge
 
 # The gateway dials again for 0.5 s; the rest is for what it takes to notice on either side.
 PARK_S = 2.0
@@ -29,34 +29,28 @@ GatewayStream = FrameStream[worker_pb2.GatewayFrame, worker_pb2.WorkerFrame]
 _log = logs.get("decode_worker.gateway_link")
 
 
-class LinkOwner(Protocol):
-    """The gateway's session."""
-
-    def next_step(self) -> worker_pb2.WorkerFrame | None:
-        """What has been produced since the last call."""
-
-    def on_frame(self, frame: worker_pb2.GatewayFrame) -> None:
-        """Each frame of the gateway once, in order."""
-
-    def link_resumed(self) -> None:
-        """The gateway is back."""
-
-    def link_over(self) -> None:
-        """The gateway has left or did not come back; called once."""
-
-
 class GatewayLink:
-    """`serve` each connection; `wake` when the owner has something to say."""
+    """`serve` each connection; `wake` to write what waits in `merge`.
 
-    def __init__(self, key: LinkKey, owner: LinkOwner) -> None:
+    `on_frame` gets each frame of the gateway once, in order. `on_change` is called when the gateway
+    is back after a loss, and once when the link is over: it has left or did not come back.
+    """
+
+    def __init__(
+        self,
+        key: LinkKey,
+        on_frame: Callable[[worker_pb2.GatewayFrame], None],
+        on_change: Callable[[], None],
+    ) -> None:
         self.key = key
-        self._owner = owner
-        self._notices: deque[worker_pb2.WorkerFrame] = deque()
-        self._memory = LinkMemory(self._next_frame, worker_pb2.WorkerFrame)
+        self.merge = StepMerge()
+        self.is_over = False
+        self._on_frame = on_frame
+        self._on_change = on_change
+        self._memory = LinkMemory(self.merge.take, worker_pb2.WorkerFrame)
         self._pump: StreamPump[worker_pb2.WorkerFrame] | None = None
         self._disconnected = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
-        self._is_over = False
         self._lacks_notice = False
 
     @property
@@ -77,7 +71,7 @@ class GatewayLink:
             self._pump.stop_lost()
             await self._disconnected.wait()
         try:
-            if self._is_over or self._lacks_notice:
+            if self.is_over or self._lacks_notice:
                 raise NotRemembered("this link has said Bye, or cannot say all")
             writer = self._memory.connect(stream, hello.num_received)
         except NotRemembered as error:
@@ -85,7 +79,7 @@ class GatewayLink:
         self._unpark()
         answer.num_received = self._memory.num_received
         writer.send_control(worker_pb2.WorkerFrame(hello=answer))
-        self._pump = pump = StreamPump(stream, writer, self._on_frame)
+        self._pump = pump = StreamPump(stream, writer, self._take)
         try:
             await pump.run()
         finally:
@@ -97,9 +91,9 @@ class GatewayLink:
                 self._end()
 
     def send(self, frame: worker_pb2.WorkerFrame) -> None:
-        """A frame that overtakes what the owner has to say."""
-        if len(self._notices) < MAX_NOTICES:
-            self._notices.append(frame)
+        """Write a frame that overtakes what waits in `merge`."""
+        if self.merge.num_notices < MAX_NOTICES:
+            self.merge.add_notice(frame)
             self._memory.wake()
             return
         self._lacks_notice = True
@@ -107,7 +101,7 @@ class GatewayLink:
             self._pump.stop_lost()
 
     def wake(self) -> None:
-        """`next_step` has something."""
+        """Write what waits in `merge`."""
         self._memory.wake()
 
     async def finish(self, reason: str) -> None:
@@ -123,7 +117,7 @@ class GatewayLink:
         self._end()
 
     def _park(self) -> None:
-        if self._is_over:
+        if self.is_over:
             return
         _log.warning("gateway_stream_lost", gateway=self.key[0], link=self.key[1])
         self._expiry = asyncio.get_running_loop().call_later(PARK_S, self._on_expiry)
@@ -133,24 +127,22 @@ class GatewayLink:
             self._expiry.cancel()
             self._expiry = None
             instruments.DECODE_PARKED_GATEWAYS.labels("resumed").inc()
-            self._owner.link_resumed()
+            self._on_change()
 
     def _on_expiry(self) -> None:
         instruments.DECODE_PARKED_GATEWAYS.labels("expired").inc()
         self._end()
 
     def _end(self) -> None:
-        if self._is_over:
+        if self.is_over:
             return
-        self._is_over = True
+        self.is_over = True
         if self._expiry is not None:
             self._expiry.cancel()
-        self._owner.link_over()
+        self._on_change()
 
-    def _next_frame(self) -> worker_pb2.WorkerFrame | None:
-        return self._notices.popleft() if self._notices else self._owner.next_step()
-
-    def _on_frame(self, frame: worker_pb2.GatewayFrame) -> bool:
+    def _take(self, frame: worker_pb2.GatewayFrame) -> bool:
+        """Returns False after the gateway's Bye."""
         try:
             is_new = self._memory.take(frame)
         except StreamLost:
@@ -160,5 +152,5 @@ class GatewayLink:
         if frame.HasField("bye"):
             return False
         if is_new:
-            self._owner.on_frame(frame)
+            self._on_frame(frame)
         return True

@@ -1,4 +1,4 @@
-"""Tokens on their way to one gateway: what several engine steps bring becomes one Step frame.
+"""Frames on their way to one gateway: what several engine steps bring becomes one Step frame.
 
 The stream's writer takes a frame whenever it can write one; everything that came meanwhile is
 merged into columns, at most one entry per choice (decision 0031: without merging, a slow gateway
@@ -35,7 +35,21 @@ class StepMerge:
         self._tokens: dict[Key, _Entry] = {}
         self._judged: deque[tuple[Key, worker_pb2.TokenLogprobs]] = deque()
         self._sides: dict[Key, worker_pb2.StepSide] = {}
+        self._notices: deque[worker_pb2.WorkerFrame] = deque()
         self.step = 0
+
+    @property
+    def num_notices(self) -> int:
+        return len(self._notices)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Output tokens, or logprobs of prompt tokens, wait to be written."""
+        return bool(self._tokens or self._judged)
+
+    def add_notice(self, frame: worker_pb2.WorkerFrame) -> None:
+        """A whole frame, such as a refusal, that overtakes all tokens."""
+        self._notices.append(frame)
 
     def add_token(
         self,
@@ -65,7 +79,9 @@ class StepMerge:
         self._side(key).finish.CopyFrom(finish)
 
     def take(self) -> worker_pb2.WorkerFrame | None:
-        """One Step frame with what waits, or None."""
+        """The oldest notice, else one Step frame with what waits, or None."""
+        if self._notices:
+            return self._notices.popleft()
         if not self._tokens and not self._sides and not self._judged:
             return None
         step = worker_pb2.Step(step=self.step)
@@ -73,7 +89,7 @@ class StepMerge:
         if self._judged:
             return worker_pb2.WorkerFrame(step=step)
         counts = self._take_tokens(step, num_logprobs)
-        if any(count != 1 for count in counts):
+        if counts.count(1) < len(counts):
             step.counts.extend(counts)
         self._take_sides(step)
         return worker_pb2.WorkerFrame(step=step)

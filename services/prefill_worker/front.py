@@ -8,9 +8,7 @@ import asyncio
 from collections.abc import Iterator
 
 from baton.engine.protocol.client import CoreDied
-from baton.engine.protocol.messages import StepEvents
 from baton.handoff.frame_codec import OutFrame
-from baton.handoff.lease import SWEEP_INTERVAL_S, LeaseTable
 from baton.handoff.transport import SendingEnd
 from baton.runtime import logs
 from baton.runtime.audit import Audit
@@ -21,10 +19,9 @@ from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
 from baton.worker.parts import WorkerParts
-from services.prefill_worker.session import HandoffSession
-from services.prefill_worker.transfer import PrefillTransfer
+from services.prefill_worker.decode_session import HandoffSession
+from services.prefill_worker.open_transfers import OpenTransfers
 
-MAX_TRANSFERS = 1024
 MAX_SESSIONS = 256
 
 _log = logs.get("prefill_worker")
@@ -35,29 +32,23 @@ class PrefillFront:
 
     def __init__(self, parts: WorkerParts) -> None:
         self._parts = parts
-        self._leases: LeaseTable[PrefillTransfer] = LeaseTable(
-            parts.clock, max_leases=MAX_TRANSFERS
-        )
-        self._owners: dict[PrefillTransfer, HandoffSession] = {}
+        self._transfers = OpenTransfers(parts.clock, self._check_admission)
         self._sessions: dict[HandoffSession, None] = {}
-        self._sampled: list[tuple[HandoffSession, PrefillTransfer]] = []
         self._is_draining = False
         self._audit = Audit()
-        self._became_idle = asyncio.Event()
         parts.watch.on_change(self._core_stalled)
-        parts.dispatcher.observe(self._end_of_step)
         parts.dispatcher.observe(lambda events: self._audit.found(events.violations))
         parts.dispatcher.observe(parts.metrics.observe)
         parts.dispatcher.observe(parts.reports.apply)
 
     @property
     def num_transfers(self) -> int:
-        return len(self._owners)
+        return len(self._transfers)
 
     async def run(self) -> None:
         """Drive engine events and leases until cancelled. Raises CoreDied, in a group."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._sweep())
+            group.create_task(self._transfers.sweep())
             group.create_task(self._audit.run(self.violations))
             group.create_task(self._parts.watch.run())
             try:
@@ -75,7 +66,7 @@ class PrefillFront:
         if agreed is None:
             await stream.close()
             return
-        session = HandoffSession(stream, self._parts, self, *agreed)
+        session = HandoffSession(stream, self._parts, self._transfers, *agreed)
         self._sessions[session] = None
         try:
             await session.run()
@@ -88,57 +79,38 @@ class PrefillFront:
         self._parts.reports.set_draining()
         try:
             async with asyncio.timeout(cap_s):
-                while self._owners:
-                    self._became_idle.clear()
-                    await self._became_idle.wait()
+                await self._transfers.wait_until_empty()
         except TimeoutError:
-            _log.warning("drain_cut_short", num_transfers=len(self._owners))
+            _log.warning("drain_cut_short", num_transfers=self.num_transfers)
         async with asyncio.TaskGroup() as group:
             for session in self._sessions:
                 group.create_task(session.finish("draining"))
 
     def check_integrity(self) -> None:
-        """Asserts that every transfer has one lease and one owner, and every listener one."""
-        self._leases.check_integrity()
-        assert len(self._leases) == len(self._owners)
-        assert all(transfer in self._leases for transfer in self._owners)
-        num_seqs = sum(len(transfer.seq_ids) for transfer in self._owners)
+        """Asserts that every transfer has one lease, and every sequence a transfer."""
+        self._transfers.check_integrity()
+        num_seqs = sum(len(transfer.seq_ids) for transfer in self._transfers)
         assert self._parts.dispatcher.num_open == num_seqs
 
     def violations(self) -> Iterator[Violation]:
         """Transfers without a lease or a live peer, and sequences without a transfer."""
-        for transfer, session in self._owners.items():
-            if session not in self._sessions:
-                yield Violation("lease_without_owner", transfer.request_id, f"of {session.peer}")
-            if transfer not in self._leases:
+        served = {transfer for session in self._sessions for transfer in session.transfers}
+        for transfer in self._transfers:
+            if transfer not in served:
+                peer = self._transfers.peer_of(transfer)
+                yield Violation("lease_without_owner", transfer.request_id, f"of {peer}")
+            if not transfer.is_over and not self._transfers.has_lease(transfer):
                 yield Violation("transfer_without_lease", transfer.request_id, "")
-        owned = {seq_id for transfer in self._owners for seq_id in transfer.seq_ids}
+        owned = {seq_id for transfer in self._transfers for seq_id in transfer.seq_ids}
         for seq_id, request_id in self._parts.dispatcher.open_sequences():
             if seq_id not in owned:
                 yield Violation("sequence_without_transfer", request_id, f"sequence {seq_id}")
 
-    # What sessions ask (Keeper).
-
-    def admit(self, session: HandoffSession, transfer: PrefillTransfer) -> None:
+    def _check_admission(self) -> None:
+        """Raises Unavailable while nothing new is taken."""
         if self._is_draining:
             raise failures.Unavailable("this prefill worker is draining", reason="draining")
         self._parts.watch.check()
-        if not self._leases.can_grant():
-            raise failures.Overloaded(f"{MAX_TRANSFERS} transfers are open already")
-        self._leases.grant(transfer)
-        self._owners[transfer] = session
-
-    def renew(self, transfer: PrefillTransfer) -> None:
-        self._leases.renew(transfer)
-
-    def dismiss(self, transfer: PrefillTransfer) -> None:
-        self._leases.release(transfer)
-        del self._owners[transfer]
-        if not self._owners:
-            self._became_idle.set()
-
-    def sampled(self, session: HandoffSession, transfer: PrefillTransfer) -> None:
-        self._sampled.append((session, transfer))
 
     async def _exchange_hello(
         self, stream: FrameStream[handoff_pb2.DecodeFrame, OutFrame]
@@ -188,29 +160,18 @@ class PrefillFront:
     def _core_stalled(self, stalled: bool) -> None:
         """What is computed here must be computed elsewhere; a core that wakes up drops it."""
         error = failures.Unavailable("the prefill core stands still", reason="handoff_failed")
-        for transfer, session in list(self._owners.items()) if stalled else ():
-            session.failed(transfer, error)
+        for transfer in self._transfers if stalled else ():
+            transfer.fail(error)
 
     async def _report_death(self, died: CoreDied) -> None:
         """Fail what is open, and name those that ran in the step in which the core died."""
-        for transfer, session in list(self._owners.items()):
+        for transfer in self._transfers:
             error = failures.Unavailable(
                 "the prefill core died",
                 reason="handoff_failed",
                 is_suspect=transfer.request_id in died.suspect_request_ids,
             )
-            session.failed(transfer, error)
+            transfer.fail(error)
         async with asyncio.TaskGroup() as group:
             for session in self._sessions:
                 group.create_task(session.finish("core died"))
-
-    def _end_of_step(self, _: StepEvents) -> None:
-        sampled, self._sampled = self._sampled, []
-        for session, transfer in sampled:
-            session.end_of_step(transfer)
-
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_INTERVAL_S)
-            for transfer in self._leases.sweep():
-                self._owners[transfer].expire(transfer)

@@ -13,7 +13,9 @@ from baton.testing.virtual_clock import virtual
 from baton.wire.failures import Unavailable
 from baton.wire.v1 import worker_pb2
 from baton.worker import instruments
+from services.decode_worker import gateway_link
 from services.decode_worker.gateway_link import MAX_NOTICES, PARK_S, GatewayLink
+from services.decode_worker.step_merge import StepMerge
 
 
 def count(outcome: str) -> float:
@@ -21,26 +23,32 @@ def count(outcome: str) -> float:
     return instruments.DECODE_PARKED_GATEWAYS.labels(outcome)._value.get()
 
 
-class RecordingOwner:
-    """Has numbered steps to say, and keeps what it was told."""
+class NumberedSteps(StepMerge):
+    """Says steps one by one, as they were numbered, behind its notices."""
 
     def __init__(self) -> None:
-        self.steps: deque[int] = deque()
-        self.heard: list[str] = []
+        super().__init__()
+        self.numbers: deque[int] = deque()
 
-    def next_step(self) -> worker_pb2.WorkerFrame | None:
-        if not self.steps:
-            return None
-        return worker_pb2.WorkerFrame(step={"step": self.steps.popleft()})
+    def take(self) -> worker_pb2.WorkerFrame | None:
+        if (notice := super().take()) is not None or not self.numbers:
+            return notice
+        return worker_pb2.WorkerFrame(step={"step": self.numbers.popleft()})
+
+
+class RecordingOwner:
+    """Keeps what a link tells it."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.link: GatewayLink | None = None
 
     def on_frame(self, frame: worker_pb2.GatewayFrame) -> None:
         self.heard.append(frame.cancel.request_id)
 
-    def link_resumed(self) -> None:
-        self.heard.append("(resumed)")
-
-    def link_over(self) -> None:
-        self.heard.append("(over)")
+    def on_change(self) -> None:
+        assert self.link is not None
+        self.heard.append("(over)" if self.link.is_over else "(resumed)")
 
 
 class Connection:
@@ -88,23 +96,27 @@ class Scene:
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self.owner = RecordingOwner()
-        self.link = GatewayLink(("g1", 1), self.owner)
+        self.link = GatewayLink(("g1", 1), self.owner.on_frame, self.owner.on_change)
+        self.owner.link = self.link
         self._tasks = tasks
 
     def dial(self, num_received: int | None = None) -> Connection:
         return Connection(self.link, self._tasks, num_received)
 
     def say(self, *steps: int) -> None:
-        self.owner.steps.extend(steps)
+        assert isinstance(self.link.merge, NumberedSteps)
+        self.link.merge.numbers.extend(steps)
         self.link.wake()
 
 
 @asynccontextmanager
 async def scene() -> AsyncIterator[Scene]:
-    async with asyncio.TaskGroup() as tasks:
-        made = Scene(tasks)
-        yield made
-        made.link.abandon()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gateway_link, "StepMerge", NumberedSteps)
+        async with asyncio.TaskGroup() as tasks:
+            made = Scene(tasks)
+            yield made
+            made.link.abandon()
 
 
 @virtual

@@ -7,7 +7,7 @@ import pytest
 
 from baton.wire.v1 import worker_pb2
 from baton.worker.reports import ReportLog
-from services.decode_worker.prefill_link import MIN_RATE_BYTES, PrefillLinks
+from services.decode_worker.prefill_links import MIN_RATE_BYTES, PrefillLinks
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from baton.wire.kv_spec import KVSpec, to_wire
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.worker import instruments
 from baton.worker.core_watch import TICK_S
-from services.prefill_worker.front import MAX_SESSIONS, MAX_TRANSFERS
+from services.prefill_worker.front import MAX_SESSIONS
+from services.prefill_worker.open_transfers import MAX_TRANSFERS
 from tests.unit.prefill_worker.conftest import CAPABILITY, NUM_BLOCKS, Peer, Worker, worker
 from tests.unit.worker.scripted_core import BLOCK_SIZE, MODEL_FP, SPEC
 
@@ -235,8 +236,9 @@ async def test_what_belongs_to_nobody_is_told() -> None:
         await started(w, peer)
         assert list(w.front.violations()) == []
         stray = w.parts.dispatcher.open(None, "r-stray")  # type: ignore[arg-type]
-        ((transfer, session),) = w.front._owners.items()
-        w.front._leases.release(transfer)
+        (session,), (transfer,) = w.front._sessions, w.front._transfers
+        leases = w.front._transfers._leases
+        leases.release(transfer)
         del w.front._sessions[session]
         told = {(each.check, each.request_id) for each in w.front.violations()}
         assert told == {
@@ -244,5 +246,5 @@ async def test_what_belongs_to_nobody_is_told() -> None:
             ("lease_without_owner", "r1"),
         }
         w.parts.dispatcher.forget(stray)
-        w.front._leases.grant(transfer)
+        leases.grant(transfer)
         w.front._sessions[session] = None

@@ -1,13 +1,15 @@
 """One decode worker's stream: its transfers, its credit, and what leaves next.
 
-Control frames (accepted, first token, abort) overtake blocks. Blocks are pulled by the stream's
-writer, as far as the peer's credit goes and at most one frame further, so that no frame can be too
-large for it, from the transfers in the order in which they had some.
+Each transfer is one coroutine from its Prefill to its end. Control frames (accepted, first token,
+abort) overtake blocks. Blocks are pulled by the stream's writer, as far as the peer's credit goes
+and at most one frame further, so that no frame can be too large for it, from the transfers in the
+order in which they had some.
 """
 
+import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from baton.handoff.frame_codec import OutFrame
 from baton.handoff.ticket import CAPABILITY_BYTES, ForeignFrame
@@ -23,27 +25,12 @@ from baton.worker.cancels import observe_cancel
 from baton.worker.parts import WorkerParts
 from baton.worker.prompt import PromptBuffer, check_cache_key
 from baton.worker.sampling import to_params
-from services.prefill_worker.transfer import PrefillTransfer
+from services.prefill_worker.open_transfers import OpenTransfers
+from services.prefill_worker.outgoing_transfer import PrefillOrder, PrefillTransfer, TransferEnded
 
 MAX_PARTIAL_PROMPTS = 64
 
 _log = logs.get("prefill_worker.session")
-
-
-class Keeper(Protocol):
-    """What a session asks of the front, which owns leases and admission."""
-
-    def admit(self, session: "HandoffSession", transfer: PrefillTransfer) -> None:
-        """Take the transfer under a lease. Raises Unavailable."""
-
-    def renew(self, transfer: PrefillTransfer) -> None:
-        """The peer still wants it."""
-
-    def dismiss(self, transfer: PrefillTransfer) -> None:
-        """It has ended; its lease with it."""
-
-    def sampled(self, session: "HandoffSession", transfer: PrefillTransfer) -> None:
-        """Call the session's `end_of_step` when the step is dispatched."""
 
 
 class HandoffSession:
@@ -53,90 +40,129 @@ class HandoffSession:
         self,
         stream: FrameStream[handoff_pb2.DecodeFrame, OutFrame],
         parts: WorkerParts,
-        keeper: Keeper,
+        open_transfers: OpenTransfers,
         hello: handoff_pb2.DecodeHello,
         sending: SendingEnd,
     ) -> None:
         self.peer = hello.worker_id
         self._sending = sending
         self._parts = parts
-        self._keeper = keeper
-        self._writer: FrameWriter[OutFrame]
-        self._writer = FrameWriter(stream, drain=self._next_blocks)
-        self._pump = StreamPump(stream, self._writer, self._on_frame)
+        self._open = open_transfers
+        writer: FrameWriter[OutFrame] = FrameWriter(stream, drain=self._next_blocks)
+        self._pump = StreamPump(stream, writer, self._on_frame)
         self._transfers: dict[int, PrefillTransfer] = {}
+        # Each transfer's coroutine.
+        self._tasks = asyncio.TaskGroup()
         # Prefills whose prompt continues in further frames.
         self._partial: dict[int, tuple[handoff_pb2.Prefill, PromptBuffer]] = {}
         self._ready: deque[PrefillTransfer] = deque()
         self._credit_bytes = hello.credit_bytes
-        self._handlers: dict[str, Callable[[Any], None]] = {
-            "prefill": self._on_prefill,
-            "prefill_part": self._on_prefill_part,
-            "credit": self._on_credit,
-            "renew": self._on_renew,
-            "done": self._on_done,
-            "abort": self._on_abort,
-        }
+
+    @property
+    def transfers(self) -> Iterable[PrefillTransfer]:
+        """Those of this peer."""
+        return self._transfers.values()
 
     async def run(self) -> None:
         """Serve until the stream ends; then everything of this peer is freed."""
-        try:
-            await self._pump.run()
-        finally:
-            if self._pump.was_lost:
-                _log.warning("handoff_stream_lost", peer=self.peer, num_open=len(self._transfers))
-            for transfer in list(self._transfers.values()):
-                self._end(transfer, "lost")
-            self._partial.clear()
+        async with self._tasks:
+            try:
+                await self._pump.run()
+            finally:
+                if self._pump.was_lost:
+                    num_open = len(self._transfers)
+                    _log.warning("handoff_stream_lost", peer=self.peer, num_open=num_open)
+                for transfer in self._transfers.values():
+                    transfer.end("lost")
+                self._partial.clear()
 
     async def finish(self, reason: str) -> None:
         """Say Bye and end the stream."""
         await self._pump.finish(handoff_pb2.PrefillFrame(bye={"reason": reason}))
 
-    def expire(self, transfer: PrefillTransfer) -> None:
-        """The peer has not renewed the lease: free its blocks and tell it, should it live."""
-        error = failures.Unavailable("the lease ran out", reason="handoff_failed")
-        self._abort(transfer, error, "expired")
+    # The life of a transfer.
 
-    def end_of_step(self, transfer: PrefillTransfer) -> None:
-        """Send the first token of a transfer that was sampled in the step just dispatched."""
-        if self._transfers.get(transfer.ticket.xfer_id) is not transfer:
-            return
-        self._control(handoff_pb2.PrefillFrame(first_tokens=transfer.end_of_step()))
+    async def _serve(self, transfer: PrefillTransfer) -> None:
+        """Take it under a lease, or refuse it."""
+        try:
+            with self._open.admitted(transfer, self.peer):
+                await self._hand_over(transfer)
+        except failures.BatonError as error:
+            self._refuse(transfer.ticket.xfer_id, transfer.request_id, error)
+        finally:
+            del self._transfers[transfer.ticket.xfer_id]
 
-    # What transfers tell (TransferOutlet).
+    async def _hand_over(self, transfer: PrefillTransfer) -> None:
+        """Compute, send what is final, and hold it until the end, whoever brings that."""
+        outcome = "lost"
+        try:
+            transfer.start()
+            await transfer.started()
+            self._parts.reports.accepted(transfer.request_id)
+            self._control(handoff_pb2.PrefillFrame(accepted={"xfer_id": transfer.ticket.xfer_id}))
+            while not transfer.is_computed:
+                self._offer(transfer)
+                await transfer.news()
+            self._control(handoff_pb2.PrefillFrame(first_tokens=transfer.take_first_tokens()))
+            self._offer(transfer)
+            await transfer.over()
+        except TransferEnded as end:
+            outcome = end.outcome
+            if end.error is not None:
+                self._tell_failure(transfer, end.outcome, end.error)
+        finally:
+            self._free(transfer, outcome)
 
-    def accepted(self, transfer: PrefillTransfer) -> None:
-        self._parts.reports.accepted(transfer.request_id)
-        self._control(handoff_pb2.PrefillFrame(accepted={"xfer_id": transfer.ticket.xfer_id}))
-
-    def failed(self, transfer: PrefillTransfer, error: failures.BatonError) -> None:
-        if transfer.is_started:
-            self._abort(transfer, error, "failed")
-            return
-        self._parts.reports.accepted(transfer.request_id)
-        self._refuse(transfer.ticket.xfer_id, transfer.request_id, error)
-        self._end(transfer, "refused")
-
-    def sampled(self, transfer: PrefillTransfer) -> None:
-        self._keeper.sampled(self, transfer)
-
-    def blocks_ready(self, transfer: PrefillTransfer) -> None:
+    def _offer(self, transfer: PrefillTransfer) -> None:
+        """Let the writer take its blocks that are final."""
         if transfer not in self._ready:
             self._ready.append(transfer)
-        self._writer.wake()
+        self._pump.writer.wake()
+
+    def _tell_failure(
+        self, transfer: PrefillTransfer, outcome: str, error: failures.BatonError
+    ) -> None:
+        ticket = transfer.ticket
+        if outcome == "refused":
+            self._parts.reports.accepted(transfer.request_id)
+            self._refuse(ticket.xfer_id, transfer.request_id, error)
+            return
+        _log.warning(
+            "transfer_failed", request_id=transfer.request_id, reason=error.reason, outcome=outcome
+        )
+        abort = handoff_pb2.TransferAbort(
+            xfer_id=ticket.xfer_id,
+            capability=ticket.capability,
+            failure=failures.to_wire(error),
+        )
+        self._control(handoff_pb2.PrefillFrame(abort=abort))
+
+    def _free(self, transfer: PrefillTransfer, outcome: str) -> None:
+        if transfer in self._ready:
+            self._ready.remove(transfer)
+        dispatcher = self._parts.dispatcher
+        for seq_id in transfer.seq_ids:
+            if transfer.is_computed:
+                dispatcher.release(seq_id)
+            else:
+                dispatcher.abort(seq_id)
+        instruments.HANDOFF_TRANSFERS.labels("sent", outcome).inc()
+        if outcome == "complete" and not transfer.needs_no_blocks:
+            instruments.HANDOFF_BLOCKS.labels("sent").inc(transfer.ticket.num_missing_blocks)
+        if outcome == "aborted":
+            observe_cancel(self._parts, transfer.phase, transfer.seq_ids)
 
     # Frames.
 
     def _on_frame(self, frame: handoff_pb2.DecodeFrame) -> bool:
-        kind = frame.WhichOneof("frame")
+        kind = frame.WhichOneof("frame") or ""
         if kind == "bye":
             return False
-        handler = self._handlers.get(kind or "")
+        handler = _HANDLERS.get(kind)
         if handler is None:
             instruments.HANDOFF_DROPPED_FRAMES.labels("unknown").inc()
         else:
-            handler(getattr(frame, kind))
+            handler(self, getattr(frame, kind))
         return True
 
     def _on_prefill(self, request: handoff_pb2.Prefill) -> None:
@@ -180,24 +206,23 @@ class HandoffSession:
         del self._partial[xfer_id]
         sampling = to_params(request.sampling)
         token_ids = buffer.token_ids + request.emitted_ids
-        transfer = PrefillTransfer(request, token_ids, self._parts, self, self._sending)
-        self._keeper.admit(self, transfer)
-        self._transfers[xfer_id] = transfer
-        transfer.start(buffer.block_hashes, sampling)
+        order = PrefillOrder(request, token_ids, buffer.block_hashes, sampling)
+        transfer = self._transfers[xfer_id] = PrefillTransfer(order, self._parts, self._sending)
+        self._tasks.create_task(self._serve(transfer))
 
     def _on_credit(self, credit: handoff_pb2.TransferCredit) -> None:
         self._credit_bytes += credit.bytes
-        self._writer.wake()
+        self._pump.writer.wake()
 
     def _on_renew(self, renew: handoff_pb2.RenewTransfers) -> None:
         for xfer_id in renew.xfer_ids:
             if (transfer := self._transfers.get(xfer_id)) is not None:
-                self._keeper.renew(transfer)
+                self._open.renew(transfer)
 
     def _on_done(self, done: handoff_pb2.TransferDone) -> None:
         transfer = self._find(done.xfer_id, done.capability)
         if transfer is not None:
-            self._end(transfer, "complete")
+            transfer.end("complete")
 
     def _on_abort(self, abort: handoff_pb2.TransferAbort) -> None:
         self._partial.pop(abort.xfer_id, None)
@@ -206,13 +231,12 @@ class HandoffSession:
             _log.info(
                 "transfer_aborted", request_id=transfer.request_id, reason=abort.failure.reason
             )
-            self._end(transfer, "aborted")
-            observe_cancel(self._parts, transfer.phase, transfer.seq_ids)
+            transfer.end("aborted")
 
     def _find(self, xfer_id: int, capability: bytes) -> PrefillTransfer | None:
         transfer = self._transfers.get(xfer_id)
         try:
-            if transfer is None:
+            if transfer is None or transfer.is_over:
                 raise ForeignFrame("transfer")
             transfer.ticket.check_capability(capability)
         except ForeignFrame as error:
@@ -220,53 +244,19 @@ class HandoffSession:
             return None
         return transfer
 
-    # Ends.
-
     def _refuse(self, xfer_id: int, request_id: str, error: failures.BatonError) -> None:
         _log.info("transfer_refused", request_id=request_id, reason=error.reason)
         refused = handoff_pb2.TransferRefused(xfer_id=xfer_id, failure=failures.to_wire(error))
         self._control(handoff_pb2.PrefillFrame(refused=refused))
-
-    def _abort(self, transfer: PrefillTransfer, error: failures.BatonError, outcome: str) -> None:
-        _log.warning(
-            "transfer_failed", request_id=transfer.request_id, reason=error.reason, outcome=outcome
-        )
-        ticket = transfer.ticket
-        self._control(
-            handoff_pb2.PrefillFrame(
-                abort=handoff_pb2.TransferAbort(
-                    xfer_id=ticket.xfer_id,
-                    capability=ticket.capability,
-                    failure=failures.to_wire(error),
-                )
-            )
-        )
-        self._end(transfer, outcome)
-
-    def _end(self, transfer: PrefillTransfer, outcome: str) -> None:
-        """Free everything of a transfer, exactly once."""
-        del self._transfers[transfer.ticket.xfer_id]
-        if transfer in self._ready:
-            self._ready.remove(transfer)
-        self._keeper.dismiss(transfer)
-        dispatcher = self._parts.dispatcher
-        for seq_id in transfer.seq_ids:
-            if transfer.first_token is not None:
-                dispatcher.release(seq_id)
-            else:
-                dispatcher.abort(seq_id)
-        instruments.HANDOFF_TRANSFERS.labels("sent", outcome).inc()
-        if outcome == "complete" and not transfer.needs_no_blocks:
-            instruments.HANDOFF_BLOCKS.labels("sent").inc(transfer.ticket.num_missing_blocks)
 
     # Writing.
 
     def _next_blocks(self) -> OutFrame | None:
         """The next Blocks or Commit that the credit allows (the writer's drain)."""
         while self._ready:
-            sender = self._ready[0].sender
+            transfer, sender = self._ready[0], self._ready[0].sender
             assert sender is not None
-            if not sender.has_next():
+            if transfer.is_over or not sender.has_next():
                 self._ready.popleft()
                 continue
             num_bytes = sender.next_bytes()
@@ -279,6 +269,16 @@ class HandoffSession:
 
     def _control(self, frame: handoff_pb2.PrefillFrame) -> None:
         try:
-            self._writer.send_control(frame)
+            self._pump.writer.send_control(frame)
         except StreamLost:
             self._pump.stop_lost()
+
+
+_HANDLERS: dict[str, Callable[[HandoffSession, Any], None]] = {
+    "prefill": HandoffSession._on_prefill,
+    "prefill_part": HandoffSession._on_prefill_part,
+    "credit": HandoffSession._on_credit,
+    "renew": HandoffSession._on_renew,
+    "done": HandoffSession._on_done,
+    "abort": HandoffSession._on_abort,
+}

@@ -1,49 +1,42 @@
 """One gateway's attempts by handle, and one Step frame for whatever they produced."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
-from baton.runtime import logs
 from baton.wire import failures
 from baton.wire.v1 import worker_pb2
 from baton.worker.parts import WorkerParts
 from baton.worker.prompt import PromptBuffer, check_cache_key
 from baton.worker.sampling import to_params
 from services.decode_worker.attempt import Attempt
+from services.decode_worker.attempt_output import refuse
 from services.decode_worker.attempt_request import AttemptRequest, check_room
 from services.decode_worker.gateway_link import GatewayLink, LinkKey
-from services.decode_worker.prefill_link import PrefillLinks
-from services.decode_worker.step_merge import StepMerge
+from services.decode_worker.prefill_links import PrefillLinks
 
 MAX_PARTIAL_PROMPTS = 64
 
-_log = logs.get("decode_worker.session")
-
-
-class Doorkeeper(Protocol):
-    """What a session asks of the front."""
-
-    def check_admission(self) -> None:
-        """Raises Unavailable while nothing new is taken."""
-
-    def session_changed(self) -> None:
-        """One of its attempts has ended, or its gateway is back."""
-
-    def session_over(self, session: "GatewaySession") -> None:
-        """It holds nothing any more, and its link is over."""
-
 
 class GatewaySession:
-    """What a gateway has here, for as long as its link lasts."""
+    """What a gateway has here, for as long as its link lasts.
+
+    `check_admission` raises Unavailable while nothing new is taken. `on_change` is called when an
+    attempt has ended, when the gateway is back, and once when all is over.
+    """
 
     def __init__(
-        self, parts: WorkerParts, links: PrefillLinks, doorkeeper: Doorkeeper, key: LinkKey
+        self,
+        parts: WorkerParts,
+        links: PrefillLinks,
+        key: LinkKey,
+        check_admission: Callable[[], None],
+        on_change: Callable[["GatewaySession"], None],
     ) -> None:
-        self.merge = StepMerge()
-        self.link = GatewayLink(key, self)
+        self.link = GatewayLink(key, self._on_frame, self._link_changed)
         self._parts = parts
         self._links = links
-        self._doorkeeper = doorkeeper
+        self._check_admission = check_admission
+        self._on_change = on_change
         self._attempts: dict[int, Attempt] = {}
         self._handles: dict[str, int] = {}  # of the newest attempt of a request
         # Submits whose prompt continues in further frames.
@@ -75,49 +68,20 @@ class GatewaySession:
         for attempt in list(self._attempts.values()):
             attempt.failed(error)
 
-    # What attempts tell (AttemptOutlet).
+    def end_of_step(self, step: int) -> None:
+        """Write what all attempts got in this step."""
+        self.link.merge.step = step
+        if self.link.merge.has_tokens:
+            self.link.wake()
 
-    def wake(self) -> None:
-        self.link.wake()
+    def _link_changed(self) -> None:
+        if self.link.is_over:
+            self._partial.clear()
+            for attempt in list(self._attempts.values()):
+                attempt.drop()
+        self._on_change(self)
 
-    def refuse(self, submit: worker_pb2.Submit, error: failures.BatonError) -> None:
-        _log.info(
-            "submit_refused",
-            request_id=submit.request_id,
-            epoch=submit.epoch,
-            reason=error.reason,
-            detail=error.log_detail,
-        )
-        refused = worker_pb2.Refused(
-            request_id=submit.request_id,
-            epoch=submit.epoch,
-            handle=submit.handle,
-            failure=failures.to_wire(error),
-        )
-        self.link.send(worker_pb2.WorkerFrame(refused=refused))
-
-    def ended(self, attempt: Attempt) -> None:
-        submit = attempt.request.submit
-        del self._attempts[submit.handle]
-        if self._handles.get(submit.request_id) == submit.handle:
-            del self._handles[submit.request_id]
-        self._doorkeeper.session_changed()
-
-    # What the link tells (LinkOwner).
-
-    def next_step(self) -> worker_pb2.WorkerFrame | None:
-        return self.merge.take()
-
-    def link_resumed(self) -> None:
-        self._doorkeeper.session_changed()
-
-    def link_over(self) -> None:
-        self._partial.clear()
-        for attempt in list(self._attempts.values()):
-            attempt.drop()
-        self._doorkeeper.session_over(self)
-
-    def on_frame(self, frame: worker_pb2.GatewayFrame) -> None:
+    def _on_frame(self, frame: worker_pb2.GatewayFrame) -> None:
         kind = frame.WhichOneof("frame") or ""
         if (handler := self._handlers.get(kind)) is not None:
             handler(getattr(frame, kind))
@@ -125,7 +89,7 @@ class GatewaySession:
     def _on_submit(self, submit: worker_pb2.Submit) -> None:
         handle = submit.handle
         if handle in self._attempts or handle in self._partial:
-            self.refuse(submit, failures.InvalidRequest(f"handle {handle} is in use"))
+            refuse(self.link, submit, failures.InvalidRequest(f"handle {handle} is in use"))
             return
         try:
             self._check(submit)
@@ -154,7 +118,7 @@ class GatewaySession:
         self._start_if_complete(part.handle)
 
     def _check(self, submit: worker_pb2.Submit) -> None:
-        self._doorkeeper.check_admission()
+        self._check_admission()
         model_fp = self._parts.dispatcher.info.model_fp
         if submit.model_fp != model_fp:
             raise failures.Incompatible(f"model_fp {submit.model_fp} != {model_fp} here")
@@ -184,14 +148,21 @@ class GatewaySession:
         except failures.BatonError as error:
             self._refuse_new(submit, error)
             return
-        attempt = Attempt(request, self, self._parts, self._links)
+        attempt = Attempt(request, self.link, self._parts, self._links, self._ended)
         self._attempts[handle] = attempt
         self._handles[submit.request_id] = handle
         attempt.start()
 
+    def _ended(self, attempt: Attempt) -> None:
+        submit = attempt.request.submit
+        del self._attempts[submit.handle]
+        if self._handles.get(submit.request_id) == submit.handle:
+            del self._handles[submit.request_id]
+        self._on_change(self)
+
     def _refuse_new(self, submit: worker_pb2.Submit, error: failures.BatonError) -> None:
         self._parts.reports.accepted(submit.request_id)
-        self.refuse(submit, error)
+        refuse(self.link, submit, error)
 
     def _on_credits(self, credits: worker_pb2.Credits) -> None:
         columns = zip(credits.handles, credits.choices, credits.up_to_index, strict=False)

@@ -1,0 +1,80 @@
+"""Every open transfer of a prefill worker, each under a lease of its decode worker.
+
+Knows no streams.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from baton.handoff.lease import SWEEP_INTERVAL_S, LeaseTable
+from baton.system.clock import Clock
+from baton.wire import failures
+from services.prefill_worker.outgoing_transfer import PrefillTransfer
+
+MAX_TRANSFERS = 1024
+
+
+class OpenTransfers:
+    """Iterates over transfers. `check_admission` raises Unavailable while none is taken."""
+
+    def __init__(self, clock: Clock, check_admission: Callable[[], None]) -> None:
+        self._check_admission = check_admission
+        self._leases: LeaseTable[PrefillTransfer] = LeaseTable(clock, max_leases=MAX_TRANSFERS)
+        # By transfer, the decode worker that asked for it.
+        self._peers: dict[PrefillTransfer, str] = {}
+        self._became_empty = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def __iter__(self) -> Iterator[PrefillTransfer]:
+        """A copy: to end a transfer changes nothing here."""
+        return iter(list(self._peers))
+
+    @contextmanager
+    def admitted(self, transfer: PrefillTransfer, peer: str) -> Iterator[None]:
+        """Hold a lease for `transfer` meanwhile. Raises Unavailable."""
+        self._check_admission()
+        if not self._leases.can_grant():
+            raise failures.Overloaded(f"{MAX_TRANSFERS} transfers are open already")
+        self._leases.grant(transfer)
+        self._peers[transfer] = peer
+        try:
+            yield
+        finally:
+            self._leases.release(transfer)
+            del self._peers[transfer]
+            if not self._peers:
+                self._became_empty.set()
+
+    def renew(self, transfer: PrefillTransfer) -> None:
+        """The peer still wants it."""
+        self._leases.renew(transfer)
+
+    def peer_of(self, transfer: PrefillTransfer) -> str:
+        """The decode worker that asked for it."""
+        return self._peers[transfer]
+
+    def has_lease(self, transfer: PrefillTransfer) -> bool:
+        return transfer in self._leases
+
+    async def wait_until_empty(self) -> None:
+        """Return when every transfer has ended."""
+        while self._peers:
+            self._became_empty.clear()
+            await self._became_empty.wait()
+
+    async def sweep(self) -> None:
+        """End, until cancelled, what its peer has not renewed in time."""
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            for transfer in self._leases.sweep():
+                transfer.expire()
+
+    def check_integrity(self) -> None:
+        """Asserts that every transfer that goes on has one lease, and every lease a transfer."""
+        self._leases.check_integrity()
+        without = [transfer for transfer in self._peers if transfer not in self._leases]
+        assert all(transfer.is_over for transfer in without)
+        assert len(self._leases) + len(without) == len(self._peers)

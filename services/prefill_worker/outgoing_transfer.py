@@ -1,0 +1,265 @@
+"""One transfer as the prefill worker sees it: queue, compute, send, hold until the peer is done.
+
+    Prefill -> queued -> (Started) computing -> (first token) sending -> (Commit) held -> ended
+
+Listens to the engine's sequence, whose blocks these are; a session's coroutine follows it and frees
+them. Knows no streams and no leases.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from baton.engine.protocol.messages import (
+    AddSequence,
+    Finished,
+    Fork,
+    Progress,
+    SamplingParams,
+    SequenceRefused,
+    Started,
+    TokenLogprobs,
+)
+from baton.handoff.sender import Sender
+from baton.handoff.ticket import Ticket
+from baton.handoff.transport import SendingEnd
+from baton.runtime.telemetry import StageTimer, start_span
+from baton.wire import failures
+from baton.wire.prefix_hash import TOKEN_BYTES
+from baton.wire.v1 import handoff_pb2
+from baton.worker.dispatch import SequenceEvent, SequenceListener, sequence_failure, to_wire
+from baton.worker.parts import WorkerParts
+from baton.worker.stage_event import StageEvent
+
+_COMPLETE = ("stop", "length")
+
+
+class Stage(IntEnum):
+    """How far a transfer has come."""
+
+    QUEUED = 0
+    STARTED = 1  # its blocks are there
+    COMPUTED = 2  # its first tokens are known
+
+
+class TransferEnded(Exception):
+    """A transfer is over, and nothing of it is freed yet.
+
+    `outcome` is "complete", "aborted" or "lost" by the peer's doing, else "refused", "failed" or
+    "expired", with the `error` that the peer has to be told.
+    """
+
+    def __init__(self, outcome: str, error: failures.BatonError | None = None) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillOrder:
+    """A whole Prefill. `token_ids` are the prompt's and those of earlier attempts."""
+
+    request: handoff_pb2.Prefill
+    token_ids: bytes
+    block_hashes: bytes
+    sampling: SamplingParams
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) // TOKEN_BYTES
+
+    @property
+    def num_emitted(self) -> int:
+        return len(self.request.emitted_ids) // TOKEN_BYTES
+
+
+class _ForkToken:
+    """Listens for the first token of a further choice of the same prompt."""
+
+    def __init__(self) -> None:
+        self.wire = handoff_pb2.ForkToken()
+
+    def on_event(self, event: SequenceEvent) -> None:
+        if isinstance(event, Finished) and event.reason in _COMPLETE:
+            self.wire.finish_reason = event.reason
+
+    def on_token(self, token_id: int, index: int, logprobs: TokenLogprobs | None) -> None:
+        self.wire.token_id = token_id
+        if logprobs is not None:
+            self.wire.logprobs.CopyFrom(to_wire(logprobs))
+
+
+class PrefillTransfer:
+    """Listens to one prefill sequence, and to the first tokens of its forks."""
+
+    def __init__(self, order: PrefillOrder, parts: WorkerParts, sending: SendingEnd) -> None:
+        """Raises InvalidRequest."""
+        request = order.request
+        self.ticket = Ticket(
+            request.xfer_id,
+            request.request_id,
+            request.epoch,
+            request.capability,
+            request.first_missing_block,
+            parts.blocks.spec.num_blocks_for(order.num_tokens),
+        )
+        if self.ticket.num_missing_blocks < 0:
+            raise failures.InvalidRequest(
+                f"first_missing_block {request.first_missing_block} is behind the prompt's end"
+            )
+        # The sequence's and its forks', once started.
+        self.seq_ids: list[int] = []
+        self.sender: Sender | None = None
+        self._order = order
+        self._parts = parts
+        self._sending = sending
+        self._progress = StageEvent()
+        self._timer = StageTimer(parts.clock)
+        # Filled as the engine tells it.
+        self._first = handoff_pb2.FirstTokens(xfer_id=request.xfer_id)
+        self._forks = [_ForkToken() for _ in request.fork_choices]
+
+    @property
+    def request_id(self) -> str:
+        return self.ticket.request_id
+
+    @property
+    def is_computed(self) -> bool:
+        """The first tokens are known."""
+        return self._progress.stage >= Stage.COMPUTED
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing of it leaves any more; it is about to be freed."""
+        return self._progress.failure is not None
+
+    @property
+    def phase(self) -> str:
+        """Where it is: "queue", "prefill" or "handoff"."""
+        return ("queue", "prefill", "handoff")[self._progress.stage]
+
+    @property
+    def needs_no_blocks(self) -> bool:
+        """Every choice ended with its first token."""
+        ended = [self._first.finish_reason, *(fork.wire.finish_reason for fork in self._forks)]
+        return all(ended)
+
+    def start(self) -> None:
+        """Queue the sequence at the engine."""
+        order, request, dispatcher = self._order, self._order.request, self._parts.dispatcher
+        now = self._parts.clock.now()
+        listeners: list[SequenceListener] = [self, *self._forks]
+        self.seq_ids = [dispatcher.open(each, request.request_id) for each in listeners]
+        dispatcher.send(
+            AddSequence(
+                seq_id=self.seq_ids[0],
+                request_id=request.request_id,
+                choice=request.choice,
+                kind="prefill",
+                token_ids=order.token_ids,
+                num_emitted=order.num_emitted,
+                block_hashes=order.block_hashes,
+                cache_key=request.cache_key,
+                sampling=order.sampling,
+                credit=order.num_emitted + 1,
+                priority=request.priority,
+                deadline=now + request.deadline_ms / 1000 if request.deadline_ms else None,
+                forks=tuple(map(Fork, self.seq_ids[1:], request.fork_choices)),
+                is_suspect=request.is_suspect,
+                checksum_every=self._sending.checksum_every,
+            )
+        )
+
+    # What the coroutine waits for. Each raises TransferEnded.
+
+    async def started(self) -> None:
+        """Compute has started; the blocks are there."""
+        await self._progress.reach(Stage.STARTED)
+
+    async def news(self) -> None:
+        """More blocks are final, or the first tokens are known."""
+        await self._progress.news()
+
+    async def over(self) -> None:
+        """Never returns: the end raises."""
+        while True:
+            await self._progress.news()
+
+    def take_first_tokens(self) -> handoff_pb2.FirstTokens:
+        """What the decode worker gets at once; afterwards the rest of the blocks may leave."""
+        assert self.is_computed
+        assert self.sender is not None
+        if not self.needs_no_blocks:
+            self.sender.finish()
+        self._first.forks.extend(fork.wire for fork in self._forks)
+        self._first.stages.extend(self._timer.to_wire())
+        return self._first
+
+    # What ends it.
+
+    def end(self, outcome: str) -> None:
+        """The peer is done, wants no more of it, or is gone."""
+        self._progress.fail(TransferEnded(outcome))
+
+    def fail(self, error: failures.BatonError) -> None:
+        """It cannot go on."""
+        is_started = self._progress.stage >= Stage.STARTED
+        self._progress.fail(TransferEnded("failed" if is_started else "refused", error))
+
+    def expire(self) -> None:
+        """The peer has not renewed the lease: it is told, should it live."""
+        error = failures.Unavailable("the lease ran out", reason="handoff_failed")
+        self._progress.fail(TransferEnded("expired", error))
+
+    # What the engine tells (SequenceListener).
+
+    def on_event(self, event: SequenceEvent) -> None:
+        match event:
+            case Started():
+                self._on_started(event)
+            case Progress(num_computed_tokens=num_tokens, checksums=checksums):
+                assert self.sender is not None
+                self.sender.add_checksums(checksums)
+                self.sender.advance(num_tokens)
+                self._progress.advance(Stage.STARTED)
+            case SequenceRefused(reason=reason, message=message):
+                self.fail(sequence_failure(reason, message))
+            case Finished(reason=reason) if reason in _COMPLETE and self.is_computed:
+                self._first.finish_reason = reason
+            case Finished(reason=reason, message=message):
+                message = message or f"prefill ended: {reason}"
+                self.fail(sequence_failure(reason, message))
+
+    def on_token(self, token_id: int, index: int, logprobs: TokenLogprobs | None) -> None:
+        assert not self.is_computed, "a prefill samples one token"
+        self._first.token_id = token_id
+        if logprobs is not None:
+            self._first.logprobs.CopyFrom(to_wire(logprobs))
+        self._end_stage("prefill.compute")
+        # What else the step brings, such as the ends, comes before the coroutine goes on.
+        self._progress.advance(Stage.COMPUTED)
+
+    def _on_started(self, event: Started) -> None:
+        parts, num_cached_tokens = self._parts, event.num_cached_tokens
+        self._end_stage("prefill.queue")
+        self._first.num_cached_tokens = num_cached_tokens
+        parts.metrics.took_prompt(self._order.num_tokens, num_cached_tokens)
+        self.sender = Sender(self.ticket, event.block_ids, parts.blocks, self._sending)
+        if parts.dispatcher.info.device_pool is None:
+            # Else cached blocks get ready, or their checksums, with the first step.
+            self.sender.advance(num_cached_tokens)
+        self._progress.advance(Stage.STARTED)
+
+    def _end_stage(self, name: str) -> None:
+        start_s = self._timer.started_s + self._timer.wall_s
+        self._timer.mark(name)
+        start_span(
+            name,
+            traceparent=self._order.request.traceparent,
+            request_id=self.request_id,
+            start_s=start_s,
+            attributes={
+                "baton.worker_id": self._parts.worker_id,
+                "baton.num_tokens": self._order.num_tokens,
+                "baton.num_cached_tokens": self._first.num_cached_tokens,
+            },
+        ).end()
