@@ -31,11 +31,11 @@ class Numbered(Protocol):
 Frame = TypeVar("Frame", bound=Numbered)
 
 
-class NotRemembered(Exception):
+class NotResumable(Exception):
     """The peer lacks frames that are not kept any more, or knows some that were never sent."""
 
 
-class LinkMemory(Generic[Frame]):
+class ResumableLink(Generic[Frame]):
     """One end of a link. `source` gives the next new frame, or None; `blank` makes an empty one."""
 
     def __init__(self, source: Callable[[], Frame | None], blank: Callable[[], Frame]) -> None:
@@ -56,10 +56,10 @@ class LinkMemory(Generic[Frame]):
     def connect(self, stream: FrameStream[Any, Frame], num_taken: int) -> FrameWriter[Frame]:
         """The writer of a new connection to a peer that took in `num_taken` frames so far.
 
-        The writer of the connection before must have ended. Raises NotRemembered.
+        The writer of the connection before must have ended. Raises NotResumable.
         """
         if not self._num_dropped <= num_taken <= self._num_dropped + len(self._unacknowledged):
-            raise NotRemembered(f"frames after {num_taken} are not kept")
+            raise NotResumable(f"frames after {num_taken} are not kept")
         self._acknowledged(num_taken)
         self._num_written = 0
         self._writer = FrameWriter(stream, drain=self._next)

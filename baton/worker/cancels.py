@@ -7,12 +7,12 @@ what it holds for the same request, and measures that itself.
 from collections.abc import Sequence
 
 from baton.worker import instruments
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 
 
-def observe_cancel(parts: WorkerParts, phase: str, seq_ids: Sequence[int]) -> None:
+def observe_cancel(deps: WorkerDeps, phase: str, seq_ids: Sequence[int]) -> None:
     """These were aborted just now because the peer cancelled them in `phase`: "grammar" (to be
     tried), "queue", "prefill", "handoff" or "decode"."""
-    clock, cancelled_s = parts.clock, parts.clock.now()
+    clock, cancelled_s = deps.clock, deps.clock.now()
     histogram = instruments.CANCEL_SECONDS.labels(phase)
-    parts.dispatcher.when_freed(seq_ids, lambda: histogram.observe(clock.now() - cancelled_s))
+    deps.dispatcher.when_freed(seq_ids, lambda: histogram.observe(clock.now() - cancelled_s))

@@ -101,7 +101,7 @@ class CoreWatch:
         else:
             self._still_s = 0.0
             self._probe_when_due(elapsed_s)
-        self._judge(self._limits.limit_s(progress))
+        self._check_progress(self._limits.limit_s(progress))
 
     def _probe_when_due(self, elapsed_s: float) -> None:
         self._idle_s += elapsed_s
@@ -109,7 +109,7 @@ class CoreWatch:
             self._idle_s = 0.0
             self._client.send(Probe())
 
-    def _judge(self, limit_s: float) -> None:
+    def _check_progress(self, limit_s: float) -> None:
         is_stalled = self._still_s > limit_s
         if is_stalled != self.is_stalled:
             self.is_stalled = is_stalled

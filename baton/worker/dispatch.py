@@ -125,11 +125,11 @@ class EngineDispatcher:
             if (listener := listeners.get(seq_id)) is not None:
                 listener.on_token(token_id, index, logprobs.get((seq_id, index)))
         self._dispatch_group(events.finished)
-        self._tell_freed(events.freed)
+        self._report_freed(events.freed)
         for observer in self._observers:
             observer(events)
 
-    def _tell_freed(self, seq_ids: Iterable[int]) -> None:
+    def _report_freed(self, seq_ids: Iterable[int]) -> None:
         for seq_id in seq_ids:
             left, call = self._freeing.pop(seq_id, (set(), None))
             left.discard(seq_id)

@@ -90,7 +90,7 @@ HANDOFF_FALLBACKS = Counter(
     "baton_handoff_fallbacks",
     "Links whose transport failed, so that the next one to that worker uses grpc", ("transport",),
 )  # fmt: skip
-DECODE_PARKED_GATEWAYS = Counter(
+DECODE_DISCONNECTED_GATEWAYS = Counter(
     "baton_decode_parked_gateways",
     "Gateways whose stream broke, by outcome: resumed, expired",
     ("outcome",),
@@ -111,7 +111,7 @@ DECODE_SERIES: Series = {
     HANDOFF_DROPPED_FRAMES: _DROPPED,
     HANDOFF_LINKS: _BY_TRANSPORT,
     HANDOFF_FALLBACKS: _BY_TRANSPORT,
-    DECODE_PARKED_GATEWAYS: [("resumed",), ("expired",)],
+    DECODE_DISCONNECTED_GATEWAYS: [("resumed",), ("expired",)],
 }
 PREFILL_SERIES: Series = {
     HANDOFF_BLOCKS: [("sent",)],

@@ -14,7 +14,7 @@ from baton.worker.reports import ReportLog
 
 
 @dataclass(frozen=True)
-class WorkerParts:
+class WorkerDeps:
     """One worker's engine, pool view and surroundings."""
 
     worker_id: str

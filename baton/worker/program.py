@@ -30,7 +30,7 @@ from baton.worker.core_watch import CoreWatch, WatchLimits
 from baton.worker.dispatch import EngineDispatcher
 from baton.worker.grammar_gate import GrammarGate
 from baton.worker.metrics import WorkerMetrics
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 from baton.worker.reports import ReportLog, register_message
 from baton.worker.reports_servicer import WorkerReportsServicer
 from baton.worker.settings import Settings
@@ -39,7 +39,7 @@ from baton.worker.transports import HandoffOptions, make_transports
 CORE_MODULE = "baton.worker.core_main"
 _STOP_GRACE_S = 1.0
 # How long a worker that leaves still takes what a router sends that does not know it yet.
-TELL_ROUTERS_S = 0.5
+REPORT_DRAINING_S = 0.5
 
 _log = logs.get("worker")
 
@@ -66,7 +66,7 @@ def make_parts(
     limits: WatchLimits | None = None,
     handoff: HandoffOptions | None = None,
     random_bytes: Callable[[int], bytes] = secrets.token_bytes,
-) -> WorkerParts:
+) -> WorkerDeps:
     """Everything a front is built from, around one core."""
     boot_epoch = int(clock.unix() * 1000)
     dispatcher = EngineDispatcher(client)
@@ -90,7 +90,7 @@ def make_parts(
     watch = CoreWatch(client, clock, limits)
     reports = ReportLog(register, lambda: dispatcher.send(SnapshotHashes()))
     watch.on_change(reports.set_stalled)
-    return WorkerParts(
+    return WorkerDeps(
         worker_id=worker_id,
         boot_epoch=boot_epoch,
         dispatcher=dispatcher,
@@ -113,7 +113,7 @@ def _device_transport(
     if info.device_pool is None:
         return None
     reads = CoreReads(dispatcher.send)
-    dispatcher.observe(lambda events: reads.told(events.pages_read))
+    dispatcher.observe(lambda events: reads.take_answers(events.pages_read))
     return DeviceTransport(
         info.kv_spec, info.device_pool, reads, checksum_every=handoff.checksum_every
     )
@@ -123,7 +123,7 @@ async def serve_worker(
     process: Process,
     settings: Settings,
     role: "router_pb2.WorkerRole",
-    make_front: Callable[[WorkerParts], Front],
+    make_front: Callable[[WorkerDeps], Front],
 ) -> None:
     """Serve until `process.stopping`. Raises Misconfigured when the core refuses the model, other
     CoreNotStarted, OSError, SettingsError, and CoreDied in a group."""
@@ -136,7 +136,7 @@ async def serve_worker(
     if client is None:
         return
     try:
-        parts = make_parts(
+        deps = make_parts(
             client,
             worker_id=settings.identity(),
             role=role,
@@ -146,8 +146,8 @@ async def serve_worker(
             ),
             handoff=settings.handoff(),
         )
-        parts = replace(parts, last_suspects=client.last_suspects)
-        await _serve(process, settings, parts, make_front(parts))
+        deps = replace(deps, last_suspects=client.last_suspects)
+        await _serve(process, settings, deps, make_front(deps))
     except NixlMissing as error:
         raise Misconfigured(str(error)) from None
     finally:
@@ -187,11 +187,11 @@ async def _start_core(settings: Settings) -> ProcessEngineClient | CoreNotStarte
         return error
 
 
-async def _serve(process: Process, settings: Settings, parts: WorkerParts, front: Front) -> None:
+async def _serve(process: Process, settings: Settings, deps: WorkerDeps, front: Front) -> None:
     def register(server: grpc.aio.Server) -> None:
         front.register(server)
         worker_pb2_grpc.add_WorkerReportsServicer_to_server(
-            WorkerReportsServicer(parts.reports), server
+            WorkerReportsServicer(deps.reports), server
         )
 
     async with asyncio.TaskGroup() as tasks:
@@ -199,17 +199,17 @@ async def _serve(process: Process, settings: Settings, parts: WorkerParts, front
         server = await start_server(settings.listen, register, link=True)
         try:
             admin_port = admin.start_admin(
-                settings.admin_listen, lambda: process.unready_reason() or parts.watch.reason()
+                settings.admin_listen, lambda: process.unready_reason() or deps.watch.reason()
             )
-            _log.info("serving", worker_id=parts.worker_id, port=server.port, admin_port=admin_port)
+            _log.info("serving", worker_id=deps.worker_id, port=server.port, admin_port=admin_port)
             await process.stopping.wait()
             _log.info("draining")
             await server.set_serving(False)
-            parts.reports.set_draining()
-            if not await parts.reports.draining_taken(TELL_ROUTERS_S):
+            deps.reports.set_draining()
+            if not await deps.reports.draining_taken(REPORT_DRAINING_S):
                 _log.warning("draining_not_acknowledged")
             await front.drain(settings.drain_s)
         finally:
-            parts.reports.close()
+            deps.reports.close()
             await server.stop(_STOP_GRACE_S)
         running.cancel()

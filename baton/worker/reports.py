@@ -82,7 +82,7 @@ class ReportLog:
         self._snapshot_requested = False
         # Sets of objects have no order that a seed could repeat.
         self._subscriptions: dict[ReportSubscription, None] = {}
-        self._told = asyncio.Event()
+        self._acknowledged_some = asyncio.Event()
 
     def apply(self, events: StepEvents) -> None:
         """Take in one turn of the core: its load, its KV events, perhaps a snapshot."""
@@ -135,15 +135,15 @@ class ReportLog:
         try:
             async with asyncio.timeout(timeout_s):
                 while not all(each.draining_is_taken for each in self._subscriptions):
-                    self._told.clear()
-                    await self._told.wait()
+                    self._acknowledged_some.clear()
+                    await self._acknowledged_some.wait()
         except TimeoutError:
             return False
         return True
 
     def note_taken(self) -> None:
         """A router has acknowledged something, or left."""
-        self._told.set()
+        self._acknowledged_some.set()
 
     def close(self) -> None:
         """End all subscriptions, so that the server can stop."""
@@ -198,8 +198,8 @@ class ReportSubscription:
         self._log = log
         self._seq = 0
         self._acknowledged = 0
-        self._told_load: worker_pb2.Load | None = None
-        self._told_draining = False
+        self._reported_load: worker_pb2.Load | None = None
+        self._reported_draining = False
         self._draining_seq: int | None = None
         self._awaits_snapshot = True
         self._snapshot: bytes | None = None
@@ -265,7 +265,7 @@ class ReportSubscription:
         await self._wait_for_acknowledgements()
         try:
             async with asyncio.timeout(HEARTBEAT_S - PACE_S):
-                while not self._something_to_tell():
+                while not self._has_news():
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -277,27 +277,27 @@ class ReportSubscription:
             self._changed.clear()
             await self._changed.wait()
 
-    def _something_to_tell(self) -> bool:
+    def _has_news(self) -> bool:
         return bool(
             self._kv_events
             or self._accepted
             or self._snapshot is not None
             or self._log.closed
-            or self._log.draining != self._told_draining
-            or self._log.load != self._told_load
+            or self._log.draining != self._reported_draining
+            or self._log.load != self._reported_load
         )
 
     def _collect(self) -> list[worker_pb2.Report]:
         reports = self._snapshot_reports() + self._kv_reports()
-        if self._log.draining and not self._told_draining:
-            self._told_draining = True
+        if self._log.draining and not self._reported_draining:
+            self._reported_draining = True
             reports.append(self._report(draining=True))
             self._draining_seq = self._seq
         load = worker_pb2.Load()
         load.CopyFrom(self._log.load)
         load.accepted_request_ids.extend(self._accepted)
         self._accepted.clear()
-        self._told_load = self._log.load
+        self._reported_load = self._log.load
         reports.append(self._report(load=load))
         return reports
 

@@ -6,7 +6,7 @@ from baton.runtime import environment
 from baton.runtime.process import Process, run
 from baton.wire.v1 import router_pb2, worker_pb2_grpc
 from baton.worker import instruments
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 from baton.worker.program import serve_worker
 from baton.worker.settings import ENVIRONMENT_PREFIX, Settings
 from services.decode_worker.front import DecodeFront
@@ -16,8 +16,8 @@ from services.decode_worker.servicer import DecodeWorkerServicer, dial_prefill
 class DecodeProgram(DecodeFront):
     """The front with its gRPC service and its way to prefill workers."""
 
-    def __init__(self, parts: WorkerParts) -> None:
-        super().__init__(parts, dial_prefill)
+    def __init__(self, deps: WorkerDeps) -> None:
+        super().__init__(deps, dial_prefill)
 
     def register(self, server: grpc.aio.Server) -> None:
         servicer = DecodeWorkerServicer(self)

@@ -12,7 +12,7 @@ from baton.engine.protocol.messages import Grammar
 from baton.wire import failures
 from baton.wire.v1 import worker_pb2
 from baton.worker.cancels import observe_cancel
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 from services.decode_worker.attempt_output import AttemptOutput
 from services.decode_worker.attempt_request import AttemptRequest
 from services.decode_worker.choice import ChoiceRun
@@ -27,17 +27,17 @@ class Attempt:
         self,
         request: AttemptRequest,
         link: GatewayLink,
-        parts: WorkerParts,
+        deps: WorkerDeps,
         links: PrefillLinks,
         on_end: Callable[["Attempt"], None],
     ) -> None:
         self.request = request
-        self._parts = parts
+        self._deps = deps
         self._links = links
         self._on_end = on_end
-        self._output = AttemptOutput(request, link, parts)
+        self._output = AttemptOutput(request, link, deps)
         self._choices = {
-            choice: ChoiceRun(choice, self, self._output, parts) for choice in request.choices
+            choice: ChoiceRun(choice, self, self._output, deps) for choice in request.choices
         }
         # They start when the first one's prompt is here.
         self._later: list[ChoiceRun] = []
@@ -49,14 +49,14 @@ class Attempt:
     def start(self) -> None:
         """Hand the choices to the engine, once their grammar, if any, has passed the gate."""
         if self.request.deadline_s is not None:
-            left_s = max(self.request.deadline_s - self._parts.clock.now(), 0.0)
+            left_s = max(self.request.deadline_s - self._deps.clock.now(), 0.0)
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(left_s, self._on_deadline)
         grammar = self.request.sampling.grammar
         if grammar is None:
             self._start_choices()
         else:
-            self._parts.grammar_gate.check(grammar, self._on_grammar)
+            self._deps.grammar_gate.check(grammar, self._on_grammar)
 
     def credit(self, choice: int, up_to_index: int) -> None:
         """Unknown choices are ignored."""
@@ -72,7 +72,7 @@ class Attempt:
             self._output.finish(run.choice, finish)
         self._output.flush()
         if open_choices:
-            observe_cancel(self._parts, phases[0], [run.seq_id for run in open_choices])
+            observe_cancel(self._deps, phases[0], [run.seq_id for run in open_choices])
         self._end("cancelled")
 
     def cancel_choices(self, choices: Iterable[int]) -> None:
@@ -189,6 +189,6 @@ class Attempt:
         if self._deadline is not None:
             self._deadline.cancel()
         if self.request.sampling.grammar is not None:
-            self._parts.grammar_gate.withdraw(self._on_grammar)
+            self._deps.grammar_gate.withdraw(self._on_grammar)
         self._output.end(reason, sum(run.num_output_tokens for run in self._choices.values()))
         self._on_end(self)

@@ -15,7 +15,7 @@ from baton.runtime import logs
 from baton.runtime.telemetry import StageTimer, start_span
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2, worker_pb2
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 from services.decode_worker.attempt_request import AttemptRequest
 from services.decode_worker.gateway_link import GatewayLink
 
@@ -25,7 +25,7 @@ _log = logs.get("decode_worker.attempt")
 class AttemptOutput:
     """Reports what the choices of one Submit do; decides nothing."""
 
-    def __init__(self, request: AttemptRequest, link: GatewayLink, parts: WorkerParts) -> None:
+    def __init__(self, request: AttemptRequest, link: GatewayLink, deps: WorkerDeps) -> None:
         submit = request.submit
         self.request = request
         self.merge = link.merge
@@ -36,7 +36,7 @@ class AttemptOutput:
             traceparent=submit.traceparent,
             request_id=submit.request_id,
             attributes={
-                "baton.worker_id": parts.worker_id,
+                "baton.worker_id": deps.worker_id,
                 "baton.epoch": submit.epoch,
                 "baton.num_prompt_tokens": request.num_prompt_tokens,
                 "baton.prefill_endpoint": "local"
@@ -45,8 +45,8 @@ class AttemptOutput:
             },
         )
         self._link = link
-        self._parts = parts
-        self._timer = StageTimer(parts.clock)
+        self._deps = deps
+        self._timer = StageTimer(deps.clock)
         self._first_choice = request.choices[0]
         self._is_reported = False
         # Of choices whose prompt is computed here now.
@@ -60,7 +60,7 @@ class AttemptOutput:
         """Tell the routers once that the request is in the load, or will never be."""
         if not self._is_reported:
             self._is_reported = True
-            self._parts.reports.accepted(self.request.request_id)
+            self._deps.reports.accepted(self.request.request_id)
 
     def promised(self, choice: int, num_cached_tokens: int) -> None:
         """The engine has room for a prompt that is prefilled elsewhere."""
@@ -94,10 +94,10 @@ class AttemptOutput:
         if choice == self._first_choice:
             self._timer.mark(stage)
 
-    def judged(self, choice: int, logprobs: worker_pb2.TokenLogprobs) -> None:
+    def prompt_logprobs(self, choice: int, logprobs: worker_pb2.TokenLogprobs) -> None:
         """Logprobs of the next prompt token."""
         self.has_more_than_tokens = True
-        self.merge.add_judged((self.request.submit.handle, choice), logprobs)
+        self.merge.add_prompt_logprobs((self.request.submit.handle, choice), logprobs)
 
     def finish(self, choice: int, finish: worker_pb2.Finish, *, is_last: bool = False) -> None:
         """A choice has ended; the `is_last` of an attempt tells the stages."""
@@ -153,7 +153,7 @@ class AttemptOutput:
         self._timer.stages["handoff"] = left_s
 
     def _took_prompt(self, choice: int, num_cached_tokens: int) -> None:
-        self._parts.metrics.took_prompt(self.request.num_tokens(choice), num_cached_tokens)
+        self._deps.metrics.took_prompt(self.request.num_tokens(choice), num_cached_tokens)
 
 
 def refuse(link: GatewayLink, submit: worker_pb2.Submit, error: failures.BatonError) -> None:

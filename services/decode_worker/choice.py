@@ -29,7 +29,7 @@ from baton.engine.protocol.messages import (
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2, worker_pb2
 from baton.worker.dispatch import SequenceEvent, sequence_failure, to_wire
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 from services.decode_worker.attempt_output import AttemptOutput
 from services.decode_worker.incoming_transfer import ended_at_once
 from services.decode_worker.prefill_links import PrefillLinks
@@ -59,7 +59,7 @@ class ChoiceRun:
     """Listens to its sequence. `num_output_tokens` counts earlier attempts' tokens too."""
 
     def __init__(
-        self, choice: int, owner: ChoiceOwner, output: AttemptOutput, parts: WorkerParts
+        self, choice: int, owner: ChoiceOwner, output: AttemptOutput, deps: WorkerDeps
     ) -> None:
         request = output.request
         # The gateway's handle of the attempt, and the number of this choice.
@@ -72,10 +72,10 @@ class ChoiceRun:
         self._credit = self.num_output_tokens + request.submit.initial_credit_tokens
         self._owner = owner
         self._output = output
-        self._parts = parts
+        self._deps = deps
         self._forks: Sequence[ChoiceRun] = ()
         self._handoff: RemotePrefill | None = None
-        self.seq_id = parts.dispatcher.open(self, request.request_id)
+        self.seq_id = deps.dispatcher.open(self, request.request_id)
 
     @property
     def choice(self) -> int:
@@ -97,10 +97,10 @@ class ChoiceRun:
         if not request.prefills_here:
             # Beams come from the likeliest first tokens of the leader.
             others = [] if request.is_search else [run.choice for run in forks]
-            self._handoff = RemotePrefill(self._output, self.choice, others, self._parts, links)
+            self._handoff = RemotePrefill(self._output, self.choice, others, self._deps, links)
         runs = (self, *forks)
         least_credit = min(run._credit for run in runs)
-        self._parts.dispatcher.send(
+        self._deps.dispatcher.send(
             AddSequence(
                 seq_id=self.seq_id,
                 request_id=submit.request_id,
@@ -127,7 +127,7 @@ class ChoiceRun:
         """The gateway takes output tokens up to this index (exclusive)."""
         self._credit = max(self._credit, up_to_index)
         if self.phase not in ("grammar", "ended"):
-            self._parts.dispatcher.send(Credit(self.seq_id, up_to_index))
+            self._deps.dispatcher.send(Credit(self.seq_id, up_to_index))
 
     def abort(self, error: failures.BatonError) -> None:
         """Free everything on both sides, whatever the state. Safe to call again."""
@@ -137,7 +137,7 @@ class ChoiceRun:
         if self._handoff is not None:
             # Before the core frees the blocks: nothing is written into them any more.
             self._handoff.cancel(error)
-        self._parts.dispatcher.abort(self.seq_id)
+        self._deps.dispatcher.abort(self.seq_id)
 
     def cancel(self) -> None:
         """The gateway wants no more of this choice, and nobody needs its prompt."""
@@ -150,7 +150,7 @@ class ChoiceRun:
         match event:
             case Admitted(num_cached_blocks=num_blocks):
                 assert self._handoff is not None
-                block_size = self._parts.blocks.spec.block_size
+                block_size = self._deps.blocks.spec.block_size
                 self._output.promised(self.choice, num_blocks * block_size)
                 self._handoff.start(self._hand_over(self._handoff, num_blocks))
             case Bound(block_ids=block_ids):
@@ -162,7 +162,7 @@ class ChoiceRun:
             case Progress():  # a beam search's prompt is done
                 self._begin_decoding()
             case TokenLogprobs():
-                self._output.judged(self.choice, to_wire(event))
+                self._output.prompt_logprobs(self.choice, to_wire(event))
             case SequenceRefused(reason=reason, message=message):
                 self._owner.failed(sequence_failure(reason, message))
             case Finished(reason=reason) if reason in _COMPLETE:
@@ -211,7 +211,7 @@ class ChoiceRun:
     def _bind(self) -> asyncio.Future[list[int]]:
         assert self._handoff is not None
         self.phase = "prefill"
-        self._parts.dispatcher.send(Bind(self.seq_id))
+        self._deps.dispatcher.send(Bind(self.seq_id))
         return self._handoff.bound
 
     def _on_first_tokens(self, frame: handoff_pb2.FirstTokens, num_blocks: int) -> None:
@@ -220,9 +220,9 @@ class ChoiceRun:
         if self._output.request.is_search:
             return
         self._forward(frame.token_id, self.num_output_tokens, _logprobs_of(frame))
-        for run, told in zip(self._forks, frame.forks, strict=False):
+        for run, fork_token in zip(self._forks, frame.forks, strict=False):
             if not run.is_ended:
-                run._forward(told.token_id, run.num_output_tokens, _logprobs_of(told))
+                run._forward(fork_token.token_id, run.num_output_tokens, _logprobs_of(fork_token))
         self._output.flush()
 
     def _decode(self, first: handoff_pb2.FirstTokens, *, is_on_device: bool) -> None:
@@ -235,29 +235,29 @@ class ChoiceRun:
         start = Start(
             seq_id=self.seq_id,
             first_token=first.token_id,
-            fork_tokens=tuple((run.seq_id, told.token_id) for run, told in tokens),
+            fork_tokens=tuple((run.seq_id, fork_token.token_id) for run, fork_token in tokens),
             top_ids=tuple(top.top_ids),
             top_logprobs=tuple(top.top_logprobs),
             is_on_device=is_on_device,
         )
-        self._parts.dispatcher.send(start)
+        self._deps.dispatcher.send(start)
         self._owner.prompt_is_here()
 
     def _end_all(self, frame: handoff_pb2.FirstTokens) -> None:
         """The first token of every choice was its last."""
-        reasons = [frame.finish_reason, *(told.finish_reason for told in frame.forks)]
+        reasons = [frame.finish_reason, *(fork_token.finish_reason for fork_token in frame.forks)]
         for run, reason in zip((self, *self._forks), reasons, strict=True):
             if not run.is_ended:
-                run._parts.dispatcher.abort(run.seq_id)
+                run._deps.dispatcher.abort(run.seq_id)
                 run._end(reason)
 
     def _end(self, reason: str) -> None:
         self.phase = "ended"
-        self._parts.dispatcher.forget(self.seq_id)
+        self._deps.dispatcher.forget(self.seq_id)
         self._owner.ended(self, reason)
 
 
 def _logprobs_of(
-    told: handoff_pb2.FirstTokens | handoff_pb2.ForkToken,
+    fork_token: handoff_pb2.FirstTokens | handoff_pb2.ForkToken,
 ) -> worker_pb2.TokenLogprobs | None:
-    return told.logprobs if told.HasField("logprobs") else None
+    return fork_token.logprobs if fork_token.HasField("logprobs") else None

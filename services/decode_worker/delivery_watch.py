@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from baton.handoff.lease import LEASE_S, RENEW_INTERVAL_S, LeaseTable
 from baton.system.clock import Clock
-from services.decode_worker.incoming_transfer import DecodeTransfer
+from services.decode_worker.incoming_transfer import IncomingTransfer
 
 # A link that delivered blocks of any transfer in this time is busy: the others wait in line.
 BUSY_S = 1.5 * RENEW_INTERVAL_S
@@ -33,17 +33,17 @@ class DeliveryWatch:
         """Blocks or a commit came, or memory for more is free again."""
         self._last_delivery_s = self._clock.now()
 
-    def heard_of(self, transfer: DecodeTransfer) -> None:
+    def heard_of(self, transfer: IncomingTransfer) -> None:
         """The peer is alive for this transfer."""
         xfer_id = transfer.ticket.xfer_id
         if not self._leases.renew(xfer_id) and self._leases.can_grant():
             self._leases.grant(xfer_id)
 
-    def forget(self, transfer: DecodeTransfer) -> None:
+    def forget(self, transfer: IncomingTransfer) -> None:
         """The transfer has ended."""
         self._leases.release(transfer.ticket.xfer_id)
 
-    def find_late(self, transfers: Iterable[DecodeTransfer]) -> list[DecodeTransfer]:
+    def find_late(self, transfers: Iterable[IncomingTransfer]) -> list[IncomingTransfer]:
         """Those that the peer has let hang for a whole lease; each is named once."""
         open_transfers = {transfer.ticket.xfer_id: transfer for transfer in transfers}
         for transfer in open_transfers.values():

@@ -15,7 +15,7 @@ from baton.system.violation import Violation
 from baton.wire import failures
 from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import worker_pb2
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 from services.decode_worker.gateway_link import GatewayStream, LinkKey
 from services.decode_worker.gateway_session import GatewaySession
 from services.decode_worker.prefill_hello import Dial
@@ -30,18 +30,18 @@ _log = logs.get("decode_worker")
 class DecodeFront:
     """One decode worker. `run` must run while streams are served."""
 
-    def __init__(self, parts: WorkerParts, dial: Dial) -> None:
-        self._parts = parts
-        self._links = PrefillLinks(parts, dial)
+    def __init__(self, deps: WorkerDeps, dial: Dial) -> None:
+        self._deps = deps
+        self._links = PrefillLinks(deps, dial)
         self._sessions: dict[LinkKey, GatewaySession] = {}
         self._is_draining = False
         self._audit = Audit()
         self._session_changed = asyncio.Event()
-        parts.watch.on_change(self._core_stalled)
-        parts.dispatcher.observe(self._end_of_step)
-        parts.dispatcher.observe(lambda events: self._audit.found(events.violations))
-        parts.dispatcher.observe(parts.metrics.observe)
-        parts.dispatcher.observe(parts.reports.apply)
+        deps.watch.on_change(self._core_stalled)
+        deps.dispatcher.observe(self._end_of_step)
+        deps.dispatcher.observe(lambda events: self._audit.found(events.violations))
+        deps.dispatcher.observe(deps.metrics.observe)
+        deps.dispatcher.observe(deps.reports.apply)
 
     @property
     def num_attempts(self) -> int:
@@ -51,11 +51,11 @@ class DecodeFront:
         """Drive engine events and prefill links until cancelled. Raises CoreDied, in a group."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._links.run())
-            group.create_task(self._parts.grammar_gate.run())
-            group.create_task(self._parts.watch.run())
+            group.create_task(self._deps.grammar_gate.run())
+            group.create_task(self._deps.watch.run())
             group.create_task(self._audit.run(self.violations))
             try:
-                await self._parts.dispatcher.run()
+                await self._deps.dispatcher.run()
             except CoreDied as died:
                 # Before the links end: their transfers are lost because of this.
                 await self._report_death(died)
@@ -74,7 +74,7 @@ class DecodeFront:
     async def drain(self, cap_s: float) -> None:
         """Take nothing new, let what runs end within `cap_s`, then end all streams."""
         self._is_draining = True
-        self._parts.reports.set_draining()
+        self._deps.reports.set_draining()
         for session in self._sessions.values():
             session.link.send(worker_pb2.WorkerFrame(go_away={"deadline_ms": round(cap_s * 1000)}))
         try:
@@ -92,13 +92,13 @@ class DecodeFront:
     def check_integrity(self) -> None:
         """Asserts that sequences and transfers belong to open attempts, and to nothing else."""
         if self.num_attempts == 0:
-            assert self._parts.dispatcher.num_open == 0
+            assert self._deps.dispatcher.num_open == 0
             assert self._links.num_transfers == 0
 
     def violations(self) -> Iterator[Violation]:
         """Sequences and transfers that no attempt owns, and attempts that cannot end."""
         owners = {rid for each in self._sessions.values() for rid in each.open_request_ids()}
-        sequences = dict(self._parts.dispatcher.open_sequences())
+        sequences = dict(self._deps.dispatcher.open_sequences())
         for seq_id, request_id in sequences.items():
             if request_id not in owners:
                 yield Violation("sequence_without_attempt", request_id, f"sequence {seq_id}")
@@ -112,7 +112,7 @@ class DecodeFront:
         """Raises Unavailable while nothing new is taken."""
         if self._is_draining:
             raise failures.Unavailable("this worker is draining", reason="draining")
-        self._parts.watch.check()
+        self._deps.watch.check()
         if self.num_attempts >= MAX_ATTEMPTS:
             raise failures.Overloaded(f"{MAX_ATTEMPTS} attempts are open already")
 
@@ -123,13 +123,13 @@ class DecodeFront:
         self._session_changed.set()
 
     async def _answer(self, stream: GatewayStream, hello: worker_pb2.GatewayHello) -> None:
-        parts = self._parts
+        deps = self._deps
         answer = worker_pb2.WorkerHello(
             protocol=PROTOCOL_VERSION,
-            worker_id=parts.worker_id,
-            boot_epoch=parts.boot_epoch,
-            model_fp=parts.dispatcher.info.model_fp,
-            suspect_request_ids=parts.last_suspects,
+            worker_id=deps.worker_id,
+            boot_epoch=deps.boot_epoch,
+            model_fp=deps.dispatcher.info.model_fp,
+            suspect_request_ids=deps.last_suspects,
         )
         try:
             await self._session_of(hello).link.serve(stream, hello, answer)
@@ -140,7 +140,7 @@ class DecodeFront:
 
     def _session_of(self, hello: worker_pb2.GatewayHello) -> GatewaySession:
         """The session of the link that a hello begins or resumes. Raises BatonError."""
-        agree(hello.protocol, peer=hello.gateway_id, own=self._parts.worker_id)
+        agree(hello.protocol, peer=hello.gateway_id, own=self._deps.worker_id)
         key = (hello.gateway_id, hello.link)
         session = self._sessions.get(key)
         if hello.HasField("num_received"):
@@ -151,9 +151,7 @@ class DecodeFront:
             session.link.abandon()
         if len(self._sessions) >= MAX_SESSIONS:
             raise failures.Overloaded(f"{MAX_SESSIONS} gateways are connected already")
-        session = GatewaySession(
-            self._parts, self._links, key, self._check_admission, self._changed
-        )
+        session = GatewaySession(self._deps, self._links, key, self._check_admission, self._changed)
         self._sessions[key] = session
         return session
 

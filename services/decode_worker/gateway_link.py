@@ -1,15 +1,15 @@
 """The worker's end of one gateway's link, over any number of connections, one at a time.
 
-A connection that ends without Bye is lost, but the gateway is not: for PARK_S what was said and
-what is to be said is kept, and a connection that resumes the link gets it. Only then is the link
-over. Knows nothing of attempts.
+A connection that ends without Bye is lost, but the gateway is not. Its frames are kept for
+RESUME_GRACE_S, and a connection that resumes the link gets what it has missed. After that time the
+link is over. Knows nothing of attempts.
 """
 
 import asyncio
 from collections.abc import Callable
 
 from baton.runtime import logs
-from baton.runtime.resumable_link import LinkMemory, NotRemembered
+from baton.runtime.resumable_link import NotResumable, ResumableLink
 from baton.runtime.shared_stream import FrameStream, StreamLost
 from baton.runtime.stream_pump import StreamPump
 from baton.wire import failures
@@ -18,7 +18,7 @@ from baton.worker import instruments
 from services.decode_worker.step_merge import StepMerge
 
 # The gateway dials again for 0.5 s; the rest is for what it takes to notice on either side.
-PARK_S = 2.0
+RESUME_GRACE_S = 2.0
 # Refusals and notices that wait for the writer.
 MAX_NOTICES = 4096
 
@@ -47,14 +47,14 @@ class GatewayLink:
         self.is_over = False
         self._on_frame = on_frame
         self._on_change = on_change
-        self._memory = LinkMemory(self.merge.take, worker_pb2.WorkerFrame)
+        self._memory = ResumableLink(self.merge.take, worker_pb2.WorkerFrame)
         self._pump: StreamPump[worker_pb2.WorkerFrame] | None = None
         self._disconnected = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
         self._lacks_notice = False
 
     @property
-    def is_parked(self) -> bool:
+    def is_disconnected(self) -> bool:
         """Its connection is lost, and it waits for the next."""
         return self._expiry is not None
 
@@ -72,11 +72,11 @@ class GatewayLink:
             await self._disconnected.wait()
         try:
             if self.is_over or self._lacks_notice:
-                raise NotRemembered("this link has said Bye, or cannot say all")
+                raise NotResumable("this link has said Bye, or cannot say all")
             writer = self._memory.connect(stream, hello.num_received)
-        except NotRemembered as error:
+        except NotResumable as error:
             raise failures.Unavailable(str(error), reason="worker_lost") from error
-        self._unpark()
+        self._stop_awaiting()
         answer.num_received = self._memory.num_received
         writer.send_control(worker_pb2.WorkerFrame(hello=answer))
         self._pump = pump = StreamPump(stream, writer, self._take)
@@ -86,7 +86,7 @@ class GatewayLink:
             self._pump = None
             self._disconnected.set()
             if pump.was_lost:
-                self._park()
+                self._await_resume()
             else:
                 self._end()
 
@@ -116,21 +116,21 @@ class GatewayLink:
             self._pump.stop_lost()
         self._end()
 
-    def _park(self) -> None:
+    def _await_resume(self) -> None:
         if self.is_over:
             return
         _log.warning("gateway_stream_lost", gateway=self.key[0], link=self.key[1])
-        self._expiry = asyncio.get_running_loop().call_later(PARK_S, self._on_expiry)
+        self._expiry = asyncio.get_running_loop().call_later(RESUME_GRACE_S, self._on_expiry)
 
-    def _unpark(self) -> None:
+    def _stop_awaiting(self) -> None:
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
-            instruments.DECODE_PARKED_GATEWAYS.labels("resumed").inc()
+            instruments.DECODE_DISCONNECTED_GATEWAYS.labels("resumed").inc()
             self._on_change()
 
     def _on_expiry(self) -> None:
-        instruments.DECODE_PARKED_GATEWAYS.labels("expired").inc()
+        instruments.DECODE_DISCONNECTED_GATEWAYS.labels("expired").inc()
         self._end()
 
     def _end(self) -> None:

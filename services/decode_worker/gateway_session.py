@@ -5,7 +5,7 @@ from typing import Any
 
 from baton.wire import failures
 from baton.wire.v1 import worker_pb2
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 from baton.worker.prompt import PromptBuffer, check_cache_key
 from baton.worker.sampling import to_params
 from services.decode_worker.attempt import Attempt
@@ -26,14 +26,14 @@ class GatewaySession:
 
     def __init__(
         self,
-        parts: WorkerParts,
+        deps: WorkerDeps,
         links: PrefillLinks,
         key: LinkKey,
         check_admission: Callable[[], None],
         on_change: Callable[["GatewaySession"], None],
     ) -> None:
         self.link = GatewayLink(key, self._on_frame, self._link_changed)
-        self._parts = parts
+        self._deps = deps
         self._links = links
         self._check_admission = check_admission
         self._on_change = on_change
@@ -61,7 +61,7 @@ class GatewaySession:
     @property
     def is_busy(self) -> bool:
         """Something runs, or waits for a gateway that may come back for it."""
-        return bool(self._attempts) or self.link.is_parked
+        return bool(self._attempts) or self.link.is_disconnected
 
     def fail_all(self, error: failures.BatonError) -> None:
         """Every open attempt has failed."""
@@ -94,7 +94,7 @@ class GatewaySession:
         try:
             self._check(submit)
             buffer = PromptBuffer(
-                submit.num_prompt_tokens, self._parts.dispatcher.info.max_model_len
+                submit.num_prompt_tokens, self._deps.dispatcher.info.max_model_len
             )
             buffer.add(submit.prompt_ids, submit.block_hashes)
         except failures.BatonError as error:
@@ -110,7 +110,7 @@ class GatewaySession:
         try:
             buffer.add(part.prompt_ids, part.block_hashes)
             submit.emitted.extend(part.emitted)
-            check_room(submit, self._parts.dispatcher.info.max_model_len)
+            check_room(submit, self._deps.dispatcher.info.max_model_len)
         except failures.BatonError as error:
             del self._partial[part.handle]
             self._refuse_new(submit, error)
@@ -119,7 +119,7 @@ class GatewaySession:
 
     def _check(self, submit: worker_pb2.Submit) -> None:
         self._check_admission()
-        model_fp = self._parts.dispatcher.info.model_fp
+        model_fp = self._deps.dispatcher.info.model_fp
         if submit.model_fp != model_fp:
             raise failures.Incompatible(f"model_fp {submit.model_fp} != {model_fp} here")
         check_cache_key(submit.cache_key)
@@ -138,17 +138,17 @@ class GatewaySession:
         del self._partial[handle]
         deadline_s = None
         if submit.deadline_ms:
-            deadline_s = self._parts.clock.now() + submit.deadline_ms / 1000
+            deadline_s = self._deps.clock.now() + submit.deadline_ms / 1000
         try:
             sampling = to_params(submit.sampling)
             request = AttemptRequest(
                 submit, buffer.token_ids, buffer.block_hashes, sampling, deadline_s
             )
-            request.check_earlier(self._parts.dispatcher.info.max_model_len)
+            request.check_earlier(self._deps.dispatcher.info.max_model_len)
         except failures.BatonError as error:
             self._refuse_new(submit, error)
             return
-        attempt = Attempt(request, self.link, self._parts, self._links, self._ended)
+        attempt = Attempt(request, self.link, self._deps, self._links, self._ended)
         self._attempts[handle] = attempt
         self._handles[submit.request_id] = handle
         attempt.start()
@@ -161,7 +161,7 @@ class GatewaySession:
         self._on_change(self)
 
     def _refuse_new(self, submit: worker_pb2.Submit, error: failures.BatonError) -> None:
-        self._parts.reports.accepted(submit.request_id)
+        self._deps.reports.accepted(submit.request_id)
         refuse(self.link, submit, error)
 
     def _on_credits(self, credits: worker_pb2.Credits) -> None:

@@ -15,7 +15,7 @@ from baton.handoff.transport import Pages, ReceivingEnd, num_payload_bytes
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 from baton.worker.stage_event import StageEvent
 from services.decode_worker.prefill_request import PrefillRequest
 
@@ -38,7 +38,7 @@ class Stage(IntEnum):
     COMPLETE = 3  # every block is here and verified, or none will be needed
 
 
-class DecodeTransfer:
+class IncomingTransfer:
     """State of one transfer. `request` is what was asked for.
 
     `on_consumed` is told of bytes that need no memory any more, `on_end` once of the end: complete
@@ -48,15 +48,15 @@ class DecodeTransfer:
     def __init__(
         self,
         request: PrefillRequest,
-        parts: WorkerParts,
+        deps: WorkerDeps,
         on_consumed: Callable[[int], None],
-        on_end: Callable[["DecodeTransfer", failures.BatonError | None], None],
+        on_end: Callable[["IncomingTransfer", failures.BatonError | None], None],
     ) -> None:
         self.request = request
-        self._vocab_size = parts.dispatcher.info.vocab_size
+        self._vocab_size = deps.dispatcher.info.vocab_size
         self._on_consumed = on_consumed
         self._on_end = on_end
-        self._receiver = Receiver(request.ticket, parts.blocks, on_consumed, self._landed_late)
+        self._receiver = Receiver(request.ticket, deps.blocks, on_consumed, self._landed_late)
         # The transport's end that has brought blocks of it.
         self._end: ReceivingEnd | None = None
         self._progress = StageEvent()
@@ -195,13 +195,13 @@ class DecodeTransfer:
             return f"first token {largest} is not below {self._vocab_size}"
         # A worker that knows no forks tells of none, and they go on from the leader's blocks: which
         # do not come when the leader has ended.
-        num_told, num_wanted = len(frame.forks), len(self.request.message.fork_choices)
-        if num_told != num_wanted and (num_told or frame.finish_reason):
-            return f"first tokens of {num_told} further choices instead of {num_wanted}"
-        sampling, told = self.request.message.sampling, frame.logprobs
+        num_received, num_wanted = len(frame.forks), len(self.request.message.fork_choices)
+        if num_received != num_wanted and (num_received or frame.finish_reason):
+            return f"first tokens of {num_received} further choices instead of {num_wanted}"
+        sampling, first = self.request.message.sampling, frame.logprobs
         num_beams = max(1, sampling.num_choices) if sampling.use_beam_search else 0
-        if num_beams and not len(told.top_ids) == len(told.top_logprobs) >= num_beams:
-            return f"{len(told.top_ids)} likeliest tokens for {num_beams} beams"
+        if num_beams and not len(first.top_ids) == len(first.top_logprobs) >= num_beams:
+            return f"{len(first.top_ids)} likeliest tokens for {num_beams} beams"
         if num_beams and frame.finish_reason:
             return "a beam search that ended at its first token"
         return ""

@@ -15,7 +15,7 @@ from baton.wire import failures, kv_spec
 from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 
 CONNECT_TIMEOUT_S = 2.0
 
@@ -34,18 +34,18 @@ class Connection:
 
 
 async def connect(
-    dial: Dial, endpoint: str, parts: WorkerParts, *, credit_bytes: int, only_plain: bool = False
+    dial: Dial, endpoint: str, deps: WorkerDeps, *, credit_bytes: int, only_plain: bool = False
 ) -> Connection:
     """Dial and exchange hellos; the peer may then have `credit_bytes` of blocks on the way.
 
     Raises StreamLost or BatonError; nothing is left open then.
     """
-    hello = _hello(parts, credit_bytes)
+    hello = _hello(deps, credit_bytes)
     try:
-        connection = await _connect(dial, endpoint, parts, hello, only_plain)
+        connection = await _connect(dial, endpoint, deps, hello, only_plain)
     except TransportFailed as error:
         _log.warning("transport_failed", endpoint=endpoint, detail=str(error))
-        connection = await _connect(dial, endpoint, parts, _hello(parts, credit_bytes), True)
+        connection = await _connect(dial, endpoint, deps, _hello(deps, credit_bytes), True)
     instruments.HANDOFF_LINKS.labels(connection.end.name).inc()
     return connection
 
@@ -53,16 +53,16 @@ async def connect(
 async def _connect(
     dial: Dial,
     endpoint: str,
-    parts: WorkerParts,
+    deps: WorkerDeps,
     hello: handoff_pb2.DecodeHello,
     only_plain: bool,
 ) -> Connection:
     stream = await dial(endpoint)
     try:
-        with parts.transports.offer(hello, only_plain=only_plain) as offer:
+        with deps.transports.offer(hello, only_plain=only_plain) as offer:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await stream.write(handoff_pb2.DecodeFrame(hello=hello))
-                answer = _check(await stream.read(), parts)
+                answer = _check(await stream.read(), deps)
             try:
                 return Connection(stream, offer.connect(answer))
             except TransportFailed:
@@ -76,29 +76,29 @@ async def _connect(
         raise
 
 
-def _hello(parts: WorkerParts, credit_bytes: int) -> handoff_pb2.DecodeHello:
+def _hello(deps: WorkerDeps, credit_bytes: int) -> handoff_pb2.DecodeHello:
     return handoff_pb2.DecodeHello(
         protocol=PROTOCOL_VERSION,
-        worker_id=parts.worker_id,
-        boot_epoch=parts.boot_epoch,
-        model_fp=parts.dispatcher.info.model_fp,
-        kv_spec=kv_spec.to_wire(parts.blocks.spec),
+        worker_id=deps.worker_id,
+        boot_epoch=deps.boot_epoch,
+        model_fp=deps.dispatcher.info.model_fp,
+        kv_spec=kv_spec.to_wire(deps.blocks.spec),
         tp_size=1,
         credit_bytes=credit_bytes,
     )
 
 
-def _check(answer: handoff_pb2.PrefillFrame | None, parts: WorkerParts) -> handoff_pb2.PrefillHello:
+def _check(answer: handoff_pb2.PrefillFrame | None, deps: WorkerDeps) -> handoff_pb2.PrefillHello:
     """The peer's hello. Raises StreamLost, and BatonError naming what differs."""
     if answer is None or answer.WhichOneof("frame") != "hello":
         raise StreamLost("no hello")
     hello = answer.hello
     if hello.HasField("failure"):
         raise failures.from_wire(hello.failure)
-    difference = kv_spec.from_wire(hello.kv_spec).difference(parts.blocks.spec)
-    agree(hello.protocol, peer=hello.worker_id, own=parts.worker_id)
-    if hello.model_fp != parts.dispatcher.info.model_fp:
-        difference = f"model_fp {hello.model_fp} != {parts.dispatcher.info.model_fp}"
+    difference = kv_spec.from_wire(hello.kv_spec).difference(deps.blocks.spec)
+    agree(hello.protocol, peer=hello.worker_id, own=deps.worker_id)
+    if hello.model_fp != deps.dispatcher.info.model_fp:
+        difference = f"model_fp {hello.model_fp} != {deps.dispatcher.info.model_fp}"
     if difference is not None:
         raise failures.Incompatible(f"prefill worker {hello.worker_id}: {difference} here")
     return hello

@@ -18,9 +18,9 @@ from baton.runtime.stream_pump import StreamPump
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 from services.decode_worker.delivery_watch import DeliveryWatch
-from services.decode_worker.incoming_transfer import DecodeTransfer
+from services.decode_worker.incoming_transfer import IncomingTransfer
 from services.decode_worker.prefill_hello import Connection, Dial, connect
 from services.decode_worker.prefill_request import PrefillRequest
 
@@ -31,12 +31,12 @@ CREDIT_WINDOW_BYTES = 16 * 1024 * 1024
 MAX_CREDIT_BYTES = 2**64 - 1
 MAX_TRANSFERS_PER_LINK = 1024
 _DELIVERIES = ("blocks", "commit")
-_HANDLERS: dict[str, Callable[[DecodeTransfer, Any], None]] = {
-    "accepted": DecodeTransfer.on_accepted,
-    "refused": DecodeTransfer.on_refused,
-    "first_tokens": DecodeTransfer.on_first_tokens,
-    "commit": DecodeTransfer.on_commit,
-    "abort": DecodeTransfer.on_aborted,
+_HANDLERS: dict[str, Callable[[IncomingTransfer, Any], None]] = {
+    "accepted": IncomingTransfer.on_accepted,
+    "refused": IncomingTransfer.on_refused,
+    "first_tokens": IncomingTransfer.on_first_tokens,
+    "commit": IncomingTransfer.on_commit,
+    "abort": IncomingTransfer.on_aborted,
 }
 
 _log = logs.get("decode_worker.prefill_link")
@@ -45,17 +45,17 @@ _log = logs.get("decode_worker.prefill_link")
 class PrefillLink:
     """One prefill worker. Transfers opened before the hello is answered wait for it."""
 
-    def __init__(self, endpoint: str, parts: WorkerParts) -> None:
+    def __init__(self, endpoint: str, deps: WorkerDeps) -> None:
         self.endpoint = endpoint
         self.distrusts_transport = False
-        self._parts = parts
-        self._transfers: dict[int, DecodeTransfer] = {}
-        self._watch = DeliveryWatch(parts.clock, MAX_TRANSFERS_PER_LINK)
+        self._deps = deps
+        self._transfers: dict[int, IncomingTransfer] = {}
+        self._watch = DeliveryWatch(deps.clock, MAX_TRANSFERS_PER_LINK)
         # Both are set once the hello was answered; the pump until the stream ends.
         self._end: ReceivingEnd | None = None
         self._pump: StreamPump[handoff_pb2.DecodeFrame] | None = None
         self._is_closing = False
-        self._last_used_s = parts.clock.now()
+        self._last_used_s = deps.clock.now()
         self._owed_bytes = 0
 
     @property
@@ -85,12 +85,12 @@ class PrefillLink:
         for transfer in self._transfers.values():
             yield transfer.ticket.request_id
 
-    def open(self, request: PrefillRequest) -> DecodeTransfer:
+    def open(self, request: PrefillRequest) -> IncomingTransfer:
         """Ask for a transfer; its end is the caller's business. Raises Overloaded."""
         assert self.is_usable
         if len(self._transfers) >= MAX_TRANSFERS_PER_LINK:
             raise failures.Overloaded(f"{MAX_TRANSFERS_PER_LINK} transfers are open on one link")
-        transfer = DecodeTransfer(request, self._parts, self._consumed, self._ended)
+        transfer = IncomingTransfer(request, self._deps, self._consumed, self._ended)
         self._transfers[request.ticket.xfer_id] = transfer
         if self._pump is not None:
             self._send_all(request)
@@ -105,7 +105,7 @@ class PrefillLink:
             connection = await connect(
                 dial,
                 self.endpoint,
-                self._parts,
+                self._deps,
                 credit_bytes=CREDIT_WINDOW_BYTES,
                 only_plain=only_plain,
             )
@@ -138,12 +138,12 @@ class PrefillLink:
             await self._pump.run()
             keeping.cancel()
 
-    def _ended(self, transfer: DecodeTransfer, error: failures.BatonError | None) -> None:
+    def _ended(self, transfer: IncomingTransfer, error: failures.BatonError | None) -> None:
         """Tell the peer that a transfer is complete (None), or why it was given up."""
         ticket = transfer.ticket
         del self._transfers[ticket.xfer_id]
         self._watch.forget(transfer)
-        self._last_used_s = self._parts.clock.now()
+        self._last_used_s = self._deps.clock.now()
         outcome = "complete" if error is None else "aborted"
         instruments.HANDOFF_TRANSFERS.labels("received", outcome).inc()
         if self._pump is None:
@@ -222,7 +222,7 @@ class PrefillLink:
                 self._send(handoff_pb2.DecodeFrame(renew=renew), is_control=True)
             elif self.distrusts_transport:
                 await self.close("transport failed")
-            elif self._parts.clock.now() - self._last_used_s >= IDLE_CLOSE_S:
+            elif self._deps.clock.now() - self._last_used_s >= IDLE_CLOSE_S:
                 await self.close("idle")
 
     def _expire(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from baton.system.rate_meter import RateMeter
 from baton.wire import failures
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 from services.decode_worker.prefill_hello import Dial
 from services.decode_worker.prefill_link import PrefillLink
 
@@ -24,8 +24,8 @@ RATE_HALF_LIFE_BYTES = 64 * 2**20
 class PrefillLinks:
     """All links of this worker, by endpoint. `run` must run while transfers are opened."""
 
-    def __init__(self, parts: WorkerParts, dial: Dial) -> None:
-        self._parts = parts
+    def __init__(self, deps: WorkerDeps, dial: Dial) -> None:
+        self._deps = deps
         self._dial = dial
         # By endpoint, the one that new transfers use; and all, those included that only end theirs.
         self._links: dict[str, PrefillLink] = {}
@@ -54,7 +54,7 @@ class PrefillLinks:
         else:
             self._small_s.append(duration_s)
         small_s = median(self._small_s) if len(self._small_s) >= MIN_SMALL else 0.0
-        self._parts.reports.set_handoff_speed(self._rate.per_s, small_s)
+        self._deps.reports.set_handoff_speed(self._rate.per_s, small_s)
 
     def next_xfer_id(self) -> int:
         """Never the same twice in one life of this worker."""
@@ -70,7 +70,7 @@ class PrefillLinks:
             raise failures.Overloaded(f"{MAX_LINKS} prefill workers are connected already")
         assert self._group is not None, "run() first"
         only_plain = link is not None and link.distrusts_transport
-        link = self._links[endpoint] = PrefillLink(endpoint, self._parts)
+        link = self._links[endpoint] = PrefillLink(endpoint, self._deps)
         self._running[link] = None
         self._group.create_task(self._run_link(link, only_plain=only_plain))
         return link

@@ -19,10 +19,10 @@ class PrefillRequest:
 
     def frames(self) -> Iterator[handoff_pb2.DecodeFrame]:
         """The Prefill with the beginning of its prompt, then the rest of the prompt."""
-        parts = split_prompt(self.prompt_ids, self.block_hashes)
-        self.message.prompt_ids, self.message.block_hashes = next(parts)
+        deps = split_prompt(self.prompt_ids, self.block_hashes)
+        self.message.prompt_ids, self.message.block_hashes = next(deps)
         yield handoff_pb2.DecodeFrame(prefill=self.message)
-        for ids, hashes in parts:
+        for ids, hashes in deps:
             part = handoff_pb2.PrefillPart(
                 xfer_id=self.ticket.xfer_id, prompt_ids=ids, block_hashes=hashes
             )

@@ -15,9 +15,9 @@ from baton.runtime.telemetry import Span, start_span
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 from services.decode_worker.attempt_output import AttemptOutput
-from services.decode_worker.incoming_transfer import BadData, DecodeTransfer, ended_at_once
+from services.decode_worker.incoming_transfer import BadData, IncomingTransfer, ended_at_once
 from services.decode_worker.prefill_link import PrefillLink
 from services.decode_worker.prefill_links import PrefillLinks
 from services.decode_worker.prefill_request import PrefillRequest
@@ -50,7 +50,7 @@ class RemotePrefill:
         output: AttemptOutput,
         choice: int,
         fork_choices: Sequence[int],
-        parts: WorkerParts,
+        deps: WorkerDeps,
         links: PrefillLinks,
     ) -> None:
         self.bound: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
@@ -58,10 +58,10 @@ class RemotePrefill:
         self._attempt_span = output.span
         self._choice = choice
         self._fork_choices = fork_choices
-        self._parts = parts
+        self._deps = deps
         self._links = links
         self._span: Span | None = None
-        self._transfer: DecodeTransfer | None = None
+        self._transfer: IncomingTransfer | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self, handing_over: Coroutine[Any, Any, None]) -> None:
@@ -106,14 +106,14 @@ class RemotePrefill:
                 transfer.bind(bound)
                 if first is None:
                     first = await transfer.first_tokens()
-                    first_s = self._parts.clock.now()
+                    first_s = self._deps.clock.now()
                     if number > 1:
                         first.num_cached_tokens = 0  # an earlier try computed them
                     num_blocks = transfer.ticket.num_missing_blocks
                     on_first(first, 0 if ended_at_once(first) else num_blocks)
                 await transfer.complete()
                 if not ended_at_once(first):
-                    self._observe(link, transfer, self._parts.clock.now() - first_s)
+                    self._observe(link, transfer, self._deps.clock.now() - first_s)
                 return Prefilled(first, transfer.is_on_device)
             except failures.BatonError as error:
                 self._log_failure(error)
@@ -133,7 +133,7 @@ class RemotePrefill:
             self._span.end()
             self._span = None
 
-    def _observe(self, link: PrefillLink, transfer: DecodeTransfer, tail_s: float) -> None:
+    def _observe(self, link: PrefillLink, transfer: IncomingTransfer, tail_s: float) -> None:
         """Every block is here, `tail_s` after the first tokens: that was the transfer alone."""
         num_blocks = transfer.ticket.num_missing_blocks
         instruments.HANDOFF_BLOCKS.labels("received").inc(num_blocks)
@@ -173,13 +173,13 @@ class RemotePrefill:
             xfer_id=self._links.next_xfer_id(),
             request_id=request.request_id,
             epoch=submit.epoch,
-            capability=new_capability(self._parts.random_bytes),
+            capability=new_capability(self._deps.random_bytes),
             first_missing_block=num_cached_blocks,
-            num_blocks=self._parts.blocks.spec.num_blocks_for(num_tokens),
+            num_blocks=self._deps.blocks.spec.num_blocks_for(num_tokens),
         )
         left_s = 0.0
         if request.deadline_s is not None:
-            left_s = max(request.deadline_s - self._parts.clock.now(), 0.001)
+            left_s = max(request.deadline_s - self._deps.clock.now(), 0.001)
         assert self._span is not None
         message = handoff_pb2.Prefill(
             xfer_id=ticket.xfer_id,

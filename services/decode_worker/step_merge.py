@@ -33,7 +33,7 @@ class StepMerge:
 
     def __init__(self) -> None:
         self._tokens: dict[Key, _Entry] = {}
-        self._judged: deque[tuple[Key, worker_pb2.TokenLogprobs]] = deque()
+        self._prompt_logprobs: deque[tuple[Key, worker_pb2.TokenLogprobs]] = deque()
         self._sides: dict[Key, worker_pb2.StepSide] = {}
         self._notices: deque[worker_pb2.WorkerFrame] = deque()
         self.step = 0
@@ -45,7 +45,7 @@ class StepMerge:
     @property
     def has_tokens(self) -> bool:
         """Output tokens, or logprobs of prompt tokens, wait to be written."""
-        return bool(self._tokens or self._judged)
+        return bool(self._tokens or self._prompt_logprobs)
 
     def add_notice(self, frame: worker_pb2.WorkerFrame) -> None:
         """A whole frame, such as a refusal, that overtakes all tokens."""
@@ -67,9 +67,9 @@ class StepMerge:
         if logprobs is not None:
             entry.logprobs.append(logprobs)
 
-    def add_judged(self, key: Key, logprobs: worker_pb2.TokenLogprobs) -> None:
+    def add_prompt_logprobs(self, key: Key, logprobs: worker_pb2.TokenLogprobs) -> None:
         """Of the next prompt token; leaves before every token that comes later."""
-        self._judged.append((key, logprobs))
+        self._prompt_logprobs.append((key, logprobs))
 
     def add_prefill(self, key: Key, summary: worker_pb2.PrefillSummary) -> None:
         self._side(key).prefill.CopyFrom(summary)
@@ -82,11 +82,11 @@ class StepMerge:
         """The oldest notice, else one Step frame with what waits, or None."""
         if self._notices:
             return self._notices.popleft()
-        if not self._tokens and not self._sides and not self._judged:
+        if not self._tokens and not self._sides and not self._prompt_logprobs:
             return None
         step = worker_pb2.Step(step=self.step)
-        num_logprobs = self._take_judged(step)
-        if self._judged:
+        num_logprobs = self._take_prompt_logprobs(step)
+        if self._prompt_logprobs:
             return worker_pb2.WorkerFrame(step=step)
         counts = self._take_tokens(step, num_logprobs)
         if counts.count(1) < len(counts):
@@ -94,12 +94,12 @@ class StepMerge:
         self._take_sides(step)
         return worker_pb2.WorkerFrame(step=step)
 
-    def _take_judged(self, step: worker_pb2.Step) -> int:
+    def _take_prompt_logprobs(self, step: worker_pb2.Step) -> int:
         """As many as fit; returns their number of log probabilities."""
         sides: dict[Key, worker_pb2.StepSide] = {}
         num_logprobs = 0
-        while self._judged and num_logprobs < MAX_FRAME_LOGPROBS:
-            key, logprobs = self._judged.popleft()
+        while self._prompt_logprobs and num_logprobs < MAX_FRAME_LOGPROBS:
+            key, logprobs = self._prompt_logprobs.popleft()
             if key not in sides:
                 sides[key] = worker_pb2.StepSide(handle=key[0], choice=key[1])
             sides[key].prompt_logprobs.append(logprobs)

@@ -22,44 +22,44 @@ from baton.wire.limits import MAX_CHOICES
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
 from baton.worker.cancels import observe_cancel
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 from baton.worker.prompt import PromptBuffer, check_cache_key
 from baton.worker.sampling import to_params
 from services.prefill_worker.open_transfers import OpenTransfers
-from services.prefill_worker.outgoing_transfer import PrefillOrder, PrefillTransfer, TransferEnded
+from services.prefill_worker.outgoing_transfer import OutgoingTransfer, PrefillOrder, TransferEnded
 
 MAX_PARTIAL_PROMPTS = 64
 
 _log = logs.get("prefill_worker.session")
 
 
-class HandoffSession:
+class DecodeSession:
     """Serves one stream after its hello."""
 
     def __init__(
         self,
         stream: FrameStream[handoff_pb2.DecodeFrame, OutFrame],
-        parts: WorkerParts,
+        deps: WorkerDeps,
         open_transfers: OpenTransfers,
         hello: handoff_pb2.DecodeHello,
         sending: SendingEnd,
     ) -> None:
         self.peer = hello.worker_id
         self._sending = sending
-        self._parts = parts
+        self._deps = deps
         self._open = open_transfers
         writer: FrameWriter[OutFrame] = FrameWriter(stream, drain=self._next_blocks)
         self._pump = StreamPump(stream, writer, self._on_frame)
-        self._transfers: dict[int, PrefillTransfer] = {}
+        self._transfers: dict[int, OutgoingTransfer] = {}
         # Each transfer's coroutine.
         self._tasks = asyncio.TaskGroup()
         # Prefills whose prompt continues in further frames.
         self._partial: dict[int, tuple[handoff_pb2.Prefill, PromptBuffer]] = {}
-        self._ready: deque[PrefillTransfer] = deque()
+        self._ready: deque[OutgoingTransfer] = deque()
         self._credit_bytes = hello.credit_bytes
 
     @property
-    def transfers(self) -> Iterable[PrefillTransfer]:
+    def transfers(self) -> Iterable[OutgoingTransfer]:
         """Those of this peer."""
         return self._transfers.values()
 
@@ -82,7 +82,7 @@ class HandoffSession:
 
     # The life of a transfer.
 
-    async def _serve(self, transfer: PrefillTransfer) -> None:
+    async def _serve(self, transfer: OutgoingTransfer) -> None:
         """Take it under a lease, or refuse it."""
         try:
             with self._open.admitted(transfer, self.peer):
@@ -92,13 +92,13 @@ class HandoffSession:
         finally:
             del self._transfers[transfer.ticket.xfer_id]
 
-    async def _hand_over(self, transfer: PrefillTransfer) -> None:
+    async def _hand_over(self, transfer: OutgoingTransfer) -> None:
         """Compute, send what is final, and hold it until the end, whoever brings that."""
         outcome = "lost"
         try:
             transfer.start()
             await transfer.started()
-            self._parts.reports.accepted(transfer.request_id)
+            self._deps.reports.accepted(transfer.request_id)
             self._control(handoff_pb2.PrefillFrame(accepted={"xfer_id": transfer.ticket.xfer_id}))
             while not transfer.is_computed:
                 self._offer(transfer)
@@ -113,18 +113,18 @@ class HandoffSession:
         finally:
             self._free(transfer, outcome)
 
-    def _offer(self, transfer: PrefillTransfer) -> None:
+    def _offer(self, transfer: OutgoingTransfer) -> None:
         """Let the writer take its blocks that are final."""
         if transfer not in self._ready:
             self._ready.append(transfer)
         self._pump.writer.wake()
 
     def _tell_failure(
-        self, transfer: PrefillTransfer, outcome: str, error: failures.BatonError
+        self, transfer: OutgoingTransfer, outcome: str, error: failures.BatonError
     ) -> None:
         ticket = transfer.ticket
         if outcome == "refused":
-            self._parts.reports.accepted(transfer.request_id)
+            self._deps.reports.accepted(transfer.request_id)
             self._refuse(ticket.xfer_id, transfer.request_id, error)
             return
         _log.warning(
@@ -137,10 +137,10 @@ class HandoffSession:
         )
         self._control(handoff_pb2.PrefillFrame(abort=abort))
 
-    def _free(self, transfer: PrefillTransfer, outcome: str) -> None:
+    def _free(self, transfer: OutgoingTransfer, outcome: str) -> None:
         if transfer in self._ready:
             self._ready.remove(transfer)
-        dispatcher = self._parts.dispatcher
+        dispatcher = self._deps.dispatcher
         for seq_id in transfer.seq_ids:
             if transfer.is_computed:
                 dispatcher.release(seq_id)
@@ -150,7 +150,7 @@ class HandoffSession:
         if outcome == "complete" and not transfer.needs_no_blocks:
             instruments.HANDOFF_BLOCKS.labels("sent").inc(transfer.ticket.num_missing_blocks)
         if outcome == "aborted":
-            observe_cancel(self._parts, transfer.phase, transfer.seq_ids)
+            observe_cancel(self._deps, transfer.phase, transfer.seq_ids)
 
     # Frames.
 
@@ -178,7 +178,7 @@ class HandoffSession:
                 raise failures.InvalidRequest(f"n is at most {MAX_CHOICES}", param="n")
             if len(self._partial) >= MAX_PARTIAL_PROMPTS:
                 raise failures.Overloaded(f"{MAX_PARTIAL_PROMPTS} prompts are unfinished already")
-            max_tokens = self._parts.dispatcher.info.max_model_len
+            max_tokens = self._deps.dispatcher.info.max_model_len
             buffer = PromptBuffer(request.num_prompt_tokens, max_tokens)
             buffer.add(request.prompt_ids, request.block_hashes)
             self._partial[xfer_id] = (request, buffer)
@@ -207,7 +207,7 @@ class HandoffSession:
         sampling = to_params(request.sampling)
         token_ids = buffer.token_ids + request.emitted_ids
         order = PrefillOrder(request, token_ids, buffer.block_hashes, sampling)
-        transfer = self._transfers[xfer_id] = PrefillTransfer(order, self._parts, self._sending)
+        transfer = self._transfers[xfer_id] = OutgoingTransfer(order, self._deps, self._sending)
         self._tasks.create_task(self._serve(transfer))
 
     def _on_credit(self, credit: handoff_pb2.TransferCredit) -> None:
@@ -233,7 +233,7 @@ class HandoffSession:
             )
             transfer.end("aborted")
 
-    def _find(self, xfer_id: int, capability: bytes) -> PrefillTransfer | None:
+    def _find(self, xfer_id: int, capability: bytes) -> OutgoingTransfer | None:
         transfer = self._transfers.get(xfer_id)
         try:
             if transfer is None or transfer.is_over:
@@ -274,11 +274,11 @@ class HandoffSession:
             self._pump.stop_lost()
 
 
-_HANDLERS: dict[str, Callable[[HandoffSession, Any], None]] = {
-    "prefill": HandoffSession._on_prefill,
-    "prefill_part": HandoffSession._on_prefill_part,
-    "credit": HandoffSession._on_credit,
-    "renew": HandoffSession._on_renew,
-    "done": HandoffSession._on_done,
-    "abort": HandoffSession._on_abort,
+_HANDLERS: dict[str, Callable[[DecodeSession, Any], None]] = {
+    "prefill": DecodeSession._on_prefill,
+    "prefill_part": DecodeSession._on_prefill_part,
+    "credit": DecodeSession._on_credit,
+    "renew": DecodeSession._on_renew,
+    "done": DecodeSession._on_done,
+    "abort": DecodeSession._on_abort,
 }

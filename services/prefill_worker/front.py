@@ -18,8 +18,8 @@ from baton.wire import failures, kv_spec
 from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
-from baton.worker.parts import WorkerParts
-from services.prefill_worker.decode_session import HandoffSession
+from baton.worker.parts import WorkerDeps
+from services.prefill_worker.decode_session import DecodeSession
 from services.prefill_worker.open_transfers import OpenTransfers
 
 MAX_SESSIONS = 256
@@ -30,16 +30,16 @@ _log = logs.get("prefill_worker")
 class PrefillFront:
     """One prefill worker. `run` must run while streams are served."""
 
-    def __init__(self, parts: WorkerParts) -> None:
-        self._parts = parts
-        self._transfers = OpenTransfers(parts.clock, self._check_admission)
-        self._sessions: dict[HandoffSession, None] = {}
+    def __init__(self, deps: WorkerDeps) -> None:
+        self._deps = deps
+        self._transfers = OpenTransfers(deps.clock, self._check_admission)
+        self._sessions: dict[DecodeSession, None] = {}
         self._is_draining = False
         self._audit = Audit()
-        parts.watch.on_change(self._core_stalled)
-        parts.dispatcher.observe(lambda events: self._audit.found(events.violations))
-        parts.dispatcher.observe(parts.metrics.observe)
-        parts.dispatcher.observe(parts.reports.apply)
+        deps.watch.on_change(self._core_stalled)
+        deps.dispatcher.observe(lambda events: self._audit.found(events.violations))
+        deps.dispatcher.observe(deps.metrics.observe)
+        deps.dispatcher.observe(deps.reports.apply)
 
     @property
     def num_transfers(self) -> int:
@@ -50,9 +50,9 @@ class PrefillFront:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._transfers.sweep())
             group.create_task(self._audit.run(self.violations))
-            group.create_task(self._parts.watch.run())
+            group.create_task(self._deps.watch.run())
             try:
-                await self._parts.dispatcher.run()
+                await self._deps.dispatcher.run()
             except CoreDied as died:
                 await self._report_death(died)
                 raise
@@ -66,7 +66,7 @@ class PrefillFront:
         if agreed is None:
             await stream.close()
             return
-        session = HandoffSession(stream, self._parts, self._transfers, *agreed)
+        session = DecodeSession(stream, self._deps, self._transfers, *agreed)
         self._sessions[session] = None
         try:
             await session.run()
@@ -76,7 +76,7 @@ class PrefillFront:
     async def drain(self, cap_s: float) -> None:
         """Take nothing new, let what runs end within `cap_s`, then end all streams."""
         self._is_draining = True
-        self._parts.reports.set_draining()
+        self._deps.reports.set_draining()
         try:
             async with asyncio.timeout(cap_s):
                 await self._transfers.wait_until_empty()
@@ -90,7 +90,7 @@ class PrefillFront:
         """Asserts that every transfer has one lease, and every sequence a transfer."""
         self._transfers.check_integrity()
         num_seqs = sum(len(transfer.seq_ids) for transfer in self._transfers)
-        assert self._parts.dispatcher.num_open == num_seqs
+        assert self._deps.dispatcher.num_open == num_seqs
 
     def violations(self) -> Iterator[Violation]:
         """Transfers without a lease or a live peer, and sequences without a transfer."""
@@ -102,7 +102,7 @@ class PrefillFront:
             if not transfer.is_over and not self._transfers.has_lease(transfer):
                 yield Violation("transfer_without_lease", transfer.request_id, "")
         owned = {seq_id for transfer in self._transfers for seq_id in transfer.seq_ids}
-        for seq_id, request_id in self._parts.dispatcher.open_sequences():
+        for seq_id, request_id in self._deps.dispatcher.open_sequences():
             if seq_id not in owned:
                 yield Violation("sequence_without_transfer", request_id, f"sequence {seq_id}")
 
@@ -110,7 +110,7 @@ class PrefillFront:
         """Raises Unavailable while nothing new is taken."""
         if self._is_draining:
             raise failures.Unavailable("this prefill worker is draining", reason="draining")
-        self._parts.watch.check()
+        self._deps.watch.check()
 
     async def _exchange_hello(
         self, stream: FrameStream[handoff_pb2.DecodeFrame, OutFrame]
@@ -119,19 +119,19 @@ class PrefillFront:
         first = await stream.read()
         if first is None or first.WhichOneof("frame") != "hello":
             return None
-        parts = self._parts
+        deps = self._deps
         answer = handoff_pb2.PrefillHello(
             protocol=PROTOCOL_VERSION,
-            worker_id=parts.worker_id,
-            boot_epoch=parts.boot_epoch,
-            model_fp=parts.dispatcher.info.model_fp,
-            kv_spec=kv_spec.to_wire(parts.blocks.spec),
+            worker_id=deps.worker_id,
+            boot_epoch=deps.boot_epoch,
+            model_fp=deps.dispatcher.info.model_fp,
+            kv_spec=kv_spec.to_wire(deps.blocks.spec),
             tp_size=1,
         )
         peer, sending = str(first.hello.worker_id), None
         try:
             self._check_peer(first.hello)
-            sending = parts.transports.accept(first.hello, answer)
+            sending = deps.transports.accept(first.hello, answer)
         except failures.BatonError as error:
             _log.warning("peer_refused", peer=peer, detail=error.message)
             answer.failure.CopyFrom(failures.to_wire(error))
@@ -143,13 +143,13 @@ class PrefillFront:
 
     def _check_peer(self, hello: handoff_pb2.DecodeHello) -> None:
         """Raises BatonError when this pair cannot work, naming the difference."""
-        info = self._parts.dispatcher.info
-        agree(hello.protocol, peer=hello.worker_id, own=self._parts.worker_id)
+        info = self._deps.dispatcher.info
+        agree(hello.protocol, peer=hello.worker_id, own=self._deps.worker_id)
         if hello.model_fp != info.model_fp:
             raise failures.Incompatible(
                 f"model_fp {hello.model_fp} of {hello.worker_id} != {info.model_fp} here"
             )
-        difference = kv_spec.from_wire(hello.kv_spec).difference(self._parts.blocks.spec)
+        difference = kv_spec.from_wire(hello.kv_spec).difference(self._deps.blocks.spec)
         if difference is not None:
             raise failures.Incompatible(f"kv_spec of {hello.worker_id}: {difference} here")
         if hello.tp_size > 1:

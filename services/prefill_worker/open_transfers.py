@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from baton.handoff.lease import SWEEP_INTERVAL_S, LeaseTable
 from baton.system.clock import Clock
 from baton.wire import failures
-from services.prefill_worker.outgoing_transfer import PrefillTransfer
+from services.prefill_worker.outgoing_transfer import OutgoingTransfer
 
 MAX_TRANSFERS = 1024
 
@@ -20,20 +20,20 @@ class OpenTransfers:
 
     def __init__(self, clock: Clock, check_admission: Callable[[], None]) -> None:
         self._check_admission = check_admission
-        self._leases: LeaseTable[PrefillTransfer] = LeaseTable(clock, max_leases=MAX_TRANSFERS)
+        self._leases: LeaseTable[OutgoingTransfer] = LeaseTable(clock, max_leases=MAX_TRANSFERS)
         # By transfer, the decode worker that asked for it.
-        self._peers: dict[PrefillTransfer, str] = {}
+        self._peers: dict[OutgoingTransfer, str] = {}
         self._became_empty = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._peers)
 
-    def __iter__(self) -> Iterator[PrefillTransfer]:
+    def __iter__(self) -> Iterator[OutgoingTransfer]:
         """A copy: to end a transfer changes nothing here."""
         return iter(list(self._peers))
 
     @contextmanager
-    def admitted(self, transfer: PrefillTransfer, peer: str) -> Iterator[None]:
+    def admitted(self, transfer: OutgoingTransfer, peer: str) -> Iterator[None]:
         """Hold a lease for `transfer` meanwhile. Raises Unavailable."""
         self._check_admission()
         if not self._leases.can_grant():
@@ -48,15 +48,15 @@ class OpenTransfers:
             if not self._peers:
                 self._became_empty.set()
 
-    def renew(self, transfer: PrefillTransfer) -> None:
+    def renew(self, transfer: OutgoingTransfer) -> None:
         """The peer still wants it."""
         self._leases.renew(transfer)
 
-    def peer_of(self, transfer: PrefillTransfer) -> str:
+    def peer_of(self, transfer: OutgoingTransfer) -> str:
         """The decode worker that asked for it."""
         return self._peers[transfer]
 
-    def has_lease(self, transfer: PrefillTransfer) -> bool:
+    def has_lease(self, transfer: OutgoingTransfer) -> bool:
         return transfer in self._leases
 
     async def wait_until_empty(self) -> None:

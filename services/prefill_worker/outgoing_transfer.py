@@ -27,7 +27,7 @@ from baton.wire import failures
 from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import handoff_pb2
 from baton.worker.dispatch import SequenceEvent, SequenceListener, sequence_failure, to_wire
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 from baton.worker.stage_event import StageEvent
 
 _COMPLETE = ("stop", "length")
@@ -88,10 +88,10 @@ class _ForkToken:
             self.wire.logprobs.CopyFrom(to_wire(logprobs))
 
 
-class PrefillTransfer:
+class OutgoingTransfer:
     """Listens to one prefill sequence, and to the first tokens of its forks."""
 
-    def __init__(self, order: PrefillOrder, parts: WorkerParts, sending: SendingEnd) -> None:
+    def __init__(self, order: PrefillOrder, deps: WorkerDeps, sending: SendingEnd) -> None:
         """Raises InvalidRequest."""
         request = order.request
         self.ticket = Ticket(
@@ -100,7 +100,7 @@ class PrefillTransfer:
             request.epoch,
             request.capability,
             request.first_missing_block,
-            parts.blocks.spec.num_blocks_for(order.num_tokens),
+            deps.blocks.spec.num_blocks_for(order.num_tokens),
         )
         if self.ticket.num_missing_blocks < 0:
             raise failures.InvalidRequest(
@@ -110,10 +110,10 @@ class PrefillTransfer:
         self.seq_ids: list[int] = []
         self.sender: Sender | None = None
         self._order = order
-        self._parts = parts
+        self._deps = deps
         self._sending = sending
         self._progress = StageEvent()
-        self._timer = StageTimer(parts.clock)
+        self._timer = StageTimer(deps.clock)
         # Filled as the engine tells it.
         self._first = handoff_pb2.FirstTokens(xfer_id=request.xfer_id)
         self._forks = [_ForkToken() for _ in request.fork_choices]
@@ -145,8 +145,8 @@ class PrefillTransfer:
 
     def start(self) -> None:
         """Queue the sequence at the engine."""
-        order, request, dispatcher = self._order, self._order.request, self._parts.dispatcher
-        now = self._parts.clock.now()
+        order, request, dispatcher = self._order, self._order.request, self._deps.dispatcher
+        now = self._deps.clock.now()
         listeners: list[SequenceListener] = [self, *self._forks]
         self.seq_ids = [dispatcher.open(each, request.request_id) for each in listeners]
         dispatcher.send(
@@ -239,12 +239,12 @@ class PrefillTransfer:
         self._progress.advance(Stage.COMPUTED)
 
     def _on_started(self, event: Started) -> None:
-        parts, num_cached_tokens = self._parts, event.num_cached_tokens
+        deps, num_cached_tokens = self._deps, event.num_cached_tokens
         self._end_stage("prefill.queue")
         self._first.num_cached_tokens = num_cached_tokens
-        parts.metrics.took_prompt(self._order.num_tokens, num_cached_tokens)
-        self.sender = Sender(self.ticket, event.block_ids, parts.blocks, self._sending)
-        if parts.dispatcher.info.device_pool is None:
+        deps.metrics.took_prompt(self._order.num_tokens, num_cached_tokens)
+        self.sender = Sender(self.ticket, event.block_ids, deps.blocks, self._sending)
+        if deps.dispatcher.info.device_pool is None:
             # Else cached blocks get ready, or their checksums, with the first step.
             self.sender.advance(num_cached_tokens)
         self._progress.advance(Stage.STARTED)
@@ -258,7 +258,7 @@ class PrefillTransfer:
             request_id=self.request_id,
             start_s=start_s,
             attributes={
-                "baton.worker_id": self._parts.worker_id,
+                "baton.worker_id": self._deps.worker_id,
                 "baton.num_tokens": self._order.num_tokens,
                 "baton.num_cached_tokens": self._first.num_cached_tokens,
             },

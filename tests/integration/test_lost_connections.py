@@ -50,7 +50,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long a link is dialled again and waited for is the unit tests' business: here a busy
     machine must not decide."""
     monkeypatch.setattr(worker_connections, "RESUME_WINDOW_S", 20.0)
-    monkeypatch.setattr(gateway_link, "PARK_S", 40.0)
+    monkeypatch.setattr(gateway_link, "RESUME_GRACE_S", 40.0)
 
 
 def submit_of(
@@ -250,9 +250,9 @@ async def test_a_connection_that_stands_still_for_half_a_second_is_not_given_up(
 async def test_a_gateway_that_reads_nothing_counts_as_lost_after_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gateway_link, "PARK_S", 0.1)
+    monkeypatch.setattr(gateway_link, "RESUME_GRACE_S", 0.1)
     async with rig() as r, asyncio.timeout(200):
-        expired = value(worker_instruments.DECODE_PARKED_GATEWAYS, "expired")
+        expired = value(worker_instruments.DECODE_DISCONNECTED_GATEWAYS, "expired")
         # Without the gateway's own care: on a busy machine it would take the worker for lost.
         channel = open_channel(r.proxy.address, link=True, small_window=True)
         stream: Any = worker_pb2_grpc.DecodeWorkerStub(channel).Serve()
@@ -264,7 +264,7 @@ async def test_a_gateway_that_reads_nothing_counts_as_lost_after_a_second(
         submit = submit_of(1, [1, 2, 3], sampling, credit=900)
         submit.handle = 1
         await stream.write(worker_pb2.GatewayFrame(submit=submit))
-        while value(worker_instruments.DECODE_PARKED_GATEWAYS, "expired") == expired:
+        while value(worker_instruments.DECODE_DISCONNECTED_GATEWAYS, "expired") == expired:
             await asyncio.sleep(0.02)
         await r.all_blocks_free()
         await channel.close()

@@ -36,7 +36,7 @@ from baton.testing.virtual_network import VirtualNetwork, VirtualStream, stop_pr
 from baton.wire import key_registry
 from baton.wire.failures import Unavailable
 from baton.wire.v1 import quota_pb2, router_pb2, tokenizer_pb2
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 from baton.worker.program import make_parts
 from baton.worker.reports_servicer import serve_reports
 from services.decode_worker.front import DecodeFront
@@ -210,7 +210,7 @@ class Worker:
     endpoint: str
     engine: Engine
     client: LocalEngineClient
-    parts: WorkerParts
+    deps: WorkerDeps
     front: DecodeFront | PrefillFront
     # Everything of its process: cancelling it is a kill.
     life: asyncio.Task[None] | None = None
@@ -383,7 +383,7 @@ class Fleet:
         """As after SIGTERM: it finishes or hands over what runs, then leaves."""
         worker = self.workers[endpoint]
         await worker.front.drain(cap_s)
-        worker.parts.reports.close()
+        worker.deps.reports.close()
         if self.workers.get(endpoint) is worker:
             self.kill_process(endpoint)
         return worker
@@ -437,7 +437,7 @@ class Fleet:
         client = LocalEngineClient(engine, self.clock, lambda batch: poison_and_time(worker, batch))
         is_prefill = name.startswith("prefill")
         role = router_pb2.WORKER_ROLE_PREFILL if is_prefill else router_pb2.WORKER_ROLE_DECODE
-        parts = make_parts(
+        deps = make_parts(
             client,
             worker_id=name,
             role=role,
@@ -445,11 +445,11 @@ class Fleet:
             random_bytes=self.rng.randbytes,
         )
         front = (
-            PrefillFront(parts)
+            PrefillFront(deps)
             if is_prefill
-            else DecodeFront(parts, partial(self._dial_prefill, endpoint))
+            else DecodeFront(deps, partial(self._dial_prefill, endpoint))
         )
-        worker = Worker(name, endpoint, engine, client, parts, front)
+        worker = Worker(name, endpoint, engine, client, deps, front)
         return worker
 
     async def _make_quota(self) -> tuple[str, LocalQuota]:
@@ -482,7 +482,7 @@ class Fleet:
         if (worker := self.workers.get(endpoint)) is None:
             theirs.cancel()
             return ours
-        self._serve(worker.tasks, serve_reports(theirs, worker.parts.reports), theirs)
+        self._serve(worker.tasks, serve_reports(theirs, worker.deps.reports), theirs)
         return ours
 
     def _dial_renewals(self) -> VirtualStream:

@@ -142,6 +142,6 @@ def test_a_fleet_at_three_times_its_capacity_ejects_nobody(tmp_path: Path) -> No
             await asyncio.gather(*asking)
             watching.cancel()
         assert ejections == []
-        assert not any(worker.parts.watch.is_stalled for worker in fleet.workers.values())
+        assert not any(worker.deps.watch.is_stalled for worker in fleet.workers.values())
 
     simulated(tmp_path, scenario)

@@ -180,7 +180,7 @@ def test_the_next_life_of_the_only_worker_serves_the_stream(model: ServedModel) 
                 endpoint = fleet.local_router.picks[0].decode.endpoint
                 worker = fleet.kill_process(endpoint)
                 await asyncio.sleep(7)
-                fleet.start_worker(worker.parts.worker_id, endpoint)
+                fleet.start_worker(worker.deps.worker_id, endpoint)
                 record = await asking
             assert trail.texts[0] == fleet.expected("r1", MAX_TOKENS, fields["seed"])
             assert (record.num_attempts, record.num_output_tokens) == (2, MAX_TOKENS)

@@ -88,8 +88,8 @@ def check_nothing_is_left(fleet: Fleet) -> None:
         assert load.num_running + load.num_waiting + load.num_parked + load.num_not_started == 0
         assert load.num_blocks_free == worker.engine.info.num_blocks
         assert load.num_blocks_promised == load.num_queued_prefill_tokens == 0
-        assert worker.parts.dispatcher.num_open == 0
-        assert not worker.parts.dispatcher._freeing
+        assert worker.deps.dispatcher.num_open == 0
+        assert not worker.deps.dispatcher._freeing
     assert num_queued(fleet) == 0
     gateway = fleet.gateway
     assert not gateway.leases._leases

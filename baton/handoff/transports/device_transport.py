@@ -84,7 +84,7 @@ class CoreReads:
             self._landed.pop(read_id, None)
         self.send(EndReads(transfer_id))
 
-    def told(self, pages_read: Sequence[PagesRead]) -> None:
+    def take_answers(self, pages_read: Sequence[PagesRead]) -> None:
         """What the core has answered."""
         for read in pages_read:
             landed = self._landed.pop(read.read_id, None)

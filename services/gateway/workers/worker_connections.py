@@ -5,7 +5,7 @@ import asyncio
 import math
 from contextlib import AsyncExitStack
 
-from baton.runtime.resumable_link import LinkMemory, NotRemembered
+from baton.runtime.resumable_link import NotResumable, ResumableLink
 from baton.runtime.shared_stream import FrameWriter, StreamLost
 from baton.system.clock import Clock
 from baton.wire.failures import Unavailable
@@ -15,12 +15,12 @@ from services.gateway import instruments
 from services.gateway.clients.protocols import Dial, WorkerStream
 
 HELLO_TIMEOUT_S = 5.0
-# How long a lost connection is dialled again; the worker waits for longer (its PARK_S).
+# How long a lost connection is dialled again; the worker waits for longer (its RESUME_GRACE_S).
 RESUME_WINDOW_S = 0.5
 REDIAL_PAUSE_S = 0.02
 
 Writer = FrameWriter[worker_pb2.GatewayFrame]
-Memory = LinkMemory[worker_pb2.GatewayFrame]
+Memory = ResumableLink[worker_pb2.GatewayFrame]
 
 
 class WorkerConnections:
@@ -78,7 +78,7 @@ class WorkerConnections:
             undo.push_async_callback(stream.close)
             try:
                 writer = self._memory.connect(stream, await self._greet(stream))
-            except NotRemembered:
+            except NotResumable:
                 message = "the worker lacks frames that were acknowledged"
                 raise Unavailable(message, reason="worker_lost") from None
             undo.pop_all()

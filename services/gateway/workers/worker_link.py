@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from baton.runtime import logs
-from baton.runtime.resumable_link import LinkMemory
+from baton.runtime.resumable_link import ResumableLink
 from baton.runtime.shared_stream import StreamLost
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError, Unavailable, from_wire
@@ -57,7 +57,7 @@ class WorkerLink:
         self._attempts: dict[int, Attempt] = {}
         self._last_handle = 0
         self._outgoing = OutgoingFrames(self._attempts)
-        self._memory = LinkMemory(self._outgoing.next_frame, worker_pb2.GatewayFrame)
+        self._memory = ResumableLink(self._outgoing.next_frame, worker_pb2.GatewayFrame)
         hello = worker_pb2.GatewayHello(
             protocol=PROTOCOL_VERSION, gateway_id=gateway_id, link=number
         )
@@ -222,7 +222,7 @@ class WorkerLink:
         if len(num_entries) > 1 or sum(counts) != len(ids):
             self._abandon_all("the worker sent a step that makes no sense")
         logprobs = {(side.handle, side.choice): side.logprobs for side in step.side}
-        self._take_judged(step)
+        self._take_prompt_logprobs(step)
         start = 0
         for handle, choice, first_index, count in zip(
             step.handles, step.choices, step.first_index, counts, strict=True
@@ -240,7 +240,7 @@ class WorkerLink:
             if attempt is not None:
                 attempt.take_side(side)
 
-    def _take_judged(self, step: worker_pb2.Step) -> None:
+    def _take_prompt_logprobs(self, step: worker_pb2.Step) -> None:
         for side in step.side:
             attempt = self._attempts.get(side.handle)
             if attempt is not None and side.prompt_logprobs:

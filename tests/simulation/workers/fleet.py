@@ -28,7 +28,7 @@ from baton.testing.virtual_clock import VirtualClock
 from baton.wire.kv_spec import to_wire
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import handoff_pb2, router_pb2, sampling_pb2, worker_pb2
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 from baton.worker.program import make_parts
 from baton.worker.transports import HandoffOptions
 from services.decode_worker.front import DecodeFront
@@ -97,7 +97,7 @@ class Worker:
 
     engine: Engine
     client: LocalEngineClient
-    parts: WorkerParts
+    deps: WorkerDeps
     front: Any
 
     @property
@@ -357,8 +357,8 @@ class Fleet:
         await asyncio.sleep(STEP_S)
         self.decode.check()
         self.prefill.check()
-        assert self.decode.parts.dispatcher.num_open == 0
-        assert self.prefill.parts.dispatcher.num_open == 0
+        assert self.decode.deps.dispatcher.num_open == 0
+        assert self.prefill.deps.dispatcher.num_open == 0
 
     def _recorded(self, direction: str) -> Tamper:
         def tamper(frame: Any) -> list[Any]:
@@ -371,7 +371,7 @@ class Fleet:
 
 def make_worker(
     name: str, role: Any, clock: VirtualClock, runner: FakeRunner, **sizes: Any
-) -> tuple[Engine, LocalEngineClient, WorkerParts]:
+) -> tuple[Engine, LocalEngineClient, WorkerDeps]:
     """`tokenizer_file` among the sizes lets it serve grammars, tried by a gate without a child;
     `handoff_dir` gives it a pool that peers can map, `agent` one that peers reach by NIXL."""
     tokenizer_file = sizes.pop("tokenizer_file", None)
@@ -390,7 +390,7 @@ def make_worker(
             pool_file = create_memory_file(name)
             files.callback(os.close, pool_file)
         client = LocalEngineClient(engine, clock, lambda batch: STEP_S, pool_file)
-    parts = make_parts(
+    deps = make_parts(
         client,
         worker_id=name,
         role=role,
@@ -398,7 +398,7 @@ def make_worker(
         handoff=HandoffOptions(_transports(agent), folder, checksum_every),
         random_bytes=random.Random(name).randbytes,
     )
-    return engine, client, replace(parts, grammar_gate=InlineGate(client.info))
+    return engine, client, replace(deps, grammar_gate=InlineGate(client.info))
 
 
 def _transports(agent: NixlAgent | None) -> tuple[str, ...]:

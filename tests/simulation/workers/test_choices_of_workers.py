@@ -56,7 +56,7 @@ async def test_choices_share_a_prompt_that_is_prefilled_here() -> None:
     async with fleet() as f:
         await (await f.gateway.submit(PROMPT[:40], **HERE)).over()
         steps: list[int] = []
-        f.decode.parts.dispatcher.observe(lambda events: steps.append(events.num_step_tokens))
+        f.decode.deps.dispatcher.observe(lambda events: steps.append(events.num_step_tokens))
         answer = await (await f.gateway.submit(PROMPT, num_choices=3, **SEEDED, **HERE)).over()
         assert answer.tokens == {choice: alone(f, choice) for choice in range(3)}
         assert sum(steps) == 18 + 3 * 7

@@ -10,7 +10,7 @@ from baton.runtime.stream_pump import FINISH_TIMEOUT_S
 from baton.testing.memory_stream import MemoryStream
 from baton.testing.virtual_clock import virtual
 from baton.wire.v1 import worker_pb2
-from services.decode_worker.gateway_link import MAX_NOTICES, PARK_S
+from services.decode_worker.gateway_link import MAX_NOTICES, RESUME_GRACE_S
 from tests.simulation.workers.fleet import STEP_S, FakeGateway, Fleet, fleet
 
 PROMPT = list(range(100, 150))
@@ -32,7 +32,7 @@ async def test_tokens_of_an_outage_arrive_once_after_it() -> None:
         answer = await f.gateway.submit(PROMPT, max_tokens=100, **SEEDED)
         await answer.first_token()
         f.gateway.stream.cancel()
-        await asyncio.sleep(PARK_S / 2)
+        await asyncio.sleep(RESUME_GRACE_S / 2)
         assert len(answer.tokens[0]) < 100
         assert (await reconnect(f, f.gateway)).HasField("num_received")
         await answer.over()
@@ -47,7 +47,7 @@ async def test_a_parked_attempt_goes_no_further_than_its_credit() -> None:
         answer = await f.gateway.submit(PROMPT, max_tokens=500, initial_credit_tokens=20)
         await answer.first_token()
         f.gateway.stream.cancel()
-        await asyncio.sleep(PARK_S * 0.9)
+        await asyncio.sleep(RESUME_GRACE_S * 0.9)
         assert f.decode.num_used_blocks, "it is parked, not freed"
         await reconnect(f, f.gateway)
         await asyncio.sleep(10 * STEP_S)
@@ -87,7 +87,7 @@ async def test_a_link_that_could_not_keep_a_notice_is_not_resumed() -> None:
             session.link.send(worker_pb2.WorkerFrame(go_away={}))
         await f.gateway.has_ended.wait()
         assert not (await reconnect(f, f.gateway)).HasField("num_received")
-        await asyncio.sleep(PARK_S)
+        await asyncio.sleep(RESUME_GRACE_S)
         await f.settle(1)
 
 
@@ -98,7 +98,7 @@ async def test_a_gateway_that_does_not_come_back_is_freed_after_two_seconds() ->
         answer = await gateway.submit(PROMPT, max_tokens=500, initial_credit_tokens=20)
         await answer.first_token()
         gateway.stream.cancel()
-        await asyncio.sleep(PARK_S - 0.1)
+        await asyncio.sleep(RESUME_GRACE_S - 0.1)
         assert f.decode.num_used_blocks
         await f.settle(0.2)
         assert not (await reconnect(f, gateway)).HasField("num_received")
@@ -112,7 +112,7 @@ async def test_a_gateway_that_leaves_in_the_middle_of_a_handoff_frees_both_sides
         answer = await gateway.submit(PROMPT)
         await answer.first_token()
         gateway.stream.cancel()
-        await f.settle(PARK_S + 0.5)
+        await f.settle(RESUME_GRACE_S + 0.5)
 
 
 @virtual
@@ -182,7 +182,7 @@ async def test_a_drain_ends_what_nobody_came_back_for() -> None:
         f.gateway.stream.cancel()
         await asyncio.sleep(0.1)
         await f.decode.front.drain(10.0)
-        assert asyncio.get_running_loop().time() < PARK_S + 1
+        assert asyncio.get_running_loop().time() < RESUME_GRACE_S + 1
         await f.settle(1)
 
 

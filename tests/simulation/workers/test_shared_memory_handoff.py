@@ -27,7 +27,7 @@ def count(counter: Any, *labels: str) -> float:
 
 def flip_in_the_pool_once(f: Fleet) -> None:
     """A byte of the prefill worker's pool differs for the moment in which a page is copied."""
-    pool, spec = f.prefill.parts.dispatcher.pool, f.runner.kv_spec
+    pool, spec = f.prefill.deps.dispatcher.pool, f.runner.kv_spec
     left = [1]
 
     def tamper(frame: Any) -> list[Any]:
@@ -116,7 +116,7 @@ async def test_other_transfers_of_a_link_that_is_not_trusted_any_more_end_well(
 
 def hand_over_instead(f: Fleet, fd: int) -> None:
     """The prefill worker hands over this file as its pool."""
-    for transport in f.prefill.parts.transports._transports:
+    for transport in f.prefill.deps.transports._transports:
         if isinstance(transport, SharedMemoryTransport):
             object.__setattr__(transport._pool, "fd", fd)
 

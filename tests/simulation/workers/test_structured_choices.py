@@ -48,7 +48,7 @@ def speaking(tmp_path_factory: pytest.TempPathFactory) -> Speaking:
 
 
 def gate_of(f: Fleet) -> InlineGate:
-    gate = f.decode.parts.grammar_gate
+    gate = f.decode.deps.grammar_gate
     assert isinstance(gate, InlineGate)
     return gate
 

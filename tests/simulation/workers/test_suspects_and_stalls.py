@@ -94,7 +94,7 @@ class _Done(Exception):
 
 async def stall(worker: Worker) -> None:
     worker.client.stop()
-    while not worker.parts.watch.is_stalled:
+    while not worker.deps.watch.is_stalled:
         await asyncio.sleep(0.01)
 
 
@@ -109,14 +109,14 @@ async def test_attempts_on_a_stalled_decode_core_fail_and_new_ones_are_refused()
         await running.over()
         assert asyncio.get_running_loop().time() - began_s < 2
         assert running.finishes[0].failure.reason == "worker_lost"
-        assert f.decode.parts.reports.load.stalled
+        assert f.decode.deps.reports.load.stalled
         late = await f.gateway.submit(PROMPT)
         await late.over()
         assert late.refused[0].failure.reason == "unavailable"
         f.decode.client.go_on()
-        while f.decode.parts.watch.is_stalled:
+        while f.decode.deps.watch.is_stalled:
             await asyncio.sleep(0.01)
-        assert not f.decode.parts.reports.load.stalled
+        assert not f.decode.deps.reports.load.stalled
         again = await f.gateway.submit(PROMPT, max_tokens=5)
         await again.over()
         assert again.tokens[0] == f.lone_run(PROMPT, 5)
@@ -146,6 +146,6 @@ def answer_id(answer: Answer) -> str:
 async def test_the_next_life_of_a_worker_names_those_that_ran_when_it_died() -> None:
     async with fleet() as f:
         front = f.decode.front
-        front._parts = replace(front._parts, last_suspects=("r1", "r2"))
+        front._deps = replace(front._deps, last_suspects=("r1", "r2"))
         hello = await FakeGateway(f.dial_decode(), "gateway-9").hello()
         assert list(hello.suspect_request_ids) == ["r1", "r2"]

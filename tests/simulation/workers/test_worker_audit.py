@@ -48,7 +48,7 @@ async def test_an_attempt_that_nothing_will_end_is_told() -> None:
     async with fleet() as f:
         answer = await f.gateway.submit(PROMPT, max_tokens=500, request_id="r-stuck")
         await answer.first_token()
-        dispatcher = f.decode.parts.dispatcher
+        dispatcher = f.decode.deps.dispatcher
         hidden, dispatcher._request_ids = dispatcher._request_ids, {}
         assert ("attempt_without_sequence", "r-stuck") in found(f)
         dispatcher._request_ids = hidden

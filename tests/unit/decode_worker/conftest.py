@@ -64,8 +64,8 @@ class Worker:
     def __init__(self, clock: VirtualClock, tasks: asyncio.TaskGroup) -> None:
         self.clock = clock
         self.core = ScriptedCore()
-        self.parts = scripted_parts(self.core, clock, router_pb2.WORKER_ROLE_DECODE)
-        self.front = DecodeFront(self.parts, self._dial)
+        self.deps = scripted_parts(self.core, clock, router_pb2.WORKER_ROLE_DECODE)
+        self.front = DecodeFront(self.deps, self._dial)
         self.tasks = tasks
 
     async def _dial(self, endpoint: str) -> Any:

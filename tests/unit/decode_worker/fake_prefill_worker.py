@@ -15,7 +15,7 @@ from baton.wire import failures
 from baton.wire.kv_spec import to_wire
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import failure_pb2, handoff_pb2, router_pb2, worker_pb2
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 from services.decode_worker.attempt_output import AttemptOutput
 from services.decode_worker.attempt_request import AttemptRequest
 from services.decode_worker.gateway_link import GatewayLink
@@ -35,14 +35,14 @@ class FakePrefillWorker:
     """Answers hellos as a real one; its pool is filled with FILL."""
 
     def __init__(self) -> None:
-        _, self.parts = make_worker("prefill-1", router_pb2.WORKER_ROLE_PREFILL)
+        _, self.deps = make_worker("prefill-1", router_pb2.WORKER_ROLE_PREFILL)
         self.frames: list[handoff_pb2.DecodeFrame] = []
         self.num_dials = 0
         self.is_reachable = True
         self._arrived = asyncio.Event()
         self._stream: MemoryStream
         self._sending: Any
-        pool = self.parts.dispatcher.pool
+        pool = self.deps.dispatcher.pool
         pool[:] = bytes([FILL]) * len(pool)
 
     async def dial(self, endpoint: str) -> MemoryStream:
@@ -81,7 +81,7 @@ class FakePrefillWorker:
         self, request: handoff_pb2.Prefill, spoil: Callable[[Any], None] = lambda frame: None
     ) -> None:
         """All blocks and the commit; `spoil` may change each Blocks frame."""
-        spec = self.parts.blocks.spec
+        spec = self.deps.blocks.spec
         ticket = Ticket(
             request.xfer_id,
             request.request_id,
@@ -90,7 +90,7 @@ class FakePrefillWorker:
             request.first_missing_block,
             spec.num_blocks_for(request.num_prompt_tokens),
         )
-        sender = Sender(ticket, COMPUTED, self.parts.blocks, self._sending)
+        sender = Sender(ticket, COMPUTED, self.deps.blocks, self._sending)
         sender.finish()
         while sender.has_next():
             frame = handoff_pb2.PrefillFrame.FromString(serialize(sender.next_frame()))
@@ -112,18 +112,18 @@ class FakePrefillWorker:
         answer = handoff_pb2.PrefillHello(
             protocol=PROTOCOL_VERSION,
             worker_id="prefill-1",
-            model_fp=self.parts.dispatcher.info.model_fp,
-            kv_spec=to_wire(self.parts.blocks.spec),
+            model_fp=self.deps.dispatcher.info.model_fp,
+            kv_spec=to_wire(self.deps.blocks.spec),
             tp_size=1,
         )
-        self._sending = self.parts.transports.accept(hello, answer)
+        self._sending = self.deps.transports.accept(hello, answer)
         await stream.write(handoff_pb2.PrefillFrame(hello=answer))
 
 
 class Handoff:
     """One RemotePrefill and what came of it. The test sets `prefill.bound`."""
 
-    def __init__(self, parts: WorkerParts, links: PrefillLinks, peer: FakePrefillWorker) -> None:
+    def __init__(self, deps: WorkerDeps, links: PrefillLinks, peer: FakePrefillWorker) -> None:
         submit = worker_pb2.Submit(
             request_id="r1",
             epoch=1,
@@ -134,11 +134,11 @@ class Handoff:
         )
         request = AttemptRequest(submit, bytes(4 * NUM_TOKENS), b"", SamplingParams(8), None)
         link = GatewayLink(("gateway-1", 1), lambda frame: None, lambda: None)
-        output = AttemptOutput(request, link, parts)
-        self.parts = parts
+        output = AttemptOutput(request, link, deps)
+        self.deps = deps
         self.links = links
         self.peer = peer
-        self.prefill = RemotePrefill(output, 0, [], parts, links)
+        self.prefill = RemotePrefill(output, 0, [], deps, links)
         self.num_binds = 0
         self.told: list[tuple[handoff_pb2.FirstTokens, int]] = []
         self.result: Prefilled | failures.BatonError | None = None
@@ -148,8 +148,8 @@ class Handoff:
         self.prefill.start(self._run(num_cached_blocks))
 
     def pool_block(self, block_id: int) -> bytes:
-        row_bytes = self.parts.blocks.spec.row_bytes
-        return bytes(self.parts.dispatcher.pool[block_id * row_bytes :][:row_bytes])
+        row_bytes = self.deps.blocks.spec.row_bytes
+        return bytes(self.deps.dispatcher.pool[block_id * row_bytes :][:row_bytes])
 
     async def _run(self, num_cached_blocks: int) -> None:
         try:
@@ -169,12 +169,12 @@ class Handoff:
 @asynccontextmanager
 async def handoff() -> AsyncIterator[Handoff]:
     """On a virtual loop. At the end nothing may be open."""
-    _, parts = make_worker("decode-1", router_pb2.WORKER_ROLE_DECODE)
+    _, deps = make_worker("decode-1", router_pb2.WORKER_ROLE_DECODE)
     peer = FakePrefillWorker()
-    links = PrefillLinks(parts, peer.dial)
+    links = PrefillLinks(deps, peer.dial)
     running = asyncio.create_task(links.run())
     await turns()
-    yield Handoff(parts, links, peer)
+    yield Handoff(deps, links, peer)
     assert links.num_transfers == 0
     await links.close("over")
     running.cancel()

@@ -72,9 +72,9 @@ class World:
 
 @asynccontextmanager
 async def world() -> AsyncIterator[World]:
-    core, parts = make_worker("decode-1", router_pb2.WORKER_ROLE_DECODE)
+    core, deps = make_worker("decode-1", router_pb2.WORKER_ROLE_DECODE)
     peer = FakePrefillWorker()
-    front = DecodeFront(parts, peer.dial)
+    front = DecodeFront(deps, peer.dial)
     ours, theirs = memory_stream_pair()
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(front.run()), tasks.create_task(front.serve(theirs))]

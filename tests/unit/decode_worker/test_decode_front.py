@@ -23,15 +23,15 @@ async def test_the_answer_to_a_hello_names_the_worker_its_life_and_its_model() -
     async with worker() as w:
         hello = await w.connect().hello()
         assert (hello.protocol, hello.worker_id) == (PROTOCOL_VERSION, "w1")
-        assert (hello.boot_epoch, hello.model_fp) == (w.parts.boot_epoch, MODEL_FP)
+        assert (hello.boot_epoch, hello.model_fp) == (w.deps.boot_epoch, MODEL_FP)
         assert list(hello.suspect_request_ids) == []
         assert hello.num_received == 0
 
 
 @virtual
 async def test_a_worker_whose_last_core_died_names_the_suspects_in_its_hello() -> None:
-    parts = scripted_parts(ScriptedCore(), VirtualClock(), router_pb2.WORKER_ROLE_DECODE)
-    front = DecodeFront(replace(parts, last_suspects=("r7", "r8")), None)  # type: ignore[arg-type]
+    deps = scripted_parts(ScriptedCore(), VirtualClock(), router_pb2.WORKER_ROLE_DECODE)
+    front = DecodeFront(replace(deps, last_suspects=("r7", "r8")), None)  # type: ignore[arg-type]
     ours, theirs = memory_stream_pair()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(front.serve(theirs))
@@ -152,7 +152,7 @@ async def test_a_drain_lets_what_runs_end_and_takes_nothing_new() -> None:
         add = await w.core.next(AddSequence)
         draining = w.tasks.create_task(w.front.drain(30.0))
         assert (await gateway.read()).go_away.deadline_ms == 30_000
-        assert w.parts.reports.draining
+        assert w.deps.reports.draining
         await gateway.submit(handle=2)
         refused = (await gateway.read()).refused
         assert (refused.handle, refused.failure.reason) == (2, "draining")
@@ -201,10 +201,10 @@ async def test_sequences_and_attempts_without_each_other_are_told() -> None:
         await gateway.submit(handle=1)
         add = await w.core.next(AddSequence)
         assert list(w.front.violations()) == []
-        stray = w.parts.dispatcher.open(None, "r-stray")  # type: ignore[arg-type]
-        w.parts.dispatcher.forget(add.seq_id)
+        stray = w.deps.dispatcher.open(None, "r-stray")  # type: ignore[arg-type]
+        w.deps.dispatcher.forget(add.seq_id)
         told = {(each.check, each.request_id) for each in w.front.violations()}
         assert told == {
             *(("sequence_without_attempt", "r-stray"), ("attempt_without_sequence", "r1"))
         }
-        w.parts.dispatcher.forget(stray)
+        w.deps.dispatcher.forget(stray)

@@ -14,13 +14,13 @@ from baton.wire.failures import Unavailable
 from baton.wire.v1 import worker_pb2
 from baton.worker import instruments
 from services.decode_worker import gateway_link
-from services.decode_worker.gateway_link import MAX_NOTICES, PARK_S, GatewayLink
+from services.decode_worker.gateway_link import MAX_NOTICES, RESUME_GRACE_S, GatewayLink
 from services.decode_worker.step_merge import StepMerge
 
 
 def count(outcome: str) -> float:
     """Parked gateways with this outcome so far, as the metric has it."""
-    return instruments.DECODE_PARKED_GATEWAYS.labels(outcome)._value.get()
+    return instruments.DECODE_DISCONNECTED_GATEWAYS.labels(outcome)._value.get()
 
 
 class NumberedSteps(StepMerge):
@@ -153,7 +153,7 @@ async def test_a_connection_on_which_a_frame_is_missing_is_lost() -> None:
         await gateway.cancel("c", seq=3)
         await gateway.served
         assert s.owner.heard == ["a"]
-        assert s.link.is_parked
+        assert s.link.is_disconnected
 
 
 @virtual
@@ -175,12 +175,12 @@ async def test_a_gateway_that_comes_back_in_time_finds_everything() -> None:
     async with scene() as s:
         num_resumed, num_expired = count("resumed"), count("expired")
         await s.dial().lose()
-        await asyncio.sleep(PARK_S - 0.001)
-        assert s.link.is_parked
+        await asyncio.sleep(RESUME_GRACE_S - 0.001)
+        assert s.link.is_disconnected
         back = s.dial(num_received=0)
         assert await back.read() == "0: hello"
-        await asyncio.sleep(2 * PARK_S)
-        assert not s.link.is_parked
+        await asyncio.sleep(2 * RESUME_GRACE_S)
+        assert not s.link.is_disconnected
         assert s.owner.heard == ["(resumed)"]
         assert (count("resumed"), count("expired")) == (num_resumed + 1, num_expired)
 
@@ -190,7 +190,7 @@ async def test_a_gateway_that_does_not_come_back_is_over_once_after_its_time() -
     async with scene() as s:
         num_expired = count("expired")
         await s.dial().lose()
-        await asyncio.sleep(PARK_S + 0.001)
+        await asyncio.sleep(RESUME_GRACE_S + 0.001)
         assert s.owner.heard == ["(over)"]
         assert count("expired") == num_expired + 1
         late = s.dial(num_received=0)
@@ -239,7 +239,7 @@ async def test_a_bye_of_the_gateway_ends_the_link_at_once() -> None:
         await gateway.stream.write(worker_pb2.GatewayFrame(bye={}))
         await gateway.served
         assert s.owner.heard == ["(over)"]
-        assert not s.link.is_parked
+        assert not s.link.is_disconnected
         again = s.dial(num_received=0)
         await again.served
         assert again.refusal is not None
@@ -265,7 +265,7 @@ async def test_a_finish_ends_a_link_that_waits_for_its_gateway() -> None:
         await s.link.finish("draining")
         assert s.owner.heard == ["(over)"]
         num_expired = count("expired")
-        await asyncio.sleep(2 * PARK_S)
+        await asyncio.sleep(2 * RESUME_GRACE_S)
         assert s.owner.heard == ["(over)"]
         assert count("expired") == num_expired
 
@@ -279,7 +279,7 @@ async def test_a_link_that_begins_anew_ends_the_old_one_without_a_word() -> None
         assert s.owner.heard == ["(over)"]
         await gateway.served
         assert await gateway.read() == "(end)"
-        assert not s.link.is_parked
+        assert not s.link.is_disconnected
         assert s.owner.heard == ["(over)"]
 
 
@@ -294,5 +294,5 @@ async def test_a_link_that_cannot_keep_a_notice_is_lost_and_not_resumed() -> Non
         again = s.dial(num_received=0)
         await again.served
         assert again.refusal is not None
-        await asyncio.sleep(PARK_S + 0.001)
+        await asyncio.sleep(RESUME_GRACE_S + 0.001)
         assert s.owner.heard == ["(over)"]

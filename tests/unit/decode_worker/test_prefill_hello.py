@@ -17,7 +17,7 @@ from baton.wire.kv_spec import KVSpec, to_wire
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import handoff_pb2, router_pb2
 from baton.worker import instruments
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 from services.decode_worker.prefill_hello import CONNECT_TIMEOUT_S, Connection, connect
 from tests.unit.worker.scripted_core import BLOCK_SIZE, MODEL_FP, SPEC, ScriptedCore, scripted_parts
 
@@ -71,18 +71,18 @@ class PrefillWorker:
 SILENT = object()
 
 
-def make_parts(*, breaks: bool = False) -> WorkerParts:
-    parts = scripted_parts(ScriptedCore(), VirtualClock(), router_pb2.WORKER_ROLE_DECODE, "d1")
-    plain = GrpcTransport(parts.blocks)
-    transports = [BrokenTransport(parts.blocks), plain] if breaks else [plain]
-    return replace(parts, boot_epoch=77, transports=Transports(transports))
+def make_parts(*, breaks: bool = False) -> WorkerDeps:
+    deps = scripted_parts(ScriptedCore(), VirtualClock(), router_pb2.WORKER_ROLE_DECODE, "d1")
+    plain = GrpcTransport(deps.blocks)
+    transports = [BrokenTransport(deps.blocks), plain] if breaks else [plain]
+    return replace(deps, boot_epoch=77, transports=Transports(transports))
 
 
 async def connected(
     peer: PrefillWorker, *, breaks: bool = False, only_plain: bool = False
 ) -> Connection:
-    parts = make_parts(breaks=breaks)
-    return await connect(peer.dial, "prefill:1", parts, credit_bytes=1234, only_plain=only_plain)
+    deps = make_parts(breaks=breaks)
+    return await connect(peer.dial, "prefill:1", deps, credit_bytes=1234, only_plain=only_plain)
 
 
 @virtual

@@ -101,7 +101,7 @@ def test_judged_prompt_tokens_leave_in_order_and_before_every_token() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_merge, "MAX_FRAME_LOGPROBS", 4)
         for index in range(1, 6):
-            merge.add_judged((1, 0), _logprobs(index, num_top=1))
+            merge.add_prompt_logprobs((1, 0), _logprobs(index, num_top=1))
         merge.add_token((1, 0), 0, 9, _logprobs(0))
 
         steps = [take_step(merge) for _ in range(3)]
@@ -117,7 +117,7 @@ def test_a_finish_waits_until_the_whole_prompt_is_judged() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_merge, "MAX_FRAME_LOGPROBS", 2)
         for index in range(1, 4):
-            merge.add_judged((1, 0), _logprobs(index))
+            merge.add_prompt_logprobs((1, 0), _logprobs(index))
         merge.add_finish((1, 0), worker_pb2.Finish(reason="length"))
 
         steps = [take_step(merge), take_step(merge)]
@@ -174,7 +174,7 @@ def test_whatever_waits_arrives_once_in_order_and_a_finish_last(
                 merge.add_finish(key, worker_pb2.Finish(num_output_tokens=sent.get(key, 0)))
             elif act == "judged" and key not in sent:
                 num_judged[key] = num_judged.get(key, 0) + 1
-                merge.add_judged(key, _logprobs(num_judged[key]))
+                merge.add_prompt_logprobs(key, _logprobs(num_judged[key]))
             else:
                 index = sent[key] = sent.get(key, 0) + 1
                 logprobs = _logprobs(index - 1) if act == "logprobs" else None

@@ -76,8 +76,8 @@ class Worker:
     def __init__(self, clock: VirtualClock, tasks: asyncio.TaskGroup) -> None:
         self.clock = clock
         self.core = ScriptedCore()
-        self.parts = scripted_parts(self.core, clock, router_pb2.WORKER_ROLE_PREFILL, "p1")
-        self.front = PrefillFront(self.parts)
+        self.deps = scripted_parts(self.core, clock, router_pb2.WORKER_ROLE_PREFILL, "p1")
+        self.front = PrefillFront(self.deps)
         self.tasks = tasks
 
     def connect(self) -> Peer:

@@ -105,8 +105,8 @@ def num_sent(outcome: str) -> float:
 @asynccontextmanager
 async def world(credit_bytes: int = 2**20) -> AsyncIterator[World]:
     """At the end nothing may be held."""
-    core, parts = make_worker("prefill-1", router_pb2.WORKER_ROLE_PREFILL)
-    front = PrefillFront(parts)
+    core, deps = make_worker("prefill-1", router_pb2.WORKER_ROLE_PREFILL)
+    front = PrefillFront(deps)
     ours, theirs = memory_stream_pair()
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(front.run())
@@ -130,7 +130,7 @@ async def world(credit_bytes: int = 2**20) -> AsyncIterator[World]:
         await asyncio.wait([w.serving])
         front.check_integrity()
         assert front.num_transfers == 0
-        assert parts.dispatcher.num_open == 0
+        assert deps.dispatcher.num_open == 0
         running.cancel()
 
 

@@ -39,7 +39,7 @@ async def test_the_answer_to_a_hello_names_the_worker_its_model_and_the_transpor
         num_links = instruments.HANDOFF_LINKS.labels("grpc")._value.get()
         hello = await w.connect().hello()
         assert (hello.protocol, hello.worker_id) == (PROTOCOL_VERSION, "p1")
-        assert (hello.boot_epoch, hello.model_fp) == (w.parts.boot_epoch, MODEL_FP)
+        assert (hello.boot_epoch, hello.model_fp) == (w.deps.boot_epoch, MODEL_FP)
         assert (hello.kv_spec, hello.tp_size, hello.transport) == (to_wire(SPEC), 1, "grpc")
         assert instruments.HANDOFF_LINKS.labels("grpc")._value.get() == num_links + 1
 
@@ -201,7 +201,7 @@ async def test_a_drain_lets_transfers_end_and_takes_nothing_new() -> None:
         draining = w.tasks.create_task(w.front.drain(30.0))
         await peer.prefill(2)
         assert (await peer.read()).refused.failure.reason == "draining"
-        assert w.parts.reports.draining
+        assert w.deps.reports.draining
         w.core.tell_token(add.seq_id, 11)
         while (await peer.read()).WhichOneof("frame") != "commit":
             assert not draining.done()
@@ -235,7 +235,7 @@ async def test_what_belongs_to_nobody_is_told() -> None:
         peer = await w.peer()
         await started(w, peer)
         assert list(w.front.violations()) == []
-        stray = w.parts.dispatcher.open(None, "r-stray")  # type: ignore[arg-type]
+        stray = w.deps.dispatcher.open(None, "r-stray")  # type: ignore[arg-type]
         (session,), (transfer,) = w.front._sessions, w.front._transfers
         leases = w.front._transfers._leases
         leases.release(transfer)
@@ -245,6 +245,6 @@ async def test_what_belongs_to_nobody_is_told() -> None:
             *(("sequence_without_transfer", "r-stray"), ("transfer_without_lease", "r1")),
             ("lease_without_owner", "r1"),
         }
-        w.parts.dispatcher.forget(stray)
+        w.deps.dispatcher.forget(stray)
         leases.grant(transfer)
         w.front._sessions[session] = None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.runtime import resumable_link
-from baton.runtime.resumable_link import ACK_FRAMES, LinkMemory, NotRemembered
+from baton.runtime.resumable_link import ACK_FRAMES, NotResumable, ResumableLink
 from baton.runtime.shared_stream import StreamLost
 from baton.testing.memory_stream import memory_stream_pair
 from baton.wire.v1 import worker_pb2
@@ -21,7 +21,7 @@ class End:
     def __init__(self) -> None:
         self.to_say: deque[int] = deque()
         self.heard: list[int] = []
-        self.memory = LinkMemory(self._source, Frame)
+        self.memory = ResumableLink(self._source, Frame)
         self.connect(0)
 
     def connect(self, num_taken: int) -> None:
@@ -69,9 +69,9 @@ def test_a_frame_is_kept_until_its_ack_and_no_longer() -> None:
     written(end)
     end.take(Frame(ack=4))
     assert end.memory.num_unacknowledged == 1
-    with pytest.raises(NotRemembered):
+    with pytest.raises(NotResumable):
         end.connect(3)
-    with pytest.raises(NotRemembered):
+    with pytest.raises(NotResumable):
         end.connect(6)
 
 

@@ -9,7 +9,7 @@ from baton.engine.protocol.progress_page import CoreProgress
 from baton.engine.step.engine import Engine, EngineConfig
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.virtual_clock import VirtualClock
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 from baton.worker.program import make_parts
 
 
@@ -53,7 +53,7 @@ class RecordingCore:
         """Nothing is held."""
 
 
-def make_worker(name: str, role: Any) -> tuple[RecordingCore, WorkerParts]:
+def make_worker(name: str, role: Any) -> tuple[RecordingCore, WorkerDeps]:
     clock = asyncio.get_running_loop().clock  # type: ignore[attr-defined]
     core = RecordingCore(clock)
     random_bytes = random.Random(name).randbytes

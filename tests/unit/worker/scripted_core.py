@@ -9,7 +9,7 @@ from baton.engine.protocol.progress_page import CoreProgress
 from baton.system.clock import Clock
 from baton.wire.kv_spec import KVSpec
 from baton.wire.v1 import router_pb2
-from baton.worker.parts import WorkerParts
+from baton.worker.parts import WorkerDeps
 from baton.worker.program import make_parts
 
 BLOCK_SIZE = 4
@@ -90,6 +90,6 @@ class ScriptedCore:
 
 def scripted_parts(
     core: ScriptedCore, clock: Clock, role: router_pb2.WorkerRole, worker_id: str = "w1"
-) -> WorkerParts:
+) -> WorkerDeps:
     """What a front is built from, around this core; blocks travel inside frames."""
     return make_parts(core, worker_id=worker_id, role=role, clock=clock)

@@ -257,10 +257,10 @@ def test_a_large_snapshot_travels_in_parts_of_one_number(monkeypatch) -> None:
     async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
         await drain(subscription)
         worker.answer(hashes(1, 2, 3, 4, 5))
-        parts = (await drain(subscription))[:-1]
-        assert [part.seq for part in parts] == [2, 2, 2]
-        assert [part.snapshot.more for part in parts] == [True, True, False]
-        assert b"".join(part.snapshot.hashes for part in parts) == hashes(1, 2, 3, 4, 5)
+        deps = (await drain(subscription))[:-1]
+        assert [part.seq for part in deps] == [2, 2, 2]
+        assert [part.snapshot.more for part in deps] == [True, True, False]
+        assert b"".join(part.snapshot.hashes for part in deps) == hashes(1, 2, 3, 4, 5)
 
     subscribed(scenario)
 
