@@ -18,7 +18,7 @@ MAX_PARTIAL_PROMPTS = 64
 
 
 class GatewaySession:
-    """What a gateway has here, for as long as its link lasts.
+    """The attempts of one gateway, for as long as its link lasts.
 
     `check_admission` raises Unavailable while nothing new is taken. `on_change` is called when an
     attempt has ended, when the gateway is back, and once when all is over.

@@ -93,7 +93,7 @@ class DecodeSession:
             del self._transfers[transfer.ticket.xfer_id]
 
     async def _hand_over(self, transfer: OutgoingTransfer) -> None:
-        """Compute, send what is final, and hold it until the end, whoever brings that."""
+        """Compute, send what is final, and hold it until the end, whichever side brings it."""
         outcome = "lost"
         try:
             transfer.start()

@@ -185,7 +185,7 @@ class OutgoingTransfer:
             await self._progress.news()
 
     def take_first_tokens(self) -> handoff_pb2.FirstTokens:
-        """What the decode worker gets at once; afterwards the rest of the blocks may leave."""
+        """The frame that leaves at once; afterwards the rest of the blocks may leave."""
         assert self.is_computed
         assert self.sender is not None
         if not self.needs_no_blocks:
