@@ -1,4 +1,4 @@
-"""Who is measured, and how each one's offline runner is started, with the same threads and pool.
+"""The engines that are measured; starts their offline runners with the same threads and pool.
 
 Baton is always there; peers are when their environments are (`make bench-peers`), except
 transformers, which Baton's own environment has.
@@ -26,7 +26,7 @@ _QUIET = {
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """What all engines are given alike."""
+    """The settings that all engines get alike."""
 
     num_threads: int = 2
     kv_bytes: int = 4 * 2**30

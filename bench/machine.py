@@ -1,4 +1,4 @@
-"""What ran where: CPU, versions, and how much CPU everybody else took meanwhile. Linux only."""
+"""The machine of a run: CPU, versions, and the CPU time of all other processes. Linux only."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""How fast this machine reads memory and multiplies in bfloat16, at best.
+"""Measures how fast this machine reads memory and multiplies in bfloat16, at best.
 
 `python -m bench.machine_rates THREADS BYTES...` prints one JSON line. BYTES are buffer sizes,
 such as a model's weights: a small model's fit into a cache, which is faster than memory.

@@ -79,13 +79,13 @@ class MeasuredProcess:
         return self.process.stdout
 
     def failure(self) -> RunnerFailed:
-        """What to say about a process that should not have ended."""
+        """Describe the end of a process that should not have ended."""
         lines = self._log.read_text(errors="replace").splitlines()[-_SHOWN_LOG_LINES:]
         status = self.process.poll()
         return RunnerFailed("\n".join([f"ended with {status}, see {self._log}:", *lines]))
 
     def stop(self) -> None:
-        """End of input and SIGINT, then SIGKILL to whoever is left of its processes."""
+        """End of input and SIGINT, then SIGKILL to those of its processes that are left."""
         tree = process_tree(self.pid)
         if self.process.stdin is not None:
             self.process.stdin.close()

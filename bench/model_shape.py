@@ -65,7 +65,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class MachineRates:
-    """What the machine does at best: `read_bytes_per_s` of a buffer as large as the weights."""
+    """The machine's best rates: `read_bytes_per_s` of a buffer as large as the weights."""
 
     read_bytes_per_s: float
     flops: float

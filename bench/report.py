@@ -49,7 +49,7 @@ class _Limits:
         self._rates = rates
 
     def share(self, batch: int, num_prompt: int, num_output: int, seconds: float) -> str:
-        """What part of the time that was taken could not be saved; a dash when unknown."""
+        """The part of the time taken that could not be saved; a dash when unknown."""
         if self._shape is None or self._rates is None:
             return "-"
         limit_s = run_limit_s(self._shape, self._rates, batch, num_prompt, num_output)

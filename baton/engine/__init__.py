@@ -1,1 +1,1 @@
-"""One worker's brain: scheduler, block manager and step loop. Knows no torch and no network."""
+"""The engine of one worker: scheduler, block manager, step loop. Knows no torch and no network."""

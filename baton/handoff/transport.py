@@ -87,8 +87,8 @@ class SendingEnd(Protocol):
     max_frame_bytes: int
     # The layers whose pages go into one frame, in the order in which they leave.
     layer_groups: Sequence[range]
-    # As in AddSequence: 0 = it is this process that reads the pages.
-    checksum_every: int
+    # As in AddSequence: None = it is this process that reads the pages.
+    checksum_every: int | None
 
     def pack(self, frame: handoff_pb2.PrefillFrame, block_ids: Sequence[int]) -> OutFrame:
         """Put in what the peer needs for the stripes of these blocks.

@@ -1,4 +1,4 @@
-"""Where a model runs, and the runner that runs it there.
+"""Chooses the device on which a model runs, and makes its runner.
 
 Triton is imported only for a GPU, so that a machine without one needs no wheel of it.
 """

@@ -90,7 +90,7 @@ class LoneTokens:
 
 
 def fastest_forward(loaded: LoadedModel, *, is_deterministic: bool = False) -> ForwardPass:
-    """Packs the weights of `loaded.model`, whose modules stay usable, and takes the best way.
+    """Pack the weights of `loaded.model`, whose modules stay usable, and take the best way.
 
     A deterministic one gives each token the same logits whatever is computed in the same step.
     Raises LoadError when the model itself fails.

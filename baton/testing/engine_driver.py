@@ -49,7 +49,7 @@ class EngineDriver:
         runner.bind_pool(memoryview(self.pool))
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, str] = {}
-        self.num_judged: dict[int, int] = {}
+        self.num_prompt_logprobs: dict[int, int] = {}
         self.events = self._no_events()
         self._cached: set[bytes] = set()
 
@@ -95,15 +95,12 @@ class EngineDriver:
         return StepEvents(self.engine.step_index, self.engine.measure_load())
 
     def _check_prompt_logprobs(self) -> None:
-        """Prompt tokens are judged in order, each once, before there is an output."""
-        for token_logprobs in self.events.prompt_logprobs:
-            index = self.num_judged[token_logprobs.seq_id] = (
-                self.num_judged.get(token_logprobs.seq_id, 0) + 1
-            )
-            assert token_logprobs.index == index, (
-                f"judged {token_logprobs.index} of {token_logprobs.seq_id} after {index - 1}"
-            )
-            assert token_logprobs.seq_id not in self.tokens
+        """Logprobs of prompt tokens come in order, each once, before there is an output."""
+        for one in self.events.prompt_logprobs:
+            index = self.num_prompt_logprobs.get(one.seq_id, 0) + 1
+            self.num_prompt_logprobs[one.seq_id] = index
+            assert one.index == index, f"prompt token {one.index} of {one.seq_id} after {index - 1}"
+            assert one.seq_id not in self.tokens
 
     def _check_kv_events(self) -> None:
         assert self.events.snapshot is not None

@@ -81,18 +81,17 @@ class FakeRunner:
         pairs = zip(states, batch.sample_rows, strict=True)
         tokens = [self._sample(*pair, masks) for pair in pairs]
         logprobs: list[RowLogprobs | None] = []
-        if any(_asks_logprobs(row) for row in batch.sample_rows):
+        if any(row.num_logprobs is not None for row in batch.sample_rows):
             logprobs = [
-                self.logprobs(state, row, token) if _asks_logprobs(row) else None
+                None if row.num_logprobs is None else self.logprobs(state, row, token)
                 for state, row, token in zip(states, batch.sample_rows, tokens, strict=True)
             ]
         return StepResult(np.array(tokens, np.int64), logprobs)
 
     def logprobs(self, states: list[int], row: SampleRow, token: int) -> RowLogprobs:
         """A falling line over the tokens after `token`, from a start that is the state's own."""
-        judges_prompt = row.forced_token >= 0
-        params = row.params
-        num_top = params.num_prompt_logprobs if judges_prompt else params.num_logprobs
+        num_top = row.num_logprobs
+        assert num_top is not None, "the row asks for logprobs"
         start = -1.0 - (states[0] % 997) / 997
         top_ids = [(token + index) % self.vocab_size for index in range(num_top)]
         return RowLogprobs(start, top_ids, [start - index for index in range(num_top)])
@@ -166,15 +165,15 @@ class FakeRunner:
     def _sample(
         self, states: list[int], row: SampleRow, masks: NDArray[np.int32] | None = None
     ) -> int:
-        if row.forced_token >= 0:
+        if row.forced_token is not None:
             return row.forced_token
         token = self._draw(states, row)
-        if masks is not None and row.mask_row >= 0:
+        if masks is not None and row.mask_row is not None:
             bits = np.unpackbits(masks[row.mask_row].view(np.uint8), bitorder="little")
             (allowed,) = np.nonzero(bits[: self.vocab_size])
             token = int(allowed[token % len(allowed)])
         ends = (*self.eos_token_ids, *row.params.stop_token_ids)
-        while row.output_index < row.params.min_tokens and row.mask_row < 0 and token in ends:
+        while row.output_index < row.params.min_tokens and row.mask_row is None and token in ends:
             token = (token + 1) % self.vocab_size
         return token
 
@@ -185,8 +184,3 @@ class FakeRunner:
         if self._mean_output_tokens and noise % self._mean_output_tokens == 0:
             return self.eos_token_ids[0]
         return (noise >> 8) % (self.vocab_size - 1)
-
-
-def _asks_logprobs(row: SampleRow) -> bool:
-    params = row.params
-    return (params.num_prompt_logprobs if row.forced_token >= 0 else params.num_logprobs) >= 0

@@ -81,9 +81,8 @@ class InlineGate(GrammarGate):
     def __init__(self, info: EngineInfo) -> None:
         super().__init__(info)
         self.is_held = False
-        self._compiler = GrammarCompiler(
-            Path(info.tokenizer_file), info.vocab_size, info.eos_token_ids
-        )
+        tokenizer_file = Path(info.tokenizer_file or "")
+        self._compiler = GrammarCompiler(tokenizer_file, info.vocab_size, info.eos_token_ids)
 
     def check(self, grammar: Grammar, on_outcome: OnOutcome) -> None:
         self._waiting.append((grammar, on_outcome))

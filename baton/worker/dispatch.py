@@ -119,7 +119,7 @@ class EngineDispatcher:
         self._dispatch_group(events.progress)
         self._dispatch_group(events.prompt_logprobs)
         listeners = self._listeners
-        logprobs = {(told.seq_id, told.index): told for told in events.logprobs}
+        logprobs = {(entry.seq_id, entry.index): entry for entry in events.logprobs}
         columns = zip(events.token_seq_ids, events.token_ids, events.token_indexes, strict=True)
         for seq_id, token_id, index in columns:
             if (listener := listeners.get(seq_id)) is not None:
@@ -142,13 +142,13 @@ class EngineDispatcher:
                 listener.on_event(event)
 
 
-def to_wire(told: TokenLogprobs) -> worker_pb2.TokenLogprobs:
+def to_wire(entry: TokenLogprobs) -> worker_pb2.TokenLogprobs:
     """A token's logprobs for the wire, without its id, which its index tells."""
     return worker_pb2.TokenLogprobs(
-        index=told.index,
-        logprob=told.logprob,
-        top_ids=told.top_ids,
-        top_logprobs=told.top_logprobs,
+        index=entry.index,
+        logprob=entry.logprob,
+        top_ids=entry.top_ids,
+        top_logprobs=entry.top_logprobs,
     )
 
 

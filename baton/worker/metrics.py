@@ -46,9 +46,9 @@ class WorkerMetrics:
             self._generation_tokens.inc(len(events.token_ids))
         if events.num_preemptions:
             self._preemptions.inc(events.num_preemptions)
-        if events.num_drafted:
-            self._draft_tokens.inc(events.num_drafted)
-            self._accepted_tokens.inc(events.num_accepted)
+        if events.num_draft_tokens:
+            self._draft_tokens.inc(events.num_draft_tokens)
+            self._accepted_tokens.inc(events.num_accepted_tokens)
 
     def took_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
         """A sequence entered the engine with this many prompt tokens, some of them cached."""

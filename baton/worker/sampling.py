@@ -41,13 +41,18 @@ def to_params(sampling: sampling_pb2.Sampling) -> SamplingParams:
         repetition_penalty=sampling.repetition_penalty or 1.0,
         min_tokens=sampling.min_tokens,
         logit_bias=tuple(sampling.logit_bias.items()),
-        num_logprobs=sampling.num_logprobs,
-        num_prompt_logprobs=sampling.num_prompt_logprobs,
+        num_logprobs=_num_tops(sampling.num_logprobs),
+        num_prompt_logprobs=_num_tops(sampling.num_prompt_logprobs),
         beam_width=max(1, sampling.num_choices) if sampling.use_beam_search else 0,
         length_penalty=sampling.length_penalty if sampling.HasField("length_penalty") else 1.0,
         early_stopping=_EARLY_STOPPING[sampling.early_stopping],
         grammar=_grammar_of(sampling),
     )
+
+
+def _num_tops(on_wire: int) -> int | None:
+    """How many likeliest tokens are to be reported; on the wire -1 = no logprobs."""
+    return None if on_wire < 0 else on_wire
 
 
 def _grammar_of(sampling: sampling_pb2.Sampling) -> Grammar | None:

@@ -1,4 +1,4 @@
-"""What the engine costs besides the model: bookkeeping per step, block manager per block.
+"""Measures the engine besides the model: bookkeeping per step, block manager per block.
 
 `python -m bench.engine.core_costs` prints one JSON line per measurement; needs no torch. Times are
 the best and the median of many windows, so that a busy machine shows in the second one alone.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 import numpy as np
 
-from baton.engine.kv.block_manager import BlockManager
+from baton.engine.kv.block_manager import BlockManager, PrefixMatch
 from baton.engine.protocol.messages import AddSequence, SamplingParams
 from baton.engine.sequence.sequence import Sequence
 from baton.engine.step.engine import Engine, EngineConfig
@@ -83,10 +83,10 @@ def _pass_through(manager: BlockManager, seq: Sequence) -> dict[str, float]:
         action()
         costs[name] = time.perf_counter() - started
 
-    manager.place(seq)  # hashes, once
-    placements = []
-    timed("place", lambda: placements.append(manager.place(seq)))
-    timed("begin", lambda: manager.begin(seq, placements[0]))
+    manager.match_prefix(seq)  # hashes, once
+    matches: list[PrefixMatch] = []
+    timed("match", lambda: matches.append(manager.match_prefix(seq)))
+    timed("allocate", lambda: manager.allocate(seq, matches[0]))
     seq.num_computed_tokens = seq.num_tokens
     timed("register", lambda: manager.register_full_blocks(seq))
     timed("free", lambda: manager.free(seq))

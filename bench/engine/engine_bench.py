@@ -31,7 +31,7 @@ _MAX_REQUESTS = {"small": 96}
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What was asked for. `engines` empty = all that are installed."""
+    """The measurements asked for. `engines` empty = all that are installed."""
 
     parts: tuple[str, ...]
     models: tuple[str, ...]
@@ -47,11 +47,11 @@ class BenchOptions:
         return self.cache / "logs"
 
 
-def run_bench(options: BenchOptions, output: Path, tell: Callable[[str], None]) -> None:
+def run_bench(options: BenchOptions, output: Path, report: Callable[[str], None]) -> None:
     """Measure, and append each record to `output` as soon as it is there."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("a") as file:
-        for record in _records(options, tell):
+        for record in _records(options, report):
             file.write(json.dumps(record) + "\n")
             file.flush()
 
@@ -61,24 +61,24 @@ def read_records(paths: list[Path]) -> list[Record]:
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
-def _records(options: BenchOptions, tell: Callable[[str], None]) -> Iterator[Record]:
+def _records(options: BenchOptions, report: Callable[[str], None]) -> Iterator[Record]:
     yield {"part": "environment", "unix_s": round(time.time()), **describe_machine()}
     folders = {name: ensure_model(name, options.cache) for name in options.models}
     if "machine" in options.parts:
-        tell("memory and matrix rates")
+        report("memory and matrix rates")
         yield _machine_rates(options, folders)
     if "core" in options.parts:
         for module in ("core_costs", "relay"):
-            tell(f"the engine besides the model: {module}")
+            report(f"the engine besides the model: {module}")
             for line in _module_lines(module, options):
                 yield {"part": "core", **line}
     for model, folder in folders.items():
         if "offline" in options.parts:
-            yield from run_offline(_offline_plan(options, model, folder), options.logs, tell)
+            yield from run_offline(_offline_plan(options, model, folder), options.logs, report)
         if "served" in options.parts:
-            yield from run_served(_served_plan(options, model, folder), options.logs, tell)
+            yield from run_served(_served_plan(options, model, folder), options.logs, report)
     if "machine" in options.parts and len(options.parts) > 1:
-        tell("memory and matrix rates, again")
+        report("memory and matrix rates, again")
         yield _machine_rates(options, folders)
 
 

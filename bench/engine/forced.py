@@ -21,7 +21,7 @@ _ROW_PARAMS = SamplingParams(max_tokens=1)
 
 
 class LogitsRunner(Protocol):
-    """A Runner that also tells its logits."""
+    """A Runner that also gives its logits."""
 
     kv_spec: KVSpec
 
@@ -46,7 +46,7 @@ class ForcedTexts:
         runner.bind_pool(memoryview(bytearray(order.size * spec.row_bytes)))
 
     def logits(self, plan: Plan, num_done: int = 0) -> torch.Tensor:
-        """Of the first text, after each token that the plan computes of it, `[num_tokens, vocab]`.
+        """The first text's logits, after each token that the plan computes, `[num_tokens, vocab]`.
 
         The first `num_done` tokens of each text have been computed before.
         """
@@ -58,7 +58,7 @@ class ForcedTexts:
         return torch.cat(found)
 
     def step_s(self, counts: Sequence[int], num_done: int) -> float:
-        """How long a step takes that computes `counts[i]` tokens of text i after `num_done`."""
+        """The time of a step that computes `counts[i]` tokens of text i after `num_done`."""
         done = np.full(len(self._texts), num_done, np.int64)
         batch = self._batch(done, counts)
         batch.sample_rows = [

@@ -1,4 +1,4 @@
-"""How exactly the engine computes, and what its results depend on.
+"""Measures how exactly the engine computes, and what its results depend on.
 
 `python -m bench.engine.numerics --model NAME` prints a JSON line for each measurement:
 
@@ -177,7 +177,7 @@ def _torch_runner(folder: Path, dtype: str, *, is_deterministic: bool = False) -
 
 
 def _kernels() -> str:
-    """What the fastest way runs on."""
+    """Name the kernels of the fastest way."""
     isas = native.usable_isas()
     return f"compiled for {isas[-1]}" if isas else "oneDNN"
 

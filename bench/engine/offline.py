@@ -30,7 +30,7 @@ _MAX_ROUNDS_FACTOR = 2
 
 @dataclass(frozen=True, slots=True)
 class OfflinePlan:
-    """What to run: every engine on every cell, `num_rounds` times each."""
+    """The runs: every engine on every cell, `num_rounds` times each."""
 
     model: str
     folder: Path
@@ -43,20 +43,20 @@ class OfflinePlan:
     kinds: Mapping[str, RequestSize] = field(default_factory=lambda: KINDS)
 
 
-def run_offline(plan: OfflinePlan, logs: Path, tell: Callable[[str], None]) -> Iterator[Record]:
+def run_offline(plan: OfflinePlan, logs: Path, report: Callable[[str], None]) -> Iterator[Record]:
     """One record per (engine, cell), as soon as it is measured."""
     common = {"part": "offline", "model": plan.model}
     with ExitStack() as stack:
         engines = []
         for name in plan.engines:
-            tell(f"{plan.model}: loading {name}")
+            report(f"{plan.model}: loading {name}")
             contender = offline_contender(name, plan.folder, plan.parity)
             try:
                 engines.append(_Engine.load(contender, logs, stack))
             except RunnerFailed as error:
                 yield common | {"engine": name, "error": str(error)}
         words = WordList.of_tokenizer(plan.folder / "tokenizer.json")
-        for record in _Bench(plan, words, engines, tell).cells():
+        for record in _Bench(plan, words, engines, report).cells():
             yield common | record
 
 
@@ -82,7 +82,7 @@ class _Engine:
         return cls(contender.name, runner, ready, time.perf_counter() - started)
 
     def expected_s(self, kind: str, batch: int) -> float:
-        """How long a run would take if batching brought nothing; 0 = not known yet."""
+        """The time of a run if batching brought nothing; 0 = not known yet."""
         return self._s_per_request.get(kind, 0.0) * batch
 
     def run(self, prompts: list[list[int]], num_output: int) -> Record:
@@ -106,12 +106,12 @@ class _Bench:
         plan: OfflinePlan,
         words: WordList,
         engines: list[_Engine],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self._plan = plan
         self._words = words
         self._engines = engines
-        self._tell = tell
+        self._report = report
         self._num_prompts = 0
 
     def cells(self) -> Iterator[Record]:
@@ -122,7 +122,7 @@ class _Bench:
                 self._round(self._engines, short, _WARM_UP_BATCH)
         for batch in self._plan.batches:
             for kind in self._plan.kinds:
-                self._tell(f"{self._plan.model}: batch {batch}, {kind}")
+                self._report(f"{self._plan.model}: batch {batch}, {kind}")
                 yield from self._cell(kind, batch)
 
     def _cell(self, kind: str, batch: int) -> Iterator[Record]:
@@ -143,7 +143,7 @@ class _Bench:
                 yield cell | {"skipped": f"would take {engine.expected_s(kind, batch):.0f} s"}
 
     def _has_time(self, engine: _Engine, kind: str, batch: int, runs: list[Record]) -> bool:
-        """Whether one more run of the cell stays within `max_cell_s`."""
+        """One more run of the cell stays within `max_cell_s`."""
         spent_s = sum(run["wall_s"] for run in runs)
         next_s = runs[-1]["wall_s"] if runs else engine.expected_s(kind, batch)
         return bool(spent_s + next_s <= self._plan.max_cell_s)
@@ -160,7 +160,7 @@ class _Bench:
             try:
                 runs[engine.name] = engine.run(prompts, size.num_output)
             except RunnerFailed as error:
-                self._tell(f"{engine.name}: {error}")
+                self._report(f"{engine.name}: {error}")
                 engine.has_failed = True
         return runs
 

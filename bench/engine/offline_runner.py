@@ -74,15 +74,15 @@ def main(argv: Sequence[str]) -> None:
         prefaulting.join()
     front = OfflineFront(engine)
     versions = {name: metadata.version(name) for name in ("baton", "torch", "transformers")}
-    _tell({"versions": versions, "threads": options.threads})
+    _announce({"versions": versions, "threads": options.threads})
     for line in sys.stdin:
         task = json.loads(line)
         started = time.perf_counter()
         num_tokens = front.run(task["prompts"], task["num_output_tokens"])
-        _tell({"wall_s": time.perf_counter() - started, "num_output_tokens": num_tokens})
+        _announce({"wall_s": time.perf_counter() - started, "num_output_tokens": num_tokens})
 
 
-def _tell(answer: dict[str, Any]) -> None:
+def _announce(answer: dict[str, Any]) -> None:
     print(json.dumps(answer), flush=True)
 
 

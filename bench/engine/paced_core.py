@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def describe_gaps(runs: list[tuple[float, float]]) -> dict[str, float]:
-    """Of consecutive runs (began, ended): how long they took, and the time between them."""
+    """Summarize consecutive runs (began, ended): their times, and those between them."""
     gaps = sorted(after[0] - before[1] for before, after in pairwise(runs))
     total_s = runs[-1][1] - runs[0][0]
     return {

@@ -42,7 +42,7 @@ class Heads(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What to measure; the defaults are for a large GPU."""
+    """The measurements; the defaults are for a large GPU."""
 
     heads: Heads = field(default_factory=lambda: Heads(32, 8, 128))
     dtype: torch.dtype = torch.bfloat16
@@ -167,7 +167,7 @@ def _forms(heads: Heads, device: torch.device) -> dict[str, AttentionForm]:
 
 @torch.inference_mode()
 def prove_attention(watch: Stopwatch, plan: AttentionPlan) -> Table:
-    """Whether results are right: every group and dim with and without all extras."""
+    """Check that results are right: every group and dim with and without all extras."""
     columns = ["query heads / KV head", "dim", "dtype", "form", "relative error"]
     table = Table("attention_proof", "Attention against its definition in float32", columns)
     cases = [(group, dim, plan.dtype, "all") for group in plan.groups for dim in plan.dims]

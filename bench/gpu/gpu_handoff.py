@@ -38,7 +38,7 @@ _KV_MEMORY = {"cuda": "4GiB", "cpu": "64MiB"}
 
 @dataclass(frozen=True, slots=True)
 class HandoffPlan:
-    """What to hand over, and how often."""
+    """The prompts to hand over, and how often."""
 
     device: torch.device
     model: Path
@@ -121,8 +121,8 @@ async def _measure_round(
 
 async def _compare(prefill: CoreFront, decode: CoreFront, prompt: list[int]) -> list[str]:
     """Let both hand the same prompt over through their shared pools: its blocks are cached."""
-    ours = await prefill.prefill(prompt, checksum_every=0)
-    theirs = await decode.prefill(prompt, checksum_every=0)
+    ours = await prefill.prefill(prompt, checksum_every=None)
+    theirs = await decode.prefill(prompt, checksum_every=None)
     num_full = (len(prompt) - 1) // prefill.spec.block_size
     errors = [
         f"the {name} worker has {each.num_cached_tokens} of {len(prompt)} tokens in its cache"

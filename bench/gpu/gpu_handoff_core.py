@@ -1,4 +1,4 @@
-"""A worker's core on a CPU whose cache is not the shared pool, as a GPU's is not.
+"""A worker's core on a CPU with a cache apart from the shared pool, as a GPU's is.
 
 For `bench.gpu handoff --device cpu`: the product's core with its own model, its copies beside
 the shared pool and its reads by NIXL, all on host memory. Options are those of a worker's core.

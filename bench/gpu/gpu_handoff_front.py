@@ -1,6 +1,6 @@
 """Plays the front of one core that hands KV over, or takes it: the commands of a handoff, timed.
 
-Knows nothing of gRPC: what two fronts tell each other about a transfer is passed on by the caller.
+Knows nothing of gRPC: the caller passes on what two fronts must know of each other's transfers.
 """
 
 import asyncio
@@ -54,8 +54,8 @@ class CoreFront:
         self.spec = client.info.kv_spec
         self._last_id = 0
 
-    async def prefill(self, prompt: Sequence[int], *, checksum_every: int = 1) -> Prefilled:
-        """From the command to the first token. `checksum_every` 0: into the shared pool."""
+    async def prefill(self, prompt: Sequence[int], *, checksum_every: int | None = 1) -> Prefilled:
+        """From the command to the first token. `checksum_every` None: into the shared pool."""
         done = Prefilled(self._next_id())
         began = time.perf_counter()
         self._add(done.seq_id, prompt, "prefill", checksum_every)
@@ -109,7 +109,7 @@ class CoreFront:
 
         def is_done(events: StepEvents) -> bool:
             for each in events.pages_read:
-                if each.cause:
+                if each.cause is not None:
                     raise WrongHandoff(f"{each.cause}: {each.message}")
                 missing.discard(each.read_id)
             return not missing
@@ -123,7 +123,7 @@ class CoreFront:
         await self._until(lambda events: any(each.seq_id == seq_id for each in events.finished))
 
     def shared_block(self, block_id: int) -> memoryview:
-        """What the front sees of a block."""
+        """A block as the front sees it."""
         size = self.spec.row_bytes
         return self.client.pool[block_id * size : (block_id + 1) * size]
 
@@ -145,7 +145,11 @@ class CoreFront:
         return commands
 
     def _add(
-        self, seq_id: int, prompt: Sequence[int], kind: SequenceKind, checksum_every: int = 0
+        self,
+        seq_id: int,
+        prompt: Sequence[int],
+        kind: SequenceKind,
+        checksum_every: int | None = None,
     ) -> None:
         command = AddSequence(
             seq_id=seq_id,

@@ -82,7 +82,7 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What the machine does at best."""
+    """The best rates of the machine."""
 
     copy_bytes_per_s: float  # read and written, in device memory
     flops: float  # bfloat16 products

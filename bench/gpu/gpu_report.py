@@ -1,4 +1,4 @@
-"""What a run on a GPU gives: tables, as JSON and as Markdown. No torch."""
+"""The results of a run on a GPU: tables, as JSON and as Markdown. No torch."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -88,7 +88,7 @@ def _prefill(
 
 
 def measure_gaps(watch: Stopwatch, subject: Subject) -> Table:
-    """How much of a decode step the GPU does nothing, by torch's profiler."""
+    """Measure the share of a decode step in which the GPU idles, by torch's profiler."""
     columns = ["batch", "ms of a step", "ms of kernels and copies", "idle"]
     table = Table(f"gaps_{subject.name}", f"Idle time between steps, {subject.name}", columns)
     if not watch.is_gpu:
@@ -105,7 +105,7 @@ def measure_gaps(watch: Stopwatch, subject: Subject) -> Table:
 
 
 def _busy_seconds(call: Callable[[], object], num_runs: int) -> float:
-    """What the device does in so many runs, all its work added up."""
+    """The time of the device's work in so many runs, added up."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(num_runs):
@@ -115,7 +115,7 @@ def _busy_seconds(call: Callable[[], object], num_runs: int) -> float:
 
 
 def check_invariance(subject: Subject) -> Table:
-    """Whether a sequence's logits depend on how many others are in its step."""
+    """Check whether a sequence's logits depend on the number of others in its step."""
     columns = ["batch", "padded to", "largest difference to batch 1", "same likeliest token"]
     title = f"A sequence alone and in a batch, {subject.name}, fused, decode"
     table = Table(f"invariance_{subject.name}", title, columns)
@@ -136,7 +136,7 @@ def check_invariance(subject: Subject) -> Table:
 
 
 def check_ways(subject: Subject) -> Table:
-    """Whether all ways to run a step give the same logits, up to rounding."""
+    """Check that all ways to run a step give the same logits, up to rounding."""
     columns = ["way", "batch", "relative difference to modules"]
     table = Table(f"ways_{subject.name}", f"Logits by way, {subject.name}", columns)
     batch = subject.decode_batch(subject.plan.batches[1])

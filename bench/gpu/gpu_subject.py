@@ -1,4 +1,4 @@
-"""What the step benchmarks run on a GPU: models with random weights, runners, and their batches."""
+"""The subjects of the step benchmarks: models with random weights, runners, and their batches."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ _GREEDY = SamplingParams(max_tokens=1)
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What to measure; the defaults are for a large GPU."""
+    """The measurements; the defaults are for a large GPU."""
 
     models: tuple[str, ...] = ("0.6 B", "8 B")
     dtype: torch.dtype = torch.bfloat16

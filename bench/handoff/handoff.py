@@ -1,4 +1,4 @@
-"""How fast KV blocks move between two processes, beside what the machine can do at best.
+"""Measures how fast KV blocks move between two processes, beside the machine's best rates.
 
 One process sends (`handoff_peer.py`), this one receives; both with the product's own senders,
 receivers and transports, checksums included. In each round of a transport the same bytes are moved
@@ -59,7 +59,7 @@ class BenchOptions:
 
 
 class WrongBytes(Exception):
-    """What arrived is not what was sent."""
+    """The bytes that arrived are not those that were sent."""
 
 
 class Link:
@@ -196,23 +196,23 @@ class Peer:
             left = left[connection.recv_into(left) :]
 
 
-async def measure(options: BenchOptions, tell: Callable[[Record], None]) -> None:
-    """Tell one record about the machine, then one per transport; each has a peer of its own."""
+async def measure(options: BenchOptions, report: Callable[[Record], None]) -> None:
+    """Report one record about the machine, then one per transport; each has a peer of its own."""
     source = source_bytes(options.num_blocks)
     pool = Pool(options.num_blocks)
-    tell(_machine(options))
+    report(_machine(options))
     for transport in options.transports:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             try:
                 transports = pool.transports(_with_plain(transport), folder, is_sender=False)
             except NixlMissing as error:
-                tell({"part": "left out", "contender": transport, "reason": str(error)})
+                report({"part": "left out", "contender": transport, "reason": str(error)})
                 continue
             with running_peer(folder, options, transport) as ports:
                 times = await _rounds(Peer(pool, transports, ports), options, source)
         num_bytes = options.num_blocks * SPEC.row_bytes
-        tell({"part": "handoff", "contender": transport, "num_bytes": num_bytes, **times})
+        report({"part": "handoff", "contender": transport, "num_bytes": num_bytes, **times})
 
 
 async def _rounds(peer: "Peer", options: BenchOptions, source: bytes) -> dict[str, list[float]]:
@@ -261,7 +261,7 @@ async def _time(work: Callable[[], Awaitable[None]]) -> float:
 
 @contextlib.contextmanager
 def running_peer(folder: Path, options: BenchOptions, transport: str) -> Iterator[Record]:
-    """The sending process, until the block ends; the ports that it told when it served."""
+    """The sending process, until the block ends; the ports that it named when it served."""
     words = [str(folder), str(options.num_blocks), *_with_plain(transport)]
     argv = [sys.executable, "-m", _PEER, *words]
     process = MeasuredProcess(argv, folder / "peer.log", dict(os.environ), is_runner=True)
@@ -274,7 +274,7 @@ def running_peer(folder: Path, options: BenchOptions, transport: str) -> Iterato
         process.stop()
 
 
-def run_bench(options: BenchOptions, output: Path, tell: Callable[[str], None]) -> list[Record]:
+def run_bench(options: BenchOptions, output: Path, report: Callable[[str], None]) -> list[Record]:
     """Measure, append JSON lines to `output`, and return the records."""
     records: list[Record] = []
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -285,7 +285,7 @@ def run_bench(options: BenchOptions, output: Path, tell: Callable[[str], None]) 
             file.write(json.dumps(record) + "\n")
 
     keep_freed_memory(KEPT_BYTES)
-    tell(f"{options.num_rounds} rounds of {options.num_blocks} MiB")
+    report(f"{options.num_rounds} rounds of {options.num_blocks} MiB")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(measure(options, note))
     return records

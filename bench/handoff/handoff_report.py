@@ -48,7 +48,7 @@ def _rates(num_bytes: int, seconds: Sequence[float]) -> tuple[str, str]:
 
 
 def _baseline(name: str, measured: Sequence[Record]) -> tuple[str, ...]:
-    """Of the rounds of all transports."""
+    """The baseline of the rounds of all transports."""
     seconds = [each for record in measured for each in record[_BASELINES[name]]]
     return (name, *_rates(measured[0]["num_bytes"], seconds), *["-"] * 6)
 

@@ -1,1 +1,1 @@
-"""What the peers' own Pythons run; imports nothing of Baton."""
+"""Programs that the peers' own Pythons run; imports nothing of Baton."""

@@ -57,22 +57,22 @@ class BenchOptions:
     kv_bytes: int = 2**30
 
 
-def run_bench(options: BenchOptions, output: Path, tell: Callable[[str], None]) -> None:
+def run_bench(options: BenchOptions, output: Path, report: Callable[[str], None]) -> None:
     """Measure, and append each record to `output` as soon as it is there. Raises RunnerFailed."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("a") as file:
-        for record in _records(options, tell):
+        for record in _records(options, report):
             file.write(json.dumps(record) + "\n")
             file.flush()
 
 
-def _records(options: BenchOptions, tell: Callable[[str], None]) -> Iterator[Record]:
+def _records(options: BenchOptions, report: Callable[[str], None]) -> Iterator[Record]:
     environment = {"part": "environment", "unix_s": round(time.time()), **describe_machine()}
     yield environment | {"options": _described(options)}
     folder = ensure_model(options.model, options.cache)
     for round_number in range(options.num_rounds):
         for name, workers in ARRANGEMENTS.items():
-            tell(f"{name}, round {round_number + 1} of {options.num_rounds}")
+            report(f"{name}, round {round_number + 1} of {options.num_rounds}")
             with ExitStack() as stack:
                 bench = _Bench(options, folder, stack, workers)
                 yield {"part": "disagg", "arrangement": name, **bench.measure(round_number)}

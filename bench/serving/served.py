@@ -32,7 +32,7 @@ _TIMEOUT_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class ServedPlan:
-    """What to run: each server at each concurrency, `requests_per_client` times that many."""
+    """The runs: each server at each concurrency, `requests_per_client` times that many."""
 
     model: str
     folder: Path
@@ -47,17 +47,17 @@ class ServedPlan:
         return max(concurrency, min(self.requests_per_client * concurrency, self.max_requests))
 
 
-def run_served(plan: ServedPlan, logs: Path, tell: Callable[[str], None]) -> Iterator[Record]:
+def run_served(plan: ServedPlan, logs: Path, report: Callable[[str], None]) -> Iterator[Record]:
     """One record per (server, concurrency) and one per start, as soon as they are measured."""
     common = {"part": "served", "model": plan.model}
     with ExitStack() as stack:
         bench = _Bench(plan, logs, stack)
         for name in plan.engines:
-            tell(f"{plan.model}: starting {name}")
+            report(f"{plan.model}: starting {name}")
             yield common | bench.start(name)
         for concurrency in plan.concurrencies:
             for server in bench.servers:
-                tell(f"{plan.model}: {server.name}, concurrency {concurrency}")
+                report(f"{plan.model}: {server.name}, concurrency {concurrency}")
                 yield common | bench.measure(server, concurrency)
 
 
@@ -145,7 +145,7 @@ class _Bench:
 
 
 def _tail_s(answer: dict[str, Any]) -> float:
-    """How long a run of one request went on after its first text."""
+    """The time that a run of one request went on after its first text."""
     if not answer["requests"]:
         return 0.0
     request = answer["requests"][0]

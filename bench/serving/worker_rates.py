@@ -35,7 +35,7 @@ async def _rates(endpoints: Mapping[str, str]) -> dict[str, Any]:
 
 
 async def _read(endpoint: str) -> tuple[worker_pb2.Register, worker_pb2.Load]:
-    """Who a worker is, and its first load."""
+    """Read a worker's registration and its first load."""
     async with asyncio.timeout(_TIMEOUT_S), open_channel(endpoint) as channel:
         watch = worker_pb2_grpc.WorkerReportsStub(channel).Watch()
         await watch.write(worker_pb2.ReportAck(protocol=PROTOCOL_VERSION, router_id="bench"))

@@ -35,7 +35,7 @@ class AttemptRequest:
     @property
     def prefills_here(self) -> bool:
         """Logprobs of the prompt take logits that only its prefill has: it is not handed over."""
-        return not self.submit.prefill_endpoint or self.sampling.num_prompt_logprobs >= 0
+        return not self.submit.prefill_endpoint or self.sampling.num_prompt_logprobs is not None
 
     @property
     def choices(self) -> list[int]:
@@ -69,7 +69,7 @@ class AttemptRequest:
         """The prompt is judged once: by choice 0, and not again after its first token."""
         if choice == 0 and not self.emitted_ids(0):
             return self.sampling
-        return msgspec.structs.replace(self.sampling, num_prompt_logprobs=-1)
+        return msgspec.structs.replace(self.sampling, num_prompt_logprobs=None)
 
     def use_grammar(self, grammar: Grammar) -> None:
         """The same grammar, as the core and a prefill worker's core want it."""

@@ -46,7 +46,7 @@ HOSTILE = [
     ("no grammar", gbnf("hello"), "neither a rule start"),
     ("a reference to itself", schema({"$ref": "#"}), "no text matches"),
     ("an outside reference", schema({"$ref": "http://127.0.0.1/x"}), "127.0.0.1"),
-    ("a nested schema", Grammar("json_schema", NESTED), "no JSON"),
+    ("a nested schema", Grammar("json_schema", NESTED), "not JSON"),
     ("a list", Grammar("json_schema", "[]"), "JSON object"),
 ]  # fmt: skip
 

@@ -196,12 +196,12 @@ class Schedule:
         return msgspec.structs.replace(add, forks=forks)
 
     def run(self, driver, wanted=None):
-        """Everything told of each sequence, in order; `wanted` = one request alone."""
+        """Everything reported of each sequence, in order; `wanted` = one request alone."""
         self._first_id += 1000  # a runner never sees an id again
         arrivals = defaultdict(list)
         for index in range(self.NUM_REQUESTS) if wanted is None else (wanted,):
             arrivals[self._rng.randrange(12)].append(self.request(driver, index))
-        told, num_preemptions, num_cached, step = defaultdict(list), 0, 0, 0
+        reported, num_preemptions, num_cached, step = defaultdict(list), 0, 0, 0
         while arrivals or driver.engine.has_work:
             events = driver.engine.step(arrivals.pop(step, []))
             step += 1
@@ -210,15 +210,15 @@ class Schedule:
             num_preemptions += events.num_preemptions
             num_cached += sum(started.num_cached_tokens for started in events.started)
             for seq_id, token in zip(events.token_seq_ids, events.token_ids, strict=True):
-                told[seq_id].append(token)
+                reported[seq_id].append(token)
             for one in events.logprobs:
-                told[one.seq_id].append(told_of(one))
+                reported[one.seq_id].append(report_of(one))
         driver.engine.check_integrity()
-        by_location = {seq_id - self._first_id: news for seq_id, news in told.items()}
+        by_location = {seq_id - self._first_id: news for seq_id, news in reported.items()}
         return by_location, num_preemptions, num_cached
 
 
-def told_of(one) -> tuple:
+def report_of(one) -> tuple:
     return (one.index, one.token_id, one.logprob, tuple(one.top_ids), tuple(one.top_logprobs))
 
 
@@ -279,5 +279,5 @@ def test_a_handoff_changes_nothing(dtype, load, texts, drive):
 
 
 def logprobs_of(driver) -> list[tuple]:
-    """What was told of sequence 0."""
-    return [told_of(one) for news in driver.events for one in news.logprobs if one.seq_id == 0]
+    """What was reported of sequence 0."""
+    return [report_of(one) for news in driver.events for one in news.logprobs if one.seq_id == 0]

@@ -1,7 +1,6 @@
 """Logprobs out of the real engine are transformers' log_softmax, whatever happens on the way."""
 
 import pytest
-import torch
 
 from baton.engine.protocol.messages import SamplingParams
 
@@ -11,12 +10,12 @@ SAMPLING = SamplingParams(
 )
 
 
-def assert_told_of(told, tokens: list[int], first: int, num_top: int, logprobs: torch.Tensor):
-    """`told` is of `tokens[first:]`; `logprobs` of the whole text, after each token."""
-    assert [one.token_id for one in told] == tokens[first:]
-    for place, one in enumerate(told, first):
-        expected = logprobs[place - 1]
-        assert one.logprob == pytest.approx(float(expected[tokens[place]]), abs=1e-4)
+def assert_logprobs_of(reported, tokens: list[int], first: int, num_top: int, logprobs):
+    """`reported` is of `tokens[first:]`; `logprobs` of the whole text, after each token."""
+    assert [one.token_id for one in reported] == tokens[first:]
+    for index, one in enumerate(reported, first):
+        expected = logprobs[index - 1]
+        assert one.logprob == pytest.approx(float(expected[tokens[index]]), abs=1e-4)
         top = expected.topk(num_top).values.tolist()
         assert one.top_logprobs == pytest.approx(top, abs=1e-4)
         assert [float(expected[token]) for token in one.top_ids] == pytest.approx(top, abs=1e-4)
@@ -31,9 +30,9 @@ def test_logprobs_of_prompts_and_outputs_equal_log_softmax(num_blocks, prompts, 
     for index, prompt in enumerate(prompts):
         tokens = prompt + driver.tokens[index]
         logprobs = reference.logits(tokens).log_softmax(-1)
-        judged = [one for e in news for one in e.prompt_logprobs if one.seq_id == index]
-        told = [one for e in news for one in e.logprobs if one.seq_id == index]
-        assert [one.index for one in judged] == list(range(1, len(prompt)))
-        assert [one.index for one in told] == list(range(NUM_TOKENS))
-        assert_told_of(judged, tokens[: len(prompt)], 1, 2, logprobs)
-        assert_told_of(told, tokens, len(prompt), 3, logprobs)
+        of_prompt = [one for e in news for one in e.prompt_logprobs if one.seq_id == index]
+        reported = [one for e in news for one in e.logprobs if one.seq_id == index]
+        assert [one.index for one in of_prompt] == list(range(1, len(prompt)))
+        assert [one.index for one in reported] == list(range(NUM_TOKENS))
+        assert_logprobs_of(of_prompt, tokens[: len(prompt)], 1, 2, logprobs)
+        assert_logprobs_of(reported, tokens, len(prompt), 3, logprobs)

@@ -31,6 +31,6 @@ def test_output_is_the_same_with_speculation(name: str, prompts, load_tiny, driv
     speculating, news = run(5)
 
     assert speculating.tokens == plain.tokens
-    num_drafted = sum(events.num_drafted for events in news)
-    assert 0 < sum(events.num_accepted for events in news) < num_drafted
+    num_draft_tokens = sum(events.num_draft_tokens for events in news)
+    assert 0 < sum(events.num_accepted_tokens for events in news) < num_draft_tokens
     assert len(news) < NUM_TOKENS

@@ -52,7 +52,7 @@ class EngineLives(RuleBasedStateMachine):
         limits=st.tuples(st.integers(1, 30), st.sampled_from([0, 1, 5, PLENTY_OF_CREDIT])),
         priority=st.integers(0, 2),
         seed=st.integers(0, 1),
-        wants_prompt_logprobs=st.booleans(),
+        wants_logprobs=st.booleans(),
     )
     def add(
         self,
@@ -61,7 +61,7 @@ class EngineLives(RuleBasedStateMachine):
         limits: tuple[int, int],
         priority: int,
         seed: int,
-        wants_prompt_logprobs: bool,
+        wants_logprobs: bool,
     ) -> None:
         seq_id, (stem, length) = len(self.requests), prompt
         request = add_sequence(
@@ -72,8 +72,8 @@ class EngineLives(RuleBasedStateMachine):
             credit=limits[1],
             priority=priority,
             seed=seed,
-            num_prompt_logprobs=0 if wants_prompt_logprobs and kind != "remote" else -1,
-            num_logprobs=0 if wants_prompt_logprobs else -1,
+            num_prompt_logprobs=0 if wants_logprobs and kind != "remote" else None,
+            num_logprobs=0 if wants_logprobs else None,
         )
         self.requests[seq_id] = request
         self.live.add(seq_id)
@@ -208,9 +208,9 @@ class EngineLives(RuleBasedStateMachine):
         prompt = memoryview(request.token_ids).cast("I")
         output = self.driver_of(seq_id).tokens[seq_id]
         assert output == self.decode.runner.lone_run(prompt, request.sampling)
-        if request.sampling.num_prompt_logprobs >= 0:
-            num_judged = self.driver_of(seq_id).num_judged.get(seq_id, 0)
-            assert num_judged == len(prompt) - 1
+        if request.sampling.num_prompt_logprobs is not None:
+            num_prompt_logprobs = self.driver_of(seq_id).num_prompt_logprobs.get(seq_id, 0)
+            assert num_prompt_logprobs == len(prompt) - 1
 
 
 TestEngineLives = EngineLives.TestCase

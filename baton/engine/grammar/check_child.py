@@ -35,7 +35,7 @@ def build_handler(setup: bytes) -> tuple[Callable[[bytes], bytes], bytes]:
     compiler = GrammarCompiler(
         Path(described.tokenizer_file), described.vocab_size, described.eos_token_ids
     )
-    refusal = ""
+    refusal: str | None = None
     try:
         compiler.load()
     except GrammarRefused as error:
@@ -46,7 +46,7 @@ def build_handler(setup: bytes) -> tuple[Callable[[bytes], bytes], bytes]:
     def handle(request: bytes) -> bytes:
         signal.setitimer(signal.ITIMER_PROF, described.max_cpu_s)
         try:
-            return _encode(Verdict(refusal) if refusal else check(compiler, request))
+            return _encode(check(compiler, request) if refusal is None else Verdict(refusal))
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
@@ -55,7 +55,7 @@ def build_handler(setup: bytes) -> tuple[Callable[[bytes], bytes], bytes]:
 
 def check(compiler: GrammarCompiler, request: bytes) -> Verdict:
     """Compile the grammar, and try it on a few tokens of its own choice."""
-    grammar, lark = _decode_grammar(request), ""
+    grammar, lark = _decode_grammar(request), None
     try:
         if grammar.kind == "ebnf":
             lark = ebnf_to_lark(grammar.text)
@@ -70,12 +70,12 @@ def check(compiler: GrammarCompiler, request: bytes) -> Verdict:
         fill_mask(matcher, mask)
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         matcher.consume_token(int(rng.choice(allowed)))
-    refusal = str(GrammarRefused(error_of(matcher))) if matcher.is_error() else ""
+    refusal = str(GrammarRefused(error_of(matcher))) if matcher.is_error() else None
     return Verdict(refusal, lark)
 
 
 def _limit_growth() -> None:
-    # Not every system tells and limits the address space; processor time is limited everywhere.
+    # Not every system reports and limits the address space; all limit processor time.
     with contextlib.suppress(OSError, ValueError):
         num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         limit = num_pages * resource.getpagesize() + MAX_GROWTH_BYTES

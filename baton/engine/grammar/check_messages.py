@@ -1,4 +1,4 @@
-"""What the front and the child that tries grammars say to each other, in msgpack."""
+"""The messages between the front and the child that tries grammars, in msgpack."""
 
 import msgspec
 
@@ -14,7 +14,7 @@ class CheckSetup(msgspec.Struct, array_like=True):
 
 
 class Verdict(msgspec.Struct, array_like=True):
-    """`refusal` is one line for the client, or empty. `text` is the grammar's own when empty."""
+    """`refusal` is one line for the client. `text` is the grammar's own when rewritten."""
 
-    refusal: str = ""
-    text: str = ""
+    refusal: str | None = None
+    text: str | None = None

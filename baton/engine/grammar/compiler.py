@@ -89,7 +89,7 @@ def fill_mask(matcher: "LLMatcher", row: NDArray[np.int32]) -> None:
 
 
 def error_of(matcher: "LLMatcher") -> str:
-    """Why the matcher has stopped working, for people."""
+    """Say in one line for people why the matcher has stopped working."""
     error: str = matcher.get_error()
     if error.startswith("NoExtension"):
         return "no text matches the grammar"

@@ -17,7 +17,7 @@ _Job = tuple[float, int, GrammarState, Callable[[], None]]
 
 
 class StateWorker(Protocol):
-    """What runs the jobs of grammar states."""
+    """Runs the jobs of grammar states."""
 
     def submit(self, state: GrammarState, job: Callable[[], None]) -> None:
         """Run `job` and then end the state's work, which has begun. From any thread."""
@@ -42,7 +42,7 @@ class MaskThread:
             try:
                 job()
             except BaseException as error:
-                # A bug of ours: whoever asks for the work next gets it, and the core ends with it.
+                # A bug of ours: the engine's next look at the work raises it, and the core ends.
                 state.work.set_exception(error)
                 raise
             state.work.set_result(None)

@@ -1,4 +1,4 @@
-"""One sequence's place in its grammar: the output tokens taken so far, and the next one's mask.
+"""The state of one sequence's grammar: the output tokens taken so far, and the next one's mask.
 
 `begin`, `advance` and `look_ahead` run in the mask thread, one at a time for each state; `is_ready`
 says whether the engine may look. Masks are computed without the GIL. Taking a token keeps it, for
@@ -29,8 +29,8 @@ class GrammarState:
     def __init__(self, num_words: int, cpu_clock: Callable[[], float]) -> None:
         self.mask = np.full(num_words, ALL_ALLOWED, np.int32)
         self.ahead = self.mask[None]
-        # Why no token can follow any more; empty = all is well.
-        self.fault = ""
+        # Why no token can follow any more.
+        self.fault: str | None = None
         # Seconds of processor time that the work has taken.
         self.spent_s = 0.0
         # Output tokens that were handed to `begin` and `advance`.

@@ -1,4 +1,4 @@
-"""What clients write -> the text that llguidance compiles. Errors are one bounded line.
+"""Translates what clients write to the text that llguidance compiles. Errors are one bounded line.
 
     json_schema  draft 2020-12, as far as the library has it: an unknown keyword is refused by name.
                  Between tokens of the JSON stands nothing, one space, or a line break and up to 32
@@ -31,7 +31,7 @@ _END_OF_MESSAGE = "<non-verbose/>"
 
 
 class GrammarRefused(Exception):
-    """The grammar cannot be used; the message is one line for whoever wrote it."""
+    """The grammar cannot be used; the message is one line for its author."""
 
     def __init__(self, message: str) -> None:
         # The library quotes a whole expression before it says what is wrong with it.
@@ -74,13 +74,13 @@ def ebnf_to_lark(text: str) -> str:
         return gbnf_to_lark(text)
     except RecursionError:
         raise GrammarRefused("the grammar is nested too deeply") from None
-    # A count that is no number; an escape that the text ends in.
+    # A count that is not a number; an escape that the text ends in.
     except (GbnfToLarkError, ValueError, IndexError) as error:
         raise GrammarRefused(str(error)) from error
 
 
 def _check_rules(rules: dict[str, Any]) -> None:
-    """What the translator would raise a bare Exception for. `rules` are its own, by name."""
+    """Refuse what the translator raises a bare Exception for. `rules` are its own, by name."""
     from llguidance.gbnf_to_lark import RuleRefNode
 
     if "root" not in rules:
@@ -105,7 +105,7 @@ def _json_grammar(schema_json: bytes) -> str:
     try:
         schema = msgspec.json.decode(schema_json)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise GrammarRefused(f"the schema is no JSON: {error}") from error
+        raise GrammarRefused(f"the schema is not JSON: {error}") from error
     if not isinstance(schema, dict):
         raise GrammarRefused("the schema must be a JSON object")
     own = schema.get("x-guidance", {})

@@ -1,9 +1,9 @@
-"""Looks whether the block books of a running engine balance, from counters that are kept anyway.
+"""Checks that the block books of a running engine balance, from counters that are kept anyway.
 
 Every block is free (blank, or idle in the prefix cache) or referenced; promises are a part of the
 free ones; every reference is in the table of a sequence that lives; every promise has a sequence.
 A look costs one addition per live sequence. `check_integrity` is its thorough sibling, for tests:
-this one goes on in production, and tells what it finds instead of stopping.
+this one goes on in production, and reports what it finds instead of stopping.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from baton.engine.sequence.sequence import Sequence
 from baton.system.violation import Violation
 
 LOOK_EVERY_STEPS = 64
-# Of those that a broken book names.
+# Blocks and requests that a violation names at most.
 MAX_NAMED = 8
 
 
@@ -27,7 +27,7 @@ class BlockAudit:
         self._was_empty = True
 
     def after_step(self, step: int) -> list[Violation]:
-        """What is wrong, every LOOK_EVERY_STEPS and whenever the last sequence has left."""
+        """Look every LOOK_EVERY_STEPS steps, and whenever the last sequence has left."""
         is_empty = not any(True for _ in self._holders())
         has_emptied = is_empty and not self._was_empty
         self._was_empty = is_empty
@@ -36,9 +36,9 @@ class BlockAudit:
         return list(self.look())
 
     def look(self) -> Iterator[Violation]:
-        """What is wrong now."""
+        """Find what is wrong now."""
         holders = list(self._holders())
-        if imbalance := self._manager.imbalance():
+        if (imbalance := self._manager.imbalance()) is not None:
             yield Violation("kv_blocks", "", imbalance)
         num_held = sum(seq.table.num_blocks for seq in holders)
         if num_held != self._manager.num_references:
@@ -50,7 +50,7 @@ class BlockAudit:
                 yield Violation("kv_promise", request_id, detail)
 
     def _name_references(self, holders: list[Sequence], num_held: int) -> Violation:
-        """Which blocks, and whose table names one that it does not hold."""
+        """Name the blocks, and the requests with tables that name one without holding it."""
         expected = Counter(block for seq in holders for block in seq.table.ids.tolist())
         wrong = self._manager.wrong_references(expected)
         owners = {

@@ -1,10 +1,11 @@
 """Gives sequences their blocks and keeps the prefix cache (decision 0028).
 
-Placing a sequence is a question (`place`, `can_take`) and then one of two actions: `begin` (blocks
-now) or `promise` and later `bind` (a remote sequence: cached blocks pinned now, ids for the others
-when its prefill starts). A fork shares its parent's blocks; full blocks are never written again, so
-only the last one is copied, by whoever writes into it while others still refer to it (copy on
-write, after vLLM's block manager, SOSP 2023). Knows nothing of steps, priorities or queues.
+A new sequence is matched with the cache (`match_prefix`, `can_allocate`). Then `allocate` gives it
+its blocks now; or `promise` and later `bind` serve a remote sequence, whose cached blocks are
+pinned now and which gets the others when its prefill starts. A fork shares its parent's blocks.
+Full blocks are never written again, so only the last one is copied, by the sequence that writes
+into it while others still refer to it (copy on write, after vLLM's block manager, SOSP 2023). Knows
+nothing of steps, priorities or queues.
 """
 
 from collections import Counter
@@ -21,14 +22,14 @@ NUM_GROWTH_BLOCKS = 2  # promised beyond the prompt (decision 0029)
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """What a sequence would hit in the cache and what it would need besides."""
+class PrefixMatch:
+    """The cached blocks of a sequence's prefix, and how many blocks it needs besides."""
 
     cached_ids: list[int]
     num_new_blocks: int
     # New blocks, and cached ones that would leave the free blocks.
     num_free_needed: int
-    # What its forks will need of their own.
+    # Blocks that its forks will need for themselves.
     num_fork_blocks: int = 0
 
 
@@ -75,8 +76,8 @@ class BlockManager:
         """Entries of all tables, as the pool counts them."""
         return self._pool.num_references
 
-    def imbalance(self) -> str:
-        """What does not add up to the pool; empty when all does."""
+    def imbalance(self) -> str | None:
+        """Say what does not add up to the pool; None when all does."""
         pool = self._pool
         num_promised = sum(promise.num_left for promise in self._promises.values())
         if pool.num_free + pool.num_referenced != pool.num_blocks:
@@ -85,7 +86,7 @@ class BlockManager:
             return f"{num_promised} promised to sequences, {pool.num_promised} in the pool"
         if not 0 <= num_promised <= pool.num_free:
             return f"{num_promised} promised of {pool.num_free} free"
-        return ""
+        return None
 
     def promises(self) -> Iterator[tuple[int, str, int]]:
         """(sequence, request, number of blocks) of every open promise."""
@@ -103,46 +104,48 @@ class BlockManager:
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def place(self, seq: Sequence) -> Placement:
-        """Where a sequence that computes here would go: its last token is never a cache hit.
+    def match_prefix(self, seq: Sequence) -> PrefixMatch:
+        """Match a sequence that computes here; its last token is never a cache hit.
 
-        Nor is a prompt token whose successor is still to be judged: that takes its logits.
+        Neither is a prompt token whose successor's logprobs are still wanted: they need its logits.
         """
-        num_cacheable = seq.num_judged_tokens if seq.judges_prompt else seq.num_tokens
-        return self._place(seq, (num_cacheable - 1) // self.block_size, seq.num_tokens)
+        num_cacheable = seq.next_prompt_logprob if seq.wants_prompt_logprobs else seq.num_tokens
+        return self._match(seq, (num_cacheable - 1) // self.block_size, seq.num_tokens)
 
-    def place_remote(self, seq: Sequence, max_tokens: int, num_forks: int = 0) -> Placement:
-        """The same for a remote one: every full block may hit; room to grow, up to `max_tokens`."""
+    def match_remote_prefix(
+        self, seq: Sequence, max_tokens: int, num_forks: int = 0
+    ) -> PrefixMatch:
+        """Match a remote one: every full block may hit; with room to grow, up to `max_tokens`."""
         num_full = seq.num_tokens // self.block_size
         growth = NUM_GROWTH_BLOCKS * self.block_size
         rounded = self.num_blocks_for(seq.num_tokens) * self.block_size
         num_tokens = min(rounded + growth, max_tokens)
-        found = self._place(seq, num_full, num_tokens)
+        found = self._match(seq, num_full, num_tokens)
         num_fork_blocks = num_forks * (self.num_blocks_for(num_tokens) - num_full)
         num_free_needed = found.num_free_needed + num_fork_blocks
         return replace(found, num_free_needed=num_free_needed, num_fork_blocks=num_fork_blocks)
 
-    def can_take(self, placement: Placement, reserve: int) -> bool:
-        return placement.num_free_needed + reserve <= self._pool.num_available
+    def can_allocate(self, match: PrefixMatch, reserve: int) -> bool:
+        return match.num_free_needed + reserve <= self._pool.num_available
 
-    def begin(self, seq: Sequence, placement: Placement) -> None:
+    def allocate(self, seq: Sequence, match: PrefixMatch) -> None:
         """Give the sequence its whole table; what the cache holds of it counts as computed."""
-        self._pin(seq, placement.cached_ids)
-        seq.table.extend(self._pool.allocate(placement.num_new_blocks))
-        seq.num_computed_tokens = len(placement.cached_ids) * self.block_size
+        self._pin(seq, match.cached_ids)
+        seq.table.extend(self._pool.allocate(match.num_new_blocks))
+        seq.num_computed_tokens = len(match.cached_ids) * self.block_size
 
-    def can_promise(self, seq: Sequence, placement: Placement, reserve: int) -> bool:
-        can_take = self.can_take(placement, reserve)
+    def can_promise(self, seq: Sequence, match: PrefixMatch, reserve: int) -> bool:
+        can_allocate = self.can_allocate(match, reserve)
         num_own = self._num_promised_to(seq.request.request_id)
-        num_blocks = placement.num_new_blocks + placement.num_fork_blocks
-        return can_take and self._pool.can_promise(num_blocks, num_own)
+        num_blocks = match.num_new_blocks + match.num_fork_blocks
+        return can_allocate and self._pool.can_promise(num_blocks, num_own)
 
-    def promise(self, seq: Sequence, placement: Placement) -> None:
+    def promise(self, seq: Sequence, match: PrefixMatch) -> None:
         """Pin what is cached and set the rest aside as a number."""
         request = seq.request
         num_own = self._num_promised_to(request.request_id)
-        promise = _Promise(request.request_id, placement.num_new_blocks, placement.num_fork_blocks)
-        self._pin(seq, placement.cached_ids)
+        promise = _Promise(request.request_id, match.num_new_blocks, match.num_fork_blocks)
+        self._pin(seq, match.cached_ids)
         self._pool.promise(promise.num_left, num_own)
         self._promises[request.seq_id] = promise
 
@@ -156,7 +159,7 @@ class BlockManager:
         return table
 
     def end_promise(self, seq: Sequence) -> None:
-        """What is still promised, to its forks, is theirs to take from now on."""
+        """Let the sequence's forks take the blocks that are still promised to it."""
         promise = self._promises.pop(seq.request.seq_id, None)
         if promise is not None:
             self._pool.end_promise(promise.num_left)
@@ -169,21 +172,21 @@ class BlockManager:
         assert child.table.num_blocks == 0
         num_shared = self.num_blocks_for(parent.num_computed_tokens)
         self._share(parent, child, num_shared)
-        child.num_registered_blocks = parent.num_registered_blocks
         child.num_computed_tokens = parent.num_computed_tokens
-        child.hash_chain = parent.hash_chain.copy()
+        child.table.num_registered = parent.table.num_registered
+        child.table.hash_chain = parent.table.hash_chain.copy()
 
-    def begin_beside(self, parent: Sequence, child: Sequence) -> None:
+    def allocate_beside(self, parent: Sequence, child: Sequence) -> None:
         """A child that lost its blocks begins again: the parent's full blocks, and its own."""
         assert child.table.num_blocks == 0
         num_shared = parent.num_tokens // self.block_size
         self._share(parent, child, num_shared)
         child.table.extend(self._pool.allocate(self.num_blocks_beside(parent, child)))
-        child.num_registered_blocks = num_shared
+        child.table.num_registered = num_shared
         child.num_computed_tokens = num_shared * self.block_size
 
     def num_blocks_beside(self, parent: Sequence, child: Sequence) -> int:
-        """Blocks of its own that `begin_beside` gives to the child."""
+        """Blocks of its own that `allocate_beside` gives to the child."""
         num_shared = parent.num_tokens // self.block_size
         return self.num_blocks_for(child.num_tokens) - num_shared
 
@@ -192,11 +195,12 @@ class BlockManager:
         return len({block_id for seq in seqs for block_id in seq.table.ids.tolist()})
 
     def has_grown(self, seq: Sequence) -> bool:
-        """Whether the last token's KV surely has a slot of its own; the quick answer of most."""
-        return self._has_slot(seq) and not seq.table.may_share_last
+        """The last token's KV surely has a slot of its own: the quick answer for most steps."""
+        table = seq.table
+        return seq.num_tokens <= table.num_blocks * self.block_size and not table.may_share_last
 
     def can_grow(self, seqs: Iterable[Sequence]) -> bool:
-        """Whether the KV of each one's last token has a block of its own, or can get one."""
+        """The KV of each one's last token has a block of its own, or can get one."""
         num_needed = 0
         num_writers: Counter[int] = Counter()
         for seq in seqs:
@@ -238,11 +242,11 @@ class BlockManager:
 
     def note_filled(self, seq: Sequence) -> None:
         """The front has filled the blocks that hold the tokens and did not come from the cache."""
-        filled = seq.table.ids[seq.num_registered_blocks : self.num_blocks_for(seq.num_tokens)]
+        filled = seq.table.ids[seq.table.num_registered : self.num_blocks_for(seq.num_tokens)]
         self._imported_blocks += filled.tolist()
 
     def take_imported_blocks(self) -> list[int]:
-        """What was filled since the last call."""
+        """The blocks that the front has filled since the last call."""
         blocks, self._imported_blocks = self._imported_blocks, []
         return blocks
 
@@ -266,20 +270,20 @@ class BlockManager:
     def register_full_blocks(self, seq: Sequence) -> None:
         """Enter the blocks that are full and computed by now into the prefix cache."""
         num_full = seq.num_computed_tokens // self.block_size
-        if num_full == seq.num_registered_blocks:
+        table = seq.table
+        if num_full == table.num_registered:
             return
         self._extend_chain(seq, num_full)
-        for index in range(seq.num_registered_blocks, num_full):
-            chain = seq.hash_chain
-            self._pool.register(int(seq.table.ids[index]), chain[index + 1], chain[index])
-        seq.num_registered_blocks = num_full
+        chain = table.hash_chain
+        for index in range(table.num_registered, num_full):
+            self._pool.register(int(table.ids[index]), chain[index + 1], chain[index])
+        table.num_registered = num_full
 
     def free(self, seq: Sequence) -> None:
         """Give everything back, the tail first: it is the least likely to be hit again."""
         self.end_promise(seq)
         self._pool.release(seq.table.take()[::-1])
         seq.num_computed_tokens = 0
-        seq.num_registered_blocks = 0
 
     def take_kv_events(self) -> tuple[bytes, list[StoredBlocks]]:
         """Removed hashes and stored chains since the last call."""
@@ -304,23 +308,23 @@ class BlockManager:
     def _num_promised_to(self, request_id: str) -> int:
         return sum(p.num_left for p in self._promises.values() if p.request_id == request_id)
 
-    def _place(self, seq: Sequence, max_cached_blocks: int, num_tokens: int) -> Placement:
+    def _match(self, seq: Sequence, max_cached_blocks: int, num_tokens: int) -> PrefixMatch:
         assert seq.table.num_blocks == 0
         self._extend_chain(seq, max_cached_blocks)
         cached: list[int] = []
-        for block_hash in seq.hash_chain[1 : max_cached_blocks + 1]:
+        for block_hash in seq.table.hash_chain[1 : max_cached_blocks + 1]:
             block_id = self._pool.find(block_hash)
             if block_id is None:
                 break
             cached.append(block_id)
         num_new = self.num_blocks_for(num_tokens) - len(cached)
-        return Placement(cached, num_new, num_new + sum(map(self._pool.is_idle, cached)))
+        return PrefixMatch(cached, num_new, num_new + sum(map(self._pool.is_idle, cached)))
 
     def _pin(self, seq: Sequence, cached_ids: list[int]) -> None:
         for block_id in cached_ids:
             self._pool.retain(block_id)
         seq.table.extend(cached_ids)
-        seq.num_registered_blocks = len(cached_ids)
+        seq.table.num_registered = len(cached_ids)
 
     def _share(self, parent: Sequence, child: Sequence, num_blocks: int) -> None:
         block_ids: list[int] = parent.table.ids[:num_blocks].tolist()
@@ -337,7 +341,7 @@ class BlockManager:
         return seq.num_tokens <= seq.table.num_blocks * self.block_size
 
     def _extend_chain(self, seq: Sequence, num_blocks: int) -> None:
-        chain, size = seq.hash_chain, self.block_size
+        chain, size = seq.table.hash_chain, self.block_size
         for index in range(len(chain) - 1, num_blocks):
             tokens = seq.tokens(index * size, (index + 1) * size).tobytes()
             chain.append(next_hash(chain[-1], tokens, seq.request.cache_key))

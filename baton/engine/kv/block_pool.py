@@ -1,9 +1,9 @@
-"""The fixed set of KV blocks: who is free, cached, referenced, or promised as a mere number.
+"""The fixed set of KV blocks: which are free, cached or referenced, and how many are promised.
 
-A block is in exactly one of three places: *blank* (no reference, no hash), *idle* (no reference,
+A block is in exactly one of three states: *blank* (no reference, no hash), *idle* (no reference,
 but its hash can still be hit; least recently used first) or referenced by `ref_count` tables. Free
-= blank + idle. A promise (decision 0029) is a count of free blocks that nobody else may
-take. Deliberately knows no sequences, tokens or bytes.
+= blank + idle. A promise (decision D17) is a count of free blocks that are kept for one request.
+Deliberately knows no sequences, tokens or bytes. Structure after engine.md, section 5.
 """
 
 from collections import OrderedDict, deque
@@ -19,7 +19,7 @@ class BlockPool:
     def __init__(self, num_blocks: int, kv_events: KvEventLog) -> None:
         self.num_blocks = num_blocks
         self.num_promised = 0
-        # For audits: counted where they change, apart from the places themselves.
+        # For audits: counted where they change, apart from the lists themselves.
         self.num_referenced = 0
         self.num_references = 0
         self._kv_events = kv_events
@@ -40,7 +40,7 @@ class BlockPool:
         return len(self._blank) + len(self._idle) - self.num_promised
 
     def can_promise(self, num_blocks: int, num_own: int = 0) -> bool:
-        """Whether the cap allows it: 30 % in sum, but one request alone may exceed that.
+        """The cap allows it: 30 % in sum, but one request alone may exceed that.
 
         `num_own` blocks are promised to the same request already (its other choices).
         """

@@ -1,4 +1,4 @@
-"""What entered and left the prefix cache since the last report, as the router needs to hear it.
+"""Hashes that entered and left the prefix cache since the last report, for the router.
 
 A report is applied as: all removed, then all stored. So a hash that was stored and then removed
 within one report must show up as not stored at all.

@@ -22,7 +22,7 @@ from baton.system.prefault import prefault
 
 
 class CoreLink:
-    """What the front gave this process: socket, pool file, progress page."""
+    """The descriptors that the front gave this process: socket, pool file, progress page."""
 
     def __init__(self, socket_fd: int, pool_fd: int, page_fd: int) -> None:
         self.page = ProgressPage(map_memory_file(page_fd, PAGE_BYTES))
@@ -53,7 +53,7 @@ class CoreLink:
         return [c for batch in self._frames.receive(timeout_s) for c in batch.commands]
 
     def refuse(self, message: str) -> None:
-        """Tell the front in one line why this core cannot serve. The caller exits then."""
+        """Say to the front in one line why this core cannot serve. The caller exits then."""
         self.send(LoadFailed(message))
 
 
@@ -90,7 +90,7 @@ def _loop(link: CoreLink, engine: Engine) -> None:
 
 
 def _next_commands(link: CoreLink, engine: Engine) -> list[Command]:
-    """What has come in; waits for a command or a deadline when there is nothing to compute."""
+    """Take the commands that are there; with nothing to compute, wait for one or a deadline."""
     if engine.has_work:
         return link.receive(0)
     link.page.end_work()

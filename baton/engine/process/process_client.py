@@ -63,7 +63,7 @@ class _CoreLink(asyncio.Protocol):
         self.num_commands_sent = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclasses of asyncio's.
+        # uvloop's transports are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -115,7 +115,7 @@ class ProcessEngineClient:
     info: EngineInfo
     pool: memoryview
     pool_fd: int | None = None
-    # Requests of the step in which this worker's last life ended, if nobody was left to tell.
+    # Requests of the step in which this worker's last life ended together with its core.
     last_suspects: tuple[str, ...] = ()
 
     def __init__(

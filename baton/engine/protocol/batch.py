@@ -10,7 +10,7 @@ from baton.engine.protocol.messages import SamplingParams
 
 
 class TokenHistory(NamedTuple):
-    """The tokens before the one to sample: `tokens`, whose first are the prompt, and then `draft`.
+    """The tokens before the one to sample: prompt and output in `tokens`, and then `draft`.
 
     From step to step `tokens` of one `seq_id` only grows, so that a runner can count as it grows.
     """
@@ -23,7 +23,7 @@ class TokenHistory(NamedTuple):
 
 @dataclass(slots=True)
 class SampleRow:
-    """One use of the logits after flat query token `token_row`: a token to sample, or to judge."""
+    """One use of the logits after flat query token `token_row`: to sample, or for logprobs."""
 
     token_row: int
     params: SamplingParams
@@ -32,14 +32,20 @@ class SampleRow:
     output_index: int
     # Set when `params.needs_history`; a view that is valid during the step.
     history: TokenHistory | None = None
-    # From 0 on: nothing is sampled, the logprobs of this token are wanted.
-    forced_token: int = -1
-    # The row of `StepBatch.masks` that limits this one; -1 = every token is allowed.
-    mask_row: int = -1
+    # With it nothing is sampled: the logprobs of this token are wanted.
+    forced_token: int | None = None
+    # The row of `StepBatch.masks` that limits this one; None = every token is allowed.
+    mask_row: int | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Likeliest tokens whose logprobs are wanted besides the row's own; None = no logprobs."""
+        params = self.params
+        return params.num_logprobs if self.forced_token is None else params.num_prompt_logprobs
 
 
 class TokenMasks(Protocol):
-    """Which tokens structured output allows, worked out while the model runs."""
+    """The tokens that structured output allows, worked out while the model runs."""
 
     def start(self) -> None:
         """Begin; called before the forward pass."""
@@ -53,7 +59,8 @@ class StepBatch:
     """Sequences of a step, flattened; S sequences, T tokens, tables padded to B blocks.
 
     Decodes and prefill chunks are alike: sequence s computes query tokens
-    `query_starts[s]:query_starts[s + 1]`, whose positions end at `context_lens[s] - 1`.
+    `query_starts[s]:query_starts[s + 1]`, whose positions end at `context_lens[s] - 1`. A record,
+    with a field for each thing that a runner must know.
     """
 
     step: int
@@ -83,7 +90,8 @@ class RowLogprobs(NamedTuple):
 
 @dataclass(slots=True)
 class StepResult:
-    """What a batch's sample rows brought, in their order; R rows."""
+    """The results of a batch's sample rows, in their order; R rows."""
 
     tokens: NDArray[np.int64]  # [R], the forced token where there was one
-    logprobs: list[RowLogprobs | None] = field(default_factory=list)  # [R], or empty: nobody asked
+    # [R], or empty: no row asked for them.
+    logprobs: list[RowLogprobs | None] = field(default_factory=list)

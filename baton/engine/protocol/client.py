@@ -1,4 +1,4 @@
-"""What a worker's front knows of its core: send commands, read events, share the KV pool.
+"""A worker's core as its front knows it: send commands, read events, share the KV pool.
 
 `process_client.py` talks to a core in a child process; `local_client.py` runs the engine inside the
 front's own event loop, for simulations. Fronts are written against `EngineClient` alone.
@@ -42,7 +42,7 @@ class EngineClient(Protocol):
     def send(self, command: Command) -> None:
         """Queue a command; never blocks. What one turn of the loop sends leaves as one batch.
 
-        Commands to a core that has died are dropped: `events` tells.
+        Commands to a core that has died are dropped: `events` raises CoreDied.
         """
 
     async def events(self) -> StepEvents:

@@ -1,7 +1,7 @@
-"""What the engine asks of whoever moves blocks between the device's pool and other workers' pools.
+"""The port through which blocks move between the device's pool and other workers' pools.
 
-The front says what to read from whom; commands and sequences share one channel, so that a read that
-was ended writes into no block that was given back after it. The implementation is
+The front says what to read from which peer. Commands and sequences share one channel, so that a
+read that was ended writes into no block that was given back after it. The implementation is
 `baton.handoff.transports.device_reads`; without one, blocks move through the shared pool.
 """
 
@@ -18,10 +18,10 @@ class DeviceHandoff(Protocol):
         """The runner has its pool now: how peers reach it."""
 
     def apply(self, command: DeviceCommand) -> None:
-        """Begin or end what the front asks for. Never fails: a PagesRead tells what did."""
+        """Begin or end what the front asks for. Never fails: a PagesRead reports what did."""
 
     def poll(self) -> list[PagesRead]:
-        """What has ended since the last call; those pages are in their blocks."""
+        """The reads that have ended since the last call."""
 
     @property
     def next_poll_s(self) -> float | None:

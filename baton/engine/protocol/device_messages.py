@@ -1,13 +1,15 @@
-"""What front and core say to each other about blocks that move from device to device.
+"""The messages between front and core about blocks that move from device to device.
 
-Part of `messages.py`. A worker whose pool is shared memory hears and says nothing of it.
+Part of `messages.py`. A worker that has its pool in shared memory sends and gets none of them.
 """
+
+from typing import Literal
 
 import msgspec
 
 
 class DevicePool(msgspec.Struct, frozen=True, array_like=True):
-    """How a peer reaches the blocks where the core computes with them, by NIXL."""
+    """The address, for NIXL, of the blocks where the core computes with them."""
 
     agent: bytes
     address: int
@@ -17,7 +19,7 @@ class DevicePool(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpenPeer(msgspec.Struct, array_like=True, tag="open_peer"):
-    """A link to a worker whose pool can be read from here; commands name it by `link_id`."""
+    """A link to a worker with a pool that can be read from here; commands name it by `link_id`."""
 
     link_id: int
     pool: DevicePool
@@ -32,7 +34,7 @@ class ClosePeer(msgspec.Struct, array_like=True, tag="close_peer"):
 class ReadPages(msgspec.Struct, array_like=True, tag="read_pages"):
     """Copy pages of one layer out of a peer's pool into blocks of a Bound sequence, and check them.
 
-    Answered by one PagesRead, unless EndReads comes first. `checksums` are (place in the lists,
+    Answered by one PagesRead, unless EndReads comes first. `checksums` are (index in the lists,
     checksum) of the pages that are to be checked.
     """
 
@@ -55,18 +57,18 @@ DeviceCommand = OpenPeer | ClosePeer | ReadPages | EndReads
 
 
 class BlockChecksums(msgspec.Struct, array_like=True):
-    """Of one final block, by its index in the sequence: one checksum per layer (u64)."""
+    """The checksums of one final block, by its index in the sequence: one per layer (u64)."""
 
     index: int
     sums: list[int]
 
 
 class PagesRead(msgspec.Struct, array_like=True):
-    """A ReadPages has ended: the pages are in their blocks, or (`cause` not empty) are not.
+    """A ReadPages has ended: the pages are in their blocks, unless a `cause` says why not.
 
-    `cause` is "checksum" or "transport"; `message` says more, in one line.
+    `message` says more about the cause, in one line.
     """
 
     read_id: int
-    cause: str = ""
+    cause: Literal["checksum", "transport"] | None = None
     message: str = ""

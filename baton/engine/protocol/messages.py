@@ -1,8 +1,9 @@
-"""What front and core say to each other over their socket pair: msgpack, one batch a step each way.
+"""The messages between front and core, over their socket pair: msgpack, one batch a step each way.
 
 The front numbers sequences (`seq_id`, never reused in one core's life). A sequence is one choice of
 one attempt of one request. KV bytes never cross here: both processes map the pool. Times are
-`time.monotonic()`, which both processes share.
+`time.monotonic()`, which both processes share. Messages are records, as wide as their subject; all
+that a step brings is one message, so that it is decoded once.
 
 A sequence's `kind` says what the core does with it:
 
@@ -25,21 +26,35 @@ from baton.system.violation import Violation
 from baton.wire.kv_spec import KVSpec
 
 SequenceKind = Literal["local", "prefill", "remote"]
+# Why the engine does not take a sequence; all are keys of wire.failures.REASONS.
+RefusalReason = Literal[
+    "invalid_value",
+    "context_length_exceeded",
+    "invalid_token_id",
+    "unsupported_parameter",
+    "overloaded",
+    "no_room",
+]
+# How an output ends, and how a sequence can end besides: keys of wire.failures.REASONS.
+StopReason = Literal["stop", "length"]
+FinishReason = StopReason | Literal["deadline_exceeded", "invalid_grammar"]
 EarlyStopping = Literal["heuristic", "full", "never"]
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
-    """What structured output must look like; `choice` holds a JSON list of strings."""
+    """The form that structured output must have; `choice` holds a JSON list of strings."""
 
     kind: Literal["json_schema", "json_object", "regex", "choice", "ebnf"]
     text: str = ""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
-    """How one sequence chooses tokens. temperature 0 = greedy, top_p 1 and top_k 0 = off.
+    """The options by which one sequence chooses tokens, one field each.
+
+    temperature 0 = greedy, top_p 1 and top_k 0 = off.
 
     Penalties and biases as OpenAI and vLLM define them; 0 (repetition: 1) = off. Logprobs are of
-    the raw logits: -1 = none, 0 = of the token alone, N = also of the N likeliest tokens.
+    the raw logits: None = none, 0 = of the token alone, N = also of the N likeliest tokens.
     """
 
     max_tokens: int
@@ -57,8 +72,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     min_tokens: int = 0
     # (token id, added to its logit)
     logit_bias: tuple[tuple[int, float], ...] = ()
-    num_logprobs: int = -1
-    num_prompt_logprobs: int = -1
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
     # Beams of a beam search; 0 = sampling. A result scores sum of logprobs / length^length_penalty.
     beam_width: int = 0
     length_penalty: float = 1.0
@@ -69,7 +84,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def needs_history(self) -> bool:
-        """Whether the tokens so far change the next one's probabilities."""
+        """The tokens so far change the next one's probabilities."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1)
         return any(penalties)
 
@@ -92,7 +107,7 @@ class AddSequence(msgspec.Struct, array_like=True, tag="add"):
 
     `forks` are further choices of the same request, without emitted tokens, that share the prompt:
     it is computed once, and each fork's first token comes from the same logits. From then on they
-    are sequences like any other. They have the same fields, are told of by their own seq_id, and
+    are sequences like any other. They have the same fields, are reported by their own seq_id, and
     can be credited and aborted at any time. In a beam search they are the other results.
     """
 
@@ -111,9 +126,9 @@ class AddSequence(msgspec.Struct, array_like=True, tag="add"):
     forks: tuple[Fork, ...] = ()
     # Its request is computed in steps of its own until it has proved harmless (`wire/suspects.py`).
     is_suspect: bool = False
-    # Of a prefill sequence whose blocks the peer reads where they are: every so many-th one is told
-    # with checksums. 0 = the front reads them, in the shared pool.
-    checksum_every: int = 0
+    # For a prefill sequence whose blocks the peer reads where they are: checksums of every so
+    # many-th one are reported. None = the front reads the blocks, in the shared pool.
+    checksum_every: int | None = None
 
 
 class Bind(msgspec.Struct, array_like=True, tag="bind"):
@@ -165,7 +180,7 @@ class SnapshotHashes(msgspec.Struct, array_like=True, tag="snapshot"):
 class Probe(msgspec.Struct, array_like=True, tag="probe"):
     """Ask for a step, even if there is nothing to compute: the progress page shows whether it ran.
 
-    Such a step computes one token of no sequence and is told nowhere else.
+    Such a step computes one token of no sequence and is reported nowhere else.
     """
 
 
@@ -203,8 +218,8 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     max_num_seqs: int
     vocab_size: int
     eos_token_ids: list[int]
-    # The tokenizer.json of its vocabulary, for grammars; empty = they cannot be served.
-    tokenizer_file: str = ""
+    # The tokenizer.json of its vocabulary, for grammars; None = they cannot be served.
+    tokenizer_file: str | None = None
     # Set when peers can read and be read there; else blocks move through the shared pool.
     device_pool: DevicePool | None = None
 
@@ -226,10 +241,10 @@ class Admitted(msgspec.Struct, array_like=True):
 
 
 class SequenceRefused(msgspec.Struct, array_like=True):
-    """`reason` is one of wire.failures.REASONS; nothing is held for the sequence."""
+    """The engine does not take the sequence and holds nothing for it."""
 
     seq_id: int
-    reason: str
+    reason: RefusalReason
     message: str
 
 
@@ -237,7 +252,7 @@ class Started(msgspec.Struct, array_like=True):
     """Prefill compute of a local or prefill sequence starts in this step.
 
     `block_ids` is the block table that covers all its tokens; the first `num_cached_tokens` tokens
-    are in the cache already and are not computed. Not told again after a preemption.
+    are in the cache already and are not computed. Not reported again after a preemption.
     """
 
     seq_id: int
@@ -255,7 +270,7 @@ class Bound(msgspec.Struct, array_like=True):
 class Progress(msgspec.Struct, array_like=True):
     """A prefill sequence's KV is final for its first `num_computed_tokens` tokens.
 
-    Also told of a beam search, once: its prompt is computed, and its tokens come at the end.
+    Also reported of a beam search, once: its prompt is computed, its tokens come at the end.
     """
 
     seq_id: int
@@ -264,7 +279,7 @@ class Progress(msgspec.Struct, array_like=True):
 
 
 class Finished(msgspec.Struct, array_like=True):
-    """The sequence has ended by itself: "stop" or "length", or a failure's reason.
+    """The sequence has ended by itself.
 
     `message` says more about a failure, in one line for the client, where there is more to say.
     Blocks of a prefill sequence that was Started stay held until Release; all others are free. A
@@ -273,13 +288,13 @@ class Finished(msgspec.Struct, array_like=True):
     """
 
     seq_id: int
-    reason: str
+    reason: FinishReason
     num_output_tokens: int
     message: str = ""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
-    """Of output token `index`, or of prompt token `index` (never of the first, which is given)."""
+    """The logprobs of output token `index`, or of prompt token `index`, never the first."""
 
     seq_id: int
     index: int
@@ -344,12 +359,12 @@ class StepEvents(msgspec.Struct, array_like=True, tag="events"):
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[TokenLogprobs] = []
     # Speculated tokens of this step, and how many of them were right.
-    num_drafted: int = 0
-    num_accepted: int = 0
-    # Named by the Aborts and Releases taken in. They hold nothing any more, unless a fork that was
-    # not named still needs its leader's prompt.
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    # Sequences of the Aborts and Releases that were applied. They hold nothing any more, unless a
+    # fork that was not aborted still needs its leader's prompt.
     freed: list[int] = []
-    # What the core found broken in its own books.
+    # Faults that the core found in its own books.
     violations: list[Violation] = []
     pages_read: list[PagesRead] = []
 

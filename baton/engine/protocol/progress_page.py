@@ -1,4 +1,4 @@
-"""One page of shared memory in which the core says where it is, before each step.
+"""One page of shared memory in which the core notes, before each step, which one it begins.
 
 The front reads it while the core runs, hangs or is dead (decisions 0022 and 0032). Written under a
 sequence lock: `version` is odd while the page changes. Knows no sequences, only request ids.
@@ -20,7 +20,7 @@ _VERSION = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class CoreProgress:
-    """Where the core is, readable even while it hangs.
+    """The step that the core is in, readable even while it hangs.
 
     Health is that `step` moves while busy, and that commands are taken within a step.
     """

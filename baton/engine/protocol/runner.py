@@ -1,4 +1,4 @@
-"""What the engine asks of a model: run one batch, return the sampled tokens.
+"""The engine's port to a model: run one batch, return the sampled tokens.
 
 The torch implementation is `model/torch_runner.py`; `baton.testing.fake_runner` needs no model and
 notices every lost, doubled, foreign or stale block (decision 0023). Sampling happens in the runner.
@@ -31,11 +31,11 @@ class Runner(Protocol):
 
 @runtime_checkable
 class CopyingRunner(Protocol):
-    """A runner whose cache is not the shared pool: exported blocks get there after `run`."""
+    """A runner with a cache of its own: exported blocks get into the shared pool after `run`."""
 
     @property
     def num_copies_begun(self) -> int:
-        """By all runs so far; they end in order."""
+        """The number of copies that all runs so far have begun; they end in order."""
 
     def poll_copies(self) -> int:
-        """How many have ended: those blocks are in the shared pool. Does not wait."""
+        """The number of copies that have ended: those blocks are shared. Does not wait."""

@@ -10,16 +10,16 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from baton.engine.protocol.messages import SamplingParams
+from baton.engine.protocol.messages import SamplingParams, StopReason
 
 
 @dataclass(frozen=True, slots=True)
 class BeamResult:
-    """One answer; `score` orders them. `reason` is "stop" or "length"."""
+    """One answer; `score` orders them."""
 
     score: float
     tokens: list[int]
-    reason: str
+    reason: StopReason
 
 
 class Survivor(NamedTuple):
@@ -51,7 +51,7 @@ class BeamSearch:
     ) -> list[Survivor]:
         """Take the likeliest next tokens `(id, logprob)` of each beam; the new beams, best first.
 
-        Each beam needs `num_top(params, end_ids)` of them. `tokens_of` tells a beam's output.
+        Each beam needs `num_top(params, end_ids)` of them. `tokens_of` gives a beam's output.
         """
         self._num_tokens += 1
         width = self._params.beam_width
@@ -61,7 +61,7 @@ class BeamSearch:
             is_end = token in self._end_ids
             if is_end or self._num_tokens == self._max_tokens:
                 if rank < width:
-                    reason = "stop" if is_end else "length"
+                    reason: StopReason = "stop" if is_end else "length"
                     self._take_result(score, [*tokens_of(beam), token], reason)
             elif len(survivors) < width:
                 survivors.append(Survivor(beam, token))
@@ -81,14 +81,14 @@ class BeamSearch:
         ]
         return sorted(candidates, key=lambda c: (-c[0], c[1], c[2]))
 
-    def _take_result(self, score: float, tokens: list[int], reason: str) -> None:
+    def _take_result(self, score: float, tokens: list[int], reason: StopReason) -> None:
         normalized: float = score / len(tokens) ** self._params.length_penalty
         self._results.append(BeamResult(normalized, tokens, reason))
         self._results.sort(key=lambda result: -result.score)
         del self._results[self._params.beam_width :]
 
     def _can_improve(self) -> bool:
-        """Whether to go on: a live beam may still become a result."""
+        """A live beam may still become a result."""
         params = self._params
         if len(self._results) < params.beam_width:
             return True

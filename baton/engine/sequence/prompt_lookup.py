@@ -1,7 +1,7 @@
 """Guesses a sequence's next tokens from its own past: what followed its last tokens before.
 
-Prompt lookup (Saxena 2023; n-gram speculation in vLLM), without a scan: an index of all places by
-the MIN_MATCH tokens before them grows with the sequence, so a guess costs the same at any length.
+Prompt lookup (Saxena 2023; n-gram speculation in vLLM), without a scan. An index of all positions,
+by the MIN_MATCH tokens before them, grows with the sequence: a guess costs the same at any length.
 Answers that repeat their prompt (summaries, edits, code, extraction) are guessed well, free text
 seldom. Knows no engine; tokens in, tokens out.
 """
@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_MATCH = 3
-# Matches are told apart up to this length.
+# Matches are compared up to this length.
 MAX_MATCH = 32
-# Of the places where the last MIN_MATCH tokens stood, the newest ones are compared.
+# The newest so many positions where the last MIN_MATCH tokens stood are compared.
 MAX_CANDIDATES = 4
 # Tokens that one call enters into the index (1 ms); a long prompt takes several calls.
 MAX_ENTERED = 2048
@@ -27,69 +27,69 @@ MAX_REST = 32
 
 
 class NgramIndex:
-    """Of one sequence, whose tokens only grow. A place is the index of the token that follows."""
+    """The index of one sequence, which only grows. A match has the position of the next token."""
 
     def __init__(self) -> None:
-        # By the MIN_MATCH tokens before it, as one number: the newest place but the end.
+        # By the MIN_MATCH tokens before it, as one number: the newest position but the end.
         self._newest: dict[int, int] = {}
-        # By place, the one before it with the same tokens; -1 = none.
-        self._earlier: list[int] = [-1] * MIN_MATCH
+        # By position, the one before it with the same tokens.
+        self._earlier: list[int | None] = [None] * MIN_MATCH
         self._num_entered = 0
         # The last MIN_MATCH tokens that were entered.
         self._key = 0
 
     def propose(self, tokens: NDArray[np.uint32], num_tokens: int) -> tuple[int, ...]:
-        """What may follow `tokens`, all that the sequence has: `num_tokens` tokens, or none."""
+        """Guess what follows `tokens`, all that the sequence has: `num_tokens` tokens, or none."""
         self._enter(tokens[self._num_entered :][:MAX_ENTERED].tolist())
         if self._num_entered < len(tokens) or num_tokens < 1:
             return ()
-        place = self._find(tokens)
-        if place < 0:
+        position = self._find(tokens)
+        if position is None:
             return ()
         # Where the match reaches into the guess, the sequence repeats itself: so does the guess.
-        period = len(tokens) - place
-        guess: list[int] = tokens[place : place + num_tokens].tolist()
+        period = len(tokens) - position
+        guess: list[int] = tokens[position : position + num_tokens].tolist()
         while len(guess) < num_tokens:
             guess.append(guess[len(guess) - period])
         return tuple(guess)
 
     def _enter(self, tokens: list[int]) -> None:
         key, newest = self._key, self._newest
-        for place, token in enumerate(tokens, self._num_entered):
-            if place >= MIN_MATCH:
-                self._earlier.append(newest.get(key, -1))
-                newest[key] = place
+        for position, token in enumerate(tokens, self._num_entered):
+            if position >= MIN_MATCH:
+                self._earlier.append(newest.get(key))
+                newest[key] = position
             key = (key << _TOKEN_BITS | token) & _KEY_MASK
         self._key = key
         self._num_entered += len(tokens)
 
-    def _find(self, tokens: NDArray[np.uint32]) -> int:
-        """The place behind the longest match of the last tokens, the newest of equals; -1 = none.
+    def _find(self, tokens: NDArray[np.uint32]) -> int | None:
+        """The position behind the longest match of the last tokens, the newest of equals.
 
-        With fewer than MIN_MATCH tokens there is no place at all.
+        None without a match, and with fewer than MIN_MATCH tokens.
         """
-        place = self._newest.get(self._key, -1)
-        best, best_length = -1, 0
+        position = self._newest.get(self._key)
+        best, best_length = None, 0
         for _ in range(MAX_CANDIDATES):
-            if place < 0:
+            if position is None:
                 break
-            length = _match_length(tokens, place)
+            length = _match_length(tokens, position)
             if length > best_length:
-                best, best_length = place, length
-            place = self._earlier[place]
+                best, best_length = position, length
+            position = self._earlier[position]
         return best
 
 
-def _match_length(tokens: NDArray[np.uint32], place: int) -> int:
-    """How many tokens before `place` equal the last ones, up to MAX_MATCH."""
-    num = min(MAX_MATCH, place)
-    differs = tokens[place - num : place][::-1] != tokens[len(tokens) - num :][::-1]
+def _match_length(tokens: NDArray[np.uint32], position: int) -> int:
+    """The number of tokens before `position` that equal the last ones, up to MAX_MATCH."""
+    num = min(MAX_MATCH, position)
+    differs = tokens[position - num : position][::-1] != tokens[len(tokens) - num :][::-1]
     first = int(differs.argmax())
     return first if differs[first] else num
 
 
 class PromptLookup:
-    """How well one sequence can be guessed, learned from what became of its last draft."""
+    """Guesses for one sequence, as many as its last draft has shown to be worth it."""
 
     def __init__(self, max_tokens: int) -> None:
         self._index = NgramIndex()

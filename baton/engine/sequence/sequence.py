@@ -1,13 +1,13 @@
 """One choice of one attempt of one request, as the engine sees it: tokens, blocks, progress.
 
-Holds state and answers questions about it; block manager, scheduler and engine change it. A
-sequence whose last token is not in the cache yet has `num_tokens - num_computed_tokens` tokens to
-compute: 1 for a decode, more for a prefill or a recomputation. All three are the same work.
+Holds state and answers questions about it; block manager, scheduler and engine change it. A running
+sequence has `num_tokens - num_computed_tokens` tokens to compute: 1 for a decode, more for a
+prefill or a recomputation. All three are computed in the same way.
 
-Choices of one request may depend on one another: one prompt for all, or one beam search. They are
-a group then, whose leader computes the prompt. Without beam search the group ends with that: the
+Choices of one request may depend on one another: one prompt for all, or one beam search. Then they
+are a group, and its leader computes the prompt. Without beam search the group ends with that: the
 forks share its blocks and are sequences like any other. In a beam search the leader keeps the
-prompt, beams that share its blocks are computed in its place, and leader and forks take results.
+prompt, beams that share its blocks are computed instead of it, and leader and forks take results.
 """
 
 from collections.abc import Collection
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from baton.engine.grammar.state import GrammarState
 from baton.engine.protocol.messages import AddSequence
 from baton.engine.sequence.beam_search import BeamResult, BeamSearch
+from baton.engine.sequence.block_table import BlockTable
 from baton.engine.sequence.prompt_lookup import PromptLookup
 from baton.wire.prefix_hash import split_hashes
 from baton.wire.suspects import NUM_TOKENS_ALONE
@@ -29,9 +30,9 @@ _TOKEN = np.dtype("<u4")
 
 
 class SequenceState(Enum):
-    """Where a sequence is. Only RUNNING sequences are scheduled."""
+    """The stages of a sequence's life. Only RUNNING sequences are scheduled."""
 
-    WAITING = auto()  # for blocks and a place in the batch; holds nothing
+    WAITING = auto()  # for blocks and slots in the batch; holds nothing
     PROMISED = auto()  # remote: cached blocks pinned, the others counted
     BOUND = auto()  # remote: has its blocks, which the front fills
     RUNNING = auto()
@@ -41,42 +42,12 @@ class SequenceState(Enum):
     ENDED = auto()
 
 
-class BlockTable:
-    """The block ids of one sequence in token order, in an int32 buffer that grows by doubling."""
-
-    __slots__ = ("_ids", "may_share_last", "num_blocks")
-
-    def __init__(self) -> None:
-        self._ids = np.empty(16, np.int32)
-        self.num_blocks = 0
-        # Another table may refer to the last block too: who writes into it has to look.
-        self.may_share_last = False
-
-    def extend(self, block_ids: list[int]) -> None:
-        end = self.num_blocks + len(block_ids)
-        if end > len(self._ids):
-            self._ids = np.resize(self._ids, max(end, 2 * len(self._ids)))
-        self._ids[self.num_blocks : end] = block_ids
-        self.num_blocks = end
-
-    def replace(self, index: int, block_id: int) -> None:
-        self._ids[index] = block_id
-
-    @property
-    def ids(self) -> NDArray[np.int32]:
-        """View of the ids; valid until the table changes."""
-        return self._ids[: self.num_blocks]
-
-    def take(self) -> list[int]:
-        """All ids, leaving the table empty."""
-        block_ids: list[int] = self.ids.tolist()
-        self.num_blocks = 0
-        self.may_share_last = False
-        return block_ids
-
-
 class Sequence:
-    """Mutable state of one sequence. `rank` orders by importance: smaller goes first."""
+    """Mutable state of one sequence. `rank` orders by importance: smaller goes first.
+
+    Its many fields stand side by side because each step reads most of them for each sequence; those
+    of its blocks are in its table, those of its group in the group.
+    """
 
     __slots__ = (
         "_tokens",
@@ -84,14 +55,11 @@ class Sequence:
         "credit",
         "grammar",
         "group",
-        "hash_chain",
         "lookup",
+        "next_prompt_logprob",
         "num_computed_tokens",
-        "num_judged_tokens",
         "num_prompt_tokens",
-        "num_registered_blocks",
         "num_tokens",
-        "num_told_blocks",
         "rank",
         "request",
         "result",
@@ -110,22 +78,17 @@ class Sequence:
         self.num_tokens = len(tokens)
         self.num_prompt_tokens = len(tokens) - request.num_emitted
         self.num_computed_tokens = 0
-        # Prompt tokens whose logprobs were reported; the first has none.
-        self.num_judged_tokens = 1
+        # The prompt token whose logprobs are reported next; the first token has none.
+        self.next_prompt_logprob = 1
         self.credit = request.credit
-        self.table = BlockTable()
-        # Entry 0 is the root, entry i + 1 the hash of block i, as far as they are known.
-        self.hash_chain = [root_hash, *split_hashes(request.block_hashes)]
-        self.num_registered_blocks = 0
-        # Final ones whose checksums were told, as far as they are wanted.
-        self.num_told_blocks = 0
+        self.table = BlockTable([root_hash, *split_hashes(request.block_hashes)])
         # Set when its output must match a grammar. It is parked while it awaits that.
         self.grammar: GrammarState | None = None
         self.awaits_grammar = False
         # What its next tokens are guessed from, once it decodes with speculation.
         self.lookup: PromptLookup | None = None
         # Set while choices of the same request depend on one another.
-        self.group: ChoiceGroup | None = None
+        self.group: SequenceGroup | None = None
         # What it emits when it is EMITTING.
         self.result: BeamResult | None = None
         # Started was reported, or will never be: a remote sequence's prefill is elsewhere.
@@ -138,7 +101,7 @@ class Sequence:
 
     @property
     def runs_alone(self) -> bool:
-        """A core died in a step with its request, which has not proved harmless here."""
+        """A core died in a step with its request, and it has not proved harmless here."""
         request = self.request
         num_new = self.num_tokens - self.num_prompt_tokens - request.num_emitted
         return request.is_suspect and num_new < NUM_TOKENS_ALONE
@@ -148,41 +111,41 @@ class Sequence:
         return self.num_tokens - self.num_computed_tokens
 
     @property
-    def judges_prompt(self) -> bool:
+    def wants_prompt_logprobs(self) -> bool:
         """Logprobs of prompt tokens are wanted that were not reported yet."""
-        is_asked = self.request.sampling.num_prompt_logprobs >= 0
-        return is_asked and self.num_judged_tokens < self.num_prompt_tokens
+        is_asked = self.request.sampling.num_prompt_logprobs is not None
+        return is_asked and self.next_prompt_logprob < self.num_prompt_tokens
 
     @property
     def is_parked(self) -> bool:
-        """It, or who waits for its prompt, awaits a grammar; or none of them has credit."""
+        """It, or a fork that waits for its prompt, awaits a grammar; or none of them has credit."""
         if self.awaits_grammar or (self.group is not None and self.group.awaits_grammar):
             return True
         return self.lacks_credit
 
     @property
     def lacks_credit(self) -> bool:
-        """Nobody reads what it, or who waits for its prompt, would emit next."""
+        """Neither it nor a fork that waits for its prompt may emit its next token."""
         if self.num_tokens - self.num_prompt_tokens < self.credit:
             return False
         return self.group is None or not self.group.has_credit
 
     @property
     def members(self) -> Collection["Sequence"]:
-        """What is computed for it: once its prompt is, its beams together; else itself."""
+        """The sequences that are computed for it: its beams, once its prompt is; else itself."""
         if self.group is None or not self.group.beams or self.num_uncomputed_tokens:
             return (self,)
         return self.group.beams
 
     @property
-    def num_places(self) -> int:
-        """Places in the batch that it takes, or will."""
+    def num_batch_slots(self) -> int:
+        """Slots in the batch that it takes, or will."""
         is_searching = self.request.kind != "prefill"
         return max(1, self.request.sampling.beam_width) if is_searching else 1
 
     @property
     def num_choices(self) -> int:
-        """It, and those that wait for its prompt."""
+        """It, and the forks that wait for its prompt."""
         return 1 if self.group is None else 1 + len(self.group.forks)
 
     @property
@@ -214,7 +177,7 @@ class Sequence:
         """A copy with the same tokens and no blocks."""
         twin = copy(self)
         twin._tokens = self._tokens.copy()
-        twin.table = BlockTable()
+        twin.table = BlockTable(self.table.hash_chain)
         return twin
 
     def __repr__(self) -> str:
@@ -225,7 +188,7 @@ class Sequence:
 
 
 @dataclass(slots=True, eq=False)
-class ChoiceGroup:
+class SequenceGroup:
     """`forks` are those not aborted, in the order of their choices; they hold nothing."""
 
     leader: Sequence
@@ -235,32 +198,32 @@ class ChoiceGroup:
     search: BeamSearch | None = None
     # Live hypotheses, best first; they take all their steps together.
     beams: list[Sequence] = field(default_factory=list)
-    # Likeliest next tokens (id, logprob) of the first beams, while a step is taken in.
+    # Likeliest next tokens (id, logprob) of the first beams, while a step is committed.
     tops: list[list[tuple[int, float]]] = field(default_factory=list)
 
     @property
     def has_credit(self) -> bool:
-        """Whether a fork may emit."""
+        """A fork may emit."""
         return any(fork.credit > 0 for fork in self.forks)
 
     @property
     def awaits_grammar(self) -> bool:
-        """Whether a fork's first token cannot be chosen yet."""
+        """A fork's first token cannot be chosen yet."""
         return any(fork.awaits_grammar for fork in self.forks)
 
     @property
     def live(self) -> list[Sequence]:
-        """What the next step of a search extends."""
+        """The sequences that the next step of a search extends."""
         return self.beams or [self.leader]
 
     def leave(self, seq: Sequence) -> None:
-        """The sequence depends on nobody any more."""
+        """Let the sequence go: it depends on no other one any more."""
         if seq is not self.leader:
             self.forks.remove(seq)
         seq.group = None
 
     def dissolve(self) -> list[Sequence]:
-        """Let everybody leave; returns the forks."""
+        """Let all sequences go; returns the forks."""
         forks, self.forks = self.forks, []
         for seq in (self.leader, *forks):
             seq.group = None

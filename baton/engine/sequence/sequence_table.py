@@ -1,10 +1,10 @@
 """All live sequences of an engine by id, and which of them have run out of time."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from baton.engine.sequence.sequence import Sequence, SequenceState
 
-# The front may be reading or writing the blocks of the others: they end on its word alone.
+# The front may be reading or writing the blocks of the others: only the front ends those.
 _EXPIRING_STATES = (
     SequenceState.WAITING,
     SequenceState.RUNNING,
@@ -15,7 +15,7 @@ _EXPIRING_STATES = (
 
 
 class SequenceTable:
-    """Bounded by the engine's queue, batch and blocks."""
+    """The sequences of one engine; its queue, batch and blocks bound their number."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, Sequence] = {}
@@ -34,7 +34,7 @@ class SequenceTable:
         self.watch_deadline(seq)
 
     def watch_deadline(self, seq: Sequence) -> None:
-        """Take the deadline of a sequence into account that may expire from now on."""
+        """Take into account the deadline of a sequence that may expire from now on."""
         deadline = seq.request.deadline
         if deadline is not None:
             earlier = self.next_deadline is None or deadline < self.next_deadline
@@ -49,16 +49,23 @@ class SequenceTable:
 
     @property
     def num_not_started(self) -> int:
-        """Places for remote sequences that have a promise or blocks and will join the batch."""
+        """Batch slots for remote sequences that have a promise or blocks and will run."""
         states = (SequenceState.PROMISED, SequenceState.BOUND)
         joining = (seq for seq in self._by_id.values() if seq.state in states)
-        return sum(max(seq.num_places, seq.num_choices) for seq in joining)
+        return sum(max(seq.num_batch_slots, seq.num_choices) for seq in joining)
 
     def all(self) -> Iterable[Sequence]:
         return self._by_id.values()
 
+    def block_holders(self) -> Iterator[Sequence]:
+        """All sequences that may have blocks: the live ones, and the beams of searches."""
+        for seq in self._by_id.values():
+            yield seq
+            if seq.group is not None and seq.group.leader is seq:
+                yield from seq.group.beams
+
     def expired(self, now: float) -> list[Sequence]:
-        """Sequences whose deadline has come and that the engine may end."""
+        """The sequences that the engine may end and that have reached their deadline."""
         if self.next_deadline is None or now < self.next_deadline:
             return []
         expired: list[Sequence] = []

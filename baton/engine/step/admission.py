@@ -1,4 +1,4 @@
-"""Which sequences an engine cannot serve at all, and when a sequence has reached its end.
+"""Finds sequences that an engine cannot serve at all, and the end of those that it serves.
 
 Pure questions about one sequence and the engine's limits; room in the pool is not asked here.
 """
@@ -6,7 +6,14 @@ Pure questions about one sequence and the engine's limits; room in the pool is n
 import msgspec
 import numpy as np
 
-from baton.engine.protocol.messages import AddSequence, EngineInfo, SamplingParams, SequenceRefused
+from baton.engine.protocol.messages import (
+    AddSequence,
+    EngineInfo,
+    RefusalReason,
+    SamplingParams,
+    SequenceRefused,
+    StopReason,
+)
 from baton.engine.sequence.beam_search import num_top
 from baton.engine.sequence.sequence import Sequence
 from baton.wire.failures import quoted
@@ -14,7 +21,7 @@ from baton.wire.prefix_hash import HASH_BYTES, TOKEN_BYTES
 
 
 def find_fault(request: AddSequence, info: EngineInfo) -> SequenceRefused | None:
-    """Why this sequence can never run here, or None."""
+    """Find the reason for which this sequence can never run here, or None."""
     num_tokens, rest = divmod(len(request.token_ids), TOKEN_BYTES)
     num_prompt_tokens = num_tokens - request.num_emitted
     if rest or request.num_emitted < 0 or num_prompt_tokens < 1:
@@ -35,14 +42,14 @@ def find_fault(request: AddSequence, info: EngineInfo) -> SequenceRefused | None
         return _refused(request, "invalid_value", "block_hashes does not fit the prompt")
     if request.forks and request.num_emitted:
         return _refused(request, "invalid_value", "forks have no output of earlier attempts")
-    if request.sampling.grammar is not None and not info.tokenizer_file:
+    if request.sampling.grammar is not None and info.tokenizer_file is None:
         message = "this worker cannot serve structured output for its model"
         return _refused(request, "unsupported_parameter", message)
     return _find_beam_fault(request, info) if request.sampling.beam_width else None
 
 
 def _find_beam_fault(request: AddSequence, info: EngineInfo) -> SequenceRefused | None:
-    """Why this beam search can never run here, or None. Alone in the pool it must fit."""
+    """The same for a beam search. Alone in the pool it must fit."""
     params = request.sampling
     if num_top(params, end_ids(params, info)) > info.vocab_size:
         message = f"{params.beam_width} beams exceed {info.vocab_size} tokens"
@@ -63,7 +70,7 @@ def _find_beam_fault(request: AddSequence, info: EngineInfo) -> SequenceRefused 
 
 
 def _most_beam_blocks(request: AddSequence, info: EngineInfo) -> int:
-    """What all beams take when they share nothing but the prompt, which the leader keeps."""
+    """The blocks of all beams when they share nothing but the prompt, which the leader keeps."""
     num_prompt_tokens = len(request.token_ids) // TOKEN_BYTES
     num_tokens = min(num_prompt_tokens + request.sampling.max_tokens, info.max_model_len)
     num_shared, rest = divmod(num_prompt_tokens, info.kv_spec.block_size)
@@ -72,7 +79,7 @@ def _most_beam_blocks(request: AddSequence, info: EngineInfo) -> int:
 
 
 def with_beam_logprobs(request: AddSequence, info: EngineInfo) -> AddSequence:
-    """The request, asking for what each step of its beam search needs, if it is one."""
+    """The request, which asks for the logprobs that a beam search needs if it is one."""
     params = request.sampling
     if not params.beam_width:
         return request
@@ -86,12 +93,12 @@ def end_ids(params: SamplingParams, info: EngineInfo) -> frozenset[int]:
     return frozenset(params.stop_token_ids).union(() if params.ignore_eos else info.eos_token_ids)
 
 
-def finish_reason(seq: Sequence, info: EngineInfo) -> str | None:
-    """Whether the output token just appended ends the sequence: "stop", "length" or None.
+def finish_reason(seq: Sequence, token: int, info: EngineInfo) -> StopReason | None:
+    """The reason for which `token`, the last one, ends the sequence: "stop", "length" or None.
 
     A beam search decides that by itself.
     """
-    sampling, token = seq.request.sampling, seq.last_token
+    sampling = seq.request.sampling
     if sampling.beam_width:
         return None
     if token in sampling.stop_token_ids:
@@ -102,15 +109,15 @@ def finish_reason(seq: Sequence, info: EngineInfo) -> str | None:
     return "length" if is_exhausted(seq, info) else None
 
 
-def reason_at_start(seq: Sequence, info: EngineInfo) -> str | None:
-    """Whether the output tokens of earlier attempts were all: the last was lost with its finish."""
+def reason_at_start(seq: Sequence, info: EngineInfo) -> StopReason | None:
+    """The reason to end at once: an earlier attempt emitted all tokens, and its end was lost."""
     if seq.request.num_emitted:
-        return finish_reason(seq, info)
+        return finish_reason(seq, seq.last_token, info)
     return "length" if is_exhausted(seq, info) else None
 
 
 def is_exhausted(seq: Sequence, info: EngineInfo) -> bool:
-    """No further output token may follow."""
+    """No further output token may follow the last one."""
     has_all_tokens = seq.num_output_tokens >= seq.request.sampling.max_tokens
     return has_all_tokens or seq.num_tokens >= info.max_model_len
 
@@ -120,5 +127,5 @@ def max_total_tokens(seq: Sequence, info: EngineInfo) -> int:
     return min(seq.num_prompt_tokens + seq.request.sampling.max_tokens, info.max_model_len)
 
 
-def _refused(request: AddSequence, reason: str, message: str) -> SequenceRefused:
+def _refused(request: AddSequence, reason: RefusalReason, message: str) -> SequenceRefused:
     return SequenceRefused(request.seq_id, reason, message)

@@ -1,7 +1,7 @@
 """Turns a step plan into the flat arrays of a StepBatch, in buffers that every step reuses.
 
-Here is also decided which rows of logits a sequence's part of a step uses. The logits after
-position p are about the token at position p + 1. Rows of a sequence are in the order of their
+Also decides which rows of logits a sequence's part of a step uses. The logits after position p are
+about the token at position p + 1. Rows of a sequence are in the order of their
 positions, all its prompt rows first; those of its forks come last.
 """
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from baton.engine.protocol.batch import SampleRow, StepBatch, TokenHistory
 from baton.engine.protocol.messages import SamplingParams
 from baton.engine.sequence.sequence import Sequence
-from baton.engine.step.step_plan import StepPlan, Work
+from baton.engine.step.step_plan import ScheduledSequence, StepPlan
 
 _TOKEN_ID = 0
 _NO_SEQUENCE = -1
@@ -29,53 +29,54 @@ class BatchBuilder:
         self._all_positions = np.arange(max_step_tokens, dtype=np.int64)
 
     def build(self, step: int, plan: StepPlan) -> StepBatch:
-        """The batch of a plan that has work."""
-        num_seqs = len(plan.works)
+        """The batch of a plan that is not empty."""
+        num_seqs = len(plan.sequences)
         sample_rows: list[SampleRow] = []
         start = 0
-        for row, work in enumerate(plan.works):
-            self._fill_tokens(work, start)
-            work.rows = rows_of(work, start)
-            sample_rows += work.rows
-            start += work.num_query_tokens
+        for row, scheduled in enumerate(plan.sequences):
+            count = scheduled.num_query_tokens
+            self._fill_tokens(scheduled, start, count)
+            scheduled.rows = rows_of(scheduled, start)
+            sample_rows += scheduled.rows
+            start += count
             self._query_starts[row + 1] = start
-            self._context_lens[row] = work.seq.num_computed_tokens + work.num_query_tokens
+            self._context_lens[row] = scheduled.seq.num_computed_tokens + count
         return StepBatch(
             step=step,
             token_ids=self._token_ids[:start],
             positions=self._positions[:start],
             query_starts=self._query_starts[: num_seqs + 1],
             context_lens=self._context_lens[:num_seqs],
-            block_tables=self._fill_tables(plan.works),
-            seq_ids=[work.seq.request.seq_id for work in plan.works],
+            block_tables=self._fill_tables(plan.sequences),
+            seq_ids=[scheduled.seq.request.seq_id for scheduled in plan.sequences],
             sample_rows=sample_rows,
         )
 
-    def _fill_tokens(self, work: Work, start: int) -> None:
-        seq, count = work.seq, work.num_query_tokens
+    def _fill_tokens(self, scheduled: ScheduledSequence, start: int, count: int) -> None:
+        seq = scheduled.seq
         first = seq.num_computed_tokens
         if count == 1:
             self._token_ids[start] = seq.tokens(first, first + 1)[0]
             self._positions[start] = first
             return
         end = start + count
-        drafted = end - len(work.draft)
-        self._token_ids[start:drafted] = seq.tokens(first, first + work.num_new_tokens)
-        self._token_ids[drafted:end] = work.draft
+        drafted = end - len(scheduled.draft)
+        self._token_ids[start:drafted] = seq.tokens(first, first + scheduled.num_new_tokens)
+        self._token_ids[drafted:end] = scheduled.draft
         np.add(self._all_positions[:count], first, out=self._positions[start:end])
 
-    def _fill_tables(self, works: list[Work]) -> NDArray[np.int32]:
-        width = max(work.seq.table.num_blocks for work in works)
-        tables = self._block_tables[: len(works), :width]
+    def _fill_tables(self, sequences: list[ScheduledSequence]) -> NDArray[np.int32]:
+        width = max([scheduled.seq.table.num_blocks for scheduled in sequences])
+        tables = self._block_tables[: len(sequences), :width]
         tables.fill(-1)
-        for row, work in enumerate(works):
-            table = work.seq.table
+        for row, scheduled in enumerate(sequences):
+            table = scheduled.seq.table
             tables[row, : table.num_blocks] = table.ids
         return tables
 
 
 def probe_batch(step: int, block_id: int) -> StepBatch:
-    """A step of one token that belongs to no request: proof that an idle core can still step.
+    """The step of one token that belongs to no request: proof that an idle core can still step.
 
     It computes in a block beyond those that the engine hands out, so that it has room however full
     the pool is, touches no cache, and appears in no figure.
@@ -92,25 +93,25 @@ def probe_batch(step: int, block_id: int) -> StepBatch:
     )
 
 
-def rows_of(work: Work, first_row: int) -> list[SampleRow]:
-    """The rows of `work`, whose first query token is token `first_row` of the flat batch."""
-    rows = _prompt_rows(work, first_row)
-    if work.completes:
-        last_row = first_row + work.num_new_tokens - 1
-        for ahead in range(len(work.draft) + 1):
-            rows.append(_sampled_row(work.seq, last_row, work.draft[:ahead]))
-        rows += [_sampled_row(fork, last_row) for fork in work.forks]
+def rows_of(scheduled: ScheduledSequence, first_row: int) -> list[SampleRow]:
+    """The sequence's rows; its first query token is token `first_row` of the flat batch."""
+    asks_prompt = scheduled.seq.request.sampling.num_prompt_logprobs is not None
+    rows = _prompt_rows(scheduled, first_row) if asks_prompt else []
+    if scheduled.completes:
+        last_row = first_row + scheduled.num_new_tokens - 1
+        for ahead in range(len(scheduled.draft) + 1):
+            rows.append(_sampled_row(scheduled.seq, last_row, scheduled.draft[:ahead]))
+        for fork in scheduled.forks:
+            rows.append(_sampled_row(fork, last_row))
     return rows
 
 
-def _prompt_rows(work: Work, first_row: int) -> list[SampleRow]:
-    """One for each prompt token whose predecessor is computed now, unless judged before."""
-    seq = work.seq
+def _prompt_rows(scheduled: ScheduledSequence, first_row: int) -> list[SampleRow]:
+    """One row for each prompt token behind one that is computed now, unless it was reported."""
+    seq = scheduled.seq
     params, choice = seq.request.sampling, seq.request.choice
-    if params.num_prompt_logprobs < 0:
-        return []
-    start = max(seq.num_computed_tokens + 1, seq.num_judged_tokens)
-    end = min(seq.num_computed_tokens + work.num_new_tokens + 1, seq.num_prompt_tokens)
+    start = max(seq.num_computed_tokens + 1, seq.next_prompt_logprob)
+    end = min(seq.num_computed_tokens + scheduled.num_new_tokens + 1, seq.num_prompt_tokens)
     shift = first_row - seq.num_computed_tokens - 1
     tokens = seq.tokens(start, end).tolist() if end > start else []
     return [

@@ -1,13 +1,14 @@
-"""How many prefill tokens a step may take, so that running streams are not held up.
+"""Limits the prefill tokens of a step, so that running streams are not held up.
 
-A step that decodes should end within `max_step_s`, but prefill gets at least DECODE_SHARE of what
-the decodes themselves need: a decode waits for `max_step_s` or for one and a half times its own
-step, whichever is longer. A step without decodes may take LONE_FACTOR times as long: nobody's next
-token waits for it, only newcomers and aborts do. The time of decodes and of a prefill token are
-learned from the steps that ran. Both are in a mixed step, and prefill that is taken for dearer than
-it is gets ever smaller chunks, which are dearer still; so when mixed steps are long, now and then
-and whenever the batch has grown, decodes run alone and are measured. Chunked prefill beside
-decodes: Sarathi-Serve (OSDI 2024).
+A step that decodes should end within `max_step_s`, but prefill gets at least DECODE_SHARE of the
+time that the decodes themselves need: a decode waits for `max_step_s` or for one and a half times
+its own step, whichever is longer. A step without decodes may take LONE_FACTOR times as long: no
+stream waits for it, only newcomers and aborts do.
+
+The times of decodes and of a prefill token are learned from the steps that ran. A mixed step has
+both in it: prefill that seems dearer than it is gets ever smaller chunks, which are dearer still.
+So when mixed steps are long, decodes run alone and are measured, now and then and whenever the
+batch has grown. Chunked prefill beside decodes: Sarathi-Serve (OSDI 2024).
 """
 
 LONE_FACTOR = 4
@@ -17,12 +18,12 @@ FIRST_CHUNK_TOKENS = 256
 MAX_MIXED_STEPS = 16
 _GROWN = 1.5
 _WEIGHT_OF_NEWEST = 0.3
-# Of a mixed step's time, how much is its prefill's at least: rows share the reading of the weights.
+# The least share of a mixed step's time that is its prefill's: rows share the reading of weights.
 _LEAST_SHARE = 0.1
 
 
 class ChunkPolicy:
-    """One engine's; `max_step_s` None = every step may be as full as the token budget."""
+    """The policy of one engine; `max_step_s` None = only the token budget limits a step."""
 
     def __init__(self, max_step_tokens: int, max_step_s: float | None) -> None:
         self._max_step_tokens = max_step_tokens
@@ -71,7 +72,7 @@ class ChunkPolicy:
         self._token_s = _mean(self._token_s, duration_s / num_prefill_tokens)
 
     def expected_s(self, num_prefill_tokens: int, num_decodes: int) -> float | None:
-        """How long such a step takes, going by the last ones; None while that is not known."""
+        """The time of such a step, going by the last ones; None while that is not known."""
         if (num_prefill_tokens and self._token_s is None) or (num_decodes and not self._decode_s):
             return None
         prefill_s = num_prefill_tokens * (self._token_s or 0.0)

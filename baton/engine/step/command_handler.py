@@ -1,6 +1,6 @@
-"""The front's commands, applied to the engine's state between two steps."""
+"""Applies the front's commands to the engine's state between two steps."""
 
-from baton.engine.kv.block_manager import Placement
+from baton.engine.kv.block_manager import PrefixMatch
 from baton.engine.protocol.device_messages import DeviceCommand
 from baton.engine.protocol.messages import (
     Abort,
@@ -12,6 +12,7 @@ from baton.engine.protocol.messages import (
     Credit,
     Finished,
     Probe,
+    RefusalReason,
     Release,
     SequenceRefused,
     Shutdown,
@@ -26,17 +27,15 @@ from baton.engine.step.admission import (
     with_beam_logprobs,
 )
 from baton.engine.step.engine_state import EngineState
-from baton.engine.step.parallel_sampling import Choices
+from baton.engine.step.parallel_sampling import ParallelSampling
 
 
 class CommandHandler:
-    """`wants_snapshot` and `wants_probe` stay set until somebody has taken them."""
+    """Applies the commands of one engine's front."""
 
-    def __init__(self, state: EngineState, choices: Choices, max_waiting: int) -> None:
-        self.wants_snapshot = False
-        self.wants_probe = False
+    def __init__(self, state: EngineState, parallel: ParallelSampling, max_waiting: int) -> None:
         self._state = state
-        self._choices = choices
+        self._parallel = parallel
         self._max_waiting = max_waiting
 
     def apply(self, command: Command) -> None:
@@ -44,9 +43,9 @@ class CommandHandler:
         if isinstance(command, AddSequence):
             self._add(command)
         elif isinstance(command, SnapshotHashes):
-            self.wants_snapshot = True
+            self._state.wants_snapshot = True
         elif isinstance(command, Probe):
-            self.wants_probe = True
+            self._state.wants_probe = True
         elif isinstance(command, DeviceCommand):
             assert self._state.device is not None, "the front knows whether there is one"
             self._state.device.apply(command)
@@ -62,13 +61,13 @@ class CommandHandler:
             case Credit(up_to_index=index):
                 seq.credit = max(seq.credit, index)
                 if seq.state is SequenceState.EMITTING:
-                    self._choices.emit(seq)
+                    self._parallel.emit(seq)
             case Bind():
                 self._bind(seq)
             case Start():
                 self._start(seq, command)
             case Abort() | Release() if seq.group is not None:
-                self._choices.abort(seq, seq.group)
+                self._parallel.abort(seq, seq.group)
             case Abort() | Release():
                 self._state.drop(seq)
 
@@ -97,37 +96,37 @@ class CommandHandler:
         request = seq.request
         is_searching = request.sampling.beam_width > 0 and request.kind != "prefill"
         if request.forks or is_searching:
-            self._choices.form_group(seq)
+            self._parallel.form_group(seq)
 
     def _promise(self, seq: Sequence) -> None:
         """Admit a remote sequence: its cached blocks are pinned, room for the others is sure."""
         state, scheduler, manager = self._state, self._state.scheduler, self._state.manager
         max_num_seqs, num_forks = state.info.max_num_seqs, len(seq.request.forks)
         num_batch_seqs = scheduler.num_batch_seqs + state.sequences.num_not_started
-        # More forks than there are places take turns.
+        # More forks than there are batch slots take turns.
         if num_batch_seqs + min(1 + num_forks, max_num_seqs) > max_num_seqs:
             message = f"{num_batch_seqs} of {max_num_seqs} places are taken"
             self._refuse(seq, "no_room", message)
             return
-        placement = self._place(seq)
-        if not manager.can_take(placement, scheduler.num_reserved_blocks):
-            num_blocks = placement.num_free_needed + scheduler.num_awaited_blocks
+        match = self._match_prefix(seq)
+        if not manager.can_allocate(match, scheduler.num_reserved_blocks):
+            num_blocks = match.num_free_needed + scheduler.num_awaited_blocks
             state.events.num_preemptions += scheduler.displace_parked(num_blocks)
-            placement = self._place(seq)
-        if not manager.can_promise(seq, placement, scheduler.num_reserved_blocks):
-            self._refuse(seq, "no_room", f"{placement.num_free_needed} blocks cannot be promised")
+            match = self._match_prefix(seq)
+        if not manager.can_promise(seq, match, scheduler.num_reserved_blocks):
+            self._refuse(seq, "no_room", f"{match.num_free_needed} blocks cannot be promised")
             return
-        manager.promise(seq, placement)
+        manager.promise(seq, match)
         seq.state = SequenceState.PROMISED
         self._register(seq)
-        admitted = Admitted(seq.request.seq_id, len(placement.cached_ids))
+        admitted = Admitted(seq.request.seq_id, len(match.cached_ids))
         state.events.admitted.append(admitted)
 
-    def _place(self, seq: Sequence) -> Placement:
+    def _match_prefix(self, seq: Sequence) -> PrefixMatch:
         num_tokens = max_total_tokens(seq, self._state.info)
-        return self._state.manager.place_remote(seq, num_tokens, len(seq.request.forks))
+        return self._state.manager.match_remote_prefix(seq, num_tokens, len(seq.request.forks))
 
-    def _refuse(self, seq: Sequence, reason: str, message: str) -> None:
+    def _refuse(self, seq: Sequence, reason: RefusalReason, message: str) -> None:
         refused = SequenceRefused(seq.request.seq_id, reason, message)
         self._state.events.refused.append(refused)
 
@@ -145,6 +144,6 @@ class CommandHandler:
             self._state.manager.note_filled(seq)
         self._state.manager.register_full_blocks(seq)
         if seq.group is not None:
-            self._choices.start(seq, seq.group, command)
+            self._parallel.start(seq, seq.group, command)
         else:
             self._state.go_on(seq, command.first_token)

@@ -1,38 +1,32 @@
-"""The step of a worker's core: apply commands, schedule, run, commit, tell what happened.
+"""The step of a worker's core: apply commands, schedule, run, commit, report.
 
-One step is two calls, `begin_step` and `finish_step`, with the runner in between, so that whoever
-drives it can publish what is about to run, or let virtual time pass. Knows no processes, sockets
-or event loops. The three kinds of sequences are described in `messages.py`.
+A step is also two calls, `begin_step` and `finish_step`, with the runner in between: so a driver
+can publish what is about to run, or let virtual time pass. Knows no processes, sockets or event
+loops. The three kinds of sequences are described in `protocol/messages.py`.
 """
 
-from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from baton.engine.kv.block_audit import BlockAudit
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.protocol.batch import StepBatch, StepResult
 from baton.engine.protocol.device_handoff import DeviceHandoff
-from baton.engine.protocol.messages import Command, EngineInfo, EngineLoad, Started, StepEvents
+from baton.engine.protocol.messages import Command, EngineInfo, EngineLoad, StepEvents
 from baton.engine.protocol.runner import Runner
-from baton.engine.sequence.sequence import Sequence, SequenceState
-from baton.engine.step.batch_builder import BatchBuilder, probe_batch
 from baton.engine.step.chunk_policy import ChunkPolicy
 from baton.engine.step.command_handler import CommandHandler
 from baton.engine.step.engine_state import EngineState
-from baton.engine.step.grammars import POLL_S, Grammars
-from baton.engine.step.load_report import LoadMeter
-from baton.engine.step.parallel_sampling import Choices
-from baton.engine.step.parked_sequences import ParkedWatch
-from baton.engine.step.report_queue import Outbox
+from baton.engine.step.grammars import Grammars
+from baton.engine.step.parallel_sampling import ParallelSampling
 from baton.engine.step.scheduler import Scheduler
-from baton.engine.step.speculation import Drafter
+from baton.engine.step.speculation import DraftProposer
+from baton.engine.step.step_batches import StepBatches
 from baton.engine.step.step_commit import StepCommit
 from baton.engine.step.step_plan import StepPlan
+from baton.engine.step.step_planner import StepPlanner
+from baton.engine.step.step_reporter import StepReporter
+from baton.engine.step.step_timer import StepTimer
 from baton.system.clock import Clock
-
-# Differs from every measured one, so that the first step reports.
-_NO_LOAD = EngineLoad(0, 0, -1, 0, 0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,34 +59,37 @@ class Engine:
     ) -> None:
         """Without `grammars`, sequences that have one are refused."""
         self.runner = runner
-        self.info = _describe(config, runner, grammars)
         self.step_index = 0
-        # Whether another step could bring something without a new command.
-        self.has_work = False
-        spec, max_seqs, max_tokens = runner.kv_spec, config.max_num_seqs, config.max_step_tokens
-        max_blocks = spec.num_blocks_for(self.info.max_model_len)
-        self._clock = clock
-        self._grammars = grammars
-        self._manager = BlockManager(config.num_blocks, spec.block_size, config.model_fp)
-        self._chunks = ChunkPolicy(max_tokens, config.max_step_s)
-        self._scheduler = Scheduler(self._manager, max_seqs, max_tokens, self._chunks)
-        self._parked = ParkedWatch(self._scheduler, clock)
-        self._builder = BatchBuilder(max_seqs, max_tokens, max_blocks)
-        self._meter = LoadMeter()
-        self._state = EngineState(
-            self.info, self._manager, self._scheduler, StepEvents(0, _NO_LOAD), grammars, device
-        )
-        self._drafter = Drafter(config.num_draft_tokens, max_tokens, self.info, self._manager)
-        self._choices = Choices(self._state)
-        self._commands = CommandHandler(self._state, self._choices, config.max_waiting)
-        self._commit = StepCommit(self._state, self._choices)
-        self._audit = BlockAudit(self._manager, self._holders)
-        self._outbox = Outbox(runner)
-        # Of the step between begin_step and finish_step.
+        max_tokens = config.max_step_tokens
+        chunks = ChunkPolicy(max_tokens, config.max_step_s)
+        info = _describe(config, runner, grammars)
+        manager = BlockManager(config.num_blocks, runner.kv_spec.block_size, config.model_fp)
+        scheduler = Scheduler(manager, config.max_num_seqs, max_tokens, chunks)
+        state = EngineState(info, manager, scheduler, grammars, device)
+        parallel = ParallelSampling(state)
+        proposer = DraftProposer(config.num_draft_tokens, max_tokens, info, manager)
+        self._state = state
+        self._commands = CommandHandler(state, parallel, config.max_waiting)
+        self._planner = StepPlanner(state, parallel, proposer, clock)
         self._plan = StepPlan(0, 0)
-        self._began_at = 0.0
-        self._last_load = _NO_LOAD
-        self._probe_s: float | None = None
+        self._batches = StepBatches(state, max_tokens)
+        self._timer = StepTimer(clock, chunks)
+        self._commit = StepCommit(state, parallel, self._timer)
+        self._reporter = StepReporter(state, self._timer, runner)
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._state.info
+
+    @property
+    def num_pool_blocks(self) -> int:
+        """Blocks to be mapped: those of sequences, and one for probes (`batch_builder.py`)."""
+        return self.info.num_blocks + 1
+
+    @property
+    def has_work(self) -> bool:
+        """Another step could bring something without a new command."""
+        return self._plan.has_work
 
     def bind_pool(self, pool: memoryview) -> None:
         """Give the runner the shared pool; `info` says then how peers reach the device's own."""
@@ -101,199 +98,74 @@ class Engine:
             self.info.device_pool = self._state.device.open()
 
     def warm_up(self) -> None:
-        """Begin what a first request would have to wait for, once the front knows the engine."""
-        if self._grammars is not None:
-            self._grammars.warm_up()
-
-    @property
-    def num_pool_blocks(self) -> int:
-        """Blocks to be mapped: those of sequences, and one for probes (`probe.py`)."""
-        return self.info.num_blocks + 1
+        """Begin, once the front knows the engine, what a first request would have to wait for."""
+        if self._state.grammars is not None:
+            self._state.grammars.warm_up()
 
     def step(self, commands: SequenceOf[Command]) -> StepEvents | None:
-        """One whole step; None when nothing happened."""
+        """One whole step: schedule, run, commit. None when nothing happened."""
         batch = self.begin_step(commands)
-        return self.finish_step(None if batch is None else self.runner.run(batch))
+        result = None if batch is None else self.runner.run(batch)
+        return self.finish_step(result)
 
     def begin_step(self, commands: SequenceOf[Command]) -> StepBatch | None:
-        """Apply the commands and choose what to run; None when there is nothing to run."""
+        """Apply the commands and schedule; None when there is nothing to run."""
         for command in commands:
             self._commands.apply(command)
-        self._expire()
-        self._settle_grammars()
-        num_given_up = self._parked.look()
-        self._plan = plan = self._scheduler.schedule()
-        self._drafter.draft(plan)
-        self._state.events.num_preemptions += plan.num_preemptions + num_given_up
-        self.has_work = bool(plan.works or plan.num_preemptions)
-        for seq in plan.started:
-            self._report_started(seq)
-        self._began_at = self._clock.now()
-        is_probe = self._commands.wants_probe and not plan.works
-        self._commands.wants_probe = False
-        if not plan.works and not is_probe:
+        self._plan = self._planner.plan()
+        if self._plan.is_empty:
             return None
         self.step_index += 1
-        if is_probe:
-            return probe_batch(self.step_index, self.info.num_blocks)
-        batch = self._builder.build(self.step_index, plan)
-        batch.block_copies = self._manager.take_block_copies()
-        batch.imported_blocks = self._manager.take_imported_blocks()
-        batch.exported_blocks = self._exported_blocks(plan)
-        if self._grammars is not None:
-            batch.masks = self._grammars.masks(plan.works)
-        return batch
+        self._timer.begin()
+        return self._batches.build(self.step_index, self._plan)
 
     def take_answers(self) -> StepEvents | None:
         """Between begin_step and running its batch: what the front need not wait for that long.
 
-        Admissions, refusals, bindings, starts, ends, what was freed, and results that got credit;
-        None when there were none.
+        These are admissions, refusals, bindings, starts, ends, freed sequences, and results that
+        got credit; None when there were none.
         """
-        events = self._state.events
-        answers = (events.admitted, events.refused, events.bound, events.started, events.finished)
-        news = any(answers) or events.freed or events.token_ids
-        return self.finish_step(None) if news else None
+        return self._reporter.report(self.step_index) if self._reporter.has_answers else None
 
     def finish_step(self, result: StepResult | None) -> StepEvents | None:
-        """Commit what the runner returned (None without a batch).
+        """Commit the runner's result (None without a batch), and report.
 
-        Returns what happened since the last finish_step, None when nothing did; or, while blocks
-        are on their way to where the front reads them, what happened before (`outbox.py`).
+        Returns what happened since the last report, None when nothing did; or, while blocks are on
+        their way to where the front reads them, what happened before (`report_queue.py`).
         """
-        if result is not None and self._plan.works:
-            self._finish_batch(result)
-        elif result is not None:
-            self._probe_s = self._clock.now() - self._began_at
-            self._meter.observe_short(self._probe_s)
-        events = self._state.events
         if result is not None:
-            events.violations = self._audit.after_step(self.step_index)
-        if self._state.device is not None:
-            events.pages_read = self._state.device.poll()
-        events.step = self.step_index
-        events.removed_hashes, events.stored = self._manager.take_kv_events()
-        if self._commands.wants_snapshot:
-            events.snapshot = self._manager.snapshot()
-            self._commands.wants_snapshot = False
-        nothing = StepEvents(self.step_index, self._last_load)
-        events.load = self._last_load = self.measure_load()
-        self._state.events = StepEvents(self.step_index, self._last_load)
-        if events != nothing:
-            self._outbox.put(events)
-        return self._outbox.take()
+            self._commit.commit(self.step_index, self._plan, result)
+        return self._reporter.report(self.step_index)
 
     def next_events(self) -> StepEvents | None:
-        """After finish_step has returned some: what else there is to tell."""
-        return self._outbox.take()
+        """After finish_step has returned a report: the next one that may leave."""
+        return self._reporter.queue.take()
 
     def batch_request_ids(self) -> tuple[str, ...]:
         """Requests in the step that has begun, each once."""
-        return tuple(dict.fromkeys(work.seq.request.request_id for work in self._plan.works))
+        requests = [scheduled.seq.request for scheduled in self._plan.sequences]
+        return tuple(dict.fromkeys([request.request_id for request in requests]))
 
     def expected_step_s(self) -> float | None:
-        """How long the step that has begun should take; None when nothing like it ran before."""
-        works = self._plan.works
-        if not works:
-            return self._probe_s
-        num_decodes = sum(work.seq.num_uncomputed_tokens == 1 for work in works)
-        num_tokens = sum(work.num_new_tokens for work in works)
-        return self._chunks.expected_s(num_tokens - num_decodes, num_decodes)
+        """The time that the step which has begun should take; None when none like it ran before."""
+        return self._timer.expected_s(self._plan)
 
     def next_deadline(self) -> float | None:
-        """When to take a step although no command has come."""
-        times = [self._state.sequences.next_deadline, self._parked.next_look]
-        device = self._state.device
-        if device is not None and (poll_s := device.next_poll_s) is not None:
-            times.append(self._clock.now() + poll_s)
-        if (poll_s := self._outbox.next_poll_s) is not None:
-            times.append(self._clock.now() + poll_s)
-        if self._grammars is not None and self._grammars.is_awaited:
-            times.append(self._clock.now() + POLL_S)
-        return min((time for time in times if time is not None), default=None)
+        """The time to take a step although no command has come."""
+        return self._planner.next_deadline(self._reporter.next_poll_s)
 
     def measure_load(self) -> EngineLoad:
-        """Where the engine stands between two steps."""
-        return EngineLoad(
-            num_running=len(self._scheduler.running),
-            num_waiting=self._scheduler.num_waiting_choices,
-            num_blocks_free=self._manager.num_free_blocks,
-            num_blocks_promised=self._manager.num_promised_blocks,
-            num_queued_prefill_tokens=self._scheduler.num_queued_prefill_tokens(),
-            prefill_tokens_per_s=self._meter.prefill_tokens_per_s,
-            decode_step_s=self._meter.decode_step_s,
-            num_not_started=self._state.sequences.num_not_started,
-            num_parked=self._scheduler.num_parked,
-            chunk_tokens=self._chunks.allowed_tokens(max(1, len(self._scheduler.running))),
-        )
+        """The engine's load between two steps."""
+        return self._reporter.measure_load()
 
     def check_integrity(self) -> None:
         """Assert that no block is lost, doubled or held by nobody. Only between steps."""
-        self._manager.check_integrity(self._holders())
-        assert not list(self._audit.look())
-
-    def _holders(self) -> Iterator[Sequence]:
-        """Every sequence that may have blocks."""
-        for seq in self._state.sequences.all():
-            yield seq
-            if seq.group is not None and seq.group.leader is seq:
-                yield from seq.group.beams
-
-    def _exported_blocks(self, plan: StepPlan) -> list[int]:
-        """What this step makes final of prompts whose blocks the front reads in the shared pool."""
-        exported: list[int] = []
-        for seq in plan.started if self._state.device is not None else ():
-            if _is_staged(seq):  # an earlier prompt's blocks may never have been there
-                exported += self._manager.computed_blocks(seq)
-        for work in plan.works:
-            if _is_staged(work.seq):
-                exported += self._manager.written_blocks(work.seq, work.num_new_tokens)
-        return exported
-
-    def _expire(self) -> None:
-        """End sequences whose deadline has come, and what waits for them."""
-        for seq in self._state.sequences.expired(self._clock.now()):
-            self._finish(seq, "deadline_exceeded")
-
-    def _settle_grammars(self) -> None:
-        """Let go on whose grammar is ready, and end those whose grammar failed."""
-        for seq, fault in self._grammars.settle() if self._grammars is not None else ():
-            self._finish(seq, "invalid_grammar", fault)
-
-    def _finish(self, seq: Sequence, reason: str, message: str = "") -> None:
-        """End a sequence, unless another one's end has done that already."""
-        if seq.state is SequenceState.ENDED:
-            return
-        if seq.group is not None:
-            self._choices.finish(seq, seq.group, reason, message)
-        else:
-            self._state.finish(seq, reason, message)
-
-    def _report_started(self, seq: Sequence) -> None:
-        seq.was_started = True
-        block_ids: list[int] = seq.table.ids.tolist()
-        started = Started(seq.request.seq_id, block_ids, seq.num_computed_tokens)
-        self._state.events.started.append(started)
-
-    def _finish_batch(self, result: StepResult) -> None:
-        """Commit the step that has run, and measure it."""
-        works, events = self._plan.works, self._state.events
-        num_decodes = sum(work.seq.num_uncomputed_tokens == 1 for work in works)
-        self._commit.commit(works, result)
-        events.num_step_seqs = len(works)
-        events.num_step_tokens = sum(work.num_query_tokens for work in works)
-        duration_s = self._clock.now() - self._began_at
-        num_prefill_tokens = sum(work.num_new_tokens for work in works) - num_decodes
-        self._meter.observe(duration_s, num_prefill_tokens, num_decodes)
-        self._chunks.observe(duration_s, num_prefill_tokens, num_decodes)
-
-
-def _is_staged(seq: Sequence) -> bool:
-    return seq.request.kind == "prefill" and not seq.request.checksum_every
+        self._state.manager.check_integrity(self._state.sequences.block_holders())
+        assert not list(self._commit.audit.look())
 
 
 def _describe(config: EngineConfig, runner: Runner, grammars: Grammars | None) -> EngineInfo:
-    """What the front needs to know; a sequence of `max_model_len` tokens fits into the pool."""
+    """Describe the engine; a sequence of `max_model_len` tokens fits into the pool."""
     spec = runner.kv_spec
     return EngineInfo(
         model_fp=config.model_fp,
@@ -305,5 +177,5 @@ def _describe(config: EngineConfig, runner: Runner, grammars: Grammars | None) -
         max_num_seqs=config.max_num_seqs,
         vocab_size=runner.vocab_size,
         eos_token_ids=list(runner.eos_token_ids),
-        tokenizer_file="" if grammars is None else str(grammars.tokenizer_file),
+        tokenizer_file=None if grammars is None else str(grammars.tokenizer_file),
     )

@@ -1,29 +1,41 @@
-"""What commands and steps change together: the sequences, their blocks, the news for the front.
+"""The state that commands and steps change: the sequences, their blocks, the news for the front.
 
-Ends and tokens of sequences go through here, so that table, queue, blocks and news always agree.
-Decides nothing about when.
+Tokens and ends of sequences go through here, so that table, queues, blocks and news always agree.
+Does not decide when.
 """
 
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.protocol.batch import RowLogprobs
 from baton.engine.protocol.device_handoff import DeviceHandoff
-from baton.engine.protocol.messages import EngineInfo, Finished, StepEvents, TokenLogprobs
+from baton.engine.protocol.messages import (
+    EngineInfo,
+    EngineLoad,
+    Finished,
+    FinishReason,
+    StepEvents,
+    TokenLogprobs,
+)
 from baton.engine.sequence.sequence import Sequence, SequenceState
 from baton.engine.sequence.sequence_table import SequenceTable
 from baton.engine.step.admission import finish_reason
 from baton.engine.step.grammars import Grammars
 from baton.engine.step.scheduler import Scheduler
 
+# Differs from every measured one, so that the first step reports.
+_NO_LOAD = EngineLoad(0, 0, -1, 0, 0, 0.0, 0.0)
+
 
 class EngineState:
-    """Owned by one Engine. `events` collects the news since the last report."""
+    """Owned by one Engine. `events` collects the news since the last report.
+
+    `wants_snapshot` and `wants_probe` are the front's: a report and a plan fulfil and clear them.
+    """
 
     def __init__(
         self,
         info: EngineInfo,
         manager: BlockManager,
         scheduler: Scheduler,
-        events: StepEvents,
         grammars: Grammars | None,
         device: DeviceHandoff | None,
     ) -> None:
@@ -31,9 +43,11 @@ class EngineState:
         self.manager = manager
         self.scheduler = scheduler
         self.sequences = SequenceTable()
-        self.events = events
+        self.events = StepEvents(0, _NO_LOAD)
         self.grammars = grammars
         self.device = device
+        self.wants_snapshot = False
+        self.wants_probe = False
 
     def add(self, seq: Sequence) -> None:
         """A new sequence, in whatever state."""
@@ -45,7 +59,7 @@ class EngineState:
     def go_on(self, seq: Sequence, token: int) -> None:
         """Decode after `token`, an output token that the front knows already."""
         seq.append(token)
-        reason = finish_reason(seq, self.info)
+        reason = finish_reason(seq, token, self.info)
         if reason is not None:
             self.finish(seq, reason)
             return
@@ -61,16 +75,16 @@ class EngineState:
         events.token_ids.append(token)
         events.token_indexes.append(seq.num_output_tokens)
         if logprobs is not None:
-            told = TokenLogprobs(seq_id, seq.num_output_tokens, token, *logprobs)
-            events.logprobs.append(told)
+            report = TokenLogprobs(seq_id, seq.num_output_tokens, token, *logprobs)
+            events.logprobs.append(report)
         seq.append(token)
-        reason = finish_reason(seq, self.info)
+        reason = finish_reason(seq, token, self.info)
         if reason is not None:
             self.finish(seq, reason)
         elif seq.request.kind == "prefill":
             self._hold(seq)
 
-    def finish(self, seq: Sequence, reason: str, message: str = "") -> None:
+    def finish(self, seq: Sequence, reason: FinishReason, message: str = "") -> None:
         """The sequence ends by itself."""
         finished = Finished(seq.request.seq_id, reason, seq.num_output_tokens, message)
         self.events.finished.append(finished)

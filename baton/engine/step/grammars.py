@@ -1,8 +1,8 @@
 """The grammars of an engine's sequences: compile, hand out, follow, and the masks of each step.
 
-A step begins with `settle`, which lets the sequences go on whose grammar has become ready and tells
-which ones failed. `masks` makes the batch's TokenMasks; `follow` comes after each new token. All of
-it runs in the engine's thread and waits for nothing.
+A step begins with `settle`: sequences with a grammar that has become ready go on, and those with
+one that failed are returned. `masks` makes the batch's TokenMasks; `follow` comes after each new
+token. All of it runs in the engine's thread and waits for nothing.
 """
 
 import time
@@ -19,7 +19,7 @@ from baton.engine.grammar.state import GrammarState
 from baton.engine.protocol.messages import Grammar
 from baton.engine.sequence.sequence import Sequence, SequenceState
 from baton.engine.step.step_masks import Limited, StepMasks
-from baton.engine.step.step_plan import Work
+from baton.engine.step.step_plan import ScheduledSequence
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -32,7 +32,7 @@ _GOING_ON = (SequenceState.RUNNING, SequenceState.WAITING)
 
 
 class Grammars:
-    """One engine's. `compiling` runs one job at a time, `worker` works for the states."""
+    """The grammars of one engine. `compiling` runs one job at a time, `worker` those of states."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Grammars:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a sequence may become able to go on without a command."""
+        """A sequence may become able to go on without a command."""
         return bool(self._awaiting)
 
     def warm_up(self) -> None:
@@ -71,7 +71,7 @@ class Grammars:
         self._await(seq)
 
     def settle(self) -> list[tuple[Sequence, str]]:
-        """Unpark the sequences whose grammar is ready. Returns those that failed, and why."""
+        """Unpark sequences with a grammar that is ready. Returns those with one that failed."""
         awaiting, self._awaiting = self._awaiting, []
         failed = []
         for seq in awaiting:
@@ -81,11 +81,11 @@ class Grammars:
             if seq.state is SequenceState.ENDED:
                 continue
             # Until Start the front may be writing into a bound sequence's blocks.
-            if not state.is_ready or (state.fault and seq.state is SequenceState.BOUND):
+            if not state.is_ready or (state.fault is not None and seq.state is SequenceState.BOUND):
                 self._await(seq)
                 continue
             state.work.result()
-            if state.fault:
+            if state.fault is not None:
                 # It may be the automaton that all states of one grammar share.
                 self._compiled.pop(_grammar_of(seq), None)
                 failed.append((seq, state.fault))
@@ -96,46 +96,48 @@ class Grammars:
     def follow(self, seq: Sequence) -> None:
         """Let the grammar take the output tokens that it has not seen; later, when it is busy."""
         state = seq.grammar
-        if state is None or not state.is_ready or state.fault or seq.state not in _GOING_ON:
+        if state is None or not state.is_ready or state.fault is not None:
+            return
+        if seq.state not in _GOING_ON:
             return
         tokens = self._new_tokens(seq, state)
         if tokens:
             state.work = Future()
             self._worker.submit(state, lambda: state.advance(tokens))
 
-    def masks(self, works: Iterable[Work]) -> StepMasks | None:
+    def masks(self, sequences: Iterable[ScheduledSequence]) -> StepMasks | None:
         """The masks of a step's sampled rows; sets `mask_row` of those that a grammar limits."""
         limited: list[Limited] = []
         num_rows = 0
-        for work in works:
-            rows = [row for row in work.rows if row.forced_token < 0]
-            if work.seq.grammar is None or not rows:
+        for scheduled in sequences:
+            rows = [row for row in scheduled.rows if row.forced_token is None]
+            if scheduled.seq.grammar is None or not rows:
                 continue
+            limited.append(Limited(scheduled.seq.grammar, num_rows, scheduled.draft))
+            num_own = len(scheduled.draft) + 1
+            for index, fork in enumerate(scheduled.forks, num_rows + num_own):
+                assert fork.grammar is not None, fork
+                limited.append(Limited(fork.grammar, index, ()))
             for row in rows:
                 row.mask_row = num_rows
                 num_rows += 1
-            first_row, num_own = rows[0].mask_row, len(work.draft) + 1
-            limited.append(Limited(work.seq.grammar, first_row, work.draft))
-            for index, fork in enumerate(work.forks, first_row + num_own):
-                assert fork.grammar is not None, fork
-                limited.append(Limited(fork.grammar, index, ()))
         if not limited:
             return None
         if num_rows > len(self._rows):
             self._rows = np.empty((2 * num_rows, self._compiler.num_words), np.int32)
         return StepMasks(limited, self._rows[:num_rows], self._worker)
 
-    def holds_back(self, work: Work) -> bool:
-        """After a step: whether what `work` sampled must not be used, for lack of a mask.
+    def holds_back(self, scheduled: ScheduledSequence) -> bool:
+        """After a step: the tokens that it sampled must not be used, for lack of a mask.
 
-        Those who lacked one are parked until it is there, or until `settle` says why it cannot be.
+        A sequence that lacked one is parked until it is there, or until `settle` returns its fault.
         """
-        if work.seq.grammar is None or all(row.mask_row < 0 for row in work.rows):
+        if scheduled.seq.grammar is None or all(row.mask_row is None for row in scheduled.rows):
             return False
         lacking = [
             seq
-            for seq in (work.seq, *work.forks)
-            if seq.grammar is not None and (seq.grammar.is_late or seq.grammar.fault)
+            for seq in (scheduled.seq, *scheduled.forks)
+            if seq.grammar is not None and (seq.grammar.is_late or seq.grammar.fault is not None)
         ]
         for seq in lacking:
             self._await(seq)

@@ -12,29 +12,29 @@ from baton.system.rate_meter import RateMeter
 _WEIGHT_OF_NEWEST = 0.1
 # After so many prefilled tokens, earlier ones count half.
 _HALF_LIFE_TOKENS = 2048
-# Of a step's time, how much is its prefill's at least: rows share the reading of the weights.
+# The least share of a step's time that is its prefill's: rows share the reading of the weights.
 _LEAST_SHARE = 0.1
-# By so much the shortest step grows with each one, to follow a machine that became slower.
+# The shortest step grows by this with each one, to follow a machine that became slower.
 _DRIFT = 1.001
 
 
 class LoadMeter:
-    """0 means not measured yet."""
+    """The rates of one engine; 0 means not measured yet."""
 
     def __init__(self) -> None:
         self.decode_step_s = 0.0
         self._prefill = RateMeter(_HALF_LIFE_TOKENS)
         self._has_decoded_alone = False
-        # The shortest lately, of steps without prefill.
+        # The shortest step without prefill lately.
         self._least_step_s = 0.0
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Without what a step costs that prefills nothing."""
+        """The rate, without the time that a step takes to prefill nothing."""
         return self._prefill.per_s
 
     def observe_short(self, duration_s: float) -> None:
-        """A step without prefill has run; a probe is one, of one token that belongs to nobody."""
+        """A step without prefill has run; a probe is one, of a token of no sequence."""
         least_s = self._least_step_s * _DRIFT
         self._least_step_s = min(duration_s, least_s) if least_s else duration_s
 

@@ -1,4 +1,4 @@
-"""Choices of one request inside the engine: forks of a prompt, beams of a search.
+"""The choices of one request inside the engine: forks of a prompt, beams of a search.
 
 The leader's prompt gets done in one of two ways: a step computed it here (`take_sampled`), or a
 prefill worker sent it (`start`). Then the forks share its blocks and go on with tokens of their own
@@ -9,19 +9,19 @@ credit. An aborted leader still computes the prompt while a fork waits for it.
 import msgspec
 
 from baton.engine.protocol.batch import RowLogprobs
-from baton.engine.protocol.messages import Progress, Start
+from baton.engine.protocol.messages import FinishReason, Progress, Start
 from baton.engine.sequence.beam_search import BeamSearch, Survivor
-from baton.engine.sequence.sequence import ChoiceGroup, Sequence, SequenceState
+from baton.engine.sequence.sequence import Sequence, SequenceGroup, SequenceState
 from baton.engine.step.admission import end_ids, max_total_tokens
 from baton.engine.step.engine_state import EngineState
-from baton.engine.step.step_plan import Work
+from baton.engine.step.step_plan import ScheduledSequence
 
-# What one sampled row brought.
+# The token of one sampled row, with its logprobs where they are wanted.
 Sampled = tuple[int, RowLogprobs | None]
 
 
-class Choices:
-    """Of one engine; what it knows of a request is in the `group` of its sequences."""
+class ParallelSampling:
+    """Runs the groups of one engine; the state of each is the `group` of its sequences."""
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
@@ -29,22 +29,22 @@ class Choices:
     def form_group(self, leader: Sequence) -> None:
         """Make the leader's forks, which wait for its prompt."""
         state, request = self._state, leader.request
-        group = leader.group = ChoiceGroup(leader, [])
+        group = leader.group = SequenceGroup(leader, [])
         if request.sampling.beam_width:
             max_tokens = max_total_tokens(leader, state.info) - leader.num_prompt_tokens
             ends = end_ids(request.sampling, state.info)
             group.search = BeamSearch(request.sampling, ends, max_tokens)
         for fork in request.forks:
             own = msgspec.structs.replace(request, seq_id=fork.seq_id, choice=fork.choice, forks=())
-            seq = Sequence(own, state.sequences.next_arrival(), leader.hash_chain[0])
+            seq = Sequence(own, state.sequences.next_arrival(), leader.table.hash_chain[0])
             seq.state = SequenceState.FORKING
-            # The logprobs of the prompt are the leader's to tell.
-            seq.num_judged_tokens = seq.num_prompt_tokens
+            # The leader reports the logprobs of the prompt.
+            seq.next_prompt_logprob = seq.num_prompt_tokens
             seq.group = group
             group.forks.append(seq)
             state.add(seq)
 
-    def abort(self, seq: Sequence, group: ChoiceGroup) -> None:
+    def abort(self, seq: Sequence, group: SequenceGroup) -> None:
         """End one sequence of a group, in any state."""
         if seq is group.leader:
             group.is_leader_aborted = True
@@ -54,8 +54,10 @@ class Choices:
         if group.is_leader_aborted and not group.forks:
             self._drop_leader(group)
 
-    def finish(self, seq: Sequence, group: ChoiceGroup, reason: str, message: str = "") -> None:
-        """A sequence of a group ends by itself; with the leader, all that wait for it do."""
+    def finish(
+        self, seq: Sequence, group: SequenceGroup, reason: FinishReason, message: str = ""
+    ) -> None:
+        """End a sequence of a group by itself; with the leader, all forks that wait for it."""
         if seq is not group.leader:
             group.leave(seq)
             self._state.finish(seq, reason, message)
@@ -69,8 +71,8 @@ class Choices:
             group.leave(seq)
             self._state.finish(seq, reason, message)
 
-    def start(self, leader: Sequence, group: ChoiceGroup, command: Start) -> None:
-        """The leader's prompt and the first tokens came from a prefill worker."""
+    def start(self, leader: Sequence, group: SequenceGroup, command: Start) -> None:
+        """Go on from a prompt and first tokens that came from a prefill worker."""
         state = self._state
         state.manager.end_promise(leader)
         if group.search is not None:
@@ -91,13 +93,15 @@ class Choices:
         else:
             state.go_on(leader, command.first_token)
 
-    def take_sampled(self, work: Work, group: ChoiceGroup, sampled: list[Sampled]) -> None:
-        """What the rows of a group's sequence brought: its prompt is done, or it is a beam."""
+    def take_sampled(
+        self, scheduled: ScheduledSequence, group: SequenceGroup, sampled: list[Sampled]
+    ) -> None:
+        """Take a group's next tokens: its prompt is done, or the sequence is a beam."""
         if group.search is None:
-            self._share_prompt(work, group, sampled)
-        elif work.seq.is_beam or not group.beams:
+            self._share_prompt(scheduled, group, sampled)
+        elif scheduled.seq.is_beam or not group.beams:
             if not group.beams:
-                self._tell_begin(group.leader)
+                self._report_prompt_done(group.leader)
             [(_, logprobs)] = sampled
             assert logprobs is not None
             group.tops.append(list(zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)))
@@ -107,7 +111,7 @@ class Choices:
         # Else the prompt was computed again, for beams that lost their blocks with it.
 
     def emit(self, seq: Sequence) -> None:
-        """Tell as much of a search's result as the sequence has credit for."""
+        """Report as much of a search's result as the sequence has credit for."""
         assert seq.result is not None
         tokens = seq.result.tokens
         for token in tokens[seq.num_output_tokens : seq.credit]:
@@ -115,11 +119,13 @@ class Choices:
         if seq.num_output_tokens == len(tokens):
             self._state.finish(seq, seq.result.reason)
 
-    def _share_prompt(self, work: Work, group: ChoiceGroup, sampled: list[Sampled]) -> None:
+    def _share_prompt(
+        self, scheduled: ScheduledSequence, group: SequenceGroup, sampled: list[Sampled]
+    ) -> None:
         """Admitted forks go on beside the leader; the others queue as sequences of their own."""
-        state, leader = self._state, work.seq
+        state, leader = self._state, scheduled.seq
         for fork in group.dissolve():
-            if fork not in work.forks:
+            if fork not in scheduled.forks:
                 state.scheduler.wait(fork)
             elif leader.request.kind != "prefill":
                 # Before the leader's token: it may be its last.
@@ -133,15 +139,15 @@ class Choices:
             state.scheduler.requeue(leader)
         else:
             state.take_token(leader, token, logprobs)
-        for fork, (token, logprobs) in zip(work.forks, others, strict=True):
+        for fork, (token, logprobs) in zip(scheduled.forks, others, strict=True):
             state.take_token(fork, token, logprobs)
 
-    def _tell_begin(self, leader: Sequence) -> None:
-        """The first token may be long in coming: tell that the prompt is done."""
+    def _report_prompt_done(self, leader: Sequence) -> None:
+        """Report that the prompt is done: the first token may be long in coming."""
         progress = Progress(leader.request.seq_id, leader.num_computed_tokens)
         self._state.events.progress.append(progress)
 
-    def _advance(self, group: ChoiceGroup, tops: list[list[tuple[int, float]]]) -> None:
+    def _advance(self, group: SequenceGroup, tops: list[list[tuple[int, float]]]) -> None:
         """One step of a search: `tops` are the likeliest next tokens of each live beam."""
         assert group.search is not None
         parents = group.live
@@ -157,8 +163,8 @@ class Choices:
         else:
             group.beams = self._branch(group, survivors)
 
-    def _branch(self, group: ChoiceGroup, survivors: list[Survivor]) -> list[Sequence]:
-        """The beams of the next step. A parent's last child takes its place, the others fork."""
+    def _branch(self, group: SequenceGroup, survivors: list[Survivor]) -> list[Sequence]:
+        """The beams of the next step. A parent becomes its last child, the others fork."""
         manager, parents = self._state.manager, group.live
         last_child = {survivor.parent: index for index, survivor in enumerate(survivors)}
         beams: list[Sequence] = []
@@ -175,7 +181,7 @@ class Choices:
             beam.append(survivor.token)
         return beams
 
-    def _finish_search(self, group: ChoiceGroup, search: BeamSearch) -> None:
+    def _finish_search(self, group: SequenceGroup, search: BeamSearch) -> None:
         """Free all blocks; the results are the choices, best first."""
         leader = group.leader
         choices = [leader.request.seq_id, *(fork.seq_id for fork in leader.request.forks)]
@@ -193,12 +199,12 @@ class Choices:
             seq.result = results[seq.request.seq_id]
             self.emit(seq)
 
-    def _drop_leader(self, group: ChoiceGroup) -> None:
+    def _drop_leader(self, group: SequenceGroup) -> None:
         self._free_beams(group)
         group.leave(group.leader)
         self._state.drop(group.leader)
 
-    def _free_beams(self, group: ChoiceGroup) -> None:
+    def _free_beams(self, group: SequenceGroup) -> None:
         for beam in group.beams:
             self._state.manager.free(beam)
         group.beams = []

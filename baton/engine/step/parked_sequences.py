@@ -1,9 +1,9 @@
-"""Takes the blocks of sequences that nobody reads: two looks in a row without credit or progress.
+"""Takes the blocks of sequences without a reader: two looks in a row without credit or progress.
 
-They go back to the queue, where they wait for credit alone. Their full blocks stay in the prefix
-cache until somebody needs them, so that a reader who comes back soon costs the compute of one block
-and one who never does costs nobody any room. Those that were parked a moment ago keep theirs: that
-is how every reader looks who is slower than the model.
+Such a sequence goes back to the queue, where it waits for credit alone. Its full blocks stay in the
+prefix cache until another sequence needs them: a reader that comes back soon costs the compute of
+one block, and one that never does costs no room. A sequence that was parked a moment ago keeps its
+blocks: every reader that is slower than the model looks like that.
 """
 
 from baton.engine.sequence.sequence import Sequence
@@ -14,23 +14,23 @@ LOOK_S = 1.0
 
 
 class ParkedWatch:
-    """Of one scheduler."""
+    """Watches the parked sequences of one scheduler."""
 
     def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
         self._scheduler = scheduler
         self._clock = clock
         self._due = 0.0
-        # Tokens of those that were parked at the last look.
+        # Tokens of the sequences that were parked at the last look.
         self._seen: dict[int, int] = {}
 
     @property
     def next_look(self) -> float | None:
-        """When to look although nothing else happens; None while nobody is parked with blocks."""
+        """The time of the next look; None while no sequence is parked with blocks."""
         running = self._scheduler.running.snapshot()
         return self._due if any(self._may_take(seq) for seq in running) else None
 
     def look(self) -> int:
-        """Take what is to be taken, if it is time; returns from how many sequences."""
+        """Take the blocks that are due, if it is time; returns from how many sequences."""
         now = self._clock.now()
         if now < self._due:
             return 0

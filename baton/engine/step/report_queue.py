@@ -1,8 +1,8 @@
-"""News for the front that waits until the blocks which it speaks of are where the front reads them.
+"""Reports to the front that wait until the blocks they name are where the front reads them.
 
 One rule: reports leave in order, and each only when every copy out of the device that was begun
-before it has ended. So progress is never told too early, and a block that is bound or free for the
-front is one that nothing is still being copied into. Without such copies nothing waits.
+before it has ended. So progress is never reported too early, and nothing is still being copied into
+a block that is bound or free for the front. Without such copies nothing waits.
 """
 
 from collections import deque
@@ -13,12 +13,12 @@ from baton.engine.protocol.runner import CopyingRunner, Runner
 POLL_INTERVAL_S = 0.0005
 
 
-class Outbox:
-    """Of one engine. A runner begins no more copies than its ring holds: that bounds the line."""
+class ReportQueue:
+    """The queue of one engine. A runner's ring bounds its copies, and so the queue."""
 
     def __init__(self, runner: Runner) -> None:
         self._copies = runner if isinstance(runner, CopyingRunner) else None
-        # With how many copies must have ended.
+        # Each with the number of copies that must have ended.
         self._waiting: deque[tuple[int, StepEvents]] = deque()
 
     def put(self, events: StepEvents) -> None:

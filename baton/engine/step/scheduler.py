@@ -4,16 +4,17 @@ One token budget per step; `chunk_policy.py` says how much of it prefill may use
 credit is parked: it keeps its blocks and stays out of the batch. When a decode needs a block and
 none is left, parked sequences lose theirs first, then the least important, newest one; it goes back
 to the queue and is computed again. Parked sequences also give way to a waiting one when nothing
-else could run, and give up their blocks when they are parked for long (`parked.py`). Knows no
-runner and no clock; arrivals, deadlines and ends are the engine's.
+else could run, and give up their blocks when they are parked for long (`parked_sequences.py`).
+Knows no runner and no clock; arrivals, deadlines and ends are the engine's.
 """
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass
 
 from baton.engine.kv.block_manager import BlockManager
-from baton.engine.sequence.sequence import ChoiceGroup, Sequence, SequenceState
+from baton.engine.sequence.sequence import Sequence, SequenceGroup, SequenceState
 from baton.engine.step.chunk_policy import ChunkPolicy
-from baton.engine.step.step_plan import StepPlan, Work
+from baton.engine.step.step_plan import ScheduledSequence, StepPlan
 
 
 class RankedList:
@@ -38,6 +39,21 @@ class RankedList:
         return len(self._items)
 
 
+@dataclass(slots=True)
+class QueueLoad:
+    """The sequences of a scheduler, counted.
+
+    `num_waiting` has the forks too that wait for their prompt; parked sequences wait for readers,
+    with blocks or without, and are not in it. Prefill tokens wait for, or are in, prefill or
+    recomputation.
+    """
+
+    num_running: int
+    num_waiting: int = 0
+    num_parked: int = 0
+    num_prefill_tokens: int = 0
+
+
 class Scheduler:
     """The queue of waiting sequences and the set of running ones."""
 
@@ -55,9 +71,9 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._max_step_tokens = max_step_tokens
         self._chunks = chunks or ChunkPolicy(max_step_tokens, max_step_s=None)
-        # What the first waiting sequence lacked at the last step: promises must leave it.
+        # Blocks that the first waiting sequence lacked at the last step: promises must leave them.
         self.num_awaited_blocks = 0
-        # Whether there may be suspects, and the one whose turn it is: see `_turns`.
+        # There may be suspects; and the one that has its turn (see `_turns`).
         self._has_suspects = False
         self._alone: str | None = None
 
@@ -69,22 +85,12 @@ class Scheduler:
     @property
     def num_batch_seqs(self) -> int:
         """Running sequences that are not parked."""
-        return sum(seq.num_places for seq in self.running.snapshot() if not seq.is_parked)
+        return sum(seq.num_batch_slots for seq in self.running.snapshot() if not seq.is_parked)
 
     @property
     def num_waiting(self) -> int:
         """Waiting sequences that have readers."""
         return sum(not seq.lacks_credit for seq in self.waiting.snapshot())
-
-    @property
-    def num_waiting_choices(self) -> int:
-        """The same, with those that wait for their prompts."""
-        return sum(seq.num_choices for seq in self.waiting.snapshot() if not seq.lacks_credit)
-
-    @property
-    def num_parked(self) -> int:
-        """Sequences that wait for their readers, with blocks or without."""
-        return sum(seq.lacks_credit for seq in (*self.running.snapshot(), *self.waiting.snapshot()))
 
     def wait(self, seq: Sequence) -> None:
         seq.state = SequenceState.WAITING
@@ -114,12 +120,12 @@ class Scheduler:
         self.wait(seq)
 
     def schedule(self) -> StepPlan:
-        """Choose the next step's work. Allocates blocks; starts and preempts sequences."""
+        """Choose what the next step computes. Allocates blocks; starts and preempts sequences."""
         self.num_awaited_blocks = 0
         for alone in self._turns() if self._has_suspects else (None,):
             self._alone = alone
             plan = self._plan_turn()
-            if plan.works or plan.num_preemptions:
+            if plan.has_work:
                 return plan
         if self.num_awaited_blocks:
             # Nothing can run; the next step starts the first one that waits.
@@ -127,8 +133,10 @@ class Scheduler:
         return plan
 
     def _turns(self) -> list[str | None]:
-        """Whose work to look for: a suspect request's, by itself, and everybody else's (None), in
-        turn. So whoever is named when a step kills the core is the one that did it."""
+        """The requests to plan for, in turn: a suspect one by itself, and all others (None).
+
+        So a step that kills the core names the one request that did it.
+        """
         seqs = (*self.running.snapshot(), *self.waiting.snapshot())
         suspects = [seq for seq in seqs if seq.runs_alone]
         self._has_suspects = bool(suspects)
@@ -144,62 +152,84 @@ class Scheduler:
         return seq.request.request_id == self._alone
 
     def _plan_turn(self) -> StepPlan:
-        """A step of those whose turn it is; empty when they have nothing to compute, or no room."""
+        """Plan the sequences that have their turn; empty without work or room for them."""
         plan = StepPlan(self._max_step_tokens, self._max_num_seqs)
-        running = [s for s in self.running.snapshot() if not s.is_parked and self._has_turn(s)]
-        for seq in running:
-            if plan.is_full:
-                break
-            if self._is_ready(seq, plan) and self._make_room(seq, plan):
-                for member in (seq,) if seq.group is None else seq.members:
-                    plan.add(member, 1)
-        plan.limit_prefill(self._chunks.max_prefill_tokens(num_decodes=len(plan.works)))
-        for seq in running:
+        prefilling = self._add_decodes(plan)
+        plan.limit_prefill(self._chunks.max_prefill_tokens(plan.num_decodes))
+        for seq in prefilling:
             if seq.state is SequenceState.RUNNING:
                 self._add_chunks(seq, plan)
         if plan.num_preemptions == 0:
             self._start_waiting(plan)
-        for work in plan.works:
-            if work.seq.group is not None and work.seq.group.search is None and work.completes:
-                self._admit_forks(work, work.seq.group)
+        for scheduled in plan.sequences:
+            group = scheduled.seq.group
+            if group is not None and group.search is None and scheduled.completes:
+                self._admit_forks(scheduled, group)
         return plan
 
-    def num_queued_prefill_tokens(self) -> int:
-        """Tokens that wait for, or are in, prefill or recomputation."""
-        waiting = sum(seq.num_tokens for seq in self.waiting.snapshot() if not seq.lacks_credit)
-        running = (seq.num_uncomputed_tokens for seq in self.running.snapshot())
-        return waiting + sum(count for count in running if count > 1)
+    def load(self) -> QueueLoad:
+        """Count the sequences that run and wait."""
+        load = QueueLoad(num_running=len(self.running))
+        for seq in self.running.snapshot():
+            if seq.lacks_credit:
+                load.num_parked += 1
+            num_tokens = seq.num_uncomputed_tokens
+            if num_tokens > 1:
+                load.num_prefill_tokens += num_tokens
+        for seq in self.waiting.snapshot():
+            if seq.lacks_credit:
+                load.num_parked += 1
+            else:
+                load.num_waiting += seq.num_choices
+                load.num_prefill_tokens += seq.num_tokens
+        return load
+
+    def _add_decodes(self, plan: StepPlan) -> list[Sequence]:
+        """Plan the sequences that lack only their last token; returns those that lack more."""
+        running = [seq for seq in self.running.snapshot() if not seq.is_parked]
+        if self._has_suspects:
+            running = [seq for seq in running if self._has_turn(seq)]
+        prefilling = []
+        for seq in running:
+            if plan.is_full:
+                break
+            if not self._is_ready(seq, plan):
+                prefilling.append(seq)
+            elif self._make_room(seq, plan):
+                for member in (seq,) if seq.group is None else seq.members:
+                    plan.add(member, 1)
+        return prefilling
 
     def _start_waiting(self, plan: StepPlan) -> None:
         num_active = self.num_batch_seqs if len(self.waiting) else 0
         for seq in self.waiting.snapshot():
-            if plan.is_full or num_active + seq.num_places > self._max_num_seqs:
+            if plan.is_full or num_active + seq.num_batch_slots > self._max_num_seqs:
                 break
             if seq.is_parked or not self._has_turn(seq):
                 continue
-            if seq.judges_prompt and plan.num_judged_tokens_left == 0:
+            if seq.wants_prompt_logprobs and plan.num_prompt_logprobs_left == 0:
                 continue
-            placement = self._manager.place(seq)
+            match = self._manager.match_prefix(seq)
             beams = seq.group.beams if seq.group is not None else ()
             num_beside = sum(self._manager.num_blocks_beside(seq, beam) for beam in beams)
-            if not self._manager.can_take(placement, self._watermark() + num_beside):
-                self.num_awaited_blocks = placement.num_free_needed + num_beside
+            if not self._manager.can_allocate(match, self._watermark() + num_beside):
+                self.num_awaited_blocks = match.num_free_needed + num_beside
                 break
             self.waiting.remove(seq)
-            self._manager.begin(seq, placement)
+            self._manager.allocate(seq, match)
             for beam in beams:
-                self._manager.begin_beside(seq, beam)
+                self._manager.allocate_beside(seq, beam)
             self.run(seq)
-            num_active += seq.num_places
+            num_active += seq.num_batch_slots
             if not seq.was_started:
                 plan.started.append(seq)
             self._add_chunk(seq, plan)
 
     def displace_parked(self, num_blocks: int) -> int:
-        """Parked sequences must not keep a newcomer from its blocks: take as many as it lacks.
+        """Take from parked sequences as many blocks as a newcomer lacks.
 
         Returns from how many sequences; from none when all of them would not be enough. They can
-        spare them: their readers have not taken yet what was computed last.
+        spare the blocks: their readers have not taken yet what was computed last.
         """
         parked = [seq for seq in self.running.snapshot() if seq.can_be_preempted and seq.is_parked]
         num_missing = num_blocks - self._manager.num_available_blocks
@@ -214,18 +244,18 @@ class Scheduler:
         return num_blocks + self._watermark() > self._manager.num_available_blocks
 
     def _add_chunks(self, seq: Sequence, plan: StepPlan) -> None:
-        """What its members lack besides their last tokens."""
+        """Plan what its members lack besides their last tokens."""
         for member in (seq,) if seq.group is None else seq.members:
             if member.num_uncomputed_tokens > 1 and not plan.is_full:
                 self._add_chunk(member, plan)
 
     def _add_chunk(self, seq: Sequence, plan: StepPlan) -> None:
-        """As much as the budget allows; a chunk that is not the last ends on a full block."""
+        """Plan as much as the budget allows; a chunk that is not the last ends on a full block."""
         # Beams take their last token's step together.
         num_tokens = min(seq.num_uncomputed_tokens - seq.is_beam, plan.num_tokens_left)
-        if seq.judges_prompt:
-            num_tokens = min(num_tokens, plan.num_judged_tokens_left)
-            plan.num_judged_tokens_left -= num_tokens
+        if seq.wants_prompt_logprobs:
+            num_tokens = min(num_tokens, plan.num_prompt_logprobs_left)
+            plan.num_prompt_logprobs_left -= num_tokens
             if num_tokens == 0:
                 return
         if num_tokens < seq.num_uncomputed_tokens:
@@ -234,27 +264,27 @@ class Scheduler:
         plan.add(seq, num_tokens)
 
     def _is_ready(self, seq: Sequence, plan: StepPlan) -> bool:
-        """Whether it only lacks its last token, and the step has places for all its members."""
+        """It only lacks its last token, and the step has slots for all its members."""
         if seq.group is None or seq.num_uncomputed_tokens > 0:
             return seq.num_uncomputed_tokens == 1
         members = seq.members
         is_ready = all(member.num_uncomputed_tokens == 1 for member in members)
         return is_ready and len(members) <= min(plan.num_seqs_left, plan.num_tokens_left)
 
-    def _admit_forks(self, work: Work, group: ChoiceGroup) -> None:
-        """Let forks go on from the prompt that `work` completes, as far as there is room for them.
+    def _admit_forks(self, scheduled: ScheduledSequence, group: SequenceGroup) -> None:
+        """Let forks go on from the prompt that this step completes, as far as there is room.
 
-        Each takes a place and a block. The others, and those without credit, queue.
+        Each takes a batch slot and a block. The others, and those without credit, queue.
         """
-        work.forks = [fork for fork in group.forks if fork.credit > 0]
-        if work.seq.request.kind == "prefill":
+        scheduled.forks = [fork for fork in group.forks if fork.credit > 0]
+        if scheduled.seq.request.kind == "prefill":
             return
-        num_places = self._max_num_seqs - self.num_batch_seqs
+        num_free_slots = self._max_num_seqs - self.num_batch_seqs
         num_blocks = self._manager.num_available_blocks - self._watermark()
-        del work.forks[max(0, min(num_places, num_blocks)) :]
+        del scheduled.forks[max(0, min(num_free_slots, num_blocks)) :]
 
     def _make_room(self, seq: Sequence, plan: StepPlan) -> bool:
-        """Blocks for its members' next tokens; False when it had to give way itself."""
+        """Get blocks for its members' next tokens; False when it had to give way itself."""
         if seq.state is not SequenceState.RUNNING:
             return False  # a more important one has just taken its blocks
         if seq.group is None and self._manager.has_grown(seq):
@@ -271,7 +301,7 @@ class Scheduler:
         return True
 
     def _choose_victim(self) -> Sequence:
-        """Never one that is in the plan already: those are more important and not parked."""
+        """Choose the sequence to preempt. Planned ones are more important and are never chosen."""
         candidates = [seq for seq in self.running.snapshot() if seq.can_be_preempted]
         parked = [seq for seq in candidates if seq.is_parked]
         return (parked or candidates)[-1]
@@ -279,7 +309,7 @@ class Scheduler:
     def _watermark(self) -> int:
         """One block for each sequence, or beam, that may grow."""
         running = self.running.snapshot()
-        return sum(seq.num_places for seq in running if seq.request.kind != "prefill")
+        return sum(seq.num_batch_slots for seq in running if seq.request.kind != "prefill")
 
 
 def _rank(seq: Sequence) -> tuple[int, int]:

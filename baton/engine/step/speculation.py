@@ -11,14 +11,14 @@ from baton.engine.kv.block_manager import BlockManager
 from baton.engine.protocol.messages import EngineInfo
 from baton.engine.sequence.prompt_lookup import PromptLookup
 from baton.engine.sequence.sequence import Sequence
-from baton.engine.step.step_plan import StepPlan, Work
+from baton.engine.step.step_plan import ScheduledSequence, StepPlan
 
 # Guessed tokens of one step, over all sequences.
 MAX_STEP_DRAFT_TOKENS = 64
 
 
-class Drafter:
-    """Of one engine. `num_tokens` is the most that one sequence gets in a step."""
+class DraftProposer:
+    """Guesses for one engine; a sequence gets at most `num_tokens` in a step."""
 
     def __init__(
         self, num_tokens: int, max_step_tokens: int, info: EngineInfo, manager: BlockManager
@@ -28,17 +28,17 @@ class Drafter:
         self._info = info
         self._manager = manager
 
-    def draft(self, plan: StepPlan) -> None:
+    def propose(self, plan: StepPlan) -> None:
         """Add drafts to the plan's decodes, as far as credit, step and free blocks go."""
         if self._num_tokens == 0:
             return
-        decodes = [work for work in plan.works if _can_draft(work)]
-        room = self._max_step_tokens - sum(work.num_query_tokens for work in plan.works)
-        room = min(room, MAX_STEP_DRAFT_TOKENS)
-        for num_done, work in enumerate(decodes):
-            share = room // (len(decodes) - num_done)
-            work.draft = self._draft_for(work.seq, min(share, self._num_tokens), len(plan.works))
-            room -= len(work.draft)
+        decodes = [scheduled for scheduled in plan.sequences if _can_draft(scheduled)]
+        room = min(self._max_step_tokens - plan.num_query_tokens, MAX_STEP_DRAFT_TOKENS)
+        for num_done, scheduled in enumerate(decodes):
+            limit = min(room // (len(decodes) - num_done), self._num_tokens)
+            draft = self._draft_for(scheduled.seq, limit, reserve=len(plan.sequences))
+            plan.add_draft(scheduled, draft)
+            room -= len(draft)
 
     def _draft_for(self, seq: Sequence, limit: int, reserve: int) -> tuple[int, ...]:
         # A step brings one token more than it drafts.
@@ -58,11 +58,12 @@ class Drafter:
         return draft
 
 
-def _can_draft(work: Work) -> bool:
-    """A decode that samples one token of its own and whose grammar, if any, can look ahead."""
-    seq = work.seq
-    is_decode = work.num_new_tokens == 1 and work.completes and seq.request.kind != "prefill"
-    is_alone = seq.group is None and not work.forks
+def _can_draft(scheduled: ScheduledSequence) -> bool:
+    """A decode that samples one token of its own; its grammar, if any, can look ahead."""
+    seq = scheduled.seq
+    is_last_token = scheduled.num_new_tokens == 1 and scheduled.completes
+    is_decode = is_last_token and seq.request.kind != "prefill"
+    is_alone = seq.group is None and not scheduled.forks
     grammar = seq.grammar
     is_free = grammar is None or (grammar.is_ready and grammar.can_look_ahead)
     return is_decode and is_alone and is_free

@@ -2,7 +2,7 @@
 
 They are worked out while the model runs. A state that is not ready `GRACE_S` after the logits are
 there is late: its rows allow everything, and the engine drops what was sampled from them, so that
-nobody else waits for it.
+no other sequence waits for it.
 """
 
 from collections.abc import Callable

@@ -7,51 +7,78 @@ from baton.engine.sequence.sequence import Sequence
 
 # Prompt tokens that one step computes of sequences that want logprobs of their prompt: each needs a
 # row of logits as wide as the vocabulary.
-MAX_JUDGED_TOKENS = 128
+MAX_PROMPT_LOGPROB_TOKENS = 128
 
 
 @dataclass(slots=True)
-class Work:
+class ScheduledSequence:
     """One sequence's part of a step: its next tokens, and guesses of those that follow them."""
 
     seq: Sequence
     num_new_tokens: int
+    # The step computes the sequence to its last token: another one follows.
+    completes: bool
     draft: tuple[int, ...] = ()
     # Further choices that go on from the same logits: the step completes the prompt they wait for.
     forks: list[Sequence] = field(default_factory=list)
-    # What the step asks of the logits; set when the batch is built.
+    # The uses of the logits; set when the batch is built.
     rows: list[SampleRow] = field(default_factory=list)
 
     @property
     def num_query_tokens(self) -> int:
         return self.num_new_tokens + len(self.draft)
 
-    @property
-    def completes(self) -> bool:
-        """The step computes the sequence to its last token: another one follows."""
-        return self.num_new_tokens == self.seq.num_uncomputed_tokens
-
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step: how many tokens of which sequence."""
+    """One step: how many tokens of which sequence. A decode lacks nothing but its last token."""
 
     num_tokens_left: int
     num_seqs_left: int
-    num_judged_tokens_left: int = MAX_JUDGED_TOKENS
-    works: list[Work] = field(default_factory=list)
+    num_prompt_logprobs_left: int = MAX_PROMPT_LOGPROB_TOKENS
+    sequences: list[ScheduledSequence] = field(default_factory=list)
     started: list[Sequence] = field(default_factory=list)
+    num_decodes: int = 0
+    num_prefill_tokens: int = 0
+    num_draft_tokens: int = 0
     num_preemptions: int = 0
+    # The step computes one token of no sequence, to show that it can.
+    is_probe: bool = False
 
     @property
     def is_full(self) -> bool:
         return self.num_tokens_left == 0 or self.num_seqs_left == 0
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is to be run."""
+        return not self.sequences and not self.is_probe
+
+    @property
+    def has_work(self) -> bool:
+        """Another step could bring something without a new command."""
+        return bool(self.sequences or self.num_preemptions)
+
+    @property
+    def num_query_tokens(self) -> int:
+        """Tokens of sequences that the step computes, drafts included."""
+        return self.num_decodes + self.num_prefill_tokens + self.num_draft_tokens
+
     def limit_prefill(self, num_tokens: int) -> None:
-        """What comes from now on may have this many tokens in all."""
+        """Let the sequences that are added from now on have at most this many tokens in all."""
         self.num_tokens_left = min(self.num_tokens_left, num_tokens)
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
-        self.works.append(Work(seq, num_tokens))
+        num_uncomputed = seq.num_uncomputed_tokens
+        self.sequences.append(ScheduledSequence(seq, num_tokens, num_tokens == num_uncomputed))
         self.num_tokens_left -= num_tokens
         self.num_seqs_left -= 1
+        if num_uncomputed == 1:
+            self.num_decodes += 1
+        else:
+            self.num_prefill_tokens += num_tokens
+
+    def add_draft(self, scheduled: ScheduledSequence, draft: tuple[int, ...]) -> None:
+        """Guess the tokens that follow those of a scheduled sequence."""
+        scheduled.draft = draft
+        self.num_draft_tokens += len(draft)

@@ -36,7 +36,7 @@ class DeviceSender:
     max_frame_bytes = MAX_DATA_BYTES
 
     def __init__(self, spec: KVSpec, checksum_every: int) -> None:
-        self.checksum_every = checksum_every
+        self.checksum_every: int | None = checksum_every
         self.layer_groups: Sequence[range] = single_layers(spec)
         self._spec = spec
 
@@ -89,7 +89,7 @@ class CoreReads:
         for read in pages_read:
             landed = self._landed.pop(read.read_id, None)
             if landed is not None:
-                landed(BadBlocks(read.cause, read.message) if read.cause else None)
+                landed(None if read.cause is None else BadBlocks(read.cause, read.message))
 
 
 class RemotePages:

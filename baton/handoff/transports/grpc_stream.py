@@ -22,7 +22,7 @@ class GrpcSender:
 
     name = PLAIN
     max_frame_bytes = MAX_FRAME_BYTES
-    checksum_every = 0
+    checksum_every: int | None = None
 
     def __init__(self, blocks: BlockBytes, layer_groups: Sequence[range]) -> None:
         self.layer_groups = layer_groups

@@ -18,7 +18,7 @@ from baton.wire.v1 import handoff_pb2
 class PoolRefSender:
     """The sending end; the blocks stay held by their owner."""
 
-    checksum_every = 0
+    checksum_every: int | None = None
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 Every `csrc/*.cpp` is compiled, those whose names end in the name of an instruction set with its
 flags. A set that the compiler does not know (another processor, an old compiler) is left out, and
-the others are told by `BATON_WITH_...` which ones are there. Takes seconds and imports no torch.
+`BATON_WITH_...` says to the others which ones are there. Takes seconds and imports no torch.
 """
 
 import os

@@ -61,7 +61,7 @@ class CpuAttention:
 
     @staticmethod
     def supports(spec: KVSpec) -> bool:
-        """Whether the kernels are built, and for the types of all layers."""
+        """The kernels are built, and for the types of all layers."""
         is_known = all(layer.dtype in DTYPES for layer in spec.layers)
         return is_known and native.library() is not None
 

@@ -36,7 +36,7 @@ _MAX_HEAD_DIM = 512  # kMaxHeadDim in row_kernels.h
 
 
 class NotDense(Exception):
-    """Why a model is not computed this way."""
+    """A model is not computed this way; the message says why."""
 
 
 class DenseWeights(NamedTuple):
@@ -179,7 +179,7 @@ def _check_uniform(base: Any, model: structs.DenseModel, forms: tuple[AttentionF
     """Whole panels everywhere, and one value for what the step takes once for all layers."""
     head_dim, heads, kv_heads = model.head_dim, model.num_heads, model.num_kv_heads
     if head_dim % PANEL_COLUMNS or head_dim > _MAX_HEAD_DIM or model.hidden % PANEL_COLUMNS:
-        raise NotDense("sizes are no multiples of 32")
+        raise NotDense("sizes are not multiples of 32")
     expected = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
     norms = [base.norm]
     for layer, form in zip(base.layers, forms, strict=True):

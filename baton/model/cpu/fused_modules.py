@@ -1,4 +1,4 @@
-"""What `surgery.py` puts in the place of transformers' modules: fewer and faster calls.
+"""The modules by which `surgery.py` replaces transformers': fewer and faster calls.
 
 Each takes and gives the tensors of the module that it replaces. Nothing here looks for modules or
 decides whether to replace one.
@@ -116,7 +116,7 @@ class PackedNorm(nn.Module):
 
     @classmethod
     def of(cls, norm: nn.Module) -> "PackedNorm | None":
-        """The same as a module that looks like an RMSNorm; None when it is none."""
+        """The same as a module that looks like an RMSNorm; None when it is not one."""
         weight = getattr(norm, "weight", None)
         eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
         if not isinstance(weight, torch.Tensor) or weight.ndim != 1:
@@ -153,7 +153,7 @@ def is_same_module(
     like: torch.Tensor,
     max_error: dict[torch.dtype, float] = _MAX_ERROR,
 ) -> bool:
-    """Whether both give the same for random rows, as wide as the rows of `like`.
+    """Both give the same for random rows, as wide as the rows of `like`.
 
     A module that does not take a tensor alone is another kind of module.
     """

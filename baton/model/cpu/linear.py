@@ -92,7 +92,7 @@ def make_linear(
 def is_same_linear(
     layer: nn.Module, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
 ) -> bool:
-    """Whether the layer gives what `F.linear` gives, on random rows."""
+    """The layer gives what `F.linear` gives, on random rows."""
     generator = torch.Generator().manual_seed(weights[0].shape[1])
     rows = torch.randn(_NUM_PROOF_ROWS, weights[0].shape[1], generator=generator)
     rows = rows.to(weights[0].dtype)
@@ -104,7 +104,7 @@ def is_same_linear(
 
 @cache
 def has_onednn() -> bool:
-    """Whether this torch has oneDNN's packed layers under the names that we know."""
+    """This torch has oneDNN's packed layers under the names that we know."""
     names = ("_reorder_linear_weight", "_linear_pointwise")
     is_there = all(hasattr(torch.ops.mkldnn, name) for name in names)
     return is_there and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]

@@ -23,7 +23,7 @@ def source_files() -> list[Path]:
 
 
 def library_path() -> Path:
-    """Where the library of the present sources is, or will be once it is built."""
+    """The path of the library of the present sources, which may not be built yet."""
     digest = hashlib.sha256(platform.machine().encode())
     for path in [*source_files(), Path(__file__).with_name("build_native.py")]:
         content = path.read_bytes()

@@ -1,6 +1,6 @@
 """The structures that Python and the compiled kernels share, field by field as in `csrc/`.
 
-Addresses in them are plain integers: whoever fills one keeps what it points to alive.
+Addresses in them are plain integers: the caller keeps alive what they point to.
 """
 
 import ctypes

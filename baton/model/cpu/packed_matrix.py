@@ -100,7 +100,7 @@ class PackedMatrix:
 
     @staticmethod
     def can_pack(weights: Sequence[torch.Tensor], *, is_interleaved: bool = False) -> bool:
-        """Whether the kernels are built, and for these weights together."""
+        """The kernels are built, and for these weights together."""
         first = weights[0]
         is_uniform = all(w.dtype == first.dtype and w.shape[1] == first.shape[1] for w in weights)
         unit = PANEL_COLUMNS if is_interleaved else HALF_COLUMNS

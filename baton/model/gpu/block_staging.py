@@ -5,7 +5,7 @@ reads the device's cache. Blocks go through a ring of slots, each with rows on t
 page-locked rows of the host. Only the computing stream touches the cache: it gathers what leaves
 into a slot when the step has written it, and scatters what came before a step reads it. So a block
 may be used again at once, whatever is under way. Between the two halves of a slot a stream of its
-own copies, while the next step computes; who owns the ring asks now and then what has ended.
+own copies, while the next step computes; the owner of the ring polls for the copies that ended.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ SLOT_BYTES = 16 * 2**20  # on the device, and as much of page-locked memory
 
 
 class _Slot:
-    """Some rows and whose they are, on both sides."""
+    """Some rows and the blocks that they hold, on both sides."""
 
     def __init__(self, num_rows: int, row_bytes: int, device: torch.device) -> None:
         is_locked = device.type == "cuda"
@@ -88,7 +88,7 @@ class BlockStaging:
             self.num_begun += 1
 
     def poll(self) -> int:
-        """How many of `num_begun` have ended: in order, the first ones. Does not wait."""
+        """The number that have ended, of `num_begun`: in order, the first ones. Does not wait."""
         while self._under_way and self._under_way[0].copy.has_ended():
             self._end_oldest()
         return self._num_ended

@@ -17,12 +17,12 @@ class DevicePages:
     """`ring_bytes` of the device's memory are kept for pages that arrive."""
 
     def __init__(self, pool: KVPool, ring_bytes: int) -> None:
-        """Raises ValueError when the pool's pages are no whole words."""
+        """Raises ValueError when the pool's pages are not whole words."""
         spec = self._spec = pool.spec
         sizes = [layer.page_bytes(spec.block_size) for layer in spec.layers]
         offsets = [layer.offset for layer in spec.layers]
         if any(number % WORD_BYTES for number in (spec.row_bytes, *sizes, *offsets)):
-            raise ValueError("the KV cache's pages are no whole 64-bit words")
+            raise ValueError("the KV cache's pages are not whole 64-bit words")
         self._rows = pool.rows
         self._ring = torch.empty(ring_bytes, dtype=torch.uint8, device=pool.rows.device)
         factors = word_factors(max(sizes) // WORD_BYTES).view(np.int64)
@@ -48,7 +48,7 @@ class DevicePages:
 
     @torch.inference_mode()
     def checksums(self, pages: Sequence[tuple[int, Sequence[int]]]) -> list[list[int]]:
-        """Of the pages (layer, block ids); waits until all that was begun before is done."""
+        """The checksums of the pages (layer, block ids); waits for all that was begun before."""
         sums = [self._sums(layer, block_ids) for layer, block_ids in pages]
         if self._rows.is_cuda:
             torch.cuda.current_stream().synchronize()

@@ -21,7 +21,6 @@ from baton.model.gpu.step_inputs import StepInputs, StepLimits
 from baton.model.gpu.triton.attention_backend import Tuning
 from baton.model.load.load import LoadedModel
 from baton.model.sampling.logit_edits import is_edited
-from baton.model.sampling.logprobs import num_asked
 from baton.model.sampling.row_sampler import RowSampler
 from baton.model.tensors.kv_pool import KVPool
 from baton.model.tensors.side_stream import side_stream
@@ -29,7 +28,7 @@ from baton.wire.kv_spec import KVSpec
 
 
 class _DecodeOutputs(NamedTuple):
-    """Where decode steps leave their results; graphs write there whatever their size."""
+    """The results of decode steps; graphs of all sizes write there."""
 
     logits: torch.Tensor  # float32 [max_seqs, num_logits]
     greedy: torch.Tensor  # int64 [max_seqs], the likeliest tokens
@@ -100,16 +99,16 @@ class GpuRunner:
 
     @property
     def num_copies_begun(self) -> int:
-        """Of exported blocks on their way into the shared pool; as `runner.CopyingRunner`."""
+        """Copies of exported blocks into the shared pool, as in `runner.CopyingRunner`."""
         return 0 if self._staging is None else self._staging.num_begun
 
     def poll_copies(self) -> int:
-        """How many of them have ended."""
+        """The number of those copies that have ended."""
         return 0 if self._staging is None else self._staging.poll()
 
     @property
     def num_graphs(self) -> int:
-        """How many sizes of decode steps are captured."""
+        """The number of sizes of decode steps that are captured."""
         return self._graphs.num_captured
 
     def decode_size(self, num_seqs: int) -> int | None:
@@ -202,6 +201,6 @@ def _largest_batch(inputs: StepInputs, max_model_len: int) -> StepBatch:
 
 
 def _is_plain_greedy(row: SampleRow) -> bool:
-    """Whether the row wants the likeliest token and nothing else."""
-    is_greedy = row.params.temperature <= 0.0 and row.forced_token < 0
-    return is_greedy and not is_edited(row) and num_asked(row) < 0
+    """The row wants the likeliest token and nothing else."""
+    is_greedy = row.params.temperature <= 0.0 and row.forced_token is None
+    return is_greedy and not is_edited(row) and row.num_logprobs is None

@@ -43,7 +43,7 @@ def _enable_graphs(name: str, runner: GpuRunner) -> None:
 
 
 def _measured_need(runner: GpuRunner, free_before: int) -> MemoryNeed:
-    """What a model that is on the GPU takes there; `free_before` was free without it."""
+    """The memory of a model that is on the GPU; `free_before` was free without it."""
     weight_bytes = free_before - _free_bytes()
     torch.cuda.reset_peak_memory_stats()
     kept = torch.cuda.memory_allocated()
@@ -52,6 +52,6 @@ def _measured_need(runner: GpuRunner, free_before: int) -> MemoryNeed:
 
 
 def _free_bytes() -> int:
-    """What is free on the GPU, with what torch has cached and does not use."""
+    """The free memory of the GPU, with that which torch has cached and does not use."""
     torch.cuda.empty_cache()
     return int(torch.cuda.mem_get_info()[0])

@@ -100,7 +100,7 @@ class StepInputs:
         target[end : end + num_padded] = padding
 
     def _slots(self, batch: StepBatch, counts: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Where each token's K and V go: block * block_size + offset."""
+        """The slot of each token's K and V: block * block_size + offset."""
         owners = np.repeat(np.arange(len(counts)), counts)
         blocks, offsets = np.divmod(batch.positions, self.block_size)
         return batch.block_tables[owners, blocks].astype(np.int64) * self.block_size + offsets

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def convert(folder: Path, target: Path) -> None:
-    """Raises ValueError when there is no fast tokenizer for these files."""
+    """Raises ValueError when there is not a fast tokenizer for these files."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import AutoTokenizer
 

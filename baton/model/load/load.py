@@ -32,7 +32,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How to load. `kv_bytes` and `largest_step` only count when free memory is checked."""
+    """The options of a load. Only the check of free memory uses `kv_bytes` and `largest_step`."""
 
     dtype: str = "auto"
     block_size: int = 16

@@ -1,6 +1,6 @@
-"""A model that cannot be loaded or served, told in one line for a person.
+"""A model that cannot be loaded or served, described in one line for a person.
 
-Without torch: what only fetches or names models tells of it too.
+Without torch: programs that only fetch or name models report it too.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class LoadError(Exception):
 
 @contextmanager
 def one_line_errors(name: str) -> Iterator[None]:
-    """What transformers raises for unusable files and odd architectures becomes a LoadError."""
+    """Make LoadErrors of what transformers raises for unusable files and odd architectures."""
     try:
         yield
     except _MODEL_ERRORS as error:

@@ -1,4 +1,4 @@
-"""Whether a model fits, asked before its weights are read: the kernel's answer is to kill.
+"""Checks that a model fits before its weights are read: otherwise the kernel kills the process.
 
 Sizes come from the module that transformers would build, made without memory. Activations are an
 estimate for the largest step; the pool is sized in `pool_size.py` from what is left.
@@ -34,7 +34,7 @@ class LargestStep:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """What a model takes beside its KV pool, and what there was before it was loaded."""
+    """The memory of a model beside its KV pool, and the free memory before it was loaded."""
 
     weight_bytes: int
     activation_bytes: int
@@ -50,9 +50,9 @@ class MemoryNeed:
             "the KV cache": pool_bytes,
             "activations": self.activation_bytes,
         }
-        told = ", ".join(f"{format_bytes(size)} for {what}" for what, size in parts.items())
+        listed = ", ".join(f"{format_bytes(size)} for {what}" for what, size in parts.items())
         raise LoadError(
-            f"model {name}: needs {format_bytes(needed)} of memory ({told}), "
+            f"model {name}: needs {format_bytes(needed)} of memory ({listed}), "
             f"{format_bytes(self.free_bytes)} are free"
         )
 
@@ -64,7 +64,7 @@ def memory_need(
     dtype: torch.dtype,
     step: LargestStep,
 ) -> MemoryNeed:
-    """What the model takes with weights of `dtype`. Raises LoadError."""
+    """Estimate what the model takes with weights of `dtype`. Raises LoadError."""
     with one_line_errors(name), torch.device("meta"):
         model = model_class(config)
     weight_bytes = _num_weights(model) * dtype.itemsize
@@ -99,7 +99,7 @@ def _activation_bytes(model: PreTrainedModel, step: LargestStep) -> int:
 
 
 def free_bytes() -> int | None:
-    """What this process can still get, from the machine and its control group; None = unknown."""
+    """The memory that the machine and the control group still leave; None = unknown."""
     limits = [limit for limit in (_machine_free(), _cgroup_free()) if limit is not None]
     return min(limits, default=None)
 

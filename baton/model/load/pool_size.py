@@ -1,4 +1,4 @@
-"""How large the KV pool is: what was asked for, or what a share of the free memory leaves.
+"""Chooses the size of the KV pool: the one asked for, or what a share of free memory leaves.
 
 Never more than full batches of the longest sequences could fill, never less than one sequence of
 the longest length: a length that nobody asked for is lowered to what fits.
@@ -18,7 +18,7 @@ FALLBACK_BYTES = 512 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """What was asked for. `kv_bytes` None = from `memory_share` of the free memory."""
+    """The size asked for. `kv_bytes` None = from `memory_share` of the free memory."""
 
     kv_bytes: int | None = None
     # Of the memory that was free before loading: for weights, activations and pool together.

@@ -62,41 +62,41 @@ class _Recorder:
     ) -> tuple[torch.Tensor, None]:
         """Record one layer; returns zeros, so that later layers run too."""
         layer = getattr(module, "layer_idx", None)
-        who = f"{type(module).__name__} {'without index' if layer is None else layer}"
+        owner = f"{type(module).__name__} {'without index' if layer is None else layer}"
         if layer is None or layer in self.modules:
-            raise LoadError(f"{who} attends more than once per token")
+            raise LoadError(f"{owner} attends more than once per token")
         if not (query.shape[2] == key.shape[2] == value.shape[2] == _GRID):
-            raise LoadError(f"{who} does not attend to its own tokens alone")
+            raise LoadError(f"{owner} does not attend to its own tokens alone")
         if attention_mask is not None:
-            self._check_mask(who, attention_mask, sliding_window)
+            self._check_mask(owner, attention_mask, sliding_window)
         self.forms[layer] = AttentionForm(
             default_scaling(module, query, kwargs.pop("scaling", None)),
             sliding_window,
             kwargs.pop("softcap", None),
             kwargs.pop("s_aux", None),
         )
-        _check_arguments(who, kwargs)
+        _check_arguments(owner, kwargs)
         self.modules[layer] = module
         dtype = DTYPE_NAMES.get(key.dtype)
         if dtype is None or {query.dtype, value.dtype} != {key.dtype}:
             found = f"{query.dtype}, {key.dtype} and {value.dtype}"
-            raise LoadError(f"{who} has queries, keys and values of {found}")
+            raise LoadError(f"{owner} has queries, keys and values of {found}")
         self.shapes[layer] = (key.shape[1], key.shape[3], value.shape[3], dtype)
         return query.new_zeros(1, _GRID, query.shape[1], value.shape[3]), None
 
-    def _check_mask(self, who: str, mask: torch.Tensor, window: int | None) -> None:
+    def _check_mask(self, owner: str, mask: torch.Tensor, window: int | None) -> None:
         behind = self.positions[:, None] - self.positions[None]
         expected = (behind >= 0) if window is None else (behind >= 0) & (behind < window)
         if mask.shape[-2:] != expected.shape or not bool((mask == expected).all()):
-            raise LoadError(f"{who} needs a mask that is neither causal nor a sliding window")
+            raise LoadError(f"{owner} needs a mask that is neither causal nor a sliding window")
 
 
-def _check_arguments(who: str, kwargs: dict[str, Any]) -> None:
+def _check_arguments(owner: str, kwargs: dict[str, Any]) -> None:
     if kwargs.pop("is_causal", None) is False:
-        raise LoadError(f"{who} is not causal")
+        raise LoadError(f"{owner} is not causal")
     for name, value in kwargs.items():
         if isinstance(value, torch.Tensor) and name not in _IGNORED_TENSORS:
-            raise LoadError(f"{who} needs {name!r}, which is not supported")
+            raise LoadError(f"{owner} needs {name!r}, which is not supported")
 
 
 @torch.inference_mode()

@@ -15,7 +15,7 @@ from baton.model.load.load_error import LoadError
 
 
 class QuantMethod(NamedTuple):
-    """What one method needs."""
+    """The needs of one method."""
 
     packages: tuple[str, ...] = ()  # that transformers imports for it
     formats: tuple[str, ...] = ()  # that are served; () = the method has one only

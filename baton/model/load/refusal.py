@@ -1,4 +1,4 @@
-"""Why a model cannot be served: one line for a person, before anything is computed.
+"""Refuses models that cannot be served, in one line for a person, before anything is computed.
 
 Paged attention over a flat batch is right only for a model whose one state is the keys and values
 of each token; everything else is refused here by name, rather than answered wrongly.
@@ -31,20 +31,22 @@ def check_folder(folder: Path, config: dict[str, Any]) -> None:
 
 
 def check_config(name: str, config: PretrainedConfig, model_class: type[PreTrainedModel]) -> None:
-    """Refuse what the configuration and the model's class tell, before weights are read."""
-    who = f"model {name}: {model_class.__name__}"
+    """Refuse a model by its configuration and class, before weights are read."""
+    model = f"model {name}: {model_class.__name__}"
     if getattr(model_class, "_is_stateful", False):
-        raise LoadError(f"{who} keeps a recurrent state, which is not supported")
+        raise LoadError(f"{model} keeps a recurrent state, which is not supported")
     if not getattr(model_class, "_supports_attention_backend", False):
-        raise LoadError(f"{who} does not support replaceable attention (ALiBi or its own kernels)")
+        raise LoadError(
+            f"{model} does not support replaceable attention (ALiBi or its own kernels)"
+        )
     if getattr(config, "is_encoder_decoder", False):
-        raise LoadError(f"{who} is an encoder-decoder, only causal models are supported")
+        raise LoadError(f"{model} is an encoder-decoder, only causal models are supported")
     text = config.get_text_config(decoder=True)
     for layer_type in getattr(text, "layer_types", None) or ():
         if layer_type not in SERVED_LAYER_TYPES:
-            raise LoadError(f"{who} has layers of type {layer_type!r}, which are not supported")
+            raise LoadError(f"{model} has layers of type {layer_type!r}, which are not supported")
     if getattr(text, "alibi", False):
-        raise LoadError(f"{who} uses ALiBi position biases, which are not supported")
+        raise LoadError(f"{model} uses ALiBi position biases, which are not supported")
 
 
 def check_rope(name: str, model: nn.Module, max_model_len: int) -> None:

@@ -28,7 +28,7 @@ _ROW = SamplingParams(max_tokens=1)
 
 
 class CheckedRunner(Protocol):
-    """A Runner that also tells its logits."""
+    """A Runner that also gives its logits."""
 
     def bind_pool(self, pool: memoryview) -> None:
         """As in Runner."""

@@ -1,4 +1,4 @@
-"""Where a model's files are: a local folder, or a snapshot of a Hugging Face repository.
+"""Finds a model's files: a local folder, or a snapshot of a Hugging Face repository.
 
 Only configuration, tokenizer and safetensors files are fetched; nothing that could hold code.
 """

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from baton.engine.protocol.batch import SampleRow
 from baton.model.sampling.token_counts import CountsCache
 
-_Place = tuple[torch.Tensor, torch.Tensor]  # row and token id of each logit
+_Positions = tuple[torch.Tensor, torch.Tensor]  # row and token id of each logit
 _Rows = Sequence[tuple[int, SampleRow]]
 
 
 def is_edited(row: SampleRow) -> bool:
-    """Whether the row's logits change before its token is chosen."""
+    """The row's logits change before its token is chosen."""
     params = row.params
-    return row.forced_token < 0 and (
-        row.mask_row >= 0
+    return row.forced_token is None and (
+        row.mask_row is not None
         or row.history is not None
         or row.output_index < params.min_tokens
         or bool(params.logit_bias)
@@ -42,7 +42,7 @@ class LogitEditor:
         edited = [(index, row) for index, row in enumerate(rows) if is_edited(row)]
         _add_biases(logits, [pair for pair in edited if pair[1].params.logit_bias])
         if masks is not None:
-            _apply_masks(logits, [pair for pair in edited if pair[1].mask_row >= 0], masks)
+            _apply_masks(logits, edited, masks)
         self._forbid_ends(
             logits, [pair for pair in edited if pair[1].output_index < pair[1].params.min_tokens]
         )
@@ -54,7 +54,7 @@ class LogitEditor:
             if not row.params.ignore_eos:
                 ends.update(self._eos_token_ids)
             ids = torch.tensor(sorted(ends), dtype=torch.int64, device=logits.device)
-            if row.mask_row >= 0:
+            if row.mask_row is not None:
                 # A mask that leaves only ends knows better: nothing else would be well-formed.
                 num_allowed = torch.isfinite(logits[index]).sum()
                 if bool(num_allowed == torch.isfinite(logits[index, ids]).sum()):
@@ -67,38 +67,40 @@ class LogitEditor:
         histories = [row.history for _, row in rows if row.history is not None]
         counts = self._counts.counts_of(histories)
         lengths = np.array([len(ids) for ids, _ in counts])
-        place = _place(logits, rows, [ids for ids, _ in counts])
+        positions = _positions(logits, rows, [ids for ids, _ in counts])
         uses = torch.from_numpy(np.concatenate([uses for _, uses in counts])).to(logits.device)
 
         def spread(name: str) -> torch.Tensor:
             values = np.array([getattr(row.params, name) for _, row in rows], np.float32)
             return torch.from_numpy(np.repeat(values, lengths)).to(logits.device)
 
-        values, repetition = logits[place], spread("repetition_penalty")
+        values, repetition = logits[positions], spread("repetition_penalty")
         values = torch.where(values > 0, values / repetition, values * repetition)
         values -= spread("frequency_penalty") * uses
         values -= spread("presence_penalty") * (uses > 0)
-        logits[place] = values
+        logits[positions] = values
 
 
 def _add_biases(logits: torch.Tensor, rows: _Rows) -> None:
     if not rows:
         return
     biases = [np.array(row.params.logit_bias, np.float64) for _, row in rows]
-    place = _place(logits, rows, [bias[:, 0].astype(np.int64) for bias in biases])
+    positions = _positions(logits, rows, [bias[:, 0].astype(np.int64) for bias in biases])
     added = np.concatenate([bias[:, 1] for bias in biases]).astype(np.float32)
-    logits[place] += torch.from_numpy(added).to(logits.device)
+    logits[positions] += torch.from_numpy(added).to(logits.device)
 
 
 def _apply_masks(logits: torch.Tensor, rows: _Rows, masks: NDArray[np.int32]) -> None:
     for index, row in rows:
+        if row.mask_row is None:
+            continue
         words = masks[row.mask_row].astype("<i4", copy=False)
         bits = np.unpackbits(words.view(np.uint8), count=logits.shape[1], bitorder="little")
         forbidden = torch.from_numpy(bits == 0).to(logits.device)
         logits[index].masked_fill_(forbidden, -torch.inf)
 
 
-def _place(logits: torch.Tensor, rows: _Rows, ids: list[NDArray[np.int64]]) -> _Place:
+def _positions(logits: torch.Tensor, rows: _Rows, ids: list[NDArray[np.int64]]) -> _Positions:
     """The logits of `ids[i]` in row i, for all rows at once."""
     indexes = np.array([index for index, _ in rows])
     row_of_each = np.repeat(indexes, [len(some) for some in ids])

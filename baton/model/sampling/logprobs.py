@@ -9,19 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from baton.engine.protocol.batch import RowLogprobs, SampleRow
-
-
-def num_asked(row: SampleRow) -> int:
-    """Likeliest tokens that the row wants besides its own; -1 = it wants no logprobs."""
-    params = row.params
-    return params.num_prompt_logprobs if row.forced_token >= 0 else params.num_logprobs
+from baton.engine.protocol.batch import RowLogprobs
 
 
 def row_logprobs(
     logits: torch.Tensor, tokens: NDArray[np.int64], num_tops: Sequence[int]
 ) -> list[RowLogprobs]:
-    """Of each row's token and of its `num_tops[row]` likeliest ones, equals by ascending id.
+    """Logprobs of each row's token and its `num_tops[row]` likeliest, equals by ascending id.
 
     `logits`: float32 `[num_rows, vocab_size]`, unchanged.
     """

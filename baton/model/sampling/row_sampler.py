@@ -1,4 +1,4 @@
-"""What a step's sample rows bring: logits -> edits -> tokens, and logprobs of the raw logits."""
+"""Makes the results of a step's sample rows: edits, tokens, and logprobs of the raw logits."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from baton.engine.protocol.batch import RowLogprobs, SampleRow, StepResult
 from baton.model.sampling.logit_edits import LogitEditor, is_edited
-from baton.model.sampling.logprobs import num_asked, row_logprobs
+from baton.model.sampling.logprobs import row_logprobs
 from baton.model.sampling.sampler import sample
 
 
@@ -27,7 +27,12 @@ class RowSampler:
         self, logits: torch.Tensor, rows: Sequence[SampleRow], masks: NDArray[np.int32] | None
     ) -> StepResult:
         """The result of `rows`; `logits` float32 `[num_rows, vocab_size]` are used up."""
-        asking = [index for index, row in enumerate(rows) if num_asked(row) >= 0]
+        num_tops = {
+            index: row.num_logprobs
+            for index, row in enumerate(rows)
+            if row.num_logprobs is not None
+        }
+        asking = list(num_tops)
         edits = any(is_edited(row) for row in rows)
         raw = logits
         if asking and (edits or len(asking) < len(rows)):
@@ -36,9 +41,8 @@ class RowSampler:
             self._editor.edit(logits, rows, masks)
         result = StepResult(self._sample(logits, rows))
         if asking:
-            num_tops = [num_asked(rows[index]) for index in asking]
-            told = self._logprobs(raw, result.tokens[asking], num_tops)
-            result.logprobs = _spread(told, asking, len(rows))
+            found = self._logprobs(raw, result.tokens[asking], list(num_tops.values()))
+            result.logprobs = _spread(found, asking, len(rows))
         return result
 
     def _sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> NDArray[np.int64]:
@@ -56,8 +60,10 @@ class RowSampler:
         return [row_logprobs(raw[i], tokens[i], num_tops[i])[0] for i in alone]
 
 
-def _spread(told: list[RowLogprobs], indexes: list[int], num_rows: int) -> list[RowLogprobs | None]:
+def _spread(
+    found: list[RowLogprobs], indexes: list[int], num_rows: int
+) -> list[RowLogprobs | None]:
     logprobs: list[RowLogprobs | None] = [None] * num_rows
-    for index, row in zip(indexes, told, strict=True):
+    for index, row in zip(indexes, found, strict=True):
         logprobs[index] = row
     return logprobs

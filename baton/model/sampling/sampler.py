@@ -28,7 +28,8 @@ _Lane = Callable[[torch.Tensor, Sequence[SampleRow]], torch.Tensor]
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> NDArray[np.int64]:
     """One token for each row of float32 `logits` `[num_rows, vocab_size]`, on their device."""
-    tokens = np.array([row.forced_token for row in rows], dtype=np.int64)
+    forced = [0 if row.forced_token is None else row.forced_token for row in rows]
+    tokens = np.array(forced, dtype=np.int64)
     for lane, indexes in _lanes(rows, logits.shape[1]):
         chosen = [rows[index] for index in indexes]
         part = logits if len(indexes) == len(rows) else logits[indexes]
@@ -43,7 +44,7 @@ def _lanes(rows: Sequence[SampleRow], vocab_size: int) -> list[tuple[_Lane, list
     limited: list[int] = []
     for index, row in enumerate(rows):
         params = row.params
-        if row.forced_token >= 0:
+        if row.forced_token is not None:
             continue
         if params.temperature <= 0.0 or params.top_k == 1:
             greedy.append(index)

@@ -1,4 +1,4 @@
-"""Which tokens a sequence has had and how often, for penalties; counted once, then kept up.
+"""Counts the tokens that a sequence has had, for penalties; once, then as it grows.
 
 A history of 100,000 tokens is not counted again for each new one: counts are kept by sequence and
 grow with it. They are rebuilt when they were dropped; drafts are counted on top and never kept.

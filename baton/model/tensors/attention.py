@@ -22,7 +22,7 @@ _LAYER_ATTRIBUTE = "baton_layer"
 
 
 class AttentionForm(NamedTuple):
-    """What one layer's attention is beyond softmax(QK)V with a causal mask."""
+    """The options of one layer's attention beyond softmax(QK)V with a causal mask."""
 
     scaling: float
     sliding_window: int | None = None  # a query sees this many latest positions, itself included

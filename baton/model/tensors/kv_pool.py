@@ -2,7 +2,7 @@
 
 The pool is memory that front and core both map, so no view may ever copy it: note that
 `index_select` along any dimension but the first copies its whole source, indexing does not.
-Knows nothing of sequences or of who owns a block.
+Knows nothing of sequences and of the owners of blocks.
 """
 
 import torch

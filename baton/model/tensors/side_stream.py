@@ -29,11 +29,11 @@ class SideStream(Protocol):
         """Copy when all is done that the computing stream has been given so far."""
 
     def hold_back(self, copy: Copy) -> None:
-        """What the computing stream is given from now on begins after `copy`; returns at once."""
+        """Let the computing stream's further work begin after `copy`; returns at once."""
 
 
 class HostStream:
-    """Where the device is the host: a copy has ended when it was begun."""
+    """The stream of a device that is the host: a copy has ended when it was begun."""
 
     def begin(self, pairs: Sequence[Pair]) -> Copy:
         for target, source in pairs:

@@ -150,7 +150,7 @@ class _Gatherer:
         self._buffer = torch.empty(0)
 
     def gather(self, pages: torch.Tensor, group: _Group) -> tuple[torch.Tensor, ...]:
-        """What each sequence of the group sees, `[num_kv_heads, num_seen, dim]`.
+        """Gather what each sequence of the group sees, `[num_kv_heads, num_seen, dim]`.
 
         Valid until the next call. `pages` is `[num_blocks, num_kv_heads, block_size, dim]`.
         """

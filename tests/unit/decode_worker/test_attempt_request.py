@@ -75,20 +75,20 @@ def test_choices_share_the_prompt_until_one_has_output(
 
 @pytest.mark.parametrize(
     ("endpoint", "num_prompt_logprobs", "is_here"),
-    [("", -1, True), ("prefill:1", -1, False), ("prefill:1", 0, True), ("prefill:1", 5, True)],
+    [("", None, True), ("prefill:1", None, False), ("prefill:1", 0, True), ("prefill:1", 5, True)],
 )
 def test_a_prompt_whose_logprobs_are_wanted_is_prefilled_here(
-    endpoint: str, num_prompt_logprobs: int, is_here: bool
+    endpoint: str, num_prompt_logprobs: int | None, is_here: bool
 ) -> None:
     request = make(endpoint=endpoint, num_prompt_logprobs=num_prompt_logprobs)
     assert request.prefills_here == is_here
 
 
-def test_the_prompt_is_judged_once_by_the_first_choice_before_its_first_token() -> None:
+def test_prompt_logprobs_come_once_with_the_first_choice_before_its_first_token() -> None:
     fresh = make(2, num_prompt_logprobs=3)
-    assert [fresh.sampling_of(choice).num_prompt_logprobs for choice in (0, 1)] == [3, -1]
+    assert [fresh.sampling_of(choice).num_prompt_logprobs for choice in (0, 1)] == [3, None]
     later = make(2, {0: [7]}, num_prompt_logprobs=3)
-    assert [later.sampling_of(choice).num_prompt_logprobs for choice in (0, 1)] == [-1, -1]
+    assert [later.sampling_of(choice).num_prompt_logprobs for choice in (0, 1)] == [None, None]
     assert later.sampling_of(1).max_tokens == 8
 
 

@@ -159,7 +159,7 @@ def test_whatever_waits_arrives_once_in_order_and_a_finish_last(
 ) -> None:
     merge, reader = StepMerge(), Reader()
     sent: dict[tuple[int, int], int] = {}
-    num_judged: dict[tuple[int, int], int] = {}
+    num_prompt_logprobs_seen: dict[tuple[int, int], int] = {}
     finished: set[tuple[int, int]] = set()
     with pytest.MonkeyPatch.context() as patch:
         for limit in ("MAX_FRAME_ENTRIES", "MAX_FRAME_TOKENS", "MAX_FRAME_LOGPROBS"):
@@ -173,8 +173,8 @@ def test_whatever_waits_arrives_once_in_order_and_a_finish_last(
                 finished.add(key)
                 merge.add_finish(key, worker_pb2.Finish(num_output_tokens=sent.get(key, 0)))
             elif act == "judged" and key not in sent:
-                num_judged[key] = num_judged.get(key, 0) + 1
-                merge.add_prompt_logprobs(key, _logprobs(num_judged[key]))
+                num_prompt_logprobs_seen[key] = num_prompt_logprobs_seen.get(key, 0) + 1
+                merge.add_prompt_logprobs(key, _logprobs(num_prompt_logprobs_seen[key]))
             else:
                 index = sent[key] = sent.get(key, 0) + 1
                 logprobs = _logprobs(index - 1) if act == "logprobs" else None
@@ -183,7 +183,7 @@ def test_whatever_waits_arrives_once_in_order_and_a_finish_last(
             reader.take(frame)
 
     assert {key: len(ids) for key, ids in reader.ids.items()} == sent
-    assert {key: len(told) for key, told in reader.judged.items()} == num_judged
+    assert {key: len(told) for key, told in reader.judged.items()} == num_prompt_logprobs_seen
     assert reader.finished == finished
 
 

@@ -32,7 +32,7 @@ MAX_KEYS_FLOAT32 = 16
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """How one launch is cut; rows and keys are powers of two from 16 on."""
+    """The tiles of one launch; rows and keys are powers of two from 16 on."""
 
     num_rows: int  # of a tile, at least; a row is one query of one head
     num_keys: int  # of a tile, at most
@@ -42,7 +42,7 @@ class TileShape:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What changes speed and not results (beyond the order of sums)."""
+    """Options that change speed and not results (beyond the order of sums)."""
 
     short: TileShape = TileShape(num_rows=16, num_keys=64, num_warps=4, num_stages=3)
     long: TileShape = TileShape(num_rows=128, num_keys=64, num_warps=8, num_stages=3)

@@ -93,7 +93,7 @@ class TritonDense:
 
     @staticmethod
     def is_dense(loaded: LoadedModel) -> bool:
-        """Whether this forward pass computes what the model does."""
+        """This forward pass computes what the model does."""
         model: Any = loaded.model
         config = model.config
         is_known = type(model).__name__ in FAMILY and config.hidden_act == "silu"
@@ -132,7 +132,7 @@ class TritonDense:
         added: torch.Tensor | None,
         rotation: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
-        """What the layer's MLP adds; `residual` is the sum before that, in place."""
+        """Compute what the layer's MLP adds; `residual` is the sum before that, in place."""
         weight = layer.before_attention
         if added is None:
             rows = add_rms_norm(residual, None, weight, self._eps)

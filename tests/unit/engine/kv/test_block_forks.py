@@ -13,7 +13,7 @@ def computed(manager: BlockManager, num_tokens: int, seq_id: int = 1) -> Sequenc
     """A sequence whose tokens are all in the cache."""
     request = add_sequence(seq_id, range(num_tokens))
     seq = Sequence(request, seq_id, manager.root_hash(request))
-    manager.begin(seq, manager.place(seq))
+    manager.allocate(seq, manager.match_prefix(seq))
     seq.num_computed_tokens = num_tokens
     manager.register_full_blocks(seq)
     return seq
@@ -21,7 +21,7 @@ def computed(manager: BlockManager, num_tokens: int, seq_id: int = 1) -> Sequenc
 
 def forked(manager: BlockManager, parent: Sequence, seq_id: int = 2) -> Sequence:
     tokens = parent.tokens(0, parent.num_tokens).tolist()
-    child = Sequence(add_sequence(seq_id, tokens), seq_id, parent.hash_chain[0])
+    child = Sequence(add_sequence(seq_id, tokens), seq_id, parent.table.hash_chain[0])
     manager.fork(parent, child)
     return child
 
@@ -120,15 +120,15 @@ def test_full_blocks_of_forks_are_cached_under_their_own_tokens():
     manager.free(child)
     probe = add_sequence(5, [*range(6), 60, 61, 1])
     seq = Sequence(probe, 5, manager.root_hash(probe))
-    assert len(manager.place(seq).cached_ids) == 2
+    assert len(manager.match_prefix(seq).cached_ids) == 2
 
 
 def test_a_child_that_lost_its_blocks_begins_beside_its_parent():
     manager = make_manager()
     parent = computed(manager, 10)
-    child = Sequence(add_sequence(2, range(17)), 2, parent.hash_chain[0])
+    child = Sequence(add_sequence(2, range(17)), 2, parent.table.hash_chain[0])
     assert manager.num_blocks_beside(parent, child) == 3
-    manager.begin_beside(parent, child)
+    manager.allocate_beside(parent, child)
     assert child.table.ids.tolist()[:2] == parent.table.ids.tolist()[:2]
     assert (child.table.num_blocks, child.num_computed_tokens) == (5, 8)
     manager.check_integrity([parent, child])
@@ -138,11 +138,11 @@ def test_a_promise_for_forks_outlives_the_binding_and_ends_with_the_start():
     manager = make_manager(num_blocks=32)
     request = add_sequence(1, range(10), kind="remote")
     seq = Sequence(request, 1, manager.root_hash(request))
-    placement = manager.place_remote(seq, 100, num_forks=2)
-    assert (placement.num_new_blocks, placement.num_fork_blocks) == (5, 6)
-    assert placement.num_free_needed == 11
-    assert manager.can_promise(seq, placement, 0)
-    manager.promise(seq, placement)
+    match = manager.match_remote_prefix(seq, 100, num_forks=2)
+    assert (match.num_new_blocks, match.num_fork_blocks) == (5, 6)
+    assert match.num_free_needed == 11
+    assert manager.can_promise(seq, match, 0)
+    manager.promise(seq, match)
     assert manager.num_promised_blocks == 11
     manager.bind(seq)
     assert manager.num_promised_blocks == 6

@@ -37,7 +37,7 @@ def make_driver() -> EngineDriver:
     )
 
 
-def prefill(driver: EngineDriver, num_tokens: int, every: int) -> list[StepEvents]:
+def prefill(driver: EngineDriver, num_tokens: int, every: int | None) -> list[StepEvents]:
     """All steps of a prompt up to its first token."""
     add = add_sequence(7, range(num_tokens), kind="prefill", checksum_every=every)
     steps = [driver.step(add)]
@@ -84,7 +84,7 @@ def test_blocks_that_were_cached_are_told_too() -> None:
 
 
 def test_nothing_is_told_of_a_pool_that_peers_read_as_shared_memory() -> None:
-    steps = prefill(make_driver(), 30, 0)
+    steps = prefill(make_driver(), 30, None)
 
     assert sum(len(events.progress) for events in steps) == 2
     assert told(steps) == []

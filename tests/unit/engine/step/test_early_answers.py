@@ -1,4 +1,4 @@
-"""What commands bring is told before the step of the others runs."""
+"""What commands bring is reported before the step of the others runs."""
 
 from baton.engine.protocol.messages import Bind, Command, StepEvents
 from baton.testing.engine_driver import EngineDriver, add_sequence
@@ -6,7 +6,7 @@ from baton.testing.fake_runner import FakeRunner
 
 
 def early_answers(driver: EngineDriver, *commands: Command) -> StepEvents | None:
-    """What is told before the step runs; the step then runs to its end."""
+    """What is reported before the step runs; the step then runs to its end."""
     batch = driver.engine.begin_step(commands)
     assert batch is not None, "another sequence runs"
     answers = driver.engine.take_answers()
@@ -27,7 +27,7 @@ def test_admission_and_binding_do_not_wait_for_a_running_step() -> None:
     assert [event.seq_id for event in bound.bound] == [2]
 
 
-def test_a_start_is_told_before_its_first_chunk_is_computed() -> None:
+def test_a_start_is_reported_before_its_first_chunk_is_computed() -> None:
     driver = EngineDriver(FakeRunner(), num_blocks=64)
 
     answers = early_answers(driver, add_sequence(1, range(20), kind="prefill"))

@@ -62,7 +62,7 @@ def test_a_search_brings_what_a_slow_one_brings(width: int, fields: dict[str, An
     assert driver.num_free_blocks == 64
 
 
-def test_beams_share_their_blocks_and_nothing_is_told_before_the_end():
+def test_beams_share_their_blocks_and_nothing_is_reported_before_the_end():
     driver = make_driver(mean_output_tokens=0)
     add = request(41, 4, max_tokens=12)
     driver.step(add)
@@ -124,9 +124,9 @@ def test_a_prompt_that_is_computed_again_leaves_its_beams_room(length: int, is_e
     for _ in range(4):
         driver.step()
     engine = driver.engine
-    engine._scheduler.requeue(engine._state.sequences.get(1))
+    engine._state.scheduler.requeue(engine._state.sequences.get(1))
     if is_evicted:
-        pool = engine._manager._pool
+        pool = engine._state.manager._pool
         pool.release(pool.allocate(pool.num_available))
     driver.run()
     assert outputs(driver, add) == expected(driver, add)

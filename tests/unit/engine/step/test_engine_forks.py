@@ -15,7 +15,7 @@ def make_driver(num_blocks: int = 64, mean_output_tokens: int = 0, **sizes: int)
 
 
 def request(length: int, num_choices: int, **fields: Any) -> AddSequence:
-    """Choices 0 .. num_choices - 1 of one prompt are sequences 1, 2, ..."""
+    """ParallelSampling 0 .. num_choices - 1 of one prompt are sequences 1, 2, ..."""
     forks = tuple(Fork(1 + choice, choice) for choice in range(1, num_choices))
     return add_sequence(1, range(length), forks=forks, **fields)
 

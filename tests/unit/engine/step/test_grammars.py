@@ -234,16 +234,16 @@ def test_guesses_and_grammars_go_together(make: Callable[..., Bench], seed: int)
     grammar = Grammar("regex", "((ab|ba)[ab] ){12}[a-z]{2}")
     plain, guessing = make(), make(num_draft_tokens=5)
     expected = plain.run(grammar, seed=seed)
-    num_accepted = num_drafted = 0
+    num_accepted_tokens = num_draft_tokens = 0
     guessing.driver.step(
         add_sequence(1, PROMPT, grammar=grammar, max_tokens=200, temperature=1.0, seed=seed)
     )
     while guessing.driver.engine.has_work:
         events = guessing.driver.step()
-        num_accepted += events.num_accepted
-        num_drafted += events.num_drafted
+        num_accepted_tokens += events.num_accepted_tokens
+        num_draft_tokens += events.num_draft_tokens
     assert guessing.text(1) == expected
-    assert 0 < num_accepted < num_drafted
+    assert 0 < num_accepted_tokens < num_draft_tokens
 
 
 def test_guesses_whose_masks_are_late_are_given_up(

@@ -55,7 +55,7 @@ def test_a_prompt_by_itself_does_not_look_free_after_a_large_batch(num_tokens: i
     assert meter.prefill_tokens_per_s < 7500
 
 
-def test_a_machine_that_became_slower_is_told_by_short_prompts_too() -> None:
+def test_a_machine_that_became_slower_is_noticed_by_short_prompts_too() -> None:
     meter = LoadMeter()
     meter.observe_short(0.02)
     meter.observe(0.02 + 2000 / 5000, 2000, 0)

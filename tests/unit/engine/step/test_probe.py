@@ -15,7 +15,7 @@ def make_engine() -> Engine:
     )
     pool = bytearray(engine.num_pool_blocks * engine.info.kv_spec.row_bytes)
     engine.runner.bind_pool(memoryview(pool))
-    engine.step([])  # the first turn tells the load
+    engine.step([])  # the first turn reports the load
     return engine
 
 

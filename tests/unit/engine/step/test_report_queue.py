@@ -1,7 +1,7 @@
-"""What the front is told waits for the copies that were begun before it, in order."""
+"""What the front is reported waits for the copies that were begun before it, in order."""
 
 from baton.engine.protocol.messages import EngineLoad, StepEvents
-from baton.engine.step.report_queue import POLL_INTERVAL_S, Outbox
+from baton.engine.step.report_queue import POLL_INTERVAL_S, ReportQueue
 from baton.testing.device_runner import DeviceFakeRunner
 from baton.testing.engine_driver import EngineDriver, add_sequence
 from baton.testing.fake_runner import FakeRunner
@@ -19,51 +19,51 @@ class CopyingFakeRunner(FakeRunner):
         return self.num_ended
 
 
-def steps_taken(outbox: Outbox) -> list[int]:
+def steps_taken(queue: ReportQueue) -> list[int]:
     steps = []
-    while (events := outbox.take()) is not None:
+    while (events := queue.take()) is not None:
         steps.append(events.step)
     return steps
 
 
 def test_reports_leave_in_order_and_after_the_copies_that_were_begun_before_them() -> None:
     runner = CopyingFakeRunner()
-    outbox = Outbox(runner)
-    outbox.put(StepEvents(1, NO_LOAD))
+    queue = ReportQueue(runner)
+    queue.put(StepEvents(1, NO_LOAD))
     runner.num_copies_begun = 2
-    outbox.put(StepEvents(2, NO_LOAD))
-    outbox.put(StepEvents(3, NO_LOAD))
-    assert steps_taken(outbox) == [1]
+    queue.put(StepEvents(2, NO_LOAD))
+    queue.put(StepEvents(3, NO_LOAD))
+    assert steps_taken(queue) == [1]
     runner.num_ended = 1
-    assert steps_taken(outbox) == []
-    assert outbox.next_poll_s == POLL_INTERVAL_S
+    assert steps_taken(queue) == []
+    assert queue.next_poll_s == POLL_INTERVAL_S
     runner.num_ended = 2
-    assert steps_taken(outbox) == [2, 3]
-    assert outbox.next_poll_s is None
+    assert steps_taken(queue) == [2, 3]
+    assert queue.next_poll_s is None
 
 
 def test_nothing_waits_where_the_cache_is_the_shared_pool() -> None:
-    outbox = Outbox(FakeRunner())
-    outbox.put(StepEvents(1, NO_LOAD))
-    assert steps_taken(outbox) == [1]
+    queue = ReportQueue(FakeRunner())
+    queue.put(StepEvents(1, NO_LOAD))
+    assert steps_taken(queue) == [1]
 
 
-def test_progress_is_told_when_its_blocks_are_in_the_shared_pool_and_computing_goes_on() -> None:
+def test_progress_is_reported_once_its_blocks_are_shared_while_computing_goes_on() -> None:
     runner = DeviceFakeRunner(copy_polls=4)
     driver = EngineDriver(runner, num_blocks=24, max_num_seqs=8, max_step_tokens=16)
     engine = driver.engine
     block_ids: list[int] = []
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     events = engine.step([add_sequence(1, range(40), kind="prefill")])
     for _ in range(20):
         for started in events.started if events else ():
             block_ids = started.block_ids
         for progress in events.progress if events else ():
-            told.append((progress.num_computed_tokens, engine.step_index))
+            reported.append((progress.num_computed_tokens, engine.step_index))
             for block_id in block_ids[: progress.num_computed_tokens // 16]:
                 assert driver.row(block_id) == runner.rows[block_id].data
         if events is None and not engine.has_work:
-            assert len(told) == 3 or engine.next_deadline() is not None
+            assert len(reported) == 3 or engine.next_deadline() is not None
         events = engine.step([])
-    assert [num_tokens for num_tokens, _ in told] == [16, 32, 40]
-    assert told[0][1] == 3, "all three chunks have run"
+    assert [num_tokens for num_tokens, _ in reported] == [16, 32, 40]
+    assert reported[0][1] == 3, "all three chunks have run"

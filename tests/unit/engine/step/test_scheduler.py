@@ -5,7 +5,7 @@ import pytest
 
 from baton.engine.protocol.batch import StepBatch, StepResult
 from baton.engine.protocol.messages import Abort, Bind, Credit, Fork, Start
-from baton.engine.step.step_plan import MAX_JUDGED_TOKENS
+from baton.engine.step.step_plan import MAX_PROMPT_LOGPROB_TOKENS
 from baton.testing.engine_driver import EngineDriver, add_sequence
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.virtual_clock import VirtualClock
@@ -85,7 +85,7 @@ def test_a_step_judges_so_many_prompt_tokens_and_others_pass_the_next_prompt() -
     driver = make_driver(num_blocks=128)
     judged = {"num_prompt_logprobs": 0, "max_tokens": 2}
     driver.step(
-        add_sequence(1, range(MAX_JUDGED_TOKENS), **judged),
+        add_sequence(1, range(MAX_PROMPT_LOGPROB_TOKENS), **judged),
         add_sequence(2, range(50, 60), **judged),
         add_sequence(3, range(70, 80)),
     )
@@ -94,7 +94,7 @@ def test_a_step_judges_so_many_prompt_tokens_and_others_pass_the_next_prompt() -
     driver.step()
     assert started(driver) == [2]
     driver.run()
-    assert driver.num_judged == {1: MAX_JUDGED_TOKENS - 1, 2: 9}
+    assert driver.num_prompt_logprobs == {1: MAX_PROMPT_LOGPROB_TOKENS - 1, 2: 9}
 
 
 def test_tokens_that_decode_are_not_queued_for_prefill() -> None:
@@ -245,7 +245,7 @@ def test_a_search_that_lost_its_blocks_gets_those_of_parked_ones_for_all_its_bea
     driver.step(add_sequence(10, range(9), forks=forks, beam_width=3, max_tokens=9))
     for _ in range(4):
         driver.step()
-    driver.engine._scheduler.requeue(driver.engine._state.sequences.get(10))
+    driver.engine._state.scheduler.requeue(driver.engine._state.sequences.get(10))
     driver.run()
     assert set(driver.finished) == {10, 11, 12}
 

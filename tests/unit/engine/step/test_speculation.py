@@ -43,7 +43,11 @@ def test_right_guesses_save_steps():
     events = run(driver)
     assert driver.tokens[1] == (REPETITIVE * 2)[:50]
     assert len(events) < 15
-    assert sum(event.num_accepted for event in events) == sum(e.num_drafted for e in events) > 35
+    assert (
+        sum(event.num_accepted_tokens for event in events)
+        == sum(e.num_draft_tokens for e in events)
+        > 35
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -53,7 +57,7 @@ def test_outputs_are_the_same_whatever_is_guessed(seed: int):
     runner = FakeRunner(block_size=16, vocab_size=4, mean_output_tokens=60)
     driver = drive(runner, 5, num_blocks=11, max_step_tokens=48, max_num_seqs=5)
     requests = {}
-    num_accepted = num_preemptions = 0
+    num_accepted_tokens = num_preemptions = 0
     for seq_id in range(1, 9):
         prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 90))]
         fields = {
@@ -72,12 +76,12 @@ def test_outputs_are_the_same_whatever_is_guessed(seed: int):
                 credit[seq_id] += 40
                 commands.append(Credit(seq_id, credit[seq_id]))
         events = driver.step(*commands)
-        num_accepted += events.num_accepted
+        num_accepted_tokens += events.num_accepted_tokens
         num_preemptions += events.num_preemptions
     for seq_id, request in requests.items():
         prompt = list(memoryview(request.token_ids).cast("I"))
         assert driver.tokens[seq_id] == runner.lone_run(prompt, request.sampling), seq_id
-    assert num_accepted > 0
+    assert num_accepted_tokens > 0
     assert num_preemptions > 0
 
 
@@ -88,7 +92,7 @@ def test_rejected_guesses_are_never_found_in_the_prefix_cache():
     prompt = [0, 1, 2] * 10
     driver.step(add_sequence(1, prompt, max_tokens=100, temperature=1.0, seed=1, ignore_eos=True))
     events = run(driver)
-    assert sum(e.num_accepted for e in events) < sum(e.num_drafted for e in events)
+    assert sum(e.num_accepted_tokens for e in events) < sum(e.num_draft_tokens for e in events)
     longer = prompt + driver.tokens[1]
     started = driver.step(add_sequence(2, longer, max_tokens=9)).started
     assert started[0].num_cached_tokens == len(longer) // 16 * 16
@@ -104,7 +108,7 @@ def test_a_block_that_right_guesses_fill_can_be_hit_from_the_same_step_on():
         num_cached += sum(len(stored.hashes) // HASH_BYTES for stored in driver.events.stored)
         num_computed = len(REPETITIVE) + len(driver.tokens[1]) - 1
         assert num_cached == num_computed // driver.runner.kv_spec.block_size
-        num_accepted += driver.step().num_accepted
+        num_accepted += driver.step().num_accepted_tokens
     assert num_cached > len(REPETITIVE) // driver.runner.kv_spec.block_size
     assert num_accepted > 40
 
@@ -133,7 +137,7 @@ def test_a_sequence_ends_inside_a_right_guess(fields: dict[str, Any], num_tokens
     events = run(driver)
     assert driver.tokens[1] == (runner.pattern * 3)[1 : num_tokens + 1]
     assert driver.finished[1] == reason
-    assert sum(event.num_accepted for event in events) >= (num_tokens - 1) // 2
+    assert sum(event.num_accepted_tokens for event in events) >= (num_tokens - 1) // 2
     assert driver.num_free_blocks == 64
 
 
@@ -183,7 +187,7 @@ def test_wrong_guesses_become_rare():
     driver = drive(Unlucky(), 4, num_blocks=128)
     driver.step(add_sequence(1, [1, 2, 3, 4], max_tokens=160))
     events = run(driver)
-    assert 0 < sum(event.num_drafted for event in events) < 40
+    assert 0 < sum(event.num_draft_tokens for event in events) < 40
 
 
 def test_a_large_batch_gets_few_guesses():
@@ -191,10 +195,10 @@ def test_a_large_batch_gets_few_guesses():
     commands = [add_sequence(seq_id, REPETITIVE, max_tokens=30) for seq_id in range(1, 33)]
     driver.step(*commands)
     events = run(driver)
-    assert max(event.num_drafted for event in events) == MAX_STEP_DRAFT_TOKENS
+    assert max(event.num_draft_tokens for event in events) == MAX_STEP_DRAFT_TOKENS
 
 
 def test_nothing_is_guessed_unless_asked_for():
     driver = drive(ParrotRunner(), 0)
     driver.step(add_sequence(1, REPETITIVE, max_tokens=20))
-    assert sum(event.num_drafted for event in run(driver)) == 0
+    assert sum(event.num_draft_tokens for event in run(driver)) == 0

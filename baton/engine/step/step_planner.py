@@ -1,0 +1,75 @@
+"""Plans the next step, after it has applied deadlines and unparked sequences that can go on."""
+
+from baton.engine.protocol.messages import FinishReason, Started
+from baton.engine.sequence.sequence import Sequence, SequenceState
+from baton.engine.step.engine_state import EngineState
+from baton.engine.step.grammars import POLL_S
+from baton.engine.step.parallel_sampling import ParallelSampling
+from baton.engine.step.parked_sequences import ParkedWatch
+from baton.engine.step.speculation import DraftProposer
+from baton.engine.step.step_plan import StepPlan
+from baton.system.clock import Clock
+
+
+class StepPlanner:
+    """Plans the steps of one engine; knows deadlines, the scheduler does not."""
+
+    def __init__(
+        self, state: EngineState, parallel: ParallelSampling, proposer: DraftProposer, clock: Clock
+    ) -> None:
+        self._state = state
+        self._parallel = parallel
+        self._proposer = proposer
+        self._clock = clock
+        self._parked = ParkedWatch(state.scheduler, clock)
+
+    def plan(self) -> StepPlan:
+        """Plan the next step and report the sequences that it starts."""
+        state = self._state
+        self._expire()
+        self._settle_grammars()
+        state.events.num_preemptions += self._parked.look()
+        plan = state.scheduler.schedule()
+        self._proposer.propose(plan)
+        plan.is_probe = state.wants_probe and not plan.sequences
+        state.wants_probe = False
+        state.events.num_preemptions += plan.num_preemptions
+        for seq in plan.started:
+            self._report_started(seq)
+        return plan
+
+    def next_deadline(self, poll_s: float | None) -> float | None:
+        """The time to plan again although no command has come; reports are polled in `poll_s`."""
+        times = [self._state.sequences.next_deadline, self._parked.next_look]
+        if poll_s is not None:
+            times.append(self._clock.now() + poll_s)
+        grammars = self._state.grammars
+        if grammars is not None and grammars.is_awaited:
+            times.append(self._clock.now() + POLL_S)
+        return min((time for time in times if time is not None), default=None)
+
+    def _expire(self) -> None:
+        """End sequences that have reached their deadline, and the forks that wait for them."""
+        for seq in self._state.sequences.expired(self._clock.now()):
+            self._finish(seq, "deadline_exceeded")
+
+    def _settle_grammars(self) -> None:
+        """Unpark sequences with a grammar that is ready, and end those with one that failed."""
+        grammars = self._state.grammars
+        for seq, fault in grammars.settle() if grammars is not None else ():
+            self._finish(seq, "invalid_grammar", fault)
+
+    def _finish(self, seq: Sequence, reason: FinishReason, message: str = "") -> None:
+        """End a sequence, unless another one's end has done that already."""
+        if seq.state is SequenceState.ENDED:
+            return
+        if seq.group is not None:
+            self._parallel.finish(seq, seq.group, reason, message)
+        else:
+            self._state.finish(seq, reason, message)
+
+    def _report_started(self, seq: Sequence) -> None:
+        seq.was_started = True
+        block_ids: list[int] = seq.table.ids.tolist()
+        started = Started(seq.request.seq_id, block_ids, seq.num_computed_tokens)
+        self._state.events.started.append(started)
