@@ -14,13 +14,46 @@ from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.stripes import layers_of
 from baton.handoff.ticket import BadBlocks, Ticket
 from baton.handoff.transport import Landed, Pages, num_payload_bytes
+from baton.wire.kv_spec import KVSpec
 from baton.wire.v1 import handoff_pb2
+
+
+class MissingPages:
+    """The pages of a transfer that have not arrived, by layer and missing block."""
+
+    def __init__(self, spec: KVSpec, ticket: Ticket) -> None:
+        num_blocks = ticket.num_missing_blocks
+        self.num_left = num_blocks * len(spec.layers)
+        self._first_block = ticket.first_missing_block
+        self._have = [bytearray(num_blocks) for _ in spec.layers]
+        self._page_bytes = [layer.page_bytes(spec.block_size) for layer in spec.layers]
+
+    def num_in(self, frame: handoff_pb2.Blocks) -> int:
+        """The number of the frame's pages that are missing."""
+        first, end = self._range_of(frame)
+        return sum(self._have[layer].count(0, first, end) for layer in layers_of(frame))
+
+    def arrived(self, frame: handoff_pb2.Blocks) -> int:
+        """Note that the frame's pages are here; returns the bytes of those that were missing."""
+        first, end = self._range_of(frame)
+        num_bytes = 0
+        for layer in layers_of(frame):
+            have = self._have[layer]
+            num_new = have.count(0, first, end)
+            have[first:end] = b"\1" * frame.num_blocks
+            self.num_left -= num_new
+            num_bytes += num_new * self._page_bytes[layer]
+        return num_bytes
+
+    def _range_of(self, frame: handoff_pb2.Blocks) -> tuple[int, int]:
+        first = frame.first_block - self._first_block
+        return first, first + frame.num_blocks
 
 
 class Receiver:
     """`on_consumed(num_bytes)` is called for each frame whose pages need no memory any more.
 
-    `on_late` is told of frames that were not there yet when `take` or `bind` returned.
+    `on_late` gets the outcome of frames that were not there yet when `take` or `bind` returned.
     """
 
     def __init__(
@@ -37,13 +70,7 @@ class Receiver:
         self._on_late = on_late
         self._block_ids: Sequence[int] | None = None
         self._waiting: list[tuple[handoff_pb2.Blocks, Pages]] = []
-        num_missing = ticket.num_missing_blocks
-        self._have = [bytearray(num_missing) for _ in blocks.spec.layers]
-        self._page_bytes = [
-            layer.page_bytes(blocks.spec.block_size) for layer in blocks.spec.layers
-        ]
-        self._num_pages_left = num_missing * len(blocks.spec.layers)
-        self._num_messages = 0
+        self._missing = MissingPages(blocks.spec, ticket)
         self._is_committed = False
         self._is_closed = False
 
@@ -54,7 +81,7 @@ class Receiver:
     @property
     def is_complete(self) -> bool:
         """Every block is here and verified, and the sender has committed."""
-        return self._is_committed and self.is_bound and self._num_pages_left == 0
+        return self._is_committed and self.is_bound and self._missing.num_left == 0
 
     def bind(self, block_ids: Sequence[int]) -> None:
         """Use this block table from now on, also for the frames that waited. Raises BadBlocks."""
@@ -119,7 +146,7 @@ class Receiver:
     def _write(self, frame: handoff_pb2.Blocks, pages: Pages) -> None:
         assert self._block_ids is not None
         try:
-            if self._num_new(frame) == 0:
+            if self._missing.num_in(frame) == 0:
                 return
             ids = self._block_ids[frame.first_block : frame.first_block + frame.num_blocks]
             if pages.land(self._blocks, frame, ids, partial(self._landed_late, frame)):
@@ -127,21 +154,8 @@ class Receiver:
         finally:
             self._consume(frame, pages)
 
-    def _num_new(self, frame: handoff_pb2.Blocks) -> int:
-        """How many of the frame's pages are not here yet."""
-        first = frame.first_block - self.ticket.first_missing_block
-        end = first + frame.num_blocks
-        return sum(self._have[layer].count(0, first, end) for layer in layers_of(frame))
-
     def _landed(self, frame: handoff_pb2.Blocks) -> None:
-        first, num_blocks = frame.first_block - self.ticket.first_missing_block, frame.num_blocks
-        end, arrived = first + num_blocks, b"\1" * num_blocks
-        for layer in layers_of(frame):
-            have = self._have[layer]
-            num_new = have.count(0, first, end)
-            have[first:end] = arrived
-            self._num_pages_left -= num_new
-            self.num_bytes_received += num_new * self._page_bytes[layer]
+        self.num_bytes_received += self._missing.arrived(frame)
 
     def _landed_late(self, frame: handoff_pb2.Blocks, fault: BadBlocks | None) -> None:
         if self._is_closed:

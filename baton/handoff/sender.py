@@ -26,7 +26,6 @@ class Sender:
         assert len(block_ids) >= ticket.num_blocks, "the table covers the whole prompt"
         assert ticket.first_missing_block <= ticket.num_blocks
         self.ticket = ticket
-        self.num_bytes_sent = 0
         self._block_ids = block_ids
         self._blocks = blocks
         self._sending = sending
@@ -102,7 +101,6 @@ class Sender:
             sums = self._checksums.get(first_block + place)
             if sums is not None:
                 blocks.pool_ref.page_checksums.add(place=place, sum=sums[layers.start])
-        self.num_bytes_sent += num_blocks * self._blocks.stripe_bytes(layers)
         self._num_messages += 1
         ids = self._block_ids[first_block : first_block + num_blocks]
         return self._sending.pack(frame, ids)

@@ -5,7 +5,7 @@ from baton.worker import instruments
 
 
 class WorkerMetrics:
-    """One engine's series; `observe` takes every step."""
+    """One engine's series, an attribute for each; `observe` takes every step."""
 
     def __init__(self, info: EngineInfo) -> None:
         labels = (info.model_name, "0")

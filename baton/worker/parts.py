@@ -15,7 +15,7 @@ from baton.worker.reports import ReportLog
 
 @dataclass(frozen=True)
 class WorkerDeps:
-    """One worker's engine, pool view and surroundings."""
+    """One worker's engine, pool view and surroundings. A record: each front takes what it needs."""
 
     worker_id: str
     # Differs in every life of this worker.

@@ -1,4 +1,4 @@
-"""What a worker tells the routers: who it is, its load, its prefix cache, whether it drains.
+"""A worker's reports to the routers: its registration, load, prefix cache, and drain.
 
 `ReportLog` takes the core's events once and feeds any number of router streams, each a
 `ReportSubscription` with its own sequence numbers, pace and bounded backlog. A subscription starts
@@ -18,14 +18,13 @@ from baton.wire.failures import Overloaded
 from baton.wire.prefix_hash import HASH_BYTES
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, worker_pb2
+from baton.worker.kv_backlog import KvBacklog
 
 MAX_ROUTERS = 16
 # Load and KV events leave at most once in this time ...
 PACE_S = 0.05
 # ... and load at least once in this time, so that routers can tell silence from idleness.
 HEARTBEAT_S = 0.25
-# A subscription that has this many hashes waiting starts again from a snapshot (1 MiB).
-MAX_BACKLOG_HASHES = 65_536
 # A router that has not acknowledged this many reports gets nothing new until it does.
 MAX_UNACKNOWLEDGED = 64
 # Hashes in one KvSnapshot part or KvEvents report: half a MiB, under the frame limit.
@@ -192,19 +191,16 @@ class ReportLog:
 
 
 class ReportSubscription:
-    """One router's stream: what it has not been told yet, and when it may be told."""
+    """One router's stream: the news that it has not got yet, and the time when it may."""
 
     def __init__(self, log: ReportLog) -> None:
         self._log = log
         self._seq = 0
         self._acknowledged = 0
         self._reported_load: worker_pb2.Load | None = None
-        self._reported_draining = False
+        # The number of the report that says so.
         self._draining_seq: int | None = None
-        self._awaits_snapshot = True
-        self._snapshot: bytes | None = None
-        self._kv_events: list[worker_pb2.KvEvent] = []
-        self._num_hashes = 0
+        self._backlog = KvBacklog(log.want_snapshot)
         self._accepted: deque[str] = deque(maxlen=MAX_ACCEPTED_IDS)
         self._changed = asyncio.Event()
 
@@ -215,20 +211,12 @@ class ReportSubscription:
 
     def take_snapshot(self, hashes: bytes) -> None:
         """All stored hashes as of now; later KV events build on it."""
-        if self._awaits_snapshot:
-            self._awaits_snapshot = False
-            self._snapshot = hashes
-            self._clear_kv_events()
+        self._backlog.take_snapshot(hashes)
 
     def take(self, kv_events: list[worker_pb2.KvEvent], num_hashes: int) -> None:
-        """KV events of one turn. Too many waiting ones make place for a new snapshot."""
+        """KV events of one turn. Too many waiting ones make room for a new snapshot."""
         self._changed.set()
-        if self._awaits_snapshot:
-            return
-        self._kv_events += kv_events
-        self._num_hashes += num_hashes
-        if self._num_hashes > MAX_BACKLOG_HASHES:
-            self.start_over()
+        self._backlog.take(kv_events, num_hashes)
 
     def take_accepted(self, request_id: str) -> None:
         self._accepted.append(request_id)
@@ -237,18 +225,11 @@ class ReportSubscription:
     def wake(self) -> None:
         self._changed.set()
 
-    def start_over(self) -> None:
-        """Forget the KV events that wait; the router gets a snapshot instead."""
-        self._awaits_snapshot = True
-        self._snapshot = None
-        self._clear_kv_events()
-        self._log.want_snapshot()
-
     def acknowledge(self, ack: worker_pb2.ReportAck) -> None:
         """The router has taken everything up to `ack.seq`, and may ask for a snapshot."""
         self._acknowledged = max(self._acknowledged, min(ack.seq, self._seq))
-        if ack.want_snapshot and not self._awaits_snapshot:
-            self.start_over()
+        if ack.want_snapshot:
+            self._backlog.want_snapshot()
         self._changed.set()
         self._log.note_taken()
 
@@ -279,18 +260,20 @@ class ReportSubscription:
 
     def _has_news(self) -> bool:
         return bool(
-            self._kv_events
+            self._backlog.has_news
             or self._accepted
-            or self._snapshot is not None
             or self._log.closed
-            or self._log.draining != self._reported_draining
+            or self._must_report_draining
             or self._log.load != self._reported_load
         )
 
+    @property
+    def _must_report_draining(self) -> bool:
+        return self._log.draining and self._draining_seq is None
+
     def _collect(self) -> list[worker_pb2.Report]:
         reports = self._snapshot_reports() + self._kv_reports()
-        if self._log.draining and not self._reported_draining:
-            self._reported_draining = True
+        if self._must_report_draining:
             reports.append(self._report(draining=True))
             self._draining_seq = self._seq
         load = worker_pb2.Load()
@@ -302,9 +285,9 @@ class ReportSubscription:
         return reports
 
     def _snapshot_reports(self) -> list[worker_pb2.Report]:
-        if self._snapshot is None:
+        hashes = self._backlog.pop_snapshot()
+        if hashes is None:
             return []
-        hashes, self._snapshot = self._snapshot, None
         self._seq += 1
         size = MAX_REPORT_HASHES * HASH_BYTES
         parts = [hashes[i : i + size] for i in range(0, len(hashes), size)] or [b""]
@@ -320,7 +303,7 @@ class ReportSubscription:
         reports = []
         batch: list[worker_pb2.KvEvent] = []
         num_hashes = 0
-        for event in self._kv_events:
+        for event in self._backlog.pop_events():
             size = (len(event.stored.hashes) + len(event.removed.hashes)) // HASH_BYTES
             if batch and num_hashes + size > MAX_REPORT_HASHES:
                 reports.append(self._report(kv_events=worker_pb2.KvEvents(events=batch)))
@@ -329,7 +312,6 @@ class ReportSubscription:
             num_hashes += size
         if batch:
             reports.append(self._report(kv_events=worker_pb2.KvEvents(events=batch)))
-        self._clear_kv_events()
         return reports
 
     def _report(
@@ -344,10 +326,6 @@ class ReportSubscription:
         return worker_pb2.Report(
             seq=self._seq, register=register, load=load, kv_events=kv_events, draining=draining
         )
-
-    def _clear_kv_events(self) -> None:
-        self._kv_events = []
-        self._num_hashes = 0
 
 
 def _software_version() -> str:

@@ -15,7 +15,7 @@ MAX_SPECULATION_TOKENS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a worker serves, where, and with how much."""
+    """A worker's settings, one field for each: what it serves, where, and with how much."""
 
     # Local folder or Hugging Face id.
     model: str

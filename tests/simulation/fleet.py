@@ -520,7 +520,7 @@ class Fleet:
 def poison_and_time(worker: Worker, batch: StepBatch) -> float:
     """Before a step: spoil what every free block holds that no prefix hit can find, so that a read
     of it breaks FakeRunner's chain; returns the step's seconds."""
-    blank = worker.engine._manager._pool._blank
+    blank = worker.engine._state.manager._pool._blank
     rows = np.frombuffer(worker.client.pool, np.uint8).reshape(worker.engine.info.num_blocks, -1)
     rows[list(blank)] = POISON
     return STEP_S + TOKEN_S * len(batch.token_ids)

@@ -44,7 +44,11 @@ class _DecodeOutputs(NamedTuple):
 
 
 class GpuRunner:
-    """A loaded model on a device; `bind_pool` comes before the first `run`."""
+    """A loaded model on a device; `bind_pool` comes before the first `run`.
+
+    Four of its attributes are the sizes that every Runner has; the others are its parts, which the
+    graphs tie together: a captured step reads the inputs and the pool and writes the outputs.
+    """
 
     kv_spec: KVSpec
     vocab_size: int

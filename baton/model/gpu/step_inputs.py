@@ -28,7 +28,11 @@ class StepLimits:
 
 
 class StepInputs:
-    """Filled by `fill`, read by the model and the attention backend until the next `fill`."""
+    """Filled by `fill`, read by the model and the attention backend until the next `fill`.
+
+    One buffer in several views (host and device, whole and by section), and the sizes of the last
+    fill, which the launch of a kernel reads: together they are what a captured graph depends on.
+    """
 
     def __init__(self, limits: StepLimits, block_size: int, device: torch.device) -> None:
         self.block_size = block_size

@@ -38,9 +38,11 @@ class Pair:
     consumed: list[int]
     late: list[BadBlocks | None]
     end: ReceivingEnd
+    num_bytes_sent: int = 0
 
     def next_frame(self) -> handoff_pb2.PrefillFrame:
         """The sender's next frame, as protobuf reads it."""
+        self.num_bytes_sent += self.sender.next_bytes()
         return handoff_pb2.PrefillFrame.FromString(serialize(self.sender.next_frame()))
 
     def take(self, frame: handoff_pb2.Blocks) -> None:

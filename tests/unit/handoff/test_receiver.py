@@ -31,7 +31,7 @@ def test_frames_in_any_order_with_repeats_fill_every_block(pair: Pair) -> None:
 
     assert pair.receiver.is_complete
     pair.assert_moved()
-    assert sum(pair.consumed) == 3 * pair.sender.num_bytes_sent
+    assert sum(pair.consumed) == 3 * pair.num_bytes_sent
 
 
 def test_stripes_and_single_layers_of_one_transfer_count_each_page_once(transport: str) -> None:
@@ -49,7 +49,7 @@ def test_stripes_and_single_layers_of_one_transfer_count_each_page_once(transpor
 
     assert pair.receiver.is_complete
     pair.assert_moved()
-    assert pair.receiver.num_bytes_received == pair.sender.num_bytes_sent
+    assert pair.receiver.num_bytes_received == pair.num_bytes_sent
 
 
 def test_a_repeat_writes_nothing(pair: Pair) -> None:
@@ -76,7 +76,7 @@ def test_frames_before_the_bind_wait_and_are_not_consumed(pair: Pair) -> None:
     pair.receiver.bind(pair.target_ids)
 
     assert pair.receiver.is_complete
-    assert sum(pair.consumed) == pair.sender.num_bytes_sent
+    assert sum(pair.consumed) == pair.num_bytes_sent
     pair.assert_moved()
 
 
@@ -87,7 +87,7 @@ def test_closing_gives_back_the_bytes_of_waiting_frames(pair: Pair) -> None:
 
     pair.receiver.close()
 
-    assert sum(pair.consumed) == pair.sender.num_bytes_sent
+    assert sum(pair.consumed) == pair.num_bytes_sent
     assert not any(pair.target)
 
 
@@ -101,7 +101,7 @@ def test_frames_after_the_close_are_consumed_and_write_nothing(pair: Pair, is_bo
     for frame in frames:
         pair.take(frame)
 
-    assert sum(pair.consumed) == pair.sender.num_bytes_sent
+    assert sum(pair.consumed) == pair.num_bytes_sent
     assert pair.receiver.num_bytes_received == 0
     assert not any(pair.target)
 
@@ -168,7 +168,7 @@ def test_pages_that_land_late_count_once_they_have_landed(pair: Pair) -> None:
         assert len(pair.late) == index + 1
 
     assert pair.receiver.is_complete
-    assert pair.receiver.num_bytes_received == pair.sender.num_bytes_sent
+    assert pair.receiver.num_bytes_received == pair.num_bytes_sent
 
 
 def test_pages_that_turn_out_bad_late_do_not_count(pair: Pair) -> None:

@@ -14,6 +14,7 @@ from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import Incompatible, Overloaded
 from baton.wire.prefix_hash import HASH_BYTES
 from baton.wire.v1 import worker_pb2
+from baton.worker import kv_backlog
 from baton.worker import reports as reports_module
 from baton.worker.reports import ReportLog, ReportSubscription
 from baton.worker.reports_servicer import serve_reports
@@ -226,7 +227,7 @@ def test_a_router_that_is_silent_or_leaves_holds_up_nobody() -> None:
 
 
 def test_a_backlog_that_is_too_long_becomes_a_snapshot(monkeypatch) -> None:
-    monkeypatch.setattr(reports_module, "MAX_BACKLOG_HASHES", 3)
+    monkeypatch.setattr(kv_backlog, "MAX_BACKLOG_HASHES", 3)
 
     async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
         await after_start(worker, subscription)
