@@ -110,7 +110,8 @@ class App:
         scope["baton.request_id"] = self._ids.of(Headers(scope["headers"]))
         endpoint = ENDPOINTS.get(scope["path"])
         if _hides_a_slash(scope):
-            await _refuse(HttpResponse(send, scope["baton.request_id"]), _no_such_path())
+            response = HttpResponse(send, scope["baton.request_id"], self._gateway.clock)
+            await _refuse(response, _no_such_path())
             return
         if endpoint is None or scope["method"] != "POST":
             await self._rest(scope, receive, send)
@@ -128,7 +129,7 @@ class App:
         self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send
     ) -> None:
         headers, request_id = Headers(scope["headers"]), scope["baton.request_id"]
-        response = HttpResponse(send, request_id, self._stall_s)
+        response = HttpResponse(send, request_id, self._gateway.clock, self._stall_s)
         body = RequestBody(headers, receive, self._max_body_bytes)
         try:
             self._check_open()

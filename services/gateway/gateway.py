@@ -83,7 +83,7 @@ class Gateway:
         self.authenticator = Authenticator(quota, own.server_secret, clock)
         self.leases = LeaseRenewer(clients.quota, rng)
         self._ready_workers = ReadyWorkers()
-        migration = EarlyMigration(rng, self._ready_workers.has_another)
+        migration = EarlyMigration(rng, self._ready_workers.has_another, clock)
         self.links = WorkerLinks(clients.dial, own.gateway_id, clock, migration)
         self.auditor = GatewayAuditor(self.leases, self.links)
         self.outbox = Outbox(clients.outbox_file, clients.quota, clients.in_thread)

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
 
+from baton.system.clock import Clock
 from baton.wire.failures import BatonError, DeadlineExceeded
 from baton.wire.v1 import failure_pb2
 from services.gateway.http.request import Send
@@ -26,12 +27,12 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 class HttpResponse:
     """Writes one response. `started` says whether its status is on the wire."""
 
-    def __init__(self, send: Send, request_id: str, stall_s: float = STALL_S) -> None:
+    def __init__(self, send: Send, request_id: str, clock: Clock, stall_s: float = STALL_S) -> None:
         self._send = send
         self._stall_s = stall_s
         self._request_id = request_id
-        self._now = asyncio.get_running_loop().time
-        self._last_write_s = self._now()
+        self._clock = clock
+        self._last_write_s = self._clock.now()
         # Since when a write has been waiting for the client.
         self._waiting_since_s: float | None = None
         self.started = False
@@ -71,10 +72,10 @@ class HttpResponse:
         while True:
             await asyncio.sleep(self._next_look_s())
             if self._waiting_since_s is not None:
-                if self._now() - self._waiting_since_s >= self._stall_s:
+                if self._clock.now() - self._waiting_since_s >= self._stall_s:
                     raise self._stalled()
-            elif self._now() - self._last_write_s >= KEEP_ALIVE_S:
-                self._last_write_s = self._now()
+            elif self._clock.now() - self._last_write_s >= KEEP_ALIVE_S:
+                self._last_write_s = self._clock.now()
                 try:
                     async with asyncio.timeout(self._stall_s):
                         await on_silence()
@@ -83,9 +84,9 @@ class HttpResponse:
 
     def _next_look_s(self) -> float:
         if self._waiting_since_s is not None:
-            left_s = self._waiting_since_s + self._stall_s - self._now()
+            left_s = self._waiting_since_s + self._stall_s - self._clock.now()
         else:
-            left_s = min(self._last_write_s + KEEP_ALIVE_S - self._now(), self._stall_s)
+            left_s = min(self._last_write_s + KEEP_ALIVE_S - self._clock.now(), self._stall_s)
         return max(left_s, _SHORTEST_LOOK_S)
 
     def _stalled(self) -> DeadlineExceeded:
@@ -93,10 +94,10 @@ class HttpResponse:
         return DeadlineExceeded(message, reason=STALLED)
 
     async def _write(self, message: dict[str, object]) -> None:
-        self._waiting_since_s = self._now()
+        self._waiting_since_s = self._clock.now()
         await self._send(message)
         self._waiting_since_s = None
-        self._last_write_s = self._now()
+        self._last_write_s = self._clock.now()
 
 
 async def send_error(response: HttpResponse, error: BatonError) -> None:

@@ -7,10 +7,10 @@ protocol and loses the attempt (workers/output_progress.py).
 A stream that is lost and resumed is nothing but a pause here (worker_link.py).
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from baton.system.clock import Clock
 from baton.wire.failures import BatonError, DeadlineExceeded, from_wire
 from baton.wire.v1 import worker_pb2
 from services.gateway.workers.output_progress import OutputProgress
@@ -69,20 +69,22 @@ class Attempt:
     def __init__(
         self,
         submit: worker_pb2.Submit,
+        clock: Clock,
         *,
         give: Callable[["Attempt", int, int], None],
         cancel: Callable[["Attempt", int | None], None],
     ) -> None:
         self.key = AttemptKey(submit.handle, submit.request_id, submit.epoch, submit.model_fp)
+        self._clock = clock
         # Refused or lost: the worker did no work that the client saw.
         self.failure: BatonError | None = None
         self._wants_prompt_logprobs = submit.sampling.num_prompt_logprobs >= 0
-        self._output = OutputProgress(submit)
+        self._output = OutputProgress(submit, clock)
         self._give_on_link = give
         self._cancel_on_link = cancel
         self._buffer: list[AttemptEvent] = []
         self._is_poked = False
-        self._wakeup = Wakeup()
+        self._wakeup = Wakeup(clock)
 
     @property
     def ended(self) -> bool:
@@ -115,11 +117,10 @@ class Attempt:
 
     async def drained(self, timeout_s: float) -> None:
         """Wait until the worker owes nothing more, or for `timeout_s`."""
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_s
+        deadline_s = self._clock.now() + timeout_s
         while not self.ended:
             try:
-                await self._wakeup.wait(deadline_s - loop.time())
+                await self._wakeup.wait(deadline_s - self._clock.now())
             except DeadlineExceeded:
                 return
 

@@ -14,6 +14,7 @@ import asyncio
 import random
 from collections.abc import Callable
 
+from baton.system.clock import Clock
 from baton.wire.failures import DeadlineExceeded, Unavailable
 from services.gateway.workers.attempt import Attempt
 
@@ -78,22 +79,24 @@ class EarlyMigration:
     """Moves streams off a worker that drains. `has_another` says of a model whether a worker other
     than this one would take its streams."""
 
-    def __init__(self, rng: random.Random, has_another: Callable[[str, str], bool]) -> None:
+    def __init__(
+        self, rng: random.Random, has_another: Callable[[str, str], bool], clock: Clock
+    ) -> None:
         self._rng = rng
         self._has_another = has_another
+        self._clock = clock
 
     async def migrate_from(
         self, worker_id: str, open_attempts: Callable[[], list[Attempt]], cut_after_s: float
     ) -> None:
         """Take from a draining worker what will not have ended when it cuts. Looks again and again:
         a stream's pace changes, and those that have no pace yet will have one."""
-        loop = asyncio.get_running_loop()
-        cut_s = loop.time() + cut_after_s
-        while (left_s := cut_s - loop.time()) > LAST_S and (attempts := open_attempts()):
+        cut_s = self._clock.now() + cut_after_s
+        while (left_s := cut_s - self._clock.now()) > LAST_S and (attempts := open_attempts()):
             self._rng.shuffle(attempts)
             pause_s = min(MAX_MIGRATION_PAUSE_S, left_s / 2 / len(attempts))
             for attempt in attempts:
                 await asyncio.sleep(self._rng.uniform(0, 2 * pause_s))
-                is_late = (attempt.left_s() or 0.0) > cut_s - loop.time()
+                is_late = (attempt.left_s() or 0.0) > cut_s - self._clock.now()
                 if is_late and self._has_another(attempt.key.model_fp, worker_id):
                     attempt.abandon(Unavailable("the worker drains", reason="draining"))

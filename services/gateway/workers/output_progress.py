@@ -1,7 +1,6 @@
 """How far the choices of one attempt have come, how far they may go, and how long that takes."""
 
-import asyncio
-
+from baton.system.clock import Clock
 from baton.wire.failures import InternalFailure, Unavailable
 from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import worker_pb2
@@ -15,14 +14,14 @@ class OutputProgress:
     count a choice's output tokens over all attempts of its request.
     """
 
-    def __init__(self, submit: worker_pb2.Submit) -> None:
+    def __init__(self, submit: worker_pb2.Submit, clock: Clock) -> None:
         self.num_choices = submit.sampling.num_choices
         self.finished = set(submit.ended_choices)
         self._max_tokens = submit.sampling.max_tokens
         self._first_index = _first_indexes(submit)
         self._next_index = list(self._first_index)
         self._credit = [first + submit.initial_credit_tokens for first in self._first_index]
-        self._now_s = asyncio.get_running_loop().time
+        self._clock = clock
         self._first_token_s: float | None = None
 
     @property
@@ -48,7 +47,7 @@ class OutputProgress:
             raise InternalFailure("the worker sent more tokens than it had credit for")
         self._next_index[choice] = expected + num_tokens
         if self._first_token_s is None:
-            self._first_token_s = self._now_s()
+            self._first_token_s = self._clock.now()
         return True
 
     def left_s(self) -> float | None:
@@ -56,7 +55,7 @@ class OutputProgress:
         num_gaps = max(map(int.__sub__, self._next_index, self._first_index)) - 1
         if self._first_token_s is None or num_gaps < 1:
             return None
-        gap_s = (self._now_s() - self._first_token_s) / num_gaps
+        gap_s = (self._clock.now() - self._first_token_s) / num_gaps
         open_choices = set(range(self.num_choices)) - self.finished
         ahead = min((self._next_index[choice] for choice in open_choices), default=self._max_tokens)
         return gap_s * (self._max_tokens - ahead)

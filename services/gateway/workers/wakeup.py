@@ -2,6 +2,7 @@
 
 import asyncio
 
+from baton.system.clock import Clock
 from baton.wire.failures import DeadlineExceeded
 
 
@@ -12,7 +13,8 @@ class Wakeup:
     running from one wait to the next, and looks at the deadline of the current one when it fires.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._deadline_s = 0.0
@@ -21,9 +23,9 @@ class Wakeup:
 
     async def wait(self, timeout_s: float) -> None:
         """Wait for `wake`. Raises DeadlineExceeded."""
-        self._deadline_s = self._loop.time() + timeout_s
+        self._deadline_s = self._clock.now() + timeout_s
         if self._timer is None or self._timer_due_s > self._deadline_s:
-            self._set_timer()
+            self._set_timer(timeout_s)
         self._waiter = self._loop.create_future()
         try:
             await self._waiter
@@ -40,16 +42,17 @@ class Wakeup:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _set_timer(self) -> None:
+    def _set_timer(self, delay_s: float) -> None:
         self.release()
         self._timer_due_s = self._deadline_s
-        self._timer = self._loop.call_at(self._timer_due_s, self._on_timer)
+        self._timer = self._loop.call_later(delay_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         if self._waiter is None or self._waiter.done():
             return
-        if self._loop.time() < self._deadline_s:
-            self._set_timer()
+        left_s = self._deadline_s - self._clock.now()
+        if left_s > 0:
+            self._set_timer(left_s)
         else:
             self._waiter.set_exception(DeadlineExceeded("no token came in time"))

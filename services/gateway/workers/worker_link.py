@@ -87,7 +87,7 @@ class WorkerLink:
             raise Unavailable("the worker takes no new requests", reason="draining")
         self._last_handle += 1
         submit.handle = self._last_handle
-        attempt = Attempt(submit, give=self._give, cancel=self._cancel)
+        attempt = Attempt(submit, self._clock, give=self._give, cancel=self._cancel)
         self._attempts[submit.handle] = attempt
         self._outgoing.submit(submit)
         self._memory.wake()

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from baton.testing.virtual_clock import run_virtual
+from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import DeadlineExceeded, InvalidRequest, LimitExceeded, Overloaded
 from baton.wire.v1 import failure_pb2
 from services.gateway.http.request import (
@@ -173,6 +173,8 @@ def test_server_timing() -> None:
 
 
 def test_a_client_that_takes_nothing_for_30_s_is_given_up() -> None:
+    clock = VirtualClock()
+
     async def scenario() -> None:
         import asyncio
 
@@ -182,13 +184,13 @@ def test_a_client_that_takes_nothing_for_30_s_is_given_up() -> None:
         async def silence() -> None:
             raise AssertionError("a waiting write is no silence")
 
-        response = HttpResponse(send, "r1")
+        response = HttpResponse(send, "r1", clock)
         writing = asyncio.ensure_future(response.start(200, "text/plain", {}))
         await asyncio.sleep(1)
         with pytest.raises(DeadlineExceeded) as caught:
             await response.watch(silence)
         assert caught.value.reason == "client_stalled"
-        assert asyncio.get_running_loop().time() == pytest.approx(30, abs=0.1)
+        assert clock.now() == pytest.approx(30, abs=0.1)
         writing.cancel()
 
-    run_virtual(scenario())
+    run_virtual(scenario(), clock)

@@ -163,8 +163,10 @@ def test_a_worker_that_cannot_be_reached_again_is_lost_after_half_a_second() -> 
 
 
 def test_a_first_connection_that_is_cut_is_dialled_once_more() -> None:
+    clock = VirtualClock()
+
     async def main() -> None:
-        pair = Pair(WorkerLink(WORKER, "gw-1", VirtualClock()))
+        pair = Pair(WorkerLink(WORKER, "gw-1", clock))
         attempt = pair.link.submit(submit())
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(pair.link.run(pair.dial))
@@ -176,7 +178,7 @@ def test_a_first_connection_that_is_cut_is_dialled_once_more() -> None:
             assert not attempt.ended
             running.cancel()
 
-    run_virtual(main())
+    run_virtual(main(), clock)
 
 
 def test_a_stream_that_nobody_needs_is_not_dialled_again() -> None:
@@ -477,14 +479,16 @@ def test_a_protocol_too_old_is_refused_naming_both_sides() -> None:
 
 
 def test_a_worker_that_never_says_hello_is_lost() -> None:
+    clock = VirtualClock()
+
     async def main() -> None:
         near, _far = memory_stream_pair()
 
         async def dial(endpoint: str) -> MemoryStream:
             return near
 
-        migration = EarlyMigration(random.Random(1), lambda model_fp, worker_id: False)
-        links = WorkerLinks(dial, "gw-1", VirtualClock(), migration)
+        migration = EarlyMigration(random.Random(1), lambda model_fp, worker_id: False, clock)
+        links = WorkerLinks(dial, "gw-1", clock, migration)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(links.run())
             await asyncio.sleep(0)
@@ -492,7 +496,7 @@ def test_a_worker_that_never_says_hello_is_lost() -> None:
             assert (await failure_of(attempt)).reason == "worker_lost"
             running.cancel()
 
-    run_virtual(main())
+    run_virtual(main(), clock)
 
 
 def test_a_newer_worker_is_spoken_to_and_what_it_adds_is_left_aside() -> None:
@@ -508,8 +512,10 @@ def test_a_newer_worker_is_spoken_to_and_what_it_adds_is_left_aside() -> None:
 
 
 def test_a_link_that_is_given_up_before_it_was_dialled_is_not_dialled() -> None:
+    clock = VirtualClock()
+
     async def scenario() -> None:
-        pair = Pair(WorkerLink(WORKER, "gw-1", VirtualClock()))
+        pair = Pair(WorkerLink(WORKER, "gw-1", clock))
         attempt = pair.link.submit(submit())
         pair.link.give_up()
         async with asyncio.timeout(10):
@@ -518,4 +524,4 @@ def test_a_link_that_is_given_up_before_it_was_dialled_is_not_dialled() -> None:
         assert attempt.failure is not None
         assert attempt.failure.reason == "worker_lost"
 
-    run_virtual(scenario())
+    run_virtual(scenario(), clock)
