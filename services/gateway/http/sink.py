@@ -1,5 +1,6 @@
-"""Where an answer goes: an event stream, or one JSON body. Both hold the status back until the
-first token (the stream) or the end (the body), so that refusals keep theirs."""
+"""The client of an HTTP request as the destination of its answer: an event stream, or one JSON
+body. The status is held back until the first token (the stream) or until the end (the body), so
+that a refusal still has a status of its own."""
 
 from baton.wire.failures import BatonError, DeadlineExceeded
 from services.gateway.http.response import (
@@ -25,67 +26,107 @@ from services.gateway.request.incoming import Head
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-class HttpSink:
-    """The sink of one HTTP request; becomes a stream or a body once the request is known."""
+class StreamedAnswer:
+    """An answer as an event stream. Its status is held back until the first token."""
 
-    def __init__(self, response: HttpResponse, endpoint: Endpoint) -> None:
+    def __init__(self, response: HttpResponse, format: AnswerFormat) -> None:
         self._response = response
-        self._endpoint = endpoint
-        self._format: AnswerFormat | None = None
-        self._streams = False
-        self._gone_reason = "cancelled"
-        self.gone_s: float | None = None
-        self._texts: list[list[str]] = []
-        self._logprobs: list[list[TokenLogprob]] = []
-        self._reasons: list[FinishReason | None] = []
-
-    def opened(self, identity: Identity, request: GenerationRequest) -> None:
-        self._format = self._endpoint.answer(identity, request)
-        self._streams = request.stream
-        self._texts = [[] for _ in range(identity.num_choices)]
-        self._logprobs = [[] for _ in range(identity.num_choices)]
-        self._reasons = [None] * identity.num_choices
+        self._format = format
 
     async def started(self, head: Head) -> None:
-        if not self._streams:
-            return
         if not self._response.started:
-            await self._response.start(
-                200, EVENT_STREAM, {**_STREAM_HEADERS, **_head_headers(head)}
-            )
-        await self._response.write(self._opened_format.opening())
+            headers = {**_STREAM_HEADERS, **_head_headers(head)}
+            await self._response.start(200, EVENT_STREAM, headers)
+        await self._response.write(self._format.opening())
 
     async def deltas(self, batch: list[Delta]) -> None:
-        if self._streams:
-            await self._response.write(self._opened_format.deltas(batch))
-            return
+        await self._response.write(self._format.deltas(batch))
+
+    async def finished(self, usage: Usage, head: Head) -> None:
+        await self._response.end(self._format.closing(usage))
+
+    async def failed(self, error: BatonError) -> None:
+        """End the stream with one error event, or refuse the request if it has no status yet."""
+        if self._response.started:
+            await self._response.end(self._format.failure(error))
+        else:
+            await send_error(self._response, error)
+
+    async def keep_alive(self) -> None:
+        """Write a comment, which clients skip."""
+        if not self._response.started:
+            await self._response.start(200, EVENT_STREAM, _STREAM_HEADERS)
+        if not self._response.ended:
+            await self._response.write(sse.KEEP_ALIVE)
+
+
+class WholeAnswer:
+    """An answer as one JSON body, which is written when all of it is there."""
+
+    def __init__(self, response: HttpResponse, format: AnswerFormat, num_choices: int) -> None:
+        self._response = response
+        self._format = format
+        self._texts: list[list[str]] = [[] for _ in range(num_choices)]
+        self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(num_choices)]
+        self._reasons: list[FinishReason | None] = [None] * num_choices
+
+    async def started(self, head: Head) -> None:
+        """Write nothing: the status comes with the body."""
+
+    async def deltas(self, batch: list[Delta]) -> None:
         for delta in batch:
             self._texts[delta.choice].append(delta.text)
             self._logprobs[delta.choice] += delta.logprobs
             self._reasons[delta.choice] = delta.finish_reason
 
     async def finished(self, usage: Usage, head: Head) -> None:
-        if self._streams:
-            await self._response.end(self._opened_format.closing(usage))
-            return
         choices = [
             Delta(choice, "".join(pieces), self._reasons[choice], tuple(self._logprobs[choice]))
             for choice, pieces in enumerate(self._texts)
         ]
-        body = self._opened_format.whole(choices, usage)
+        body = self._format.whole(choices, usage)
         await self._response.whole(200, body, _head_headers(head))
 
     async def failed(self, error: BatonError) -> None:
-        """The request failed: its status if there is none yet, else one error event."""
-        if self._response.ended:
-            return
-        if self._response.started:
-            await self._response.end(self._opened_format.failure(error))
-        else:
+        """Refuse the request, unless its body is being written already."""
+        if not self._response.started:
             await send_error(self._response, error)
 
+    async def keep_alive(self) -> None:
+        """Write nothing: a JSON body has no comments."""
+
+
+class HttpSink:
+    """The client of one HTTP request. Its answer's form is known once the request is opened."""
+
+    def __init__(self, response: HttpResponse, endpoint: Endpoint) -> None:
+        self._response = response
+        self._endpoint = endpoint
+        self._answer: StreamedAnswer | WholeAnswer | None = None
+        self._gone_reason = "cancelled"
+        self.gone_s: float | None = None
+
+    def opened(
+        self, identity: Identity, request: GenerationRequest
+    ) -> StreamedAnswer | WholeAnswer:
+        format = self._endpoint.answer(identity, request)
+        if request.stream:
+            self._answer = StreamedAnswer(self._response, format)
+        else:
+            self._answer = WholeAnswer(self._response, format, identity.num_choices)
+        return self._answer
+
+    async def failed(self, error: BatonError) -> None:
+        """Write the failure: as a status if there is none yet, else as one error event."""
+        if self._response.ended:
+            return
+        if self._answer is None:
+            await send_error(self._response, error)
+        else:
+            await self._answer.failed(error)
+
     def give_up(self, reason: str) -> None:
-        """The request is about to be cancelled for this reason, not by its client."""
+        """Note that the request is about to be cancelled for this reason, not by its client."""
         self._gone_reason = reason
 
     @property
@@ -101,23 +142,14 @@ class HttpSink:
         """Keep a silent stream alive; runs beside the request until cancelled. Raises
         DeadlineExceeded when the client stalled, which ends the request."""
         try:
-            await self._response.watch(self._comment)
+            await self._response.watch(self._keep_alive)
         except DeadlineExceeded as stalled:
             self._gone_reason = stalled.reason
             raise
 
-    async def _comment(self) -> None:
-        if not self._streams:
-            return
-        if not self._response.started:
-            await self._response.start(200, EVENT_STREAM, _STREAM_HEADERS)
-        if not self._response.ended:
-            await self._response.write(sse.KEEP_ALIVE)
-
-    @property
-    def _opened_format(self) -> AnswerFormat:
-        assert self._format is not None, "opened first"
-        return self._format
+    async def _keep_alive(self) -> None:
+        if self._answer is not None:
+            await self._answer.keep_alive()
 
 
 def _head_headers(head: Head) -> dict[str, str]:

@@ -17,7 +17,7 @@ from services.gateway.request.answer import begin_answer
 from services.gateway.request.answer_stream import AnswerStream
 from services.gateway.request.delivery import Delivery
 from services.gateway.request.deps import AttemptDeps
-from services.gateway.request.incoming import Sink
+from services.gateway.request.incoming import AnswerSink
 from services.gateway.request.job import Job
 from services.gateway.request.payment import Payment
 from services.gateway.request.picks import Picks
@@ -36,7 +36,7 @@ class Attempts:
     """The attempts of one job that holds a lease. `run` once."""
 
     def __init__(
-        self, job: Job, lease: Lease, sink: Sink, deps: AttemptDeps, trace: RequestTrace
+        self, job: Job, lease: Lease, sink: AnswerSink, deps: AttemptDeps, trace: RequestTrace
     ) -> None:
         answer = begin_answer(job)
         trace.usage.choices = answer.choices

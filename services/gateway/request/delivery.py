@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from services.gateway.openai.generation import Delta
-from services.gateway.request.incoming import Sink
+from services.gateway.request.incoming import AnswerSink
 from services.gateway.request.timeline import Timeline
 from services.gateway.request.trace import RequestTrace
 from services.gateway.tenants.leases import Lease
@@ -12,7 +12,9 @@ from services.gateway.tenants.leases import Lease
 class Delivery:
     """The way of one answer to its sink."""
 
-    def __init__(self, sink: Sink, lease: Lease, trace: RequestTrace, timeline: Timeline) -> None:
+    def __init__(
+        self, sink: AnswerSink, lease: Lease, trace: RequestTrace, timeline: Timeline
+    ) -> None:
         self._sink = sink
         self._lease = lease
         self._trace = trace

@@ -64,12 +64,9 @@ class Client(Protocol):
         """When it left, on the gateway's clock; None when it did not."""
 
 
-class Sink(Client, Protocol):
-    """Where the answer goes. Methods return when the client's socket accepted what they wrote;
-    that is what the worker's credit follows."""
-
-    def opened(self, identity: Identity, request: GenerationRequest) -> None:
-        """The request is valid and its model known; defaults are filled in."""
+class AnswerSink(Protocol):
+    """The destination of one answer, in the form that its request asked for. Methods return when
+    the client's socket accepted what they wrote; that is what the worker's credit follows."""
 
     async def started(self, head: Head) -> None:
         """The first token is there."""
@@ -79,3 +76,10 @@ class Sink(Client, Protocol):
 
     async def finished(self, usage: Usage, head: Head) -> None:
         """All choices ended and the request is settled."""
+
+
+class Sink(Client, Protocol):
+    """The client as the destination of an answer, before its form is known."""
+
+    def opened(self, identity: Identity, request: GenerationRequest) -> AnswerSink:
+        """Open the answer's sink: the request is valid, its model known, its defaults filled in."""

@@ -4,7 +4,7 @@
                                                        pick -> submit -> tokens (answering.py)
 
 Each stage returns what the next ones need. Whatever was reserved is settled exactly once, however
-the request ends (request/reservation.py), and the sink's `finished` comes only after that.
+the request ends (request/reservation.py), and the answer sink's `finished` comes only after that.
 """
 
 import asyncio
@@ -38,8 +38,11 @@ class Pipeline:
         self._deps = deps
 
     async def run(self, incoming: IncomingRequest, sink: Sink) -> None:
-        """Serve one request to its end. Raises BatonError; the caller turns that into a status or,
-        after `sink.started`, into the stream's one error event. Cancelling it frees everything."""
+        """Serve one request to its end. Cancelling it frees everything.
+
+        Raises BatonError, which the caller turns into a status or, once the answer has started,
+        into the stream's one error event.
+        """
         trace = RequestTrace(incoming, sink, self._deps.clock)
         with trace.span, self._deps.auditor.request(trace), reports.of_request(trace):
             try:
@@ -63,11 +66,11 @@ class Pipeline:
         plan = self._plan(request, model, prompt)
         request = submission.with_defaults(request, prompt.text_model)
         job = Job(incoming, deadlines, principal, request, model, prompt, plan)
-        sink.opened(_identity(job, trace), request)
+        answer_sink = sink.opened(_identity(job, trace), request)
         async with self._deps.reservations.reserve(job, trace) as lease:
-            usage = await Attempts(job, lease, sink, self._deps.attempts, trace).run()
+            usage = await Attempts(job, lease, answer_sink, self._deps.attempts, trace).run()
         trace.stage = "flush"
-        await sink.finished(usage, trace.head(lease))
+        await answer_sink.finished(usage, trace.head(lease))
 
     async def _authenticate(
         self, incoming: IncomingRequest, deadlines: Deadlines, trace: RequestTrace

@@ -84,8 +84,9 @@ class RecordingSink:
         self.free = asyncio.Event()
         self.free.set()
 
-    def opened(self, identity: Identity, request: GenerationRequest) -> None:
+    def opened(self, identity: Identity, request: GenerationRequest) -> "RecordingSink":
         self.identity, self.request = identity, request
+        return self
 
     async def started(self, head: Head) -> None:
         self.head = head
