@@ -1,9 +1,27 @@
 """Metrics of the gateway."""
 
+from enum import StrEnum
+
 from prometheus_client import Counter, Gauge, Histogram
 
 from baton.runtime.instruments import CANCEL_BUCKETS, Series
 from baton.wire.failures import REASONS
+
+
+class StreamOutcome(StrEnum):
+    """The end of the time in which a broken stream to a decode worker may be resumed."""
+
+    RESUMED = "resumed"
+    GIVEN_UP = "given_up"
+
+
+class DropCause(StrEnum):
+    """The reason for which an entry of a Step frame was not taken."""
+
+    OVER = "over"
+    REPEAT = "repeat"
+    GAP = "gap"
+
 
 _SERVED = ("model_name",)
 _GEN_AI = ("gen_ai_operation_name", "gen_ai_request_model")
@@ -175,6 +193,6 @@ KNOWN_SERIES: Series = {
     GATEWAY_REFUSED_REQUESTS: [(reason, str(row.http_status)) for reason, row in REASONS.items()],
     GATEWAY_REPEATED_PICKS: _RETRIED,
     GATEWAY_MIGRATIONS: _RETRIED,
-    GATEWAY_LOST_STREAMS: [("resumed",), ("given_up",)],
-    GATEWAY_DROPPED_ENTRIES: [("over",), ("repeat",), ("gap",)],
+    GATEWAY_LOST_STREAMS: [(outcome,) for outcome in StreamOutcome],
+    GATEWAY_DROPPED_ENTRIES: [(cause,) for cause in DropCause],
 }

@@ -6,10 +6,17 @@ pipeline between them knows only these.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
 EndpointName = Literal["chat.completions", "completions", "responses"]
-FinishReason = Literal["stop", "length"]
+
+
+class FinishReason(StrEnum):
+    """The reason for which a choice ended well, as clients read it."""
+
+    STOP = "stop"
+    LENGTH = "length"
 
 
 @dataclass(frozen=True, slots=True)

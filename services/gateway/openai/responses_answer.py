@@ -32,7 +32,7 @@ class ResponsesAnswer:
         self._next_number = 0
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
-        self._finish_reason: FinishReason = "stop"
+        self._finish_reason: FinishReason = FinishReason.STOP
         self._delta_parts = self._delta_template()
 
     def opening(self) -> bytes:
@@ -86,7 +86,7 @@ class ResponsesAnswer:
     def whole(self, choices: list[Delta], usage: Usage) -> bytes:
         """The JSON body of the finished response."""
         (choice,) = choices
-        self._finish_reason = choice.finish_reason or "stop"
+        self._finish_reason = choice.finish_reason or FinishReason.STOP
         status = _STATUS[self._finish_reason]
         part = _part(choice.text, response_list(choice.logprobs))
         response = self._response(status, [self._item(status, part)], usage)
@@ -154,7 +154,7 @@ class ResponsesAnswer:
         }
 
 
-_STATUS = {"stop": "completed", "length": "incomplete"}
+_STATUS = {FinishReason.STOP: "completed", FinishReason.LENGTH: "incomplete"}
 
 # This version has no tools, no reasoning, no storage and no conversation state.
 _FIXED: dict[str, Any] = {

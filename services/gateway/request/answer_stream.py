@@ -10,7 +10,7 @@ from collections.abc import Callable
 from baton.system.clock import Clock
 from baton.wire.failures import Unavailable
 from baton.wire.v1 import worker_pb2
-from services.gateway.openai.generation import Delta
+from services.gateway.openai.generation import Delta, FinishReason
 from services.gateway.request.answer import Answer
 from services.gateway.request.delivery import Delivery
 from services.gateway.text.choice_text import ChoiceText
@@ -107,7 +107,7 @@ class AnswerStream:
             if choice.finish_reason is None and self._meter.starved(
                 choice.choice, choice.num_received
             ):
-                self._batch.append(choice.finish("length"))
+                self._batch.append(choice.finish(FinishReason.LENGTH))
                 self._end_early(choice)
 
     def _echoes(self) -> list[Delta]:
@@ -144,10 +144,10 @@ class AnswerStream:
 
     def _finish(self, choice: ChoiceText, finished: Finished) -> None:
         reason = finished.finish.reason
-        if reason == "stop":
-            self._batch.append(choice.finish("stop"))
-        elif reason == "length":
-            self._batch.append(choice.finish("length"))
+        if reason == FinishReason.STOP:
+            self._batch.append(choice.finish(FinishReason.STOP))
+        elif reason == FinishReason.LENGTH:
+            self._batch.append(choice.finish(FinishReason.LENGTH))
         else:
             raise Unavailable(f"the worker ended with {reason!r}", reason="worker_lost")
         self._meter.end_choice(choice.choice, choice.num_received)

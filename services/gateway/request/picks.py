@@ -10,7 +10,7 @@ from services.gateway.request import reports
 from services.gateway.request.deadlines import Deadlines
 from services.gateway.request.deps import AttemptDeps
 from services.gateway.request.submission import Submission
-from services.gateway.request.trace import RequestTrace
+from services.gateway.request.trace import RequestTrace, Stage
 from services.gateway.routing.crash_record import Crashes, CrashRecord
 from services.gateway.workers.migration import MigrationPermit
 
@@ -63,7 +63,7 @@ class Picks:
         request.has_begun = migration is not None
         self._crashes.ask(self._crash_record, request)
         trace = self._trace
-        with trace.measure("pick", migration) as span:
+        with trace.measure(Stage.PICK, migration) as span:
             span.set("baton.epoch", trace.usage.num_attempts + 1)
             asked_s = self._clock.now()
             context = trace.call_context(span, self._deadlines.first_token_left_s)

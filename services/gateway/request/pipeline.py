@@ -21,7 +21,7 @@ from services.gateway.request.deps import PipelineDeps
 from services.gateway.request.incoming import IncomingRequest, Sink
 from services.gateway.request.job import Job, OutputPlan, Prompt
 from services.gateway.request.large_bodies import LARGE_BODY_BYTES
-from services.gateway.request.trace import RequestTrace
+from services.gateway.request.trace import RequestTrace, Stage
 from services.gateway.routing.models import ServedModel
 from services.gateway.tenants.auth import Principal
 
@@ -69,13 +69,13 @@ class Pipeline:
         answer_sink = sink.opened(_identity(job, trace), request)
         async with self._deps.reservations.reserve(job, trace) as lease:
             usage = await Attempts(job, lease, answer_sink, self._deps.attempts, trace).run()
-        trace.stage = "flush"
+        trace.stage = Stage.FLUSH
         await answer_sink.finished(usage, trace.head(lease))
 
     async def _authenticate(
         self, incoming: IncomingRequest, deadlines: Deadlines, trace: RequestTrace
     ) -> Principal:
-        with trace.measure("auth") as span:
+        with trace.measure(Stage.AUTH) as span:
             context = trace.call_context(span, deadlines.of_call(AUTHENTICATE_TIMEOUT_S))
             principal = await self._deps.authenticator.authenticate(
                 incoming.authorization, context, incoming.client_address
@@ -86,7 +86,7 @@ class Pipeline:
     async def _validate(
         self, incoming: IncomingRequest, principal: Principal, trace: RequestTrace
     ) -> tuple[GenerationRequest, ServedModel]:
-        with trace.measure("validate"):
+        with trace.measure(Stage.VALIDATE):
             request = await self._parse(incoming, principal.tenant)
             model = self._deps.directory.resolve(request.model, principal.allowed_models)
         trace.model_name = model.name
@@ -108,7 +108,7 @@ class Pipeline:
     ) -> Prompt:
         deps = self._deps
         cache_key = derive_cache_key(deps.server_secret, principal.tenant, request.cache_salt)
-        with trace.measure("tokenize") as span:
+        with trace.measure(Stage.TOKENIZE) as span:
             text_model = await deps.artifacts.text_model(model.model_fp)
             encoded = await deps.tokenizer.encode(
                 submission.encode_request(trace.request_id, request, model, cache_key),

@@ -11,7 +11,7 @@ from baton.runtime.telemetry import Span, start_span
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError
 from services.gateway import instruments
-from services.gateway.request.trace import RequestTrace
+from services.gateway.request.trace import RequestTrace, Stage
 
 _log = logs.get("access")
 
@@ -62,13 +62,13 @@ def of_migration(trace: RequestTrace, reason: str) -> None:
 def of_queue(trace: RequestTrace, pick_span: Span, asked_s: float, queue_s: float) -> None:
     """The part of the pick, just ended, that was spent in the router's queue: a stage of its own,
     unless the pick is part of a move."""
-    start_span("queue", parent=pick_span, request_id=trace.request_id, start_s=asked_s).end(
+    start_span(Stage.QUEUE, parent=pick_span, request_id=trace.request_id, start_s=asked_s).end(
         asked_s + queue_s
     )
     stages = trace.timer.stages
-    if trace.stage == "pick":
-        stages["pick"] -= queue_s
-        stages["queue"] = stages.get("queue", 0.0) + queue_s
+    if trace.stage == Stage.PICK:
+        stages[Stage.PICK] -= queue_s
+        stages[Stage.QUEUE] = stages.get(Stage.QUEUE, 0.0) + queue_s
     instruments.REQUEST_QUEUE_TIME.labels(trace.model_name).observe(queue_s)
 
 
@@ -79,8 +79,8 @@ def of_first_token(
     what is left: the way to the worker and back."""
     stages = trace.timer.stages
     for stage, seconds in worker_stages.items():
-        share_s = min(seconds, stages["prefill"])
-        stages["prefill"] -= share_s
+        share_s = min(seconds, stages[Stage.PREFILL])
+        stages[Stage.PREFILL] -= share_s
         stages[stage] = stages.get(stage, 0.0) + share_s
     name, ttft_s = trace.model_name, trace.timer.wall_s
     instruments.TIME_TO_FIRST_TOKEN.labels(name).observe(ttft_s)
@@ -171,7 +171,7 @@ def _count(trace: RequestTrace, outcome: str, status: int) -> None:
         return
     for reason in outcome.split(","):
         instruments.REQUEST_SUCCESS.labels(name, reason).inc()
-    decode_s, num_tokens = stages.get("decode", 0.0), trace.usage.num_output_tokens
+    decode_s, num_tokens = stages.get(Stage.DECODE, 0.0), trace.usage.num_output_tokens
     instruments.REQUEST_DECODE_TIME.labels(name).observe(decode_s)
     if num_tokens > 1:
         per_token = instruments.GEN_AI_TIME_PER_OUTPUT_TOKEN.labels(operation, name)

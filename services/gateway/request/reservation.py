@@ -11,7 +11,7 @@ from services.gateway.clients.protocols import CallContext, QuotaClient
 from services.gateway.request import reports
 from services.gateway.request.auditor import GatewayAuditor
 from services.gateway.request.job import Job
-from services.gateway.request.trace import RequestTrace
+from services.gateway.request.trace import RequestTrace, Stage
 from services.gateway.tenants.leases import Lease, LeaseRenewer
 from services.gateway.tenants.outbox import Outbox
 from services.gateway.tenants.quota_outage import LocalBuckets, is_outage
@@ -59,7 +59,7 @@ class Reservations:
                 await self._settle(trace, usage_record(job, trace, outcome))
 
     async def _open(self, job: Job, trace: RequestTrace) -> Lease:
-        with trace.measure("reserve") as span:
+        with trace.measure(Stage.RESERVE) as span:
             deadline_s = job.deadlines.of_call(RESERVE_TIMEOUT_S)
             answer, local = await self._ask(job, trace, trace.call_context(span, deadline_s))
         lease = Lease(
@@ -104,7 +104,7 @@ class Reservations:
         await self._outbox.put(usage_record(job, trace, outcome))
 
     async def _settle(self, trace: RequestTrace, record: quota_pb2.UsageRecord) -> None:
-        with trace.measure("settle") as span:
+        with trace.measure(Stage.SETTLE) as span:
             acknowledged = False
             try:
                 async with asyncio.timeout(SETTLE_ACK_S):

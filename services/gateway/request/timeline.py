@@ -13,7 +13,7 @@ from baton.runtime.telemetry import Span, start_span
 from baton.system.clock import Clock
 from services.gateway import instruments
 from services.gateway.request import reports
-from services.gateway.request.trace import RequestTrace
+from services.gateway.request.trace import RequestTrace, Stage
 
 
 class Timeline:
@@ -31,21 +31,21 @@ class Timeline:
     def submit(self) -> None:
         """An attempt begins."""
         if self.migration is None:
-            self._trace.stage = "prefill"
+            self._trace.stage = Stage.PREFILL
 
     def begin(self, worker_stages: Mapping[str, float]) -> bool:
         """An attempt's first token is there, or nothing more will come; True for the request's
         first one. `worker_stages`: what the worker spent up to there, in seconds."""
         if self.migration is not None:
-            self._trace.timer.mark("move")
+            self._trace.timer.mark(Stage.MIGRATION)
             instruments.GATEWAY_MIGRATION_SECONDS.observe(self._clock.now() - self._lost_s)
             self.migration.end()
             self.migration = None
-        self._trace.stage = "decode"
+        self._trace.stage = Stage.DECODE
         if self._has_begun:
             return False
         self._has_begun = True
-        prefill_s = self._trace.timer.mark("prefill")
+        prefill_s = self._trace.timer.mark(Stage.PREFILL)
         reports.of_first_token(self._trace, prefill_s, worker_stages)
         return True
 
@@ -56,9 +56,9 @@ class Timeline:
     def pause(self) -> None:
         """An attempt is over."""
         if self.migration is not None:
-            self._trace.timer.mark("move")
+            self._trace.timer.mark(Stage.MIGRATION)
         else:
-            self._trace.timer.mark("decode" if self._has_begun else "prefill")
+            self._trace.timer.mark(Stage.DECODE if self._has_begun else Stage.PREFILL)
 
     def lose(self, reason: str, worker_id: str) -> bool:
         """An attempt has failed, and another one follows; True when a move begins with that."""
@@ -67,9 +67,9 @@ class Timeline:
             reports.of_retry(trace, reason)
             return False
         self._lost_s = self._clock.now()
-        trace.stage = "move"
+        trace.stage = Stage.MIGRATION
         self.migration = start_span(
-            "move",
+            Stage.MIGRATION,
             parent=trace.span,
             request_id=trace.request_id,
             attributes={

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 
 from baton.runtime.telemetry import Span, StageTimer, start_span
 from baton.system.clock import Clock
@@ -9,6 +10,24 @@ from services.gateway.clients.protocols import CallContext
 from services.gateway.request.incoming import Client, Head, IncomingRequest
 from services.gateway.request.usage import RequestUsage
 from services.gateway.tenants.leases import Lease
+
+
+class Stage(StrEnum):
+    """A stage of a request, as Server-Timing, spans, metrics and usage records name it. Workers add
+    stages of their own."""
+
+    AUTH = "auth"
+    VALIDATE = "validate"
+    TOKENIZE = "tokenize"
+    RESERVE = "reserve"
+    PICK = "pick"
+    QUEUE = "queue"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIGRATION = "move"
+    SETTLE = "settle"
+    # Only the client has still to take the answer.
+    FLUSH = "flush"
 
 
 class RequestTrace:
@@ -26,8 +45,7 @@ class RequestTrace:
         )
         self.timer = StageTimer(clock)
         self.started_unix_s = clock.unix()
-        # The name of a stage, or "flush" when only the client has still to take the answer.
-        self.stage = "auth"
+        self.stage = Stage.AUTH
         self.tenant = ""
         self.model_name = ""
 
@@ -36,18 +54,18 @@ class RequestTrace:
         return self.incoming.request_id
 
     @contextmanager
-    def measure(self, name: str, migration: Span | None = None) -> Iterator[Span]:
-        """Count the time in here as stage `name`, also when it fails; all of a `migration` is one
-        stage. The span is below the request's, or the move's."""
+    def measure(self, stage: Stage, migration: Span | None = None) -> Iterator[Span]:
+        """Count the time in here as this stage, also when it fails; all of a `migration` is one
+        stage. The span is below the request's, or the migration's."""
         if self.client.gone_s is None and migration is None:
-            self.stage = name
+            self.stage = stage
         try:
             with start_span(
-                name, parent=migration or self.span, request_id=self.request_id
+                stage, parent=migration or self.span, request_id=self.request_id
             ) as span:
                 yield span
         finally:
-            self.timer.mark("move" if migration else name)
+            self.timer.mark(Stage.MIGRATION if migration else stage)
 
     def call_context(self, span: Span, deadline_s: float) -> CallContext:
         """The context of a call that belongs to a stage."""

@@ -55,8 +55,8 @@ class ChoiceText:
         """Take in tokens; returns what may be sent, if anything. May end the choice with stop."""
         if self.is_mute and self.finish_reason is None:
             self.num_wasted += len(token_ids)
-            self.finish_reason = "length"
-            return Delta(self.choice, "", "length")
+            self.finish_reason = FinishReason.LENGTH
+            return Delta(self.choice, "", FinishReason.LENGTH)
         if self.finish_reason is not None:
             self.num_wasted += len(token_ids)
             return None
@@ -69,7 +69,7 @@ class ChoiceText:
             self.num_tokens += 1
             pieces.append(self._text_of(token_id))
             if self._stops.done:
-                self.finish_reason = "stop"
+                self.finish_reason = FinishReason.STOP
                 self.num_wasted += len(token_ids) - position - 1
                 break
         return self._delta("".join(pieces))
@@ -83,11 +83,11 @@ class ChoiceText:
         rest = self._texts.flush()
         self._num_chars += len(rest)
         text = self._stops.feed(rest) if rest else ""
-        if self._trail is not None and reason == "stop":
+        if self._trail is not None and reason == FinishReason.STOP:
             self._trail.drop_last()
         if self._stops.done:
-            self.finish_reason = "stop"
-            return self._delta(text) or Delta(self.choice, "", "stop")
+            self.finish_reason = FinishReason.STOP
+            return self._delta(text) or Delta(self.choice, "", FinishReason.STOP)
         text += self._stops.flush()
         self.finish_reason = reason
         logprobs = () if self._trail is None else self._trail.release_all()

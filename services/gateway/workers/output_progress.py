@@ -64,9 +64,10 @@ class OutputProgress:
 def _reject(first: int, expected: int, num_tokens: int) -> None:
     # A repeat is dropped. A gap is a worker's error, which asking again would not mend: what a
     # broken stream loses is noticed by the link, and sent again (baton/runtime/resumable_link.py).
-    cause = "gap" if first > expected else "repeat"
+    is_gap = first > expected
+    cause = instruments.DropCause.GAP if is_gap else instruments.DropCause.REPEAT
     instruments.GATEWAY_DROPPED_ENTRIES.labels(cause).inc()
-    if first > expected:
+    if is_gap:
         raise Unavailable(
             f"tokens {expected} to {first} never arrived ({num_tokens} after them did)",
             reason="worker_lost",

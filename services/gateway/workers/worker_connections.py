@@ -59,13 +59,13 @@ class WorkerConnections:
 
     async def resume(self, dial: Dial) -> tuple[WorkerStream, Writer]:
         """The next connection. Raises as `first` does, TimeoutError when the window is over."""
-        outcome = "given_up"
+        outcome = instruments.StreamOutcome.GIVEN_UP
         try:
             async with asyncio.timeout(self._give_up_s - self._clock.now()):
                 while True:
                     try:
                         connection = await self._connect(dial)
-                        outcome = "resumed"
+                        outcome = instruments.StreamOutcome.RESUMED
                         return connection
                     except StreamLost:
                         await asyncio.sleep(REDIAL_PAUSE_S)

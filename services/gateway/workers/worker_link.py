@@ -233,7 +233,7 @@ class WorkerLink:
                 new_logprobs = logprobs.get((handle, choice), ())
                 attempt.take_tokens(choice, first_index, new_ids, new_logprobs)
             else:
-                instruments.GATEWAY_DROPPED_ENTRIES.labels("over").inc()
+                instruments.GATEWAY_DROPPED_ENTRIES.labels(instruments.DropCause.OVER).inc()
             start += count
         for side in step.side:
             attempt = self._attempts.get(side.handle)
