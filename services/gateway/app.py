@@ -1,7 +1,7 @@
 """The HTTP edge: raw ASGI on the generating endpoints, starlette for the rest.
 
 Each generating request runs in a task group with two companions: one waits on `receive()` for the
-client to leave (a send never tells), one keeps a silent stream alive and notices a stalled client.
+client to leave (a send never fails), one keeps a silent stream alive and notices a stalled client.
 Translates failures into OpenAI's bodies; decides nothing else.
 """
 
@@ -91,7 +91,7 @@ class App:
         self._cutoff = Cutoff()
 
     async def idle(self, timeout_s: float) -> bool:
-        """Wait until no request is open, for at most `timeout_s`; whether that was so."""
+        """Wait until no request is open; False when one still is after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._none_open.wait()
@@ -179,7 +179,7 @@ class App:
             _log.info("client_gone", request_id=incoming.request_id, reason=sink.gone_reason)
 
     async def _client_left(self, sink: HttpSink, body: RequestBody, receive: Receive) -> None:
-        """Raises _ClientGone when the client leaves; until the body was read, reading it tells."""
+        """Raise _ClientGone when the client leaves. Until the body is read, its reader notices."""
         await body.was_read.wait()
         while (await receive())["type"] != "http.disconnect":
             pass
@@ -203,7 +203,7 @@ class App:
             ],
             exception_handlers={HTTPException: _http_error, BatonError: _baton_error},
         )
-        # A path is what it is: nothing is guessed and redirected.
+        # A path is taken as it is: a slash too many is not guessed away by a redirect.
         app.router.redirect_slashes = False
         return app
 
@@ -244,7 +244,7 @@ class App:
 
 
 def _nothing() -> None:
-    """A server that has no connections to cut."""
+    """Do nothing: this server has no connection to cut."""
 
 
 def _draining() -> Unavailable:
@@ -256,7 +256,7 @@ def _no_such_path() -> InvalidRequest:
 
 
 def _hides_a_slash(scope: Scope) -> bool:
-    """Whether the path has a slash that a proxy in front took for a character of a name. Only
+    """True when the path has a slash that a proxy in front took for a character of a name. Only
     names of models may have one."""
     raw: bytes = scope.get("raw_path", b"")
     return b"%2f" in raw.lower() and not raw.startswith(_MODEL_NAME_PATH)

@@ -1,4 +1,4 @@
-"""What the gateway reads of an HTTP request: id, trace, deadline, and its body within limits."""
+"""The parts of an HTTP request that the gateway reads: id, trace, timeouts, and a bounded body."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 BODY_TIMEOUT_S = 10.0
-# Seconds: for the whole request, to its first token, between two tokens.
+# Timeouts in seconds: of the whole request, to its first token, between two tokens.
 TOTAL_HEADER = "x-request-timeout-s"
 FIRST_TOKEN_HEADER = "x-first-token-timeout-s"
 TOKEN_GAP_HEADER = "x-token-gap-timeout-s"
@@ -48,14 +48,17 @@ def authorization_of(headers: Headers) -> str | None:
 
 
 def traceparent_of(headers: Headers) -> str:
-    """The W3C trace context, or empty when there is none that is well-formed."""
+    """The W3C trace context; empty when there is none that is well-formed."""
     value = headers.get("traceparent") or ""
     return value if _TRACEPARENT.fullmatch(value) else ""
 
 
-def client_address_of(scope: Scope, num_proxies: int) -> str:
-    """Who sent a request, behind `num_proxies` of ours: each adds the address that it was called
-    from to x-forwarded-for, and what stands before those, anybody may have written."""
+def client_address_of(scope: Scope, num_proxies: int) -> str | None:
+    """The address of the client behind `num_proxies` of ours; None when it is not known.
+
+    Each of them adds the address that it was called from to x-forwarded-for. The addresses before
+    those are not to be trusted: the client may have written them.
+    """
     addresses = ",".join(Headers(scope["headers"]).all("x-forwarded-for")).split(",")
     if (
         num_proxies
@@ -63,7 +66,8 @@ def client_address_of(scope: Scope, num_proxies: int) -> str:
         and (address := addresses[-num_proxies].strip())
     ):
         return address
-    return str((scope.get("client") or ("",))[0])
+    client = scope.get("client")
+    return str(client[0]) if client and client[0] else None
 
 
 def timeout_of(headers: Headers, name: str) -> float | None:
@@ -88,8 +92,9 @@ def timeout_of(headers: Headers, name: str) -> float | None:
 class RequestIds:
     """Request ids: the client's own when it is sane and new here, else a fresh one.
 
-    A repeated id is replaced: it names one request. What other gateways are given, and what this
-    one was in an earlier life, is not known here; so usage under a given id has an id of its own.
+    A repeated id is replaced: it names one request. The ids that other gateways were given, or this
+    one in an earlier life, are not known here; so a request with a given id has a usage id of its
+    own.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -106,16 +111,17 @@ class RequestIds:
         return given
 
     def usage_id_of(self, request_id: str, headers: Headers) -> str:
-        """What quota knows the request by; quota has never seen it."""
+        """The usage id of a request; quota has never seen it."""
         if request_id != headers.get("x-request-id"):
             return request_id
         return f"{request_id}.{self._rng.getrandbits(64):016x}"
 
 
 class RequestBody:
-    """A request's body, read only when it is asked for: not before its sender is known.
+    """A request's body, which is not read before its client is authenticated.
 
-    `was_read` is set once `read` has returned or raised; until then nobody else may call `receive`.
+    `was_read` is set once `read` has returned or raised; until then only this object may call
+    `receive`.
     """
 
     def __init__(self, headers: Headers, receive: Receive, max_bytes: int) -> None:
@@ -125,7 +131,7 @@ class RequestBody:
         self.was_read = asyncio.Event()
 
     async def read(self) -> bytes:
-        """The whole body. Raises InvalidRequest (too large, encoded, too slow), Cancelled when
+        """Read the whole body. Raises InvalidRequest (too large, encoded, too slow), Cancelled when
         the client left."""
         try:
             self._check_headers()

@@ -1,4 +1,4 @@
-"""As much of an answer as there is: its choices, and the echo of the prompt in front of them."""
+"""An answer as far as it has come: its choices, and the echo of the prompt in front of them."""
 
 from array import array
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from services.gateway.text.logprob_trail import LogprobTrail
 from services.gateway.text.prompt_echo import PromptEcho
 from services.gateway.text.stop_strings import StopMatcher, StopPattern
 
-# Text before a plain completion that decides whether its first token starts with a space.
+# Tokens before a plain completion that decide whether its first token starts with a space.
 _CONTEXT_TOKENS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The choices of one request; it goes on from one attempt to the next. `echo`: None when the
+    """The choices of one request, which go on from one attempt to the next. `echo`: None when the
     prompt is not repeated."""
 
     choices: Sequence[ChoiceText]
@@ -31,11 +31,11 @@ class Answer:
 
     @property
     def has_echo(self) -> bool:
-        """The echo is complete, if one is wanted."""
+        """True when the echo is complete, or not wanted."""
         return self.echo is None or self.echo.is_complete
 
     def received(self) -> dict[int, int]:
-        """By open choice: the output tokens that reached this gateway."""
+        """The number of output tokens that reached this gateway, by open choice."""
         open_choices = (choice for choice in self.choices if choice.finish_reason is None)
         return {choice.choice: len(choice.token_ids) for choice in open_choices}
 

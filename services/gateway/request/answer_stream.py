@@ -1,8 +1,8 @@
-"""One request's tokens -> text for the client, with credit following what the client accepts.
+"""One request's tokens as text for the client, with credit that follows what the client accepts.
 
 Follows one attempt after the other; choices, text and credit simply go on. Ends when every choice
 has ended: by the worker (stop, length), by a stop string, or because quota grants no more tokens.
-Knows nothing of how an attempt came about.
+Knows nothing of picks and submits.
 """
 
 from collections.abc import Callable
@@ -28,12 +28,13 @@ from services.gateway.workers.credit import CreditMeter
 DRAIN_S = 0.05
 
 
-def _at_nobody(choice: int) -> None:
-    """Before the first attempt there is nobody to stop."""
+def _cancel_nothing(choice: int) -> None:
+    """Do nothing: before the first attempt no choice runs."""
 
 
 class AnswerStream:
-    """`follow` each attempt, await its `first` token, then `run` and `close` it."""
+    """The answer of one request. For each attempt call `follow`, await its `first` token, then
+    `run` and `close`."""
 
     def __init__(
         self, answer: Answer, meter: CreditMeter, delivery: Delivery, clock: Clock
@@ -43,8 +44,8 @@ class AnswerStream:
         self._delivery = delivery
         self._clock = clock
         # Stops one choice of the current attempt.
-        self._cancel: Callable[[int], None] = _at_nobody
-        # Taken in and not delivered yet.
+        self._cancel: Callable[[int], None] = _cancel_nothing
+        # Deltas that were not delivered yet.
         self._batch: list[Delta] = []
         self._is_echoed = False
         # By choice, of the current attempt; see RequestUsage.num_cached.
@@ -53,31 +54,34 @@ class AnswerStream:
         self._prefill_stages: dict[str, float] = {}
 
     def follow(self, attempt: Attempt) -> None:
-        """A new attempt begins behind what the choices have."""
+        """Follow a new attempt, which begins behind the tokens that the choices have."""
         self._cancel = attempt.cancel
         self.num_cached = {}
         if self.answer.echo is not None:
             self.answer.echo.restart()
 
     async def first(self, attempt: Attempt, timeout_s: float) -> None:
-        """Wait for the attempt's first token and what goes before it. Raises its failure, and
+        """Wait for the attempt's first token and for the echo before it. Raises its failure, and
         DeadlineExceeded."""
         answer, deadline = self.answer, self._clock.now() + timeout_s
         while answer.has_open_choices and not (attempt.num_received and answer.has_echo):
             events = await attempt.events(deadline - self._clock.now())
             self._take(events)
             if any(isinstance(event, PromptLogprobs) for event in events):
-                # A long prompt is being read, in small steps.
+                # A long prompt is being prefilled, in small steps.
                 deadline = self._clock.now() + timeout_s
         self.end_starved()
 
     async def begin(self) -> None:
-        """The first token is there, or nothing more will come."""
+        """Begin the delivery: the first token is there, or no token will come."""
         await self._delivery.begin(self._prefill_stages)
 
     async def run(self, attempt: Attempt, gap_s: float) -> None:
-        """Deliver what there is and everything that comes, until all choices have ended. `gap_s`:
-        the longest wait between tokens. Raises as `first` does, with nothing left to deliver."""
+        """Deliver the tokens that are there and all that come, until every choice has ended.
+
+        `gap_s`: the longest wait between tokens. Raises as `first` does, with nothing left to
+        deliver.
+        """
         while True:
             await self.flush()
             if not self.answer.has_open_choices:
@@ -85,7 +89,7 @@ class AnswerStream:
             self._take(await attempt.events(gap_s))
 
     async def flush(self) -> None:
-        """Deliver what was taken in, however its attempt went on."""
+        """Deliver the tokens that were taken in, however their attempt went on."""
         batch, self._batch = self._batch, []
         if not self._is_echoed:
             self._is_echoed = True
@@ -96,13 +100,13 @@ class AnswerStream:
             self._meter.accepted(choice.choice, choice.num_received)
 
     async def close(self, attempt: Attempt) -> None:
-        """Stop the worker if it is not done, and wait for what it still sends, to count it."""
+        """Stop the worker if it is not done, and wait for its last tokens, to count them."""
         if not attempt.ended:
             attempt.cancel()
             await attempt.drained(DRAIN_S)
 
     def end_starved(self) -> None:
-        """End the choices that quota grants no more tokens."""
+        """End the choices to which quota grants no more tokens."""
         for choice in self.answer.choices:
             if choice.finish_reason is None and self._meter.starved(
                 choice.choice, choice.num_received
@@ -111,7 +115,7 @@ class AnswerStream:
                 self._end_early(choice)
 
     def _echoes(self) -> list[Delta]:
-        """The start of every choice, where the prompt is repeated."""
+        """The echoes at the start of every choice; none where the prompt is not repeated."""
         echo = self.answer.echo
         return [] if echo is None else [echo.delta(each.choice) for each in self.answer.choices]
 
@@ -153,7 +157,7 @@ class AnswerStream:
         self._meter.end_choice(choice.choice, choice.num_received)
 
     def _end_early(self, choice: ChoiceText) -> None:
-        """The worker would go on with it; it must not, even while others go on."""
+        """End a choice that its worker would go on with, also while other choices go on."""
         self._meter.end_choice(choice.choice, choice.num_received)
         if self.answer.has_open_choices:
             self._cancel(choice.choice)

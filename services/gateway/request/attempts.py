@@ -2,10 +2,10 @@
 
     pick -> submit -> first token -> tokens -> lost? pick again, without the worker that failed
 
-There is no second way: a refusal, a loss before the first token and one in mid-stream all lead to
-the next attempt, under a higher epoch. It begins behind the tokens that reached this gateway, which
-are never sampled again; choices that ended are not run again. Text, stop strings, logprobs, credit
-and the quota lease go on as they are: the client sees a pause, never a gap or a repeat.
+A refusal, a loss before the first token and one in mid-stream all lead to the next attempt, under a
+higher epoch. It begins behind the tokens that reached this gateway, which are never sampled again;
+choices that ended are not run again. Text, stop strings, logprobs, credit and the quota lease go on
+as they are: the client sees a pause, never a gap or a repeat.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from services.gateway.workers.worker_link import WorkerLink
 
 
 class Attempts:
-    """The attempts of one job that holds a lease. `run` once."""
+    """The attempts of one job that holds a lease. `run` them once."""
 
     def __init__(
         self, job: Job, lease: Lease, sink: AnswerSink, deps: AttemptDeps, trace: RequestTrace
@@ -53,8 +53,8 @@ class Attempts:
         self._retries = Retries()
 
     async def run(self) -> Usage:
-        """Returns what the answer took. Raises BatonError: what the last attempt or pick failed
-        with."""
+        """Make attempts until the answer is complete; returns its usage. Raises BatonError: the
+        failure of the last attempt or pick."""
         try:
             with self._payment.following():
                 while await self._goes_on():
@@ -72,8 +72,10 @@ class Attempts:
         return self._trace.usage.for_client()
 
     async def _goes_on(self) -> bool:
-        """True while a choice is open, once the next token of each is paid for: with a prefill
-        elsewhere that token comes without credit. Raises BatonError."""
+        """Wait until quota pays for the next token of each open choice; False when none is open.
+
+        With a prefill at another worker that token comes without credit. Raises BatonError.
+        """
         try:
             async with asyncio.timeout(max(self._job.deadlines.left_s, 0.0)):
                 while self._stream.answer.has_open_choices:
@@ -119,7 +121,7 @@ class Attempts:
 
     async def _await_first_token(self, attempt: Attempt) -> None:
         due = self._job.deadlines
-        # A beam search brings its first token with its last.
+        # The first token of a beam search comes with its last.
         is_search = self._job.request.search is not None
         await self._stream.first(attempt, due.left_s if is_search else due.first_token_left_s)
         self._picks.permit.release()
@@ -133,22 +135,23 @@ class Attempts:
         finally:
             link.forget(attempt)
             usage.num_received += attempt.num_received
-            # A failure is also that the worker had not heard of it yet.
+            # An attempt that the worker had not heard of yet has a failure, too.
             was_at_work = has_client_left and attempt.failure is None
             usage.prompt_was_read |= attempt.num_received > 0 or was_at_work
             usage.took_cached(self._stream.num_cached)
             self._timeline.pause()
 
     def _fail_or_go_on(self, error: BatonError, pick: router_pb2.PickResponse) -> None:
-        """An attempt failed: another one follows, or `error` is raised."""
-        has_failed = error.reason not in REFUSALS
-        self._trace.usage.num_failed_attempts += has_failed
+        """Prepare another attempt after one that failed, or raise `error`."""
+        is_refusal = error.reason in REFUSALS
+        if not is_refusal:
+            self._trace.usage.num_failed_attempts += 1
         worker_id = self._retries.note(error, pick, is_guilty=self._crash_record.is_guilty)
-        if has_failed:
+        if not is_refusal:
             self._picks.permit.require()
-        has_moved = self._timeline.lose(error.reason, worker_id)
+        is_migration = self._timeline.lose(error.reason, worker_id)
         # A beam search begins anew, however long it took.
-        if has_moved or self._job.request.search is not None:
+        if is_migration or self._job.request.search is not None:
             self._job.deadlines.await_next_token()
 
 

@@ -1,7 +1,7 @@
-"""Watches that a gateway's requests, leases and attempts belong together.
+"""An audit of one gateway: its requests, leases and attempts must belong together.
 
-Every request that got a lease settles exactly once, known when it ends; every lease and every
-attempt belongs to a request that runs, looked at from time to time (runtime/audit.py).
+Every request that got a lease settles exactly once, which is checked when it ends. Every lease and
+every attempt belongs to a request that runs, which is checked from time to time (runtime/audit.py).
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class _Running:
 
 
 class GatewayAuditor:
-    """`request` is around every request; `reserved` and `settled` tell of its lease."""
+    """The audit: `request` is around every request; `reserved` and `settled` note its lease."""
 
     def __init__(self, leases: LeaseRenewer, links: WorkerLinks) -> None:
         self._leases = leases
@@ -33,7 +33,7 @@ class GatewayAuditor:
 
     @contextmanager
     def request(self, trace: RequestTrace) -> Iterator[None]:
-        """A request, from its arrival to its end."""
+        """Watch a request, from its arrival to its end."""
         running = self._running[trace.request_id] = _Running(trace)
         try:
             yield
@@ -48,21 +48,21 @@ class GatewayAuditor:
         return [running.trace for running in self._running.values()]
 
     def reserved(self, request_id: str) -> None:
-        """The request has a lease from now on."""
+        """Note that the request has a lease from now on."""
         if (running := self._running.get(request_id)) is not None:
             running.has_lease = True
 
     def settled(self, request_id: str) -> None:
-        """Its record was acknowledged, or goes to the outbox, whether or not anybody waits."""
+        """Note that its usage record was acknowledged, or goes to the outbox."""
         if (running := self._running.get(request_id)) is not None:
             running.num_settled += 1
 
     async def run(self) -> None:
-        """Look from time to time until cancelled."""
+        """Check from time to time until cancelled."""
         await self._audit.run(self.violations)
 
     def violations(self) -> Iterator[Violation]:
-        """Everything that does not belong together now."""
+        """The leases, requests and attempts that do not belong together now."""
         leased = set(self._leases.open_request_ids())
         used = {running.trace.incoming.usage_id for running in self._running.values()}
         for usage_id in leased - used:

@@ -1,18 +1,18 @@
-"""How long a request may still take: in all, to its first token, between two tokens.
+"""The deadlines of a request: in all, to its first token, between two tokens.
 
-What the client asked for in a header stands above this gateway's limits. Time is handed on as what
-remains of it: in frames to the workers, as the deadline of a call to the other services.
+The timeouts in a client's headers replace this gateway's own. Deadlines travel as remaining time:
+in frames to the workers, and as the deadline of a call to another service.
 """
 
 from baton.system.clock import Clock
 
-# A peer that misses a call's deadline is taken for unwell, which no client's impatience may bring
-# about: the request's own end comes first, and cancels the call.
+# A peer that misses a call's deadline is taken for unwell, and a client's short timeout must not
+# bring that about: with this margin the request's own end comes first, and cancels the call.
 CALL_MARGIN_S = 0.05
 
 
 class Deadlines:
-    """The deadlines of one request, from now on."""
+    """The deadlines of one request, counted from the moment of creation."""
 
     def __init__(
         self, total_s: float, first_token_s: float, token_gap_s: float, clock: Clock
@@ -24,17 +24,18 @@ class Deadlines:
 
     @property
     def left_s(self) -> float:
-        """Until all of it must be done; negative when that is over."""
+        """Seconds until the whole request must be done; negative after that."""
         return self._ends_s - self._clock.now()
 
     @property
     def first_token_left_s(self) -> float:
-        """Until its first token must be there, or the first after a move; negative when that is
-        over."""
+        """Seconds until its first token is due, or the first after a migration; negative after
+        that."""
         return self._due_s - self._clock.now()
 
     def await_next_token(self) -> None:
-        """A stream moves to another worker: for the client that is a gap between two tokens."""
+        """Set when the next token is due of a stream that migrates: for its client the migration is
+        a gap between two tokens."""
         self._due_s = min(self._clock.now() + self.token_gap_s, self._ends_s)
 
     def of_call(self, limit_s: float) -> float:

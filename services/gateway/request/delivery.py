@@ -1,4 +1,4 @@
-"""Hands an answer over to the client, and notes when that happened."""
+"""The delivery of an answer to its client, with the times at which it happened."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from services.gateway.tenants.leases import Lease
 
 
 class Delivery:
-    """The way of one answer to its sink."""
+    """Hands one answer to its sink."""
 
     def __init__(
         self, sink: AnswerSink, lease: Lease, trace: RequestTrace, timeline: Timeline
@@ -21,13 +21,13 @@ class Delivery:
         self._timeline = timeline
 
     async def begin(self, worker_stages: Mapping[str, float]) -> None:
-        """An attempt's first token is there, or nothing more will come. `worker_stages`: what the
-        worker spent up to there, in seconds."""
+        """Start the answer: an attempt's first token is there, or no token will come.
+        `worker_stages`: the time that the worker spent up to there, in seconds."""
         if self._timeline.begin(worker_stages):
             await self._sink.started(self._trace.head(self._lease))
 
     async def deliver(self, deltas: list[Delta]) -> None:
-        """Send new text, and wait until the client took it."""
+        """Send new text, and wait until the client has taken it."""
         self._timeline.deliver()
         await self._sink.deltas(deltas)
         self._lease.num_produced = self._trace.usage.num_output_tokens

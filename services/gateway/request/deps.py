@@ -1,4 +1,4 @@
-"""Everything that the pipeline and its attempts drive, and what the operator sets."""
+"""The objects that the pipeline and its attempts drive, and the limits that the operator sets."""
 
 import random
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from services.gateway.workers.worker_links import WorkerLinks
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The numbers that the operator sets."""
+    """The limits that the operator sets."""
 
     default_output_reservation: int = 512
     first_token_s: float = 30.0
@@ -28,7 +28,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class AttemptDeps:
-    """Everything that the attempts of all requests of one gateway share."""
+    """The objects that the attempts of all requests of one gateway share."""
 
     clock: Clock
     limits: Limits
@@ -41,8 +41,8 @@ class AttemptDeps:
 
 @dataclass(frozen=True, slots=True)
 class PipelineDeps:
-    """Everything that the stages of one gateway's pipeline drive: one field each, hence many. The
-    last stage, the attempts, has its own."""
+    """The objects that the stages of one gateway's pipeline drive: one field each, hence many. The
+    attempts have their own."""
 
     clock: Clock
     rng: random.Random

@@ -1,4 +1,4 @@
-"""A request as it comes in, and where its answer goes: what HTTP edge and pipeline share."""
+"""A request as it comes in, and the sink of its answer: the border of HTTP edge and pipeline."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from services.gateway.request.deadlines import Deadlines
 
 @dataclass(frozen=True, slots=True)
 class IncomingRequest:
-    """A request as it came in. `authorization` is the header's value; `deadline_s` the total,
-    `first_token_s` and `token_gap_s` what the client asked for instead of this gateway's limits.
+    """A request as it came in. `authorization` is the header's value; `deadline_s` the time for
+    the whole request; `first_token_s` and `token_gap_s` replace this gateway's limits.
 
-    `usage_id` is what quota knows it by. `read_body` brings the body, once; it is called when the
-    sender is known. Raises BatonError.
+    Quota knows the request under `usage_id`. `read_body` is called once, when the client is
+    authenticated; it raises BatonError.
     """
 
     request_id: str
@@ -26,14 +26,14 @@ class IncomingRequest:
     read_body: Callable[[], Awaitable[bytes]]
     authorization: str | None
     traceparent: str = ""
-    # Empty = not known.
-    client_address: str = ""
+    client_address: str | None = None
     deadline_s: float = 600.0
     first_token_s: float | None = None
     token_gap_s: float | None = None
 
     def deadlines(self, first_token_s: float, token_gap_s: float, clock: Clock) -> Deadlines:
-        """Its deadlines, counted from now, with this gateway's limits for what was not asked."""
+        """Its deadlines, counted from now. The arguments are this gateway's limits, for timeouts
+        that the client left open."""
         return Deadlines(
             self.deadline_s,
             first_token_s if self.first_token_s is None else self.first_token_s,
@@ -48,20 +48,20 @@ class Head:
 
     stages: dict[str, float]
     limits: failure_pb2.LimitState | None
-    # The limits are this gateway's own: quota cannot be asked.
+    # The limits are this gateway's own, because quota does not answer.
     degraded: bool = False
 
 
 class Client(Protocol):
-    """The client of one request, as far as it may have left."""
+    """The client of one request, which may leave."""
 
     @property
     def gone_reason(self) -> str:
-        """Why the client is gone, once the request was cancelled."""
+        """The reason of a request that was cancelled."""
 
     @property
     def gone_s(self) -> float | None:
-        """When it left, on the gateway's clock; None when it did not."""
+        """The time at which it left, on the gateway's clock; None when it did not."""
 
 
 class AnswerSink(Protocol):
@@ -69,13 +69,13 @@ class AnswerSink(Protocol):
     the client's socket accepted what they wrote; that is what the worker's credit follows."""
 
     async def started(self, head: Head) -> None:
-        """The first token is there."""
+        """Start the answer: its first token is there."""
 
     async def deltas(self, batch: list[Delta]) -> None:
-        """New text, in order."""
+        """Write new text, in order."""
 
     async def finished(self, usage: Usage, head: Head) -> None:
-        """All choices ended and the request is settled."""
+        """End the answer: all choices have ended and the request is settled."""
 
 
 class Sink(Client, Protocol):

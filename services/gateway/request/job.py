@@ -1,4 +1,4 @@
-"""A request that is ready to run: whose it is, what it asks for, its model and its prompt."""
+"""A request that is ready to run, with its principal, its model and its prompt."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from services.gateway.text.detokenize import TextModel
 class Prompt:
     """A prompt as its model reads it: token ids (u32 little-endian) and the hashes of its blocks.
 
-    `cache_key` names the prefix cache that it shares; `text_model` makes text of tokens again.
+    `cache_key` names the prefix cache that it shares; `text_model` turns tokens into text again.
     """
 
     token_ids: bytes
@@ -30,7 +30,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """How many tokens each choice may have, how many are reserved for it at first, and the seed."""
+    """The output of a request: the most tokens of a choice, those reserved for it at first, and the
+    seed."""
 
     max_tokens: int
     num_expected_tokens: int

@@ -1,7 +1,7 @@
-"""Large request bodies are parsed one at a time, beside the event loop, first come first served.
+"""The line of large request bodies, which are parsed one at a time, in order, in a thread.
 
-Parsing takes up to a quarter of a second a MiB and 100 times the body's size in memory. How many
-may wait is bounded, for each tenant and for all: nobody fills the line alone.
+Parsing takes up to a quarter of a second a MiB and 100 times the body's size in memory. The length
+of the line is bounded for each tenant and for all, so that one tenant cannot fill it.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from baton.wire.failures import Overloaded
 from services.gateway.clients.protocols import RunInThread
 
 LARGE_BODY_BYTES = 64 * 1024
-# In the line, with the one that is parsed.
+# Bodies in the line, with the one that is parsed.
 MAX_LINE = 16
 MAX_LINE_OF_TENANT = 4
 
@@ -41,7 +41,7 @@ class LargeBodies:
             raise
         parsing = asyncio.ensure_future(self._in_thread(work))
         parsing.add_done_callback(lambda _: self._end_turn(tenant))
-        # A thread cannot be stopped: it has its turn to the end, also when its client has left.
+        # A thread cannot be stopped: it keeps its turn to the end, also when its client has left.
         return await asyncio.shield(parsing)
 
     def _end_turn(self, tenant: str) -> None:

@@ -3,15 +3,16 @@
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 from baton.wire.failures import BatonError, Unavailable
-from services.gateway.tenants.leases import Lease, LeaseRenewer
+from services.gateway.tenants.leases import Lease, LeaseRenewer, nothing_changes
 from services.gateway.workers.attempt import Attempt
 from services.gateway.workers.credit import CreditMeter
 
 
 class Payment:
-    """Keeps the credit of one request, and of its current attempt, in step with its lease."""
+    """Keeps the credit of one request and of its current attempt equal to its lease."""
 
     def __init__(self, lease: Lease, meter: CreditMeter, leases: LeaseRenewer) -> None:
         self.meter = meter
@@ -22,17 +23,17 @@ class Payment:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Ask quota for more, and listen to its answers, while attempts run."""
+        """Ask quota for more tokens, and follow its answers, while attempts run."""
         lease = self._lease
         lease.on_change = self._on_change
-        self.meter.ask_with(lambda num_wanted: self._leases.ask(lease, num_wanted))
+        self.meter.ask_with(partial(self._leases.ask, lease))
         try:
             yield
         finally:
-            lease.on_change = lambda: None
+            lease.on_change = nothing_changes
 
     def check(self) -> None:
-        """Raises Unavailable when the lease was lost."""
+        """Raise Unavailable when the lease was lost."""
         if self._lease.lost:
             raise _lease_lost()
 
@@ -42,12 +43,12 @@ class Payment:
         self._changed.clear()
 
     def attach(self, attempt: Attempt, given: Mapping[int, int]) -> None:
-        """A new attempt has credit up to these output indexes; what changes is for it."""
+        """Begin to send credit to a new attempt, which has it up to these output indexes."""
         self._attempt = attempt
         self.meter.attach(attempt.give, given)
 
     def detach(self) -> None:
-        """The attempt is over."""
+        """Stop sending credit: the attempt is over."""
         self._attempt = None
         self.meter.detach()
 

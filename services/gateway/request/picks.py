@@ -1,4 +1,4 @@
-"""Asks for the workers of one attempt after the other."""
+"""The picks of one request: the workers of one attempt after the other."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ NO_WORKER_PAUSE_S = 0.5
 
 
 class Picks:
-    """The picks of one request. `permit` is required once a worker has failed it."""
+    """Asks routers for picks. `permit` is required once a worker has failed the request."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Picks:
     async def next(
         self, excluded: Sequence[str], migration: Span | None
     ) -> router_pb2.PickResponse:
-        """The workers of the next attempt. Raises BatonError.
+        """Pick the workers of the next attempt. Raises BatonError.
 
         A stream that has begun (`migration`) waits for them until its next token is due: the only
         worker may be starting again.

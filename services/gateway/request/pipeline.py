@@ -1,7 +1,7 @@
-"""A request from top to bottom; the only file that knows the order.
+"""The stages of a request from top to bottom; the only file that knows their order.
 
     authenticate -> validate -> tokenize -> reserve -> attempts -> settle
-                                                       pick -> submit -> tokens (answering.py)
+                                                       pick -> submit -> tokens (attempts.py)
 
 Each stage returns what the next ones need. Whatever was reserved is settled exactly once, however
 the request ends (request/reservation.py), and the answer sink's `finished` comes only after that.
@@ -32,7 +32,7 @@ _log = logs.get("pipeline")
 
 
 class Pipeline:
-    """Serves requests; any number at once."""
+    """Serves any number of requests at once."""
 
     def __init__(self, deps: PipelineDeps) -> None:
         self._deps = deps
@@ -52,7 +52,7 @@ class Pipeline:
                 raise
             except TimeoutError:
                 raise DeadlineExceeded(f"not finished within {incoming.deadline_s:.0f} s") from None
-            # The edge of a request: a bug is told, counted and logged like any other failure.
+            # The root of a request: a bug is answered, counted and logged like any other failure.
             except Exception as bug:
                 _log.bug("request_failed", bug, request_id=trace.request_id)
                 raise InternalFailure("a bug of ours; its request id is in our log") from bug

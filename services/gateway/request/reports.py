@@ -1,4 +1,4 @@
-"""The access line, the metrics and the span attributes that a request leaves behind.
+"""The access line, the metrics and the span attributes of a request.
 
 No prompt or output text, no API key, and no tenant in a metric's label.
 """
@@ -18,7 +18,7 @@ _log = logs.get("access")
 
 @contextmanager
 def of_request(trace: RequestTrace) -> Iterator[None]:
-    """Around a whole request: its line and its metrics, whichever way it ends."""
+    """Report a whole request, around which this stands: its line and its metrics, at any end."""
     instruments.GATEWAY_OPEN_REQUESTS.inc()
     try:
         yield
@@ -41,27 +41,27 @@ def of_request(trace: RequestTrace) -> Iterator[None]:
 
 
 def of_refusal(error: BatonError) -> None:
-    """A request was refused before its model was known."""
+    """Report a request that was refused before its model was known."""
     status = str(error.row.http_status)
     instruments.GATEWAY_REFUSED_REQUESTS.labels(error.reason, status).inc()
 
 
 def of_retry(trace: RequestTrace, reason: str) -> None:
-    """An attempt brought no token, and another pick follows."""
+    """Report an attempt that brought no token, and that another pick follows."""
     instruments.GATEWAY_REPEATED_PICKS.labels(reason).inc()
     _log.info("repeated_pick", request_id=trace.request_id, reason=reason)
 
 
 def of_migration(trace: RequestTrace, reason: str) -> None:
-    """A stream that had begun goes on elsewhere."""
+    """Report the migration of a stream."""
     instruments.GATEWAY_MIGRATIONS.labels(reason).inc()
     epoch = trace.usage.num_attempts
     _log.info("move", request_id=trace.request_id, reason=reason, epoch=epoch)
 
 
 def of_queue(trace: RequestTrace, pick_span: Span, asked_s: float, queue_s: float) -> None:
-    """The part of the pick, just ended, that was spent in the router's queue: a stage of its own,
-    unless the pick is part of a move."""
+    """Report the part of the pick, just ended, that was spent in the router's queue: a stage of its
+    own, unless the pick is part of a migration."""
     start_span(Stage.QUEUE, parent=pick_span, request_id=trace.request_id, start_s=asked_s).end(
         asked_s + queue_s
     )
@@ -75,8 +75,8 @@ def of_queue(trace: RequestTrace, pick_span: Span, asked_s: float, queue_s: floa
 def of_first_token(
     trace: RequestTrace, prefill_s: float, worker_stages: Mapping[str, float]
 ) -> None:
-    """The first token arrived. The worker's stages take their share out of `prefill`, which keeps
-    what is left: the way to the worker and back."""
+    """Report the first token. The worker's stages take their share out of `prefill`, whose rest is
+    the way to the worker and back."""
     stages = trace.timer.stages
     for stage, seconds in worker_stages.items():
         share_s = min(seconds, stages[Stage.PREFILL])
@@ -91,7 +91,7 @@ def of_first_token(
 
 @contextmanager
 def of_tokens(trace: RequestTrace, num_choices: int, max_tokens: int) -> Iterator[None]:
-    """Around the lease of a request: its tokens, and how many it could have had."""
+    """Report the tokens of a request, around whose lease this stands, and its limit of them."""
     try:
         yield
     finally:
@@ -99,7 +99,7 @@ def of_tokens(trace: RequestTrace, num_choices: int, max_tokens: int) -> Iterato
 
 
 class TokenGaps:
-    """Times between deliveries of one request's tokens."""
+    """The times between deliveries of one request's tokens."""
 
     def __init__(self, model_name: str, clock: Clock) -> None:
         self._histogram = instruments.INTER_TOKEN_LATENCY.labels(model_name)
@@ -107,7 +107,7 @@ class TokenGaps:
         self._last_s: float | None = None
 
     def note(self) -> None:
-        """Tokens are being delivered now."""
+        """Note that tokens are delivered now."""
         now = self._clock.now()
         if self._last_s is not None:
             self._histogram.observe(now - self._last_s)

@@ -1,5 +1,5 @@
-"""Tokens of a key that are held for a request while it runs. Whatever was reserved is settled
-exactly once, however the request ends."""
+"""The tokens of a key that are held for a request while it runs. A reservation is settled exactly
+once, however the request ends."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -39,7 +39,7 @@ class Reservations:
 
     @asynccontextmanager
     async def reserve(self, job: Job, trace: RequestTrace) -> AsyncIterator[Lease]:
-        """Hold tokens for a job; leaving the block settles what it used. Raises BatonError when
+        """Hold tokens for a job; the end of the block settles its usage. Raises BatonError when
         there are none."""
         lease = await self._open(job, trace)
         with reports.of_tokens(trace, job.request.num_choices, job.plan.max_tokens):
@@ -80,7 +80,8 @@ class Reservations:
     async def _ask(
         self, job: Job, trace: RequestTrace, context: CallContext
     ) -> tuple[quota_pb2.ReserveResponse, bool]:
-        """The grant, and whether it is this gateway's own because quota cannot be asked."""
+        """Reserve at quota; returns the grant, and True when it is this gateway's own because quota
+        does not answer."""
         request = _reserve_request(job)
         try:
             answer = await self._quota.reserve(request, context)
@@ -100,7 +101,7 @@ class Reservations:
         return answer, False
 
     async def _let_go(self, job: Job, trace: RequestTrace, outcome: str) -> None:
-        """Quota was asked and did not answer: what it may hold for this request is freed later."""
+        """Free later what quota may hold for this request: it was asked and did not answer."""
         await self._outbox.put(usage_record(job, trace, outcome))
 
     async def _settle(self, trace: RequestTrace, record: quota_pb2.UsageRecord) -> None:
@@ -113,14 +114,14 @@ class Reservations:
             except (TimeoutError, BatonError):
                 span.set("baton.settle.outbox", True)
             finally:
-                # Also when the client leaves at this very moment: the bill is not its to stop.
+                # Also when the client leaves at this very moment: that must not stop the settling.
                 self._auditor.settled(trace.request_id)
                 if not acknowledged:
                     await self._outbox.put(record)
 
 
 def usage_record(job: Job, trace: RequestTrace, outcome: str) -> quota_pb2.UsageRecord:
-    """The bill of a request. Its stages add up to its wall time."""
+    """The usage record of a request. Its stages add up to its wall time."""
     usage, timer = trace.usage, trace.timer
     return quota_pb2.UsageRecord(
         request_id=job.incoming.usage_id,

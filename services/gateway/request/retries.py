@@ -1,16 +1,17 @@
-"""After which failures a request goes on with another attempt, and without which workers."""
+"""The retries of a request: the failures after which another attempt follows, and the workers that
+it leaves out."""
 
 from collections.abc import Sequence
 
 from baton.wire.failures import BatonError
 from baton.wire.v1 import router_pb2
 
-# Attempts that may fail; the request fails with the last of them.
+# The request fails with the last of so many attempts.
 MAX_FAILURES = 3
-# A worker that drains has not failed, but a request cannot move for ever.
+# A worker that drains has not failed, but a request must not migrate for ever.
 MAX_PLANNED_MIGRATIONS = 8
 MAX_EXCLUDED = 16
-# Nothing is wrong with the worker, and nothing was computed; there may be room in a moment.
+# The worker is well and computed nothing; there may be room in a moment.
 REFUSALS = frozenset({"no_room", "prefill_refused"})
 RETRIED_REASONS = REFUSALS | {"worker_lost", "draining", "unavailable", "handoff_failed"}
 _OF_PREFILL = frozenset({"handoff_failed", "prefill_refused"})
@@ -26,21 +27,22 @@ class Retries:
 
     @property
     def excluded(self) -> Sequence[str]:
-        """The workers that the next pick shall avoid; the one that failed last stands last."""
+        """The workers that the next pick should avoid; the one that failed last stands last."""
         return self._excluded
 
     def note(self, error: BatonError, pick: router_pb2.PickResponse, *, is_guilty: bool) -> str:
-        """An attempt failed; returns the worker at fault. Raises `error` when no other attempt
-        follows. `is_guilty`: one more pick tells the router that the request kills cores, and the
-        router refuses it."""
-        reason = error.reason
-        self._num_planned_migrations += reason == "draining"
-        self._num_failures += reason not in REFUSALS and reason != "draining"
-        most = MAX_FAILURES + is_guilty
+        """Count the failure of an attempt; returns the worker at fault. Raises `error` when no
+        other attempt follows. `is_guilty`: one more pick reports to the router that the request
+        kills cores, and the router refuses it."""
+        if error.reason == "draining":
+            self._num_planned_migrations += 1
+        elif error.reason not in REFUSALS:
+            self._num_failures += 1
+        most = MAX_FAILURES + 1 if is_guilty else MAX_FAILURES
         is_too_often = (
             self._num_failures >= most or self._num_planned_migrations > MAX_PLANNED_MIGRATIONS
         )
-        if reason not in RETRIED_REASONS or is_too_often:
+        if error.reason not in RETRIED_REASONS or is_too_often:
             raise error
         worker_id = _at_fault(pick, error)
         self._excluded = [*self._excluded[1 - MAX_EXCLUDED :], worker_id]

@@ -1,4 +1,4 @@
-"""A validated request as the tokenizer, the router and the decode workers want it."""
+"""A validated request in the messages of the tokenizer, the router and the decode workers."""
 
 import random
 from dataclasses import replace
@@ -32,7 +32,8 @@ def with_defaults(request: GenerationRequest, text_model: TextModel) -> Generati
 
 
 def check(request: GenerationRequest, model: ServedModel, num_prompt_tokens: int) -> None:
-    """Refuse what only the model and the tokenized prompt can tell. Raises InvalidRequest."""
+    """Check the fields whose limits depend on the model and the tokenized prompt. Raises
+    InvalidRequest."""
     if num_prompt_tokens >= model.max_model_len:
         raise InvalidRequest(
             f"the prompt has {num_prompt_tokens} tokens; "
@@ -59,15 +60,15 @@ def plan_output(
 ) -> OutputPlan:
     """The output that a request may have in `room` tokens beside its prompt."""
     max_tokens = _max_tokens(request, room)
-    is_told = request.max_tokens is not None
-    expected = max_tokens if is_told else min(default_reservation, max_tokens)
+    has_limit = request.max_tokens is not None
+    expected = max_tokens if has_limit else min(default_reservation, max_tokens)
     return OutputPlan(max_tokens, expected, _seed(request, rng))
 
 
 def encode_request(
     request_id: str, request: GenerationRequest, model: ServedModel, cache_key: bytes
 ) -> tokenizer_pb2.EncodeRequest:
-    """The question to the tokenizer; one token must be left for the answer."""
+    """The request to the tokenizer; one token must be left for the answer."""
     encode = tokenizer_pb2.EncodeRequest(
         request_id=request_id,
         model_fp=model.model_fp,
@@ -87,7 +88,7 @@ def encode_request(
 
 
 class Submission:
-    """One job, and how far its answer has come, in the words of routers and decode workers."""
+    """One job and the state of its answer, in the messages of routers and decode workers."""
 
     def __init__(self, job: Job, answer: Answer, server_secret: bytes) -> None:
         self._job = job
@@ -96,7 +97,7 @@ class Submission:
         self._fingerprint = _fingerprint(job, self._sampling, server_secret)
 
     def pick_request(self) -> router_pb2.PickRequest:
-        """The question to the router for the next attempt, without the workers to leave out."""
+        """The request to the router for the next attempt, without the workers to leave out."""
         request, prompt, plan = self._job.request, self._job.prompt, self._job.plan
         # A beam search begins anew; other choices are prefilled with the tokens that they have.
         received = self._answer.received()
@@ -116,8 +117,8 @@ class Submission:
         )
 
     def submit_frame(self, pick: router_pb2.PickResponse) -> worker_pb2.Submit:
-        """The submit of the next attempt, behind what earlier ones brought; the attempt adds what
-        only it knows, its link sets the handle."""
+        """The submit of the next attempt, behind the tokens that earlier ones brought. Its epoch,
+        trace and credit are set by Attempts, its handle by the link."""
         job, choices = self._job, self._answer.choices
         submit = worker_pb2.Submit(
             request_id=job.request_id,
@@ -141,13 +142,14 @@ class Submission:
         return submit
 
     def _num_prompt_logprobs(self) -> int:
-        """How many are still wanted of each prompt token; -1 = none."""
+        """The logprobs that are still wanted of each prompt token; -1 = none, as on the wire."""
         echo = self._answer.echo
         return -1 if echo is not None and echo.is_complete else _num_prompt_logprobs(self._job)
 
 
 def _fingerprint(job: Job, sampling: sampling_pb2.Sampling, server_secret: bytes) -> bytes:
-    """Equal for a client's repeats of this request, and for nobody else's."""
+    """The request fingerprint: equal for a tenant's repeats of this request, and for no other
+    request."""
     repeated = sampling_pb2.Sampling()
     repeated.CopyFrom(sampling)
     if job.request.seed is None:

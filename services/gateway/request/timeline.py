@@ -1,8 +1,8 @@
-"""Where a request's time goes, from its first attempt to its last token.
+"""The stages of a request's time from its first attempt to its last token.
 
     prefill          from a submit to the first token (the worker's own stages take their share)
     decode           while tokens come
-    move             from the loss of an attempt to the next token, wherever that comes from
+    move             a migration: from the loss of an attempt to the next token
 
 Together with the stages before and after they add up to the request's wall time.
 """
@@ -25,17 +25,17 @@ class Timeline:
         self._gaps = reports.TokenGaps(trace.model_name, clock)
         self._has_begun = False
         self._lost_s = 0.0
-        # Since the loss of an attempt, until the next token.
+        # From the loss of an attempt until the next token.
         self.migration: Span | None = None
 
     def submit(self) -> None:
-        """An attempt begins."""
+        """Note that an attempt begins."""
         if self.migration is None:
             self._trace.stage = Stage.PREFILL
 
     def begin(self, worker_stages: Mapping[str, float]) -> bool:
-        """An attempt's first token is there, or nothing more will come; True for the request's
-        first one. `worker_stages`: what the worker spent up to there, in seconds."""
+        """Note that an attempt's first token is there, or that no token will come; True for the
+        request's first one. `worker_stages`: the time that the worker spent, in seconds."""
         if self.migration is not None:
             self._trace.timer.mark(Stage.MIGRATION)
             instruments.GATEWAY_MIGRATION_SECONDS.observe(self._clock.now() - self._lost_s)
@@ -50,18 +50,19 @@ class Timeline:
         return True
 
     def deliver(self) -> None:
-        """Tokens are being delivered now."""
+        """Note that tokens are delivered now."""
         self._gaps.note()
 
     def pause(self) -> None:
-        """An attempt is over."""
+        """Note that an attempt is over."""
         if self.migration is not None:
             self._trace.timer.mark(Stage.MIGRATION)
         else:
             self._trace.timer.mark(Stage.DECODE if self._has_begun else Stage.PREFILL)
 
     def lose(self, reason: str, worker_id: str) -> bool:
-        """An attempt has failed, and another one follows; True when a move begins with that."""
+        """Note that an attempt has failed and that another one follows; True when a migration
+        begins with that."""
         trace = self._trace
         if self.migration is not None or not self._has_begun:
             reports.of_retry(trace, reason)
@@ -82,7 +83,7 @@ class Timeline:
         return True
 
     def end(self) -> None:
-        """The request is over, however it ended."""
+        """Note that the request is over, however it ended."""
         if self.migration is not None:
             self.migration.fail("not_moved")
             self.migration.end()

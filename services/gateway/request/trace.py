@@ -1,4 +1,4 @@
-"""One request as people and dashboards see it: whose it is, what it is at, where its time went."""
+"""One request as people and dashboards see it: its tenant, its model, its stages and times."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,9 +31,10 @@ class Stage(StrEnum):
 
 
 class RequestTrace:
-    """The span, the timer and the access line of one request, from its arrival on.
+    """The span, the timer and the counts of one request, from its arrival on.
 
-    It is there before anything is known of the request, so what is not known yet is empty or 0.
+    It exists before the request is authenticated; the names that are not known yet are empty, as
+    they are in the access line.
     """
 
     def __init__(self, incoming: IncomingRequest, client: Client, clock: Clock) -> None:

@@ -1,4 +1,5 @@
-"""The tokens that one request has used so far: for its answer, its access line and its bill."""
+"""The tokens that one request has used so far: for its answer, its access line and its usage
+record."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,14 +19,14 @@ class RequestUsage:
     num_failed_attempts: int = 0
     num_received: int = 0
     # A worker produced a token of it, or was at work on it when the client left. A prompt that
-    # never got that far (refused, queued, lost with its worker) costs nothing.
+    # never came so far (refused, queued, lost with its worker) costs nothing.
     prompt_was_read: bool = False
-    # By choice; only the choices whose first token came, and came with the first attempt.
+    # Cached prompt tokens by choice; only of choices whose first token came with the first attempt.
     num_cached: dict[int, int] = field(default_factory=dict)
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens that nobody computed for this request: not for any of its choices."""
+        """The prompt tokens that no worker computed for this request, for any of its choices."""
         return min(self.num_cached.values(), default=0)
 
     @property
@@ -34,20 +35,20 @@ class RequestUsage:
 
     @property
     def num_wasted_tokens(self) -> int:
-        """Tokens that workers produced and no choice has."""
+        """The tokens that workers produced and no choice has."""
         return self.num_received - self.num_output_tokens
 
     @property
     def finish_reasons(self) -> str:
-        """Why each choice ended, in order."""
+        """The reason of each choice's end, in order."""
         return ",".join(choice.finish_reason or "" for choice in self.choices)
 
     def took_cached(self, num_cached: dict[int, int]) -> None:
-        """Note what an attempt that just ended told. The first one counts: what a later one finds
-        in a cache may have been computed for this request."""
+        """Note the cached tokens of an attempt that just ended. Only the first attempt counts: what
+        a later one finds in a cache may have been computed for this request."""
         if not self.num_cached and self.num_failed_attempts == 0:
             self.num_cached = num_cached
 
     def for_client(self) -> Usage:
-        """The counts that the client is told."""
+        """The counts in the client's answer."""
         return Usage(self.num_prompt_tokens, self.num_cached_tokens, self.num_output_tokens)

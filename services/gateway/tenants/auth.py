@@ -1,8 +1,8 @@
 """API key -> principal, through the quota service, with a bounded cache.
 
 An answer is fresh for as long as the quota service says (at most FRESH_S); a stale one is used
-for STALE_S more, only while the quota service cannot answer. The key itself goes no further than
-its keyed digest.
+for STALE_S more, only while the quota service cannot answer. Only the keyed digest of a key is kept
+and sent, never the key itself.
 """
 
 from collections import OrderedDict
@@ -23,7 +23,7 @@ MAX_KEY_CHARS = 256
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who pays for a request."""
+    """The tenant and the key of a request, with what they allow."""
 
     tenant: str
     key_id: str
@@ -56,7 +56,7 @@ def bearer_key(authorization: str | None) -> str:
 
 
 class Authenticator:
-    """Looks keys up. One per gateway."""
+    """Looks keys up, for one gateway."""
 
     def __init__(self, quota: QuotaClient, server_secret: bytes, clock: Clock) -> None:
         self._quota = quota
@@ -66,11 +66,13 @@ class Authenticator:
         self._bad_keys = BadKeys(clock)
 
     async def authenticate(
-        self, authorization: str | None, context: CallContext, address: str = ""
+        self, authorization: str | None, context: CallContext, address: str | None = None
     ) -> Principal:
-        """The principal of a request from `address`. Raises AuthenticationFailed; LimitExceeded
-        after many wrong keys; Unavailable `quota_unavailable` when the quota service cannot answer
-        and nothing usable is cached."""
+        """The principal of a request from `address`, which is None when it is not known.
+
+        Raises AuthenticationFailed; LimitExceeded after many wrong keys; Unavailable
+        `quota_unavailable` when the quota service cannot answer and nothing usable is cached.
+        """
         digest = key_digest(self._server_secret, bearer_key(authorization))
         cached = self._cache.get(digest)
         if cached is not None and self._clock.now() < cached.fresh_until_s:

@@ -1,8 +1,9 @@
-"""Wrong API keys per client address: who tries many waits before quota is asked about the next.
+"""Wrong API keys per client address: after many of them an address must wait with the next.
 
-Only keys that quota refused count, and only unknown keys are held back: whoever shares an address
-with a guesser goes on with a key that this gateway has seen to be good. Counted here and not in
-Envoy, whose limits cannot depend on an answer: docs/decisions/0012-wrong-keys-per-address.md.
+Only keys that quota refused count, and only unknown keys are held back: a client that shares an
+address with a guesser goes on with a key that this gateway has seen to be good. They are counted
+here and not in Envoy, whose limits cannot depend on an answer:
+docs/decisions/0012-wrong-keys-per-address.md.
 """
 
 from collections import OrderedDict
@@ -11,30 +12,32 @@ from ipaddress import IPv6Address, ip_address
 from baton.system.clock import Clock
 from baton.wire.failures import LimitExceeded
 
-# A bucket: that many at once, and then one again after each interval.
+# A bucket: so many wrong keys at once, and then one more after each interval.
 MAX_WRONG_KEYS = 20
 REFILL_S = 3.0
 MAX_ADDRESSES = 10_000
 
 
 class BadKeys:
-    """One per gateway. An empty address is not counted."""
+    """The wrong keys that one gateway has seen. An address that is not known is not counted."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # When the address's bucket will be full again; the least recently wrong come first.
+        # The time at which the address's bucket is full again; the least recently wrong come first.
         self._full_at_s: OrderedDict[str, float] = OrderedDict()
 
-    def check(self, address: str) -> None:
-        """Raises LimitExceeded when this address may not try another unknown key now."""
+    def check(self, address: str | None) -> None:
+        """Raise LimitExceeded when this address may not try another unknown key now."""
+        if address is None:
+            return
         missing_s = self._full_at_s.get(_neighbours(address), 0.0) - self._clock.now()
         wait_s = missing_s - (MAX_WRONG_KEYS - 1) * REFILL_S
         if wait_s > 0:
             raise LimitExceeded("too many wrong API keys from this address", retry_after_s=wait_s)
 
-    def note(self, address: str) -> None:
-        """This address has used a wrong key."""
-        if not address:
+    def note(self, address: str | None) -> None:
+        """Note that this address has used a wrong key."""
+        if address is None:
             return
         key, now = _neighbours(address), self._clock.now()
         self._full_at_s[key] = max(self._full_at_s.get(key, now), now) + REFILL_S
@@ -44,7 +47,7 @@ class BadKeys:
 
 
 def _neighbours(address: str) -> str:
-    """The address; of IPv6 the network of 64 bits, all of which one subscriber has."""
+    """The address itself or, of IPv6, its network of 64 bits, all of which one subscriber has."""
     try:
         parsed = ip_address(address)
     except ValueError:

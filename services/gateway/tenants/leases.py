@@ -1,10 +1,10 @@
 """Quota leases of running requests: renewed together, extended before tokens may be produced.
 
 One stream to the quota service renews all leases every BEAT_S; a lease that runs short asks at
-once. A refused extension keeps the old grant, a lost lease stops its request. A stream that ends is
-opened again at once, at another replica if this one leaves; leases that asked wait for that. While
-no replica answers leases stay as they are: soft tenants get what they ask for (settling
-corrects it), tenants with a hard budget nothing more.
+once. A refused extension keeps the old grant; a lost lease stops its request. A stream that ends is
+opened again at once, at another replica if this one leaves, and leases that asked wait for it.
+While no replica answers, leases stay as they are: soft tenants get the tokens that they ask for
+(settling corrects it), tenants with a hard budget get no more.
 """
 
 import asyncio
@@ -28,15 +28,15 @@ _LAST_RETRY_S = 2.0
 _log = logs.get("leases")
 
 
-def _nothing() -> None:
-    """No request listens to this lease."""
+def nothing_changes() -> None:
+    """Do nothing: no request follows this lease."""
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One request's hold. Token counts are output tokens over all choices.
+    """One request's lease. Token counts are output tokens over all choices.
 
-    It has a field for all that a renewal repeats and an answer changes, so it has many.
+    It has a field for each value that a renewal repeats or an answer changes, hence many.
     """
 
     request_id: str
@@ -45,22 +45,22 @@ class Lease:
     model: str
     num_prompt_tokens: int
     num_granted: int
-    # What quota told with the grant, for the response's headers.
+    # The state of the key's limits at the grant, for the response's headers.
     limits: failure_pb2.LimitState = field(default_factory=failure_pb2.LimitState)
     hard_budget: bool = False
     # Granted by this gateway during an outage; the quota service does not know it.
     local: bool = False
-    # The most that the workers may produce with the credit they have.
+    # The most tokens that the workers may produce with the credit they have.
     num_credited: int = 0
     num_produced: int = 0
     num_wanted: int = 0
     refused: bool = False
     lost: bool = False
     # Called when num_granted, refused or lost changed.
-    on_change: Callable[[], None] = field(default=_nothing)
+    on_change: Callable[[], None] = field(default=nothing_changes)
 
     def to_wire(self) -> quota_pb2.LeaseRenewal:
-        """Its renewal, with all that a store which lost the lease needs to hold it again."""
+        """The renewal, with every value that a store needs to hold a lease again that it lost."""
         return quota_pb2.LeaseRenewal(
             request_id=self.request_id,
             tenant=self.tenant,
@@ -75,7 +75,7 @@ class Lease:
 
 
 class LeaseRenewer:
-    """All leases of this gateway. `run` serves until cancelled."""
+    """Renews all leases of this gateway. `run` serves until cancelled."""
 
     def __init__(self, quota: QuotaClient, rng: random.Random) -> None:
         self._quota = quota
@@ -88,7 +88,7 @@ class LeaseRenewer:
         self._writer: FrameWriter[quota_pb2.RenewRequest] | None = None
 
     def open_request_ids(self) -> Iterator[str]:
-        """The requests of all leases that are renewed."""
+        """The usage ids of all leases that are renewed."""
         yield from self._leases
 
     def open(self, lease: Lease) -> None:
@@ -97,12 +97,12 @@ class LeaseRenewer:
         self._leases[lease.request_id] = lease
 
     def close(self, lease: Lease) -> None:
-        """No more renewals; the request settles."""
+        """Stop renewing a lease: its request settles."""
         self._leases.pop(lease.request_id, None)
         self._urgent.pop(lease.request_id, None)
 
     def ask(self, lease: Lease, num_wanted: int) -> None:
-        """Ask for `num_wanted` output tokens in all; `lease.on_change` tells the answer."""
+        """Ask for `num_wanted` output tokens in all; `lease.on_change` is called at the answer."""
         lease.num_wanted = num_wanted
         if lease.local or (self._writer is None and self._num_ends > 1):
             self._answer_alone(lease)
@@ -174,7 +174,7 @@ class LeaseRenewer:
             lease.on_change()
 
     def _answer_all_alone(self) -> None:
-        """Those that asked and got no answer, whether the ask has left or not."""
+        """Answer every lease that asked and got no answer, whether its ask was written or not."""
         self._urgent.clear()
         for lease in list(self._leases.values()):
             if lease.num_wanted > lease.num_granted and not lease.refused:

@@ -1,8 +1,8 @@
 """Usage records that the quota service did not acknowledge in time: kept on disk, replayed later.
 
-One line per record (checksum and base64 of the protobuf), appended with group commit: what queues
-up while one write and fsync is in flight goes into the next. Replaying is safe because settling is
-idempotent by request id. A torn last line, left by a crash, is skipped.
+One line per record (checksum and base64 of the protobuf), appended with group commit: the records
+that arrive during one write and fsync go into the next. Replaying is safe because settling is
+idempotent by usage id. A torn last line, left by a crash, is skipped.
 """
 
 import asyncio
@@ -29,16 +29,16 @@ _log = logs.get("outbox")
 
 
 class OutboxFile(Protocol):
-    """Where records survive a crash. Blocking; called in a thread."""
+    """A file in which records survive a crash. Its methods block; they are called in a thread."""
 
     def read(self) -> list[bytes]:
         """All lines."""
 
     def append(self, lines: list[bytes]) -> None:
-        """Durable on return. Raises OSError."""
+        """Add lines, which are durable on return. Raises OSError."""
 
     def replace(self, lines: list[bytes]) -> None:
-        """Exactly these lines from now on. Raises OSError."""
+        """Replace the contents by exactly these lines. Raises OSError."""
 
 
 class DiskFile:
@@ -90,7 +90,7 @@ class Outbox:
         return len(self._waiting)
 
     async def put(self, record: quota_pb2.UsageRecord) -> None:
-        """Returns when the record is on disk, or when that failed (counted and logged)."""
+        """Keep a record; returns when it is on disk, or when that failed (counted and logged)."""
         if len(self._waiting) >= MAX_RECORDS:
             self.num_dropped += 1
             _log.error("outbox_full", request_id=record.request_id)
@@ -102,7 +102,7 @@ class Outbox:
         await committed
 
     async def run(self) -> None:
-        """Read what an earlier life left, then commit and replay."""
+        """Read the records that an earlier life left, then commit and replay."""
         for line in await self._in_thread(self._file.read):
             record = _record(line)
             if record is not None:
@@ -112,8 +112,8 @@ class Outbox:
             tasks.create_task(self._replay_loop())
 
     async def flush(self, timeout_s: float) -> None:
-        """Settle now what waits, as far as quota answers in time: a gateway that leaves for good
-        leaves nothing behind then."""
+        """Settle the waiting records now, as far as quota answers in time: a gateway that leaves
+        for good then leaves none behind."""
         try:
             async with asyncio.timeout(timeout_s):
                 if self._waiting and await self._replay():
@@ -144,7 +144,7 @@ class Outbox:
             await asyncio.sleep(REPLAY_EVERY_S)
 
     async def _replay(self) -> bool:
-        """Settle what waits until the first failure; True when anything was settled."""
+        """Settle waiting records until the first failure; True when any was settled."""
         settled = False
         for record in list(self._waiting.values()):
             context = CallContext(record.request_id, REPLAY_TIMEOUT_S)
@@ -161,7 +161,7 @@ class Outbox:
         return settled
 
     def _put_last(self, tenant: str) -> None:
-        """The next round begins with others: it may be this tenant's data alone that is refused."""
+        """Begin the next round with other tenants: quota may refuse this tenant's records alone."""
         late = [each.request_id for each in self._waiting.values() if each.tenant == tenant]
         for request_id in late:
             self._waiting[request_id] = self._waiting.pop(request_id)

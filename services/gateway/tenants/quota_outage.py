@@ -2,7 +2,7 @@
 
 The breaker opens after MAX_FAILURES calls in a row that got no answer; then calls fail at once and
 one probe a second goes through. Tenants without a hard budget go on against a bucket of this
-gateway's own, which starts at the last remaining count that the quota service told; what they use
+gateway's own, which starts at the last remaining count that the quota service reported; their usage
 is settled later. Tenants with a hard budget are refused.
 """
 
@@ -25,7 +25,7 @@ _NO_ANSWER = frozenset({"unavailable", "quota_unavailable", "deadline_exceeded"}
 
 
 def is_outage(error: BatonError) -> bool:
-    """Whether this means that quota could not be asked, not that it said no."""
+    """True when quota did not answer, rather than refuse."""
     return error.reason in _NO_ANSWER
 
 
@@ -64,7 +64,7 @@ class GuardedQuota:
         return answer
 
     async def settle(self, record: quota_pb2.UsageRecord, context: CallContext) -> None:
-        """Its short deadline says nothing about the service, so failures do not count."""
+        """Settle a record. Failures do not count: the short deadline proves no outage."""
         self._check()
         await self._quota.settle(record, context)
         self._num_failures = 0
@@ -98,7 +98,7 @@ class GuardedQuota:
 
 @dataclass(slots=True)
 class _Bucket:
-    """Refills to `limit` within a minute. Limit 0 = unlimited."""
+    """A token bucket that refills to `limit` within a minute. Limit 0 = unlimited."""
 
     limit: int
     level: float
@@ -110,14 +110,14 @@ class _Bucket:
         self.filled_s = now_s
 
     def wait_s(self, amount: int) -> float:
-        """Seconds until `amount` is there; 0 = now."""
+        """The seconds until the bucket holds `amount`; 0 = now."""
         if not self.limit or self.level >= amount:
             return 0.0
         return (amount - self.level) * _MINUTE_S / self.limit
 
 
 class LocalBuckets:
-    """Requests and tokens per minute of each key, as far as this gateway knows."""
+    """The buckets of each key, for requests and tokens per minute, as far as this gateway knows."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -125,7 +125,7 @@ class LocalBuckets:
         self._buckets: OrderedDict[str, tuple[_Bucket, _Bucket]] = OrderedDict()
 
     def quota_answers(self, principal: Principal, limits: failure_pb2.LimitState) -> None:
-        """The quota service told what is left: that is where an outage would start."""
+        """Note the remaining counts that quota reported, with which an outage would start."""
         self._buckets.pop(principal.key_id, None)
         self._last_limits[principal.key_id] = (limits.remaining_requests, limits.remaining_tokens)
         self._last_limits.move_to_end(principal.key_id)
@@ -135,8 +135,8 @@ class LocalBuckets:
     def reserve(
         self, principal: Principal, request: quota_pb2.ReserveRequest
     ) -> quota_pb2.ReserveResponse:
-        """As Quota.Reserve, on the local buckets. Raises Unavailable for hard budgets and
-        LimitExceeded."""
+        """Reserve from the local buckets, as Quota.Reserve does. Raises Unavailable for hard
+        budgets, and LimitExceeded."""
         if principal.hard_budget:
             raise Unavailable(
                 "the budget cannot be checked now", reason="quota_unavailable", retry_after_s=1

@@ -1,10 +1,10 @@
-"""One attempt of one request on one decode worker: what has arrived and is not yet taken.
+"""One attempt of one request on one decode worker: the events that arrived and were not taken yet.
 
 The link's reader puts events in and never waits; the request's own task takes them out. The
 buffer is bounded by the credit that the gateway gave: a worker that sends more breaks the
 protocol and loses the attempt (workers/output_progress.py).
 
-A stream that is lost and resumed is nothing but a pause here (worker_link.py).
+A stream that is lost and resumed is only a pause here (workers/worker_link.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """Comes with the first token of a choice."""
+    """The worker's summary of the prefill, which comes with the first token of a choice."""
 
     choice: int
     summary: worker_pb2.PrefillSummary
@@ -64,7 +64,10 @@ class AttemptKey:
 
 
 class Attempt:
-    """Created by WorkerLink.submit; `events` is called by one task only."""
+    """One attempt, created by WorkerLink.submit. Only one task calls `events`.
+
+    Methods named `take_...` are for the link's reader.
+    """
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class Attempt:
     ) -> None:
         self.key = AttemptKey(submit.handle, submit.request_id, submit.epoch, submit.model_fp)
         self._clock = clock
-        # Refused or lost: the worker did no work that the client saw.
+        # Why the worker refused or lost the attempt; the first failure stands.
         self.failure: BatonError | None = None
         self._wants_prompt_logprobs = submit.sampling.num_prompt_logprobs >= 0
         self._output = OutputProgress(submit, clock)
@@ -88,23 +91,23 @@ class Attempt:
 
     @property
     def ended(self) -> bool:
-        """The worker owes nothing more."""
+        """True once the worker owes nothing more."""
         output = self._output
         return self.failure is not None or len(output.finished) == output.num_choices
 
     @property
     def num_received(self) -> int:
-        """Tokens of all choices that this attempt brought."""
+        """The number of tokens, over all choices, that this attempt brought."""
         return self._output.num_received
 
     def left_s(self) -> float | None:
-        """Seconds that its open choices take at most at the pace so far; None while it has none."""
+        """Seconds that its open choices take at most at their pace; None while it is not known."""
         return self._output.left_s()
 
     async def events(self, timeout_s: float) -> list[AttemptEvent]:
-        """Everything that arrived since the last call; empty after `poke`.
+        """Wait for events; returns all that arrived since the last call, or none after `poke`.
 
-        Raises the attempt's failure once the buffer is empty; DeadlineExceeded when nothing
+        Raises the attempt's failure once the buffer is empty, DeadlineExceeded when nothing
         arrives in time.
         """
         if not self._buffer and self.failure is None and not self._is_poked:
@@ -130,7 +133,7 @@ class Attempt:
         self._give_on_link(self, choice, up_to_index)
 
     def cancel(self, choice: int | None = None) -> None:
-        """Tell the worker to stop and free everything, or one choice and what it alone holds."""
+        """Let the worker stop and free the whole attempt, or one choice and its own blocks."""
         if choice not in self._output.finished:
             self._cancel_on_link(self, choice)
 
@@ -140,11 +143,11 @@ class Attempt:
         self._wakeup.wake()
 
     def release(self) -> None:
-        """The request is over; nobody waits any more."""
+        """Stop waiting for good: the request is over."""
         self._wakeup.release()
 
     def take_prompt_logprobs(self, logprobs: Sequence[worker_pb2.TokenLogprobs]) -> None:
-        """From the link's reader. Bounded by the prompt: its reader checks the indexes."""
+        """Add logprobs of the prompt, whose length bounds them: PromptEcho checks the indexes."""
         if self._wants_prompt_logprobs and not self.ended:
             self._add(PromptLogprobs(logprobs))
 
@@ -155,7 +158,7 @@ class Attempt:
         ids: list[int],
         logprobs: Sequence[worker_pb2.TokenLogprobs] = (),
     ) -> None:
-        """From the link's reader."""
+        """Add new tokens of one choice; those that came before are dropped."""
         if choice >= self._output.num_choices or self.ended:
             return
         try:
@@ -165,7 +168,7 @@ class Attempt:
             self.abandon(error)
 
     def take_side(self, side: worker_pb2.StepSide) -> None:
-        """From the link's reader."""
+        """Add a prefill's summary, or end a choice."""
         if side.choice >= self._output.num_choices or self.failure is not None:
             return
         if side.HasField("prefill"):
@@ -178,12 +181,12 @@ class Attempt:
             self._add(Finished(side.choice, side.finish))
 
     def abandon(self, error: BatonError) -> None:
-        """This side gives up: the worker is told to stop, the attempt fails with `error`."""
+        """Give up from this side: cancel at the worker, and fail with `error`."""
         self.cancel()
         self.fail(error)
 
     def fail(self, error: BatonError) -> None:
-        """The attempt is over: refused, lost or broken. The first failure stands."""
+        """End the attempt: it was refused, lost or broken. The first failure stands."""
         if not self.ended:
             self.failure = error
         self._wakeup.wake()

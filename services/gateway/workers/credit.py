@@ -1,5 +1,5 @@
-"""How far the worker may run ahead: at most AHEAD_TOKENS beyond what the client's socket accepted,
-and never beyond what the quota lease grants.
+"""The credit of a request's choices: how far a worker may run ahead of the client. It is at most
+AHEAD_TOKENS beyond what the client's socket accepted, and never beyond what the quota lease grants.
 
 Credit is an absolute output index per choice. It goes up in steps of at least STEP_TOKENS, so that
 credits of many requests share one frame. Knows neither streams nor text.
@@ -13,8 +13,8 @@ AHEAD_TOKENS = 64
 STEP_TOKENS = 16
 
 
-def _to_nobody(choice: int, up_to_index: int) -> None:
-    """Between two attempts credit is only counted."""
+def _send_nothing(choice: int, up_to_index: int) -> None:
+    """Send no credit: between two attempts it is only counted."""
 
 
 class CreditMeter:
@@ -30,59 +30,60 @@ class CreditMeter:
         self._credited = [initial] * num_choices
         self._accepted = [0] * num_choices
         self._open = set(range(num_choices))
-        self._give: Callable[[int, int], None] = _to_nobody
+        self._give: Callable[[int, int], None] = _send_nothing
         self._ask: Callable[[int], None] | None = None
         self._book()
 
     def ask_with(self, ask: Callable[[int], None]) -> None:
-        """From now on quota can be asked: `ask(num_wanted)`, for that many tokens in all."""
+        """Use `ask(num_wanted)` from now on to ask quota for so many tokens in all."""
         self._ask = ask
         self.replenish()
 
     def is_paid(self, num_received: Mapping[int, int]) -> bool:
-        """Each of these choices may emit one more token, or has all that it can have."""
+        """True when each of these choices may emit one more token, or has all it can have."""
         return all(
             num < self._credited[choice] or num == self._max_tokens
             for choice, num in num_received.items()
         )
 
     def ahead(self, num_received: Mapping[int, int]) -> int:
-        """Tokens that each of these choices may emit beyond those received: a Submit's credit."""
+        """The tokens that every one of these choices may emit beyond those received: the initial
+        credit of a Submit."""
         return min(self._credited[choice] - num for choice, num in num_received.items())
 
     def attach(self, give: Callable[[int, int], None], given: Mapping[int, int]) -> None:
-        """A new attempt has credit up to these output indexes; give it the rest."""
+        """Begin to send credit to a new attempt, which has it up to these output indexes."""
         self._give = give
         for choice, up_to_index in given.items():
             if self._credited[choice] > up_to_index:
                 give(choice, self._credited[choice])
 
     def detach(self) -> None:
-        """The attempt is over."""
-        self._give = _to_nobody
+        """Stop sending credit: the attempt is over."""
+        self._give = _send_nothing
 
     def accepted(self, choice: int, num_tokens: int) -> None:
-        """The client took everything up to output index `num_tokens` of this choice."""
+        """Note that the client took everything up to output index `num_tokens` of this choice."""
         self._accepted[choice] = num_tokens
         if choice in self._open:
             self._raise_credit(choice)
             self._extend_when_low()
 
     def end_choice(self, choice: int, num_tokens: int) -> None:
-        """The choice produces no more; its unused credit goes to the others."""
+        """End a choice; its unused credit goes to the others."""
         self._open.discard(choice)
         self._credited[choice] = num_tokens
         self.replenish()
 
     def replenish(self) -> None:
-        """The grant grew, or credit came back: give what is due."""
+        """Give the credit that is due after the grant grew, or after credit came back."""
         for choice in self._open:
             self._raise_credit(choice)
         self._book()
         self._extend_when_low()
 
     def starved(self, choice: int, num_received: int) -> bool:
-        """The choice used all its credit, and there will be no more: it ends here."""
+        """True when the choice used all its credit and will get no more: it ends here."""
         ended = self._lease.refused or self._lease.num_granted >= self._ceiling
         return (
             choice in self._open

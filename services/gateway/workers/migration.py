@@ -1,13 +1,13 @@
-"""Requests of one gateway that go to another worker, a few at once.
+"""Migrations of one gateway's requests to other workers, a few at once.
 
 A worker that dies leaves hundreds of streams behind. If all of them were prefilled again at the
-same moment, those that run elsewhere would stand still; so each waits a random time (full jitter)
-and then for one of MAX_MIGRATIONS permits, which it has until its next token is there.
+same moment, the streams that run elsewhere would stand still. So each waits a random time (full
+jitter) and then for one of MAX_MIGRATIONS permits, which it holds until its next token is there.
 
-A worker that drains says when it will cut what still runs. What would not end by then leaves early,
-one after the other at random times; what ends in time stays. Before its second token nothing is
-known of a stream's pace, and a move could only lose what was computed, so it stays, too. Whatever
-is left at the end moves when it is cut.
+A worker that drains announces when it will cut the streams that still run. A stream that would not
+end by then migrates early, one after the other at random times; one that ends in time stays. Before
+its second token a stream's pace is not known and a migration could only lose what was computed, so
+it stays, too. The streams that are left at the end migrate when they are cut.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ MAX_MIGRATIONS = 32
 MAX_JITTER_S = 0.1
 # Mean time between two streams that leave a draining worker: less when there are many of them.
 MAX_MIGRATION_PAUSE_S = 0.1
-# The last part of the time, in which nothing leaves early any more.
+# The last part of that time, in which no stream migrates early any more.
 LAST_S = 0.2
 
 
 class MigrationLimiter:
-    """Lets MAX_MIGRATIONS requests of one gateway look for another worker at the same time."""
+    """The permits of one gateway: MAX_MIGRATIONS requests look for another worker at once."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -57,7 +57,7 @@ class MigrationPermit:
         self._is_held = False
 
     def require(self) -> None:
-        """A worker has failed: the next pick waits for a permit, behind those that wait already."""
+        """Let the next pick wait for a permit, behind those that wait already: a worker failed."""
         self.release()
         self._is_required = True
 
@@ -76,8 +76,8 @@ class MigrationPermit:
 
 
 class EarlyMigration:
-    """Moves streams off a worker that drains. `has_another` says of a model whether a worker other
-    than this one would take its streams."""
+    """Migrates streams off a worker that drains. `has_another(model_fp, worker_id)`: another worker
+    than this one would take the model's streams."""
 
     def __init__(
         self, rng: random.Random, has_another: Callable[[str, str], bool], clock: Clock
@@ -89,8 +89,10 @@ class EarlyMigration:
     async def migrate_from(
         self, worker_id: str, open_attempts: Callable[[], list[Attempt]], cut_after_s: float
     ) -> None:
-        """Take from a draining worker what will not have ended when it cuts. Looks again and again:
-        a stream's pace changes, and those that have no pace yet will have one."""
+        """Migrate the streams that will not have ended when the worker cuts them.
+
+        Looks at them again and again: a stream's pace changes, and is not known at first.
+        """
         cut_s = self._clock.now() + cut_after_s
         while (left_s := cut_s - self._clock.now()) > LAST_S and (attempts := open_attempts()):
             self._rng.shuffle(attempts)

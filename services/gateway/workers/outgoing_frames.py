@@ -1,6 +1,6 @@
 """Frames for one decode worker that were not written yet.
 
-They leave in this order: cancels, credits (merged into one frame), submits. Knows no stream.
+They are written in this order: cancels, credits (merged into one frame), submits. Knows no stream.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from services.gateway.workers.submit_frames import submit_frames
 
 
 class OutgoingFrames:
-    """The queue of one link. `open_handles`: the attempts that credit is still worth sending to."""
+    """The queue of one link. `open_handles`: the attempts that can still use credit."""
 
     def __init__(self, open_handles: Container[int]) -> None:
         self._open_handles = open_handles
@@ -25,7 +25,7 @@ class OutgoingFrames:
         self._submits[submit.handle] = deque(submit_frames(submit))
 
     def credit(self, handle: int, choice: int, up_to_index: int) -> None:
-        """Replaces a credit of the same choice that has not left yet."""
+        """Queue a credit; it replaces one of the same choice that was not written yet."""
         self._credits[handle, choice] = up_to_index
 
     def cancel_choice(self, handle: int, choice: int) -> None:
@@ -33,17 +33,17 @@ class OutgoingFrames:
         self._cancels.append(worker_pb2.GatewayFrame(cancel_choices=cancel))
 
     def cancel(self, key: AttemptKey) -> None:
-        """Stop a whole attempt; what is left of its submit is not sent."""
+        """Stop a whole attempt; the rest of its submit is not sent."""
         self.drop_submit(key.handle)
         whole = worker_pb2.Cancel(request_id=key.request_id, epoch=key.epoch)
         self._cancels.append(worker_pb2.GatewayFrame(cancel=whole))
 
     def drop_submit(self, handle: int) -> None:
-        """Send nothing more of this submit."""
+        """Forget the frames of this submit that were not written."""
         self._submits.pop(handle, None)
 
     def is_unheard_of(self, handle: int) -> bool:
-        """Nothing of this submit was written: the worker does not know the attempt."""
+        """True while nothing of this submit was written: the worker does not know the attempt."""
         frames = self._submits.get(handle)
         return frames is not None and frames[0].HasField("submit")
 

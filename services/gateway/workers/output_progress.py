@@ -1,4 +1,4 @@
-"""How far the choices of one attempt have come, how far they may go, and how long that takes."""
+"""The progress of one attempt's choices, the credit that bounds it, and the pace."""
 
 from baton.system.clock import Clock
 from baton.wire.failures import InternalFailure, Unavailable
@@ -26,11 +26,11 @@ class OutputProgress:
 
     @property
     def num_received(self) -> int:
-        """Tokens of all choices that this attempt brought."""
+        """The number of tokens, over all choices, that this attempt brought."""
         return sum(self._next_index) - sum(self._first_index)
 
     def give(self, choice: int, up_to_index: int) -> None:
-        """From now on the choice may come to this output index (exclusive)."""
+        """Let the choice come to this output index (exclusive)."""
         self._credit[choice] = up_to_index
 
     def advance(self, choice: int, first_index: int, num_tokens: int) -> bool:
@@ -51,7 +51,7 @@ class OutputProgress:
         return True
 
     def left_s(self) -> float | None:
-        """Seconds that the open choices take at most at the pace so far; None while it has none."""
+        """Seconds that the open choices take at most at their pace; None while it is not known."""
         num_gaps = max(map(int.__sub__, self._next_index, self._first_index)) - 1
         if self._first_token_s is None or num_gaps < 1:
             return None
@@ -62,8 +62,9 @@ class OutputProgress:
 
 
 def _reject(first: int, expected: int, num_tokens: int) -> None:
-    # A repeat is dropped. A gap is a worker's error, which asking again would not mend: what a
-    # broken stream loses is noticed by the link, and sent again (baton/runtime/resumable_link.py).
+    # A repeat is dropped. A gap is a worker's error, and no second request would mend it: the link
+    # notices the frames that a broken stream lost, and they are sent again
+    # (baton/runtime/resumable_link.py).
     is_gap = first > expected
     cause = instruments.DropCause.GAP if is_gap else instruments.DropCause.REPEAT
     instruments.GATEWAY_DROPPED_ENTRIES.labels(cause).inc()
@@ -75,7 +76,7 @@ def _reject(first: int, expected: int, num_tokens: int) -> None:
 
 
 def _first_indexes(submit: worker_pb2.Submit) -> list[int]:
-    """By choice: the output tokens that earlier attempts brought."""
+    """The number of output tokens that earlier attempts brought, by choice."""
     first = [0] * submit.sampling.num_choices
     for emitted in submit.emitted:
         first[emitted.choice] = len(emitted.token_ids) // TOKEN_BYTES

@@ -1,4 +1,4 @@
-"""A submit as frames: what is too long for one continues in further ones."""
+"""A submit as frames: one that is too long for a frame continues in further ones."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ def submit_frames(submit: worker_pb2.Submit) -> Iterator[worker_pb2.GatewayFrame
 
 
 def _split(ids: bytes, hashes: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """At least one part."""
+    """Cut token ids and block hashes into parts that fit in a frame; at least one part."""
     part_bytes = PART_TOKENS * TOKEN_BYTES
     num_parts = max(-(-len(ids) // part_bytes), 1)
     hash_bytes = -(-len(hashes) // HASH_BYTES // num_parts) * HASH_BYTES

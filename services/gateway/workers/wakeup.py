@@ -38,7 +38,7 @@ class Wakeup:
             self._waiter.set_result(None)
 
     def release(self) -> None:
-        """Stop the timer: nobody waits any more."""
+        """Stop the timer for good: there will be no more waits."""
         if self._timer is not None:
             self._timer.cancel()
 

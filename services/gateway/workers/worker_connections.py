@@ -1,5 +1,5 @@
 """The connections of one link to a decode worker, one after the other: the first, and each that
-goes on where a lost one broke. Knows nothing of attempts, and of frames only the hellos."""
+resumes where a lost one broke. Knows nothing of attempts, and of frames only the hellos."""
 
 import asyncio
 import math
@@ -24,12 +24,12 @@ Memory = ResumableLink[worker_pb2.GatewayFrame]
 
 
 class WorkerConnections:
-    """`first`, then `resume` after each `lost`."""
+    """Makes the connections of one link: call `first`, then `resume` after each `lost`."""
 
     def __init__(
         self, endpoint: str, hello: worker_pb2.GatewayHello, memory: Memory, clock: Clock
     ) -> None:
-        # What the worker said first; it must be in the same life at every later hello.
+        # The first one; every later hello must be of the same life of the worker.
         self.worker_hello: worker_pb2.WorkerHello | None = None
         self._endpoint = endpoint
         self._hello = hello
@@ -39,8 +39,8 @@ class WorkerConnections:
         self._num_received = 0
 
     async def first(self, dial: Dial) -> tuple[WorkerStream, Writer]:
-        """Dials twice: the first may be cut like any other. Whoever asks for a worker that is away
-        should soon know, so there is no more waiting than that.
+        """Dial, and once more if that connection is cut at once. There is no longer wait: a request
+        for a worker that is away should soon try another one.
 
         Raises StreamLost, TimeoutError; a BatonError when the worker will not or cannot serve.
         """
@@ -50,15 +50,18 @@ class WorkerConnections:
             return await self._connect(dial)
 
     def lost(self) -> None:
-        """The connection has ended. From now on there is RESUME_WINDOW_S for the next, unless it
-        brought nothing: a connection that breaks at once must not put off the end for ever."""
+        """Note that the connection has ended, and give the next one RESUME_WINDOW_S from now on.
+
+        A connection that brought nothing gives no new time: connections that break at once must not
+        put off the link's end for ever.
+        """
         lost_s = self._clock.now()
         if self._memory.num_received > self._num_received or lost_s > self._give_up_s:
             self._give_up_s = lost_s + RESUME_WINDOW_S
         self._num_received = self._memory.num_received
 
     async def resume(self, dial: Dial) -> tuple[WorkerStream, Writer]:
-        """The next connection. Raises as `first` does, TimeoutError when the window is over."""
+        """Make the next connection. Raises as `first` does, TimeoutError after the window."""
         outcome = instruments.StreamOutcome.GIVEN_UP
         try:
             async with asyncio.timeout(self._give_up_s - self._clock.now()):
@@ -85,7 +88,7 @@ class WorkerConnections:
         return stream, writer
 
     async def _greet(self, stream: WorkerStream) -> int:
-        """How many of our frames the worker took in."""
+        """Exchange hellos; returns the number of our frames that the worker took in."""
         before = self.worker_hello
         if before is not None:
             self._hello.num_received = self._memory.num_received

@@ -1,12 +1,12 @@
 """The gateway's end of the shared stream to one decode worker.
 
 One reader per stream takes Step columns apart into the attempts' buffers and never waits for a
-consumer; one writer sends what waits in workers/outgoing_frames.py.
+consumer; one writer sends the frames that wait in workers/outgoing_frames.py.
 
 The end of a stream without Bye is a loss of the connection, not of the worker: the link dials again
-and both sides go on where they were (worker_connections.py), so that attempts notice only a pause.
+and both sides resume where they were (worker_connections.py), so that attempts notice only a pause.
 A worker that cannot be reached soon, or has begun another life, is lost: every open attempt fails
-with `worker_lost`, and its owner decides what to do. Knows no text, tenant or quota.
+with `worker_lost`, and its request decides how to go on. Knows no text, tenant or quota.
 """
 
 import asyncio
@@ -32,9 +32,13 @@ MAX_OPEN_ATTEMPTS = 16_384
 _log = logs.get("worker_link")
 
 
+def _ignore_go_away(left_s: float) -> None:
+    """Do nothing: the link's owner does not migrate early."""
+
+
 class WorkerLink:
-    """One shared stream over as many connections as it takes. `run` once; `submit` from the moment
-    of creation. `number` tells the links of one gateway apart.
+    """One shared stream over as many connections as it takes. `run` it once; `submit` is allowed
+    from the moment of creation. `number` distinguishes the links of one gateway.
 
     The attempts, the connections and the end of a link change together; so it has 14 attributes.
     """
@@ -51,8 +55,8 @@ class WorkerLink:
         self.idle_since_s = clock.now()
         # No new attempts: the worker drains, or is lost.
         self.closed_to_new = False
-        # The worker drains, and cuts in so many seconds what still runs then.
-        self.on_go_away: Callable[[float], None] = lambda left_s: None
+        # Called when the worker drains, with the seconds until it cuts the streams that still run.
+        self.on_go_away: Callable[[float], None] = _ignore_go_away
         self._clock = clock
         self._attempts: dict[int, Attempt] = {}
         self._last_handle = 0
@@ -62,7 +66,7 @@ class WorkerLink:
             protocol=PROTOCOL_VERSION, gateway_id=gateway_id, link=number
         )
         self._connections = WorkerConnections(worker.endpoint, hello, self._memory, clock)
-        # Gets those that a worker's hello names.
+        # Learns of the suspects that a worker's hello names.
         self._crashes = crashes or Crashes()
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -73,7 +77,7 @@ class WorkerLink:
         return len(self._attempts)
 
     def open_attempts(self) -> list[Attempt]:
-        """Those that were not forgotten."""
+        """The attempts that were not forgotten."""
         return list(self._attempts.values())
 
     @property
@@ -94,7 +98,7 @@ class WorkerLink:
         return attempt
 
     def forget(self, attempt: Attempt) -> None:
-        """The request is over; what still comes for it is dropped."""
+        """Drop what still comes for an attempt: its request is over."""
         attempt.release()
         self._attempts.pop(attempt.key.handle, None)
         self._outgoing.drop_submit(attempt.key.handle)
@@ -102,7 +106,7 @@ class WorkerLink:
             self.idle_since_s = self._clock.now()
 
     async def run(self, dial: Dial) -> None:
-        """Dial, serve until the link ends, fail what is open then. Never raises BatonError."""
+        """Dial, serve until the link ends, then fail the open attempts. Never raises BatonError."""
         failure: BatonError = Unavailable("the worker was lost", reason="worker_lost")
         self._task = asyncio.current_task()
         try:
@@ -121,8 +125,10 @@ class WorkerLink:
             self._ended.set()
 
     def give_up(self) -> None:
-        """The worker is of no use, although its stream may look alive: end the link at once. What
-        it still sends, should it wake up, reaches nobody, and its attempts end with the stream."""
+        """End the link at once, although its stream may look alive: the worker is of no use.
+
+        Should the worker wake up, what it sends is not read, and its attempts end with the stream.
+        """
         self._fail_all(Unavailable("the worker stands still", reason="worker_lost"))
         if self._task is not None:
             self._task.cancel()
@@ -144,12 +150,12 @@ class WorkerLink:
 
     async def _resume(self, dial: Dial) -> tuple[WorkerStream, Writer]:
         if not self._attempts:
-            raise StreamLost("the stream ended without Bye, and nobody needs it")
+            raise StreamLost("the stream ended without Bye, and no attempt is open")
         _log.warning("worker_stream_lost", worker_id=self.worker.worker_id, num_open=self.num_open)
         return await self._connections.resume(dial)
 
     async def _serve(self, stream: WorkerStream, writer: Writer) -> bool:
-        """Until Bye, or until the stream is lost: then False."""
+        """Serve until Bye; False when the stream was lost before."""
         said_bye = False
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -166,7 +172,7 @@ class WorkerLink:
         return said_bye
 
     async def _read(self, stream: WorkerStream) -> bool:
-        """Take frames in until the end; True when the end was announced."""
+        """Take in frames until the end; True when the end was announced."""
         while (frame := await stream.read()) is not None:
             if self._take_in(frame):
                 return True
@@ -179,8 +185,8 @@ class WorkerLink:
         await stream.write(worker_pb2.GatewayFrame(bye=worker_pb2.Bye(reason="idle")))
 
     def _take_in(self, frame: worker_pb2.WorkerFrame) -> bool:
-        """True when the stream ends cleanly. Raises StreamLost when a frame is missing, or makes no
-        sense."""
+        """Take in one frame; True when the stream ends cleanly. Raises StreamLost when a frame is
+        missing, or contradicts itself."""
         if not self._memory.take(frame):
             return False
         kind: str | None = frame.WhichOneof("frame")
@@ -198,7 +204,7 @@ class WorkerLink:
         return kind == "bye"
 
     def _abandon_all(self, message: str) -> NoReturn:
-        """Give up all that runs here: what the worker computes is of no use."""
+        """Give up all open attempts: what the worker computes is of no use."""
         for attempt in self.open_attempts():
             attempt.abandon(Unavailable(message, reason="worker_lost"))
         raise StreamLost(message)
@@ -220,7 +226,7 @@ class WorkerLink:
         counts = step.counts or [1] * len(step.handles)
         num_entries = {len(step.handles), len(step.choices), len(step.first_index), len(counts)}
         if len(num_entries) > 1 or sum(counts) != len(ids):
-            self._abandon_all("the worker sent a step that makes no sense")
+            self._abandon_all("the worker sent a step whose columns do not match")
         logprobs = {(side.handle, side.choice): side.logprobs for side in step.side}
         self._take_prompt_logprobs(step)
         start = 0

@@ -1,5 +1,5 @@
 """All links of one gateway to its decode workers: dialled when needed, closed when idle, given up
-when the router says that a worker is of no use. Knows no frames."""
+when the router has ejected a worker. Knows no frames."""
 
 import asyncio
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ class WorkerLinks:
                 self._close_idle()
 
     def link_to(self, worker: router_pb2.WorkerEndpoint) -> WorkerLink:
-        """The link to a worker, dialled now if there is none that lives."""
+        """The link to a worker; dials one if there is none, or if it has ended."""
         assert self._tasks is not None, "run() owns the links"
         key = (worker.worker_id, worker.endpoint)
         link = self._links.get(key)
@@ -50,26 +50,26 @@ class WorkerLinks:
             self._num_links += 1
             link = WorkerLink(worker, self._gateway_id, self._clock, self._num_links, self.crashes)
             self._links[key] = link
-            link.on_go_away = partial(self._empty, link)
+            link.on_go_away = partial(self._migrate_from, link)
             self._tasks.create_task(link.run(self._dial))
         return link
 
     def open_attempts(self) -> Iterator[tuple[str, str]]:
-        """(request, worker) of every attempt that was not forgotten."""
+        """The (request id, worker id) of every attempt that was not forgotten."""
         for link in self._links.values():
             for attempt in link.open_attempts():
                 yield attempt.key.request_id, link.worker.worker_id
 
     def num_open(self, worker_id: str) -> int | None:
-        """Attempts on a worker; None while its link is lost or closed to new ones."""
+        """The number of attempts on a worker; None while its link is lost or takes no new ones."""
         links = [link for link in self._links.values() if link.worker.worker_id == worker_id]
         if any(link.closed_to_new for link in links):
             return None
         return sum(link.num_open for link in links)
 
     def lose(self, worker_id: str) -> None:
-        """The router has ejected this worker: what runs there must move. Whoever follows the
-        routers' views calls it, as often as it likes."""
+        """Give up the links to a worker that the router has ejected: its streams must migrate. May
+        be called any number of times."""
         for key, link in list(self._links.items()):
             if link.worker.worker_id == worker_id:
                 _log.warning("worker_given_up", worker_id=worker_id, num_open=link.num_open)
@@ -89,7 +89,7 @@ class WorkerLinks:
         except TimeoutError:
             _log.warning("streams_not_closed", num_links=len(links))
 
-    def _empty(self, link: WorkerLink, left_s: float) -> None:
+    def _migrate_from(self, link: WorkerLink, left_s: float) -> None:
         assert self._tasks is not None, "run() owns the links"
         self._tasks.create_task(
             self._migration.migrate_from(link.worker.worker_id, link.open_attempts, left_s)
