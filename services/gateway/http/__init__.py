@@ -1,1 +1,1 @@
-"""HTTP: the protocol's limits, the request as it arrived, the response as it leaves."""
+"""HTTP: the protocol's limits, the request as it arrived, the response as it is written."""

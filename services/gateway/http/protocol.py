@@ -2,9 +2,9 @@
 
 uvicorn and its parser keep a head of any size, for as long as a client takes to send it. Here a
 head may have MAX_HEAD_BYTES and MAX_HEADERS, and must be complete HEAD_TIMEOUT_S after its first
-byte (the first one: after connecting). What a client does not take of a stream stays within
-WRITE_BUFFER_BYTES and the socket's own buffer; when it takes nothing of an answer's end, once
-nobody writes any more, for `stall_s`, the connection is cut. The kernel's limit for that,
+byte (the first head: after connecting). The part of a stream that a client has not read yet stays
+within WRITE_BUFFER_BYTES and the socket's own buffer. When an answer has been written and its
+client reads nothing of the rest for `stall_s`, the connection is cut. The kernel's limit for that,
 TCP_USER_TIMEOUT, is of no use: it cuts a steady reader too, whose window opens a little at a time.
 Knows nothing of paths and bodies.
 """
@@ -22,10 +22,11 @@ from services.gateway.request import reports
 
 MAX_HEAD_BYTES = MAX_HEAD_KIB * 1024
 HEAD_TIMEOUT_S = 10.0
-# A write waits when this much is not sent yet: the socket's own buffer keeps a slow client busy. A
-# chunk of an answer has 300 bytes, and uvloop needs three times that for each that it keeps.
+# A write waits when so many bytes are not sent yet: the socket's own buffer keeps a slow client
+# busy. A chunk of an answer has 300 bytes, and uvloop needs three times that for each it keeps.
 WRITE_BUFFER_BYTES = 2 * 1024
-# Where an application finds how to cut its connection: a close would wait for the client.
+# The key, in an ASGI scope, of the function that cuts the connection: a close would wait for the
+# client.
 ABORT_KEY = "baton.abort"
 # ": " and the end of line.
 _HEADER_FRAME_BYTES = 4
@@ -36,8 +37,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     _in_head = True
     _is_too_large = False
-    # Of the head that is being received: complete lines, and all bytes. The rest of a chunk in
-    # which an earlier request ended is not in the latter.
+    # Bytes of the head that is being received: those of complete lines, and all. The latter lack
+    # the rest of a chunk in which an earlier request ended.
     _num_line_bytes = 0
     _num_chunk_bytes = 0
     _timer: asyncio.TimerHandle | None = None
@@ -62,7 +63,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if not (was_in_head and self._in_head) or self.transport.is_closing():
             return
-        # The parser tells of a header only once it is complete.
+        # The parser reports a header only once it is complete.
         self._num_chunk_bytes += len(data)
         if self._num_chunk_bytes > MAX_HEAD_BYTES:
             self._is_too_large = True
@@ -94,7 +95,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._watch_tail(self.transport.get_write_buffer_size())
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no acceptable request, and close. `msg` is uvicorn's, and not used."""
+        """Refuse bytes that are not an acceptable request, and close. `msg` is not used."""
         if self._is_too_large:
             message = f"the headers exceed {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} lines"
             error = InvalidRequest(message, reason="headers_too_large")
@@ -121,7 +122,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         raise httptools.HttpParserError("too large")
 
     def _watch_tail(self, num_left: int) -> None:
-        """Look again at the end of an answer of which `num_left` bytes are not sent yet."""
+        """Check later the end of an answer of which `num_left` bytes are not sent yet."""
         if self._tail_timer is not None:
             self._tail_timer.cancel()
             self._tail_timer = None
@@ -130,7 +131,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _look_at_tail(self, num_before: int) -> None:
         num_left = self.transport.get_write_buffer_size()
-        # While a next answer is written, the watch of its request looks.
+        # While a next answer is written, the watch of its request checks.
         if num_left >= num_before and self.cycle.response_complete:
             self.transport.abort()
         else:

@@ -1,8 +1,8 @@
 """One HTTP response, written piece by piece: headers once, chunks, keep-alive comments, the end.
 
-A client that takes nothing for `stall_s` has stalled: credit stopped long before, and nobody waits
-for a reader that is not there. Each write only notes when it began; `watch` runs beside the
-request and looks from time to time, which is cheaper than a timer around every write.
+A client that reads nothing for `stall_s` has stalled, and its request ends; credit stopped long
+before. Each write only notes when it began; `watch` runs beside the request and checks from time to
+time, which is cheaper than a timer around every write.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
 class HttpResponse:
-    """Writes one response. `started` says whether its status is on the wire."""
+    """Writes one response. `started`: its status is on the wire. `ended`: so is its last piece."""
 
     def __init__(self, send: Send, request_id: str, clock: Clock, stall_s: float = STALL_S) -> None:
         self._send = send
@@ -33,7 +33,7 @@ class HttpResponse:
         self._request_id = request_id
         self._clock = clock
         self._last_write_s = self._clock.now()
-        # Since when a write has been waiting for the client.
+        # The time at which a write began that still waits for the client.
         self._waiting_since_s: float | None = None
         self.started = False
         self.ended = False
@@ -47,7 +47,7 @@ class HttpResponse:
         await self._write({"type": "http.response.start", "status": status, "headers": raw})
 
     async def write(self, body: bytes) -> None:
-        """Returns when the socket's buffer has room again."""
+        """Write a piece; returns when the socket's buffer has room again."""
         if body:
             await self._write({"type": "http.response.body", "body": body, "more_body": True})
 
@@ -60,14 +60,14 @@ class HttpResponse:
     async def whole(
         self, status: int, body: bytes, headers: Mapping[str, str], content_type: str = JSON
     ) -> None:
-        """A complete response."""
+        """Write a complete response."""
         await self.start(status, content_type, {**headers, "content-length": str(len(body))})
         await self.end(body)
 
     async def watch(self, on_silence: Callable[[], Awaitable[None]]) -> None:
         """Call `on_silence` whenever nothing was written for KEEP_ALIVE_S, until cancelled.
 
-        Raises DeadlineExceeded `client_stalled`.
+        Raises DeadlineExceeded `client_stalled` when the client has stalled.
         """
         while True:
             await asyncio.sleep(self._next_look_s())
@@ -101,16 +101,16 @@ class HttpResponse:
 
 
 async def send_error(response: HttpResponse, error: BatonError) -> None:
-    """The error as a whole response, in OpenAI's form."""
+    """Write an error as a whole response, in OpenAI's form."""
     headers = error_headers(error)
     if error.reason == "request_timeout":
-        # The rest of the body may still come, and is no next request.
+        # The rest of the body may still come, and is not a next request.
         headers["connection"] = "close"
     await response.whole(error.row.http_status, error_body(error), headers)
 
 
 def error_headers(error: BatonError) -> dict[str, str]:
-    """Retry advice and, for limits, their state."""
+    """The headers of a refusal: retry advice and, for limits, their state."""
     headers = {"x-should-retry": "true" if error.row.retryable else "false"}
     if error.retry_after_s > 0:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
@@ -118,7 +118,7 @@ def error_headers(error: BatonError) -> dict[str, str]:
 
 
 def limit_headers(limits: failure_pb2.LimitState | None) -> dict[str, str]:
-    """x-ratelimit-*; a limit of 0 means unlimited and is left out."""
+    """The x-ratelimit-* headers; a limit of 0 means unlimited and is left out."""
     headers: dict[str, str] = {}
     if limits is not None and limits.limit_requests:
         headers["x-ratelimit-limit-requests"] = str(limits.limit_requests)
@@ -132,7 +132,7 @@ def limit_headers(limits: failure_pb2.LimitState | None) -> dict[str, str]:
 
 
 def duration(milliseconds: int) -> str:
-    """As OpenAI writes it: 12ms, 1s, 1.5s, 6m0s."""
+    """A duration as OpenAI writes it: 12ms, 1s, 1.5s, 6m0s."""
     if milliseconds < 1000:
         return f"{milliseconds}ms"
     minutes, rest_ms = divmod(milliseconds, 60_000)

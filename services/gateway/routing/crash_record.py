@@ -1,10 +1,10 @@
-"""What cores' deaths say of a request: whether it is a suspect, and how it clears itself.
+"""The record of cores that died during a request: it makes the request a suspect, or clears it.
 
-Each request has a CrashRecord. One that was named computes in steps of its own from then on; named
-again before it has proved harmless, it has killed two cores, and the router refuses it. What is
-told beside the request goes through the gateway's one Crashes: names that come late, and the
-fingerprints of suspects that proved harmless. What outlives both is the router's (`quarantine.py`
-there).
+A worker whose core died names its suspects: the requests of the step in which that happened. Each
+request has a CrashRecord. A suspect computes in steps of its own from then on. If it is named again
+before it has proved harmless, it has killed two cores, and the router refuses it. The gateway's one
+Crashes keeps what does not arrive with an attempt: names that come late, and the fingerprints of
+suspects that proved harmless. The router's quarantine outlives both.
 """
 
 from collections import deque
@@ -18,42 +18,42 @@ from baton.wire.v1 import router_pb2
 
 MAX_NAMED = 1024
 MAX_HARMLESS = 256
-# Failures that say something of the worker. Refusals for room or because it drains do not.
+# Failures that count against the worker. Refusals for room or because it drains do not.
 _WORKER_FAILURES = frozenset({"worker_lost", "handoff_failed", "unavailable"})
 
 
 @dataclass(slots=True)
 class CrashRecord:
-    """Of one request; changed by Crashes alone, before and after each attempt."""
+    """The crash record of one request. Only Crashes changes it, before and after each attempt."""
 
     request_id: str = ""
     num_choices: int = 1
     fingerprint: bytes = b""
     # Cores that died in a step with it since it last proved harmless, or with another like it.
     num_deaths: int = 0
-    # The worker failed the last attempt, and no router was told yet.
+    # The worker failed the last attempt, and that was not reported to a router yet.
     has_failed: bool = False
 
     @property
     def is_suspect(self) -> bool:
-        """Its attempts compute in steps of their own."""
+        """True when its attempts must compute in steps of their own."""
         return self.num_deaths > 0
 
     @property
     def is_guilty(self) -> bool:
-        """It has killed as many cores as anybody may: the next pick only tells the router."""
+        """True when it has killed MAX_DEATHS cores: the next pick only reports that."""
         return self.num_deaths >= MAX_DEATHS
 
 
 class Crashes:
-    """One gateway's. Both lists are bounded; the oldest are forgotten."""
+    """The crashes that one gateway knows of. Both lists are bounded; the oldest are forgotten."""
 
     def __init__(self) -> None:
         self._named: dict[str, None] = {}
         self._harmless: deque[bytes] = deque(maxlen=MAX_HARMLESS)
 
     def ask(self, record: CrashRecord, request: router_pb2.PickRequest) -> None:
-        """Tell the router with this pick what is known of its request, and who was cleared."""
+        """Report in a pick what is known of its request, and the suspects that were cleared."""
         record.request_id = request.request_id
         record.num_choices = request.num_choices
         record.fingerprint = request.poison_fingerprint
@@ -63,27 +63,30 @@ class Crashes:
         self._harmless.clear()
 
     def picked(self, record: CrashRecord, pick: router_pb2.PickResponse) -> None:
-        """The router may know of another request like this one."""
+        """Note a pick's answer: the router may know of another request like this one."""
         if pick.is_suspect:
             record.num_deaths = max(record.num_deaths, 1)
 
     def failed(self, record: CrashRecord, error: BatonError, num_tokens: int) -> None:
-        """An attempt failed after it brought `num_tokens`, over all choices."""
+        """Note that an attempt failed after it brought `num_tokens`, over all choices."""
         if num_tokens >= NUM_TOKENS_ALONE * record.num_choices:
             self.finished(record)
-        record.num_deaths += error.is_suspect
+        if error.is_suspect:
+            record.num_deaths += 1
         record.has_failed = error.reason in _WORKER_FAILURES
-        if self._named.pop(record.request_id, False) is None:
+        if record.request_id in self._named:
+            del self._named[record.request_id]
             record.num_deaths = max(record.num_deaths, 1)
 
     def finished(self, record: CrashRecord) -> None:
-        """An attempt has ended well, or far enough: whatever killed a core, it was not this."""
+        """Clear a request whose attempt ended well, or came far enough: it killed no core."""
         if record.is_suspect:
             record.num_deaths = 0
             self._harmless.append(record.fingerprint)
 
     def name(self, request_ids: Iterable[str]) -> None:
-        """A worker's next life names those that ran in the last step of one that died whole."""
+        """Note the requests that ran in the last step of a worker that died whole, as its next life
+        names them."""
         self._named.update(dict.fromkeys(request_ids))
         for request_id in list(self._named)[: max(0, len(self._named) - MAX_NAMED)]:
             del self._named[request_id]

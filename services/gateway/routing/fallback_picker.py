@@ -1,9 +1,9 @@
-"""Picks without a router, from the decode workers that were ready when one told its view last.
+"""Picks without a router, from the decode workers that were ready in the last view of one.
 
-The view may be old, so what is certain here decides: workers whose link is lost or closed to new
-attempts come last, and of two drawn at random the one with fewer attempts of this gateway wins.
-Such a pick has no prefill worker, since nobody knows the pools' rates; decode workers prefill by
-themselves. Their admission is the authority, as ever.
+The view may be old, so this gateway's own knowledge decides: workers whose link is lost or closed
+to new attempts come last, and of two drawn at random the one with fewer attempts of this gateway
+wins. Such a pick has no prefill worker, since the pools' rates are not known here; decode workers
+prefill by themselves. Their admission is the authority, as ever.
 """
 
 import random
@@ -22,8 +22,8 @@ _log = logs.get("last_view")
 
 
 class FallbackPicker:
-    """Picks from the workers that were ready last. `num_open` tells the attempts of this gateway on
-    a worker, None when it takes no new ones."""
+    """Picks from the workers that were ready last. `num_open(worker_id)`: the attempts of this
+    gateway on a worker, None when it takes no new ones."""
 
     def __init__(
         self, rng: random.Random, ready: ReadyWorkers, num_open: Callable[[str], int | None]
@@ -37,7 +37,7 @@ class FallbackPicker:
         ready = self._ready.of(request.model_fp)
         fit = [w for w in ready if self._num_open(w.worker_id) is not None]
         others = [w for w in fit if w.worker_id not in request.exclude_worker_ids]
-        # Only a router keeps what kills cores away from them.
+        # Only a router's quarantine keeps a request that kills cores away from them.
         if not ready or request.num_deaths >= MAX_DEATHS:
             raise Unavailable("no router answers", reason="overloaded", retry_after_s=1)
         best_known = others or fit or ready

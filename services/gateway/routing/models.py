@@ -15,8 +15,8 @@ from baton.wire.failures import ModelNotFound, Unavailable, quoted
 from baton.wire.v1 import router_pb2
 
 MAX_MODELS = 1000
-# A name that no router has named for this long was taken away; as long as routers remember a pool
-# without workers, for a router that has just started remembers nothing.
+# A name that no router has named for so long was taken away. Routers remember a pool without
+# workers for the same time; one that has just started remembers none.
 FORGET_NAME_S = 3600.0
 
 
@@ -88,7 +88,7 @@ class ModelDirectory:
         self._rng = rng
         self._clock = clock
         self._by_name: dict[str, list[ServedModel]] = {}
-        # When a router named each of them last.
+        # The time at which a router named each of them last.
         self._known_names: dict[str, float] = {}
 
     def update(self, states: Iterable[router_pb2.ModelState]) -> None:
@@ -113,8 +113,8 @@ class ModelDirectory:
         """The served model for a new request.
 
         Raises ModelNotFound for a name that does not exist or is not allowed (the same answer, so
-        that nobody can probe), Unavailable `no_worker` when nothing serves it now, or no worker has
-        announced any model yet.
+        that a client cannot probe for names), Unavailable `no_worker` when no worker serves it now,
+        or no worker has announced any model yet.
         """
         targets = self._targets(public_name)
         if not targets and not self._known_names and _is_allowed(public_name, allowed):
@@ -135,8 +135,8 @@ class ModelDirectory:
         return model
 
     def listed(self, allowed: Iterable[str]) -> dict[str, int]:
-        """Aliases and names with ready workers that `allowed` lets through, sorted, with the room
-        for prompt and answer that every model behind the name has, in tokens."""
+        """The aliases and names with ready workers that `allowed` lets through, sorted, each with
+        the room for prompt and answer that every model behind it has, in tokens."""
         rooms = {alias: self._room(alias) for alias in self._aliases}
         rooms |= {name: self._room(name) for name in self._by_name if name not in rooms}
         names = sorted(name for name, room in rooms.items() if room and _is_allowed(name, allowed))
@@ -156,7 +156,7 @@ class ModelDirectory:
         return [AliasTarget(public_name)] if public_name in self._known_names else []
 
     def _room(self, public_name: str) -> int:
-        """0 when nothing behind it is ready."""
+        """The least room of the ready models behind a name, in tokens; 0 when none is ready."""
         targets = self._targets(public_name)
         ready = [model for target in targets for model in self._ready(target.model)]
         return min((model.max_model_len for model in ready), default=0)

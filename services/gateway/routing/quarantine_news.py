@@ -1,8 +1,9 @@
-"""What routers refuse because it killed cores, kept for those that do not know it.
+"""The routers' quarantine, kept for routers that do not know it.
 
-Only the active router hears of deaths. It tells every gateway in its view, and each pick at another
-one, or at one that has started again, brings along what that one's view lacks. So two cores are all
-that a request can kill while one gateway lives that heard of it. Decides nothing: routers refuse.
+Only the active router hears of cores' deaths. It reports its quarantine to every gateway in its
+view. Each pick at another router, or at one that has started again, brings along the entries that
+its view lacks. So a request can kill at most two cores while one gateway lives that heard of it.
+Decides nothing: routers refuse.
 """
 
 from collections import OrderedDict
@@ -12,7 +13,7 @@ from baton.system.clock import Clock
 from baton.wire.limits import MIN_QUARANTINE_S
 from baton.wire.v1 import router_pb2
 
-# Beyond this, those that were heard first are forgotten.
+# Beyond this the entries that were heard first are forgotten.
 MAX_ENTRIES = 1024
 
 
@@ -24,18 +25,18 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What one router said last."""
+    """The quarantine in the last view of one router."""
 
     fingerprints: frozenset[bytes]
     software_version: str
 
     def lacks(self, fingerprint: bytes, software_version: str) -> bool:
-        """Whether it would take it in: what is of another version it would not."""
+        """True when the router would take the entry in; it takes none of another version."""
         return software_version == self.software_version and fingerprint not in self.fingerprints
 
 
 class QuarantineNews:
-    """One gateway's; bounded. Routers are known by their addresses."""
+    """The quarantine as one gateway knows it; bounded. Routers are known by their addresses."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -43,7 +44,7 @@ class QuarantineNews:
         self._views: dict[str, _View] = {}
 
     def hear(self, router: str, view: router_pb2.WatchAdmissionResponse) -> None:
-        """Take in what a router says in its view."""
+        """Take in the quarantine in a router's view."""
         now = self._clock.now()
         self._views[router] = _View(
             frozenset(row.fingerprint for row in view.quarantined), view.software_version
@@ -61,11 +62,11 @@ class QuarantineNews:
             self._entries.popitem(last=False)
 
     def lose(self, router: str) -> None:
-        """It has stopped speaking; its next life knows nothing."""
+        """Forget the view of a router that has stopped speaking: its next life knows nothing."""
         self._views.pop(router, None)
 
     def attach(self, router: str, request: router_pb2.PickRequest) -> None:
-        """Put into a pick at this router what it has not said itself."""
+        """Put into a pick at this router the entries that its own view lacks."""
         view, now = self._views.get(router), self._clock.now()
         del request.quarantined[:]
         request.quarantined.extend(

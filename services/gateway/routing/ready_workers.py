@@ -1,4 +1,4 @@
-"""The decode workers of each model that were ready when a router told its view last."""
+"""The decode workers of each model that were ready in the routers' last view."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,11 +12,11 @@ class ReadyWorkers:
         self._ready: dict[str, list[router_pb2.WorkerState]] = {}
 
     def update(self, models: Iterable[router_pb2.ModelState]) -> None:
-        """Take in what the routers tell."""
+        """Take in the routers' view."""
         self._ready = {model.model_fp: _ready_decode(model) for model in models}
 
     def of(self, model_fp: str) -> Sequence[router_pb2.WorkerState]:
-        """Those of one model; empty when there is none."""
+        """The ready decode workers of one model; empty when there is none."""
         return self._ready.get(model_fp, ())
 
     def has_another(self, model_fp: str, worker_id: str) -> bool:

@@ -4,7 +4,7 @@ One router at a time is active for a model: the first, in an order that every ga
 alike (rendezvous hash of model and router), of those that speak and know a ready worker for it.
 The next in that order takes over when it leaves, without an election: should two gateways differ
 for a moment, the workers' admission is the authority. A pick that a router could not answer is
-repeated at the next one. Knows no network; each router is a RouterClient (ports.py).
+repeated at the next one. Knows no network; each router is a RouterClient (clients/protocols.py).
 """
 
 import asyncio
@@ -26,8 +26,8 @@ _log = logs.get("routers")
 
 
 class Routers:
-    """`run` follows all routers until cancelled; `on_models` gets the fleet's models whenever a
-    router that speaks has told its view. Routers are known by their addresses."""
+    """All routers of one fleet, by their addresses. `run` follows them until cancelled; `on_models`
+    gets the fleet's models whenever a router has sent its view."""
 
     def __init__(
         self,
@@ -43,13 +43,13 @@ class Routers:
         self._rng = rng
         self._on_models = on_models
         self._pick_fallback = pick_fallback
-        # Of the routers that speak: their models by fingerprint.
+        # The models, by fingerprint, of each router that speaks.
         self._views: dict[str, dict[str, router_pb2.ModelState]] = {}
         self._quarantined = QuarantineNews(clock)
 
     @property
     def is_any_heard(self) -> bool:
-        """Whether at least one router speaks."""
+        """True when at least one router speaks."""
         return bool(self._views)
 
     async def run(self) -> None:
@@ -64,8 +64,8 @@ class Routers:
     async def pick(
         self, request: router_pb2.PickRequest, context: CallContext
     ) -> router_pb2.PickResponse:
-        """The active router's answer, the next one's, or without any, what the last view says.
-        Raises BatonError."""
+        """Ask the active router, then each next one, for a pick; without any, pick from the last
+        view. Raises BatonError."""
         ends_s = self._clock.now() + context.deadline_s
         for address in self.in_order(request.model_fp):
             left_s = ends_s - self._clock.now()
@@ -84,13 +84,13 @@ class Routers:
     def _rank(self, address: str, model_fp: str) -> tuple[bool, bool, bytes]:
         model = self._views.get(address, {}).get(model_fp)
         is_known = model is not None and any(worker.ready for worker in model.workers)
-        # Each router draws for each model; the lowest wins.
+        # The rendezvous hash of router and model; the lowest wins.
         drawn = blake2b(f"{address} {model_fp}".encode(), digest_size=8).digest()
         return not is_known, address not in self._views, drawn
 
     async def _follow(self, address: str) -> None:
-        """Keep one router's view; what it told last is forgotten when it stops speaking, unless no
-        other one speaks."""
+        """Keep one router's view. Its last one is forgotten when it stops speaking, unless no other
+        router speaks."""
         while True:
             try:
                 async for view in self._routers[address].watch_admission():

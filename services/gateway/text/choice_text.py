@@ -1,7 +1,7 @@
-"""One choice of an answer: its tokens, their text, where it stops, and what is counted.
+"""One choice of an answer: its tokens, their text, its end, and the counts of its tokens.
 
-A token counts as output up to and including the one that completed the stop; what arrives after
-that is wasted. End tokens have no text.
+Tokens count as output up to and including the one that completed the stop; those that arrive after
+it are wasted. End tokens have no text.
 """
 
 from array import array
@@ -17,9 +17,9 @@ from services.gateway.text.stop_strings import StopMatcher
 class ChoiceText:
     """Follows one choice from its first token to its end.
 
-    `trail` keeps logprobs where they are wanted. `is_mute`: the first token ends the choice and is
-    no part of it; only the prompt was wanted. Ids, text and logprobs are cut at the same token,
-    hence the many attributes.
+    `trail` keeps logprobs where they are wanted. `is_mute`: only the prompt was wanted, so that the
+    first token ends the choice and is not part of it. Ids, text and logprobs are cut at the same
+    token, hence the many attributes.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class ChoiceText:
         self.num_wasted = 0
         self.finish_reason: FinishReason | None = None
         self.is_mute = False
-        # What a later attempt begins behind; bounded by the model's context length.
+        # A later attempt begins behind these; bounded by the model's context length.
         self.token_ids = array("I")
         self._texts = texts
         self._stops = stops
         self._silent_ids = silent_ids
         self._trail = trail
-        # Characters that the tokens brought so far, held back ones included, and that were sent.
+        # The characters of all tokens so far, held back ones included, and those that were sent.
         self._num_chars = 0
         self._num_sent_chars = 0
 
@@ -52,7 +52,8 @@ class ChoiceText:
     def take(
         self, token_ids: Sequence[int], logprobs: Sequence[worker_pb2.TokenLogprobs] = ()
     ) -> Delta | None:
-        """Take in tokens; returns what may be sent, if anything. May end the choice with stop."""
+        """Take in tokens; returns the delta that may be sent, if any. May end the choice with
+        stop."""
         if self.is_mute and self.finish_reason is None:
             self.num_wasted += len(token_ids)
             self.finish_reason = FinishReason.LENGTH
@@ -75,7 +76,7 @@ class ChoiceText:
         return self._delta("".join(pieces))
 
     def finish(self, reason: FinishReason) -> Delta:
-        """End the choice; the delta holds what was held back. At most once.
+        """End the choice; the delta has the text that was held back. At most once.
 
         `reason` stop: the last token was an end token, or a stop token of the request.
         """

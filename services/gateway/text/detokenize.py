@@ -1,4 +1,4 @@
-"""Token ids -> text with the model's own tokenizer, one token at a time, never half a character.
+"""Detokenizing with the model's own tokenizer, one token at a time, never half a character.
 
 The tokenizer files come from the tokenizer service once per model (`Artifacts`). Special tokens
 have no text. `TokenTexts` follows the two-offset method of text-generation-inference: decode a
@@ -19,8 +19,8 @@ from services.gateway.clients.protocols import RunInThread, TokenizerClient
 from services.gateway.text.token_bytes import TokenBytes
 
 MAX_MODELS = 16
-# A character has at most 4 bytes, hence 4 byte tokens; what is still no character after
-# MAX_PENDING tokens never becomes one.
+# A character has at most 4 bytes, hence 4 byte tokens; bytes that are still not a character after
+# MAX_PENDING tokens never become one.
 MAX_PENDING = 12
 _CHARACTER_TOKENS = 4
 _REPLACEMENT = "\ufffd"
@@ -33,7 +33,7 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """What the gateway needs of a model besides what its workers announce."""
+    """The parts of a model's files that the gateway needs, besides what its workers announce."""
 
     decoder: Decoder
     token_bytes: TokenBytes
@@ -67,7 +67,7 @@ class TokenTexts:
         return text
 
     def flush(self) -> str:
-        """What is left when no token follows; a character cut in two is one U+FFFD."""
+        """The rest of the text when no token follows; a character cut in two is one U+FFFD."""
         text = self._unsent(len(self._ids))
         self._mark_sent(len(self._ids))
         whole = text.rstrip(_REPLACEMENT)

@@ -1,7 +1,7 @@
 """Logprobs of one choice's tokens, kept until the text that the tokens stand for is sent.
 
-A token's logprobs leave with the first character of its text; those of tokens that a stop string
-cut off never do. A token that completes a character shares it with the ones that began it.
+A token's logprobs are sent with the first character of its text; those of tokens that a stop string
+cut off are never sent. A token that completes a character shares it with the ones that began it.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from baton.wire.v1 import worker_pb2
 from services.gateway.openai.generation import Likelihood, TokenLogprob
 
-# What JSON has for minus infinity, as OpenAI has it.
+# Stands for minus infinity, which JSON lacks, as at OpenAI.
 MIN_LOGPROB = -9999.0
 
 BytesOf = Callable[[int], bytes]
@@ -19,7 +19,7 @@ BytesOf = Callable[[int], bytes]
 def token_logprob(
     text_offset: int, token_id: int, token_logprobs: worker_pb2.TokenLogprobs, bytes_of: BytesOf
 ) -> TokenLogprob:
-    """What the worker told of one token, with bytes for ids."""
+    """A worker's logprobs of one token, with bytes for ids."""
     top = zip(token_logprobs.top_ids, token_logprobs.top_logprobs, strict=True)
     return TokenLogprob(
         text_offset,
@@ -30,7 +30,7 @@ def token_logprob(
 
 
 class LogprobTrail:
-    """`first_offset`: characters of the answer before this choice's own text."""
+    """The logprobs of one choice. `first_offset`: characters of the answer before its own text."""
 
     def __init__(self, bytes_of: BytesOf, first_offset: int = 0) -> None:
         self._bytes_of = bytes_of
@@ -39,24 +39,24 @@ class LogprobTrail:
         self._held: deque[tuple[int, TokenLogprob]] = deque()
 
     def add(self, start: int, token_id: int, token_logprobs: worker_pb2.TokenLogprobs) -> None:
-        """The next token; its text starts at character `start` of the choice, or later."""
+        """Add the next token; its text starts at character `start` of the choice, or later."""
         offset = self._first_offset + start
         self._held.append((start, token_logprob(offset, token_id, token_logprobs, self._bytes_of)))
 
     def release(self, num_sent_chars: int) -> tuple[TokenLogprob, ...]:
-        """Those whose text has begun to be sent."""
+        """Release the logprobs of the tokens whose text has begun to be sent."""
         released = []
         while self._held and self._held[0][0] < num_sent_chars:
             released.append(self._held.popleft()[1])
         return tuple(released)
 
     def release_all(self) -> tuple[TokenLogprob, ...]:
-        """The answer has ended, and not by a stop string."""
+        """Release all logprobs: the choice has ended, and not by a stop string."""
         released = tuple(entry for _, entry in self._held)
         self._held.clear()
         return released
 
     def drop_last(self) -> None:
-        """The last token ended the answer and is no part of it."""
+        """Drop the last token, which ended the choice and is not part of it."""
         if self._held:
             self._held.pop()

@@ -14,7 +14,7 @@ _CONTINUATIONS = bytes(range(0x80, 0xC0))
 
 
 class PromptEcho:
-    """One request's echo. `wants_logprobs`: the worker is to tell the prompt's logprobs."""
+    """One request's echo. `wants_logprobs`: the worker sends prompt logprobs."""
 
     def __init__(
         self,
@@ -41,22 +41,24 @@ class PromptEcho:
 
     @property
     def is_complete(self) -> bool:
-        """Every prompt token but the first, which nothing precedes, was judged."""
+        """True when no logprobs are wanted, or all are there. The first token has none: no token
+        precedes it."""
         return not self._wants_prompt_logprobs or len(self._logprobs) == len(self._token_ids)
 
     def restart(self) -> None:
-        """Another worker begins: it tells what is not complete from the start."""
+        """Begin again with another worker, which sends logprobs that are not complete from the
+        start."""
         if not self.is_complete:
             del self._logprobs[1:]
 
     def take(self, token_logprobs: Iterable[worker_pb2.TokenLogprobs]) -> None:
-        """What the worker told of the next prompt tokens."""
+        """Take in a worker's logprobs of the next prompt tokens. Raises InternalFailure."""
         for one in token_logprobs:
             index = len(self._logprobs)
             if self.is_complete or one.index != index:
-                raise InternalFailure("the worker judged the prompt out of order")
-            place = self._offsets[index], self._token_ids[index]
-            self._logprobs.append(token_logprob(*place, one, self._token_bytes))
+                raise InternalFailure("the worker sent prompt logprobs out of order")
+            offset, token_id = self._offsets[index], self._token_ids[index]
+            self._logprobs.append(token_logprob(offset, token_id, one, self._token_bytes))
 
     def delta(self, choice: int) -> Delta:
         """The start of one choice."""
@@ -64,12 +66,13 @@ class PromptEcho:
 
 
 def _offsets(token_ids: list[int], text: str, token_bytes: TokenBytes) -> list[int]:
-    """Where each token's text starts: after the characters that begin in tokens before it."""
+    """The offset of each token's text: the number of characters that begin in tokens before it."""
     offsets, num_chars = [], 0
     for token_id in token_ids:
         offsets.append(num_chars)
         if token_id not in token_bytes.special_ids:
             num_chars += len(token_bytes(token_id).translate(None, _CONTINUATIONS))
     # SentencePiece puts a space in front of the first word that the text does not have.
-    has_prefix = num_chars == len(text) + 1
-    return [max(offset - has_prefix, 0) for offset in offsets]
+    if num_chars == len(text) + 1:
+        return [max(offset - 1, 0) for offset in offsets]
+    return offsets

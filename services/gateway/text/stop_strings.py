@@ -22,7 +22,8 @@ class StopPattern:
         for char in text[1:]:
             while length and char != text[length]:
                 length = borders[length - 1]
-            length += char == text[length]
+            if char == text[length]:
+                length += 1
             borders.append(length)
         return cls(text, tuple(borders))
 
@@ -30,11 +31,11 @@ class StopPattern:
         """Length of the pattern's longest prefix that ends with `char`."""
         while matched and char != self.text[matched]:
             matched = self.borders[matched - 1]
-        return matched + (char == self.text[matched])
+        return matched + 1 if char == self.text[matched] else matched
 
 
 class StopMatcher:
-    """Follows one choice's text. Done at the first stop string that is complete."""
+    """Follows one choice's text. `done` at the first stop string that is complete."""
 
     def __init__(self, patterns: tuple[StopPattern, ...]) -> None:
         self._patterns = patterns
@@ -43,9 +44,8 @@ class StopMatcher:
         self.done = False
 
     def feed(self, text: str) -> str:
-        """Take in `text`; returns what may be sent now. Sets `done` when a stop string completed.
-
-        After that nothing more may be fed.
+        """Take in `text`; returns the text that may be sent now. Sets `done` when a stop string is
+        complete; after that no text may be fed.
         """
         assert not self.done, "text after the stop"
         if not self._patterns:
@@ -62,7 +62,7 @@ class StopMatcher:
         return buffer[:num_sendable]
 
     def flush(self) -> str:
-        """The text that was held back; it is no stop string, because nothing follows."""
+        """The text that was held back; it is not a stop string, because no text follows."""
         held, self._held = self._held, ""
         return held
 

@@ -1,7 +1,8 @@
-"""Token id -> the bytes that it stands for, which one token alone may not make a character of.
+"""The bytes that each token id stands for. They need not be whole characters.
 
-Read off the vocabulary as the tokenizer's own decoder would: byte-level alphabets (GPT-2's, Llama
-3, Qwen) and SentencePiece with byte fallback. Other decoders are asked token by token.
+They are read off the vocabulary as the tokenizer's own decoder would do it: byte-level alphabets
+(GPT-2's, Llama 3, Qwen) and SentencePiece with byte fallback. Other decoders decode each token
+alone.
 """
 
 import re
@@ -29,7 +30,7 @@ class _TokenizerFile(msgspec.Struct):
 
 
 class TokenBytes:
-    """Of one model. `tokenizer_json` is the file that `tokenizer` was made of."""
+    """The token bytes of one model. `tokenizer_json` is the file that `tokenizer` was made of."""
 
     def __init__(self, tokenizer: Tokenizer, tokenizer_json: bytes) -> None:
         file = msgspec.json.decode(tokenizer_json, type=_TokenizerFile)
@@ -38,7 +39,7 @@ class TokenBytes:
         self._tokenizer = tokenizer
         # Bounded by the vocabulary.
         self._known = {token.id: token.content.encode() for token in file.added_tokens}
-        # Tokens that have no place in a text.
+        # Tokens that stand for no text.
         self.special_ids = frozenset(token.id for token in file.added_tokens if token.special)
         self._is_byte_level = "ByteLevel" in kinds
         self._has_byte_tokens = "ByteFallback" in kinds
@@ -47,7 +48,8 @@ class TokenBytes:
         self._is_understood = bool(kinds) and kinds <= known
 
     def __call__(self, token_id: int) -> bytes:
-        """Empty for an id without a token. A special token is its name."""
+        """The bytes of a token; empty for an id without a token. Those of a special token are its
+        name."""
         known = self._known.get(token_id)
         if known is None:
             token: str | None = self._tokenizer.id_to_token(token_id)
