@@ -27,7 +27,7 @@ class Answer:
 
     @property
     def has_open_choices(self) -> bool:
-        return any(choice.finish_reason is None for choice in self.choices)
+        return None in [choice.finish_reason for choice in self.choices]
 
     @property
     def has_echo(self) -> bool:

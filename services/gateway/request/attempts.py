@@ -21,6 +21,7 @@ from services.gateway.request.incoming import AnswerSink
 from services.gateway.request.job import Job
 from services.gateway.request.payment import Payment
 from services.gateway.request.picks import Picks
+from services.gateway.request.reports import TokenGaps
 from services.gateway.request.retries import REFUSALS, Retries
 from services.gateway.request.submission import Submission
 from services.gateway.request.timeline import Timeline
@@ -46,7 +47,8 @@ class Attempts:
         self._crash_record = CrashRecord()
         self._payment = Payment(lease, _meter(job, lease, deps), deps.leases)
         self._timeline = Timeline(trace, deps.clock)
-        delivery = Delivery(sink, lease, trace, self._timeline)
+        token_gaps = TokenGaps(trace.model_name, deps.clock)
+        delivery = Delivery(sink, lease, trace, self._timeline, token_gaps)
         self._stream = AnswerStream(answer, self._payment.meter, delivery, deps.clock)
         self._submission = Submission(job, answer, deps.server_secret)
         self._picks = Picks(self._submission, job.deadlines, self._crash_record, deps, trace)

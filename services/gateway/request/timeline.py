@@ -22,7 +22,6 @@ class Timeline:
     def __init__(self, trace: RequestTrace, clock: Clock) -> None:
         self._trace = trace
         self._clock = clock
-        self._gaps = reports.TokenGaps(trace.model_name, clock)
         self._has_begun = False
         self._lost_s = 0.0
         # From the loss of an attempt until the next token.
@@ -48,10 +47,6 @@ class Timeline:
         prefill_s = self._trace.timer.mark(Stage.PREFILL)
         reports.of_first_token(self._trace, prefill_s, worker_stages)
         return True
-
-    def deliver(self) -> None:
-        """Note that tokens are delivered now."""
-        self._gaps.note()
 
     def pause(self) -> None:
         """Note that an attempt is over."""

@@ -31,7 +31,7 @@ class RequestUsage:
 
     @property
     def num_output_tokens(self) -> int:
-        return sum(choice.num_tokens for choice in self.choices)
+        return sum([choice.num_tokens for choice in self.choices])
 
     @property
     def num_wasted_tokens(self) -> int:

@@ -31,8 +31,8 @@ class ChoiceText:
         trail: LogprobTrail | None = None,
     ) -> None:
         self.choice = choice
+        self.num_received = 0
         self.num_tokens = 0
-        self.num_wasted = 0
         self.finish_reason: FinishReason | None = None
         self.is_mute = False
         # A later attempt begins behind these; bounded by the model's context length.
@@ -46,32 +46,31 @@ class ChoiceText:
         self._num_sent_chars = 0
 
     @property
-    def num_received(self) -> int:
-        return self.num_tokens + self.num_wasted
+    def num_wasted(self) -> int:
+        """The tokens that arrived after the one that completed the stop."""
+        return self.num_received - self.num_tokens
 
     def take(
         self, token_ids: Sequence[int], logprobs: Sequence[worker_pb2.TokenLogprobs] = ()
     ) -> Delta | None:
         """Take in tokens; returns the delta that may be sent, if any. May end the choice with
         stop."""
-        if self.is_mute and self.finish_reason is None:
-            self.num_wasted += len(token_ids)
+        self.num_received += len(token_ids)
+        if self.finish_reason is not None:
+            return None
+        if self.is_mute:
             self.finish_reason = FinishReason.LENGTH
             return Delta(self.choice, "", FinishReason.LENGTH)
-        if self.finish_reason is not None:
-            self.num_wasted += len(token_ids)
-            return None
         self.token_ids.extend(token_ids)
-        by_index = {one.index: one for one in logprobs}
+        by_index = {one.index: one for one in logprobs} if logprobs else {}
         pieces = []
-        for position, token_id in enumerate(token_ids):
+        for token_id in token_ids:
             if self._trail is not None and self.num_tokens in by_index:
                 self._trail.add(self._num_chars, token_id, by_index[self.num_tokens])
             self.num_tokens += 1
             pieces.append(self._text_of(token_id))
             if self._stops.done:
                 self.finish_reason = FinishReason.STOP
-                self.num_wasted += len(token_ids) - position - 1
                 break
         return self._delta("".join(pieces))
 

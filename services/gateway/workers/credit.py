@@ -25,6 +25,7 @@ class CreditMeter:
     ) -> None:
         self._lease = lease
         self._max_tokens = max_tokens
+        self._ceiling = num_choices * max_tokens
         self._extension_tokens = extension_tokens
         initial = min(AHEAD_TOKENS, max_tokens, lease.num_granted // num_choices)
         self._credited = [initial] * num_choices
@@ -84,35 +85,29 @@ class CreditMeter:
 
     def starved(self, choice: int, num_received: int) -> bool:
         """True when the choice used all its credit and will get no more: it ends here."""
-        ended = self._lease.refused or self._lease.num_granted >= self._ceiling
+        lease = self._lease
         return (
             choice in self._open
             and num_received >= self._credited[choice]
             and self._credited[choice] < self._max_tokens
             and self._num_free <= 0
-            and ended
+            and (lease.refused or lease.num_granted >= self._ceiling)
         )
 
     @property
     def _num_free(self) -> int:
         return self._lease.num_granted - sum(self._credited)
 
-    @property
-    def _ceiling(self) -> int:
-        return len(self._credited) * self._max_tokens
-
     def _raise_credit(self, choice: int) -> None:
         target = min(self._accepted[choice] + AHEAD_TOKENS, self._max_tokens)
-        step = min(target - self._credited[choice], self._num_free)
+        num_free = self._num_free
+        step = min(target - self._credited[choice], num_free)
         # A last small step must not wait for a full one.
-        if step >= STEP_TOKENS or (step > 0 and (target == self._max_tokens or self._is_short)):
+        is_last = target == self._max_tokens or num_free < STEP_TOKENS
+        if step >= STEP_TOKENS or (step > 0 and is_last):
             self._credited[choice] += step
             self._book()
             self._give(choice, self._credited[choice])
-
-    @property
-    def _is_short(self) -> bool:
-        return self._num_free < STEP_TOKENS
 
     def _extend_when_low(self) -> None:
         lease = self._lease

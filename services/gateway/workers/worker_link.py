@@ -227,8 +227,11 @@ class WorkerLink:
         num_entries = {len(step.handles), len(step.choices), len(step.first_index), len(counts)}
         if len(num_entries) > 1 or sum(counts) != len(ids):
             self._abandon_all("the worker sent a step whose columns do not match")
-        logprobs = {(side.handle, side.choice): side.logprobs for side in step.side}
-        self._take_prompt_logprobs(step)
+        logprobs = {}
+        for side in step.side:
+            logprobs[side.handle, side.choice] = side.logprobs
+            if side.prompt_logprobs and side.handle in self._attempts:
+                self._attempts[side.handle].take_prompt_logprobs(side.prompt_logprobs)
         start = 0
         for handle, choice, first_index, count in zip(
             step.handles, step.choices, step.first_index, counts, strict=True
@@ -245,12 +248,6 @@ class WorkerLink:
             attempt = self._attempts.get(side.handle)
             if attempt is not None:
                 attempt.take_side(side)
-
-    def _take_prompt_logprobs(self, step: worker_pb2.Step) -> None:
-        for side in step.side:
-            attempt = self._attempts.get(side.handle)
-            if attempt is not None and side.prompt_logprobs:
-                attempt.take_prompt_logprobs(side.prompt_logprobs)
 
     def _give(self, attempt: Attempt, choice: int, up_to_index: int) -> None:
         if attempt.key.handle in self._attempts:
