@@ -44,7 +44,7 @@ async def serve(process: Process, settings: Settings) -> None:
     admin_port = admin.start_admin(settings.admin_listen, process.unready_reason)
     _log.info("serving", port=server.port, admin_port=admin_port, workers=settings.workers)
     async with asyncio.TaskGroup() as tasks:
-        watch = tasks.create_task(Watcher(core, ReportCall, random).run(discovery))
+        watch = tasks.create_task(Watcher(core, ReportCall, process.clock, random).run(discovery))
         await process.stopping.wait()
         core.close()
         await server.stop(settings.stop_grace_s)

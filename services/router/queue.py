@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from baton.system.clock import Clock
 from baton.wire.failures import BatonError, Overloaded, Unavailable
 
 RETRY_S = 0.05
 PACE_S = 0.01
+# How much too early, by the clock, a timer is taken as due: uvloop counts in whole milliseconds.
+_TIMER_SLACK_S = 0.002
 # Waiters who find no room in one look; then nobody behind them is tried.
 MAX_IN_VAIN = 4
 # How much one interval between two grants moves their mean.
@@ -40,6 +43,62 @@ class _Waiter(Generic[D, T]):
     outcome: "asyncio.Future[T | BatonError]"
 
 
+# Waiters in the order in which they came; the values mean nothing.
+_Line = dict[_Waiter[D, T], None]
+
+
+class _GrantIntervals:
+    """The mean time between two grants to waiting requests, newest ones weighing most."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._granted_at: float | None = None
+        self.mean_s = 0.0
+
+    def note(self) -> None:
+        """Take a grant into the mean."""
+        now = self._clock.now()
+        if self._granted_at is not None:
+            self.mean_s += _SMOOTHING * (now - self._granted_at - self.mean_s)
+        self._granted_at = now
+
+    def pause(self) -> None:
+        """Leave out the interval from now to the next grant: no request waits meanwhile."""
+        self._granted_at = None
+
+
+class _RetryTimer:
+    """One timer on the running event loop, which calls `retry` when it is due."""
+
+    def __init__(self, clock: Clock, retry: Callable[[], None]) -> None:
+        self._clock = clock
+        self._retry = retry
+        self._handle: asyncio.TimerHandle | None = None
+        self._due_at = 0.0
+
+    def set(self, delay_s: float) -> None:
+        """Be due in `delay_s`, or earlier if it is set to an earlier time already."""
+        due_at = self._clock.now() + delay_s
+        if self._handle is not None and self._due_at > due_at:
+            self.clear()
+        if self._handle is None:
+            self._due_at = due_at
+            self._handle = asyncio.get_running_loop().call_later(delay_s, self._fire)
+
+    def clear(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _fire(self) -> None:
+        self._handle = None
+        left_s = self._due_at - self._clock.now()
+        if left_s > _TIMER_SLACK_S:
+            self.set(left_s)
+        else:
+            self._retry()
+
+
 class RequestQueue(Generic[D, T]):
     """At most `max_queued` waiters, and as many whose streams have begun.
 
@@ -52,25 +111,24 @@ class RequestQueue(Generic[D, T]):
         max_queued: int,
         attempt: Callable[[D, bool], T | None],
         covers: Callable[[D, D], bool],
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._max_queued = max_queued
         self._attempt = attempt
         self._covers = covers
-        self._begun: dict[int, _Waiter[D, T]] = {}
-        self._new: dict[int, _Waiter[D, T]] = {}
-        self._next_key = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due_s = 0.0
+        self._begun: _Line[D, T] = {}
+        self._new: _Line[D, T] = {}
+        self._timer = _RetryTimer(clock, self.pump)
         self._failed_at = self._looked_behind_at = float("-inf")
-        self._granted_at: float | None = None
-        self._mean_grant_s = 0.0
+        self._intervals = _GrantIntervals(clock)
 
     def __len__(self) -> int:
         return len(self._begun) + len(self._new)
 
     def predicted_wait_s(self) -> float:
         """For a new waiter, from the intervals between the latest grants to queued ones."""
-        return len(self) * self._mean_grant_s
+        return len(self) * self._intervals.mean_s
 
     def retry_after_s(self) -> float:
         """When a refused caller may try again."""
@@ -84,7 +142,7 @@ class RequestQueue(Generic[D, T]):
         """
         line = self._begun if has_begun else self._new
         is_first = not self._begun and not line
-        if is_first or not self._is_covered(demand, (each for *_, each in self._waiters())):
+        if is_first or not self._is_covered(demand, (each for _, each in self._waiters())):
             result = self._attempt(demand, is_first)
             if result is not None:
                 return result
@@ -93,14 +151,14 @@ class RequestQueue(Generic[D, T]):
                 f"{self._max_queued} requests wait for this model already",
                 retry_after_s=self.retry_after_s(),
             )
-        key, waiter = self._enter(line, demand)
+        waiter = self._enter(line, demand)
         try:
             async with asyncio.timeout(timeout_s):
                 outcome = await waiter.outcome
         except TimeoutError:
             raise WaitedTooLong from None
         finally:
-            self._leave(key)
+            self._leave(line, waiter)
         if isinstance(outcome, BatonError):
             raise outcome
         return outcome
@@ -109,47 +167,47 @@ class RequestQueue(Generic[D, T]):
         """Something changed: try now, or when the pace allows."""
         if not len(self):
             return
-        due_in_s = self._failed_at + PACE_S - asyncio.get_running_loop().time()
+        due_in_s = self._failed_at + PACE_S - self._clock.now()
         if due_in_s <= 0:
             self.pump()
         else:
-            self._set_timer(due_in_s)
+            self._timer.set(due_in_s)
 
     def pump(self) -> None:
         """Serve from the head on; behind one that has to wait, those who may find room still."""
-        now = asyncio.get_running_loop().time()
-        looks_behind = now - self._looked_behind_at >= RETRY_S
+        now = self._clock.now()
+        looks_behind = now - self._looked_behind_at >= RETRY_S - _TIMER_SLACK_S
         if looks_behind:
             self._looked_behind_at = now
         in_vain: list[_Waiter[D, T]] = []
-        for line, key, waiter in self._waiters():
+        for line, waiter in self._waiters():
             if waiter.outcome.done():  # cancelled, and has not run since
-                del line[key]
+                del line[waiter]
             elif self._is_covered(waiter.demand, in_vain):
                 continue
             elif (outcome := self._outcome(waiter, not in_vain)) is not None:
-                del line[key]
+                del line[waiter]
                 waiter.outcome.set_result(outcome)
             else:
                 self._failed_at = now
                 in_vain.append(waiter)
                 if not looks_behind or len(in_vain) == MAX_IN_VAIN:
                     break
-        self._set_timer(RETRY_S)
+        self._set_timer()
 
     def refuse_all(self, message: str) -> None:
         """Let all waiters try another router."""
-        for line, key, waiter in self._waiters():
-            del line[key]
+        for line, waiter in self._waiters():
+            del line[waiter]
             if not waiter.outcome.done():
                 waiter.outcome.set_result(Unavailable(message, retry_after_s=_MIN_RETRY_AFTER_S))
-        self._set_timer(RETRY_S)
+        self._set_timer()
 
-    def _waiters(self) -> Iterator[tuple[dict[int, _Waiter[D, T]], int, _Waiter[D, T]]]:
+    def _waiters(self) -> Iterator[tuple[_Line[D, T], _Waiter[D, T]]]:
         """In the order of the line, which may change meanwhile."""
         for line in (self._begun, self._new):
-            for key, waiter in list(line.items()):
-                yield line, key, waiter
+            for waiter in list(line):
+                yield line, waiter
 
     def _is_covered(self, demand: D, others: Iterable[_Waiter[D, T]]) -> bool:
         return any(self._covers(other.demand, demand) for other in others)
@@ -161,48 +219,25 @@ class RequestQueue(Generic[D, T]):
         except BatonError as error:
             return error
         if result is not None:
-            self._count_grant()
+            self._intervals.note()
         return result
 
-    def _enter(self, line: dict[int, _Waiter[D, T]], demand: D) -> tuple[int, _Waiter[D, T]]:
-        key = self._next_key
-        self._next_key += 1
+    def _enter(self, line: _Line[D, T], demand: D) -> _Waiter[D, T]:
         waiter: _Waiter[D, T] = _Waiter(demand, asyncio.get_running_loop().create_future())
-        line[key] = waiter
-        self._set_timer(RETRY_S)
-        return key, waiter
+        line[waiter] = None
+        self._set_timer()
+        return waiter
 
-    def _leave(self, key: int) -> None:
-        """A waiter that gives up may have stood in the way of those behind it."""
-        if self._begun.pop(key, None) or self._new.pop(key, None):
+    def _leave(self, line: _Line[D, T], waiter: _Waiter[D, T]) -> None:
+        """Take out a waiter that gives up; it may have stood in the way of those behind it."""
+        if waiter in line:
+            del line[waiter]
             self.pump()
 
-    def _set_timer(self, delay_s: float) -> None:
-        """One timer while anybody waits; an earlier one that is set already stays."""
-        if not len(self):
-            self._granted_at = None
-            self._clear_timer()
-            return
-        loop = asyncio.get_running_loop()
-        due_s = loop.time() + delay_s
-        if self._timer is not None and self._timer_due_s > due_s:
-            self._clear_timer()
-        if self._timer is None:
-            self._timer_due_s = due_s
-            self._timer = loop.call_at(due_s, self._retry)
-
-    def _clear_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _retry(self) -> None:
-        self._timer = None
-        self.pump()
-
-    def _count_grant(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if self._granted_at is not None:
-            interval_s = now - self._granted_at
-            self._mean_grant_s += _SMOOTHING * (interval_s - self._mean_grant_s)
-        self._granted_at = now
+    def _set_timer(self) -> None:
+        """Try again in RETRY_S at the latest, while there is a waiter."""
+        if len(self):
+            self._timer.set(RETRY_S)
+        else:
+            self._intervals.pause()
+            self._timer.clear()

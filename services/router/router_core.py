@@ -184,7 +184,9 @@ class RouterCore:
         """Only models that workers have named get a queue: clients cannot make new ones."""
         key = model_fp if self._selector.is_known(model_fp) else _UNKNOWN
         if (queue := self._queues.get(key)) is None:
-            queue = Queue(self._settings.max_queued, self._selector.attempt, PickRequest.covers)
+            queue = Queue(
+                self._settings.max_queued, self._selector.attempt, PickRequest.covers, self._clock
+            )
             self._queues[key] = queue
         return queue
 

@@ -14,6 +14,7 @@ from typing import Protocol
 from baton.runtime import logs
 from baton.runtime.discovery.members import Discovery, Member
 from baton.runtime.shared_stream import StreamLost
+from baton.system.clock import Clock
 from baton.wire.failures import BatonError
 from baton.wire.v1 import worker_pb2
 from services.router.health import TICK_S
@@ -38,10 +39,15 @@ class Watcher:
     """Watches all workers until cancelled."""
 
     def __init__(
-        self, core: RouterCore, dial: Callable[[str], ReportStream], random: Random
+        self,
+        core: RouterCore,
+        dial: Callable[[str], ReportStream],
+        clock: Clock,
+        random: Random,
     ) -> None:
         self._core = core
         self._dial = dial
+        self._clock = clock
         self._random = random
         self._listed: frozenset[str] = frozenset()
         self._watched: set[str] = set()
@@ -61,11 +67,10 @@ class Watcher:
 
     async def _check_health(self) -> None:
         """Let the core look at what was reported, and at what was not."""
-        loop = asyncio.get_running_loop()
         while True:
-            began_s = loop.time()
+            began_at = self._clock.now()
             await asyncio.sleep(TICK_S)
-            self._core.check_health(loop.time() - began_s)
+            self._core.check_health(self._clock.now() - began_at)
 
     async def _watch(self, endpoint: str) -> None:
         """Until the endpoint is listed no longer and its stream has ended."""

@@ -104,13 +104,15 @@ def ready_ids(response: router_pb2.WatchAdmissionResponse) -> set[str]:
 
 @contextlib.asynccontextmanager
 async def running_router(*endpoints: str, **settings) -> AsyncIterator[Client]:
-    core = RouterCore(Settings(workers=endpoints, **settings), SystemClock(), Random(1))
+    clock = SystemClock()
+    core = RouterCore(Settings(workers=endpoints, **settings), clock, Random(1))
     servicer = RouterServicer(core)
     server = await grpc_server.start_server(
         "127.0.0.1:0", lambda s: router_pb2_grpc.add_RouterServicer_to_server(servicer, s)
     )
     async with asyncio.TaskGroup() as tasks:
-        watch = tasks.create_task(Watcher(core, ReportCall, Random(1)).run(FixedMembers(endpoints)))
+        watcher = Watcher(core, ReportCall, clock, Random(1))
+        watch = tasks.create_task(watcher.run(FixedMembers(endpoints)))
         async with grpc_channel.open_channel(f"127.0.0.1:{server.port}") as channel:
             yield Client(channel)
         core.close()

@@ -408,7 +408,7 @@ class Fleet:
         """A router process, or the next life of one that was killed."""
         router = self.routers[name]
         router.core = RouterCore(RouterSettings(), self.clock, self.rng)
-        watcher = Watcher(router.core, partial(self._dial_reports, name), self.rng)
+        watcher = Watcher(router.core, partial(self._dial_reports, name), self.clock, self.rng)
         router.life = self._tasks.create_task(watcher.run(self._endpoints))
 
     def kill_router(self, name: str) -> None:

@@ -3,7 +3,7 @@ import operator
 
 import pytest
 
-from baton.testing.virtual_clock import run_virtual
+from baton.testing.virtual_clock import VirtualLoop, run_virtual
 from baton.wire.failures import ModelNotFound, Overloaded, Unavailable
 from services.router.queue import MAX_IN_VAIN, PACE_S, RETRY_S, RequestQueue, WaitedTooLong
 
@@ -38,8 +38,14 @@ Queue = RequestQueue[Room, str]
 
 
 def queue_of(max_queued: int) -> Queue:
-    """Of waiters that are alike where they ask for the same room."""
-    return Queue(max_queued, lambda room, is_first: room.attempt(is_first), operator.is_)
+    """A queue on the running loop's clock; a waiter covers those that want the same room."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return Queue(max_queued, attempt, operator.is_, loop.clock)
+
+
+def attempt(room: Room, is_first: bool) -> str | None:
+    return room.attempt(is_first)
 
 
 async def settle() -> None:

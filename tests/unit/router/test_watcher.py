@@ -10,7 +10,7 @@ import pytest
 
 from baton.engine.protocol.messages import EngineLoad, StepEvents, StoredBlocks
 from baton.runtime.discovery.discover import FixedMembers
-from baton.runtime.discovery.members import Member
+from baton.runtime.discovery.members import Discovery, Member
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.v1 import router_pb2, worker_pb2
@@ -85,14 +85,13 @@ class Network:
 
 
 @contextlib.asynccontextmanager
-async def watching(core, endpoints: tuple[str, ...]) -> AsyncIterator[Network]:
+async def following(fleet, discovery: Discovery) -> AsyncIterator[Network]:
     async with asyncio.TaskGroup() as tasks:
         network = Network(tasks)
-        watcher = tasks.create_task(
-            Watcher(core, network.dial, Random(1)).run(FixedMembers(endpoints))
-        )
+        watcher = Watcher(fleet.core, network.dial, fleet.clock, Random(1))
+        watch = tasks.create_task(watcher.run(discovery))
         yield network
-        watcher.cancel()
+        watch.cancel()
         for worker in network.workers.values():
             worker.log.close()
 
@@ -109,7 +108,7 @@ def worker_states(core) -> dict[str, router_pb2.WorkerState]:
 def test_workers_become_known_and_their_caches_count(router, run) -> None:
     async def scenario() -> None:
         fleet = router(workers=("d0:1", "p0:1", "p1:1"))
-        async with watching(fleet.core, ("d0:1", "p0:1", "p1:1")) as network:
+        async with following(fleet, FixedMembers(("d0:1", "p0:1", "p1:1"))) as network:
             network.workers["d0:1"] = WorkerProcess("d0", router_pb2.WORKER_ROLE_DECODE)
             for name in ("p0", "p1"):
                 role = router_pb2.WORKER_ROLE_PREFILL
@@ -130,7 +129,7 @@ def test_workers_become_known_and_their_caches_count(router, run) -> None:
 def test_idle_workers_stay_fresh_by_their_heartbeats(router, run) -> None:
     async def scenario() -> None:
         fleet = router(workers=("d0:1",))
-        async with watching(fleet.core, ("d0:1",)) as network:
+        async with following(fleet, FixedMembers(("d0:1",))) as network:
             network.workers["d0:1"] = WorkerProcess("d0", router_pb2.WORKER_ROLE_DECODE)
             await asyncio.sleep(2)
             for _ in range(100):
@@ -143,7 +142,7 @@ def test_idle_workers_stay_fresh_by_their_heartbeats(router, run) -> None:
 def test_a_worker_that_dies_is_not_ready_and_its_next_life_is_taken_in(router, run) -> None:
     async def scenario() -> None:
         fleet = router(workers=("d0:1",))
-        async with watching(fleet.core, ("d0:1",)) as network:
+        async with following(fleet, FixedMembers(("d0:1",))) as network:
             network.workers["d0:1"] = WorkerProcess("d0", router_pb2.WORKER_ROLE_DECODE)
             await asyncio.sleep(1)
             network.workers.pop("d0:1").die()
@@ -159,7 +158,7 @@ def test_a_worker_that_dies_is_not_ready_and_its_next_life_is_taken_in(router, r
 def test_an_absent_worker_is_dialled_ever_more_rarely(router, run) -> None:
     async def scenario() -> None:
         fleet = router(workers=("d0:1",))
-        async with watching(fleet.core, ("d0:1",)) as network:
+        async with following(fleet, FixedMembers(("d0:1",))) as network:
             await asyncio.sleep(30)
             pauses = [b - a for a, b in itertools.pairwise(network.dialled_at)]
             assert pauses[0] < 0.06
@@ -172,7 +171,7 @@ def test_an_absent_worker_is_dialled_ever_more_rarely(router, run) -> None:
 def test_a_worker_that_cannot_be_served_is_never_ready(router, run) -> None:
     async def scenario() -> None:
         fleet = router(workers=("d0:1",))
-        async with watching(fleet.core, ("d0:1",)) as network:
+        async with following(fleet, FixedMembers(("d0:1",))) as network:
             worker = WorkerProcess("d0", router_pb2.WORKER_ROLE_DECODE)
             worker.log.register.num_blocks = 10**9
             network.workers["d0:1"] = worker
@@ -198,22 +197,11 @@ class Listing:
         self.found([Member(endpoint) for endpoint in endpoints])
 
 
-@contextlib.asynccontextmanager
-async def following(core, listing: Listing) -> AsyncIterator[Network]:
-    async with asyncio.TaskGroup() as tasks:
-        network = Network(tasks)
-        watcher = tasks.create_task(Watcher(core, network.dial, Random(1)).run(listing))
-        yield network
-        watcher.cancel()
-        for worker in network.workers.values():
-            worker.log.close()
-
-
 def test_a_worker_that_is_listed_later_is_found(router, run) -> None:
     async def scenario() -> None:
         fleet = router(workers=("kubernetes:workers",))
         listing = Listing("d0:1")
-        async with following(fleet.core, listing) as network:
+        async with following(fleet, listing) as network:
             for name in ("d0", "d1"):
                 network.workers[f"{name}:1"] = WorkerProcess(name, router_pb2.WORKER_ROLE_DECODE)
             await asyncio.sleep(1)
@@ -229,7 +217,7 @@ def test_a_worker_that_is_listed_no_longer_works_on_until_it_is_lost(router, run
     async def scenario() -> None:
         fleet = router(workers=("kubernetes:workers",))
         listing = Listing("d0:1", "d1:1")
-        async with following(fleet.core, listing) as network:
+        async with following(fleet, listing) as network:
             for name in ("d0", "d1"):
                 network.workers[f"{name}:1"] = WorkerProcess(name, router_pb2.WORKER_ROLE_DECODE)
             await asyncio.sleep(1)
@@ -252,7 +240,7 @@ def test_a_model_whose_last_worker_is_gone_is_still_known_until_another_comes(ro
     async def scenario() -> None:
         fleet = router(workers=("kubernetes:workers",))
         listing = Listing("d0:1")
-        async with following(fleet.core, listing) as network:
+        async with following(fleet, listing) as network:
             network.workers["d0:1"] = WorkerProcess("d0", router_pb2.WORKER_ROLE_DECODE)
             await asyncio.sleep(1)
             listing.tell()
