@@ -1,4 +1,4 @@
-"""What gateways are told of the fleet: each model, its workers, and how long a request would wait.
+"""The view that gateways get: each model, its workers, and how long a request would wait.
 
 Builds WatchAdmission's messages from the fleet and the queues; decides nothing.
 """
@@ -10,7 +10,7 @@ from services.router.reported import DECODE, PREFILL, ServedModel
 
 
 class AdmissionView:
-    """The fleet as gateways see it."""
+    """Builds the view of the fleet."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -18,7 +18,7 @@ class AdmissionView:
     def response(
         self, num_queued: dict[str, int], queue_wait_s: dict[str, float]
     ) -> router_pb2.WatchAdmissionResponse:
-        """All known models; `num_queued` and `queue_wait_s` are by fingerprint."""
+        """Return the view; `num_queued` and `queue_wait_s` are by model fingerprint."""
         models = [
             self._model_state(model, num_queued.get(fp, 0), queue_wait_s.get(fp, 0.0))
             for fp, model in sorted(self._fleet.models.items())
@@ -45,12 +45,12 @@ class AdmissionView:
         )
 
     def _prefill_wait_s(self, model: ServedModel, pool: list[Worker]) -> float:
-        """The shortest queue of those that could take a prompt now."""
+        """Seconds of queued prefill on the ready worker that has the fewest; 0 without one."""
         if not pool:
             return 0.0
         speeds = self._fleet.speeds(model.fp, pool[0].registration.role)
         ready = [worker for worker in pool if self._is_ready(worker)]
-        views = [self._fleet.view(worker, speeds, "", 0) for worker in ready]
+        views = [self._fleet.view(worker, speeds, None, 0) for worker in ready]
         waits = (v.num_queued_prefill_tokens / v.speed.prefill_tokens_per_s for v in views)
         return min(waits, default=0.0)
 
@@ -69,4 +69,4 @@ class AdmissionView:
         )
 
     def _is_ready(self, worker: Worker) -> bool:
-        return not self._fleet.unfit(worker)
+        return self._fleet.is_fit(worker)

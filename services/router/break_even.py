@@ -1,8 +1,8 @@
-"""Which prompts a decode worker would prefill by itself, for given rates: the picker, asked.
+"""The break-even of local prefill: the prompts that the picker would let a decode worker prefill.
 
 `python -m services.router.break_even JSON` with the fields of `Figures` prints one JSON line per
-(streams that run, prompt length, cached share). One worker of each pool, both otherwise idle; the
-cached part is cached on both.
+(running streams, prompt length, cached share). There is one worker of each role, without other
+work; the cached part of the prompt is cached on both.
 """
 
 import json
@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from services.router.picker import (
-    BlockShape,
     Demand,
     NoPick,
     Policy,
@@ -22,6 +21,7 @@ from services.router.picker import (
     WorkerView,
     pick,
 )
+from services.router.reported import BlockShape
 from services.router.settings import Settings
 
 NUM_RUNNING = (0, 1, 4, 16)
@@ -34,7 +34,7 @@ _NUM_BATCH_SLOTS = 1 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Rates of one machine, as its workers report them; a handoff rate of 0 is not known."""
+    """Rates of one machine, as its workers report them; a handoff rate of 0 is unknown."""
 
     block_size: int
     block_bytes: int
@@ -47,7 +47,7 @@ class Figures:
 
 
 def curve(figures: Figures) -> Iterator[dict[str, float | bool]]:
-    """Every point of the grid, and whether its prompt stays on the decode worker."""
+    """Yield the points of the grid, and for each whether its prompt stays on the decode worker."""
     for num_running in NUM_RUNNING:
         for num_tokens in NUM_PROMPT_TOKENS:
             for share in CACHED_SHARES:
@@ -62,7 +62,7 @@ def curve(figures: Figures) -> Iterator[dict[str, float | bool]]:
 def is_local(
     figures: Figures, num_running: int, num_prompt_tokens: int, num_cached_tokens: int
 ) -> bool:
-    """Whether the picker lets decode prefill such a prompt."""
+    """Ask the picker whether the decode worker should prefill such a prompt."""
     settings = Settings()
     policy = Policy(
         itl_weight=settings.itl_weight,
@@ -82,7 +82,7 @@ def _view(name: str, figures: Figures, rate: float, num_cached_tokens: int) -> W
     size = figures.block_size
     return WorkerView(
         worker_id=name,
-        unfit="",
+        unfit=None,
         shape=BlockShape("one", size, figures.block_bytes),
         room=Room(_NUM_BLOCKS, _NUM_BLOCKS, 0, _NUM_BATCH_SLOTS, _NUM_BATCH_SLOTS),
         speed=Speed(

@@ -1,9 +1,9 @@
-"""The table of workers: who is there, how fresh that knowledge is, and how loaded each one is.
+"""The table of workers: their registrations, their loads, and how recent those are.
 
-One writer per field: a worker's figures come from its reports alone, what the router sent since is
-counted apart in slot leases, and both are added up only when a pick looks (`view`). Liveness comes
-from reports: a worker is lost when its stream broke, stale when it has been silent. Knows neither
-streams nor queues.
+One writer per field: a worker's figures come from its reports alone, the requests that the router
+has sent since are slot leases, and a pick adds both up (`view`). Liveness comes from reports: a
+worker is lost when its stream broke, stale when it has been silent. Knows neither streams nor
+queues.
 """
 
 from collections.abc import Container, Mapping
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from baton.system.clock import Clock
 from baton.wire.failures import Incompatible
 from services.router.health import Health, HealthState, OutlierDetector
-from services.router.picker import BlockShape, Room, WorkerView
+from services.router.picker import Room, Unfit, WorkerView
 from services.router.reported import (
     DECODE,
     PREFILL,
@@ -30,8 +30,11 @@ _MIN_WORKERS_TO_COMPARE = 2
 
 @dataclass(slots=True)
 class Worker:
-    """One address and who last registered there. `changed_at`: of whether it may be picked, apart
-    from silence. `gone_since`: lost, and listed no longer."""
+    """One address, and the worker that last registered there: a row of the table.
+
+    At `changed_at` it last became fit or unfit, other than by silence. Since `gone_since` it has
+    been lost and not listed.
+    """
 
     endpoint: str
     registration: Registration
@@ -61,23 +64,19 @@ class Worker:
     def worker_id(self) -> str:
         return self.registration.worker_id
 
-    @property
-    def shape(self) -> BlockShape:
-        registration = self.registration
-        block_size = registration.model.block_size
-        return BlockShape(registration.kv_spec_digest, block_size, registration.block_bytes)
-
 
 class Fleet:
-    """All workers by endpoint: at most one entry for each listed address, and for each pool one
-    that was listed, so that a model whose workers are all away is still known for a while."""
+    """All workers by endpoint: those that are listed or connected, and the last one of each pool.
+
+    So a model whose workers are all away is known until `forget_after_s` is over.
+    """
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
         self._started_at = clock.now()
         self._outliers = OutlierDetector(settings, clock)
-        # Where workers are said to be; None until discovery has told.
+        # The addresses that discovery lists; None until it has.
         self._listed: frozenset[str] | None = None
         self._workers: dict[str, Worker] = {}
         # Derived from the workers at each registration.
@@ -86,17 +85,18 @@ class Fleet:
         self._models: dict[str, ServedModel] = {}
 
     def register(self, endpoint: str, registration: Registration) -> bool:
-        """A worker introduced itself on a new stream. Returns whether it is a new life of it.
+        """Take in a worker that introduced itself on a new stream; returns whether it is a new
+        process.
 
         Raises Incompatible when another connected worker has the same id.
         """
         now = self._clock.now()
         known = self._workers.get(endpoint)
-        if known is not None and _same_life(known.registration, registration):
+        if known is not None and _is_same_process(known.registration, registration):
             known.connected = True
             known.reported_at = known.changed_at = now
             return False
-        self._make_place(endpoint, registration)
+        self._end_ghost(endpoint, registration)
         load = idle_load(registration)
         health = Health() if known is None else known.health.next_life()
         self._workers[endpoint] = Worker(endpoint, registration, load, now, now, health=health)
@@ -112,8 +112,8 @@ class Fleet:
             self._by_id[worker.worker_id] = worker
             self._models[registration.model.fp] = registration.model
 
-    def _make_place(self, endpoint: str, registration: Registration) -> None:
-        """A worker that moved here from a lost address leaves no ghost there."""
+    def _end_ghost(self, endpoint: str, registration: Registration) -> None:
+        """Drop the row of a worker that has come back at another address."""
         for other in list(self._workers.values()):
             if other.worker_id == registration.worker_id and other.endpoint != endpoint:
                 if other.connected:
@@ -121,12 +121,15 @@ class Fleet:
                 del self._workers[other.endpoint]
 
     def expect(self, endpoints: frozenset[str]) -> None:
-        """Where workers are said to be now."""
+        """Take the addresses that discovery lists now."""
         self._listed = endpoints
 
     def forget_gone(self, waited_for: Container[str]) -> list[Worker]:
-        """Leave out lost workers that are listed no longer: the last of a pool after
-        `forget_after_s`, the last of a model only when it is not `waited_for`. Returns them."""
+        """Drop lost workers that are listed no longer, and return them.
+
+        The last one of a pool goes after `forget_after_s`; the last one of a model not while the
+        model is `waited_for`.
+        """
         forgotten = []
         for pool in self._pools.values():
             for worker in list(pool):
@@ -156,7 +159,7 @@ class Fleet:
         return model_fp not in waited_for or bool(self.of_model(model_fp, _other(role)))
 
     def report(self, endpoint: str, load: ReportedLoad, accepted_request_ids: list[str]) -> None:
-        """The worker's newest figures; they contain the accepted requests."""
+        """Take a worker's newest figures, which contain the accepted requests."""
         worker = self._workers[endpoint]
         worker.reported_at = self._clock.now()
         if load.is_stalled != worker.load.is_stalled:
@@ -167,7 +170,7 @@ class Fleet:
             worker.leases.end(request_id)
 
     def heard(self, endpoint: str) -> None:
-        """Any report shows that the worker is alive."""
+        """Note that the worker is alive, as any report shows."""
         self._workers[endpoint].reported_at = self._clock.now()
 
     def drain(self, endpoint: str, draining: bool) -> None:
@@ -177,7 +180,7 @@ class Fleet:
             worker.changed_at = self._clock.now()
 
     def lose(self, endpoint: str) -> bool:
-        """The stream to this worker broke. Returns whether that is news."""
+        """Note that the stream to this worker broke. Returns whether that is news."""
         worker = self._workers.get(endpoint)
         if worker is None or not worker.connected:
             return False
@@ -187,7 +190,7 @@ class Fleet:
         return True
 
     def end_leases(self, request_id: str) -> None:
-        """The request is not on its way to any worker."""
+        """End the request's leases: it is not on its way to any worker."""
         for worker in self._workers.values():
             worker.leases.end(request_id)
 
@@ -203,20 +206,21 @@ class Fleet:
 
     @property
     def models(self) -> Mapping[str, ServedModel]:
-        """All models that some worker has registered, ready or not, by fingerprint."""
+        """All models that a worker has registered, ready or not, by fingerprint."""
         return self._models
 
     def is_settled(self) -> bool:
-        """Every listed address has registered, or has had its time to do so."""
+        """Return whether each listed address has registered, or has had the time for it."""
         num_expected = len(self._settings.workers if self._listed is None else self._listed)
         if len(self._workers) >= num_expected:
             return True
         return self._clock.now() - self._started_at >= self._settings.settle_s
 
     def is_isolated(self) -> bool:
-        """All of several workers went silent together: the fault is more likely here.
+        """Return whether all of several workers went silent together.
 
-        Then their last known state is used for a while rather than refusing everything.
+        Then the fault is more likely here, and their last known state is used for `isolation_s`:
+        better than to refuse all requests.
         """
         workers = self._workers.values()
         if len(workers) < _MIN_WORKERS_TO_COMPARE or not all(map(self._silence, workers)):
@@ -225,35 +229,41 @@ class Fleet:
         together = max(since) - min(since) <= self._settings.stale_after_s
         return together and self._clock.now() - max(since) <= self._settings.isolation_s
 
-    def unfit(self, worker: Worker, isolated: bool = False) -> str:
-        """Why no request should go there now, "" = it may."""
+    def unfit(self, worker: Worker, isolated: bool = False) -> Unfit | None:
+        """The reason why the worker must not be picked now, or None when it may be.
+
+        Silence is not a reason when this router is `isolated`.
+        """
         if worker.draining:
-            return "draining"
+            return Unfit.DRAINING
         if worker.is_stalled and worker.connected:
-            return "stalled"
+            return Unfit.STALLED
         if worker.health.state is HealthState.EJECTED:
-            return "ejected"
-        return "" if isolated else self._silence(worker)
+            return Unfit.EJECTED
+        return None if isolated else self._silence(worker)
+
+    def is_fit(self, worker: Worker, isolated: bool = False) -> bool:
+        return self.unfit(worker, isolated) is None
 
     def check_health(self, elapsed_s: float) -> list[Worker]:
-        """Look at the health of all workers; returns those of which it changed.
+        """Check the health of all workers; returns those whose state changed.
 
-        `elapsed_s` is the time since the last look in which this router was awake.
+        `elapsed_s` is the time since the last check, without pauses of this router.
         """
         changed: list[Worker] = []
         for pool in self._pools.values():
-            changed += self._outliers.check(pool, lambda worker: not self.unfit(worker), elapsed_s)
+            changed += self._outliers.check(pool, self.is_fit, elapsed_s)
         for worker in changed:
             worker.changed_at = self._clock.now()
         return changed
 
     def failed(self, worker_id: str) -> None:
-        """A gateway's request failed at this worker; unknown ids are ignored."""
+        """Count a gateway's request that failed at this worker; unknown ids are ignored."""
         if (worker := self._by_id.get(worker_id)) is not None:
             self._outliers.failed(worker.health)
 
     def unfit_since(self, worker: Worker) -> float:
-        """Since when it has been unfit; only for one that is."""
+        """The time since which an unfit worker has been unfit."""
         if worker.draining or not self._silence(worker):
             return worker.changed_at
         return self._silent_since(worker)
@@ -263,14 +273,14 @@ class Fleet:
             return worker.changed_at
         return worker.reported_at + self._settings.stale_after_s
 
-    def _silence(self, worker: Worker) -> str:
+    def _silence(self, worker: Worker) -> Unfit | None:
         if not worker.connected:
-            return "lost"
+            return Unfit.LOST
         silent_s = self._clock.now() - worker.reported_at
-        return "stale" if silent_s > self._settings.stale_after_s else ""
+        return Unfit.STALE if silent_s > self._settings.stale_after_s else None
 
     def speeds(self, model_fp: str, role: int) -> Speeds:
-        """What the pool's workers are taken to be capable of now."""
+        """The speeds of the pool's workers, as estimated now."""
         pool = self.of_model(model_fp, role)
         others = self.of_model(model_fp, _other(role))
         return Speeds(
@@ -281,15 +291,15 @@ class Fleet:
         )
 
     def view(
-        self, worker: Worker, speeds: Speeds, unfit: str, num_cached_tokens: int
+        self, worker: Worker, speeds: Speeds, unfit: Unfit | None, num_cached_tokens: int
     ) -> WorkerView:
-        """The worker as the picker sees it: its own figures plus the open leases."""
+        """The worker as the picker sees it: its own figures plus its open slot leases."""
         leases = worker.leases
         leases.expire(self._clock.now())
         registration, load = worker.registration, worker.load
         num_sequences = load.num_running + load.num_waiting + leases.num_sequences
         num_promised = load.num_blocks_promised + leases.num_blocks
-        # The worker keeps one block back for each running sequence that may grow.
+        # The worker sets one block aside for each running sequence, which may grow.
         num_set_aside = num_promised + load.num_running
         num_batch_slots_free = max(0, registration.max_num_seqs - num_sequences)
         if worker.health.state is HealthState.PROBATION and num_sequences:
@@ -297,7 +307,7 @@ class Fleet:
         return WorkerView(
             worker_id=worker.worker_id,
             unfit=unfit,
-            shape=worker.shape,
+            shape=registration.shape,
             room=Room(
                 num_blocks=registration.num_blocks,
                 num_blocks_free=max(0, load.num_blocks_free - num_set_aside),
@@ -314,13 +324,16 @@ class Fleet:
         )
 
     def prefill_tokens_per_s(self, model_fp: str) -> float:
-        """Measured rate of the model's ready prefill pool; of decode when there is no such pool."""
+        """The measured rate of the model's ready prefill workers, in sum.
+
+        Without a prefill pool, that of the decode workers.
+        """
         pool = self.of_model(model_fp, PREFILL) or self.of_model(model_fp, DECODE)
-        return sum(w.load.prefill_tokens_per_s for w in pool if not self.unfit(w))
+        return sum(w.load.prefill_tokens_per_s for w in pool if self.is_fit(w))
 
     def check_integrity(self) -> None:
-        """Assert that names are unique and all leases add up."""
-        assert len(self._by_id) == len(self._workers), "two workers of one name"
+        """Assert that worker ids are unique and all leases add up."""
+        assert len(self._by_id) == len(self._workers), "two workers of one id"
         assert sum(map(len, self._pools.values())) == len(self._workers)
         for worker in self._workers.values():
             worker.leases.check_integrity()
@@ -330,7 +343,7 @@ def _other(role: int) -> int:
     return DECODE if role == PREFILL else PREFILL
 
 
-def _same_life(known: Registration, new: Registration) -> bool:
+def _is_same_process(known: Registration, new: Registration) -> bool:
     return (known.worker_id, known.boot_epoch, known.model.fp, known.role) == (
         new.worker_id,
         new.boot_epoch,

@@ -32,39 +32,41 @@ class _Reservation:
 
 
 class ReservedWorkers:
-    """At most one for each model."""
+    """The reserved workers, at most one for each model."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._reserved: dict[str, _Reservation] = {}
 
-    def of_model(self, model_fp: str) -> str:
-        """The worker that is reserved now; empty when there is none."""
+    def of_model(self, model_fp: str) -> str | None:
+        """The id of the worker that is reserved now."""
         reservation = self._reserved.get(model_fp)
-        is_reserved = (
-            reservation is not None and reservation.since <= self._clock.now() < reservation.until
-        )
-        return reservation.worker_id if reservation is not None and is_reserved else ""
+        if reservation is None or not reservation.since <= self._clock.now() < reservation.until:
+            return None
+        return reservation.worker_id
 
     def reserve(self, model_fp: str, request_id: str, full: Sequence[WorkerView]) -> None:
-        """The first in line is this request, and only room on one of these is what it lacks."""
-        reservation, now = self._reserved.get(model_fp), self._clock.now()
+        """Reserve one of `full` for this request, which is first in line and lacks only room there.
+
+        The reservation of the same request goes on; after one of another request, which was of no
+        use, it begins as much later as that one lasted.
+        """
+        reservation = self._reserved.get(model_fp)
         if reservation is None or reservation.request_id != request_id:
-            in_vain_s = (
-                0.0
-                if reservation is None
-                else max(min(now, reservation.until) - reservation.since, 0.0)
-            )
-            reservation = self._reserved[model_fp] = _Reservation(request_id, "", now + in_vain_s)
-        if reservation.worker_id not in (view.worker_id for view in full):
+            since = self._clock.now()
+            if reservation is not None:
+                since += max(min(since, reservation.until) - reservation.since, 0.0)
+            worker_id = max(full, key=_free).worker_id
+            self._reserved[model_fp] = _Reservation(request_id, worker_id, since)
+        elif reservation.worker_id not in (view.worker_id for view in full):
             reservation.worker_id = max(full, key=_free).worker_id
 
     def end(self, model_fp: str) -> None:
-        """The first in line lacks no room."""
+        """End the model's reservation: the first request in line does not lack room."""
         self._reserved.pop(model_fp, None)
 
     def follow(self, model_fps: Collection[str]) -> None:
-        """There are no other models."""
+        """Forget the reservations of all models but these."""
         self._reserved = {
             fp: reservation for fp, reservation in self._reserved.items() if fp in model_fps
         }

@@ -1,37 +1,44 @@
-"""Which workers are left out although they answer, and how they come back (decision 0022).
+"""Outlier detection (decision 0022): ejects workers that answer and still fail, lets them return.
 
     healthy --stalled, silent or failing--> ejected --well for a while--> probation --> healthy
 
-What a worker says of its core, whether it reports at all, and what gateways say of their requests
-decide; how full or slow it is never does. An ejected worker gets nothing, and gateways move what
-runs there. On probation it gets one stream at a time, until its core has stepped. At least half of
-a pool stays in use, whatever its workers look like: when most seem broken, the fault is more likely
-elsewhere. Silence is counted in this router's own ticks, so that a router which was itself paused
-blames nobody.
+Three things decide: what a worker reports of its core, whether it reports at all, and the failed
+requests that gateways report. Load and slowness never do. An ejected worker gets no new request,
+and gateways migrate the streams that run there. On probation it gets one stream at a time, until
+its core has stepped. At least half of a pool stays in use: when most of its workers seem broken,
+the fault is more likely elsewhere. Silence is counted in this router's own ticks, so that a router
+which was itself paused ejects no worker for it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Protocol, TypeVar
 
 from baton.system.clock import Clock
 from services.router.settings import Settings
 
 TICK_S = 0.25
-# What a tick took longer than this was this router's own pause.
+# A longer tick was a pause of this router; only so much of it counts.
 MAX_TICK_S = 0.5
 MAX_FAILURES = 3
-# Failures closer together than this are one; one that is the last for so long is forgotten.
+# Failures that come closer together than the first count as one; all are forgotten when the last is
+# older than the second.
 FAILURE_PAUSE_S = 1.0
 FAILURE_MEMORY_S = 10.0
 PROBATION_STEPS = 8
-# Why a worker is ejected.
-CAUSES = ("stalled", "silent", "failing")
+
+
+class Cause(StrEnum):
+    """Why a worker is ejected."""
+
+    STALLED = "stalled"
+    SILENT = "silent"
+    FAILING = "failing"
 
 
 class HealthState(Enum):
-    """Where a worker stands with this router."""
+    """The state of one worker in this router."""
 
     HEALTHY = "healthy"
     EJECTED = "ejected"
@@ -40,26 +47,27 @@ class HealthState(Enum):
 
 @dataclass(slots=True)
 class Health:
-    """What is held against one worker; only the judge changes it."""
+    """The state of one worker and the counts behind it; only OutlierDetector changes them."""
 
     state: HealthState = HealthState.HEALTHY
-    cause: str = ""
+    cause: Cause | None = None
     silent_s: float = 0.0
     well_s: float = 0.0
     num_failures: int = 0
     failed_at: float = float("-inf")
-    # As of the last tick, and of the start of its probation.
+    # The time of the worker's newest report at the last tick.
     last_report_at: float = 0.0
+    # The worker's step counter at the start of its probation.
     first_step: int = 0
 
     def next_life(self) -> "Health":
-        """Of the process that takes this one's place."""
+        """The health of the next process at the same address: an outlier's begins on probation."""
         is_healthy = self.state is HealthState.HEALTHY
         return Health() if is_healthy else Health(HealthState.PROBATION)
 
 
 class ObservedWorker(Protocol):
-    """What the judge looks at; the fleet's `Worker`."""
+    """The part of the fleet's `Worker` that outlier detection reads."""
 
     health: Health
 
@@ -77,14 +85,14 @@ W = TypeVar("W", bound=ObservedWorker)
 
 
 class OutlierDetector:
-    """Judges one pool at a time; remembers nothing but what is in the workers' `Health`."""
+    """Checks one pool at a time; all that it remembers is in the workers' `Health`."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
 
     def failed(self, health: Health) -> None:
-        """A request failed there, and not for want of room."""
+        """Count a request that failed at this worker; a refusal is not a failure."""
         now = self._clock.now()
         if now - health.failed_at < FAILURE_PAUSE_S:
             return
@@ -94,10 +102,10 @@ class OutlierDetector:
     def check(
         self, pool: Sequence[W], is_fit: Callable[[W], bool], elapsed_s: float
     ) -> Iterator[W]:
-        """Look at all workers of a pool, of which those that `is_fit` names may be picked now.
+        """Check all workers of a pool; yields those whose state changed.
 
-        `elapsed_s` is the time since the last look in which this router was awake. Yields those
-        whose state changed.
+        `is_fit` says whether a worker may be picked now. `elapsed_s` is the time since the last
+        check, without pauses of this router.
         """
         for worker in pool:
             health = worker.health
@@ -107,7 +115,7 @@ class OutlierDetector:
             if health.state is HealthState.EJECTED:
                 self._let_return(worker, cause, elapsed_s)
             elif cause:
-                num_others = sum(is_fit(other) for other in pool if other is not worker)
+                num_others = len([w for w in pool if w is not worker and is_fit(w)])
                 if 2 * num_others >= len(pool):
                     self._eject(health, cause)
             elif health.state is HealthState.PROBATION:
@@ -121,30 +129,33 @@ class OutlierDetector:
         health.silent_s = health.silent_s + elapsed_s if is_silent else 0.0
         health.last_report_at = worker.reported_at
 
-    def _cause(self, worker: ObservedWorker) -> str:
-        """Why it should be ejected. One that is gone is not: gateways see that for themselves."""
+    def _cause(self, worker: ObservedWorker) -> Cause | None:
+        """The reason to eject the worker, if there is one.
+
+        A lost worker is not silent: gateways notice its loss themselves.
+        """
         health = worker.health
         if worker.is_stalled:
-            return "stalled"
+            return Cause.STALLED
         if health.silent_s >= self._settings.eject_after_s:
-            return "silent"
-        return "failing" if self._num_failures(health) >= MAX_FAILURES else ""
+            return Cause.SILENT
+        return Cause.FAILING if self._num_failures(health) >= MAX_FAILURES else None
 
     def _num_failures(self, health: Health) -> int:
-        """Those that are not forgotten."""
+        """The failures that are not forgotten."""
         is_old = self._clock.now() - health.failed_at > FAILURE_MEMORY_S
         return 0 if is_old else health.num_failures
 
-    def _eject(self, health: Health, cause: str) -> None:
+    def _eject(self, health: Health, cause: Cause) -> None:
         health.state = HealthState.EJECTED
         health.cause = cause
         health.well_s = 0.0
         health.num_failures = 0
 
-    def _let_return(self, worker: ObservedWorker, cause: str, elapsed_s: float) -> None:
+    def _let_return(self, worker: ObservedWorker, cause: Cause | None, elapsed_s: float) -> None:
         health = worker.health
-        reports = worker.connected and health.silent_s < self._settings.stale_after_s
-        is_well = reports and not cause
+        has_reported = worker.connected and health.silent_s < self._settings.stale_after_s
+        is_well = has_reported and cause is None
         health.well_s = health.well_s + elapsed_s if is_well else 0.0
         if health.well_s >= self._settings.return_after_s:
             health.state = HealthState.PROBATION
@@ -155,4 +166,4 @@ class OutlierDetector:
         health.first_step = min(health.first_step, worker.step_counter)
         if worker.step_counter - health.first_step >= PROBATION_STEPS:
             health.state = HealthState.HEALTHY
-            health.cause = ""
+            health.cause = None

@@ -1,8 +1,19 @@
 """Metrics of the router."""
 
+from enum import StrEnum
+
 from prometheus_client import Counter, Gauge, Histogram
 
 from baton.runtime.instruments import Series
+
+
+class PickOutcome(StrEnum):
+    """How a pick ended; a refused one ends with the reason of its failure instead."""
+
+    PAIR = "pair"  # a prefill and a decode worker
+    LOCAL = "local"  # a decode worker alone
+    CANCELLED = "cancelled"  # by the gateway
+
 
 ROUTER_QUEUE_REQUESTS = Gauge(
     "baton_router_queue_requests", "Requests that wait for a pick", ("model_name",)
@@ -44,7 +55,7 @@ ROUTER_EJECTIONS = Counter(
     ("model_name", "cause"),
 )
 ROUTER_QUARANTINED = Counter(
-    "baton_router_quarantined_requests", "Requests refused from then on: they killed two cores"
+    "baton_router_quarantined_requests", "Requests put into quarantine: they killed two cores"
 )
 ROUTER_QUEUED_PREFILL_TOKENS = Gauge(
     "baton_router_queued_prefill_tokens",

@@ -1,42 +1,65 @@
-"""Choosing the pair of workers for one request (decision 0018): filter -> score -> pick.
+"""The choice of the pair of workers for one request (decision 0018): filter -> score -> pick.
 
     score(P, D) = min(wait_P + miss_P / rate_P + transfer(miss_D),  wait_D + miss_D / rate_D)
                   + w * predicted ITL increase on D * expected output
 
-The second arm of min is "no P": the decode worker prefills by itself, in the same steps as its
-decodes. Each step then takes longer for both: this prompt waits for a decode step per chunk
-("steps"), and every stream that runs there waits for the whole prefill, w times ("streams"). That
-is why a long prompt is worth a handoff although decode could prefill it as fast. Pure: the same
-inputs and the same randomness give the same choice; randomness only breaks ties. Knows neither time
-nor queues nor where the figures come from (`fleet.py`, `speeds.py`).
+The second argument of min is local prefill ("no P"): the decode worker prefills the prompt itself,
+in the same steps as its decodes. Each step then takes longer for both: this prompt waits for a
+decode step per chunk ("steps"), and every stream that runs there waits for the whole prefill,
+weighted with w ("streams"). That is why a long prompt is worth a handoff although the decode worker
+could prefill it as fast. Pure: the same inputs and the same randomness give the same pick;
+randomness only breaks ties. Knows neither time nor queues nor the source of the figures
+(`fleet.py`, `speeds.py`).
 """
 
 import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from random import Random
 from statistics import median_low
-from typing import Literal
+
+from services.router.reported import BlockShape
 
 MAX_REASONS = 12
-# Measured step times of equal workers differ by less: cold steps, lagging means, old figures.
+# Measured step times of equally fast workers differ by less: cold steps, lagging or old means.
 NOISE_FACTOR = 4.0
 _TIE = 1e-9
 
 
 class PrefillMode(Enum):
-    """Where this request's prompt may be computed."""
+    """The workers that may prefill this request's prompt."""
 
     REMOTE = "remote"  # on a prefill worker only
     LOCAL = "local"  # on the decode worker only
-    EITHER = "either"  # whatever is sooner
+    EITHER = "either"  # on the one with the lower score
+
+
+class Unfit(StrEnum):
+    """Why a worker must not be picked for a request now, as the reasons of a pick name it."""
+
+    DRAINING = "draining"
+    STALLED = "stalled"
+    EJECTED = "ejected"
+    LOST = "lost"  # its stream of reports broke
+    STALE = "stale"  # connected, without a recent report
+    EXCLUDED = "excluded"  # it refused or failed this request before
+    RESERVED = "kept"  # reserved for the first request in line
+
+
+class Obstacle(StrEnum):
+    """Why a pair of workers, or every pair, cannot take a request now."""
+
+    NO_WORKER = "no_worker"  # no pair of fit workers is there
+    NO_ROOM = "no_room"
+    TOO_LARGE = "too_large"  # it never fits
+    TOO_LONG_FOR_LOCAL_PREFILL = "too_long_for_local_prefill"
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request needs. `max_local_tokens`: longest prompt part that decode may prefill."""
+    """What a request needs. A decode worker may prefill `max_local_tokens` of it; None = all."""
 
     num_prompt_tokens: int
     expected_output_tokens: int
@@ -46,17 +69,8 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockShape:
-    """Only workers of equal digests can hand blocks to each other."""
-
-    digest: str
-    block_size: int
-    block_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Room:
-    """What a worker has and what is free of it, the router's own open leases taken off."""
+    """A worker's blocks and batch slots; the router's open slot leases count as taken."""
 
     num_blocks: int
     num_blocks_free: int
@@ -67,8 +81,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Measured rates, or priors: never 0. `handoff_s` is what the smallest handoff takes, 0 when
-    nobody knows."""
+    """Measured rates, or priors: never 0. The smallest handoff takes `handoff_s`; 0 = unknown."""
 
     prefill_tokens_per_s: float
     decode_step_s: float
@@ -80,14 +93,14 @@ class Speed:
 class WorkerView:
     """One worker as it stands at the moment of the pick.
 
-    `unfit` names why it must not be picked ("" = it may). `num_running` sequences made the
-    measured step, `num_sequences` are expected to be in the next ones. `num_cached_tokens` of this
-    request's prompt are in its cache. `chunk_tokens`: prefill that fits into a step beside the
-    decodes that run there; 0 = not known, all at once.
+    `unfit` is None when it may be picked. `num_running` sequences were in the measured step,
+    `num_sequences` are expected in the next ones. `num_cached_tokens` of this request's prompt are
+    in its prefix cache. `chunk_tokens` of a prompt fit into a step beside the decodes that run
+    there; 0 = not known, the whole prompt counts as one chunk.
     """
 
     worker_id: str
-    unfit: str
+    unfit: Unfit | None
     shape: BlockShape
     room: Room
     speed: Speed
@@ -98,7 +111,7 @@ class WorkerView:
     chunk_tokens: int = 0
 
     def missing_tokens(self, num_prompt_tokens: int) -> int:
-        """Prompt tokens to compute here; the last one always is, for its logits."""
+        """Prompt tokens to compute here; at least the last one, for its logits."""
         return max(1, num_prompt_tokens - self.num_cached_tokens)
 
 
@@ -114,10 +127,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """The chosen pair; `prefill` None = the decode worker prefills.
-
-    `num_decode_blocks`: what the request will take on the decode worker.
-    """
+    """The chosen pair, and the blocks it will take on `decode`; no `prefill` = local prefill."""
 
     decode: WorkerView
     prefill: WorkerView | None
@@ -127,12 +137,9 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class NoPick:
-    """no_worker: nobody fit is there. no_room: somebody is, but full. too_large: never fits.
+    """No pair, and why. The workers in `full` could decode the request if they had room."""
 
-    `full`: decode workers that could take the request if they had room.
-    """
-
-    kind: Literal["no_worker", "no_room", "too_large"]
+    obstacle: Obstacle
     reasons: str
     full: tuple[WorkerView, ...] = ()
 
@@ -160,7 +167,7 @@ def pick(
     policy: Policy,
     random: Random,
 ) -> Pick | NoPick:
-    """The best pair that has room, or why there is none. All views are of one fingerprint."""
+    """Return the best pair that has room, or why there is none. All views are of one model."""
     losses: list[str] = []
     candidates: list[_Candidate] = []
     fit_decodes = _fit(decodes, losses)
@@ -168,7 +175,7 @@ def pick(
     if demand.mode is not PrefillMode.LOCAL:
         partners = _partners(demand, _fit(prefills, losses), losses, random)
     pool_step_s = _pool_step_s(fit_decodes, policy)
-    obstacles: set[str] = set()
+    obstacles: set[Obstacle] = set()
     full: list[WorkerView] = []
     for decode in fit_decodes:
         itl_s = _itl_increase_s(demand, decode, policy, pool_step_s)
@@ -179,7 +186,8 @@ def pick(
             obstacle = _obstacle(demand, decode, prefill, policy)
             if obstacle:
                 obstacles.add(obstacle)
-                full += [decode] if obstacle == "no_room" else []
+                if obstacle is Obstacle.NO_ROOM:
+                    full.append(decode)
                 losses.append(f"{decode.worker_id} {obstacle}")
             else:
                 costs = _ttft_s(demand, decode, prefill) | {"itl": itl_s}
@@ -188,16 +196,16 @@ def pick(
                     costs["streams"] = _delay_s(demand, decode, policy)
                 candidates.append(_Candidate(decode, prefill, costs))
     if not candidates:
-        return NoPick(_kind(obstacles, decodes), _join(losses), tuple(full))
+        return NoPick(_main_obstacle(obstacles, decodes), _join(losses), tuple(full))
     best = _lowest(candidates, random)
     reasons = _explain(demand, best, candidates, losses)
     return Pick(best.decode, best.prefill, _blocks_needed(demand, best.decode, policy), reasons)
 
 
 def _blocks_needed(demand: Demand, decode: WorkerView, policy: Policy) -> int:
-    """Blocks that all choices will take on the decode worker beyond what it has cached.
+    """Blocks that the choices will take on the decode worker beyond those that it has cached.
 
-    They share the full blocks of the prompt.
+    The choices share the full blocks of the prompt.
     """
     size = decode.shape.block_size
     longest = (-(-demand.num_prompt_tokens // size) + policy.growth_blocks) * size
@@ -236,7 +244,7 @@ def _partners(
 def _ways(
     demand: Demand, decode: WorkerView, partners: dict[str, WorkerView]
 ) -> list[WorkerView | None]:
-    """The prefill partners to score for this decode worker; None = it prefills by itself."""
+    """The prefill partners to score for this decode worker; None stands for local prefill."""
     ways: list[WorkerView | None] = []
     if demand.mode is not PrefillMode.REMOTE:
         ways.append(None)
@@ -247,7 +255,7 @@ def _ways(
 
 
 def _prompt_blocks(demand: Demand, view: WorkerView) -> int:
-    """Blocks of the prompt and the first token."""
+    """Blocks that hold the prompt and the first token."""
     return -(-(demand.num_prompt_tokens + 1) // view.shape.block_size)
 
 
@@ -258,34 +266,35 @@ def _remote_s(demand: Demand, prefill: WorkerView) -> float:
 
 def _obstacle(
     demand: Demand, decode: WorkerView, prefill: WorkerView | None, policy: Policy
-) -> Literal["", "no_room", "too_large", "too_long_for_local_prefill"]:
-    """Why the pair cannot take the request now; "" = it can."""
+) -> Obstacle | None:
+    """The reason why the pair cannot take the request now, or None when it can."""
     room, prompt_blocks = decode.room, _prompt_blocks(demand, decode)
     if prompt_blocks > room.num_blocks or (prefill and prompt_blocks > prefill.room.num_blocks):
-        return "too_large"
+        return Obstacle.TOO_LARGE
     if (
         prefill is None
         and demand.max_local_tokens is not None
         and decode.missing_tokens(demand.num_prompt_tokens) > demand.max_local_tokens
     ):
-        return "too_long_for_local_prefill"
+        return Obstacle.TOO_LONG_FOR_LOCAL_PREFILL
     needed = _blocks_needed(demand, decode, policy)
     if prefill and needed > room.num_blocks:
-        return "too_large"  # the blocks of all choices are promised together
-    # Choices that find no slot, or local ones no block, run one after the other.
+        return Obstacle.TOO_LARGE  # the blocks of all choices are promised together
+    # Choices for which an idle worker has no batch slot, or with local prefill no block, run one
+    # after the other.
     if room.num_batch_slots_free < min(demand.num_choices, room.num_batch_slots):
-        return "no_room"
+        return Obstacle.NO_ROOM
     if room.num_blocks_free < min(needed, room.num_blocks):
-        return "no_room"
+        return Obstacle.NO_ROOM
     # A promise may exceed the cap only when it is the only one (decision 0029).
     promised = room.num_blocks_promised
     if prefill and promised and promised + needed > policy.promise_cap * room.num_blocks:
-        return "no_room"
-    return ""
+        return Obstacle.NO_ROOM
+    return None
 
 
 def _ttft_s(demand: Demand, decode: WorkerView, prefill: WorkerView | None) -> dict[str, float]:
-    """Seconds until the first token and the blocks are where they are needed, by part."""
+    """Seconds until the decode worker has the first token and the blocks, by part."""
     computing = prefill or decode
     rate = computing.speed.prefill_tokens_per_s
     costs = {
@@ -303,8 +312,8 @@ def _ttft_s(demand: Demand, decode: WorkerView, prefill: WorkerView | None) -> d
 def _steps_s(
     demand: Demand, decode: WorkerView, prefill: WorkerView | None, pool_step_s: float
 ) -> float:
-    """What the steps cost by themselves, which the rates of prompt tokens leave out: an idle one,
-    or as many of the running batch as leave room for the prompt."""
+    """Seconds of the decode steps, which the rates of prompt tokens leave out: one idle step, or
+    for local prefill beside running sequences one step of their batch per chunk."""
     if prefill or not decode.num_running:
         return pool_step_s
     num_tokens = decode.num_queued_prefill_tokens + decode.missing_tokens(demand.num_prompt_tokens)
@@ -313,19 +322,19 @@ def _steps_s(
 
 
 def _delay_s(demand: Demand, decode: WorkerView, policy: Policy) -> float:
-    """What running streams lose, all together, when the decode worker prefills itself."""
+    """Seconds that the streams on the decode worker lose by a local prefill, in sum, weighted."""
     missing = decode.missing_tokens(demand.num_prompt_tokens)
     delay_s = missing / decode.speed.prefill_tokens_per_s
     return policy.itl_weight * decode.num_running * delay_s
 
 
 def _idle_step_s(decode: WorkerView, policy: Policy) -> float:
-    """The decode step of this worker with an empty batch, from what it measured with a full one."""
+    """Seconds of a decode step with an empty batch, scaled from the one that was measured."""
     return decode.speed.decode_step_s / (1 + decode.num_running / policy.batch_doubling)
 
 
 def _pool_step_s(decodes: Sequence[WorkerView], policy: Policy) -> float:
-    """The pool's own idle step: the lower median, so that one slow worker does not count."""
+    """Seconds of the pool's idle step: the lower median, so that one slow worker does not count."""
     steps = [_idle_step_s(decode, policy) for decode in decodes]
     return median_low(steps) if steps else 0.0
 
@@ -333,11 +342,11 @@ def _pool_step_s(decodes: Sequence[WorkerView], policy: Policy) -> float:
 def _itl_increase_s(
     demand: Demand, decode: WorkerView, policy: Policy, pool_step_s: float
 ) -> float:
-    """How much longer the output takes than on an idle worker of the pool, weighted.
+    """Seconds that the output takes longer than on an idle worker of the pool, weighted.
 
-    A pool's workers are taken as equally fast: a mean that lags behind a changing batch, or was
-    taken long ago, would send whole bursts to one of them. Only one that is running right now and
-    is slower by more than NOISE_FACTOR counts as slow; when idle it is tried again.
+    A pool's workers count as equally fast: a mean that lags behind a changing batch, or was taken
+    long ago, would send whole bursts to one of them. A worker counts as slow only while it runs
+    sequences and its steps are slower by more than NOISE_FACTOR; an idle one is tried again.
     """
     step_s = _idle_step_s(decode, policy)
     is_slow = decode.num_running > 0 and step_s > NOISE_FACTOR * pool_step_s
@@ -351,20 +360,20 @@ def _lowest(candidates: list[_Candidate], random: Random) -> _Candidate:
     return random.choice([c for c in candidates if c.score_s <= lowest + _TIE])
 
 
-def _kind(
-    obstacles: set[str], decodes: Sequence[WorkerView]
-) -> Literal["no_worker", "no_room", "too_large"]:
-    if "no_room" in obstacles or any(view.unfit in ("excluded", "kept") for view in decodes):
-        return "no_room"
+def _main_obstacle(obstacles: set[Obstacle], decodes: Sequence[WorkerView]) -> Obstacle:
+    has_room_later = (Unfit.EXCLUDED, Unfit.RESERVED)
+    if Obstacle.NO_ROOM in obstacles or any(view.unfit in has_room_later for view in decodes):
+        return Obstacle.NO_ROOM
     # A worker that is unfit for now might be large enough.
-    too_large = obstacles == {"too_large"} and not any(view.unfit for view in decodes)
-    return "too_large" if too_large else "no_worker"
+    if obstacles == {Obstacle.TOO_LARGE} and not any(view.unfit for view in decodes):
+        return Obstacle.TOO_LARGE
+    return Obstacle.NO_WORKER
 
 
 def _explain(
     demand: Demand, best: _Candidate, candidates: list[_Candidate], losses: list[str]
 ) -> str:
-    """The winner with its costs, then each loser with how much it lost by and where most."""
+    """The winner with its costs; each loser with the seconds it lost by, and their largest part."""
     computing = best.prefill or best.decode
     costs = " ".join(f"{part} {seconds:.4g}" for part, seconds in best.costs.items())
     won = (

@@ -1,8 +1,8 @@
 """The gauges of the pools: one series for each model name and role, over all revisions of the name.
 
-Counters of a name begin at 0 with it, as a service's KNOWN_SERIES do with its process. Not
-written at each report: that would cost the square of a pool's size. A name that the fleet knows no
-longer goes from the router's metrics altogether, counters included.
+The counters of a model name begin at 0 when the name appears, as a service's KNOWN_SERIES do with
+its process. The gauges are not written at each report, which would cost the square of a pool's
+size. All series of a name, counters too, end when the fleet has no model of that name.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from baton.wire.v1 import router_pb2
 from services.router import instruments
 from services.router.fleet import Fleet, Worker
-from services.router.health import CAUSES
+from services.router.health import Cause
+from services.router.instruments import PickOutcome
 from services.router.report_intake import ReportIntake
 from services.router.reported import DECODE, PREFILL
 
@@ -31,7 +32,7 @@ _OF_POOL = (
 
 
 class PoolGauges:
-    """Publishes what fleet and indexes hold, and ends the series of what they hold no longer."""
+    """Publishes figures of fleet and indexes, and ends the series of models that are gone."""
 
     def __init__(self, fleet: Fleet, intake: ReportIntake) -> None:
         self._fleet = fleet
@@ -41,7 +42,7 @@ class PoolGauges:
         self._pools: set[tuple[str, str]] = set()
 
     def publish(self, num_queued: Mapping[str, int]) -> None:
-        """As of now; `num_queued` is by fingerprint."""
+        """Set all gauges to the state of now; `num_queued` is by model fingerprint."""
         revisions: dict[str, list[str]] = {}
         for model_fp, model in self._fleet.models.items():
             revisions.setdefault(model.name, []).append(model_fp)
@@ -76,7 +77,7 @@ class PoolGauges:
 
     def _ready(self, model_fp: str, role: int) -> list[Worker]:
         pool = self._fleet.of_model(model_fp, role)
-        return [worker for worker in pool if not self._fleet.unfit(worker)]
+        return [worker for worker in pool if self._fleet.is_fit(worker)]
 
     def _end(self, names: set[str], pools: set[tuple[str, str]]) -> None:
         """End all series but these."""
@@ -90,9 +91,9 @@ class PoolGauges:
 
 
 def _begin(name: str) -> None:
-    for outcome in ("pair", "local"):
+    for outcome in (PickOutcome.PAIR, PickOutcome.LOCAL):
         instruments.ROUTER_PICKS.labels(name, outcome)
-    for cause in CAUSES:
+    for cause in Cause:
         instruments.ROUTER_EJECTIONS.labels(name, cause)
 
 

@@ -1,7 +1,7 @@
-"""What workers report, taken from the wire with every value checked.
+"""Registrations and loads of workers, taken from the wire with every value checked.
 
-A report is another process's claim: a registration that cannot be true is refused, a load value
-that cannot be true is clamped. Decides nothing about requests.
+A report is the claim of another process: an impossible registration is refused, an impossible value
+of a load is clamped. Decides nothing about requests.
 """
 
 import math
@@ -23,7 +23,7 @@ DECODE = router_pb2.WORKER_ROLE_DECODE
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a worker says of its model; equal for all workers of one fingerprint."""
+    """A worker's model as its registration describes it; equal for all of one fingerprint."""
 
     fp: str
     name: str
@@ -35,22 +35,33 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockShape:
+    """The form of a worker's KV blocks; only workers of equal digests can hand blocks over."""
+
+    digest: str
+    block_size: int
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Registration:
-    """One life of one worker."""
+    """One process of one worker, as it introduced itself."""
 
     worker_id: str
     boot_epoch: int
     role: router_pb2.WorkerRole
     model: ServedModel
-    kv_spec_digest: str
-    block_bytes: int
+    shape: BlockShape
     num_blocks: int
     max_num_seqs: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedLoad:
-    """The worker's own figures; only its reports write them. Rates: 0 = not measured yet."""
+    """The figures of a worker's newest load report. A rate of 0 is not measured yet.
+
+    It has more than ten attributes because it has those of the message.
+    """
 
     step_counter: int
     num_running: int
@@ -67,7 +78,8 @@ class ReportedLoad:
 
 
 def registration_of(message: worker_pb2.Register) -> Registration:
-    """Raises Incompatible for one that cannot be true or that this version cannot serve."""
+    """Check a registration. Raises Incompatible for an impossible one, and for one that this
+    version cannot serve."""
     agree(message.protocol, peer=message.worker_id or "a worker", own="the router")
     _require(bool(message.worker_id), "worker_id is empty")
     _require(bool(message.model_fp), "model_fp is empty")
@@ -88,15 +100,14 @@ def registration_of(message: worker_pb2.Register) -> Registration:
             vocab_size=message.vocab_size,
             eos_token_ids=tuple(message.eos_token_ids),
         ),
-        kv_spec_digest=message.kv_spec_digest,
-        block_bytes=message.block_bytes,
+        shape=BlockShape(message.kv_spec_digest, message.block_size, message.block_bytes),
         num_blocks=message.num_blocks,
         max_num_seqs=message.max_num_seqs,
     )
 
 
 def load_of(message: worker_pb2.Load, registration: Registration) -> ReportedLoad:
-    """The load with each value clamped to what `registration` allows."""
+    """Return the load with each value clamped to what `registration` allows."""
     num_blocks = registration.num_blocks
     return ReportedLoad(
         step_counter=message.step_counter,
@@ -115,7 +126,7 @@ def load_of(message: worker_pb2.Load, registration: Registration) -> ReportedLoa
 
 
 def idle_load(registration: Registration) -> ReportedLoad:
-    """What is assumed between Register and the first Load."""
+    """The load that is assumed between Register and the first Load."""
     return ReportedLoad(0, 0, 0, registration.num_blocks, 0, 0, 0.0, 0.0, 0.0)
 
 

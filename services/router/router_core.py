@@ -1,7 +1,7 @@
-"""The router without its network: reports in, picks out, on any event loop and clock.
+"""The router without its network: takes reports and picks workers, on any event loop and clock.
 
-Puts together intake, fleet, indexes, one queue per model, and the picker. The servicer and the
-watchers call it, and so does the simulation. Times, randomness and settings are passed in.
+Connects report intake, fleet, prefix indexes, one queue per model, and the selector. The servicer
+and the watcher call it, and so does the simulation. Clock, randomness and settings are passed in.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from services.router import instruments
 from services.router.admission import AdmissionView
 from services.router.fleet import Fleet, Worker
 from services.router.health import MAX_TICK_S, HealthState
+from services.router.instruments import PickOutcome
 from services.router.pool_gauges import PoolGauges
 from services.router.quarantine import Quarantine
 from services.router.queue import RequestQueue, WaitedTooLong
@@ -29,14 +30,17 @@ from services.router.selector import PickRequest, Selector
 from services.router.settings import Settings
 
 _log = logs.get("router")
-# The queue of requests for models that no worker has named yet, while the fleet settles.
+# The key of the queue for models that no worker has registered yet, while the fleet settles.
 _UNKNOWN = ""
 
 Queue = RequestQueue[PickRequest, router_pb2.PickResponse]
 
 
 class RouterCore:
-    """All of one router's state."""
+    """The whole state of one router.
+
+    It has more than ten attributes because all parts of a router meet here; each decides alone.
+    """
 
     def __init__(self, settings: Settings, clock: Clock, random: Random) -> None:
         self._settings = settings
@@ -52,13 +56,13 @@ class RouterCore:
         self._closed = False
 
     def hello(self) -> worker_pb2.ReportAck:
-        """The first message on each stream to a worker."""
+        """Return the first message on each stream to a worker."""
         return self._intake.hello()
 
     def apply_report(self, endpoint: str, report: worker_pb2.Report) -> worker_pb2.ReportAck:
         """Take in a worker's report; returns the acknowledgement to send.
 
-        Raises Incompatible or InvalidRequest when the stream is of no use (`report_intake.py`).
+        Raises Incompatible or InvalidRequest when the stream cannot go on (`report_intake.py`).
         """
         ack = self._intake.take(endpoint, report)
         kind = report.WhichOneof("report")
@@ -72,23 +76,25 @@ class RouterCore:
         return ack
 
     def list_workers(self, endpoints: frozenset[str]) -> None:
-        """Where workers are said to be now."""
+        """Take the addresses at which discovery lists workers now."""
         self._fleet.expect(endpoints)
 
     def lose(self, endpoint: str) -> None:
-        """The stream to this worker broke or could not be opened."""
+        """Note that the stream to this worker broke or could not be opened."""
         if self._intake.lose(endpoint):
             self._announce(self._at(endpoint), "worker_lost")
             self._wake_queues(self._at(endpoint))
 
     def check_health(self, elapsed_s: float) -> None:
-        """Look at the workers' health, forget who is gone for good, and publish the gauges;
-        `elapsed_s` passed since the last look."""
+        """Check the workers' health, forget workers that are gone for good, publish the gauges.
+
+        `elapsed_s` is the time since the last check.
+        """
         self._forget_gone()
         for worker in self._fleet.check_health(min(elapsed_s, MAX_TICK_S)):
             health = worker.health
-            self._announce(worker, f"worker_{health.state.value}", cause=health.cause)
-            if health.state is HealthState.EJECTED:
+            self._announce(worker, f"worker_{health.state.value}", cause=health.cause or "")
+            if health.cause is not None and health.state is HealthState.EJECTED:
                 name = worker.registration.model.name
                 instruments.ROUTER_EJECTIONS.labels(name, health.cause).inc()
             self._wake_queues(worker)
@@ -97,35 +103,36 @@ class RouterCore:
     async def pick(
         self, request: router_pb2.PickRequest, timeout_s: float | None = None
     ) -> router_pb2.PickResponse:
-        """The pair of workers for a request; waits in its model's queue for room.
+        """Pick the pair of workers for a request; waits in its model's queue for room.
 
         `timeout_s` is the caller's remaining time. Raises ModelNotFound, InvalidRequest (also for
-        one in quarantine), Overloaded (queue full, or no room within max_wait_s), Unavailable
-        (no_worker) and DeadlineExceeded. Cancelling it leaves the queue and gives back what was
-        taken.
+        a request in quarantine), Overloaded (queue full, or no room within max_wait_s), Unavailable
+        (no_worker) and DeadlineExceeded. Cancelling it leaves the queue and ends the request's slot
+        leases.
         """
         if self._closed:
             raise Unavailable("this router is stopping", retry_after_s=1)
-        # A repeated pick: the earlier one has been refused.
+        # A gateway repeats a pick when the workers of the earlier one have refused it.
         self._fleet.end_leases(request.request_id)
         if request.has_failed and request.exclude_worker_ids:
             self._fleet.failed(request.exclude_worker_ids[-1])
         self._quarantine.clear(request.harmless_fingerprints)
         self._quarantine.learn(request.quarantined)
         wanted = PickRequest.of(request, self._clock.now())
-        outcome = "cancelled"
+        outcome: str = PickOutcome.CANCELLED
         try:
             fingerprint, num_deaths = request.poison_fingerprint, request.num_deaths
             is_suspect = self._quarantine.admit(fingerprint, num_deaths, request.request_id)
             response = await self._queued_pick(wanted, timeout_s, request.has_begun)
-            outcome = "pair" if response.HasField("prefill") else "local"
+            has_prefill = response.HasField("prefill")
+            outcome = PickOutcome.PAIR if has_prefill else PickOutcome.LOCAL
         except BatonError as error:
             outcome = error.reason
             if outcome == "request_quarantined" and request.num_deaths:
-                self._notify()  # new: every gateway hears of it now, not with the next view
+                self._notify()  # it is new: gateways get it now, not with the next regular view
             raise
         finally:
-            if outcome not in ("pair", "local"):
+            if outcome not in (PickOutcome.PAIR, PickOutcome.LOCAL):
                 self._fleet.end_leases(request.request_id)
             self._count(wanted, outcome)
         queued_s = self._clock.now() - wanted.arrived_at
@@ -135,7 +142,7 @@ class RouterCore:
         return response
 
     async def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
-        """The state of the fleet: at once, on change, and every admission_interval_s."""
+        """Yield the view of the fleet at once, on change, and every admission_interval_s."""
         while not self._closed:
             changed = self._changed
             yield self.admission()
@@ -146,7 +153,7 @@ class RouterCore:
                 pass
 
     def admission(self) -> router_pb2.WatchAdmissionResponse:
-        """The state of the fleet now."""
+        """Return the view of the fleet as it is now."""
         view = self._admission.response(
             self._num_queued(),
             {fp: queue.predicted_wait_s() for fp, queue in self._queues.items()},
@@ -156,7 +163,7 @@ class RouterCore:
         return view
 
     def close(self) -> None:
-        """Stop: refuse what waits, end all watches. Final."""
+        """Refuse the requests that wait, and end all watches. Final."""
         self._closed = True
         for queue in self._queues.values():
             queue.refuse_all("this router is stopping")
@@ -181,7 +188,10 @@ class RouterCore:
             raise Overloaded(waited, retry_after_s=queue.retry_after_s()) from None
 
     def _queue(self, model_fp: str) -> Queue:
-        """Only models that workers have named get a queue: clients cannot make new ones."""
+        """The queue for a model; all models that no worker has registered share one.
+
+        So clients cannot make new queues.
+        """
         key = model_fp if self._selector.is_known(model_fp) else _UNKNOWN
         if (queue := self._queues.get(key)) is None:
             queue = Queue(
@@ -191,11 +201,14 @@ class RouterCore:
         return queue
 
     def _num_queued(self) -> dict[str, int]:
-        """By the fingerprint of the model."""
+        """The number of waiting requests, by the model's fingerprint."""
         return {fp: len(queue) for fp, queue in self._queues.items()}
 
     def _forget_gone(self) -> None:
-        """A model that left the fleet takes its index and its queue along, once nobody waits."""
+        """Forget workers that are gone for good; with a model's last one, its index and its queue.
+
+        A model for which requests wait stays.
+        """
         waited_for = {fp for fp, queue in self._queues.items() if len(queue)}
         for worker in self._fleet.forget_gone(waited_for):
             self._announce(worker, "worker_forgotten")
@@ -210,7 +223,7 @@ class RouterCore:
         return worker
 
     def _wake_queues(self, worker: Worker) -> None:
-        """Those whose requests the worker could take."""
+        """Try the queues whose requests this worker could take."""
         for key in (worker.registration.model.fp, _UNKNOWN):
             if key in self._queues:
                 self._queues[key].notify()

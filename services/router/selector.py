@@ -1,8 +1,8 @@
-"""One attempt to place one request: what the fleet looks like for it, the pick, and what follows.
+"""One try to pick workers for one request: the views of the fleet, the pick, its slot leases.
 
-Between the queue, which knows only waiting, and the picker, which knows only figures: decides
-where the prompt may be computed, when waiting has become pointless, which worker is kept for the
-first in line, and takes the slot leases of the chosen pair.
+Stands between the queue, which knows only waiting, and the picker, which knows only figures.
+Decides where the prompt may be computed, when further waiting is pointless, and which worker is
+reserved for the first request in line.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,11 @@ from services.router.head_of_line import ReservedWorkers
 from services.router.picker import (
     Demand,
     NoPick,
+    Obstacle,
     Pick,
     Policy,
     PrefillMode,
+    Unfit,
     WorkerView,
     pick,
 )
@@ -31,13 +33,13 @@ from services.router.settings import Settings
 from services.router.slot_lease import SlotLease
 
 MAX_PROMPT_TOKENS = 1 << 24
-# A prompt that is so many times shorter is worth a look at blocks of its own.
+# A prompt that is shorter by more than this factor may find room where another finds none.
 _MUCH = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PickRequest:
-    """One request as it came from the gateway, checked."""
+    """A request's pick as the gateway asked for it, checked."""
 
     request_id: str
     model_fp: str
@@ -51,7 +53,7 @@ class PickRequest:
 
     @classmethod
     def of(cls, request: router_pb2.PickRequest, now: float) -> Self:
-        """Raises InvalidRequest for figures that no real request has."""
+        """Check a message. Raises InvalidRequest for figures that no real request has."""
         if not 0 < request.num_prompt_tokens <= MAX_PROMPT_TOKENS:
             raise InvalidRequest(
                 f"num_prompt_tokens {request.num_prompt_tokens} is not in 1..{MAX_PROMPT_TOKENS}",
@@ -74,19 +76,22 @@ class PickRequest:
         )
 
     def covers(self, other: Self) -> bool:
-        """Whether `other` needs as much, or nearly, and nothing else: where this one finds no room,
-        it is of no use to look for its."""
+        """Return whether `other` will find no room where this request finds none.
+
+        So it is when `other` has as many choices or more and at least half as long a prompt, and
+        when no worker and no kind of prefill is open to it that is not open to this request.
+        """
         return (
             self.model_fp == other.model_fp
             and self.num_choices <= other.num_choices
             and self.num_prompt_tokens <= _MUCH * other.num_prompt_tokens
             and self.excluded <= other.excluded
-            and self.local_prefill >= other.local_prefill
+            and (self.local_prefill or not other.local_prefill)
         )
 
 
 class Selector:
-    """Places requests on the fleet; synchronous."""
+    """Picks workers of the fleet for requests; synchronous."""
 
     def __init__(
         self,
@@ -107,21 +112,21 @@ class Selector:
             promise_cap=settings.promise_cap,
             growth_blocks=settings.growth_blocks,
         )
-        # Since when attempts for a model have found no worker.
+        # The time since which picks for a model have found no worker.
         self._no_worker_since: dict[str, float] = {}
         self._reserved = ReservedWorkers(clock)
 
     def is_known(self, model_fp: str) -> bool:
-        """Some worker has named this model, whether it is ready or not."""
+        """Return whether a worker has registered this model, ready or not."""
         return model_fp in self._fleet.models
 
     def name(self, request: PickRequest) -> str:
-        """The model's name for metrics: never what a client chose."""
+        """The model's name for metrics: never a string from a client."""
         model = self._fleet.models.get(request.model_fp)
         return model.name if model else "unknown"
 
     def follow_fleet(self) -> None:
-        """Remember nothing of models that are not in the fleet."""
+        """Forget models that are not in the fleet."""
         for model_fp in self._no_worker_since.keys() - self._fleet.models.keys():
             del self._no_worker_since[model_fp]
         self._reserved.follow(self._fleet.models.keys())
@@ -129,26 +134,27 @@ class Selector:
     def attempt(
         self, request: PickRequest, is_first: bool = True
     ) -> router_pb2.PickResponse | None:
-        """Place the request, which is the first in line or passes that one; None = it should wait.
+        """Pick workers for a request that is the first in line or passes it; None = let it wait.
 
         Raises ModelNotFound, InvalidRequest (it never fits) and Unavailable (no_worker) when
-        waiting longer is pointless.
+        further waiting is pointless.
         """
         if not self.is_known(request.model_fp):
             self._wait_for_unknown(request)
             return None
-        outcome = self._pick(request, "" if is_first else self._reserved.of_model(request.model_fp))
+        reserved = None if is_first else self._reserved.of_model(request.model_fp)
+        outcome = self._pick(request, reserved)
         if is_first:
             self._reserve(request, outcome)
         if isinstance(outcome, Pick):
             self._no_worker_since.pop(request.model_fp, None)
             self._take_leases(request, outcome)
             return self._response(request, outcome)
-        if outcome.kind == "no_worker":
+        if outcome.obstacle is Obstacle.NO_WORKER:
             self._wait_for_worker(request, outcome)
             return None
         self._no_worker_since.pop(request.model_fp, None)
-        if outcome.kind == "too_large":
+        if outcome.obstacle is Obstacle.TOO_LARGE:
             raise _too_large(request)
         return None
 
@@ -159,7 +165,7 @@ class Selector:
             self._reserved.end(request.model_fp)
 
     def _wait_for_unknown(self, request: PickRequest) -> None:
-        """Workers that did not report since this router started may serve this model."""
+        """Let the request wait while workers that have not registered yet may serve its model."""
         if self._fleet.is_settled():
             raise ModelNotFound("no worker serves this model", param="model")
         self._give_up_after(request, request.arrived_at, "no worker has registered this model")
@@ -178,8 +184,8 @@ class Selector:
                 retry_after_s=wait_s,
             )
 
-    def _pick(self, request: PickRequest, reserved: str) -> Pick | NoPick:
-        """`kept` is the decode worker that it must leave alone."""
+    def _pick(self, request: PickRequest, reserved: str | None) -> Pick | NoPick:
+        """Pick a pair for the request, which must not take the `reserved` decode worker."""
         decodes = self._fleet.of_model(request.model_fp, DECODE)
         prefills = self._fleet.of_model(request.model_fp, PREFILL)
         isolated = self._fleet.is_isolated()
@@ -208,7 +214,7 @@ class Selector:
         pool: list[Worker],
         num_cached_blocks: dict[str, int],
         isolated: bool,
-        reserved: str = "",
+        reserved: str | None = None,
     ) -> list[WorkerView]:
         if not pool:
             return []
@@ -217,10 +223,10 @@ class Selector:
         views = []
         for worker in pool:
             unfit = self._fleet.unfit(worker, isolated)
-            if not unfit and self._is_excluded(request, worker):
-                unfit = "excluded"
-            if not unfit and worker.worker_id == reserved:
-                unfit = "kept"
+            if unfit is None and self._is_excluded(request, worker):
+                unfit = Unfit.EXCLUDED
+            if unfit is None and worker.worker_id == reserved:
+                unfit = Unfit.RESERVED
             num_blocks = num_cached_blocks.get(worker.endpoint, 0)
             num_cached_tokens = num_blocks * worker.registration.model.block_size
             views.append(
@@ -231,7 +237,7 @@ class Selector:
         return views
 
     def _is_excluded(self, request: PickRequest, worker: Worker) -> bool:
-        """A worker that refused a request gets it again only after a while and a fresh report."""
+        """A worker that refused the request gets it again after exclusion_s and a new report."""
         if worker.worker_id not in request.excluded:
             return False
         waited_s = self._clock.now() - request.arrived_at
@@ -241,13 +247,13 @@ class Selector:
     def _prefill_mode(
         self, prefills: list[Worker], isolated: bool
     ) -> tuple[PrefillMode, int | None]:
-        """Where prompts may be computed now, and how long a local one may be."""
+        """Where prompts may be prefilled now, and the maximum of tokens for a local prefill."""
         if self._settings.disaggregate == "auto":
             return PrefillMode.EITHER, None
         if not prefills:
-            # Decode workers alone are an aggregated fleet, once all had time to register.
+            # Without prefill workers the fleet is aggregated, once all have had time to register.
             return (PrefillMode.LOCAL if self._fleet.is_settled() else PrefillMode.REMOTE), None
-        if any(not self._fleet.unfit(worker, isolated) for worker in prefills):
+        if any(self._fleet.is_fit(worker, isolated) for worker in prefills):
             return PrefillMode.REMOTE, None
         since = max(self._fleet.unfit_since(worker) for worker in prefills)
         if self._clock.now() - since < self._settings.local_prefill_after_s:
@@ -255,7 +261,7 @@ class Selector:
         return PrefillMode.LOCAL, self._settings.local_prefill_max_tokens
 
     def _take_leases(self, request: PickRequest, picked: Pick) -> None:
-        """Count the request on its workers until their reports do."""
+        """Count the request on its workers until their reports show it."""
         expires_at = self._clock.now() + self._settings.slot_lease_s
         computing = picked.prefill or picked.decode
         for view in filter(None, (picked.decode, picked.prefill)):
@@ -293,14 +299,15 @@ class Selector:
 
 
 def _too_large(request: PickRequest) -> InvalidRequest:
-    tokens = f"a prompt of {request.num_prompt_tokens} tokens"
+    prompt = f"a prompt of {request.num_prompt_tokens} tokens"
     if request.num_choices == 1:
-        reason, param, message = (
-            "context_length_exceeded",
-            "messages",
-            f"{tokens} fits on no worker",
+        return InvalidRequest(
+            f"{prompt} does not fit on any worker",
+            reason="context_length_exceeded",
+            param="messages",
         )
-    else:
-        reason, param = "request_exceeds_limit", "n"
-        message = f"{request.num_choices} choices for {tokens} fit on no worker together"
-    return InvalidRequest(message, reason=reason, param=param)
+    return InvalidRequest(
+        f"{request.num_choices} choices for {prompt} do not fit on any worker together",
+        reason="request_exceeds_limit",
+        param="n",
+    )

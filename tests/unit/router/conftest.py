@@ -10,7 +10,8 @@ import pytest
 from baton.testing.virtual_clock import VirtualClock
 from baton.wire.prefix_hash import HASH_BYTES
 from baton.wire.v1 import router_pb2, worker_pb2
-from services.router.picker import BlockShape, Demand, Policy, PrefillMode, Room, Speed, WorkerView
+from services.router.picker import Demand, Policy, PrefillMode, Room, Speed, WorkerView
+from services.router.reported import BlockShape
 from services.router.router_core import RouterCore
 from services.router.settings import Settings
 
@@ -28,7 +29,7 @@ def build_view(worker_id: str, **changes: Any) -> WorkerView:
     )
     view = WorkerView(
         worker_id=worker_id,
-        unfit="",
+        unfit=None,
         shape=BlockShape("spec", 16, 1_000_000),
         room=room,
         speed=Speed(1000.0, 0.01, 1e9),

@@ -1,4 +1,4 @@
-"""One who needs much waits for one worker; those behind it use the others."""
+"""A request that needs much room waits for a reserved worker; those behind it use the others."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_the_worker_with_the_most_room_is_kept_for_as_long_as_it_may_be(clock, view) -> None:
+def test_the_worker_with_the_most_room_is_reserved(clock, view) -> None:
     reserved, d0, d1 = (
         ReservedWorkers(clock),
         view("d0", num_batch_slots_free=1),
@@ -33,47 +33,47 @@ def test_the_worker_with_the_most_room_is_kept_for_as_long_as_it_may_be(clock, v
     )
     reserved.reserve("m", "r1", [d0, d1])
     assert reserved.of_model("m") == "d1"
-    assert reserved.of_model("another") == ""
+    assert reserved.of_model("another") is None
     reserved.reserve("m", "r1", [view("d0", num_batch_slots_free=9), d1])
     assert reserved.of_model("m") == "d1", "it has begun to empty"
     reserved.reserve("m", "r1", [d0])
     assert reserved.of_model("m") == "d0"
     reserved.end("m")
-    assert reserved.of_model("m") == ""
+    assert reserved.of_model("m") is None
 
 
-def test_no_request_has_a_worker_kept_for_longer_than_that(clock, view) -> None:
+def test_a_reservation_ends_after_its_maximum(clock, view) -> None:
     reserved, full = ReservedWorkers(clock), [view("d0")]
     reserved.reserve("m", "r1", full)
     clock.advance(MAX_RESERVED_S)
     reserved.reserve("m", "r1", full)
-    assert reserved.of_model("m") == ""
+    assert reserved.of_model("m") is None
     reserved.end("m")
     reserved.reserve("m", "r2", full)
     assert reserved.of_model("m") == "d0"
 
 
-def test_after_a_worker_was_kept_in_vain_none_is_for_as_long(clock, view) -> None:
-    reserved, full, num_unacknowledged = ReservedWorkers(clock), [view("d0")], 0
+def test_after_a_useless_reservation_there_is_none_for_as_long(clock, view) -> None:
+    reserved, full, num_reserved_s = ReservedWorkers(clock), [view("d0")], 0
     for second in range(1000):
         # Each leaves when it has waited for five seconds.
         reserved.reserve("m", f"r{second // 5}", full)
-        num_unacknowledged += bool(reserved.of_model("m"))
+        num_reserved_s += bool(reserved.of_model("m"))
         clock.advance(1.0)
-    assert num_unacknowledged <= 500
+    assert num_reserved_s <= 500
     reserved.end("m")
     reserved.reserve("m", "r", full)
     assert reserved.of_model("m") == "d0"
 
 
-def test_models_that_are_gone_keep_no_worker(clock, view) -> None:
+def test_models_that_are_gone_reserve_no_worker(clock, view) -> None:
     reserved = ReservedWorkers(clock)
     reserved.reserve("m", "r1", [view("d0")])
     reserved.follow({"another"})
-    assert reserved.of_model("m") == ""
+    assert reserved.of_model("m") is None
 
 
-def test_who_passes_leaves_the_kept_worker_alone(router, run) -> None:
+def test_a_request_that_passes_does_not_take_the_reserved_worker(router, run) -> None:
     async def scenario() -> None:
         fleet = router(stale_after_s=60)
         fleet.prefill()
@@ -95,7 +95,7 @@ def test_who_passes_leaves_the_kept_worker_alone(router, run) -> None:
     run(scenario)
 
 
-def test_equal_requests_are_served_in_order_whoever_passes(router, run) -> None:
+def test_equal_requests_are_served_in_order_while_others_pass(router, run) -> None:
     async def scenario() -> list[str]:
         fleet, served = router(stale_after_s=60), []
         fleet.prefill()
@@ -134,7 +134,7 @@ def test_a_short_prompt_passes_a_long_one_that_finds_no_blocks(router, run) -> N
     run(scenario)
 
 
-def test_a_prompt_that_only_a_prefill_worker_may_read_holds_nobody_up(router, run) -> None:
+def test_a_prompt_that_only_a_prefill_worker_may_read_blocks_no_other(router, run) -> None:
     async def scenario() -> None:
         fleet = router(stale_after_s=60, local_prefill_max_tokens=100)
         fleet.decode()
@@ -149,7 +149,7 @@ def test_a_prompt_that_only_a_prefill_worker_may_read_holds_nobody_up(router, ru
     run(scenario)
 
 
-def test_a_model_that_nobody_has_named_yet_holds_up_no_other(router, run) -> None:
+def test_a_model_that_no_worker_has_registered_yet_blocks_no_other(router, run) -> None:
     async def scenario() -> None:
         fleet = router(workers=("a:1", "b:1", "c:1"), stale_after_s=60)
         unknown = asyncio.create_task(fleet.pick("r1", model_fp=SECOND))
@@ -196,7 +196,7 @@ class Traffic:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_comes_is_served_in_order_of_its_width_and_nobody_starves(
+def test_random_requests_are_served_in_order_of_their_width_and_none_starves(
     router, run, seed
 ) -> None:
     async def scenario() -> None:

@@ -2,7 +2,7 @@ from random import Random
 
 import pytest
 
-from services.router.picker import NoPick, Pick, PrefillMode, pick
+from services.router.picker import NoPick, Obstacle, Pick, PrefillMode, Unfit, pick
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def test_a_burst_spreads_evenly_over_equal_workers_whatever_their_means_say(
 
 
 def test_the_reasons_name_winner_losers_and_why(choose, view) -> None:
-    decodes = [view("d0"), view("d1", unfit="draining"), view("d2", num_blocks_free=3)]
-    prefills = [view("p0"), view("p1", unfit="stale")]
+    decodes = [view("d0"), view("d1", unfit=Unfit.DRAINING), view("d2", num_blocks_free=3)]
+    prefills = [view("p0"), view("p1", unfit=Unfit.STALE)]
     reasons = choose(decodes, prefills).reasons
     assert reasons.startswith("d0+p0 ")
     for part in ("prefill 0.512", "cached 0/512", "d1 draining", "d2 no_room", "p1 stale"):
@@ -81,11 +81,11 @@ def test_a_prefill_worker_that_lost_is_shown_with_how_far_behind_it_was(choose, 
 def test_a_prefill_worker_that_is_too_small_for_the_prompt_is_not_the_partner(choose, view) -> None:
     prefills = [view("p0", num_blocks=10), view("p1", num_queued_prefill_tokens=500)]
     assert choose([view("d0")], prefills).prefill.worker_id == "p1"
-    assert choose([view("d0")], prefills[:1]).kind == "too_large"
+    assert choose([view("d0")], prefills[:1]).obstacle is Obstacle.TOO_LARGE
 
 
 def test_the_reasons_stay_short_in_a_large_fleet(choose, view) -> None:
-    decodes = [view(f"d{i}", unfit="lost") for i in range(100)] + [view("d100")]
+    decodes = [view(f"d{i}", unfit=Unfit.LOST) for i in range(100)] + [view("d100")]
     reasons = choose(decodes, [view("p0")]).reasons
     assert "and 89 more" in reasons
     assert len(reasons) < 1000
@@ -103,7 +103,7 @@ def test_a_worker_without_room_is_not_picked(choose, view, lack) -> None:
     # 512 tokens are 32 blocks, and two more to grow into.
     outcome = choose([view("d0", **lack)], [view("p0")])
     assert isinstance(outcome, NoPick)
-    assert outcome.kind == "no_room"
+    assert outcome.obstacle is Obstacle.NO_ROOM
 
 
 def test_a_prompt_that_fills_the_whole_pool_still_fits(choose, view) -> None:
@@ -136,7 +136,7 @@ def test_promises_do_not_limit_local_prefill(choose, view) -> None:
 def test_choices_share_the_blocks_of_their_prompt_and_each_needs_room_to_grow(choose, view) -> None:
     decode = view("d0", num_blocks_free=40)
     assert choose([decode], [view("p0")], num_choices=2).num_decode_blocks == 34 + 2
-    assert choose([decode], [view("p0")], num_choices=5).kind == "no_room"
+    assert choose([decode], [view("p0")], num_choices=5).obstacle is Obstacle.NO_ROOM
     # A last block that is not full is each choice's own.
     part = choose([decode], [view("p0")], num_choices=2, num_prompt_tokens=500)
     assert part.num_decode_blocks == 34 + 3
@@ -145,30 +145,32 @@ def test_choices_share_the_blocks_of_their_prompt_and_each_needs_room_to_grow(ch
 def test_local_choices_that_do_not_fit_together_wait_for_an_idle_worker(choose, view) -> None:
     local = {"mode": PrefillMode.LOCAL, "num_choices": 40}
     assert isinstance(choose([view("d0")], **local), Pick)
-    assert choose([view("d0", num_batch_slots_free=31)], **local).kind == "no_room"
+    assert choose([view("d0", num_batch_slots_free=31)], **local).obstacle is Obstacle.NO_ROOM
 
 
 def test_choices_that_can_never_be_promised_together_are_too_large(choose, view) -> None:
     decode = view("d0", num_blocks=64)
-    assert choose([decode], [view("p0")], num_choices=17).kind == "too_large"
+    assert choose([decode], [view("p0")], num_choices=17).obstacle is Obstacle.TOO_LARGE
     assert isinstance(choose([decode], [view("p0")], num_choices=16), Pick)
 
 
 def test_more_choices_than_slots_take_turns_on_an_idle_worker(choose, view) -> None:
     assert isinstance(choose([view("d0")], [view("p0")], num_choices=33), Pick)
     busy = view("d0", num_batch_slots_free=31)
-    assert choose([busy], [view("p0")], num_choices=33).kind == "no_room"
+    assert choose([busy], [view("p0")], num_choices=33).obstacle is Obstacle.NO_ROOM
 
 
-def test_a_prompt_that_fits_nowhere_is_told_apart_from_one_that_must_wait(choose, view) -> None:
-    assert choose([view("d0")], [view("p0")], num_prompt_tokens=16_000).kind == "too_large"
-    decodes = [view("d0"), view("d1", num_blocks=5000, unfit="lost")]
-    assert choose(decodes, [view("p0")], num_prompt_tokens=16_000).kind == "no_worker"
+def test_a_prompt_that_never_fits_differs_from_one_that_must_wait(choose, view) -> None:
+    assert (
+        choose([view("d0")], [view("p0")], num_prompt_tokens=16_000).obstacle is Obstacle.TOO_LARGE
+    )
+    decodes = [view("d0"), view("d1", num_blocks=5000, unfit=Unfit.LOST)]
+    assert choose(decodes, [view("p0")], num_prompt_tokens=16_000).obstacle is Obstacle.NO_WORKER
 
 
 def test_remote_mode_without_a_prefill_worker_has_no_worker(choose, view) -> None:
-    assert choose([view("d0")]).kind == "no_worker"
-    assert choose([view("d0")], [view("p0", unfit="lost")]).kind == "no_worker"
+    assert choose([view("d0")]).obstacle is Obstacle.NO_WORKER
+    assert choose([view("d0")], [view("p0", unfit=Unfit.LOST)]).obstacle is Obstacle.NO_WORKER
 
 
 def test_only_workers_with_equal_blocks_are_paired(choose, view) -> None:
@@ -184,7 +186,7 @@ def test_local_mode_uses_no_prefill_worker(choose, view) -> None:
 
 def test_local_prefill_beyond_its_cap_counts_the_missing_tokens_only(choose, view) -> None:
     local = {"mode": PrefillMode.LOCAL, "max_local_tokens": 100}
-    assert choose([view("d0")], **local).kind == "no_worker"
+    assert choose([view("d0")], **local).obstacle is Obstacle.NO_WORKER
     assert isinstance(choose([view("d0", num_cached_tokens=448)], **local), Pick)
 
 

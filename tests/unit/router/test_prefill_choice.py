@@ -1,10 +1,10 @@
-"""Whether a prompt is prefilled on the decode worker itself, when both ways are open."""
+"""The choice between local prefill and a prefill worker, when both are possible."""
 
 from random import Random
 
 import pytest
 
-from services.router.picker import Pick, PrefillMode, pick
+from services.router.picker import Pick, PrefillMode, Unfit, pick
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def choose(demand, policy):
 
 @pytest.fixture
 def busy(view):
-    """A decode worker whose streams each wait for whatever is prefilled there."""
+    """A decode worker whose streams all wait for each local prefill."""
 
     def build(num_running: int = 8, **changes):
         counts = {"num_running": num_running, "num_sequences": num_running}
@@ -54,7 +54,7 @@ def test_a_short_prompt_stays_beside_a_few_streams_when_the_prefill_worker_is_bu
 
 
 def test_the_longer_a_prompt_the_fewer_streams_it_takes_to_send_it_away(choose, view, busy) -> None:
-    """One break-even per length, and it never turns back. A handoff costs 2 of 16 tokens' time."""
+    """Each length has one break-even. A handoff costs the time of 2 of 16 tokens."""
     least = []
     for num_tokens in (16, 160, 1600):
         ways = [
@@ -99,9 +99,11 @@ def test_decodes_that_leave_prefill_little_of_a_step_make_the_handoff_sooner(
     assert chosen(45) is prefill
 
 
-@pytest.mark.parametrize("unfit", ["lost", "stale", "draining", "ejected", "excluded"])
+@pytest.mark.parametrize(
+    "unfit", [Unfit.LOST, Unfit.STALE, Unfit.DRAINING, Unfit.EJECTED, Unfit.EXCLUDED]
+)
 def test_without_a_fit_prefill_worker_decode_prefills_whatever_runs_there(
-    choose, view, busy, unfit: str
+    choose, view, busy, unfit: Unfit
 ) -> None:
     for prefills in ([], [view("p0", unfit=unfit)]):
         choice = choose([busy(30)], prefills, num_prompt_tokens=8000)
