@@ -1,4 +1,4 @@
-"""The router process: build the objects, serve until asked to stop."""
+"""The router process: builds the objects and serves until it is asked to stop."""
 
 import asyncio
 from random import Random
@@ -20,7 +20,7 @@ _log = logs.get("router")
 
 
 class ReportCall(ClientFrameStream[worker_pb2.ReportAck]):
-    """A report stream with a channel of its own, which ends with it."""
+    """A stream of reports over a channel of its own, which is closed with it."""
 
     def __init__(self, endpoint: str) -> None:
         self._channel = open_channel(endpoint, link=True)
@@ -31,7 +31,7 @@ class ReportCall(ClientFrameStream[worker_pb2.ReportAck]):
 
 
 async def serve(process: Process, settings: Settings) -> None:
-    """Serve until `process.stopping`, then refuse what waits and end."""
+    """Serve until `process.stopping`, then refuse the requests that wait and end."""
     random = Random()
     core = RouterCore(settings, process.clock, random)
     discovery = await discover(settings.workers, random)

@@ -1,16 +1,16 @@
-"""Which workers of one model hold which prefix blocks, as far as their KV events told.
+"""The prefix index of one model: the workers that hold each prefix block, by their KV events.
 
-A map of hash -> holders (one bit per worker) answers a prompt for all workers in a single walk; a
-set of hashes per worker makes it cheap to forget one. The index only steers: workers check hashes
-themselves, so a wrong entry costs time, never correctness. Knows nothing of streams and sequence
-numbers.
+A map of hash -> holders (one bit per worker) matches a prompt against all workers in a single walk;
+a set of hashes per worker makes it cheap to forget a worker. The index is only a hint: workers
+check hashes themselves, so a wrong entry costs time, never correctness. Knows nothing of streams
+and sequence numbers.
 """
 
 from collections.abc import Iterable
 
 
 class PrefixIndex:
-    """Holds at most `max_hashes` (hash, worker) entries; what does not fit is not remembered."""
+    """Holds at most `max_hashes` (hash, worker) entries; further ones are left out."""
 
     def __init__(self, max_hashes: int) -> None:
         self._max_hashes = max_hashes
@@ -20,7 +20,7 @@ class PrefixIndex:
         self.num_hashes = 0
 
     def stored(self, worker: str, hashes: Iterable[bytes]) -> int:
-        """These blocks are in the worker's cache now. Returns how many did not fit."""
+        """Add blocks that the worker has cached. Returns how many did not fit."""
         held, bit = self._held.setdefault(worker, set()), self._bit(worker)
         num_left_out = 0
         for block_hash in hashes:
@@ -35,24 +35,24 @@ class PrefixIndex:
         return num_left_out
 
     def removed(self, worker: str, hashes: Iterable[bytes]) -> None:
-        """These blocks have left the worker's cache. Unknown ones are ignored."""
+        """Remove blocks that the worker has evicted. Unknown ones are ignored."""
         held = self._held.get(worker, set())
         gone = held.intersection(hashes)
         held -= gone
         self._drop_holder(worker, gone)
 
     def replace(self, worker: str, hashes: Iterable[bytes]) -> int:
-        """Forget what the worker held and take `hashes` instead. Returns how many did not fit."""
+        """Replace the worker's entries by `hashes`. Returns how many did not fit."""
         self.clear(worker)
         return self.stored(worker, hashes)
 
     def clear(self, worker: str) -> None:
-        """The worker's cache is empty, or the worker is gone."""
+        """Remove all of the worker's entries: its cache is empty, or the worker is gone."""
         self._drop_holder(worker, self._held.pop(worker, set()))
         self._bits.pop(worker, None)
 
     def match(self, hashes: Iterable[bytes]) -> dict[str, int]:
-        """How many of a prompt's first blocks each worker holds without a hole; 0 is left out."""
+        """Count a prompt's first blocks that each worker holds without a gap; 0 is left out."""
         depths: dict[str, int] = {}
         holding = sum(self._bits.values())
         depth = 0

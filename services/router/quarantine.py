@@ -1,11 +1,12 @@
-"""Requests that kill cores: remembered by fingerprint, so that no client can walk the fleet.
+"""The quarantine of requests that kill cores: no client can end one core after another.
 
-Gateways count the deaths of their own requests and tell them with each pick. What is kept here lets
-a repeat of a suspect begin as a suspect, and refuses whatever has killed two cores, for a while or
-until workers of another version come. Knows neither prompts nor tenants: the fingerprint is an HMAC
-under the gateways' secret. What is refused is told to the gateways, and they tell routers that do
-not know it (`quarantined.py` there): neither the next router nor one that starts again learns it at
-the cost of two more cores. Suspects are this router's alone; a gateway knows its own.
+Gateways count the deaths of cores in their own requests and report them with each pick. With the
+entries here a repeat of a suspect begins as a suspect, and a request that has killed two cores is
+refused, for QUARANTINE_S or until workers of another version register. Knows neither prompts nor
+tenants: the request fingerprint is an HMAC under the gateways' secret. Gateways get the refused
+fingerprints in the view and pass them to routers that do not know them (the gateway's
+`quarantine_news.py`): neither another router nor a restarted one learns them at the cost of two
+more cores. Suspects stay in this router; a gateway knows its own.
 """
 
 from collections import OrderedDict
@@ -20,11 +21,11 @@ from baton.wire.v1 import router_pb2
 from services.router import instruments
 
 QUARANTINE_S = 600.0
-# Beyond this, the oldest are forgotten.
+# With more entries than this the oldest are forgotten.
 MAX_FINGERPRINTS = 4096
 MAX_FINGERPRINT_BYTES = 64
 MAX_VERSIONS = 64
-# The newest ones are told, up to this number.
+# At most this many entries stand in a view: the newest.
 MAX_REPORTED = 256
 
 _log = logs.get("router.quarantine")
@@ -37,7 +38,7 @@ class _Entry:
 
 
 class Quarantine:
-    """Bounded; the entries that end first come first."""
+    """A bounded table of entries; those that expire first stand first."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -49,9 +50,9 @@ class Quarantine:
         return len(self._entries)
 
     def admit(self, fingerprint: bytes, num_deaths: int, request_id: str) -> bool:
-        """Take in what a pick tells of its request; returns whether that is a suspect.
+        """Note the deaths that a pick reports of its request; returns whether that is a suspect.
 
-        Raises InvalidRequest `request_quarantined` for one that has killed too many cores.
+        Raises InvalidRequest `request_quarantined` for a request that has killed too many cores.
         """
         self._expire()
         known = self._entries.get(fingerprint)
@@ -66,14 +67,14 @@ class Quarantine:
         return bool(num_deaths or known)
 
     def clear(self, fingerprints: Iterable[bytes]) -> None:
-        """These suspects have proved harmless; what is in quarantine stays there."""
+        """Forget suspects that have proved harmless; requests in quarantine stay there."""
         for fingerprint in fingerprints:
             known = self._entries.get(fingerprint)
             if known is not None and known.num_deaths < MAX_DEATHS:
                 del self._entries[fingerprint]
 
     def greet(self, software_version: str) -> None:
-        """A worker of this version registered: a new one gets another chance."""
+        """Note the version of a worker that registered; a new version ends all entries."""
         if software_version in self._versions:
             return
         if self._versions:
@@ -84,7 +85,7 @@ class Quarantine:
         self.newest_version = software_version
 
     def reported(self) -> list[router_pb2.Quarantined]:
-        """What is refused, for other routers."""
+        """The refused fingerprints, for the view."""
         self._expire()
         now = self._clock.now()
         reported = [
@@ -99,7 +100,7 @@ class Quarantine:
         return reported[-MAX_REPORTED:]
 
     def learn(self, reported: Iterable[router_pb2.Quarantined]) -> None:
-        """What another router refuses; nothing that is of another version."""
+        """Take over what another router refuses, unless it is of another version."""
         now = self._clock.now()
         news = {
             row.fingerprint: _Entry(MAX_DEATHS, now + min(row.left_s, QUARANTINE_S))

@@ -1,12 +1,13 @@
 """The queue of one model: bounded, first come first served, each waiter with its own deadline.
 
-Streams that have begun and lost their worker go before requests of which nobody has seen anything.
-Who is first in line is tried first: at once, when something changed (`notify`), and every RETRY_S
-because room also comes back by time alone (leases expire, silent workers turn stale). Who needs
-less than all who found no room before it is tried after them, so that one who needs much holds up
-nobody else; what keeps it from waiting for ever is the attempt's business (`kept.py`). Many changes
-in a row cost one attempt per PACE_S, and those behind the first are looked at every RETRY_S: a full
-fleet that reports busily must not keep the router busy. Knows nothing of workers.
+Streams that have begun and lost their worker go before requests whose clients have no token yet.
+The first in line is tried at once, on each change (`notify`), and every RETRY_S, because room also
+comes back by time alone (slot leases expire, silent workers turn stale). A waiter behind it is
+tried when it needs less than all that found no room before it: a request that needs much room does
+not block the others. The attempt sees to it that such a request does not starve
+(`head_of_line.py`). Many changes in a row cost one attempt per PACE_S, and waiters behind the first
+are tried every RETRY_S only: the reports of a full fleet must not keep the router busy. Knows
+nothing of workers.
 """
 
 import asyncio
@@ -21,9 +22,9 @@ RETRY_S = 0.05
 PACE_S = 0.01
 # How much too early, by the clock, a timer is taken as due: uvloop counts in whole milliseconds.
 _TIMER_SLACK_S = 0.002
-# Waiters who find no room in one look; then nobody behind them is tried.
+# When so many waiters have found no room, no further one is tried until the next turn.
 MAX_IN_VAIN = 4
-# How much one interval between two grants moves their mean.
+# The weight of the newest interval between two grants in their mean.
 _SMOOTHING = 0.2
 _MIN_RETRY_AFTER_S = 1.0
 _MAX_RETRY_AFTER_S = 30.0
@@ -39,7 +40,7 @@ class WaitedTooLong(Exception):
 @dataclass(slots=True, eq=False)
 class _Waiter(Generic[D, T]):
     demand: D
-    # Carries errors as values: nobody may be left to retrieve an exception.
+    # Errors are values here: a cancelled waiter would leave an exception unretrieved.
     outcome: "asyncio.Future[T | BatonError]"
 
 
@@ -102,8 +103,9 @@ class _RetryTimer:
 class RequestQueue(Generic[D, T]):
     """At most `max_queued` waiters, and as many whose streams have begun.
 
-    `attempt(demand, is_first)` gives what a waiter gets, or None to go on waiting; it raises
-    BatonError to refuse. `covers(one, other)`: where `one` finds no room, `other` finds none.
+    `attempt(demand, is_first)` returns a waiter's result, or None to let it wait on; it raises
+    BatonError to refuse. `covers(one, other)` is true when `other` finds no room where `one` finds
+    none.
     """
 
     def __init__(
@@ -127,15 +129,15 @@ class RequestQueue(Generic[D, T]):
         return len(self._begun) + len(self._new)
 
     def predicted_wait_s(self) -> float:
-        """For a new waiter, from the intervals between the latest grants to queued ones."""
+        """The wait of a new request, from the intervals between the latest grants."""
         return len(self) * self._intervals.mean_s
 
     def retry_after_s(self) -> float:
-        """When a refused caller may try again."""
+        """Seconds after which a refused caller may try again."""
         return min(max(self.predicted_wait_s(), _MIN_RETRY_AFTER_S), _MAX_RETRY_AFTER_S)
 
     async def wait(self, demand: D, timeout_s: float, *, has_begun: bool = False) -> T:
-        """What `attempt` gives for it; leaves the queue when the caller is cancelled.
+        """Wait for the result of `attempt`; leaves the queue when the caller is cancelled.
 
         Raises what `attempt` raises, Overloaded when the queue is full, WaitedTooLong after
         `timeout_s`.
@@ -164,7 +166,7 @@ class RequestQueue(Generic[D, T]):
         return outcome
 
     def notify(self) -> None:
-        """Something changed: try now, or when the pace allows."""
+        """Try the waiters after a change, now or when PACE_S allows."""
         if not len(self):
             return
         due_in_s = self._failed_at + PACE_S - self._clock.now()
@@ -174,14 +176,14 @@ class RequestQueue(Generic[D, T]):
             self._timer.set(due_in_s)
 
     def pump(self) -> None:
-        """Serve from the head on; behind one that has to wait, those who may find room still."""
+        """Try the waiters in order; behind one that has to wait, those that it does not cover."""
         now = self._clock.now()
         looks_behind = now - self._looked_behind_at >= RETRY_S - _TIMER_SLACK_S
         if looks_behind:
             self._looked_behind_at = now
         in_vain: list[_Waiter[D, T]] = []
         for line, waiter in self._waiters():
-            if waiter.outcome.done():  # cancelled, and has not run since
+            if waiter.outcome.done():  # cancelled, and its task has not run since
                 del line[waiter]
             elif self._is_covered(waiter.demand, in_vain):
                 continue
@@ -196,7 +198,7 @@ class RequestQueue(Generic[D, T]):
         self._set_timer()
 
     def refuse_all(self, message: str) -> None:
-        """Let all waiters try another router."""
+        """Refuse all waiters; their gateways try another router."""
         for line, waiter in self._waiters():
             del line[waiter]
             if not waiter.outcome.done():
@@ -204,7 +206,7 @@ class RequestQueue(Generic[D, T]):
         self._set_timer()
 
     def _waiters(self) -> Iterator[tuple[_Line[D, T], _Waiter[D, T]]]:
-        """In the order of the line, which may change meanwhile."""
+        """The waiters in order, with their lines, which may change meanwhile."""
         for line in (self._begun, self._new):
             for waiter in list(line):
                 yield line, waiter
@@ -213,7 +215,7 @@ class RequestQueue(Generic[D, T]):
         return any(self._covers(other.demand, demand) for other in others)
 
     def _outcome(self, waiter: _Waiter[D, T], is_first: bool) -> T | BatonError | None:
-        """None when it has to go on waiting."""
+        """The waiter's result or error, or None when it has to wait on."""
         try:
             result = self._attempt(waiter.demand, is_first)
         except BatonError as error:

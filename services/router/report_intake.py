@@ -1,8 +1,8 @@
-"""Takes in the reports of all workers: sequence numbers, lives, snapshots -> fleet and indexes.
+"""Takes in the reports of all workers: sequence numbers, restarts, snapshots -> fleet and indexes.
 
-Each stream numbers its reports. A repeat is dropped; after a gap the KV events no longer tell the
-truth, so they are ignored until a snapshot arrives, which the acknowledgement asks for. A new
-stream always starts with Register and a snapshot. Knows nothing of picks or gRPC.
+Each stream numbers its reports. A repeat is dropped. After a gap the KV events are incomplete, so
+they are ignored until a snapshot arrives, for which the acknowledgement asks. A new stream always
+begins with Register and a snapshot. Knows nothing of picks or gRPC.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from services.router.reported import load_of, registration_of
 
 @dataclass(slots=True)
 class _Stream:
-    """How far one worker's stream has been taken in."""
+    """The position in one worker's stream up to which its reports are taken in."""
 
     seq: int
     awaits_snapshot: bool = True
@@ -37,18 +37,18 @@ class ReportIntake:
         self._indexes: dict[str, PrefixIndex] = {}
 
     def index(self, model_fp: str) -> PrefixIndex:
-        """The index of a model that some worker has registered."""
+        """The prefix index of a model that a worker has registered."""
         return self._indexes[model_fp]
 
     def hello(self) -> worker_pb2.ReportAck:
-        """The first message on a stream to a worker."""
+        """Return the first message on a stream to a worker."""
         return worker_pb2.ReportAck(protocol=PROTOCOL_VERSION, router_id=self._router_id)
 
     def take(self, endpoint: str, report: worker_pb2.Report) -> worker_pb2.ReportAck:
-        """Take in one report; returns what to acknowledge.
+        """Take in one report; returns its acknowledgement.
 
         Raises Incompatible for a registration that cannot be served, InvalidRequest for a stream
-        that does not start with Register or sends malformed hashes: the stream is of no use then.
+        that does not begin with Register or has malformed hashes. The stream cannot go on then.
         """
         kind = report.WhichOneof("report")
         if kind == "register":
@@ -71,7 +71,7 @@ class ReportIntake:
         return worker_pb2.ReportAck(seq=stream.seq, want_snapshot=want_snapshot)
 
     def lose(self, endpoint: str) -> bool:
-        """The stream is gone: what comes next starts anew. Returns whether that is news."""
+        """Note that the stream is gone; the next one begins anew. Returns whether that is news."""
         self._streams.pop(endpoint, None)
         worker = self._fleet.get(endpoint)
         if worker is not None:
@@ -79,7 +79,7 @@ class ReportIntake:
         return self._fleet.lose(endpoint)
 
     def follow_fleet(self) -> None:
-        """An index for each model of the fleet, and no other."""
+        """Make an index for each model of the fleet, and drop all others."""
         served = self._fleet.models.keys()
         for model_fp in self._indexes.keys() - served:
             del self._indexes[model_fp]
@@ -87,7 +87,7 @@ class ReportIntake:
             self._indexes[model_fp] = PrefixIndex(self._max_index_hashes)
 
     def check_integrity(self) -> None:
-        """Assert what must hold whenever nothing is being taken in."""
+        """Assert what must hold between two reports."""
         self._fleet.check_integrity()
         assert self._indexes.keys() == self._fleet.models.keys()
         for index in self._indexes.values():
@@ -154,9 +154,11 @@ class ReportIntake:
 
 
 def hashes_of(joined: bytes) -> list[bytes]:
-    """Single hashes. Raises InvalidRequest when the length is no multiple of HASH_BYTES."""
+    """Split joined hashes. Raises InvalidRequest for a length that is not a multiple of
+    HASH_BYTES."""
     if len(joined) % HASH_BYTES:
         raise InvalidRequest(
-            f"{len(joined)} bytes are no whole number of hashes", param="block_hashes"
+            f"{len(joined)} bytes are not a multiple of {HASH_BYTES}, the length of a hash",
+            param="block_hashes",
         )
     return [joined[i : i + HASH_BYTES] for i in range(0, len(joined), HASH_BYTES)]

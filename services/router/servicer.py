@@ -1,4 +1,4 @@
-"""The router's gRPC side: Pick and WatchAdmission onto RouterCore. Decides nothing."""
+"""The router's gRPC service: passes Pick and WatchAdmission to RouterCore. Decides nothing."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,12 +10,12 @@ from baton.runtime.telemetry import start_span
 from baton.wire.v1 import router_pb2, router_pb2_grpc
 from services.router.router_core import RouterCore
 
-# The refusal must reach the caller before its own deadline does.
+# A refusal must reach the caller before the caller's own deadline.
 REPLY_MARGIN_S = 0.05
 
 
 class RouterServicer(router_pb2_grpc.RouterServicer):
-    """The call's deadline bounds the wait in the queue; its cancellation leaves the queue."""
+    """Bounds the wait in the queue by the call's deadline; a cancelled call leaves the queue."""
 
     def __init__(self, core: RouterCore) -> None:
         self._core = core

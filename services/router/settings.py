@@ -10,63 +10,63 @@ ENVIRONMENT_PREFIX = "BATON_ROUTER_"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Every limit and weight of the router. Times end in _s, counts start with num_ or max_."""
+    """The limits and weights of the router. Times end in _s, counts begin with num_ or max_."""
 
     listen: str = "127.0.0.1:7400"
     admin_listen: str = "127.0.0.1:7401"
     router_id: str = "router-0"
-    # All workers, prefill and decode alike, each tells its role: addresses ("host:port"), names
+    # All workers, prefill and decode alike; each reports its role. Addresses ("host:port"), names
     # that stand for several, or "kubernetes:[NAMESPACE/]SERVICE[:PORT]" (baton/runtime/discovery).
     workers: tuple[str, ...] = ()
-    # always: every prompt goes through a prefill worker; auto: local prefill is a candidate too.
+    # always: a prefill worker computes every prompt; auto: local prefill is a candidate, too.
     disaggregate: Literal["always", "auto"] = "always"
 
-    # Requests that may wait for one model, and the longest that one of them waits.
+    # The number of requests that may wait for one model, and the longest wait of one.
     max_queued: int = 1024
     max_wait_s: float = 30.0
-    # How long a request waits for a first ready worker, and how long after the router's start
-    # workers that never reported yet are waited for.
+    # How long a request waits for a ready worker, and how long after its start the router expects
+    # workers that have not registered yet.
     no_worker_wait_s: float = 5.0
     settle_s: float = 5.0
-    # A pool whose workers are all lost and listed no longer is forgotten after this long: its model
+    # A pool is forgotten when all its workers have been lost and unlisted for this long: its model
     # was taken away. Long, because until then it is an outage that alerts must show.
     forget_after_s: float = 3600.0
     # A worker without a report for this long counts as busy.
     stale_after_s: float = 1.0
     # When all workers fall silent together, their last known state is used for this long.
     isolation_s: float = 30.0
-    # A worker that is silent for this long is ejected: what runs there moves to others.
+    # A worker that is silent for this long is ejected, and gateways migrate its streams.
     eject_after_s: float = 2.0
-    # An ejected worker that has been well for this long is tried again, with one stream at a time.
+    # An ejected worker that has been well for this long is on probation: one stream at a time.
     return_after_s: float = 2.0
     # How long a pick counts against its workers until their reports name the request.
     slot_lease_s: float = 2.0
-    # A worker that refused a request is left out of its next picks for this long, and until it
-    # has reported again.
+    # A worker that refused a request is excluded from the next picks of that request for this
+    # long, and until it has reported again.
     exclusion_s: float = 0.25
-    # When no prefill worker has been ready for this long, decode workers prefill prompts of which
-    # they lack at most this many tokens (disaggregate=always only).
+    # With disaggregate=always: when no prefill worker has been ready for this long, decode workers
+    # prefill prompts of which at most this many tokens are not in their prefix cache.
     local_prefill_after_s: float = 1.0
     local_prefill_max_tokens: int = 2048
 
-    # Seconds of slower output per second of later first token, in the score of a pair.
+    # The weight of a second of slower output beside a second of TTFT, in the score of a pair.
     itl_weight: float = 1.0
     # With this many sequences a decode step takes twice as long as with none.
     batch_doubling: float = 16.0
-    # What the decode workers promise: this share of their blocks in sum, and the growth of each
-    # sequence beyond its prompt.
+    # Decode workers promise at most this share of their blocks in sum, and this many blocks for the
+    # growth of each sequence beyond its prompt.
     promise_cap: float = 0.3
     growth_blocks: int = 2
-    # A rate that a worker has not measured anew for this long counts as unknown.
+    # A rate that a worker has not measured again for this long counts as unknown.
     speed_trust_s: float = 60.0
-    # Until the workers have measured their own.
+    # The rates that count until the workers have measured their own.
     prior_prefill_tokens_per_s: float = 2000.0
     prior_decode_step_s: float = 0.02
     prior_handoff_bytes_per_s: float = 250e6
 
-    # Prefix hashes that the index holds for one model over all its workers.
+    # Prefix hashes that the index of one model holds at most, over all its workers.
     max_index_hashes: int = 1_000_000
-    # How often gateways are told the state of the fleet when nothing changes.
+    # How often gateways get the view of the fleet when nothing changes.
     admission_interval_s: float = 0.1
     # How long running calls may go on after the router was asked to stop.
     stop_grace_s: float = 1.0

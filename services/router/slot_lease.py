@@ -1,8 +1,8 @@
-"""What the router itself has sent to one worker and the worker's reports do not show yet.
+"""Slot leases: the requests that a router has sent to a worker and no report shows yet.
 
-Each pick takes a lease on its workers. It ends when the worker names the request as accepted (from
-then on the worker's own figures contain it), when the request is picked anew, or by its expiry.
-Without it, a burst between two reports would go to one worker.
+Each pick takes a lease on its workers. The lease ends when the worker reports the request as
+accepted (from then on the worker's own figures contain it), when the request is picked again, or by
+its expiry. Without leases, a burst between two reports would go to one worker.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SlotLease:
-    """One request's weight on one worker, as the router predicts it."""
+    """The load of one request on one worker, as the router predicts it."""
 
     request_id: str
     num_sequences: int
@@ -35,7 +35,7 @@ class SlotLeases:
         return request_id in self._leases
 
     def take(self, lease: SlotLease) -> None:
-        """Add a lease; an older one of the same request ends."""
+        """Add a lease, and end an older one of the same request."""
         self.end(lease.request_id)
         self._leases[lease.request_id] = lease
         self._count(lease, 1)
@@ -55,12 +55,12 @@ class SlotLeases:
             self.end(lease.request_id)
 
     def clear(self) -> None:
-        """The worker that the leases were on is gone."""
+        """End all leases: their worker is gone."""
         self._leases.clear()
         self.num_sequences = self.num_blocks = self.num_prefill_tokens = 0
 
     def check_integrity(self) -> None:
-        """Assert that the sums are the sums."""
+        """Assert that the sums agree with the leases."""
         leases = self._leases.values()
         assert self.num_sequences == sum(lease.num_sequences for lease in leases)
         assert self.num_blocks == sum(lease.num_blocks for lease in leases)

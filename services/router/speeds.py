@@ -1,8 +1,8 @@
-"""How fast workers are taken to be: what each has measured lately, else what others have.
+"""Estimates of the workers' speeds: a worker's own recent measurements, else those of others.
 
-A worker that looks slow at something is not asked to do it, and what it measured last would stand
-for ever. So a rate of prefill or handoff that was not confirmed for a while counts as unknown, and
-the worker is tried again. Knows neither grpc nor picks.
+A worker that looks slow is picked less, so that its last measurement could stand for ever. So a
+rate of prefill or handoff that has not been measured again for `speed_trust_s` counts as unknown,
+and the worker is tried again. Knows neither gRPC nor picks.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,14 +15,14 @@ from services.router.settings import Settings
 
 @dataclass(slots=True)
 class MeasuredAt:
-    """When one worker's rates last changed: they do with every measurement."""
+    """The times at which one worker's rates last changed: they do with every measurement."""
 
     prefill: float = 0.0
     handoff: float = 0.0
     small_handoff: float = 0.0
 
     def note(self, old: ReportedLoad, new: ReportedLoad, now: float) -> None:
-        """A new report has come."""
+        """Take in a new report: a rate that differs was measured again."""
         if new.prefill_tokens_per_s != old.prefill_tokens_per_s:
             self.prefill = now
         if new.handoff_bytes_per_s != old.handoff_bytes_per_s:
@@ -33,20 +33,20 @@ class MeasuredAt:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One worker's figures and their age."""
+    """One worker's figures and the times at which they were measured."""
 
     load: ReportedLoad
     at: MeasuredAt
 
 
 class Speeds:
-    """What is known at one moment about one pool, for workers that lack a figure of their own."""
+    """The rates of one pool at one moment, for its workers without a recent one of their own."""
 
     def __init__(
         self, pool: Iterable[Measured], others: Iterable[Measured], settings: Settings, now: float
     ) -> None:
-        """`others`: workers of the same model with another role, which compute as this pool does
-        as far as anybody knows."""
+        """`others` are the workers of the same model with the other role: until the pool has
+        measured its own, they count as equally fast at prefill."""
         self._settings = settings
         self._oldest = now - settings.speed_trust_s
         mine = list(pool)
@@ -58,8 +58,9 @@ class Speeds:
         self._step_s = sum(steps) / len(steps) if steps else settings.prior_decode_step_s
 
     def of(self, worker: Measured) -> Speed:
-        """Its own fresh rates, else what others have measured lately, else the better of its old
-        rate and the prior: what nobody knows is worth a try, and a small handoff costs nothing."""
+        """The worker's own recent rates, else the mean of the others' recent rates, else the better
+        of its old rate and the prior: an unknown rate is worth a try. A small handoff that no
+        worker has measured costs nothing."""
         settings, load = self._settings, worker.load
         return Speed(
             self._fresh(worker, _prefill)
@@ -73,7 +74,7 @@ class Speeds:
         )
 
     def _fresh(self, worker: Measured, rate: "_Rate") -> float:
-        """0 = not measured lately."""
+        """The worker's rate; 0 when it was not measured recently."""
         per_s, measured_at = rate(worker)
         return per_s if measured_at > self._oldest else 0.0
 

@@ -1,9 +1,9 @@
 """Keeps one report stream open to each worker address that discovery lists.
 
-Dials, takes reports in, acknowledges each, and dials again with jittered backoff when the stream
-is lost. An address that is listed no longer is not dialled again, but a stream that works goes on:
-what a worker says of itself counts for more. Lets the core judge at every tick what came, and what
-did not. Knows neither what the reports say nor gRPC: `dial` opens the streams.
+Dials, takes reports in, acknowledges each, and dials again with jittered backoff when the stream is
+lost. An address that is listed no longer is not dialled again, but its stream goes on while it
+works: a worker's own reports count for more than the listing. Calls the core's health check at
+every tick. Knows neither the contents of reports nor gRPC: `dial` opens the streams.
 """
 
 import asyncio
@@ -66,14 +66,14 @@ class Watcher:
             await self._check_health()
 
     async def _check_health(self) -> None:
-        """Let the core look at what was reported, and at what was not."""
+        """Let the core check the workers' health every TICK_S."""
         while True:
             began_at = self._clock.now()
             await asyncio.sleep(TICK_S)
             self._core.check_health(self._clock.now() - began_at)
 
     async def _watch(self, endpoint: str) -> None:
-        """Until the endpoint is listed no longer and its stream has ended."""
+        """Watch the endpoint until it is listed no longer and its stream has ended."""
         backoff_s = FIRST_BACKOFF_S
         while endpoint in self._listed:
             if await self._follow(endpoint):
@@ -84,7 +84,7 @@ class Watcher:
         self._watched.discard(endpoint)
 
     async def _follow(self, endpoint: str) -> bool:
-        """One stream from dial to loss. Returns whether any report was taken in."""
+        """Follow one stream from dial to loss. Returns whether any report was taken in."""
         stream = self._dial(endpoint)
         has_reported = False
         try:

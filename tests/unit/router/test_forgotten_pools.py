@@ -1,4 +1,4 @@
-"""What a router forgets when a model, or one of its pools, is taken away for good."""
+"""A router forgets a model, or one of its pools, that was taken away for good."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ async def live(core, seconds: float) -> None:
 
 
 def lose(core, *endpoints: str) -> None:
-    """They leave, and nothing is listed in their place."""
+    """Lose these workers; discovery lists none in their place."""
     core.list_workers(frozenset())
     for endpoint in endpoints:
         core.lose(endpoint)

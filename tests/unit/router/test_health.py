@@ -1,4 +1,4 @@
-"""Ejection and return: who is left out, who never is, and how one comes back."""
+"""Outlier detection: the causes of an ejection, its limits, and the return."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ def run(clock) -> Callable[..., None]:
 
 
 class Pool:
-    """Workers that report every tick, apart from those that are told not to."""
+    """Workers that report every tick, but for those in `silent`."""
 
     def __init__(self, router: Any, num_decode: int) -> None:
         self.router = router
@@ -121,7 +121,7 @@ def test_the_only_worker_of_a_pool_is_never_ejected(router, run) -> None:
     run(scenario)
 
 
-def test_a_router_that_was_paused_blames_nobody(router, run) -> None:
+def test_a_router_that_was_paused_ejects_no_worker(router, run) -> None:
     async def scenario() -> None:
         pool = Pool(router(), 2)
         await pool.run(1)
@@ -205,7 +205,7 @@ def test_the_next_life_of_an_ejected_worker_begins_on_probation(router, run) -> 
     run(scenario)
 
 
-def test_failures_for_which_nobody_could_be_ejected_are_forgotten_too(router, run) -> None:
+def test_failures_that_could_not_eject_a_worker_are_forgotten_too(router, run) -> None:
     async def scenario() -> None:
         pool = Pool(router(), 2)
         await pool.run(1)

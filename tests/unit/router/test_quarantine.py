@@ -51,7 +51,7 @@ def test_two_requests_that_die_once_each_are_not_added_up(quarantine: Quarantine
     assert not is_refused(quarantine, b"a", 1)
 
 
-def test_a_gateway_that_tells_no_fingerprint_is_believed_for_its_own_request(quarantine) -> None:
+def test_deaths_without_a_fingerprint_count_for_their_own_request(quarantine) -> None:
     assert quarantine.admit(b"", 1, "r1") is True
     assert is_refused(quarantine, b"", 2)
     assert quarantine.admit(b"", 0, "r2") is False
@@ -87,7 +87,7 @@ def test_a_quarantined_request_is_refused_without_waiting_in_the_queue(router, c
         fleet: Any = router()
         decode = fleet.decode()
         fleet.prefill()
-        decode.load(num_running=4)  # no room for anybody
+        decode.load(num_running=4)  # no room for a request
         with pytest.raises(BatonError, match="two engine processes"):
             await fleet.pick("r1", poison_fingerprint=b"a", num_deaths=2)
         with pytest.raises(BatonError, match="two engine processes"):
@@ -97,7 +97,7 @@ def test_a_quarantined_request_is_refused_without_waiting_in_the_queue(router, c
     run_virtual(scenario(), clock)
 
 
-def test_a_pick_tells_whether_its_request_must_compute_by_itself(router, clock) -> None:
+def test_a_pick_marks_a_suspect_that_must_compute_by_itself(router, clock) -> None:
     async def scenario() -> None:
         fleet: Any = router()
         fleet.decode()
@@ -114,7 +114,7 @@ def test_what_one_router_refuses_another_one_refuses_as_long(clock: VirtualClock
     for each in (first, second):
         each.greet("1")
     assert is_refused(first, b"a", 2)
-    assert not is_refused(first, b"b", 1), "a suspect is nobody else's"
+    assert not is_refused(first, b"b", 1), "one death makes a suspect, which stays in this router"
     clock.advance(400)
     second.learn(first.reported())
     assert is_refused(second, b"a")
@@ -123,7 +123,7 @@ def test_what_one_router_refuses_another_one_refuses_as_long(clock: VirtualClock
     assert not is_refused(second, b"a")
 
 
-def test_what_ends_soon_is_not_told(clock: VirtualClock) -> None:
+def test_an_entry_that_ends_soon_is_not_in_the_view(clock: VirtualClock) -> None:
     quarantine = Quarantine(clock)
     assert is_refused(quarantine, b"a", 2)
     clock.advance(QUARANTINE_S - 1)

@@ -1,4 +1,4 @@
-"""Sequence numbers, lives and snapshots of the reports that a router takes in."""
+"""Sequence numbers, restarts and snapshots of the reports that a router takes in."""
 
 import pytest
 

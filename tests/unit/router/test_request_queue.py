@@ -3,7 +3,7 @@ import operator
 
 import pytest
 
-from baton.testing.virtual_clock import VirtualLoop, run_virtual
+from baton.testing.virtual_clock import VirtualClock, VirtualLoop, run_virtual
 from baton.wire.failures import ModelNotFound, Overloaded, Unavailable
 from services.router.queue import MAX_IN_VAIN, PACE_S, RETRY_S, RequestQueue, WaitedTooLong
 
@@ -81,7 +81,7 @@ def test_waiters_are_served_in_order_of_arrival() -> None:
     assert run_virtual(scenario()) == [0, 1, 2]
 
 
-def test_nobody_overtakes_one_who_needs_as_little() -> None:
+def test_no_request_overtakes_one_that_needs_as_little() -> None:
     async def scenario() -> None:
         queue, never, room = queue_of(10), Room(), Room()
         async with asyncio.TaskGroup() as tasks:
@@ -99,7 +99,7 @@ def test_nobody_overtakes_one_who_needs_as_little() -> None:
     run_virtual(scenario())
 
 
-def test_who_needs_less_than_all_before_it_passes_at_once_and_in_the_line() -> None:
+def test_a_request_that_needs_less_than_all_before_it_passes_at_once_and_in_the_line() -> None:
     async def scenario() -> None:
         queue, never, room = queue_of(10), Room(), Room(1)
         async with asyncio.TaskGroup() as tasks:
@@ -163,7 +163,37 @@ def test_the_next_in_line_is_first_when_the_first_has_left() -> None:
     run_virtual(scenario())
 
 
-def test_a_storm_of_changes_makes_nobody_look_at_the_whole_line() -> None:
+class LaggingClock:
+    """A clock by which every timer of the loop fires a tenth too early."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+
+    def now(self) -> float:
+        return 0.9 * self._clock.now()
+
+    def unix(self) -> float:
+        return self._clock.unix()
+
+
+def test_a_timer_that_fires_early_is_set_again_for_what_is_left() -> None:
+    async def scenario() -> int:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        queue = Queue(10, attempt, operator.is_, LaggingClock(loop.clock))
+        first, second = Room(), Room()
+        async with asyncio.TaskGroup() as tasks:
+            waiting = [tasks.create_task(queue.wait(room, 10)) for room in (first, second)]
+            await asyncio.sleep(1)
+            for task in waiting:
+                task.cancel()
+        return second.num_attempts
+
+    num_turns = 0.9 / RETRY_S
+    assert num_turns - 1 <= run_virtual(scenario()) <= num_turns + 2
+
+
+def test_a_storm_of_changes_does_not_try_the_whole_line_each_time() -> None:
     async def scenario() -> None:
         queue = queue_of(1000)
         rooms = [Room() for _ in range(100)]
@@ -350,7 +380,7 @@ def test_the_first_change_after_a_pause_is_tried_at_once() -> None:
 
 
 def test_a_try_that_is_due_at_once_is_as_good_as_any() -> None:
-    """uvloop's handle of such a timer cannot tell when it fires."""
+    """uvloop's handle of such a timer does not know when it fires."""
 
     async def scenario() -> str:
         queue, room = queue_of(10), Room()

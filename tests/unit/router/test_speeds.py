@@ -1,4 +1,4 @@
-"""What a worker is taken to be capable of, whoever measured it."""
+"""Estimated speeds: a worker's own, those of its pool, and priors."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,7 +67,7 @@ def test_decode_workers_that_never_prefilled_are_taken_to_be_as_fast_as_prefill_
     assert speeds(new, others=(worker(40_000.0),)).of(new).prefill_tokens_per_s == 40_000
 
 
-def test_when_nobody_has_measured_anything_the_priors_count(worker) -> None:
+def test_when_no_worker_has_measured_anything_the_priors_count(worker) -> None:
     speed = speeds(worker()).of(worker())
     assert speed.prefill_tokens_per_s == SETTINGS.prior_prefill_tokens_per_s
     assert speed.decode_step_s == SETTINGS.prior_decode_step_s

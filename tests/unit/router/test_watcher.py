@@ -182,7 +182,7 @@ def test_a_worker_that_cannot_be_served_is_never_ready(router, run) -> None:
 
 
 class Listing:
-    """A discovery that tells what the test says."""
+    """A discovery that lists the addresses that the test gives it."""
 
     def __init__(self, *endpoints: str) -> None:
         self.endpoints = endpoints
@@ -190,10 +190,10 @@ class Listing:
 
     async def follow(self, found) -> None:
         self.found = found
-        self.tell(*self.endpoints)
+        self.list(*self.endpoints)
         await asyncio.Event().wait()
 
-    def tell(self, *endpoints: str) -> None:
+    def list(self, *endpoints: str) -> None:
         self.found([Member(endpoint) for endpoint in endpoints])
 
 
@@ -206,7 +206,7 @@ def test_a_worker_that_is_listed_later_is_found(router, run) -> None:
                 network.workers[f"{name}:1"] = WorkerProcess(name, router_pb2.WORKER_ROLE_DECODE)
             await asyncio.sleep(1)
             assert worker_states(fleet.core).keys() == {"d0"}
-            listing.tell("d0:1", "d1:1")
+            listing.list("d0:1", "d1:1")
             await asyncio.sleep(1)
             assert worker_states(fleet.core).keys() == {"d0", "d1"}
 
@@ -221,7 +221,7 @@ def test_a_worker_that_is_listed_no_longer_works_on_until_it_is_lost(router, run
             for name in ("d0", "d1"):
                 network.workers[f"{name}:1"] = WorkerProcess(name, router_pb2.WORKER_ROLE_DECODE)
             await asyncio.sleep(1)
-            listing.tell()  # as an API server would whose controllers have just begun
+            listing.list()  # as an API server would whose controllers have just begun
             await asyncio.sleep(60)
             states = worker_states(fleet.core)
             assert states["d0"].ready
@@ -243,12 +243,12 @@ def test_a_model_whose_last_worker_is_gone_is_still_known_until_another_comes(ro
         async with following(fleet, listing) as network:
             network.workers["d0:1"] = WorkerProcess("d0", router_pb2.WORKER_ROLE_DECODE)
             await asyncio.sleep(1)
-            listing.tell()
+            listing.list()
             network.workers.pop("d0:1").die()
             await asyncio.sleep(10)
             assert not worker_states(fleet.core)["d0"].ready
             network.workers["d1:1"] = WorkerProcess("d1", router_pb2.WORKER_ROLE_DECODE)
-            listing.tell("d1:1")
+            listing.list("d1:1")
             await asyncio.sleep(2)
             assert worker_states(fleet.core).keys() == {"d1"}
             fleet.core.check_integrity()
