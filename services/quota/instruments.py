@@ -3,6 +3,7 @@
 from prometheus_client import Counter
 
 from baton.runtime.instruments import Series
+from services.quota.outcomes import RenewOutcome, ReserveOutcome, SettleOutcome
 
 QUOTA_RESERVATIONS = Counter(
     "baton_quota_reservations",
@@ -44,19 +45,15 @@ QUOTA_TENANT_TOKENS = Counter(
     ("tenant", "kind"),
 )
 
-_RESERVATIONS = (
-    "granted", "requests", "tokens", "concurrency", "budget", "exceeds_tokens", "unknown_key",
-    "revoked_key", "used_request_id",
-)  # fmt: skip
 _STORE_CALLS = (
     "reserve", "renew", "settle", "reap", "pipeline",
     "DEL", "EXISTS", "GET", "PEXPIRE", "SADD", "SET", "SMEMBERS", "XDEL", "XRANGE",
 )  # fmt: skip
 
 KNOWN_SERIES: Series = {
-    QUOTA_RESERVATIONS: [(outcome,) for outcome in _RESERVATIONS],
-    QUOTA_RENEWALS: [("held",), ("refused",), ("lost",), ("unknown_key",)],
-    QUOTA_SETTLES: [("settled",), ("repeated",), ("unknown",), ("unknown_key",)],
+    QUOTA_RESERVATIONS: [(outcome,) for outcome in ReserveOutcome],
+    QUOTA_RENEWALS: [(outcome,) for outcome in RenewOutcome],
+    QUOTA_SETTLES: [(outcome,) for outcome in SettleOutcome],
     QUOTA_STORE_FAILURES: [(call,) for call in _STORE_CALLS],
     QUOTA_REGISTRY_LOADS: [("loaded",), ("unusable",)],
     QUOTA_ARCHIVED_RECORDS: [("written",), ("repeated",), ("rejected",)],

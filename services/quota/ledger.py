@@ -17,6 +17,7 @@ from baton.wire import failures
 from baton.wire.key_registry import TENANTS_KEY, tenant_root
 from baton.wire.v1 import failure_pb2, quota_pb2
 from services.quota import instruments
+from services.quota.outcomes import RenewOutcome, ReserveOutcome, SettleOutcome
 from services.quota.registry import Registry
 from services.quota.store import Argument, Store, StoreRefused
 from services.quota.tenant_meter import TenantMeter
@@ -30,15 +31,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _PRINTABLE = re.compile(rf"[\x21-\x7e]{{1,{_MAX_ID_CHARS}}}")
 
 _STATES = {
-    b"held": quota_pb2.LeaseState.STATE_HELD,
-    b"refused": quota_pb2.LeaseState.STATE_REFUSED,
-    b"lost": quota_pb2.LeaseState.STATE_LOST,
-    b"unknown_key": quota_pb2.LeaseState.STATE_LOST,
+    RenewOutcome.HELD: quota_pb2.LeaseState.STATE_HELD,
+    RenewOutcome.REFUSED: quota_pb2.LeaseState.STATE_REFUSED,
+    RenewOutcome.LOST: quota_pb2.LeaseState.STATE_LOST,
+    RenewOutcome.UNKNOWN_KEY: quota_pb2.LeaseState.STATE_LOST,
 }
 _OVER_RATE = {
-    b"requests": "requests per minute",
-    b"tokens": "tokens per minute",
-    b"concurrency": "concurrent requests",
+    ReserveOutcome.REQUESTS: "requests per minute",
+    ReserveOutcome.TOKENS: "tokens per minute",
+    ReserveOutcome.CONCURRENCY: "concurrent requests",
 }
 
 
@@ -99,15 +100,15 @@ class Ledger:
             request.request_id, request.key_id, request.model,
             request.num_prompt_tokens, request.num_output_tokens,
         )  # fmt: skip
-        reply = await self._run("reserve", request.tenant, arguments)
-        if reply[0] == b"unknown_key":
+        outcome, reply = await self._reserve(request.tenant, arguments)
+        if outcome is ReserveOutcome.UNKNOWN_KEY:
             await self._registry.refresh()
-            reply = await self._run("reserve", request.tenant, arguments)
-        outcome, granted, wait_ms, *numbers = reply
+            outcome, reply = await self._reserve(request.tenant, arguments)
+        granted, wait_ms, *numbers = reply
         limits = _limit_state(numbers)
-        instruments.QUOTA_RESERVATIONS.labels(outcome.decode()).inc()
-        self._meter.reserved(request.tenant, outcome.decode())
-        if outcome != b"granted":
+        instruments.QUOTA_RESERVATIONS.labels(outcome).inc()
+        self._meter.reserved(request.tenant, outcome)
+        if outcome is not ReserveOutcome.GRANTED:
             raise _refusal(outcome, wait_ms, num_tokens, limits)
         return quota_pb2.ReserveResponse(
             granted_output_tokens=granted, expires_in_ms=wait_ms, limits=limits
@@ -144,17 +145,16 @@ class Ledger:
         _check_identity(usage.tenant, usage.key_id, usage.request_id)
         if usage.num_prompt_tokens + usage.num_output_tokens > MAX_REQUEST_TOKENS:
             raise failures.InvalidRequest("token counts of the usage record are impossible")
-        reply = await self._settle(usage, key_must_be_known=True)
-        if reply[0] == b"unknown_key":
+        outcome, numbers = await self._settle(usage, key_must_be_known=True)
+        if outcome is SettleOutcome.UNKNOWN_KEY:
             await self._registry.refresh()
-            reply = await self._settle(usage, key_must_be_known=False)
-        instruments.QUOTA_SETTLES.labels(reply[0].decode()).inc()
-        if reply[0] != b"repeated":
+            outcome, numbers = await self._settle(usage, key_must_be_known=False)
+        instruments.QUOTA_SETTLES.labels(outcome).inc()
+        is_repeated = outcome is SettleOutcome.REPEATED
+        if not is_repeated:
             self._meter.settled(usage)
         self._on_settled(usage.tenant)
-        return quota_pb2.SettleResponse(
-            repeated_settle=reply[0] == b"repeated", limits=_limit_state(reply[1:])
-        )
+        return quota_pb2.SettleResponse(repeated_settle=is_repeated, limits=_limit_state(numbers))
 
     async def reap(self) -> int:
         """Lapse all expired leases of all tenants; returns how many."""
@@ -183,32 +183,44 @@ class Ledger:
         )
         return await self._store.run_script(name, tenant_root(tenant), (*every_script, *arguments))
 
-    async def _settle(self, usage: quota_pb2.UsageRecord, *, key_must_be_known: bool) -> Any:
+    async def _reserve(
+        self, tenant: str, arguments: Sequence[Argument]
+    ) -> tuple[ReserveOutcome, list[int]]:
+        outcome, *numbers = await self._run("reserve", tenant, arguments)
+        return ReserveOutcome(outcome.decode()), numbers
+
+    async def _settle(
+        self, usage: quota_pb2.UsageRecord, *, key_must_be_known: bool
+    ) -> tuple[SettleOutcome, list[int]]:
         arguments: tuple[Argument, ...] = (
             usage.request_id, usage.key_id, usage.model,
             usage.num_prompt_tokens, usage.num_output_tokens,
             usage.SerializeToString(), int(key_must_be_known),
         )  # fmt: skip
-        return await self._run("settle", usage.tenant, arguments)
+        outcome, *numbers = await self._run("settle", usage.tenant, arguments)
+        return SettleOutcome(outcome.decode()), numbers
 
     async def _renew_part(
         self, tenant: str, leases: Sequence[quota_pb2.LeaseRenewal]
     ) -> list[quota_pb2.LeaseState]:
         arguments = [argument for lease in leases for argument in _renewal_arguments(lease)]
         reply = await self._run("renew", tenant, arguments)
-        if b"unknown_key" in reply[::3]:
+        if RenewOutcome.UNKNOWN_KEY.encode() in reply[::3]:
             await self._registry.refresh()
             reply = await self._run("renew", tenant, arguments)
-        for state in reply[::3]:
-            instruments.QUOTA_RENEWALS.labels(state.decode()).inc()
+        outcomes = [RenewOutcome(outcome.decode()) for outcome in reply[::3]]
+        for outcome in outcomes:
+            instruments.QUOTA_RENEWALS.labels(outcome).inc()
         return [
             quota_pb2.LeaseState(
                 request_id=lease.request_id,
-                state=_STATES[reply[3 * i]],
-                granted_output_tokens=reply[3 * i + 1],
-                expires_in_ms=reply[3 * i + 2],
+                state=_STATES[outcome],
+                granted_output_tokens=granted,
+                expires_in_ms=expires_in_ms,
             )
-            for i, lease in enumerate(leases)
+            for lease, outcome, granted, expires_in_ms in zip(
+                leases, outcomes, reply[1::3], reply[2::3], strict=True
+            )
         ]
 
 
@@ -261,12 +273,12 @@ def _exceeds_limit(
 
 
 def _refusal(
-    outcome: bytes, wait_ms: int, num_tokens: int, limits: failure_pb2.LimitState
+    outcome: ReserveOutcome, wait_ms: int, num_tokens: int, limits: failure_pb2.LimitState
 ) -> failures.BatonError:
     """Why a reservation was refused, as the client will read it."""
-    if outcome == b"exceeds_tokens":
+    if outcome is ReserveOutcome.EXCEEDS_TOKENS:
         return _exceeds_limit(num_tokens, limits.limit_tokens, limits)
-    if outcome == b"budget":
+    if outcome is ReserveOutcome.BUDGET:
         return failures.LimitExceeded(
             f"The key's budget has no room for {num_tokens} more tokens in this period.",
             reason="insufficient_quota",
@@ -279,7 +291,7 @@ def _refusal(
             retry_after_s=wait_ms / 1000,
             limits=limits,
         )
-    if outcome == b"used_request_id":
+    if outcome is ReserveOutcome.USED_REQUEST_ID:
         return failures.InvalidRequest("the request id was used before", param="request_id")
-    assert outcome in (b"unknown_key", b"revoked_key"), outcome
+    assert outcome in (ReserveOutcome.UNKNOWN_KEY, ReserveOutcome.REVOKED_KEY), outcome
     return failures.AuthenticationFailed("the API key is not valid")
