@@ -1,7 +1,7 @@
 """From records to Markdown: figures side by side, ratios, and the fraction of the machine's limit.
 
-Pure: knows the records of `engine_bench.py`, no files and no clocks. Of the same cell in several
-runs the fastest counts.
+Pure: knows the records of `engine/engine_bench.py`, no files and no clocks. Of the same cell in
+several runs the fastest counts.
 """
 
 from collections.abc import Callable, Iterable, Sequence

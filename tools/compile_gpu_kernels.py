@@ -44,7 +44,8 @@ _PREFILL = {
     "MIN_SEGMENT_TILES": 1,
 }
 _ROTATE = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "DIM": 128, "HALF_PAD": 64, "BLOCK_SIZE": 16}
-# Kernel, constants, warps, stages; as `attention.py` and `layers.py` launch them for an 8 B model.
+# Kernel, constants, warps, stages; as baton/model/gpu/triton/attention_backend.py and
+# baton/model/gpu/triton/layers.py launch them for an 8 B model.
 CASES: dict[str, tuple[Any, dict[str, Any], int, int]] = {
     "store": (store_kv_kernel, _HEAD, 1, 1),
     "decode": (paged_attention_kernel, _HEAD | _FORM | _SPLIT | _DECODE, 4, 3),

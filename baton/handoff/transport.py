@@ -2,9 +2,10 @@
 
 A pair of workers agrees on one transport in its hello (decision 0010, `negotiation.py`). The frames
 themselves always travel over the shared stream; a transport decides what is inside: the bytes
-(`grpc_stream.py`), or the peer's block ids, whose pages are read from memory that can be reached
-(`shared_memory.py`, `nixl.py`). Whatever it is, the receiver copies the pages into its own pool and
-verifies what it has copied. Knows nothing of streams, leases or credit.
+(`transports/grpc_stream.py`), or the peer's block ids, whose pages are read from memory that can be
+reached (`transports/shared_memory.py`, `transports/nixl.py`). Whatever it is, the receiver copies
+the pages into its own pool and verifies what it has copied. Knows nothing of streams, leases or
+credit.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,8 @@
 """Length-prefixed msgpack frames over a Unix socket pair, without pickle.
 
 One frame = 4 bytes little-endian length + msgpack. The blocking half serves the core process, whose
-loop polls it between steps; the front reads the same frames with asyncio (`engine/client.py`).
+loop polls it between steps; the front reads the same frames with asyncio
+(`engine/process/process_client.py`).
 """
 
 import selectors

@@ -1,7 +1,7 @@
 """`python -m baton.worker.core_main`: the core process of a worker, with a real model.
 
-Started by the front (`engine/process_client.py`), which passes three descriptors and then options.
-A model that cannot be served is told to the front in one line; this process then exits.
+Started by the front (`engine/process/process_client.py`), which passes three descriptors and then
+options. A model that cannot be served is told to the front in one line; this process then exits.
 """
 
 import gc

@@ -2,10 +2,10 @@
 
 The core shows on its progress page where it is. It stands still when a step, or a command, takes
 longer than `stall_factor` times what the step should take; how full it is does not matter. While
-nothing runs, a probe (`engine/probe.py`) makes it step now and then. Only time in which the front
-itself ran is counted: a machine that pauses both does not make the core look dead. Decides what is
-the matter, not what to do about it; only a core that hangs for good is ended here, so that its
-supervisor starts another (decision 0022).
+nothing runs, a probe (`Probe` in `engine/protocol/messages.py`) makes it step now and then. Only
+time in which the front itself ran is counted: a machine that pauses both does not make the core
+look dead. Decides what is the matter, not what to do about it; only a core that hangs for good is
+ended here, so that its supervisor starts another (decision 0022).
 """
 
 import asyncio

@@ -176,8 +176,8 @@ class _Bench:
 
 
 def summarize(streams: Record, long: Record) -> Record:
-    """Both answers of `load.py`: gaps between the streams' tokens while long prompts were under
-    way, the long ones' first tokens, and the tokens that all got per second."""
+    """Gaps between the streams' tokens while long prompts were under way, the long prompts' first
+    tokens, and the tokens of all per second, from both answers of `loadtest/raw_client.py`."""
     errors = streams["errors"] + long["errors"]
     prefills = [(one["began_s"], one["text_times_s"][0]) for one in long["requests"]]
     gaps = [

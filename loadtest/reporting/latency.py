@@ -14,7 +14,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def summarize(answer: dict[str, Any]) -> dict[str, Any]:
-    """One run of `load.py` in numbers.
+    """Latencies and rates of one run of `raw_client.py`.
 
     ttft = request to first text; itl = between two events with text; tpot = per token after the
     first, by the server's own count.

@@ -93,7 +93,7 @@ class Tracing:
     percent: float
     # None = plaintext.
     transport: TransportSocket | None = None
-    # Of headers whose values each Envoy has itself (runtime/span_headers.py).
+    # Of headers whose values each Envoy has itself (baton/runtime/span_headers.py).
     header_names: tuple[str, ...] = ()
 
 

@@ -1,8 +1,8 @@
 """The cluster of the collector, where spans go, and what goes along with every export.
 
-Envoy itself knows the values of the headers (runtime/span_headers.py): they are secrets, and what a
-control plane says is shown by the admin port. In 1.40 the tracer's own `initial_metadata` are sent
-as they are written, without a variable's value; a filter of the cluster puts it in.
+Envoy itself knows the values of the headers (baton/runtime/span_headers.py): they are secrets, and
+what a control plane says is shown by the admin port. In 1.40 the tracer's own `initial_metadata`
+are sent as they are written, without a variable's value; a filter of the cluster puts it in.
 """
 
 from envoy_data_plane.envoy.config.cluster.v3 import Cluster, ClusterDiscoveryType

@@ -44,7 +44,7 @@ class Clients:
 
     quota: QuotaClient
     tokenizer: TokenizerClient
-    # By address; one of them is active for each model (routers.py).
+    # By address; one of them is active for each model (routing/routers.py).
     routers: Mapping[str, RouterClient]
     dial: Dial
     outbox_file: OutboxFile

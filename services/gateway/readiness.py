@@ -43,7 +43,8 @@ class Readiness:
                 self._reached_s[name] = self._clock.now()
             elif self._clock.now() - self._reached_s.get(name, -math.inf) > REACHED_WITHIN_S:
                 reasons.append(f"{name} service unreachable")
-        # A gateway that has heard of workers once can serve without a router (fallback_picker.py).
+        # A gateway that has heard of workers once can serve without a router
+        # (routing/fallback_picker.py).
         if not self._directory.num_ready_models:
             heard = self._routers.is_any_heard
             reasons.append("no model has a ready worker" if heard else "router unreachable")

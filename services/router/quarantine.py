@@ -1,12 +1,12 @@
 """The quarantine of requests that kill cores: no client can end one core after another.
 
-Gateways count the deaths of cores in their own requests and report them with each pick. With the
-entries here a repeat of a suspect begins as a suspect, and a request that has killed two cores is
-refused, for QUARANTINE_S or until workers of another version register. Knows neither prompts nor
-tenants: the request fingerprint is an HMAC under the gateways' secret. Gateways get the refused
-fingerprints in the view and pass them to routers that do not know them (the gateway's
-`quarantine_news.py`): neither another router nor a restarted one learns them at the cost of two
-more cores. Suspects stay in this router; a gateway knows its own.
+Gateways count the deaths of their own requests and tell them with each pick. What is kept here lets
+a repeat of a suspect begin as a suspect, and refuses whatever has killed two cores, for a while or
+until workers of another version come. Knows neither prompts nor tenants: the fingerprint is an HMAC
+under the gateways' secret. What is refused is told to the gateways, and they tell routers that do
+not know it (`gateway/routing/quarantine_news.py`): neither the next router nor one that starts
+again learns it at the cost of two more cores. Suspects are this router's alone; a gateway knows its
+own.
 """
 
 from collections import OrderedDict

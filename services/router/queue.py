@@ -1,13 +1,12 @@
 """The queue of one model: bounded, first come first served, each waiter with its own deadline.
 
-Streams that have begun and lost their worker go before requests whose clients have no token yet.
-The first in line is tried at once, on each change (`notify`), and every RETRY_S, because room also
-comes back by time alone (slot leases expire, silent workers turn stale). A waiter behind it is
-tried when it needs less than all that found no room before it: a request that needs much room does
-not block the others. The attempt sees to it that such a request does not starve
-(`head_of_line.py`). Many changes in a row cost one attempt per PACE_S, and waiters behind the first
-are tried every RETRY_S only: the reports of a full fleet must not keep the router busy. Knows
-nothing of workers.
+Streams that have begun and lost their worker go before requests of which nobody has seen anything.
+Who is first in line is tried first: at once, when something changed (`notify`), and every RETRY_S
+because room also comes back by time alone (leases expire, silent workers turn stale). Who needs
+less than all who found no room before it is tried after them, so that one who needs much holds up
+nobody else; what keeps it from waiting for ever is the attempt's business (`head_of_line.py`). Many
+changes in a row cost one attempt per PACE_S, and those behind the first are looked at every
+RETRY_S: a full fleet that reports busily must not keep the router busy. Knows nothing of workers.
 """
 
 import asyncio

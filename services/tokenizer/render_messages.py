@@ -54,7 +54,7 @@ class TemplateReady(msgspec.Struct, frozen=True):
 
 
 class RenderRequest(msgspec.Struct, frozen=True):
-    """One conversation, as JSON (see ChatPrompt in tokenizer.proto)."""
+    """One conversation, as JSON (see ChatPrompt in protos/baton/wire/v1/tokenizer.proto)."""
 
     messages_json: bytes
     tools_json: bytes = b""

@@ -1,4 +1,4 @@
-"""The forward pass of dense Llama-like decoders as one call of compiled code (`dense_step.h`).
+"""The forward pass of dense Llama-like decoders as one call of compiled code (`csrc/dense_step.h`).
 
 Takes a transformers model whose modules `surgery.py` has replaced, and uses their packed weights;
 what decides is which modules it finds where, and what the probe saw of its attention. A step is
@@ -32,7 +32,7 @@ FAMILY = (
 )
 # Kinds of rotation whose frequencies do not change from step to step.
 FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
-_MAX_HEAD_DIM = 512  # kMaxHeadDim in row_kernels.h
+_MAX_HEAD_DIM = 512  # kMaxHeadDim in csrc/row_kernels.h
 
 
 class NotDense(Exception):

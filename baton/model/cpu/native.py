@@ -13,7 +13,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "csrc"
 BUILT = SOURCES / "build"
-# In the order of `Isa` in isa.h: a machine that has one has all before it.
+# In the order of `Isa` in csrc/isa.h: a machine that has one has all before it.
 ISAS = ("portable", "avx2", "avx512", "amx")
 
 

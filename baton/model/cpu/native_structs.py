@@ -7,11 +7,11 @@ import ctypes
 
 from baton.model.tensors.kv_pool import KVPool
 
-DTYPES = {"float32": 0, "bfloat16": 1}  # `Dtype` in attention.h, by the names of a KVSpec
+DTYPES = {"float32": 0, "bfloat16": 1}  # `Dtype` in csrc/attention.h, by the names of a KVSpec
 
 
 class Layer(ctypes.Structure):
-    """`Layer` in attention.h: where one layer's pages are."""
+    """`Layer` in csrc/attention.h: where one layer's pages are."""
 
     _fields_ = (
         ("keys", ctypes.c_void_p),
@@ -26,7 +26,7 @@ class Layer(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """`Step` in attention.h: which tokens belong to which sequence and block."""
+    """`Step` in csrc/attention.h: which tokens belong to which sequence and block."""
 
     _fields_ = (
         ("query_starts", ctypes.c_void_p),
@@ -40,7 +40,7 @@ class Step(ctypes.Structure):
 
 
 class Form(ctypes.Structure):
-    """`Form` in attention.h."""
+    """`Form` in csrc/attention.h."""
 
     _fields_ = (
         ("scaling", ctypes.c_float),
@@ -51,7 +51,7 @@ class Form(ctypes.Structure):
 
 
 class Matrix(ctypes.Structure):
-    """`Matrix` in panels.h: a packed weight."""
+    """`Matrix` in csrc/panels.h: a packed weight."""
 
     _fields_ = (
         ("panels", ctypes.c_void_p),
@@ -62,7 +62,7 @@ class Matrix(ctypes.Structure):
 
 
 class DenseLayer(ctypes.Structure):
-    """`DenseLayer` in dense_step.h."""
+    """`DenseLayer` in csrc/dense_step.h."""
 
     _fields_ = (
         ("qkv", Matrix),
@@ -78,7 +78,7 @@ class DenseLayer(ctypes.Structure):
 
 
 class DenseModel(ctypes.Structure):
-    """`DenseModel` in dense_step.h."""
+    """`DenseModel` in csrc/dense_step.h."""
 
     _fields_ = (
         ("layers", ctypes.c_void_p),
@@ -100,7 +100,7 @@ class DenseModel(ctypes.Structure):
 
 
 class DenseBatch(ctypes.Structure):
-    """`DenseBatch` in dense_step.h."""
+    """`DenseBatch` in csrc/dense_step.h."""
 
     _fields_ = (
         ("attention", Step),

@@ -14,7 +14,7 @@ import torch
 from baton.model.cpu import native
 from baton.model.cpu.native_structs import Matrix
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # `Dtype` in attention.h
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # `Dtype` in csrc/attention.h
 PANEL_COLUMNS = 32
 HALF_COLUMNS = 16
 CHUNK_BYTES = 64

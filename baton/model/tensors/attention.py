@@ -3,8 +3,8 @@
 A model created with `attn_implementation=PAGED` calls `_paged_attention` in each layer; which layer
 of the cache that is was attached to the module by `attach`. No mask function is registered under
 this name, so transformers builds no masks: causality, sliding windows, softcap and sinks are the
-backend's work, from the keyword arguments of each call. `probe.py` proves that nothing else than
-those would have been in the masks.
+backend's work, from the keyword arguments of each call. `model/load/probe.py` proves that nothing
+else than those would have been in the masks.
 """
 
 from collections.abc import Sequence

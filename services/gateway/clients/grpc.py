@@ -1,7 +1,7 @@
 """The ports over gRPC: channels to quota, tokenizer and routers, shared streams to decode workers.
 
 Translates calls and nothing else. Replicas of quota and tokenizer share a balanced channel
-(runtime/grpc_channel.py); which router is asked is the gateway's choice (routers.py).
+(baton/runtime/grpc_channel.py); which router is asked is the gateway's choice (routing/routers.py).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What the gateway's domain asks of the outside: protocols, implemented over gRPC in clients.py
+"""What the gateway's domain asks of the outside: protocols, implemented over gRPC in grpc.py
 and by in-memory fakes in tests and the simulation.
 
 All methods raise BatonError on failure: the peer's own, Unavailable when it cannot be reached,

@@ -26,7 +26,7 @@ static inline int num_chunks(Dtype dtype, int k) {
     return (k * value_bytes(dtype) + kChunkBytes - 1) / kChunkBytes;
 }
 
-// A weight in panels. `bias` is float32 [num_columns] or null. Mirrored in native_matrix.py.
+// A weight in panels. `bias` is float32 [num_columns] or null. Mirrored in native_structs.py.
 struct Matrix {
     const uint8_t* panels;
     const float* bias;

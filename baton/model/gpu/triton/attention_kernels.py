@@ -6,8 +6,8 @@ are used in decode too. `SEGMENTS` > 1 cuts the keys of one tile into that many 
 the same time and are joined by `join_segments_kernel`; how they are cut depends on the sequence
 alone, so a result never depends on batch mates. Softmax is in float32 and base 2.
 
-The kernels know pointers, strides and sizes; `attention.py` says what a step is. The way to
-find a tile's sequence follows vLLM's `triton_unified_attention` (Apache-2.0).
+The kernels know pointers, strides and sizes; what a step is, is told in `attention_backend.py`. The
+way to find a tile's sequence follows vLLM's `triton_unified_attention` (Apache-2.0).
 """
 
 import triton
