@@ -48,14 +48,14 @@ def main() -> None:
     except KeyboardInterrupt:
         status = 130
     except BrokenPipeError:
-        # Whoever read our output has seen enough; Python must not complain when it flushes.
+        # The reader of our output has closed it; Python must not complain when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     raise SystemExit(status)
 
 
 def version_line() -> str:
-    """What a bug report needs first."""
+    """The versions that a bug report needs."""
     return f"baton {version('baton')}, wire v{PROTOCOL_VERSION}, Python {platform.python_version()}"
 
 

@@ -34,7 +34,7 @@ def add_parsers(commands: Any) -> None:
     create.set_defaults(run=_create)
     listing = actions.add_parser("list", help="all keys: ids and limits, never the keys")
     listing.set_defaults(run=_list)
-    revoke = actions.add_parser("revoke", help="refuse a key from now on")
+    revoke = actions.add_parser("revoke", help="refuse requests with this key from now on")
     revoke.add_argument("key_id")
     revoke.set_defaults(run=_revoke)
 
@@ -57,7 +57,7 @@ def create_key(
     models: tuple[str, ...] = (),
     priority: int = 0,
 ) -> str:
-    """Make a key, record it durably, tell a running stack; returns the key."""
+    """Make a key, record it durably and give it to a running stack; returns the key."""
     secret = key_registry.ensure_secret(home.secret)
     api_key, record = key_registry.new_key(
         secret,
@@ -133,7 +133,9 @@ def _line(record: KeyRecord) -> str:
 def _revoke(arguments: argparse.Namespace) -> int:
     home = Home.of_environment()
     if arguments.key_id not in key_registry.read(home.registry):
-        raise RegistryError(f"no key {arguments.key_id!r}; see: baton keys list")
+        raise RegistryError(
+            f"key id {arguments.key_id!r} is not in the registry; see: baton keys list"
+        )
     key_registry.append(home.registry, Revocation(arguments.key_id, int(time.time())))
     _publish(home, [key_registry.read(home.registry)[arguments.key_id]])
     print(f"revoked {arguments.key_id}: refused within 5 s")

@@ -1,6 +1,6 @@
-"""`baton roll`: every replica of a running stack leaves and starts again, one after the other.
+"""`baton roll`: every replica of a running stack ends and starts again, one after the other.
 
-As a rolling upgrade does it: SIGTERM, the replica drains and ends, its supervisor starts it again,
+As in a rolling upgrade: SIGTERM, the replica drains and ends, its supervisor starts it again,
 and the next one follows when the whole stack is ready. Where a service has a second replica, no
 request fails meanwhile.
 """
@@ -18,7 +18,7 @@ from baton.localstack.home import Home, StackState
 from baton.localstack.plan import is_replica
 from baton.localstack.readiness import stack_reason
 
-# Gateways last: what they carry is moved off everything else before.
+# Gateways last: their streams migrate while the other services restart.
 ORDER = ("router", "quota", "tokenizer", "prefill", "decode", "gateway")
 _TIMEOUT_S = 180.0
 _POLL_S = 0.1
@@ -51,7 +51,7 @@ def replicas(state: StackState, names: list[str]) -> list[str]:
     ]  # fmt: skip
     for wanted in names:
         if not any(is_replica(name, wanted) for name in ordered):
-            raise RollFailed(f"{wanted!r} is none of {', '.join(ordered)}")
+            raise RollFailed(f"{wanted!r} is not one of {', '.join(ordered)}")
     return [
         name
         for name in ordered
@@ -66,27 +66,34 @@ async def roll(home: Home, names: list[str], announce: Callable[[str], None]) ->
 
 
 async def _restart(home: Home, name: str) -> str:
-    """One line about how it went."""
-    started, old_pid, left_s = time.monotonic(), _pid(home, name), 0.0
+    """Restart one replica; returns a line with its times."""
+    started, ended_s = time.monotonic(), None
+    old_pid = _pid(home, name)
+    if old_pid is None:
+        raise RollFailed(f"{name} does not run")
     os.kill(old_pid, signal.SIGTERM)
     while reason := await _reason(home, name, old_pid):
         passed_s = time.monotonic() - started
         if passed_s > _TIMEOUT_S:
             raise RollFailed(f"{name} is not back after {_TIMEOUT_S:.0f} s: {reason}")
-        if not left_s and _pid(home, name) != old_pid:
-            left_s = passed_s
+        if ended_s is None and _pid(home, name) != old_pid:
+            ended_s = passed_s
         await asyncio.sleep(_POLL_S)
     total_s = time.monotonic() - started
-    return f"{name}: left after {left_s:.1f} s, the stack was ready again after {total_s:.1f} s"
+    ended_s = ended_s or total_s
+    return f"{name}: ended after {ended_s:.1f} s, the stack was ready again after {total_s:.1f} s"
 
 
-async def _reason(home: Home, name: str, old_pid: int) -> str:
-    """Why the next one must wait; empty when it need not."""
-    if (pid := _pid(home, name)) in (0, old_pid):
-        return f"{name} has not started" if not pid else f"{name} has not left"
+async def _reason(home: Home, name: str, old_pid: int) -> str | None:
+    """The reason why the next replica must wait; None when it need not."""
+    pid = _pid(home, name)
+    if pid is None:
+        return f"{name} has not started again"
+    if pid == old_pid:
+        return f"{name} has not ended"
     return await stack_reason(running_state(home).endpoints())
 
 
-def _pid(home: Home, name: str) -> int:
-    """0 while it does not run."""
-    return int(running_state(home).services[name].get("pid") or 0)
+def _pid(home: Home, name: str) -> int | None:
+    """The replica's process id; None while it does not run."""
+    return int(running_state(home).services[name].get("pid") or 0) or None

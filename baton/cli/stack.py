@@ -1,4 +1,4 @@
-"""`baton status` and `baton down`: what runs in this folder, and ending it."""
+"""`baton status` and `baton down`: show and stop the stack of this folder."""
 
 import argparse
 import asyncio
@@ -21,14 +21,16 @@ class NotRunning(Exception):
 
 
 def add_parsers(commands: Any) -> None:
-    status = commands.add_parser("status", help="what runs where")
+    status = commands.add_parser(
+        "status", help="the processes of the stack of this folder, and whether it is ready"
+    )
     status.set_defaults(run=_status)
     down = commands.add_parser("down", help="stop the stack of this folder")
     down.set_defaults(run=_down)
 
 
 def running_state(home: Home) -> StackState:
-    """The running stack. Raises NotRunning."""
+    """Read the state of the running stack. Raises NotRunning."""
     state = home.read_state()
     if state is None:
         raise NotRunning(f"no stack runs in {home.root}; start one with: make up")
@@ -71,9 +73,9 @@ def _down(_: argparse.Namespace) -> int:
 
 
 def _ended_probe(pid: int) -> Callable[[], bool]:
-    """Tells whether this very process has ended, also while nobody has reaped it.
+    """A function that says whether this very process has ended, reaped or not.
 
-    The state file is no answer: the supervisor removes it before its interpreter ends.
+    The state file cannot say it: the supervisor removes it before its interpreter ends.
     """
     if hasattr(os, "pidfd_open"):
         ended = select.poll()

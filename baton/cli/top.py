@@ -1,5 +1,5 @@
-"""`baton top`: the running fleet in the terminal, live. Reads what `/metrics` and the gateways'
-admin ports say; asks nothing of the services that they do not tell anyway."""
+"""`baton top`: the running fleet in the terminal, live. Reads `/metrics` and the gateways' admin
+ports only."""
 
 import argparse
 import os
@@ -17,7 +17,7 @@ from baton.localstack.scraper import Scraper
 
 _BAR_CHARS = 12
 _SHOWN_REQUESTS = 15
-# A screen of its own, without the cursor; what was there before comes back at the end.
+# The terminal's alternate screen, without the cursor; the former content comes back at the end.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 # Home and clear to the end: less flicker than clearing first.
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -61,7 +61,7 @@ def _top(arguments: argparse.Namespace) -> int:
 
 
 def on_screen(lines: Sequence[str], size: os.terminal_size) -> str:
-    """What a terminal of this size gets: a line that wraps would push the others off it."""
+    """The lines cut to a terminal of this size: a wrapped line would push others off the screen."""
     shown = [_coloured(line[: size.columns]) for line in lines[: size.lines]]
     screen = f"{_CLEAR_LINE}\n".join(shown)
     return f"{_HOME}{screen}{_CLEAR_LINE}{_CLEAR_BELOW}"
@@ -84,7 +84,7 @@ def _of_share(share: float) -> str:
 
 
 def render(view: FleetView, requests: Sequence[dict[str, Any]], state: StackState) -> list[str]:
-    """The lines of one look."""
+    """The lines of one view."""
     num_open = sum(row.num_open for row in view.gateways)
     rate = sum(row.requests_per_s for row in view.gateways)
     failed = sum(row.failed_per_s for row in view.gateways)
@@ -108,12 +108,12 @@ def render(view: FleetView, requests: Sequence[dict[str, Any]], state: StackStat
 
 
 def _healed(healed: Healed) -> str:
-    """Only what has happened: the line must fit."""
+    """The counts above 0, so that the line fits."""
     counts = (
-        (healed.num_moved, "streams moved"),
+        (healed.num_moved, "streams migrated"),
         (healed.num_resumed, "connections resumed"),
         (healed.num_bad_blocks, "bad blocks"),
-        (healed.num_ejections, "workers left out"),
+        (healed.num_ejections, "workers ejected"),
         (healed.num_quarantined, "requests quarantined"),
     )
     return "  ".join(f"{count} {what}" for count, what in counts if count) or "nothing"

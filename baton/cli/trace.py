@@ -1,4 +1,4 @@
-"""`baton trace REQUEST_ID`: the request's waterfall, from the local span store."""
+"""`baton trace REQUEST_ID`: the waterfall of a request's spans, from the local span store."""
 
 import argparse
 import shutil
@@ -9,14 +9,14 @@ from baton.localstack.home import Home
 from baton.localstack.span_store import SpanStore, StoredSpan
 from baton.localstack.waterfall import render
 
-# Spans are exported in batches: those of a request that has just ended may still be under way.
+# Spans are exported in batches: those of a request that has just ended may not be stored yet.
 _WAIT_S = 3.0
 _SETTLED_S = 0.7
 _SHOWN_IDS = 10
 
 
 def add_parsers(commands: Any) -> None:
-    parser = commands.add_parser("trace", help="the waterfall of one request")
+    parser = commands.add_parser("trace", help="the waterfall of one request's spans")
     parser.add_argument("request_id", nargs="?", help="x-request-id; without it: the last requests")
     parser.set_defaults(run=_trace)
 
@@ -36,7 +36,7 @@ def _trace(arguments: argparse.Namespace) -> int:
 
 
 def _wait_for(store: SpanStore, request_id: str) -> list[StoredSpan]:
-    """The request's spans once their root is there and no more come."""
+    """The request's spans, after their root has come and no more follow."""
     deadline = time.monotonic() + _WAIT_S
     spans = store.of_request(request_id)
     while time.monotonic() < deadline:

@@ -28,22 +28,22 @@ _POLL_S = 0.1
 _SHOW_WAITING_EVERY_S = 2.0
 # argparse takes "%%" for "%".
 _AUTO_MEMORY = f"auto: {plan.MEMORY_SHARE:.0%}% of free memory for all workers (auto)"
-_DRAIN_NOTICE = "\nstopping: finishing what runs (Ctrl-C again ends everything at once)"
+_DRAIN_NOTICE = "\nstopping: open requests may finish (Ctrl-C again ends everything at once)"
 
 
 class NotEnoughMemory(Exception):
-    """The models do not fit; the message says what is needed and what is there."""
+    """The models do not fit; the message names the memory that they need and the free memory."""
 
 
 def add_parsers(commands: Any) -> None:
     up = commands.add_parser("up", help="run the whole stack on this machine")
     up.add_argument("--prefill", type=int, default=1, metavar="N", help="prefill workers (1)")
     up.add_argument("--decode", type=int, default=2, metavar="N", help="decode workers (2)")
-    help_text = "N workers that prefill by themselves, instead of the two pools"
+    help_text = "N workers that both prefill and decode, instead of the two pools"
     up.add_argument("--aggregated", type=int, default=0, metavar="N", help=help_text)
-    help_text = "how often other services run, such as gateway=2,quota=2,tokenizer=2,router=2"
+    help_text = "replicas of other services, such as gateway=2,quota=2,tokenizer=2,router=2"
     up.add_argument("--replicas", default="", metavar="LIST", help=help_text)
-    help_text = "auto: a decode worker prefills by itself where that is sooner (always)"
+    help_text = "auto: a decode worker prefills a prompt itself where that is faster (always)"
     up.add_argument("--disaggregate", choices=("always", "auto"), default="always", help=help_text)
     help_text = "Hugging Face id or folder; repeatable; default: the bundled demo model"
     up.add_argument("--model", action="append", default=[], metavar="NAME", help=help_text)
@@ -61,9 +61,9 @@ def add_parsers(commands: Any) -> None:
     up.add_argument("--max-model-len", type=int, default=None, metavar="N", help=help_text)
     help_text = "sequences that a worker computes at once (64)"
     up.add_argument("--max-batch", type=int, default=None, metavar="N", help=help_text)
-    help_text = "guess up to N tokens a step from what a sequence repeats, and check them (0)"
+    help_text = "speculative decoding: draft up to N tokens a step from repeated text (0)"
     up.add_argument("--speculate", type=int, default=None, metavar="N", help=help_text)
-    help_text = "tokens that do not depend on other requests; slower, CPU only (docs/models.md)"
+    help_text = "same tokens whatever other requests run; slower, CPU only (docs/models.md)"
     up.add_argument("--deterministic", action="store_true", help=help_text)
     up.add_argument("--edge", action="store_true", help="Envoy in front of the gateways")
     port = os.environ.get("BATON_PORT", "8080")
@@ -129,12 +129,14 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
 
 
 def _replicas(text: str) -> dict[str, int]:
-    """`gateway=2,quota=2` by service."""
+    """The counts of `gateway=2,quota=2`, by service."""
     counts: dict[str, int] = {}
     for part in filter(None, text.split(",")):
         service, _, count = part.partition("=")
         if service not in plan.REPLICATED:
-            raise StartFailed(f"--replicas {part!r}: is none of {', '.join(plan.REPLICATED)}")
+            raise StartFailed(
+                f"--replicas {part!r}: the service must be one of {', '.join(plan.REPLICATED)}"
+            )
         if not (count.isascii() and count.isdigit() and 1 <= int(count) <= plan.MAX_REPLICAS):
             raise StartFailed(f"--replicas {part!r}: say {service}=1 to {plan.MAX_REPLICAS}")
         counts[service] = int(count)
@@ -148,7 +150,7 @@ def _port(text: str) -> int:
 
 
 def _check_aliases(aliases: list[str], served: list[str]) -> None:
-    """Each is PUBLIC=MODEL or PUBLIC=MODEL:WEIGHT, of a model that this stack serves."""
+    """Check that each alias is PUBLIC=MODEL or PUBLIC=MODEL:WEIGHT, with a served model."""
     for alias in aliases:
         public, equals, target = alias.partition("=")
         if not (public and equals) or "," in alias:
@@ -242,7 +244,7 @@ async def _until_ready(
     while not running.done() and not asked_to_stop.is_set():
         reason = await stack_reason(endpoints)
         now = time.monotonic()
-        if not reason:
+        if reason is None:
             print(f"ready after {now - started:.1f} s", flush=True)
             return
         if now - started > _READY_TIMEOUT_S:
@@ -254,7 +256,7 @@ async def _until_ready(
 
 
 def _write_dev_env(home: Home, made: plan.Plan) -> None:
-    """BASE_URL, API_KEY and METRICS_URL; the key of the last run is kept while it is valid."""
+    """Write BASE_URL, API_KEY and METRICS_URL; a key of the last run that is still valid stays."""
     secret = key_registry.ensure_secret(home.secret)
     api_key = home.read_dev_env().get("API_KEY", "")
     digest = key_registry.key_digest(secret, api_key).hex()
@@ -308,10 +310,10 @@ stop: Ctrl-C, or make down"""
 
 
 def _detach(home: Home) -> int:
-    """Start the same command in a session of its own; return when it is ready or has failed."""
+    """Run the same command in a session of its own; returns when it is ready or has failed."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
     if home.read_state() is None:
-        # What a killed supervisor left: from here on a state is the child's own.
+        # A killed supervisor may have left its state file: from here on a state is the child's own.
         home.write_state(None)
     log = home.logs / "up.log"
     with log.open("wb") as output:

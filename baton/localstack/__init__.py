@@ -1,1 +1,1 @@
-"""What `baton up` runs besides the services: supervisor, Redis, span receiver and store."""
+"""The parts of a local stack besides the services: supervisor, Redis, span receiver and store."""

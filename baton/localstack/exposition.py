@@ -1,4 +1,4 @@
-"""What a metrics page says, as numbers: sums and quantiles over labels. Prometheus' text format."""
+"""A metrics page in Prometheus' text format as numbers: sums and quantiles over labels."""
 
 import math
 from collections import defaultdict
@@ -17,7 +17,7 @@ class Samples:
 
     @classmethod
     def of_page(cls, text: str) -> "Samples":
-        """Raises ValueError when it is no metrics page."""
+        """The samples of `text`. Raises ValueError when it is not a metrics page."""
         samples = cls()
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -51,16 +51,16 @@ class Samples:
 
 
 def grown(before: Samples, after: Samples, name: str, **labels: str) -> float:
-    """By how much a counter grew; one that fell started anew."""
+    """The growth of a counter; one that fell has started again from 0."""
     old, new = before.total(name, **labels), after.total(name, **labels)
     return new - old if new >= old else new
 
 
 def quantile(before: Samples, after: Samples, histogram: str, share: float) -> float | None:
-    """A quantile of what a histogram took in meanwhile; None when that was nothing.
+    """A quantile of the observations between two pages; None when there were none.
 
-    Linear inside a bucket, as PromQL's histogram_quantile; the last finite bound when it lies
-    beyond.
+    Linear inside a bucket, as PromQL's histogram_quantile; the last finite bound for a quantile
+    beyond it.
     """
     name = f"{histogram}_bucket"
     old, new = before.by(name, "le"), after.by(name, "le")

@@ -1,6 +1,6 @@
-"""One look at a running stack: what each service does now, from two reads of its metrics page.
+"""A view of a running stack: the work of each service, from two reads of its metrics page.
 
-Pure: whoever has the pages gets the view. `baton top` prints it, the local web page draws it.
+Pure: it knows pages, not where they come from. `baton top` prints it, the local web page draws it.
 """
 
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ _EMPTY = Samples()
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All metrics pages of a stack at one moment; None = that service did not answer."""
+    """All metrics pages of a stack at one moment; None for a service that did not answer."""
 
     at_s: float
     pages: Mapping[str, Samples | None]
 
     def together(self, prefix: str) -> Samples:
-        """The pages of all services whose names begin so."""
+        """The samples of all services whose names begin with `prefix`."""
         return Samples.together(
             page for name, page in self.pages.items() if page and name.startswith(prefix)
         )
@@ -27,7 +27,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One worker. Shares are of 1; `hit_share` None = no prompt came in meanwhile."""
+    """One worker. Shares are of 1; `hit_share` is None while no prompt came in."""
 
     name: str
     is_up: bool
@@ -56,7 +56,7 @@ class GatewayRow:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Median and 95th percentile in seconds over the last moments; None = nothing ended."""
+    """Median and 95th percentile in seconds between two readings; None without observations."""
 
     p50_s: float | None
     p95_s: float | None
@@ -64,7 +64,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Healed:
-    """What went wrong since the stack started and was made good."""
+    """Counts of the failures that were healed since the stack started."""
 
     num_moved: int
     num_resumed: int
@@ -75,7 +75,7 @@ class Healed:
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """The whole of it."""
+    """All rows and figures of one view."""
 
     gateways: list[GatewayRow]
     workers: list[WorkerRow]
@@ -89,7 +89,7 @@ class FleetView:
 
 
 def fleet_view(before: Reading, after: Reading) -> FleetView:
-    """What happened from `before` to `after`, and how things stand."""
+    """The rates from `before` to `after`, and the state at `after`."""
     elapsed_s = max(after.at_s - before.at_s, 1e-3)
     was, now = before.together("gateway"), after.together("gateway")
     router = after.together("router")
@@ -153,8 +153,8 @@ def _worker(name: str, old: Samples, page: Samples | None, elapsed_s: float) -> 
 
 
 def _computed_of_prompts(old: Samples, page: Samples) -> float:
-    """Tokens of all steps but those for an output token each, right or only guessed: what came by
-    handoff was computed elsewhere."""
+    """Prompt tokens that this worker computed: all tokens of its steps without output tokens and
+    drafts. Tokens that came by handoff were computed elsewhere."""
     num_computed = grown(old, page, "vllm:iteration_tokens_total_sum")
     num_output = grown(old, page, "vllm:generation_tokens_total")
     num_guessed = grown(old, page, "vllm:spec_decode_num_draft_tokens_total")
@@ -166,7 +166,7 @@ def _latency(was: Samples, now: Samples, histogram: str) -> Latency:
 
 
 def _longest(reading: Reading, gauge: str) -> dict[str, float]:
-    """By role, of the router that sees most: a standby may know less."""
+    """The largest value of any router, by role: a standby may know less."""
     longest: dict[str, float] = {}
     for name, page in reading.pages.items():
         if page is not None and name.startswith("router"):
@@ -176,7 +176,7 @@ def _longest(reading: Reading, gauge: str) -> dict[str, float]:
 
 
 def _most(reading: Reading, counter: str) -> float:
-    """Of the router that counted most."""
+    """The largest count of any router."""
     pages = (page for name, page in reading.pages.items() if page and name.startswith("router"))
     return max((page.total(counter) for page in pages), default=0.0)
 
@@ -186,7 +186,7 @@ def _healed(gateways: Samples, router: Samples, after: Reading) -> Healed:
     return Healed(
         num_moved=int(gateways.total("baton_gateway_moves_total")),
         num_resumed=int(gateways.total("baton_gateway_lost_streams_total", outcome="resumed")),
-        # Every router counts all that it sees.
+        # Every router counts all ejections that it sees.
         num_ejections=int(_most(after, "baton_router_ejections_total")),
         num_quarantined=int(router.total("baton_router_quarantined_requests_total")),
         num_bad_blocks=int(workers.total("baton_handoff_bad_blocks_total")),

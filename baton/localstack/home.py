@@ -28,7 +28,7 @@ class AlreadyRunning(Exception):
 
 @dataclass(slots=True)
 class StackState:
-    """What `status`, `down` and tests need to know of a running stack."""
+    """A running stack, as `status`, `down` and tests need to know it."""
 
     supervisor_pid: int
     base_url: str
@@ -36,7 +36,7 @@ class StackState:
     services: dict[str, dict[str, str | int]] = field(default_factory=dict)
 
     def endpoints(self) -> dict[str, str]:
-        """Where each process listens, by name."""
+        """The address of each process, by name."""
         return {name: str(row["endpoint"]) for name, row in self.services.items()}
 
 
@@ -76,14 +76,14 @@ class Home:
             raise HomeNotWritable(f"{error.filename}: {error.strerror}") from error
 
     def socket_folder(self) -> Path:
-        """Where Unix sockets go: here, or in the temporary folder when this path is too long."""
+        """The folder of Unix sockets: this one, or a temporary one when this path is too long."""
         if len(str(self.root)) <= MAX_SOCKET_FOLDER_CHARS:
             return self.root
         name = f"baton-{os.getuid()}-{sha256(str(self.root).encode()).hexdigest()[:12]}"
         folder = Path(tempfile.gettempdir()) / name
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
-            raise PermissionError(f"{folder} belongs to somebody else")
+            raise PermissionError(f"{folder} belongs to another user")
         return folder
 
     def lock(self) -> IO[str]:
@@ -113,7 +113,7 @@ class Home:
         return state if self._is_owned() else None
 
     def _is_owned(self) -> bool:
-        """Whether a supervisor lives: it holds the lock. Its pid may be somebody else's by now."""
+        """True while a supervisor holds the lock. Its pid alone may be another process's by now."""
         file = self._try_lock()
         if file is None:
             return True

@@ -1,4 +1,4 @@
-"""Which models a local stack serves: the bundled demo model, a folder, or a Hugging Face id.
+"""The models that a local stack serves: the bundled demo model, a folder, or a Hugging Face id.
 
 An id is downloaded once, before anything starts, so that every process reads the same files.
 """
@@ -16,7 +16,7 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
 class ModelNotFound(Exception):
-    """The message is one clear line."""
+    """A model is not there or not usable; the message is one clear line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class LocalModel:
 
 
 def resolve(names: list[str]) -> list[LocalModel]:
-    """The models that `--model` asked for; the demo model when there is none.
+    """The models that `--model` names; the demo model when it names none.
 
     Raises ModelNotFound.
     """
@@ -56,7 +56,7 @@ def _resolve_one(name: str) -> LocalModel:
             raise ModelNotFound(f"model {name!r}: the folder has no *.safetensors file")
         return LocalModel(folder.resolve().name, folder.resolve())
     if not _HUB_ID.match(name) or name.startswith((".", "/")):
-        raise ModelNotFound(f"model {name!r}: no such folder, and no Hugging Face id (owner/name)")
+        raise ModelNotFound(f"model {name!r}: not a folder, and not a Hugging Face id (owner/name)")
     return LocalModel(name, _download(name))
 
 

@@ -1,4 +1,4 @@
-"""From options to processes: which services a local stack runs, where, with which settings.
+"""From options to processes: the services of a local stack, their ports and their settings.
 
 Pure apart from looking for free ports and for the Redis binary. Settings travel in the environment
 under the names that each service declares in its settings.py.
@@ -24,13 +24,13 @@ _STOP_GATEWAY, _STOP_ROUTER, _STOP_WORKERS, _STOP_REST, _STOP_REDIS, _STOP_SPANS
 AUTO = "auto"
 # A worker's service is called after its role.
 WORKER_PREFIXES = ("prefill-", "decode-")
-# Of free memory, for all workers together: the rest is for whoever works on this machine.
+# The share of the free memory for all workers together: the rest is for other programs.
 MEMORY_SHARE = 0.5
-# Longer than any answer of the demo model; below the supervisor's own patience.
+# Longer than any answer of the demo model; less than the supervisor waits before SIGKILL.
 DRAIN_S = 30
-# Of one gateway among several: whoever balances over them looks at /readyz that often.
+# For one gateway among several: a load balancer looks at /readyz that often.
 UNREADY_S = 1.0
-# The local web page's.
+# The name of the local web page's process.
 WEB = "web"
 # Services without a model of their own, which may run several times.
 REPLICATED = ("gateway", "quota", "tokenizer", "router")
@@ -41,7 +41,7 @@ PROCESS_BYTES = 450 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """What every worker is told. None = the worker's own default."""
+    """Settings of all workers. None = the worker's own default."""
 
     dtype: str = "auto"
     num_threads: int | None = None  # None = all cores, divided by the workers
@@ -54,14 +54,14 @@ class WorkerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `baton up` was asked for."""
+    """The options of `baton up`."""
 
     models: list[LocalModel]
     aliases: tuple[str, ...] = ()
     num_prefill: int = 1
     num_decode: int = 2
     disaggregate: str = "always"
-    # How often each of REPLICATED runs; once unless named.
+    # Number of replicas of each of REPLICATED; 1 where none is given.
     replicas: Mapping[str, int] = field(default_factory=dict)
     worker: WorkerOptions = WorkerOptions()
     port: int = 8080
@@ -71,14 +71,14 @@ class Options:
 
     @property
     def num_workers(self) -> int:
-        """Of all models."""
+        """The workers of all models together."""
         return (self.num_prefill + self.num_decode) * len(self.models)
 
     def num_replicas(self, service: str) -> int:
         return self.replicas.get(service, 1)
 
     def needed_bytes(self) -> int:
-        """Memory that all workers take at least, roughly: each tells its own need when it loads."""
+        """A rough lower bound of all workers' memory: each reports its own need when it loads."""
         # Float32 weights may be twice their file.
         factor = 2 if self.worker.dtype == "float32" else 1
         pool = 0 if self.worker.kv_memory == AUTO else parse_bytes(self.worker.kv_memory)
@@ -111,18 +111,18 @@ class Plan:
 
     @property
     def base_url(self) -> str:
-        """Envoy's, or that of the first gateway."""
+        """The API's URL at Envoy, or at the first gateway."""
         front = ENVOY if self.options.edge else "gateway"
         return f"http://{self.of_service(front)[0].endpoint}/v1"
 
     @property
     def web_url(self) -> str:
-        """Of the local page."""
+        """The URL of the local web page."""
         return f"http://{self.of_service(WEB)[0].endpoint}/"
 
     @property
     def metrics_url(self) -> str:
-        """Of the first gateway."""
+        """The URL of the first gateway's metrics."""
         return self.of_service("gateway")[0].metrics_url
 
     def of_service(self, name: str) -> list[ServiceSpec]:
@@ -131,7 +131,7 @@ class Plan:
 
 
 def is_replica(name: str, service: str) -> bool:
-    """Whether a process of this name is a replica of `service`: of `decode`, `decode-2` is one."""
+    """True for the name of a replica of `service`: `decode-2` is a replica of `decode`."""
     return name == service or name.startswith(f"{service}-")
 
 
@@ -150,7 +150,7 @@ class _Builder:
     def add(
         self, name: str, module: str, stop_rank: int, settings: dict[str, str], port: int = 0
     ) -> str:
-        """Add one of our services; returns its endpoint. `settings` keys end the full names."""
+        """Add one of our services; returns its endpoint. A variable is `prefix` and a key."""
         prefix = settings.pop("prefix")
         endpoint = f"{LOOPBACK}:{port or self.next_port()}"
         admin = f"{LOOPBACK}:{self.next_port()}"
@@ -171,7 +171,7 @@ class _Builder:
 
 
 def make(home: Home, options: Options) -> Plan:
-    """The plan. Raises PortTaken, NoRedisServer and NoEnvoy."""
+    """Make the plan. Raises PortTaken, NoRedisServer and NoEnvoy."""
     if options.edge:
         require_envoy()
     if options.port and not is_free(options.port):
@@ -203,7 +203,7 @@ def _add_spans(builder: _Builder, home: Home, options: Options) -> None:
         "BATON_SPANS_LISTEN": endpoint,
         "BATON_SPANS_STORE": str(home.spans),
         "BATON_SPANS_FORWARD_TO": options.spans_forward_to,
-        # Whoever sends spans shows no peer's certificate; all of them are on this machine.
+        # Senders of spans show no peer certificate; all of them are on this machine.
         **{f"{peer_tls.PREFIX}{name}_FILE": "" for name in ("CERT", "KEY", "CA")},
     }
     argv = [sys.executable, "-m", "baton.localstack.span_receiver"]
@@ -274,8 +274,8 @@ def _add_router(builder: _Builder, options: Options, workers: list[str]) -> str:
 def _add_gateway(
     builder: _Builder, home: Home, options: Options, dialled: Mapping[str, str]
 ) -> None:
-    """The first gateway listens on the port that was asked for, the others on free ones; behind
-    Envoy all do."""
+    """Add the gateways. The first listens on the port of `options`, the others on free ports;
+    behind Envoy all listen on free ports."""
     names = _replica_names("gateway", options)
     for number, name in enumerate(names):
         settings = {

@@ -9,11 +9,11 @@ _MAX_TRIES = 500
 
 
 class PortTaken(Exception):
-    """The port that was asked for is in use."""
+    """The requested port is in use."""
 
 
 def free_ports(count: int, draw: random.Random | None = None) -> list[int]:
-    """`count` different ports that nobody listens on now."""
+    """`count` different ports on which no process listens now."""
     draw = draw or random.SystemRandom()
     ports: list[int] = []
     for _ in range(_MAX_TRIES + count):
@@ -26,7 +26,7 @@ def free_ports(count: int, draw: random.Random | None = None) -> list[int]:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on this loopback port now."""
+    """True if a server could listen on this loopback port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

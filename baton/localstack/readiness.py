@@ -1,4 +1,4 @@
-"""Whether a local stack serves: what each gateway says, and what each replica behind it does."""
+"""Readiness of a local stack: of each gateway, and of each replica behind it."""
 
 import asyncio
 import json
@@ -18,10 +18,11 @@ _MAX_ANSWER_BYTES = 4096
 _TIMEOUT_S = 2.0
 
 
-async def stack_reason(endpoints: Mapping[str, str]) -> str:
-    """Why the stack is not ready, every replica and worker included; empty when it is.
+async def stack_reason(endpoints: Mapping[str, str]) -> str | None:
+    """The reason why the stack, with every replica and worker, is not ready; None when it is.
 
-    `endpoints`: of the stack's processes, by name. Those that serve no requests are left aside.
+    `endpoints` are those of the stack's processes, by name. Processes that serve no requests are
+    left aside.
     """
     workers = {name for name in endpoints if name.startswith(WORKER_PREFIXES)}
     checks = [
@@ -43,18 +44,18 @@ async def stack_reason(endpoints: Mapping[str, str]) -> str:
         if is_replica(name, "quota") or is_replica(name, "tokenizer")
     ]
     reasons = await asyncio.gather(*checks)
-    return ", ".join(dict.fromkeys(reason for reason in reasons if reason))
+    return ", ".join(dict.fromkeys(reason for reason in reasons if reason)) or None
 
 
-async def _http_reason(name: str, url: str) -> str:
+async def _http_reason(name: str, url: str) -> str | None:
     return await asyncio.to_thread(_ask, name, url)
 
 
-def _ask(name: str, url: str) -> str:
-    """Its own words. Blocks briefly."""
+def _ask(name: str, url: str) -> str | None:
+    """The reason that the process itself gives. Blocks for 2 s at most."""
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S):
-            return ""
+            return None
     except urllib.error.HTTPError as error:
         with error:
             return _reasons(error.read(_MAX_ANSWER_BYTES))
@@ -62,7 +63,7 @@ def _ask(name: str, url: str) -> str:
         return f"{name} does not answer"
 
 
-async def _health_reason(name: str, endpoint: str) -> str:
+async def _health_reason(name: str, endpoint: str) -> str | None:
     async with open_channel(endpoint) as channel:
         try:
             answer = await health_pb2_grpc.HealthStub(channel).Check(
@@ -71,11 +72,11 @@ async def _health_reason(name: str, endpoint: str) -> str:
         except grpc.aio.AioRpcError:
             return f"{name} not ready"
     serving = health_pb2.HealthCheckResponse.SERVING
-    return "" if answer.status == serving else f"{name} not ready"
+    return None if answer.status == serving else f"{name} not ready"
 
 
-async def _router_reason(name: str, endpoint: str, worker_ids: set[str]) -> str:
-    """Those of `worker_ids` that this router does not count as ready; all while it is away."""
+async def _router_reason(name: str, endpoint: str, worker_ids: set[str]) -> str | None:
+    """Names the workers that this router does not count as ready; itself while it is away."""
     async with open_channel(endpoint) as channel:
         watch = router_pb2_grpc.RouterStub(channel).WatchAdmission(
             router_pb2.WatchAdmissionRequest(), timeout=_TIMEOUT_S
@@ -89,7 +90,7 @@ async def _router_reason(name: str, endpoint: str, worker_ids: set[str]) -> str:
         return f"{name} not ready"
     workers = [worker for model in view.models for worker in model.workers]
     missing = worker_ids - {worker.worker_id for worker in workers if worker.ready}
-    return f"{', '.join(sorted(missing))} not ready" if missing else ""
+    return f"{', '.join(sorted(missing))} not ready" if missing else None
 
 
 def _reasons(body: bytes) -> str:

@@ -11,7 +11,7 @@ class NoRedisServer(Exception):
 
 
 def find_server() -> Path:
-    """Path of a redis-server or valkey-server binary. Raises NoRedisServer."""
+    """The path of a redis-server or valkey-server binary. Raises NoRedisServer."""
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return Path(found)

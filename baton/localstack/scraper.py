@@ -13,7 +13,7 @@ from baton.localstack.exposition import Samples
 from baton.localstack.fleet_view import Reading
 from baton.localstack.home import StackState
 
-# Of one page: a service that is busy answers late, one that hangs must not hold up the others.
+# For one page: a busy service answers late, and a hanging one must not hold up the others.
 _TIMEOUT_S = 2.0
 _MAX_PAGE_BYTES = 8 * 2**20
 _MAX_READERS = 8
@@ -31,12 +31,12 @@ class Scraper:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def read(self, state: StackState) -> Reading:
-        """Every metrics page, now."""
+        """Read every metrics page."""
         pages = {name: f"{url}/metrics" for name, url in admin_urls(state).items()}
         return Reading(time.monotonic(), self._all(pages, Samples.of_page))
 
     def open_requests(self, state: StackState) -> list[dict[str, Any]]:
-        """What runs in all gateways, oldest first."""
+        """The open requests of all gateways, oldest first."""
         urls = {
             name: f"{url}/requests"
             for name, url in admin_urls(state).items()
@@ -53,13 +53,13 @@ class Scraper:
 
 
 def admin_urls(state: StackState) -> dict[str, str]:
-    """Of all services that have an admin port, without a path."""
+    """Base URLs of the admin ports, by service."""
     urls = {name: str(row.get("metrics_url", "")) for name, row in state.services.items()}
     return {name: url.removesuffix("/metrics") for name, url in urls.items() if url}
 
 
 def _read(url: str, parse: Callable[[str], T]) -> T | None:
-    """None when nobody answers, or not with what was asked for."""
+    """None when there is no answer, or one that cannot be parsed."""
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
             return parse(answer.read(_MAX_PAGE_BYTES).decode())

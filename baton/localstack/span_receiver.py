@@ -57,7 +57,7 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
         return ExportTraceServiceResponse()
 
     async def forward(self, channel: grpc.aio.Channel, headers: dict[str, str]) -> None:
-        """Send on whatever was received; an unreachable target costs only its own spans."""
+        """Send on the received spans; an unreachable target costs only its own spans."""
         sent, is_failing = tuple(headers.items()), False
         async with channel:
             stub = trace_service_pb2_grpc.TraceServiceStub(channel)
@@ -73,8 +73,8 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
 
 
 def _channel_to(endpoint: str) -> grpc.aio.Channel:
-    """With the authorities of OTEL_EXPORTER_OTLP_CERTIFICATE, or the public ones. Raises
-    Misconfigured."""
+    """A channel that trusts the authorities of OTEL_EXPORTER_OTLP_CERTIFICATE, else the public
+    ones. Raises Misconfigured."""
     file = os.environ.get(_AUTHORITIES, "")
     try:
         return open_outside_channel(endpoint, Path(file).read_bytes() if file else None)

@@ -1,4 +1,4 @@
-"""A small local span store: OTLP in, SQLite on disk, bounded. What `baton trace` reads.
+"""A small local span store: OTLP in, SQLite on disk, bounded. `baton trace` reads it.
 
 It keeps the newest MAX_SPANS spans. It understands only what Baton's own spans need (names, times,
 parents, string attributes); a real backend takes the same OTLP.
@@ -29,7 +29,7 @@ CREATE INDEX IF NOT EXISTS spans_by_request ON spans (request_id);
 CREATE INDEX IF NOT EXISTS spans_by_name ON spans (name, start_ns);
 """
 _INSERT = "INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-# The span of a whole request: its root, or below the edge's.
+# The span of a whole request: the root of its trace, or a child of the edge's span.
 _REQUEST_SPAN = "gateway.request"
 _COLUMNS = (
     "trace_id, span_id, parent_id, request_id, service, name, start_ns, end_ns, failed, attributes"

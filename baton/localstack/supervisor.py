@@ -1,8 +1,8 @@
 """Runs the services of one local stack as child processes: start, watch, restart, drain in order.
 
 Each child is its own session (the terminal's Ctrl-C reaches only the supervisor, which drains in
-order) and is told by the kernel when the supervisor dies, so that no process stays behind. Output
-goes to one log file per service.
+order) and gets a signal from the kernel when the supervisor dies, so that no process stays behind.
+Output goes to one log file per service.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class Supervisor:
         }
 
     async def stop(self) -> None:
-        """Drain by rank: SIGTERM, wait, and SIGKILL what does not leave in time."""
+        """Drain by rank: SIGTERM, wait, and SIGKILL for a process that does not end in time."""
         for rank in sorted({child.spec.stop_rank for child in self._children}):
             group = [child for child in self._children if child.spec.stop_rank == rank]
             for child in group:
@@ -146,7 +146,7 @@ class Supervisor:
         return status
 
     def _reject(self, child: _Child, status: int) -> bool:
-        """Tell that a service died; True when restarting it would be useless."""
+        """Announce that a service died; True when restarting it would be useless."""
         lines = self._last_lines(child.spec.name)
         if status == STATUS_MISCONFIGURED and not self._ready:
             message = lines[-1] if lines else f"exit status {status}"
@@ -154,7 +154,7 @@ class Supervisor:
             self.kill()
             return True
         if status == 0:
-            self._announce(f"{child.spec.name} has left; starting it again")
+            self._announce(f"{child.spec.name} has ended; starting it again")
             return False
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
         self._announce(f"{child.spec.name} ended with {how}; restarting it. Its last lines:")

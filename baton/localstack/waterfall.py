@@ -42,7 +42,7 @@ def _attributes(span: StoredSpan) -> str:
 
 def _in_order(spans: list[StoredSpan]) -> Iterator[tuple[StoredSpan, int]]:
     known = {span.span_id for span in spans}
-    # A process that was killed has not told of its own spans: what was below them is the request's.
+    # A killed process has not exported its own spans: their children go below the request's span.
     root = next((span.span_id for span in spans if not span.parent_id), "")
     children: dict[str, list[StoredSpan]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):

@@ -1,6 +1,6 @@
-"""The local web page: the fleet, the requests that run, and where the time of one went.
+"""The local web page: the fleet, the open requests, and the time that each span of one took.
 
-For people without Grafana and Jaeger at hand. It reads what `baton top` and `baton trace` read and
+For use without Grafana and Jaeger. It reads the same sources as `baton top` and `baton trace` and
 listens on this machine only; names in Host other than this machine's are refused, so that no other
 page can read it through a browser.
 """
@@ -32,7 +32,7 @@ from baton.runtime.process import Process, run
 
 _PAGE = Path(__file__).parent / "page"
 _FILES = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js"}
-# Pages that ask more often than this share one look at the services.
+# Requests that follow each other faster than this share one reading of the services.
 _FRESH_FOR_S = 0.8
 _MAX_RECENT = 100
 _HEADERS = {
@@ -61,7 +61,7 @@ class _Server(uvicorn.Server):
 
 
 class FleetWatch:
-    """The last two looks at the services, for any number of pages."""
+    """The last two readings of the services, for any number of browsers."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -70,7 +70,7 @@ class FleetWatch:
         self._looking = asyncio.Lock()
 
     async def view(self) -> dict[str, Any]:
-        """What happened lately and what runs now; `stack` is None when no stack runs."""
+        """The view of the fleet and its open requests; `stack` is None when no stack runs."""
         async with self._looking:
             state = await asyncio.to_thread(self._home.read_state)
             if state is None:

@@ -70,7 +70,7 @@ function drawFigures(fleet) {
     figure("Between tokens", fleet.token_gap.p50_s, time(fleet.token_gap.p50_s), `p95 ${time(fleet.token_gap.p95_s)}`),
     figure("Output tokens", output, `${count(output)}/s`),
     figure("Prompt tokens", prompt, `${count(prompt)}/s`, "not cached"),
-    figure("Streams moved", healed.num_moved, count(healed.num_moved), `${healed.num_resumed} resumed`),
+    figure("Streams migrated", healed.num_moved, count(healed.num_moved), `${healed.num_resumed} resumed`),
   );
 }
 
@@ -131,7 +131,7 @@ function drawOpen(rows) {
     ["prompt", (row) => count(row.num_prompt_tokens), true],
     ["output", (row) => count(row.num_output_tokens), true],
     ["worker", (row) => row.workers.join(", ")],
-  ], rows.slice(0, 50), "nothing runs");
+  ], rows.slice(0, 50), "no open requests");
 }
 
 function drawRecent(rows) {
@@ -152,7 +152,7 @@ function inOrder(spans) {
   const root = spans.find((span) => !span.parent_id);
   const below = new Map();
   for (const span of [...spans].sort((a, b) => a.start_ns - b.start_ns || b.end_ns - a.end_ns)) {
-    // A process that was killed has not told of its own spans: what was below them is the request's.
+    // A killed process has not exported its own spans: their children go below the request's span.
     const parent = known.has(span.parent_id) ? span.parent_id : span === root || !root ? "" : root.span_id;
     below.set(parent, [...(below.get(parent) ?? []), span]);
   }
@@ -162,7 +162,7 @@ function inOrder(spans) {
 
 const ATTEMPT = "baton.epoch";
 
-// What tells two spans of one name apart: where it ran, in which attempt, and why it was needed.
+// The difference between two spans of one name: where each ran, in which attempt, and why.
 function whereabouts(span) {
   const own = span.attributes;
   const parts = [own["baton.worker_id"] ?? span.service];
@@ -197,7 +197,7 @@ function ruler(total) {
 
 function summaryOf(spans) {
   const root = spans.find((span) => span.name === "gateway.request");
-  if (!root) return "its gateway has not told of its end";
+  if (!root) return "its gateway has not reported its end";
   const own = root.attributes;
   const attempts = own["baton.num_attempts"];
   return [

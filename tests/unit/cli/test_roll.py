@@ -1,9 +1,12 @@
 """`baton roll`: what is restarted, and in which order."""
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
-from baton.cli.roll import RollFailed, replicas
-from baton.localstack.home import StackState
+from baton.cli.roll import RollFailed, replicas, roll
+from baton.localstack.home import Home, StackState
 
 NAMES = (
     "spans", "redis", "quota-1", "quota-2", "tokenizer", "prefill-1", "decode-1", "decode-2",
@@ -30,3 +33,12 @@ def test_a_name_that_stands_for_nothing_is_refused() -> None:
     for name in ("redis", "decode-9", "dec"):
         with pytest.raises(RollFailed, match=name):
             replicas(state(), [name])
+
+
+def test_a_replica_that_does_not_run_is_named_and_no_signal_is_sent(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.create()
+    with home.lock():
+        home.write_state(StackState(1, "", services={"router": {"pid": 0, "endpoint": ""}}))
+        with pytest.raises(RollFailed, match="router does not run"):
+            asyncio.run(roll(home, ["router"], print))

@@ -43,7 +43,7 @@ def test_a_look_shows_workers_requests_and_what_was_healed() -> None:
     text = "\n".join(render(view(), [REQUEST], STATE))
     assert "3 open  1 queued  2.5/s" in text
     assert "p50 20 ms  p95 50 ms" in text
-    assert "2 streams moved" in text
+    assert "2 streams migrated" in text
     assert "██████······  50%" in text
     assert "decode-2  down" in text
     assert "req-1" in text

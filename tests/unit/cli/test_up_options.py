@@ -35,7 +35,10 @@ def model(tmp_path: Path) -> str:
         (["--decode", "0"], "--decode 0"),
         (["--threads", "0"], "--threads 0"),
         (["--kv-memory", "much"], "--kv-memory 'much'"),
-        (["--replicas", "redis=2"], "'redis=2': is none of gateway, quota, tokenizer, router"),
+        (
+            ["--replicas", "redis=2"],
+            "'redis=2': the service must be one of gateway, quota, tokenizer, router",
+        ),
         (["--replicas", "gateway=0"], "'gateway=0': say gateway=1 to 9"),
         (["--replicas", "quota"], "'quota': say quota=1 to 9"),
         (["--alias", "foo"], "PUBLIC=MODEL"),

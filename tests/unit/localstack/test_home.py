@@ -23,7 +23,7 @@ def test_a_folder_has_one_supervisor_at_a_time(tmp_path: Path) -> None:
 
 def test_state_counts_only_while_its_supervisor_holds_the_folder(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    # The pid of a process that lives and is no supervisor: it must not be taken for one.
+    # The pid of a process that lives and is not a supervisor: it must not be taken for one.
     left_behind = StackState(os.getpid(), "http://x/v1", True, {"gateway": {"pid": 1}})
     home.write_state(left_behind)
     assert home.read_state() is None

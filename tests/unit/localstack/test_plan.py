@@ -105,7 +105,7 @@ def test_all_workers_are_deterministic_on_request(tmp_path: Path) -> None:
             assert service.environment["BATON_WORKER_DETERMINISTIC"] == "on"
 
 
-def test_every_replica_is_known_to_whoever_dials_it(tmp_path: Path) -> None:
+def test_every_replica_is_known_to_each_service_that_dials_it(tmp_path: Path) -> None:
     asked = options(tmp_path, replicas={"gateway": 2, "quota": 2, "tokenizer": 3, "router": 2})
     made = plan.make(Home(tmp_path), asked)
     assert {"gateway-1", "gateway-2", "quota-2", "tokenizer-3", "router-2"} <= set(names(made))

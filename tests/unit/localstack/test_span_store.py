@@ -77,7 +77,7 @@ def test_waterfall_shows_children_below_parents_with_service_and_time() -> None:
     assert "4.00 ms" in lines[3]
 
 
-def test_what_was_below_a_span_that_nobody_told_of_is_the_requests_in_order_of_time() -> None:
+def test_children_of_a_span_that_was_not_exported_go_below_the_request_in_order_of_time() -> None:
     text = render(
         [
             span("a", name="gateway.request", end_ns=10_000_000),
