@@ -1,4 +1,4 @@
-"""A server whose answers are known, to test clients: `python -m loadtest.paced_server`.
+"""A server with known answers, to test clients: `python -m loadtest.paced_server`.
 
 One token every `--gap-ms`, the first after `--ttft-ms`, on a fixed schedule: a token that is late
 does not delay the next. Speaks as much of OpenAI's API as the load tests do; a word is a token.
@@ -12,6 +12,8 @@ from typing import Any
 
 import httptools
 
+from baton.system.clock import Clock, SystemClock
+
 MAX_MODEL_LEN = 4096
 TEMPLATE_TOKENS = 7
 _MAX_BODY_BYTES = 8 << 20
@@ -20,9 +22,10 @@ _STAGES = ("tokenize", "queue", "prefill")
 
 
 class PacedConnection(asyncio.Protocol):
-    """One client's connection; requests one after the other."""
+    """One client's connection, with one request after the other."""
 
-    def __init__(self, ttft_s: float, gap_s: float) -> None:
+    def __init__(self, clock: Clock, ttft_s: float, gap_s: float) -> None:
+        self._clock = clock
         self._ttft_s = ttft_s
         self._gap_s = gap_s
         self._parser = httptools.HttpRequestParser(self)
@@ -72,8 +75,7 @@ class PacedConnection(asyncio.Protocol):
     # answers
 
     async def _stream(self, asked: Mapping[str, Any]) -> None:
-        loop = asyncio.get_running_loop()
-        at_s = loop.time() + self._ttft_s
+        at_s = self._clock.now() + self._ttft_s
         await asyncio.sleep(self._ttft_s)
         stages = ", ".join(f"{name};dur={self._ttft_s * 1000 / 4:.1f}" for name in _STAGES)
         self._transport.write(
@@ -84,7 +86,7 @@ class PacedConnection(asyncio.Protocol):
         for number in range(asked["max_tokens"]):
             if number:
                 at_s += self._gap_s
-                await asyncio.sleep(at_s - loop.time())
+                await asyncio.sleep(at_s - self._clock.now())
             self._write_chunk(_EVENT.format(f" word{number}"))
         usage = json.dumps({"choices": [], "usage": _usage(asked)})
         self._write_chunk(f"data: {usage}\n\ndata: [DONE]\n\n")
@@ -109,10 +111,10 @@ def _usage(asked: Mapping[str, Any]) -> dict[str, int]:
 
 
 async def serve(port: int, ttft_s: float, gap_s: float) -> None:
-    """Says where it listens, and serves until it is cancelled."""
-    loop = asyncio.get_running_loop()
+    """Print the URL, and serve until cancelled."""
+    loop, clock = asyncio.get_running_loop(), SystemClock()
     server = await loop.create_server(
-        lambda: PacedConnection(ttft_s, gap_s), "127.0.0.1", port, backlog=1024
+        lambda: PacedConnection(clock, ttft_s, gap_s), "127.0.0.1", port, backlog=1024
     )
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()

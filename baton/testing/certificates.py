@@ -1,4 +1,4 @@
-"""Certificates for tests, made by the `openssl` program: authorities, and what they signed."""
+"""Certificates for tests, made by the `openssl` program: authorities, and their members."""
 
 import subprocess
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _TIMEOUT_S = 60
 
 @dataclass(frozen=True)
 class Authority:
-    """A new authority of its own, as two files in `folder`."""
+    """A new certificate authority, as two files in `folder`."""
 
     folder: Path
     name: str
@@ -41,7 +41,7 @@ class Authority:
 
 @dataclass(frozen=True)
 class MemberFiles:
-    """What a service is given."""
+    """The three files of a service: certificate, key and authority."""
 
     cert: Path
     key: Path
@@ -51,7 +51,7 @@ class MemberFiles:
         return PeerTls(self.cert, self.key, self.ca, peer_name)
 
     def environment(self) -> dict[str, str]:
-        """The variables that tell a process of them."""
+        """The variables that name these files to a process."""
         return {
             "BATON_TLS_CERT_FILE": str(self.cert),
             "BATON_TLS_KEY_FILE": str(self.key),

@@ -27,7 +27,7 @@ _SCHEMAS: tuple[dict[str, Any], ...] = (
 
 
 def random_text(source: random.Random, max_words: int = 20) -> str:
-    """Words and odd characters; may be empty, never spells a control token."""
+    """Words and odd characters; may be empty, never a control token's text."""
     words = source.choices(_WORDS, k=source.randint(0, max_words))
     text = "".join(word + source.choice((" ", " ", " ", "")) for word in words)
     while any(spelled in text for spelled in CONTROL_TOKENS):
@@ -37,7 +37,7 @@ def random_text(source: random.Random, max_words: int = 20) -> str:
 
 
 def random_conversation(source: random.Random) -> Conversation:
-    """{"messages", "tools" or None, "add_generation_prompt", "template_kwargs"}."""
+    """A dict of "messages", "tools" (or None), "add_generation_prompt" and "template_kwargs"."""
     uses_tools = source.random() < 0.4
     messages: list[dict[str, Any]] = []
     if source.random() < 0.5:

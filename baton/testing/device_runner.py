@@ -1,9 +1,7 @@
 """A FakeRunner whose cache is not the shared pool, as on a GPU: blocks move as the batch says.
 
-What leaves is on its way for some polls; until then the shared pool has what it had before.
-
-Its device is ordinary memory: what reads and is read there needs nothing but NIXL, or a test's own
-agent.
+A copy to the shared pool takes some polls; until then the pool keeps its former content. The
+"device" is ordinary memory, so transfers from and to it need only NIXL, or a test's own agent.
 """
 
 from collections import deque
@@ -58,7 +56,7 @@ class DeviceFakeRunner(FakeRunner):
         self.rows: NDArray[np.uint8]
         self.num_copies_begun = 0
         self._copy_polls = copy_polls
-        # Block ids, what they held after their step, and polls to come.
+        # Block ids, their content after their step, and the polls that are left.
         self._copies: deque[tuple[list[int], NDArray[np.uint8], int]] = deque()
 
     def bind_pool(self, pool: memoryview) -> None:

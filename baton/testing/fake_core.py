@@ -1,6 +1,6 @@
 """A core process with a FakeRunner: `python -m baton.testing.fake_core FDS [--num-blocks N ...]`.
 
-For tests that need real processes and real shared memory but no model.
+It is for tests that need real processes and real shared memory but no model.
 """
 
 import argparse
@@ -17,7 +17,7 @@ FAKE_MODEL_FP = "fake-model"
 
 
 class SlowRunner(FakeRunner):
-    """Each step takes `step_s` seconds."""
+    """A FakeRunner whose steps take `step_s` seconds each."""
 
     def __init__(self, step_s: float, mean_output_tokens: int) -> None:
         super().__init__(mean_output_tokens=mean_output_tokens)

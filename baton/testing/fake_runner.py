@@ -38,7 +38,8 @@ def _mix_all(states: NDArray[np.uint64], values: NDArray[np.uint64]) -> NDArray[
 
 
 class FakeRunner:
-    """`mean_output_tokens` > 0 makes about one token in so many the end token; 0 = never."""
+    """A Runner on hashes. `mean_output_tokens` > 0 makes one token in so many the end token on
+    average; 0 = never."""
 
     def __init__(
         self,
@@ -89,15 +90,16 @@ class FakeRunner:
         return StepResult(np.array(tokens, np.int64), logprobs)
 
     def logprobs(self, states: list[int], row: SampleRow, token: int) -> RowLogprobs:
-        """A falling line over the tokens after `token`, from a start that is the state's own."""
-        num_top = row.num_logprobs
-        assert num_top is not None, "the row asks for logprobs"
+        """Logprobs that fall linearly over the tokens after `token`, from a start of the state."""
+        judges_prompt = row.forced_token >= 0
+        params = row.params
+        num_top = params.num_prompt_logprobs if judges_prompt else params.num_logprobs
         start = -1.0 - (states[0] % 997) / 997
         top_ids = [(token + index) % self.vocab_size for index in range(num_top)]
         return RowLogprobs(start, top_ids, [start - index for index in range(num_top)])
 
     def _states_after(self, batch: StepBatch, token_row: int) -> list[int]:
-        """Per layer, the stored state of flat query token `token_row`."""
+        """The stored state of flat query token `token_row`, for each layer."""
         seq_row = int(np.searchsorted(batch.query_starts, token_row, side="right")) - 1
         block, slot = divmod(int(batch.positions[token_row]), self.kv_spec.block_size)
         block_id = batch.block_tables[seq_row][block]
@@ -123,7 +125,7 @@ class FakeRunner:
             states = [mix(state, token) for state in states]
 
     def lone_logprobs(self, tokens: Iterable[int], row: SampleRow) -> RowLogprobs:
-        """What `row` must bring after these tokens."""
+        """The logprobs that `row` must get after these tokens."""
         states = [mix(_LAYER_ROOT, layer) for layer in range(len(self.kv_spec.layers))]
         for token in tokens:
             states = [mix(state, token) for state in states]

@@ -1,4 +1,4 @@
-"""A TCP proxy that hurts what goes through it: delay, hold, drop, throttle, corrupt, cut, refuse.
+"""A TCP proxy that injects faults: delay, hold, drop, throttle, corrupt, cut, refuse.
 
 Faults are switched while it runs, per direction, and apply to every connection. It runs in a thread
 with a loop of its own, so that neither a test that blocks nor a busy event loop slows it; every
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, Self, TypeVar
 
+from baton.system.clock import SystemClock
 from baton.testing.faults import (
     DIRECTIONS,
     Direction,
@@ -34,13 +35,13 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Upstreams(Protocol):
-    """Where new connections go."""
+    """The servers to which new connections go."""
 
     async def run(self) -> None:
-        """Keep up to date until cancelled."""
+        """Keep the list of servers up to date until cancelled."""
 
     def candidates(self) -> list[Address]:
-        """The servers to try, in this order; empty: the connection is reset."""
+        """The servers to try, in this order; with none the connection is reset."""
 
 
 class OneUpstream:
@@ -57,7 +58,7 @@ class OneUpstream:
 
 
 class FaultProxy:
-    """Use as a context manager; `host` and `port` are where it listens.
+    """The proxy, used as a context manager; it listens at `host` and `port`.
 
     `counts` holds, per direction, the bytes that passed and those that each kind of fault met
     ("to_client.drop"), and "connections", "cut", "refused" and "failed_connects".
@@ -66,7 +67,7 @@ class FaultProxy:
     def __init__(self, upstreams: Upstreams, *, seed: int = 0, host: str = "127.0.0.1") -> None:
         self.host, self.port = host, 0
         self._upstreams = upstreams
-        self._state = FaultState(random.Random(seed))
+        self._state = FaultState(random.Random(seed), SystemClock())
         self._is_refusing = False
         # The writers to both sides of each connection, by the task that carries it.
         self._open: dict[asyncio.Task[None], list[asyncio.StreamWriter]] = {}
@@ -85,7 +86,7 @@ class FaultProxy:
 
     @property
     def num_open(self) -> int:
-        """Connections that it carries now."""
+        """The open connections."""
         return len(self._open)
 
     def set(self, *directions: Direction, **faults: float | bool) -> None:
@@ -94,11 +95,11 @@ class FaultProxy:
         self._call(lambda: self._state.switch(directions or DIRECTIONS, new))
 
     def heal(self) -> None:
-        """Switch everything off. What `verify` asks for stays."""
+        """Switch all faults off. `verify` still asks for those that were on."""
         self._call(self._heal)
 
     def refuse(self) -> None:
-        """New connections are reset until `heal`."""
+        """Reset new connections until `heal`."""
         self._call(self._refuse)
 
     def cut(self, *, reset: bool = True) -> int:
@@ -107,7 +108,7 @@ class FaultProxy:
 
     @contextmanager
     def fault(self, *directions: Direction, **faults: float | bool) -> Iterator[None]:
-        """`set` for the body, then `heal` and `verify`."""
+        """Set faults for the body of the with statement, then `heal` and `verify`."""
         self.set(*directions, **faults)
         try:
             yield
@@ -116,8 +117,8 @@ class FaultProxy:
         self.verify()
 
     def verify(self) -> None:
-        """Raises FaultDidNotHappen unless every fault since the last good call met traffic, in one
-        of its directions at least."""
+        """Check that every fault since the last successful call met traffic, in one of its
+        directions at least. Raises FaultDidNotHappen."""
         if unmet := self._call(self._state.take_unmet):
             raise FaultDidNotHappen(f"no traffic met: {', '.join(unmet)}")
 
@@ -169,7 +170,7 @@ class FaultProxy:
             await self._end_all()
 
     async def _end_all(self) -> None:
-        """Nothing of a connection may outlive the loop."""
+        """End all connections: no task of theirs may outlive the loop."""
         tasks, writers = list(self._open), [w for pair in self._open.values() for w in pair]
         for task in tasks:
             task.cancel()
@@ -180,7 +181,7 @@ class FaultProxy:
                 await writer.wait_closed()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, from accepting it to the end of both directions."""
+        """Carry one connection, from accepting it to the end of both directions."""
         task = asyncio.current_task()
         assert task is not None
         writers = [writer]
@@ -220,7 +221,7 @@ class FaultProxy:
                 tasks.create_task(back.read_all(from_server))
                 tasks.create_task(back.write_all(to_client))
         except* OSError:
-            # One side is gone; so is the connection.
+            # One side is gone, and with it the connection.
             for writer in (to_server, to_client):
                 _end(writer, reset=True)
 
@@ -233,7 +234,7 @@ class FaultProxy:
         return None
 
     def _call(self, function: Callable[[], T]) -> T:
-        """Run in the proxy's thread, and wait for the result."""
+        """Run a call in the proxy's thread, and wait for the result."""
 
         async def call() -> T:
             return function()
@@ -243,7 +244,7 @@ class FaultProxy:
 
 
 def _end(writer: asyncio.StreamWriter, reset: bool) -> None:
-    """Close with FIN, or with RST, which gives up what is still to be sent."""
+    """Close with FIN, or with RST, which drops the bytes still to be sent."""
     raw = writer.get_extra_info("socket")
     if reset and raw.fileno() >= 0:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)

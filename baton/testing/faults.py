@@ -1,4 +1,4 @@
-"""What the fault proxy does to the bytes of a direction, and the account of what it did."""
+"""Faults on the bytes of one direction of a proxy, and counts of the bytes that they met."""
 
 import asyncio
 import dataclasses
@@ -6,13 +6,15 @@ import random
 from collections import Counter
 from typing import Literal
 
+from baton.system.clock import Clock
+
 Direction = Literal["to_server", "to_client"]
 DIRECTIONS: tuple[Direction, Direction] = ("to_server", "to_client")
 
 READ_BYTES = 64 << 10
-# On their way in one direction of one connection; with more, the sender waits.
+# Chunks on their way in one direction of one connection; with more, the sender waits.
 MAX_CHUNKS = 64
-# A throttled direction passes so much time's bytes at once.
+# A throttled direction passes the bytes of this time at once.
 _SLICE_S = 0.02
 
 
@@ -22,26 +24,27 @@ class FaultDidNotHappen(AssertionError):
 
 @dataclasses.dataclass(frozen=True)
 class Faults:
-    """What happens to the bytes of one direction.
+    """The faults on the bytes of one direction.
 
-    `delay_s`: each byte arrives so much later. `hold`: nothing passes until it is switched off, and
-    then everything does (a partition that heals). `drop`: bytes are swallowed, and the connections
-    that lost some stay dead and open for good (half-open). `bytes_per_s`: at most so many (0: any).
-    `corrupt_offset`: one bit of that byte is flipped, counted in each connection from the moment
-    of switching on (-1: none). `corrupt_probability`: one bit of a chunk in so many. Both leave
-    chunks under `corrupt_min_bytes` alone: with some kilobytes they hit payload, not framing.
+    `delay_s`: each byte arrives this much later. `hold`: nothing passes until it is switched off,
+    and then everything does (a partition that heals). `drop`: bytes are swallowed, and the
+    connections that lost some stay dead and open for good (half-open). `bytes_per_s`: an upper
+    limit (0: none). `corrupt_offset`: one bit of that byte is flipped, counted in each connection
+    from the moment of switching on. `corrupt_probability`: one bit of a chunk, with this
+    probability. Both leave chunks under `corrupt_min_bytes` alone: with some kilobytes they hit
+    payload, not framing.
     """
 
     delay_s: float = 0.0
     hold: bool = False
     drop: bool = False
     bytes_per_s: float = 0.0
-    corrupt_offset: int = -1
+    corrupt_offset: int | None = None
     corrupt_probability: float = 0.0
     corrupt_min_bytes: int = 1
 
     def kinds(self) -> set[str]:
-        """The names under which it is counted."""
+        """The names under which the active faults are counted."""
         return {
             name
             for name, is_on in (
@@ -49,20 +52,21 @@ class Faults:
                 ("hold", self.hold),
                 ("drop", self.drop),
                 ("throttle", self.bytes_per_s > 0),
-                ("corrupt", self.corrupt_offset >= 0 or self.corrupt_probability > 0),
+                ("corrupt", self.corrupt_offset is not None or self.corrupt_probability > 0),
             )
             if is_on
         }
 
 
 class FaultState:
-    """What is switched on, what it met, and what a test must still see met."""
+    """The active faults, counts of what they met, and the faults that must still meet traffic."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, clock: Clock) -> None:
         self.rng = rng
+        self.clock = clock
         self.faults: dict[Direction, Faults] = dict.fromkeys(DIRECTIONS, Faults())
         self.counts: Counter[str] = Counter()
-        # Counters of which one must grow, and their sum when the fault was switched on.
+        # Groups of counters, one of which must grow, and their sum when the fault was switched on.
         self._aimed: dict[tuple[str, ...], int] = {}
         self._changed = asyncio.Event()
 
@@ -75,11 +79,11 @@ class FaultState:
         self._changed = asyncio.Event()
 
     def aim(self, *names: str) -> None:
-        """From now on one of these must be met."""
+        """Require that one of these counters grows from now on."""
         self._aimed.setdefault(names, self._sum(names))
 
     def take_unmet(self) -> list[str]:
-        """Forgets the aims when all were met."""
+        """The faults that met nothing yet; drops all requirements when there are none."""
         unmet = [names for names, before in self._aimed.items() if self._sum(names) <= before]
         if not unmet:
             self._aimed.clear()
@@ -94,20 +98,19 @@ class FaultState:
 
 
 class Pipe:
-    """One direction of one connection: reads, keeps in order, hurts, writes."""
+    """One direction of one connection: reads, keeps the order, applies faults, writes."""
 
     def __init__(self, state: FaultState, name: Direction) -> None:
         self._state = state
         self._name = name
         self._chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_CHUNKS)
         self._is_dead = False
-        # What the corrupt offset counts in: bytes since these faults were switched on.
+        # The corrupt offset counts bytes since these faults were switched on.
         self._counted_for: Faults | None = None
         self._num_counted = 0
 
     async def read_all(self, reader: asyncio.StreamReader) -> None:
-        """Until the end of the stream, which a dead pipe keeps to itself."""
-        loop = asyncio.get_running_loop()
+        """Read until the end of the stream, which a dead pipe does not pass on."""
         data = b"first"
         while data:
             try:
@@ -118,14 +121,14 @@ class Pipe:
                 return
             if not self._swallows(data):
                 faults = self._state.faults[self._name]
-                await self._chunks.put((loop.time() + faults.delay_s, self._hurt(data, faults)))
+                due_s = self._state.clock.now() + faults.delay_s
+                await self._chunks.put((due_s, self._hurt(data, faults)))
 
     async def write_all(self, writer: asyncio.StreamWriter) -> None:
-        """Until the end of the stream is passed on."""
-        loop = asyncio.get_running_loop()
+        """Write until the end of the stream is passed on."""
         while True:
             due_s, data = await self._chunks.get()
-            if (wait_s := due_s - loop.time()) > 0:
+            if (wait_s := due_s - self._state.clock.now()) > 0:
                 self._count("delay", len(data))
                 await asyncio.sleep(wait_s)
             if self._state.faults[self._name].hold:
@@ -160,12 +163,15 @@ class Pipe:
             self._counted_for, self._num_counted = faults, 0
         if "corrupt" not in faults.kinds() or len(data) < max(1, faults.corrupt_min_bytes):
             return data
-        rng, offset = self._state.rng, faults.corrupt_offset - self._num_counted
+        rng, start = self._state.rng, self._num_counted
         self._num_counted += len(data)
-        if not 0 <= offset < len(data):
-            if rng.random() >= faults.corrupt_probability:
-                return data
+        wanted = faults.corrupt_offset
+        if wanted is not None and start <= wanted < self._num_counted:
+            offset = wanted - start
+        elif rng.random() < faults.corrupt_probability:
             offset = rng.randrange(len(data))
+        else:
+            return data
         self._count("corrupt", 1)
         flipped = data[offset] ^ (1 << rng.randrange(8))
         return data[:offset] + bytes([flipped]) + data[offset + 1 :]

@@ -1,4 +1,4 @@
-"""Grammars without threads and children: work is done when it is asked for, or when told."""
+"""Grammars without threads and children: jobs run when they are submitted, or on `release`."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -18,7 +18,7 @@ from baton.worker.grammar_gate import GrammarGate, OnOutcome, outcome_of
 
 
 class InlineExecutor(Executor):
-    """Runs each job at once; while `is_held`, when `release` is called."""
+    """An executor that runs each job at once; while `is_held`, on `release`."""
 
     def __init__(self) -> None:
         self.is_held = False
@@ -39,14 +39,14 @@ class InlineExecutor(Executor):
         return future
 
     def release(self) -> None:
-        """Run what is held."""
+        """Run the held jobs."""
         held, self._held = self._held, []
         for run in held:
             run()
 
 
 class InlineWorker:
-    """The same for the jobs of states."""
+    """An InlineExecutor for the jobs of grammar states."""
 
     def __init__(self) -> None:
         self.is_held = False
@@ -58,7 +58,7 @@ class InlineWorker:
             self.release()
 
     def release(self) -> None:
-        """Run what is held."""
+        """Run the held jobs."""
         held, self._held = self._held, []
         for state, job in held:
             job()
@@ -66,7 +66,7 @@ class InlineWorker:
 
 
 class InlineGrammars(Grammars):
-    """For a FakeRunner whose vocabulary is that of `tokenizer_file`. No processor time passes."""
+    """Grammars of `tokenizer_file`'s vocabulary, for a FakeRunner. No processor time passes."""
 
     def __init__(self, tokenizer_file: Path, runner: FakeRunner) -> None:
         self.compiling = InlineExecutor()
@@ -76,7 +76,7 @@ class InlineGrammars(Grammars):
 
 
 class InlineGate(GrammarGate):
-    """Tries grammars in the caller's task, without limits; while `is_held`, at `release`."""
+    """A grammar gate in the caller's task, without limits; while `is_held`, until `release`."""
 
     def __init__(self, info: EngineInfo) -> None:
         super().__init__(info)
@@ -90,11 +90,11 @@ class InlineGate(GrammarGate):
             self.release()
 
     def release(self) -> None:
-        """Try what is held."""
+        """Check the held grammars."""
         while self._waiting:
             grammar, on_outcome = self._waiting.popleft()
             verdict = check(self._compiler, msgspec.msgpack.encode(grammar))
             on_outcome(outcome_of(grammar, verdict))
 
     async def run(self) -> None:
-        """Nothing runs on its own."""
+        """Do nothing: no job runs on its own."""

@@ -1,7 +1,7 @@
 """An EngineClient without a core process: the engine runs inside the front's event loop.
 
-For simulations of whole fleets on a virtual clock: a step computes at once and then takes as long
-as `step_duration` says. The reader of `events` drives the engine; nobody reading, nothing moves.
+It is for simulations of whole fleets on a virtual clock: a step computes at once and then takes
+`step_duration`. The reader of `events` drives the engine; without a reader nothing moves.
 """
 
 import asyncio
@@ -20,7 +20,11 @@ StepDuration = Callable[[StepBatch], float]  # seconds
 
 
 class LocalEngineClient:
-    """Steps an Engine on the running loop's time, which `clock` must agree with."""
+    """Steps an Engine on the running loop's time, with which `clock` must agree.
+
+    It has 15 attributes because it stands for a whole core process: its pool, its pipe, its fault
+    injection and the step that runs.
+    """
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class LocalEngineClient:
         self._death = asyncio.Event()
         self._resumed = asyncio.Event()
         self._resumed.set()
-        # Of the step that is taking its time now: what the runner returned, and when it ends.
+        # The step that runs now: its result, and the time of its end.
         self._is_busy = False
         self._result: StepResult | None = None
         self._ends_at = 0.0
@@ -105,7 +109,7 @@ class LocalEngineClient:
         self._resumed.clear()
 
     def go_on(self) -> None:
-        """It moves again, as after SIGCONT."""
+        """End `stop`, as SIGCONT does."""
         self._resumed.set()
 
     def _begin_step(self) -> None:

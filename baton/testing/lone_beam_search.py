@@ -1,4 +1,4 @@
-"""What a beam search on a FakeRunner must bring, computed the slow and obvious way.
+"""The results that a beam search on a FakeRunner must give, computed the slow and obvious way.
 
 Every hypothesis is a whole token list, computed from its first token at each step. Written apart
 from the engine's own search, after transformers' `generate`.
@@ -18,7 +18,7 @@ Hypothesis = tuple[float, tuple[int, ...]]
 def lone_beam_search(
     runner: FakeRunner, prompt: Iterable[int], params: SamplingParams
 ) -> list[list[int]]:
-    """Outputs of the best hypotheses, best first."""
+    """The outputs of the best hypotheses, best first."""
     prompt = list(prompt)
     ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(runner.eos_token_ids))
     max_tokens = min(params.max_tokens, runner.max_model_len - len(prompt))
@@ -46,7 +46,7 @@ def _extend(
     banned: object,
 ) -> list[Hypothesis]:
     """All continuations among each hypothesis' likeliest tokens, best first."""
-    # More than can live on or end: no other token of a hypothesis can matter.
+    # More than can continue or end: no other token of a hypothesis can matter.
     num_top = 2 * params.beam_width + len(params.stop_token_ids) + len(runner.eos_token_ids)
     num_top = min(runner.vocab_size, num_top)
     asking = msgspec.structs.replace(params, num_logprobs=num_top, temperature=0.0)

@@ -1,4 +1,4 @@
-"""Messages as a peer of a newer protocol version would send them: with fields we do not know."""
+"""Messages as a peer of a newer protocol version sends them: with unknown fields."""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -12,7 +12,7 @@ M = TypeVar("M", bound=Message)
 
 
 def from_the_future(message: M) -> M:
-    """A copy that has an unknown field in every message of it."""
+    """A copy of a message with an unknown field in it and in every message inside it."""
     newer = type(message)()
     newer.CopyFrom(message)
     _extend(newer)
@@ -30,7 +30,7 @@ def _extend(message: Message) -> None:
 
 
 def unknown_frame(kind: type[M], **numbers: int) -> M:
-    """A frame whose content we do not know; `numbers` are fields that all its frames have."""
+    """A frame with unknown content; `numbers` are fields that all frames of its kind have."""
     frame = kind(**numbers)
     frame.MergeFromString(UNKNOWN_FIELD)
     return frame

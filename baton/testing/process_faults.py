@@ -1,8 +1,8 @@
 """SIGKILL, SIGSTOP, SIGCONT and SIGTERM aimed at one process of a stack under test.
 
-A test whose fault missed proves nothing, so nothing here is taken on trust: the target must be a
+A test whose fault missed proves nothing, so everything here is checked: the target must be a
 living descendant of the stack's first process, the signal goes through a pidfd (a pid that is used
-again cannot be hit), and `verify` reads in /proc what became of it. Linux only.
+again cannot be hit), and `verify` reads the result in /proc. Linux only.
 """
 
 import os
@@ -16,7 +16,7 @@ from baton.testing.faults import FaultDidNotHappen
 
 VERIFY_TIMEOUT_S = 60.0
 _POLL_S = 0.002
-# How many parents are followed: more than any stack has.
+# Parents that are followed at most: more than any stack has.
 _MAX_DEPTH = 32
 _DEAD_STATES = "ZX"
 
@@ -36,7 +36,7 @@ class ProcessState:
 
 
 def process_state(pid: int) -> ProcessState | None:
-    """None: there is no such process."""
+    """The state of a process; None when there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -60,29 +60,29 @@ class ProcessFault:
         self._sent: signal.Signals | None = None
 
     def kill(self) -> Self:
-        """SIGKILL: it is gone without a word."""
+        """Send SIGKILL: the process ends at once, without a message."""
         return self._send(signal.SIGKILL)
 
     def stop(self) -> Self:
-        """SIGSTOP: its sockets stay open and nothing is answered."""
+        """Send SIGSTOP: its sockets stay open and nothing is answered."""
         return self._send(signal.SIGSTOP)
 
     def resume(self) -> Self:
-        """SIGCONT."""
+        """Send SIGCONT."""
         return self._send(signal.SIGCONT)
 
     def terminate(self) -> Self:
-        """SIGTERM: it is asked to drain and leave."""
+        """Send SIGTERM: the process drains and ends."""
         return self._send(signal.SIGTERM)
 
     def is_alive(self) -> bool:
-        """Whether this very process still runs or is stopped."""
+        """True while this very process runs or is stopped."""
         state = self._state()
         return state is not None and state.state not in _DEAD_STATES
 
     def verify(self, timeout_s: float = VERIFY_TIMEOUT_S) -> None:
-        """Raises FaultDidNotHappen unless the last signal takes effect in time: the process is
-        gone (kill, terminate), stands still (stop), or is alive and runs (resume)."""
+        """Check that the last signal takes effect in time: the process is gone (kill, terminate),
+        stands still (stop), or runs (resume). Raises FaultDidNotHappen."""
         assert self._sent is not None, "no signal was sent"
         deadline = time.monotonic() + timeout_s
         while not self._has_happened():
@@ -118,13 +118,13 @@ class ProcessFault:
         return (self._sent == signal.SIGSTOP) == self._is_stopped()
 
     def _is_stopped(self) -> bool:
-        """All of its threads stand still."""
+        """True when all of its threads are stopped."""
         tasks = Path(f"/proc/{self.pid}/task")
         states = [process_state(int(task.name)) for task in tasks.iterdir()]
         return all(state is None or state.state == "T" for state in states)
 
     def _state(self) -> ProcessState | None:
-        """None when the process is gone, even if another one has its pid now."""
+        """The state; None when the process is gone, even if another one has its pid now."""
         state = process_state(self.pid)
         return state if state and state.start_ticks == self._start_ticks else None
 

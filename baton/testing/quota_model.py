@@ -14,7 +14,7 @@ DAY_MS = 86_400_000
 
 @dataclass
 class ModelLimits:
-    """0 = unlimited; the budget is per UTC day."""
+    """The limits of a key: 0 = unlimited; the budget is per UTC day."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
@@ -24,7 +24,7 @@ class ModelLimits:
 
 @dataclass
 class ModelLease:
-    """One request. `credit` is what is charged for output when the lease lapses."""
+    """The lease of one request. `credit` is charged for output when it lapses."""
 
     prompt: int
     granted: int
@@ -42,7 +42,7 @@ class ModelLease:
 
 @dataclass(frozen=True)
 class ModelHolder:
-    """What a holder says in a renewal: what it was granted, and the most that it uses of it."""
+    """A renewal as its holder sends it: the granted tokens, and the most of them that it uses."""
 
     prompt: int
     granted: int
@@ -73,7 +73,7 @@ class Bucket:
 
 
 class QuotaModel:
-    """The state of one key. Outcomes are the scripts' words."""
+    """The state of one key. Outcomes are named as in the scripts."""
 
     def __init__(self, limits: ModelLimits, lease_ms: int, start_ms: int) -> None:
         self.limits = limits
@@ -110,7 +110,7 @@ class QuotaModel:
     def renew(
         self, request_id: str, holder: ModelHolder, wanted: int, now_ms: int
     ) -> tuple[str, int]:
-        """(state, granted output tokens)."""
+        """Renew a lease; returns (state, granted output tokens)."""
         self._pass_time(now_ms)
         lease = self.leases.get(request_id) or self._recreate(request_id, holder, now_ms)
         if lease is None or lease.state == "settled":
@@ -125,7 +125,7 @@ class QuotaModel:
         return state, lease.granted
 
     def settle(self, request_id: str, prompt: int, output: int, now_ms: int) -> str:
-        # Settling lapses nobody: an expired lease that is settled now was never away.
+        # Settling does not reap: an expired lease that is settled now has not lapsed.
         self.requests.refill(now_ms)
         self.tokens.refill(now_ms)
         actual = prompt + output

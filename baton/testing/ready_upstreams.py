@@ -1,9 +1,9 @@
 """The upstreams of a FaultProxy that stands in front of several servers, as a load balancer does.
 
 Only those whose `/readyz` answers 200 get new connections, in turn; a connection that stands stays
-where it is, ready or not. One that does not answer stays what it was for MAX_SILENT polls, as with
-the balancers that people use: on a busy machine all may be slow at once. The list of servers is
-asked for before each round, since a server that is started again may listen elsewhere.
+where it is, ready or not. A silent server keeps its state for MAX_SILENT polls, as with common load
+balancers: on a busy machine all may be slow at once. The list of servers is read before each round,
+since a server that is started again may listen elsewhere.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class ReadyUpstreams:
 
     @property
     def ready(self) -> list[Address]:
-        """Those that were ready at the last poll."""
+        """The servers that were ready at the last poll."""
         return list(self._ready)
 
     async def run(self) -> None:
@@ -42,7 +42,7 @@ class ReadyUpstreams:
             await asyncio.sleep(self._poll_s)
 
     def _is_up(self, address: Address, answer: bool | None) -> bool:
-        """Whether it counts as ready after this answer; None = it was silent."""
+        """True if the server counts as ready after this answer; None = it was silent."""
         if answer is not None:
             self._num_silent[address] = 0
             return answer
@@ -58,12 +58,12 @@ class ReadyUpstreams:
 
 
 async def is_ready(address: Address) -> bool:
-    """Whether `/readyz` of the server answers 200."""
+    """True if `/readyz` of the server answers 200."""
     return bool(await _ask(address))
 
 
 async def _ask(address: Address) -> bool | None:
-    """What `/readyz` of the server answers; None when it does not."""
+    """The status of the server's `/readyz`; None without an answer."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(*address)

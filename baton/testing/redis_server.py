@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-# Servers differ in the words before it and in its case.
+# Servers differ in the words before this, and in upper and lower case.
 _READY = "ready to accept connections"
 
 
@@ -38,7 +38,7 @@ class RedisServer:
         return f"unix://{self.socket_path}"
 
     def start(self) -> None:
-        """Returns when the server accepts connections."""
+        """Start the server; returns when it accepts connections."""
         assert self._process is None
         command = [
             str(server_binary()), "--port", "0", "--unixsocket", str(self.socket_path),
@@ -57,7 +57,7 @@ class RedisServer:
         raise RuntimeError("the server did not start: " + "".join(lines[-5:]))
 
     def kill(self) -> None:
-        """End the server at once (SIGKILL); whatever it held is gone."""
+        """End the server at once (SIGKILL); its data is gone."""
         if self._process is None:
             return
         assert self._process.stdout is not None

@@ -1,7 +1,8 @@
-"""Tiny random models of many architectures, made to be compared with what transformers says.
+"""Tiny random models of many architectures, made to be compared with transformers.
 
-The tables say what is served and what is refused; docs/models.md lists the same families. Weights
-are random, but spread so that outputs vary: a model that repeats one token hides mistakes.
+The tables list the models that are served and those that are refused; docs/models.md lists the same
+families. Weights are random, but spread so that outputs vary: a model that repeats one token hides
+mistakes.
 """
 
 from pathlib import Path
@@ -156,7 +157,7 @@ SERVED: dict[str, tuple[str, _Values]] = {
 
 
 class Refused(NamedTuple):
-    """A configuration that is not served, and words of the reason that must be given."""
+    """A configuration that is not served, and words that its refusal must have."""
 
     config_class: str
     differences: _Values
@@ -215,7 +216,7 @@ def make_model(name: str, folder: Path, **changes: Any) -> None:
 
 
 def random_model(config: transformers.PretrainedConfig) -> transformers.PreTrainedModel:
-    """The same weights each time, with nothing left at a value that would hide mistakes."""
+    """A model with the same weights each time, none of them at a value that would hide mistakes."""
     torch.manual_seed(1234)
     is_text = config.model_type != "t5"
     auto: Any = transformers.AutoModelForCausalLM if is_text else transformers.AutoModel
@@ -225,7 +226,7 @@ def random_model(config: transformers.PretrainedConfig) -> transformers.PreTrain
             # Norm weights, biases and sinks start as constants.
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-    # Weights of tokens small against the layers' biases make all outputs alike.
+    # Embeddings that are small against the layers' biases make all outputs alike.
     embeddings: Any = model.get_input_embeddings()
     nn.init.normal_(embeddings.weight, 0.0, 0.5)
     model.train(False)

@@ -20,7 +20,7 @@ _UVLOOP_SOON_S = 0.0005
 
 
 class Deadlock(Exception):
-    """Every task waits and no timer is set: nothing can ever happen again."""
+    """Every task waits and no timer is set: the program would wait forever."""
 
 
 class VirtualClock:
@@ -48,7 +48,7 @@ class _InstantSelector(selectors.DefaultSelector):
         self._clock = clock
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        # While code is ready to run, a look at descriptors would only cost time: 5 % of a fleet's.
+        # While code is ready to run, polling descriptors would only cost time: 5 % of a fleet's.
         if timeout is not None and timeout <= 0:
             return []
         if ready := super().select(0):
@@ -60,7 +60,7 @@ class _InstantSelector(selectors.DefaultSelector):
 
 
 class _SoonHandle(asyncio.TimerHandle):
-    """What uvloop, on which the services run, gives for a callback that is due at once."""
+    """The handle that uvloop, on which the services run, gives for a callback due at once."""
 
     __slots__ = ()
 

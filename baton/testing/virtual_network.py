@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from baton.runtime.shared_stream import WRITE_TIMEOUT_S, StreamLost
+from baton.system.clock import Clock
 
 KEEPALIVE_S = 3.0
 MAX_FRAMES = 64
 
 
 class Digest:
-    """What happened, in the order in which it happened."""
+    """A digest of all events, in the order in which they happened."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
@@ -37,7 +38,7 @@ class Digest:
 
 
 class _Wire:
-    """One direction of a link: frames with the time at which each is there."""
+    """One direction of a link: frames with their times of arrival."""
 
     def __init__(self) -> None:
         self.frames: deque[tuple[float, Any]] = deque()
@@ -50,7 +51,7 @@ class _Wire:
         self._changed = asyncio.Event()
 
     async def change(self, timeout_s: float | None = None) -> None:
-        """Wait for one, or for so long."""
+        """Wait for a change, `timeout_s` at most."""
         if timeout_s is None:
             await self._changed.wait()
             return
@@ -62,7 +63,7 @@ class _Wire:
 
 
 class Link:
-    """One connection: `caller` dialled `callee` for `kind` of talk."""
+    """One connection, which `caller` dialled to `callee`; `kind` names its protocol."""
 
     def __init__(self, caller: str, callee: str, kind: str) -> None:
         self.caller, self.callee, self.kind = caller, callee, kind
@@ -98,11 +99,11 @@ class VirtualStream:
         self._out = out
 
     async def read(self) -> Any:
-        wire, network = self._incoming, self._network
+        wire, network, clock = self._incoming, self._network, self._network.clock
         while True:
             if wire.frames and not network.stands_still(self.link):
                 due_s, frame = wire.frames[0]
-                if (wait_s := due_s - network.now()) <= 0:
+                if (wait_s := due_s - clock.now()) <= 0:
                     wire.frames.popleft()
                     wire.notify()
                     network.delivered(self.link, wire is self.link.there, frame)
@@ -114,20 +115,21 @@ class VirtualStream:
                 await wire.change()
 
     async def write(self, frame: Any) -> None:
-        wire = self._out
-        deadline_s = self._network.now() + WRITE_TIMEOUT_S
+        wire, clock = self._out, self._network.clock
+        deadline_s = clock.now() + WRITE_TIMEOUT_S
         while len(wire.frames) >= MAX_FRAMES and not wire.ended:
-            if (left_s := deadline_s - self._network.now()) <= 0:
+            if (left_s := deadline_s - clock.now()) <= 0:
                 raise StreamLost(f"a write was blocked for {WRITE_TIMEOUT_S} s")
             await wire.change(left_s)
         if wire.ended:
             raise StreamLost("cut")
-        wire.last_due_s = max(wire.last_due_s, self._network.now() + self._network.draw_delay_s())
+        due_s = clock.now() + self._network.draw_delay_s()
+        wire.last_due_s = max(wire.last_due_s, due_s)
         wire.frames.append((wire.last_due_s, frame))
         wire.notify()
 
     async def close(self) -> None:
-        """What was written still arrives."""
+        """End the stream; frames that were written still arrive."""
         self._out.ended = True
         self._out.notify()
 
@@ -136,9 +138,10 @@ class VirtualStream:
 
 
 class VirtualNetwork:
-    """All links of one simulated fleet. Needs a running loop on `now`'s time."""
+    """All links of one simulated fleet, on the time of `clock`."""
 
-    def __init__(self, rng: random.Random, max_delay_s: float = 0.0) -> None:
+    def __init__(self, rng: random.Random, clock: Clock, max_delay_s: float = 0.0) -> None:
+        self.clock = clock
         self.max_delay_s = max_delay_s
         self.digest = Digest()
         self._rng = rng
@@ -146,24 +149,24 @@ class VirtualNetwork:
         self._stopped: set[str] = set()
 
     def connect(self, caller: str, callee: str, kind: str) -> tuple[VirtualStream, VirtualStream]:
-        """The caller's end and the callee's."""
+        """Open a link; returns the caller's end and the callee's."""
         link = Link(caller, callee, kind)
         self._links = [old for old in self._links if old.is_open]
         self._links.append(link)
         ours = VirtualStream(self, link, link.back, link.there)
         return ours, VirtualStream(self, link, link.there, link.back)
 
-    def links(self, process: str = "") -> list[Link]:
-        """Those that are open, of one place or of all."""
+    def links(self, process: str | None = None) -> list[Link]:
+        """The open links, of one process or of all."""
         return [
             link
             for link in self._links
-            if link.is_open and (not process or process in (link.caller, link.callee))
+            if link.is_open and (process is None or process in (link.caller, link.callee))
         ]
 
     @contextmanager
     def standing_still(self, process: str) -> Iterator[None]:
-        """Nothing reaches or leaves this place; afterwards what waited does."""
+        """Hold all frames to and from a process during the body; deliver them afterwards."""
         self._stopped.add(process)
         try:
             yield
@@ -176,20 +179,17 @@ class VirtualNetwork:
     def stands_still(self, link: Link) -> bool:
         return link.caller in self._stopped or link.callee in self._stopped
 
-    def now(self) -> float:
-        return asyncio.get_running_loop().time()
-
     def draw_delay_s(self) -> float:
         return self._rng.uniform(0, self.max_delay_s) if self.max_delay_s else 0.0
 
     def delivered(self, link: Link, is_there: bool, frame: Any) -> None:
         way = f"{link.caller}>{link.callee}" if is_there else f"{link.callee}>{link.caller}"
         data = frame if isinstance(frame, bytes) else frame.SerializeToString(deterministic=True)
-        self.digest.add(f"{link.kind} {way}", self.now(), data)
+        self.digest.add(f"{link.kind} {way}", self.clock.now(), data)
 
 
 async def stop_process(network: VirtualNetwork, process: str, seconds: float) -> None:
-    """As SIGSTOP and SIGCONT do to the place's network: keepalive cuts its links meanwhile."""
+    """Stop a process for a while, as SIGSTOP and SIGCONT do: keepalive cuts its links meanwhile."""
     with network.standing_still(process):
         if seconds <= KEEPALIVE_S:
             await asyncio.sleep(seconds)

@@ -267,7 +267,7 @@ class Fleet:
         self.rng = random.Random(seed)
         self.clock = clock
         self.model = model
-        self.network = VirtualNetwork(random.Random(seed), max_delay_s)
+        self.network = VirtualNetwork(random.Random(seed), clock, max_delay_s)
         self.workers: dict[str, Worker] = {}
         self._tasks = asyncio.TaskGroup()
         self._num_blocks = 0
