@@ -1,1 +1,1 @@
-"""Below everything: clock, frames over a socket pair, killable children."""
+"""The lowest layer: clock, frames over a socket pair, killable children."""

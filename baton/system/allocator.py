@@ -1,19 +1,22 @@
-"""The C library's allocator: what it keeps of freed memory instead of giving it back.
+"""The C library's allocator: how much freed memory it keeps for reuse.
 
 By default glibc returns large pieces to the kernel at every free, and takes them again, page by
 page and zeroed, at the next use. Processes that handle message after message of 1 MiB spend more
-time on that than on the bytes. Does nothing where the C library is another one.
+time on that than on the bytes. With another C library nothing happens.
 """
 
 import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-# The largest that glibc takes for the second.
+# The largest value that glibc accepts for _MMAP_THRESHOLD.
 _MAX_MMAP_THRESHOLD = 32 * 2**20
 
 
 def keep_freed_memory(max_bytes: int) -> bool:
-    """Keep up to so many freed bytes for reuse (per arena); False where that cannot be said."""
+    """Keep up to `max_bytes` freed bytes of each arena for reuse.
+
+    Returns False where the allocator has no such setting.
+    """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

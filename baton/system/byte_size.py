@@ -12,13 +12,13 @@ def parse_bytes(text: str) -> int:
     found = _SIZE.fullmatch(text.strip()) if text.isascii() else None
     unit = found["unit"].upper() if found else ""
     if found is None or (found["binary"] and not unit):
-        raise ValueError(f"{text!r} is no amount of memory such as 512MiB or 2GiB")
+        raise ValueError(f"{text!r} is not an amount of memory such as 512MiB or 2GiB")
     factor = _BINARY_UNITS[unit] if found["binary"] else _UNITS[unit]
     return int(float(found["number"]) * factor)
 
 
 def format_bytes(num_bytes: float) -> str:
-    """For messages to a person: `12 MiB`, `2.25 GiB`, `13.1 GiB`."""
+    """Text for a person: `12 MiB`, `2.25 GiB`, `13.1 GiB`."""
     gib = num_bytes / 2**30
     if gib < 1:
         return f"{num_bytes / 2**20:.3g} MiB"

@@ -2,11 +2,11 @@
 
 For work that must not run in this process because its cost or behaviour cannot be trusted:
 rendering a template, compiling a regular expression. The child gets a memory limit, none of this
-process's environment except ENVIRONMENT, and dies with its parent; a call that runs past its
-deadline kills it, and the next call starts a fresh one, at most `max_starts` in `start_window_s`.
-A caller that leaves leaves no work behind: a child that has not answered ABANDON_GRACE_S later is
-killed, too.
-Frames of msgpack travel over a socket pair; no pickle. Knows nothing of what the bytes mean.
+process's environment except ENVIRONMENT, and dies with its parent. A call that runs past its
+deadline kills the child, and the next call starts a fresh one, at most `max_starts` in
+`start_window_s`. A cancelled call leaves no work behind: a child that has not answered
+ABANDON_GRACE_S later is killed as well. Frames of msgpack travel over a socket pair; no pickle.
+Knows nothing of what the bytes mean.
 """
 
 import asyncio
@@ -21,22 +21,26 @@ from dataclasses import dataclass
 
 import msgspec
 
+from baton.system.clock import Clock
 from baton.system.frames import HEADER_BYTES, MAX_FRAME_BYTES, encode_frame
 
-# What a child may know of its parent's environment: enough to find Python, the locale and the zone.
+# The variables that a child inherits: enough to find Python, the locale and the time zone.
 ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_TIME", "TZ")
 BOOTSTRAP = "baton.system.child_bootstrap"
 READY = 0
-# A child that closed its end is about to exit: wait that long for its exit code.
+# A child that closed its end is about to exit: its exit code is waited for this long.
 EXIT_GRACE_S = 1.0
-# Most answers take less; starting a child takes more.
+# Most answers take less time; starting a child takes more.
 ABANDON_GRACE_S = 0.1
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 class ChildFrame(msgspec.Struct, array_like=True):
-    """One message either way; an answer carries its request's number, READY is the first one."""
+    """One message in either direction.
+
+    An answer carries the number of its request. READY is the number of the setup.
+    """
 
     number: int
     data: bytes
@@ -46,7 +50,7 @@ _decoder = msgspec.msgpack.Decoder(ChildFrame)
 
 
 class ChildFailed(Exception):
-    """Base of what can go wrong with a child."""
+    """Base of the errors of a child."""
 
 
 class ChildTimedOut(ChildFailed):
@@ -58,12 +62,12 @@ class ChildDied(ChildFailed):
 
 
 class ChildRestartsExhausted(ChildFailed):
-    """The child was started too often; it stays down until the window has passed."""
+    """The child was started too often and stays down until the window has passed."""
 
 
 @dataclass(frozen=True)
 class ChildLimits:
-    """What one child may use. `memory_bytes` limits its address space (where the system can)."""
+    """Limits of one child. `memory_bytes` limits its address space, where the system can."""
 
     memory_bytes: int = 512 * 1024 * 1024
     start_deadline_s: float = 30.0
@@ -71,19 +75,47 @@ class ChildLimits:
     start_window_s: float = 60.0
 
 
+class _StartLimiter:
+    """Counts the starts of a child within a sliding window."""
+
+    def __init__(self, max_starts: int, window_s: float, clock: Clock) -> None:
+        self._max_starts = max_starts
+        self._window_s = window_s
+        self._clock = clock
+        self._starts: deque[float] = deque()
+
+    def count(self, module: str) -> None:
+        """Count a start. Raises ChildRestartsExhausted, and counts nothing, at the limit."""
+        now_s = self._clock.now()
+        while self._starts and now_s - self._starts[0] > self._window_s:
+            self._starts.popleft()
+        if len(self._starts) >= self._max_starts:
+            raise ChildRestartsExhausted(
+                f"{module} was started {len(self._starts)} times in {self._window_s:g} s"
+            )
+        self._starts.append(now_s)
+
+    def forgive(self) -> None:
+        """Take back the last start: its child is killed because a caller left, not for a fault."""
+        if self._starts:
+            self._starts.pop()
+
+
 class ChildProcess:
-    """One child running `module`, whose `build_handler(setup: bytes)` returns (handler, reply).
+    """One child that runs `module`, whose `build_handler(setup: bytes)` returns (handler, reply).
 
     `handler` maps the bytes of a request to the bytes of its answer. `setup` is given to every
     fresh child; its reply is `setup_reply`. Calls queue; use one instance in one event loop.
     """
 
-    def __init__(self, module: str, *, setup: bytes = b"", limits: ChildLimits | None = None):
+    def __init__(
+        self, module: str, clock: Clock, *, setup: bytes = b"", limits: ChildLimits | None = None
+    ) -> None:
         self._module = module
         self._setup = setup
         self._limits = limits or ChildLimits()
         self._lock = asyncio.Lock()
-        self._starts: deque[float] = deque()
+        self._starts = _StartLimiter(self._limits.max_starts, self._limits.start_window_s, clock)
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -92,17 +124,17 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the running child, None when there is none."""
+        """Process id of the running child; None without one."""
         return self._process.pid if self._process else None
 
     async def start(self) -> bytes:
-        """Start the child now instead of at the first call; returns its reply to `setup`."""
+        """Start the child now instead of at the first call, and return its reply to `setup`."""
         async with self._lock:
             await self._ensure_started()
             return self.setup_reply
 
     async def call(self, request: bytes, *, deadline_s: float) -> bytes:
-        """The child's answer. Raises ChildTimedOut, ChildDied, ChildRestartsExhausted.
+        """Return the child's answer. Raises ChildTimedOut, ChildDied, ChildRestartsExhausted.
 
         `deadline_s` counts from the moment that the child is free. When the call is cancelled, a
         child that does not answer at once is killed.
@@ -117,7 +149,7 @@ class ChildProcess:
                 raise
 
     async def close(self) -> None:
-        """Kill the child, if any. A later call would start a new one."""
+        """Kill the child, if there is one. A later call would start a fresh one."""
         async with self._lock:
             await self._kill()
 
@@ -125,44 +157,29 @@ class ChildProcess:
         if self._process is not None and self._process.poll() is None:
             return
         await self._kill()
-        self._count_start(asyncio.get_running_loop().time())
+        self._starts.count(self._module)
         try:
             await self._spawn()
             self.setup_reply = await self._exchange(
                 READY, self._setup, self._limits.start_deadline_s
             )
         except asyncio.CancelledError:
-            self._forgive_start()
+            self._starts.forgive()
             await self._kill()
             raise
 
     async def _abandon(self, number: int) -> None:
-        """Nobody wants the answer: have the child free, or gone."""
+        """Drop the answer of a cancelled call: await it for a moment, else kill the child."""
         is_free = False
         try:
             async with asyncio.timeout(ABANDON_GRACE_S):
                 await self._read_answer(number)
             is_free = True
         except (TimeoutError, OSError, EOFError, ValueError):
-            self._forgive_start()
+            self._starts.forgive()
         finally:
             if not is_free:
                 await self._kill()
-
-    def _forgive_start(self) -> None:
-        """A child that is killed because its caller left has not failed: the next one is free."""
-        if self._starts:
-            self._starts.pop()
-
-    def _count_start(self, now_s: float) -> None:
-        while self._starts and now_s - self._starts[0] > self._limits.start_window_s:
-            self._starts.popleft()
-        if len(self._starts) >= self._limits.max_starts:
-            raise ChildRestartsExhausted(
-                f"{self._module} was started {len(self._starts)} times"
-                f" in {self._limits.start_window_s:g} s"
-            )
-        self._starts.append(now_s)
 
     async def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
@@ -172,8 +189,8 @@ class ChildProcess:
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
 
     def _start_process(self, socket_fd: int) -> "subprocess.Popen[bytes]":
-        # Not the event loop's way: uvloop forks, and a fork runs gRPC's fork handlers, which crash
-        # the child while calls are in flight. This is a vfork, which runs none.
+        # subprocess and not asyncio: uvloop forks, and a fork runs gRPC's fork handlers, which
+        # crash the child while calls are in flight. subprocess uses vfork, which runs none.
         return subprocess.Popen(
             self._command(),
             stdin=socket_fd,
@@ -215,7 +232,7 @@ class ChildProcess:
         return _decoder.decode(await self._reader.readexactly(length))
 
     async def _kill(self, grace_s: float = 0.0) -> int | None:
-        """End the child, at once or when it has not ended by itself; returns its exit code."""
+        """Kill the child unless it ends by itself within `grace_s`; returns its exit code."""
         process, writer = self._process, self._writer
         self._process = self._reader = self._writer = None
         if writer is not None:
@@ -228,5 +245,5 @@ class ChildProcess:
                     async with asyncio.timeout(grace_s):
                         return await asyncio.to_thread(process.wait)
         finally:
-            process.kill()  # also when this is cancelled; nothing happens to one that has ended
+            process.kill()  # also when this is cancelled; does nothing to an ended process
         return await asyncio.to_thread(process.wait)

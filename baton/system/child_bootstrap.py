@@ -1,9 +1,9 @@
-"""The first code that runs in a child of `child.py`: takes limits, then serves its parent.
+"""The first code that runs in a child of `child.py`: sets its limits, then serves its parent.
 
 `python -m baton.system.child_bootstrap MODULE MEMORY_BYTES PARENT_PID`, with the socket to the
 parent as standard input. MODULE must offer `build_handler(setup: bytes) -> (handler, reply)`.
-A handler that raises ends the child: expected failures belong into the answer. Nothing but the kind
-and place of such an error is printed, because its text may be a user's.
+A handler that raises ends the child: expected failures belong into the answer. Only the kind and
+place of such an error are printed, because its text may be a user's.
 """
 
 import contextlib
@@ -50,14 +50,14 @@ def _serve(frames: FrameSocket[ChildFrame], module: str) -> None:
 
 
 def _end_with(parent_pid: int) -> None:
-    # The socket tells an idle child that its parent is gone; only this tells a busy one.
+    # A closed socket ends an idle child when its parent is gone. A busy one needs this signal.
     die_with_parent()
     if os.getppid() != parent_pid:
         sys.exit(1)
 
 
 def _limit(memory_bytes: int) -> None:
-    # Not every system enforces each of these; where one is refused, the deadline still holds.
+    # Not every system enforces both limits; where one is refused, the deadline still holds.
     for kind, value in (
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_CORE, 0),

@@ -5,13 +5,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What a component may know of time."""
+    """A component's only source of time."""
 
     def now(self) -> float:
-        """Monotonic seconds; equal in all processes of one machine."""
+        """Seconds of a monotonic clock that all processes of one machine share."""
 
     def unix(self) -> float:
-        """Seconds since 1970, for people and records; never for durations."""
+        """Seconds since 1970, for people and records, never for durations."""
 
 
 class SystemClock:

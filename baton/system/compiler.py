@@ -6,7 +6,7 @@ import shutil
 
 
 def find_compiler() -> list[str] | None:
-    """The command of `$CXX`, else of the first compiler there is; None without one."""
+    """The command in `$CXX`, else that of the first compiler on the path; None without one."""
     if os.environ.get("CXX"):
         return shlex.split(os.environ["CXX"])
     for name in ("g++", "clang++"):

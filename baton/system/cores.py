@@ -1,4 +1,4 @@
-"""How many CPU cores this process may use: of the machine, its affinity and its control group."""
+"""The number of CPU cores that this process may use: its affinity and its control group."""
 
 import os
 from pathlib import Path
@@ -7,9 +7,9 @@ _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 def num_available_cores(cpu_max: Path = _CPU_MAX) -> int:
-    """At least 1; a quota of 2.5 cores counts as 2."""
-    can_ask = hasattr(os, "sched_getaffinity")
-    num_cores = len(os.sched_getaffinity(0)) if can_ask else (os.cpu_count() or 1)
+    """The cores of this process, at least 1; a quota of 2.5 cores counts as 2."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    num_cores = len(os.sched_getaffinity(0)) if has_affinity else (os.cpu_count() or 1)
     if cpu_max.is_file():
         quota, period = cpu_max.read_text().split()
         if quota != "max":

@@ -2,7 +2,7 @@
 
 One frame = 4 bytes little-endian length + msgpack. The blocking half serves the core process, whose
 loop polls it between steps; the front reads the same frames with asyncio
-(`engine/process/process_client.py`).
+(`baton/engine/process/process_client.py`).
 """
 
 import selectors
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class PeerClosed(Exception):
-    """The other side of the socket pair is gone."""
+    """The peer closed its end of the socket pair."""
 
 
 class FrameDecoder(Generic[T]):
@@ -69,7 +69,7 @@ class FrameSocket(Generic[T]):
         self._selector.register(sock, selectors.EVENT_READ)
 
     def receive(self, timeout_s: float | None) -> list[T]:
-        """Frames that arrive within `timeout_s` (0 = only what is there, None = wait).
+        """Frames that arrive within `timeout_s` (0 = those already there, None = wait).
 
         Raises PeerClosed when the peer closed its end.
         """
@@ -87,7 +87,7 @@ class FrameSocket(Generic[T]):
         return frames
 
     def send(self, message: object) -> None:
-        """Send one frame; waits while the peer's buffer is full. Raises PeerClosed."""
+        """Send one frame, and wait while the peer's buffer is full. Raises PeerClosed."""
         try:
             self._sock.sendall(encode_frame(self._encoder, message))
         except ConnectionError as error:

@@ -1,8 +1,8 @@
-"""Anonymous shared memory: a file without a name, mapped by all who hold its descriptor.
+"""Anonymous shared memory: a file without a name, mapped by all processes with its descriptor.
 
 It vanishes with its last descriptor and mapping, so that no crash can leak it. On Linux it can be
-sealed, so that who maps it need not trust who made it: a file that shrinks under a mapping kills
-its reader. Knows nothing of what lies in it.
+sealed, so that a reader need not trust the process that made it: a file that shrinks under a
+mapping kills its reader. Knows nothing of the content.
 """
 
 import mmap
@@ -17,11 +17,11 @@ if sys.platform == "linux":
 
 
 class NotSealed(Exception):
-    """The file's size could change while it is mapped."""
+    """The size of the file could change while it is mapped."""
 
 
 def create_memory_file(name: str) -> int:
-    """A descriptor of an empty anonymous file. The caller closes it; `name` is for diagnosis."""
+    """Create an empty anonymous file. The caller closes its descriptor; `name` is for diagnosis."""
     if sys.platform == "linux":
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with tempfile.TemporaryFile() as file:
@@ -29,7 +29,7 @@ def create_memory_file(name: str) -> int:
 
 
 def resize_and_map(fd: int, num_bytes: int) -> mmap.mmap:
-    """Give the file its size and map it, shared and writable. Raises OSError without room."""
+    """Size the file and map it, shared and writable. Raises OSError when memory is short."""
     os.ftruncate(fd, num_bytes)
     return mmap.mmap(fd, num_bytes)
 
@@ -40,9 +40,9 @@ def map_memory_file(fd: int, num_bytes: int) -> mmap.mmap:
 
 
 def open_sealed(fd: int) -> int | None:
-    """Fix the file's size for good, and open it once more for reading only.
+    """Fix the file's size for good, and open it once more, read-only.
 
-    The caller owns the new descriptor. None where the system has no such files.
+    The caller owns the new descriptor. Returns None where the system has no such files.
     """
     if sys.platform != "linux":
         return None
@@ -51,7 +51,7 @@ def open_sealed(fd: int) -> int | None:
 
 
 def map_sealed(fd: int) -> mmap.mmap:
-    """Map a foreign file whole, for reading only. Raises NotSealed, OSError and ValueError."""
+    """Map all of another process's file, read-only. Raises NotSealed, OSError, ValueError."""
     if sys.platform != "linux" or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _FIXED_SIZE != _FIXED_SIZE:
         raise NotSealed("the file's size is not sealed")
     return mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ)

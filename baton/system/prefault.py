@@ -1,8 +1,8 @@
 """Takes memory from the system before it is needed, in a thread of the lowest priority.
 
-The first write to a page of fresh memory costs a fault and the zeroing of the page, which is up to
-half of a prefill's time until every page of a large pool was used once. Ahead of time it costs only
-what nobody else wants of the CPU. Linux from 5.14; elsewhere nothing happens.
+The first write to a page of fresh memory costs a page fault and the zeroing of the page, up to half
+of a prefill's time until every page of a large pool was used once. Ahead of time it costs only idle
+CPU time. Needs Linux 5.14; elsewhere nothing happens.
 """
 
 import ctypes
@@ -11,13 +11,15 @@ import sys
 import threading
 
 _MADV_POPULATE_WRITE = 23  # linux/mman.h
-# One call holds up whoever wants to map or unmap memory.
+# One call blocks other threads that map or unmap memory.
 _PIECE_BYTES = 2 * 1024 * 1024
 
 
 def prefault(memory: memoryview) -> threading.Thread | None:
-    """Start taking all pages of a writable mapping, which the thread keeps mapped. None where the
-    system cannot."""
+    """Start to take all pages of a writable mapping, which the thread keeps mapped.
+
+    Returns None where the system cannot.
+    """
     if sys.platform != "linux":
         return None
     thread = threading.Thread(target=_populate, args=(memory,), name="prefault", daemon=True)
@@ -34,4 +36,4 @@ def _populate(memory: memoryview) -> None:
     for start in range(0, memory.nbytes, _PIECE_BYTES):
         length = min(_PIECE_BYTES, memory.nbytes - start)
         if madvise(address + start, length, _MADV_POPULATE_WRITE):
-            return  # an older kernel, or no room: pages come with their first write
+            return  # an older kernel, or no memory left: pages come with their first write

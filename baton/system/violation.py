@@ -1,11 +1,13 @@
-"""Something that must hold and does not: what auditors find. The engine's core sends it to its
-front as it is."""
+"""A violated invariant, as auditors find it. An engine's core sends it to its front unchanged."""
 
 import msgspec
 
 
 class Violation(msgspec.Struct, array_like=True, frozen=True):
-    """`check` names what was broken, from a fixed list; `request_id` is empty when nobody knows."""
+    """One violation.
+
+    `check` names the broken invariant, from a fixed list. `request_id` is empty when it is unknown.
+    """
 
     check: str
     request_id: str

@@ -14,6 +14,7 @@ from baton.engine.grammar.translate import GrammarRefused
 from baton.engine.protocol.messages import EngineInfo, Grammar
 from baton.engine.step.grammars import Grammars
 from baton.testing.fake_runner import FakeRunner
+from baton.testing.virtual_clock import VirtualClock
 from baton.worker.grammar_gate import GrammarGate, OnOutcome, outcome_of
 
 
@@ -79,7 +80,7 @@ class InlineGate(GrammarGate):
     """A grammar gate in the caller's task, without limits; while `is_held`, until `release`."""
 
     def __init__(self, info: EngineInfo) -> None:
-        super().__init__(info)
+        super().__init__(info, VirtualClock())
         self.is_held = False
         tokenizer_file = Path(info.tokenizer_file or "")
         self._compiler = GrammarCompiler(tokenizer_file, info.vocab_size, info.eos_token_ids)

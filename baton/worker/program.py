@@ -99,7 +99,7 @@ def make_parts(
         transports=transports,
         reports=reports,
         metrics=WorkerMetrics(client.info),
-        grammar_gate=GrammarGate(client.info),
+        grammar_gate=GrammarGate(client.info, clock),
         clock=clock,
         random_bytes=random_bytes,
     )

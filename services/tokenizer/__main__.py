@@ -15,13 +15,20 @@ from baton.runtime import environment, logs
 from baton.runtime.admin import start_admin
 from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Process, run
+from baton.system.clock import Clock
 from baton.wire.converted_tokenizer import cache_folder
 from baton.wire.v1 import tokenizer_pb2_grpc
 from services.tokenizer.conversion import tokenizer_file
 from services.tokenizer.encoder import EncodeLimits, Encoder
-from services.tokenizer.model_folder import UnusableModel, read_model_folder
+from services.tokenizer.model_folder import ModelFolder, UnusableModel, read_model_folder
 from services.tokenizer.render_messages import TemplateLimits, TemplateSetup
-from services.tokenizer.served_model import ModelTable, RunInThread, ServedModel, load_model
+from services.tokenizer.served_model import (
+    MakeRenderer,
+    ModelTable,
+    RunInThread,
+    ServedModel,
+    load_model,
+)
 from services.tokenizer.servicer import TokenizerServicer
 from services.tokenizer.settings import PREFIX, Settings
 from services.tokenizer.template import ChildRenderer, RenderLimits
@@ -33,7 +40,7 @@ async def serve(process: Process, settings: Settings) -> None:
     """Serve until `process.stopping`. Raises UnusableModel."""
     with ThreadPoolExecutor(settings.encode_threads, thread_name_prefix="encode") as executor:
         run_in_thread = _thread_runner(executor)
-        models = await _load_models(settings, run_in_thread)
+        models = await _load_models(settings, process.clock, run_in_thread)
         try:
             await _serve_models(process, settings, models, run_in_thread)
         finally:
@@ -59,11 +66,14 @@ async def _serve_models(
     await server.stop(settings.drain_s)
 
 
-async def _load_models(settings: Settings, run_in_thread: RunInThread) -> ModelTable:
+async def _load_models(settings: Settings, clock: Clock, run_in_thread: RunInThread) -> ModelTable:
+    make_renderer = _renderer_maker(settings, clock)
     models: list[ServedModel] = []
     try:
         for name, path in settings.model_folders():
-            models.append(await _load(name, path, settings, run_in_thread))
+            folder = await run_in_thread(read_model_folder, path, name)
+            file = await tokenizer_file(folder, cache_folder(), settings.convert_deadline_s)
+            models.append(await _load(folder, file, make_renderer, run_in_thread))
     except UnusableModel:
         await ModelTable(models).close()
         raise
@@ -71,14 +81,12 @@ async def _load_models(settings: Settings, run_in_thread: RunInThread) -> ModelT
 
 
 async def _load(
-    name: str, path: Path, settings: Settings, run_in_thread: RunInThread
+    folder: ModelFolder, file: Path, make_renderer: MakeRenderer, run_in_thread: RunInThread
 ) -> ServedModel:
-    folder = await run_in_thread(read_model_folder, path, name)
-    file = await tokenizer_file(folder, cache_folder(), settings.convert_deadline_s)
-    model = await load_model(folder, file, _renderer_maker(settings), run_in_thread, os.urandom)
+    model = await load_model(folder, file, make_renderer, run_in_thread, os.urandom)
     _log.info(
         "model_loaded",
-        model=name,
+        model=folder.name,
         model_fp=folder.fingerprint,
         vocab_size=model.vocab_size,
         has_chat_template=model.renderer is not None,
@@ -86,7 +94,7 @@ async def _load(
     return model
 
 
-def _renderer_maker(settings: Settings) -> Callable[[TemplateSetup], Any]:
+def _renderer_maker(settings: Settings, clock: Clock) -> MakeRenderer:
     output_limits = TemplateLimits(settings.template_max_output_bytes, settings.template_cpu_s)
     render_limits = RenderLimits(
         num_children=settings.template_children,
@@ -97,7 +105,7 @@ def _renderer_maker(settings: Settings) -> Callable[[TemplateSetup], Any]:
 
     async def make(setup: TemplateSetup) -> ChildRenderer:
         renderer = ChildRenderer(
-            msgspec.structs.replace(setup, limits=output_limits), render_limits
+            msgspec.structs.replace(setup, limits=output_limits), clock, render_limits
         )
         await renderer.start()
         return renderer

@@ -21,6 +21,7 @@ from baton.system.child import (
     ChildRestartsExhausted,
     ChildTimedOut,
 )
+from baton.system.clock import Clock
 from baton.wire.failures import InternalFailure, InvalidRequest, Overloaded, Unavailable
 from services.tokenizer.render_messages import (
     Fault,
@@ -71,14 +72,16 @@ class RenderLimits:
 class ChildRenderer:
     """Renders in `num_children` children, each one conversation at a time."""
 
-    def __init__(self, setup: TemplateSetup, limits: RenderLimits | None = None) -> None:
+    def __init__(
+        self, setup: TemplateSetup, clock: Clock, limits: RenderLimits | None = None
+    ) -> None:
         self._limits = limits or RenderLimits()
         self._control_tokens: list[str] = []
         child_limits = ChildLimits(
             memory_bytes=self._limits.memory_bytes, start_deadline_s=self._limits.start_deadline_s
         )
         self._children = [
-            ChildProcess(CHILD_MODULE, setup=_encode(setup), limits=child_limits)
+            ChildProcess(CHILD_MODULE, clock, setup=_encode(setup), limits=child_limits)
             for _ in range(self._limits.num_children)
         ]
         # The child used last comes first: its pages are warm.

@@ -17,6 +17,7 @@ from baton.system.child import (
     ChildRestartsExhausted,
     ChildTimedOut,
 )
+from baton.system.clock import SystemClock
 from tests import needs
 
 MODULE = "child_under_test"
@@ -60,7 +61,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 async def child(module: str):
-    child = ChildProcess(module)
+    child = ChildProcess(module, SystemClock())
     yield child
     await child.close()
 
@@ -78,7 +79,7 @@ async def test_large_frames_pass_both_ways(child: ChildProcess):
 
 
 async def test_setup_reaches_every_fresh_child(module: str):
-    child = ChildProcess(module, setup=b"this")
+    child = ChildProcess(module, SystemClock(), setup=b"this")
     assert await child.start() == b"set up with this"
     with pytest.raises(ChildDied):
         await child.call(b"die", deadline_s=60)
@@ -112,7 +113,9 @@ async def test_child_killed_while_idle_is_replaced_at_the_next_call(child: Child
 
 
 async def test_starts_are_bounded_in_a_window(module: str):
-    child = ChildProcess(module, limits=ChildLimits(max_starts=2, start_window_s=600))
+    child = ChildProcess(
+        module, SystemClock(), limits=ChildLimits(max_starts=2, start_window_s=600)
+    )
     for _ in range(2):
         with pytest.raises(ChildDied):
             await child.call(b"die", deadline_s=60)
@@ -122,7 +125,7 @@ async def test_starts_are_bounded_in_a_window(module: str):
 
 @needs.linux
 async def test_memory_limit_ends_a_request_that_needs_more(module: str):
-    child = ChildProcess(module, limits=ChildLimits(memory_bytes=256 * 1024 * 1024))
+    child = ChildProcess(module, SystemClock(), limits=ChildLimits(memory_bytes=256 * 1024 * 1024))
     assert await child.call(b"grow 1000", deadline_s=60) == b"1000"
     with pytest.raises(ChildDied):
         await child.call(b"grow 1000000000", deadline_s=60)
@@ -131,7 +134,7 @@ async def test_memory_limit_ends_a_request_that_needs_more(module: str):
 
 async def test_child_does_not_inherit_the_environment(module: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("BATON_GATEWAY_SECRET", "x")
-    child = ChildProcess(module)
+    child = ChildProcess(module, SystemClock())
     names = (await child.call(b"environment ", deadline_s=60)).decode().split()
     assert "BATON_GATEWAY_SECRET" not in names
     assert "HOME" not in names
@@ -151,7 +154,9 @@ async def test_cancelled_call_leaves_no_answer_for_the_next_one(child: ChildProc
 async def test_a_child_that_nobody_waits_for_is_killed_and_the_next_call_gets_a_fresh_one(
     module: str,
 ):
-    child = ChildProcess(module, limits=ChildLimits(max_starts=2, start_window_s=600))
+    child = ChildProcess(
+        module, SystemClock(), limits=ChildLimits(max_starts=2, start_window_s=600)
+    )
     for _ in range(3):  # starts of this kind are not counted: the child did nothing wrong
         await child.start()
         pid = child.pid
@@ -171,7 +176,9 @@ async def test_callers_that_leave_while_a_child_starts_cost_it_no_start(
 ):
     gate = tmp_path / "gate"
     limits = ChildLimits(max_starts=2, start_window_s=600)
-    child = ChildProcess(module, setup=b"once there is " + bytes(gate), limits=limits)
+    child = ChildProcess(
+        module, SystemClock(), setup=b"once there is " + bytes(gate), limits=limits
+    )
     try:
         for _ in range(3):
             call = asyncio.ensure_future(child.call(b"echo x", deadline_s=60))
@@ -202,11 +209,11 @@ async def test_a_child_that_answers_soon_outlives_a_caller_that_left(
 
 
 async def test_failing_child_prints_no_text_of_the_error(module: str, capfd: pytest.CaptureFixture):
-    child = ChildProcess(module)
+    child = ChildProcess(module, SystemClock())
     with pytest.raises(ChildDied):
         await child.call(b"raise", deadline_s=60)
     with pytest.raises(ChildDied):
-        await ChildProcess(module, setup=b"broken").start()
+        await ChildProcess(module, SystemClock(), setup=b"broken").start()
     printed = capfd.readouterr().err
     assert "KeyError" in printed
     assert "secret text" not in printed
@@ -216,8 +223,9 @@ async def test_child_ends_with_its_parent(module: str):
     program = (
         "import asyncio, os\n"
         "from baton.system.child import ChildProcess\n"
+        "from baton.system.clock import SystemClock\n"
         "async def main():\n"
-        f"    child = ChildProcess({module!r})\n"
+        f"    child = ChildProcess({module!r}, SystemClock())\n"
         "    await child.start()\n"
         "    print(child.pid, flush=True)\n"
         "    await child.call(b'hang', deadline_s=60)\n"
@@ -243,7 +251,7 @@ def _is_running(pid: int) -> bool:
 
 def test_child_works_under_uvloop(module: str):
     async def main() -> bytes:
-        child = ChildProcess(module)
+        child = ChildProcess(module, SystemClock())
         answer = await child.call(b"echo hello", deadline_s=60)
         with pytest.raises(ChildTimedOut):
             await child.call(b"hang", deadline_s=0.05)
@@ -257,6 +265,7 @@ def test_child_works_under_uvloop(module: str):
 COUNTS_FORKS = """
 import asyncio, ctypes, uvloop
 from baton.system.child import ChildProcess
+from baton.system.clock import SystemClock
 
 num_forks = 0
 
@@ -266,7 +275,7 @@ def before_fork():
     num_forks += 1
 
 async def main():
-    child = ChildProcess("child_under_test")
+    child = ChildProcess("child_under_test", SystemClock())
     assert await child.call(b"echo x", deadline_s=60) == b"x"
     await child.close()
 

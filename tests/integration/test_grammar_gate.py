@@ -12,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from baton.engine.protocol.messages import EngineInfo, Grammar
+from baton.system.clock import SystemClock
 from baton.testing.tokenizer_folder import EOS, build_tokenizer_folder
 from baton.wire.failures import BatonError, InvalidRequest, Overloaded
 from baton.wire.kv_spec import KVSpec
@@ -63,7 +64,7 @@ def info(tmp_path_factory: pytest.TempPathFactory) -> EngineInfo:
 
 @asynccontextmanager
 async def running_gate(info: EngineInfo, max_cpu_s: float) -> AsyncIterator[GrammarGate]:
-    gate = GrammarGate(info, max_cpu_s)
+    gate = GrammarGate(info, SystemClock(), max_cpu_s)
     running = asyncio.ensure_future(gate.run())
     yield gate
     running.cancel()
@@ -183,7 +184,9 @@ async def test_more_than_can_wait_is_refused(gate: GrammarGate, monkeypatch: pyt
 
 
 async def test_a_model_without_a_tokenizer_file_serves_no_grammars(info: EngineInfo):
-    gate = GrammarGate(EngineInfo("fp", "m", "1", info.kv_spec, 64, 1024, 8, 100, [1]))
+    gate = GrammarGate(
+        EngineInfo("fp", "m", "1", info.kv_spec, 64, 1024, 8, 100, [1]), SystemClock()
+    )
     assert "tokenizer" in await refusal(gate, WORD)
 
 
@@ -191,7 +194,7 @@ async def test_a_tokenizer_that_cannot_serve_says_so(info: EngineInfo, tmp_path:
     file = tmp_path / "tokenizer.json"
     file.write_text("{}")
     broken = EngineInfo("fp", "m", "1", info.kv_spec, 64, 1024, 8, 100, [1], str(file))
-    gate = GrammarGate(broken)
+    gate = GrammarGate(broken, SystemClock())
     running = asyncio.ensure_future(gate.run())
     assert "tokenizer does not allow structured output" in await refusal(gate, WORD)
     running.cancel()

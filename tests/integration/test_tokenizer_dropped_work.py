@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from baton.system.child import ABANDON_GRACE_S
+from baton.system.clock import SystemClock
 from services.tokenizer.__main__ import _thread_runner
 from services.tokenizer.render_messages import RenderRequest, TemplateSetup
 from services.tokenizer.template import ChildRenderer, RenderLimits
@@ -34,7 +35,7 @@ async def test_queued_encoding_of_a_caller_that_left_never_runs() -> None:
 
 async def test_a_conversation_of_a_caller_that_left_is_not_rendered_to_its_end() -> None:
     limits = RenderLimits(num_children=1, deadline_s=60)
-    renderer = ChildRenderer(TemplateSetup({"default": LOOP}, {}, [], []), limits)
+    renderer = ChildRenderer(TemplateSetup({"default": LOOP}, {}, [], []), SystemClock(), limits)
     await renderer.start()
     pid = renderer._children[0].pid
     many = b"[" + b",".join([b'{"role":"user","content":"x"}'] * 2000) + b"]"

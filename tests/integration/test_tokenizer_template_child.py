@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.system.clock import SystemClock
 from baton.wire.failures import InvalidRequest, Overloaded
 from services.tokenizer.render_messages import RenderRequest, TemplateLimits, TemplateSetup
 from services.tokenizer.template import ChildRenderer, RenderLimits, TemplateRefused
@@ -46,7 +47,7 @@ async def failure(renderer: ChildRenderer, **message: object) -> str:
 @pytest.fixture
 async def renderer() -> AsyncIterator[ChildRenderer]:
     limits = RenderLimits(num_children=1, deadline_s=PATIENCE_S)
-    renderer = ChildRenderer(setup(cpu_s=0.3), limits)
+    renderer = ChildRenderer(setup(cpu_s=0.3), SystemClock(), limits)
     await renderer.start()
     yield renderer
     await renderer.close()
@@ -103,7 +104,7 @@ async def test_child_can_open_and_write_no_files(renderer: ChildRenderer):
 @needs.linux
 async def test_child_inherits_no_secret(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("BATON_SECRET_TEXT", "x")
-    renderer = ChildRenderer(setup(), RenderLimits(num_children=1))
+    renderer = ChildRenderer(setup(), SystemClock(), RenderLimits(num_children=1))
     await renderer.start()
     assert b"BATON_SECRET" not in Path(f"/proc/{pid_of(renderer)}/environ").read_bytes()
     descriptors = os.listdir(f"/proc/{pid_of(renderer)}/fd")
@@ -127,7 +128,7 @@ async def test_child_inherits_no_secret(monkeypatch: pytest.MonkeyPatch):
 async def test_bomb_is_refused_at_load(source: str, refusal: str):
     # Only what never ends must end by its time; a busy machine needs more than the product gives.
     limits = {} if refusal == "cpu" else {"probe_cpu_s": PATIENCE_S}
-    renderer = ChildRenderer(setup(source, **limits), RenderLimits(num_children=1))
+    renderer = ChildRenderer(setup(source, **limits), SystemClock(), RenderLimits(num_children=1))
     with pytest.raises(TemplateRefused, match=refusal):
         await renderer.start()
     assert pid_of(renderer) is None
@@ -136,14 +137,14 @@ async def test_bomb_is_refused_at_load(source: str, refusal: str):
 async def test_template_that_never_compiles_is_refused_by_the_start_deadline():
     """jinja2 folds constants while it compiles."""
     limits = RenderLimits(num_children=1, start_deadline_s=2)
-    renderer = ChildRenderer(setup("{{ (7 ** (10 ** 9)) % 2 }}"), limits)
+    renderer = ChildRenderer(setup("{{ (7 ** (10 ** 9)) % 2 }}"), SystemClock(), limits)
     with pytest.raises(TemplateRefused, match="does not load within 2 s"):
         await renderer.start()
 
 
 async def test_more_waiting_conversations_than_allowed_are_overload():
     limits = RenderLimits(num_children=1, max_waiting=2, deadline_s=PATIENCE_S)
-    renderer = ChildRenderer(setup(cpu_s=0.3), limits)
+    renderer = ChildRenderer(setup(cpu_s=0.3), SystemClock(), limits)
     await renderer.start()
     results = await asyncio.gather(
         renderer.render(request(spin=90_000)),
@@ -158,7 +159,7 @@ async def test_more_waiting_conversations_than_allowed_are_overload():
 
 async def test_children_work_at_the_same_time():
     limits = RenderLimits(num_children=2, deadline_s=PATIENCE_S)
-    renderer = ChildRenderer(setup(cpu_s=PATIENCE_S), limits)
+    renderer = ChildRenderer(setup(cpu_s=PATIENCE_S), SystemClock(), limits)
     await renderer.start()
     # Seconds of processor time; the other one takes a thousandth of that.
     slow = asyncio.ensure_future(renderer.render(request(spin=90_000)))

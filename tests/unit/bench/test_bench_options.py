@@ -14,7 +14,7 @@ from bench import __main__ as bench
         (["--model", "huge"], "--model 'huge': is none of nano, tiny, small"),
         (["--part", "served,gpu"], "--part 'gpu': is none of machine, core, offline, served"),
         (["--batch", "1,0"], "--batch '1,0': say numbers from 1 on"),
-        (["--kv-memory", "much"], "--kv-memory 'much' is no amount of memory"),
+        (["--kv-memory", "much"], "--kv-memory 'much' is not an amount of memory"),
     ],
 )
 def test_an_option_that_means_nothing_is_named(
