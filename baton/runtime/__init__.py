@@ -1,1 +1,1 @@
-"""What every process needs in order to be a process. No domain words."""
+"""The parts that every process needs: settings, logs, metrics, gRPC, TLS. No domain words."""

@@ -1,7 +1,6 @@
-"""The admin port: /metrics, /livez and /readyz, apart from what clients may reach, and pages of the
-service's own.
+"""The admin port: /metrics, /livez, /readyz and a service's own pages, out of reach of clients.
 
-Alive means that the event loop runs what it is given; ready, that the service would take new work.
+Alive means that the event loop runs its callbacks; ready, that the service would take new work.
 """
 
 import asyncio
@@ -13,10 +12,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
-# An event loop that does not come around in this time is stuck; one that is only busy comes.
+# An event loop that runs no callback for this long is stuck; a busy one takes less.
 LIVE_TIMEOUT_S = 5.0
 
-# Makes the JSON of a page; runs on the service's event loop, so what it reads stands still.
+# Makes the JSON of a page on the service's event loop, where nothing changes meanwhile.
 Page = Callable[[], bytes]
 
 
@@ -45,7 +44,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, "application/json", body)
 
     def _answer_reason(self, reason: str) -> None:
-        """200 without a reason, else 503 and the reason."""
+        """Answer 200 without a reason, else 503 with it."""
         self._answer(503 if reason else 200, "text/plain", (reason or "ok").encode() + b"\n")
 
     def _answer(self, status: int, content_type: str, body: bytes) -> None:
@@ -56,11 +55,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Scrapes are not worth a line."""
+        """Log nothing: scrapes are not worth a line."""
 
 
 class _AdminServer(ThreadingHTTPServer):
-    """Knows the event loop that it was started from."""
+    """The server in its thread, with the event loop that it was started from."""
 
     daemon_threads = True
 
@@ -73,7 +72,7 @@ class _AdminServer(ThreadingHTTPServer):
         self._loop = asyncio.get_running_loop()
 
     def on_loop(self, page: Page) -> "Future[bytes]":
-        """Have a page made on the event loop."""
+        """Make a page on the event loop."""
 
         async def made() -> bytes:
             return page()
@@ -81,7 +80,7 @@ class _AdminServer(ThreadingHTTPServer):
         return asyncio.run_coroutine_threadsafe(made(), self._loop)
 
     def comes_around(self, timeout_s: float) -> bool:
-        """Whether the event loop runs a callback within `timeout_s`."""
+        """Ask the event loop to run a callback; True when it does within `timeout_s`."""
         ran = threading.Event()
         try:
             self._loop.call_soon_threadsafe(ran.set)
@@ -98,7 +97,7 @@ def start_admin(
     """Serve on `listen` ("host:port") in a daemon thread; returns the bound port.
 
     Call it from the service's event loop. `unready_reason` is called from another thread; empty =
-    ready. `pages`: by path, what the service shows besides.
+    ready. `pages` are the service's own, by path.
     """
     host, _, port = listen.rpartition(":")
     server = _AdminServer((host, int(port)), unready_reason, pages or {})

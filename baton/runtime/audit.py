@@ -1,8 +1,8 @@
-"""What becomes of a violation: one metric, one log line with the request's id, nothing else.
+"""Reports of violated invariants: one metric, one log line with the request's id, nothing else.
 
-An auditor looks from time to time at books that are kept anyway. Between two awaits an owner and
-what it owns may disagree for a moment, so a periodic look reports only what it finds twice in a
-row. A violation never stops the service: whoever runs it decides (docs/reliability.md).
+An auditor periodically checks books that a service keeps anyway. Between two awaits an owner and
+what it owns may disagree for a moment, so a periodic check reports only what it finds twice in a
+row. A violation never stops the service: that is the operator's decision (docs/reliability.md).
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from baton.runtime import instruments, logs
 from baton.system.violation import Violation
 
 LOOK_EVERY_S = 5.0
-# Told once each; the newest are remembered.
+# Each violation is reported once; this many of the newest are remembered.
 MAX_REMEMBERED = 4096
 
 _log = logs.get("audit")
@@ -26,7 +26,7 @@ class Audit:
         self._reported: dict[Violation, None] = {}
 
     def found(self, violations: Iterable[Violation]) -> None:
-        """Tell of each that is new."""
+        """Report each violation that is new."""
         for violation in violations:
             if violation in self._reported:
                 continue
@@ -42,13 +42,13 @@ class Audit:
             )
 
     def look(self, violations: Iterable[Violation]) -> None:
-        """A periodic look found these: tell of those that the one before found, too."""
+        """Take what a periodic check found; report what the check before found as well."""
         seen = {(violation.check, violation.request_id): violation for violation in violations}
         self.found(violation for key, violation in seen.items() if key in self._suspected)
         self._suspected = set(seen)
 
     async def run(self, check: Callable[[], Iterable[Violation]]) -> None:
-        """Look every LOOK_EVERY_S until cancelled."""
+        """Check every LOOK_EVERY_S until cancelled."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self.look(check())

@@ -1,16 +1,20 @@
-"""Ends, at one moment, everything that runs under it: what a drain does at its cap."""
+"""Ends all guarded blocks at one moment: the end of a drain whose time is up."""
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable
+
+# A time of the event loop that has passed.
+_PAST_S = -math.inf
 
 
 class CutOff(Exception):
-    """The block that this left was ended by `Cutoff.now`."""
+    """Raised out of a guarded block that `Cutoff.now` has ended."""
 
 
 class Cutoff:
-    """Any number of guarded blocks at once."""
+    """Any number of blocks that end together."""
 
     def __init__(self) -> None:
         self.has_come = False
@@ -19,14 +23,13 @@ class Cutoff:
     def now(self) -> None:
         """End all open blocks, and every later one as soon as it waits."""
         self.has_come = True
-        when_s = asyncio.get_running_loop().time()
         for timeout, before in self._open.items():
             before()
-            timeout.reschedule(when_s)
+            timeout.reschedule(_PAST_S)
 
     @contextlib.asynccontextmanager
     async def guard(self, before: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
-        """Raises CutOff where the block waits at that moment; `before` is called just then."""
+        """Guard a block: at the cutoff, `before` is called and the block's await raises CutOff."""
         try:
             async with asyncio.timeout(0 if self.has_come else None) as timeout:
                 self._open[timeout] = before

@@ -1,8 +1,8 @@
 """Typed settings from the environment: a frozen dataclass per service, read once at start.
 
 Field `queue_wait_s: float = 5` of a class loaded with prefix `BATON_ROUTER_` comes from
-`BATON_ROUTER_QUEUE_WAIT_S`. A variable with the prefix that no field claims is an error: a typo in
-a deployment must not go unnoticed.
+`BATON_ROUTER_QUEUE_WAIT_S`. A variable with the prefix and without a field is an error: a typo in a
+deployment must not go unnoticed.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ def load(cls: type[T], prefix: str) -> T:
 
 
 def parse(cls: type[T], prefix: str, environment: Mapping[str, str]) -> T:
-    """As `load`, from a given mapping. Raises SettingsError."""
+    """Settings of type `cls` from a mapping. Raises SettingsError."""
     assert dataclasses.is_dataclass(cls)
     hints = typing.get_type_hints(cls)
     fields = {prefix + field.name.upper(): field for field in dataclasses.fields(cls)}
@@ -73,7 +73,7 @@ def _convert(name: str, text: str, hint: Any) -> Any:
     if typing.get_origin(hint) is typing.Literal:
         choices = typing.get_args(hint)
         if text not in choices:
-            raise SettingsError(f"{name}: {text!r} is none of {', '.join(map(str, choices))}")
+            raise SettingsError(f"{name}: {text!r} is not one of {', '.join(map(str, choices))}")
         return text
     if typing.get_origin(hint) is tuple:
         return tuple(part.strip() for part in text.split(",") if part.strip())
@@ -85,7 +85,8 @@ def _convert(name: str, text: str, hint: Any) -> Any:
         try:
             return hint(text)
         except ValueError:
-            raise SettingsError(f"{name}: {text!r} is no {hint.__name__}") from None
+            kind = "an integer" if hint is int else "a number"
+            raise SettingsError(f"{name}: {text!r} is not {kind}") from None
     if hint is Path:
         return Path(text)
     assert hint is str, f"{name}: settings of type {hint} are not supported"

@@ -1,16 +1,16 @@
 """Channels and unary calls: deadline, patience, request id, trace context, BatonError.
 
 LINK_OPTIONS make the silent loss of a shared stream visible within 1.2 s and reconnecting quick;
-grpc's defaults do neither. A process that dies closes its connections at once; only a network that
-vanishes, or a process that stands still, must be found by pings. A busy process answers them late:
-with 150 ms, living peers were cut where ten processes shared a core. grpc.aio's
+grpc's defaults do neither. A process that dies closes its connections at once. Only a lost network
+or a process that stands still must be found by keepalive pings. A busy process answers pings late:
+with a timeout of 150 ms, living peers were cut where ten processes shared a core. grpc.aio's
 `keepalive_timeout_ms` alone is without effect: the ping timer is `grpc.http2.ping_timeout_ms`. A
-link has a connection of its own: shared, the next dial could be given the connection that is being
-given up.
+link has a connection of its own: with shared ones, the next dial could be given the connection that
+is being given up.
 
-A balanced channel spreads its calls over the replicas of a service that say SERVING, and repeats
-one elsewhere that found a replica gone: all calls made over it are pure or known by their request
-id. grpc does both by itself, told by a service config (gRFC A6, A17).
+A balanced channel spreads its calls over the replicas of a service that say SERVING. A call that
+finds its replica gone is repeated at another one: all calls over such a channel are pure or known
+by their request id. grpc does both by itself, from a service config (gRFC A6, A17).
 """
 
 import asyncio
@@ -23,6 +23,7 @@ import grpc
 from baton.runtime import peer_tls
 from baton.runtime.peer_tls import PeerTls
 from baton.runtime.renewed_channel import Options, RenewedChannel
+from baton.system.clock import Clock
 from baton.wire import failures, metadata
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import failure_pb2
@@ -33,8 +34,8 @@ MESSAGE_OPTIONS: Options = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 ]
-# A peer that is back is found within 0.12 s: grpc knows no shorter pause than 100 ms, and makes
-# each up to a fifth shorter or longer. The "minimum" is how long one attempt may take.
+# A peer that is back is found within 0.12 s: grpc's shortest pause is 100 ms, and it makes each up
+# to a fifth shorter or longer. The "minimum" is the time that one attempt may take.
 _RECONNECT: Options = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2000),
@@ -49,7 +50,7 @@ LINK_OPTIONS: Options = [
     *_RECONNECT,
 ]
 _OWN_CONNECTION: Options = [("grpc.use_local_subchannel_pool", 1)]
-# The transport takes some 100 KiB of what nobody reads, not 6 MiB: then the writer notices.
+# The transport buffers some 100 KiB for a peer that does not read, not 6 MiB: the writer notices.
 _SMALL_WINDOW: Options = [("grpc.http2.bdp_probe", 0)]
 _UNARY_OPTIONS: Options = [
     # A replica that hangs without closing its connection is gone after two seconds.
@@ -60,8 +61,8 @@ _UNARY_OPTIONS: Options = [
     *_RECONNECT,
 ]
 _REPEAT_PAUSE_S = 0.05
-# Of a peer that is not there, or no more: a process that fails cancels its open calls. Who cancels
-# a call of its own gets no status.
+# The statuses of a call to a peer that is gone: a process that fails cancels the calls that it
+# serves. A caller that cancels its own call gets no status.
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _NO_PROXY: Options = [("grpc.enable_http_proxy", 0)]
 _BALANCED = {
@@ -79,8 +80,8 @@ _BALANCED = {
             },
         }
     ],
-    # Retries end when failures outnumber a tenth of the calls: a whole service that is away must
-    # not get more calls for it.
+    # Retries end when failures outnumber a tenth of the calls: an outage of a whole service must
+    # not multiply its calls.
     "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.1},
 }
 
@@ -94,9 +95,11 @@ class _Failed(Protocol):
 def open_channel(
     target: str, *, link: bool = False, small_window: bool = False, tls: PeerTls | None = None
 ) -> grpc.aio.Channel:
-    """A channel to "host:port". `link`: for a shared stream; `small_window`: of small frames, whose
-    writer must soon notice that they are not read; `tls`: the identity to show instead of the
-    process's own. Connects on first use."""
+    """A channel to "host:port", which connects on first use.
+
+    `link`: for a shared stream. `small_window`: for small frames whose writer must soon notice that
+    they are not read. `tls`: the identity to show instead of the process's own.
+    """
     options = MESSAGE_OPTIONS + _NO_PROXY
     options += LINK_OPTIONS + _OWN_CONNECTION if link else _UNARY_OPTIONS
     options += _SMALL_WINDOW if small_window else []
@@ -104,8 +107,8 @@ def open_channel(
 
 
 def open_outside_channel(endpoint: str, authorities: bytes | None = None) -> grpc.aio.Channel:
-    """A channel to a server that is no peer, at "http[s]://host:port": plaintext, or TLS with these
-    authorities (PEM; None = the public ones). It is never shown this process's identity."""
+    """A channel to a server that is not a peer, at "http[s]://host:port": plaintext, or TLS with
+    `authorities` (PEM; None = the public ones). This process's identity is never shown to it."""
     target = endpoint.rpartition("://")[2]
     if endpoint.startswith("https://"):
         trusted = grpc.ssl_channel_credentials(authorities)
@@ -134,25 +137,29 @@ async def call(
     method: Any,
     request: Any,
     *,
+    clock: Clock,
     deadline_s: float,
     patience_s: float = 0.0,
     request_id: str = "",
     traceparent: str = "",
 ) -> Any:
-    """One unary call; for `patience_s` it is repeated while nobody answers: a replica may be back
-    in a moment. Raises the BatonError that the peer raised, Unavailable when it cannot be reached,
-    DeadlineExceeded when `deadline_s` (remaining seconds) ran out."""
+    """Make one unary call, within `deadline_s` seconds from now.
+
+    While no peer answers it is repeated for `patience_s`: a replica may be back in a moment. Raises
+    the BatonError that the peer raised, Unavailable when no peer can be reached, DeadlineExceeded.
+    """
     if deadline_s <= 0:
         raise failures.DeadlineExceeded("the deadline passed before the call")
-    now = asyncio.get_running_loop().time
-    ends_s, patient_until_s = now() + deadline_s, now() + min(patience_s, deadline_s)
+    now_s = clock.now()
+    ends_s, patient_until_s = now_s + deadline_s, now_s + min(patience_s, deadline_s)
     sent = outgoing(request_id, traceparent)
     while True:
         try:
-            return await method(request, timeout=ends_s - now(), metadata=sent)
+            return await method(request, timeout=ends_s - clock.now(), metadata=sent)
         except grpc.aio.AioRpcError as error:
             failure = failure_of(error)
-            if now() + _REPEAT_PAUSE_S >= patient_until_s or not _found_nobody(error):
+            is_last = clock.now() + _REPEAT_PAUSE_S >= patient_until_s
+            if is_last or not _is_unanswered(error):
                 raise failure from error
         await asyncio.sleep(_REPEAT_PAUSE_S)
 
@@ -167,7 +174,8 @@ def outgoing(request_id: str = "", traceparent: str = "") -> tuple[tuple[str, st
     return tuple(entry for entry in entries if entry[1])
 
 
-def _found_nobody(error: _Failed) -> bool:
+def _is_unanswered(error: _Failed) -> bool:
+    """No peer took the call: a peer's own refusal carries a Failure."""
     keys = {key for key, _ in error.trailing_metadata() or ()}
     return error.code() in _GONE and metadata.FAILURE not in keys
 

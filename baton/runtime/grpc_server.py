@@ -1,7 +1,7 @@
 """A gRPC server with our limits, health service and failure translation; no reflection.
 
-With certificates (peer_tls.py) every caller must show one that names a peer; without, the server
-listens on this machine only, unless told otherwise.
+With certificates (peer_tls.py) every caller must show one that names a peer. Without, the server
+listens on this machine only, unless the setting `plaintext` says otherwise.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from baton.runtime.peer_tls import PeerTls
 from baton.wire import failures, metadata
 from baton.wire.protocol import agree
 
-# Kept ping strikes off: our own peers ping every 200 ms (see grpc_channel.LINK_OPTIONS).
+# No ping strikes: our own peers ping every 200 ms (see grpc_channel.LINK_OPTIONS).
 _SERVER_OPTIONS = [
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 50),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.max_metadata_size", 16 * 1024),
 ]
 _REQUEST_ID_CHARS = 128
-# From saying NOT_SERVING to stopping: for those who watch, and for what is on its way.
+# From NOT_SERVING to the stop: time for peers that watch the health, and for calls on their way.
 _NOTICE_S = 0.1
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
@@ -46,15 +46,15 @@ class GrpcServer:
         self.port = port
 
     async def set_serving(self, serving: bool) -> None:
-        """What the health service answers."""
+        """Set what the health service answers."""
         states = health_pb2.HealthCheckResponse
         await self._health.set("", states.SERVING if serving else states.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, let running ones end within `grace_s`.
+        """Refuse new calls, and let running ones end within `grace_s`.
 
-        Peers that watch the health go elsewhere first: gRPC cancels calls that have arrived and not
-        begun, or have only just begun, when a server is stopped.
+        Peers that watch the health go elsewhere first: at the stop, gRPC cancels calls that have
+        arrived and not begun, or have only just begun.
         """
         await self._health.enter_graceful_shutdown()
         if grace_s > 0:
@@ -69,10 +69,10 @@ async def start_server(
     link: bool = False,
     tls: PeerTls | None = None,
 ) -> GrpcServer:
-    """Serve on `listen` ("host:port", port 0 = any free one). `link`: serves shared streams. `tls`:
-    the identity to serve with instead of the process's own.
+    """Serve on `listen` ("host:port", port 0 = any free one).
 
-    Raises OSError when the address cannot be bound, SettingsError when it must not be without TLS.
+    `link`: for shared streams. `tls`: the identity to serve with instead of the process's own.
+    Raises OSError when the address cannot be bound, SettingsError when it needs TLS.
     """
     tls = tls or peer_tls.of_process()
     options = MESSAGE_OPTIONS + _SERVER_OPTIONS + (LINK_OPTIONS if link else [])
@@ -101,7 +101,7 @@ def _bind(server: grpc.aio.Server, listen: str, tls: PeerTls | None) -> int:
 
 
 class _PeersOnly(grpc.aio.ServerInterceptor):
-    """Ends calls of those whose certificate does not carry the name of a peer."""
+    """Refuses callers whose certificate does not carry the name of a peer."""
 
     def __init__(self, peer_name: str) -> None:
         self._peer_name = peer_name
@@ -116,7 +116,7 @@ class _PeersOnly(grpc.aio.ServerInterceptor):
         return make(method, handler.request_deserializer, handler.response_serializer)
 
     def _guarded(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """The method, in the style that it is written in."""
+        """The method behind the check: a coroutine or an async generator, as it was."""
 
         async def awaited(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             await self._check(context)
@@ -143,7 +143,7 @@ class _PeersOnly(grpc.aio.ServerInterceptor):
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """What every unary call carries besides its message."""
+    """The metadata of a unary call."""
 
     request_id: str
     traceparent: str
@@ -157,7 +157,7 @@ def incoming(context: grpc.aio.ServicerContext[Any, Any]) -> Incoming:
 
 
 def translate_failures(method: F) -> F:
-    """Let a unary or response-streaming servicer method raise BatonError: it becomes a status."""
+    """Decorate a unary or response-streaming servicer method: its BatonError becomes a status."""
 
     @functools.wraps(method)
     async def unary(self: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
@@ -182,7 +182,7 @@ def translate_failures(method: F) -> F:
 
 
 def _agree(context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """Raises Incompatible when the caller is too old to be understood."""
+    """Check the caller's version. Raises Incompatible when it is too old to be understood."""
     version = dict(context.invocation_metadata() or ()).get(metadata.PROTOCOL, "1")
     if not (isinstance(version, str) and version.isascii() and version.isdigit()):
         raise failures.Incompatible("the caller names no version of the protocol")

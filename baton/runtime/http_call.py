@@ -1,4 +1,4 @@
-"""One small HTTP request to a process of ours, with a time limit: GET /readyz, or Envoy's admin."""
+"""One small HTTP request to a process of ours, with a time limit: /readyz or Envoy's admin port."""
 
 import asyncio
 
@@ -6,13 +6,13 @@ _MAX_ANSWER_BYTES = 256 * 1024
 
 
 class NoAnswer(Exception):
-    """Nothing that is HTTP came back in time."""
+    """No HTTP answer came in time."""
 
 
 async def call(
     address: tuple[str, int], path: str, *, method: str = "GET", timeout_s: float
 ) -> tuple[int, bytes]:
-    """Status and body. Raises NoAnswer."""
+    """Make a request; returns status and body. Raises NoAnswer."""
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(*address)

@@ -1,7 +1,7 @@
 """Structured logs: one JSON object a line on stderr, with the request id wherever there is one.
 
-Values are names, numbers and ids; never prompt or output text, keys or tokens. Newlines inside
-values are escaped by JSON, so that a value cannot forge a line.
+Values are names, numbers and ids; never prompt or output text, keys or tokens. JSON escapes
+newlines in values, so that a value cannot forge a line.
 """
 
 import json
@@ -35,7 +35,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 class Log:
-    """Events with fields. An event is a short constant name, the fields say what happened."""
+    """A logger of events. An event is a short constant name; its fields say what happened."""
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
@@ -53,11 +53,11 @@ class Log:
         self._emit(logging.ERROR, event, fields)
 
     def exception(self, event: str, **fields: object) -> None:
-        """As `error`, with the traceback of the exception that is being handled."""
+        """Log an error with the traceback of the exception that is being handled."""
         self._logger.error(event, exc_info=True, extra={_FIELDS: fields})
 
     def bug(self, event: str, error: Exception, **fields: object) -> None:
-        """As `error`, with an exception's kind and places, not its text: that may be a user's."""
+        """Log an error with an exception's kind and places, not its text: that may be a user's."""
         frames = traceback.extract_tb(error.__traceback__)
         places = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
         self.error(event, kind=type(error).__name__, places=places, **fields)
@@ -76,6 +76,6 @@ def setup(service: str, level: str = "INFO") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter(service))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # Below warning these speak about every connection.
+    # Below warning these libraries log every connection.
     for noisy in ("grpc", "httpx", "uvicorn", "asyncio", "opentelemetry"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,11 +1,11 @@
 """Mutual TLS between services: one certificate, its key and the authorities trusted, from files.
 
-Every member's certificate carries the same DNS name (`peer_name`), and both ends of a connection
-ask for it: that an authority of the cluster has signed something is not enough. Files are looked at
-again for each new connection and call, so a renewed certificate needs no restart; connections that
-stand go on. Files that do not fit each other, as in the middle of a renewal, leave the last ones
-that did in use. Without files, only addresses of this machine are listened on, unless the setting
-`plaintext` says otherwise. Knows neither servers nor channels (grpc_server.py, grpc_channel.py).
+Every peer's certificate carries the same DNS name (`peer_name`), and both ends of a connection
+check it: the signature of a cluster's authority is not enough. The files are checked again for each
+new connection and call, so a renewed certificate needs no restart; open connections go on. While
+the files do not fit each other, as in the middle of a renewal, the last ones that did stay in use.
+Without files, a process listens only on addresses of this machine, unless the setting `plaintext`
+says otherwise. Knows neither servers nor channels (grpc_server.py, grpc_channel.py).
 """
 
 import ipaddress
@@ -31,7 +31,7 @@ class Settings:
 
     cert_file: Path | None = None
     key_file: Path | None = None
-    # The authorities whose certificates are accepted, of callers and of the called alike.
+    # The authorities whose certificates are accepted, from callers and from servers.
     ca_file: Path | None = None
     # The DNS name that the certificate of every peer must carry.
     peer_name: str = "baton"
@@ -49,7 +49,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What the files held at one moment, PEM. A new object whenever they have changed."""
+    """The content of the files at one moment, PEM. A new object whenever they have changed."""
 
     certificates: bytes
     key: bytes
@@ -64,14 +64,15 @@ class Material:
 
 
 class PeerTls:
-    """What this process shows its peers, and what it asks of them. Methods run in any thread."""
+    """This process's identity, and the name that its peers must show. Methods run in any thread."""
 
     def __init__(self, cert_file: Path, key_file: Path, ca_file: Path, peer_name: str) -> None:
         """Raises SettingsError when the files cannot be read or do not fit each other."""
         self.peer_name = peer_name
         self._files = (cert_file, key_file, ca_file)
         self._seen: tuple[tuple[int, ...], ...] = ()
-        self._failure = ""
+        # The last failure that was logged.
+        self._failure: str | None = None
         try:
             self._seen = self._signature()
             self._material = self._read()
@@ -79,23 +80,24 @@ class PeerTls:
             raise SettingsError(f"{PREFIX}*_FILE: {self._reason(error)}") from error
 
     def material(self) -> Material:
-        """The newest that the files held and that fits together."""
+        """The newest content of the files that fits together."""
         try:
             signature = self._signature()
             if signature != self._seen:
                 self._seen = signature
                 self._material = self._read()
-                self._failure = ""
+                self._failure = None
                 _log.info("certificates_renewed")
         except OSError as error:
-            # Said once, not for every call.
-            if self._failure != (reason := self._reason(error)):
+            # Logged once, not for every call.
+            reason = self._reason(error)
+            if reason != self._failure:
                 self._failure = reason
                 _log.warning("certificates_kept", reason=reason)
         return self._material
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For a server that asks every caller for a certificate."""
+        """Credentials of a server that asks every caller for a certificate."""
         served = self.material()
 
         def renewed() -> Any:  # None stands for no change
@@ -111,15 +113,15 @@ class PeerTls:
         )
 
     def _signature(self) -> tuple[tuple[int, ...], ...]:
-        """Changes with the files: a mounted secret is renewed by moving a link."""
+        """A value that changes with the files: a mounted secret is renewed by moving a link."""
         stats = [os.stat(file) for file in self._files]
         return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)
 
     def _read(self) -> Material:
-        """Raises OSError when a file is absent or unfit, or changed meanwhile."""
+        """Read the files. Raises OSError when one is absent or unfit, or changed meanwhile."""
         cert_file, key_file, ca_file = self._files
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        # An empty password: an encrypted key must fail, not ask.
+        # An empty password: an encrypted key must fail, not prompt for one.
         context.load_cert_chain(cert_file, key_file, password="")
         context.load_verify_locations(ca_file)
         material = Material(*(file.read_bytes() for file in self._files))
@@ -146,7 +148,10 @@ def of_process() -> PeerTls | None:
 
 
 def check_listen(listen: str) -> None:
-    """Raises SettingsError when this process, without TLS, would be reached from other machines."""
+    """Check an address to listen on.
+
+    Raises SettingsError when other machines would reach this process without TLS.
+    """
     if not is_local(listen) and of_process() is None and not _settings().plaintext:
         raise SettingsError(
             f"{listen} is reached from other machines, and this service has no certificate: "
@@ -155,7 +160,7 @@ def check_listen(listen: str) -> None:
 
 
 def is_local(listen: str) -> bool:
-    """Whether only this machine reaches the address "host:port" or "unix:path"."""
+    """True when only this machine reaches the address "host:port" or "unix:path"."""
     if listen.startswith("unix:"):
         return True
     host = listen.rpartition(":")[0].strip("[]")

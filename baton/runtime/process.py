@@ -22,11 +22,11 @@ _log = logs.get("process")
 
 
 class Misconfigured(Exception):
-    """This process can never serve as it was set up; the message is one line for people."""
+    """This process can never serve with its settings; the message is one line for people."""
 
 
 class Process:
-    """What a service's main gets: its name, its clock, and the event that asks it to drain."""
+    """The process of a service, for its main: name, clock, and the event that asks it to drain."""
 
     def __init__(self, service: str, clock: Clock, stopping: asyncio.Event) -> None:
         self.service = service
@@ -34,7 +34,7 @@ class Process:
         self.stopping = stopping
 
     def unready_reason(self) -> str:
-        """Why nothing new is taken, for /readyz; empty when it may be."""
+        """The reason for which nothing new is taken, for /readyz; empty when there is none."""
         return "draining" if self.stopping.is_set() else ""
 
 
@@ -43,7 +43,7 @@ def run(
     main: Callable[[Process], Awaitable[None]],
     known_series: instruments.Series | None = None,
 ) -> NoReturn:
-    """Run `main` until it returns; never returns itself. Counters begin with `known_series`.
+    """Run `main` until it returns, then exit. The counters of `known_series` begin at 0.
 
     Exit status: 0 after a clean drain, 1 when main raised, 2 when it raised Misconfigured or a
     SettingsError (the last line on stderr is its message), 130 after a second signal.

@@ -1,8 +1,8 @@
 """A channel whose calls show the newest certificate.
 
-grpc's credentials are fixed when a channel is made. So this one makes another channel when the
-files have changed, for all calls from then on; calls that run go on where they are (grpc keeps
-their connection until the last one has ended). Knows no service.
+grpc fixes the credentials of a channel when it is made. This one opens another channel when the
+files have changed, for all calls from then on. Running calls stay where they are: grpc keeps their
+connection until the last one has ended. Knows no service.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,11 @@ Options = list[tuple[str, int | str]]
 
 
 class RenewedChannel(grpc.aio.Channel):
-    """As the channels of `grpc.aio.secure_channel`; connects on first use."""
+    """A channel like those of `grpc.aio.secure_channel`; connects on first use."""
 
     def __init__(self, target: str, options: Options, tls: PeerTls) -> None:
         self._target = target
-        # Peers are dialled by addresses that no certificate carries.
+        # Peers are dialled by address, and their certificates carry a name.
         self._options = [*options, ("grpc.ssl_target_name_override", tls.peer_name)]
         self._tls = tls
         self._material = tls.material()
@@ -38,7 +38,7 @@ class RenewedChannel(grpc.aio.Channel):
         return self._channel
 
     def _method(self, kind: str, *arguments: Any, **keywords: Any) -> Callable[..., Any]:
-        """A stub's method, made on the newest channel and kept while that is the newest."""
+        """A stub's method on the newest channel; made again when there is a newer one."""
         made_on: grpc.aio.Channel | None = None
         made: Any = None
 

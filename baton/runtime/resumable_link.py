@@ -1,13 +1,12 @@
-"""What one end of a shared stream remembers, so that a broken connection is nothing but a pause.
+"""The memory of one end of a resumable link, for which a broken connection is only a pause.
 
-Frames are numbered over all connections of a link (`seq`, from 1) and kept until the peer has
-told, in the `ack` of any frame of its own, that it took them in. After a break each side's hello
-names the last number it took in, and what the other has written after that is written again. So
-everything on the stream arrives once and in order, over any number of connections.
+Frames are numbered over all connections of a link (`seq`, from 1) and kept until the peer
+acknowledges them, in the `ack` of any frame of its own. After a break each side's hello names the
+last number that it took in, and the other side writes again what it had written after that. So
+every frame arrives once and in order, over any number of connections.
 
-Hello and bye are not numbered. Knows nothing of what frames mean; how long a break may last, and
-who dials, is the owner's business. Holds back new frames while MAX_UNACKNOWLEDGED_FRAMES wait for
-their ack.
+Hello and bye are not numbered. New frames are held back while MAX_UNACKNOWLEDGED_FRAMES wait for
+their ack. Knows nothing of what frames mean, of how long a break may last, and of which end dials.
 """
 
 from collections import deque
@@ -17,12 +16,12 @@ from typing import Any, Generic, Protocol, TypeVar
 from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
 
 MAX_UNACKNOWLEDGED_FRAMES = 1024
-# Taken in and not yet acknowledged: then an ack leaves even if no frame does.
+# This many frames that were taken in and not acknowledged cause a frame that has only an ack.
 ACK_FRAMES = 16
 
 
 class Numbered(Protocol):
-    """A protobuf message with these two fields."""
+    """A protobuf message of a link: its own number, and the last number taken in."""
 
     seq: int
     ack: int
@@ -31,21 +30,23 @@ class Numbered(Protocol):
 Frame = TypeVar("Frame", bound=Numbered)
 
 
-class NotResumable(Exception):
-    """The peer lacks frames that are not kept any more, or knows some that were never sent."""
+class NotRemembered(Exception):
+    """The peer lacks frames that are no longer kept, or knows some that were never sent."""
 
 
-class ResumableLink(Generic[Frame]):
-    """One end of a link. `source` gives the next new frame, or None; `blank` makes an empty one."""
+class LinkMemory(Generic[Frame]):
+    """One end of a link. `source` gives the next new frame or None; `blank` makes an empty one."""
 
     def __init__(self, source: Callable[[], Frame | None], blank: Callable[[], Frame]) -> None:
-        # The last number taken in; what our own hello names.
+        # The last number taken in, which our own hello names.
         self.num_received = 0
         self._source = source
         self._blank = blank
         self._unacknowledged: deque[Frame] = deque()
-        self._num_dropped = 0  # acknowledged, from the front of `kept`
-        self._num_written = 0  # of `kept`, on this connection
+        # Acknowledged frames, which have left the front of `_unacknowledged`.
+        self._num_dropped = 0
+        # Frames of `_unacknowledged` that were written on this connection.
+        self._num_written = 0
         self._last_ack = 0
         self._writer: FrameWriter[Frame] | None = None
 
@@ -67,12 +68,12 @@ class ResumableLink(Generic[Frame]):
         return self._writer
 
     def wake(self) -> None:
-        """`source` has something to write."""
+        """Say that `source` has something to write."""
         if self._writer is not None:
             self._writer.wake()
 
     def take(self, frame: Numbered) -> bool:
-        """Note a frame that came; True when it is new. Raises StreamLost when one is missing."""
+        """Take in a received frame; True when it is new. Raises StreamLost when one is missing."""
         self._acknowledged(frame.ack)
         if not frame.seq:
             return True

@@ -1,9 +1,9 @@
 """One bidirectional stream that carries the frames of many requests.
 
 Three rules. One reader task per stream, and it never awaits a request's consumer. One writer task
-(FrameWriter): control frames overtake queued ones, and what queues up while a write is in flight
-is merged by the owner's `drain`. A clean end is announced by the owner's own Bye frame; an end
-without it is a loss.
+(FrameWriter): control frames overtake queued ones, and the owner's `drain` merges what queues up
+while a write is in flight. A clean end is announced by the owner's own Bye frame; an end without it
+is a loss.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class ServerFrameStream(Generic[Frame]):
         await _write(self._context.write, frame)
 
     async def close(self) -> None:
-        """The servicer method's return ends the stream."""
+        """Do nothing: the servicer method's return ends the stream."""
 
 
 class ClientFrameStream(Generic[Frame]):
@@ -71,14 +71,14 @@ class ClientFrameStream(Generic[Frame]):
         await _write(self._call.write, frame)
 
     async def close(self) -> None:
-        """Half-close; then the call ends when the server returns, or is cancelled by the owner."""
+        """Half-close: the call ends when the server returns or the owner cancels it."""
         try:
             await self._call.done_writing()
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
-            return  # it is over already, or about to be
+            return  # the call has ended, or is about to
 
     def cancel(self) -> None:
-        """Tear the call down now. Only for a stream that is lost or has said Bye."""
+        """Tear the call down now. Only for a stream that is lost or whose Bye was sent."""
         self._call.cancel()
 
 
@@ -95,8 +95,8 @@ async def _write(write: Callable[[Any], Any], frame: object) -> None:
 class FrameWriter(Generic[Frame]):
     """The one writer of a stream. `send` and `send_control` never block.
 
-    Order: control frames, then queued frames, then whatever `drain` returns (called again after
-    each write until it returns None). Owners keep merged state (tokens, credits) and build one
+    Order: control frames, then queued frames, then the frames of `drain`, which is called again
+    after each write until it returns None. Owners keep merged state (tokens, credits) and build one
     frame from all of it in `drain`; `wake` says that there is some.
     """
 
@@ -132,7 +132,7 @@ class FrameWriter(Generic[Frame]):
         self.wake()
 
     def wake(self) -> None:
-        """`drain` has something to write."""
+        """Say that `drain` has something to write."""
         self._idle.clear()
         self._wake.set()
 

@@ -1,9 +1,9 @@
 """Spans on their way to a collector that may be slow, dead or refusing.
 
-At most MAX_WAITING spans wait; what comes then is dropped and counted, and no caller ever waits for
-the collector. A process that ends gives it LEAVE_S for what is left. Batches, timeouts and retries
-are OpenTelemetry's own; its two log lines for each batch that fails are not: here an outage is one
-line when it begins and one when it ends.
+At most MAX_WAITING spans wait. Further ones are dropped and counted, and no caller ever waits for
+the collector. A process that ends gives it LEAVE_S for the rest. Batches, timeouts and retries are
+OpenTelemetry's own. Its two log lines for each failed batch are not shown: an outage is one line
+when it begins and one when it ends.
 """
 
 import logging
@@ -27,7 +27,7 @@ _log = logs.get("span_export")
 
 
 class _LastWords(logging.Filter):
-    """Keeps what the exporter said last, and lets nothing of it through."""
+    """A log filter that keeps the exporter's last message and lets none through."""
 
     last = ""
 
@@ -40,7 +40,7 @@ _said = _LastWords()
 
 
 class SpanExport(SpanProcessor):
-    """Takes ended spans, and owns `exporter`."""
+    """A span processor that owns `exporter`."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._room = threading.Semaphore(MAX_WAITING)
@@ -64,8 +64,8 @@ class SpanExport(SpanProcessor):
             instruments.SPANS_DROPPED.labels("queue_full").inc()
 
     def shutdown(self) -> None:
-        """Export what is left, for LEAVE_S at most."""
-        # OpenTelemetry would wait for 30 s; closed, its exporter gives up whatever it does.
+        """Export the rest, for LEAVE_S at most."""
+        # OpenTelemetry would wait for 30 s. A closed exporter gives up at once.
         giving_up = threading.Timer(LEAVE_S, self._exporter.shutdown)
         giving_up.daemon = True
         giving_up.start()
@@ -79,7 +79,7 @@ class SpanExport(SpanProcessor):
 
 
 class _CountedExporter(SpanExporter):
-    """Makes room for what it takes, and counts what did not arrive."""
+    """An exporter that makes room for the spans that it takes and counts those it lost."""
 
     def __init__(self, exporter: SpanExporter, room: threading.Semaphore) -> None:
         self._exporter = exporter

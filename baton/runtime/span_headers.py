@@ -1,9 +1,10 @@
-"""What goes along with every export of spans, a collector's token above all.
+"""The headers of every export of spans, such as a collector's token.
 
 `OTEL_EXPORTER_OTLP_HEADERS`, or the file that `BATON_OTLP_HEADERS_FILE` names, is "name=value,..."
 with percent-encoded values, as in OpenTelemetry. Values are secrets: no error, log line or
-configuration has one. Envoy, which gets its configuration from elsewhere, finds each value in a
-variable of its own. Read here, because OpenTelemetry's own reader logs what it does not understand.
+configuration contains one. Envoy, whose configuration comes from the control plane, finds each
+value in a variable of its own. Not left to OpenTelemetry's own reader, which logs what it does not
+understand.
 """
 
 import re
@@ -16,13 +17,13 @@ from baton.runtime.environment import SettingsError
 VARIABLE = "OTEL_EXPORTER_OTLP_HEADERS"
 FILE = "BATON_OTLP_HEADERS_FILE"
 _PREFIX = "BATON_SPAN_HEADER_"
-# What gRPC takes as text. Without a second form for bytes: names that end in -bin.
+# Names that gRPC sends as text. A name that ends in -bin would be one of bytes.
 _NAME = re.compile(r"[0-9a-z_.-]+(?<!-bin)")
 _VALUE = re.compile(r"[ -~]*")
 
 
 def span_headers(environment: Mapping[str, str]) -> dict[str, str]:
-    """By name, in lower case. Raises SettingsError."""
+    """The headers by name, in lower case. Raises SettingsError."""
     headers = {}
     variable, text = _given(environment)
     for number, entry in enumerate(text.split(","), start=1):
@@ -36,7 +37,7 @@ def span_headers(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _given(environment: Mapping[str, str]) -> tuple[str, str]:
-    """The variable that gives them, and what it gives."""
+    """The variable that gives the headers, and its text. Raises SettingsError."""
     if not (file := environment.get(FILE, "")):
         return VARIABLE, environment.get(VARIABLE, "")
     if environment.get(VARIABLE):
@@ -49,7 +50,7 @@ def _given(environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 def variable_of(name: str) -> str:
-    """Where an Envoy finds the value of this header."""
+    """The variable in which an Envoy finds the value of a header."""
     return _PREFIX + re.sub(r"[^A-Z0-9]", "_", name.upper())
 
 

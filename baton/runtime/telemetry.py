@@ -1,11 +1,11 @@
-"""Spans by hand with the OpenTelemetry SDK (decision 0024), and stage times always.
+"""Hand-made spans with the OpenTelemetry SDK (decision 0024), and the stage times of all requests.
 
-A span is built only when its trace is sampled; otherwise `start_span` returns a span that records
-nothing but still carries the trace context on. Export is OTLP over gRPC, batched, to
+A span is built only when its trace is sampled. Otherwise `start_span` returns a span that records
+nothing and still passes the trace context on. Export is OTLP over gRPC, batched, to
 `OTEL_EXPORTER_OTLP_ENDPOINT`; without that variable nothing is exported. https:// is TLS, with the
-authorities of `OTEL_EXPORTER_OTLP_CERTIFICATE` or the public ones; `OTEL_EXPORTER_OTLP_HEADERS` go
-along (span_headers.py). Spans carry ids, counts and reasons, never text. Names and attributes are
-listed in docs/telemetry.md.
+authorities of `OTEL_EXPORTER_OTLP_CERTIFICATE` or the public ones. The headers of
+`OTEL_EXPORTER_OTLP_HEADERS` are added (span_headers.py). Spans carry ids, counts and reasons, never
+text. docs/telemetry.md lists names and attributes.
 """
 
 import os
@@ -67,13 +67,13 @@ def setup(service: str, processor: SpanProcessor | None = None) -> None:
 
 
 def _channel_options(endpoint: str) -> Any:
-    """A proxy of the environment is for elsewhere, not for a receiver on this machine."""
+    """Options of the exporter's channel: no proxy to a receiver on this machine."""
     is_local = urlsplit(endpoint).hostname in ("127.0.0.1", "::1", "localhost")
     return (("grpc.enable_http_proxy", 0),) if is_local else None
 
 
 def shutdown() -> None:
-    """Export what is still buffered, within seconds, and stop exporting."""
+    """Export what is buffered, within seconds, and stop exporting."""
     _Tracing.provider.shutdown()
 
 
@@ -85,14 +85,14 @@ class Span:
 
     @property
     def traceparent(self) -> str:
-        """W3C trace context for the next hop; empty when there is no valid context."""
+        """W3C trace context for the next hop; empty without a valid context."""
         carrier: dict[str, str] = {}
         _propagator.inject(carrier, trace.set_span_in_context(self._span))
         return carrier.get("traceparent", "")
 
     @property
     def trace_id(self) -> str:
-        """32 hex characters."""
+        """The trace's id, 32 hex characters."""
         return trace.format_trace_id(self._span.get_span_context().trace_id)
 
     def set(self, key: str, value: AttributeValue) -> None:
@@ -149,7 +149,7 @@ def _unix_ns(monotonic_s: float) -> int:
 
 
 class StageTimer:
-    """Cuts a request's wall time into contiguous stages: their sum is the wall time."""
+    """Cuts a request's wall time into contiguous stages, which add up to it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -158,7 +158,7 @@ class StageTimer:
         self.stages: dict[str, float] = {}
 
     def mark(self, name: str) -> float:
-        """The time since the last mark belongs to stage `name`; returns that time in seconds."""
+        """Add the time since the last mark to stage `name`, and return it in seconds."""
         now = self._clock.now()
         spent = now - self._last_s
         self.stages[name] = self.stages.get(name, 0.0) + spent
@@ -167,7 +167,7 @@ class StageTimer:
 
     @property
     def wall_s(self) -> float:
-        """From the start to the last mark."""
+        """The time from the start to the last mark."""
         return self._last_s - self.started_s
 
     def to_wire(self) -> list[failure_pb2.StageTime]:

@@ -37,8 +37,9 @@ async def serve(
 
     Raises Misconfigured.
     """
-    quota, tokenizer = GrpcQuota(settings.quota), GrpcTokenizer(settings.tokenizer)
-    routers = {endpoint: GrpcRouter(endpoint) for endpoint in settings.router}
+    quota = GrpcQuota(settings.quota, process.clock)
+    tokenizer = GrpcTokenizer(settings.tokenizer, process.clock)
+    routers = {endpoint: GrpcRouter(endpoint, process.clock) for endpoint in settings.router}
     clients = Clients(
         quota=quota,
         tokenizer=tokenizer,
@@ -48,14 +49,7 @@ async def serve(
         in_thread=asyncio.to_thread,
     )
     gateway = _gateway(process, settings, clients)
-    app = App(
-        gateway,
-        max_body_bytes=settings.max_body_bytes,
-        max_open_requests=settings.max_open_requests,
-        deadline_s=settings.deadline_s,
-        stall_s=settings.stall_s,
-        num_proxies=settings.num_proxies,
-    )
+    app = _app(gateway, settings)
     bound = _bound(settings)
     # Uvicorn's own cap must not come before ours, which ends streams with a word.
     drain_cap_s = settings.unready_s + settings.drain_s + LAST_SETTLES_S
@@ -117,6 +111,17 @@ def _gateway(process: Process, settings: GatewaySettings, clients: Clients) -> G
             first_token_s=settings.first_token_s,
             token_gap_s=settings.token_gap_s,
         ),
+    )
+
+
+def _app(gateway: Gateway, settings: GatewaySettings) -> App:
+    return App(
+        gateway,
+        max_body_bytes=settings.max_body_bytes,
+        max_open_requests=settings.max_open_requests,
+        deadline_s=settings.deadline_s,
+        stall_s=settings.stall_s,
+        num_proxies=settings.num_proxies,
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime import grpc_channel
 from baton.runtime.grpc_server import GrpcServer, start_server, translate_failures
+from baton.system.clock import SystemClock
 from baton.wire.failures import Incompatible, Unavailable
 from baton.wire.v1 import router_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer
@@ -54,7 +55,7 @@ async def two_replicas() -> AsyncIterator[tuple[list[Replica], GrpcTokenizer]]:
     replicas = [Replica(), Replica()]
     for replica, port in zip(replicas, free_ports(2), strict=True):
         await replica.start(f"{LOOPBACK}:{port}")
-    client = GrpcTokenizer([replica.endpoint for replica in replicas])
+    client = GrpcTokenizer([replica.endpoint for replica in replicas], SystemClock())
     try:
         await until_both_answer(replicas, client)
         yield replicas, client
@@ -96,7 +97,7 @@ async def test_a_model_that_no_replica_has_loaded_is_refused_with_that_reason() 
 
 
 async def test_a_tokenizer_that_is_down_is_no_news_about_internal_addresses() -> None:
-    tokenizer = GrpcTokenizer([NOBODY])
+    tokenizer = GrpcTokenizer([NOBODY], SystemClock())
     try:
         with pytest.raises(Unavailable) as encoding:
             await tokenizer.encode(tokenizer_pb2.EncodeRequest(), CallContext("r1", deadline_s=60))
@@ -152,9 +153,9 @@ class Closing:
 
 
 CLIENTS: dict[str, Callable[[str], Any]] = {
-    "quota": lambda endpoint: GrpcQuota([endpoint]),
-    "tokenizer": lambda endpoint: GrpcTokenizer([endpoint]),
-    "router": GrpcRouter,
+    "quota": lambda endpoint: GrpcQuota([endpoint], SystemClock()),
+    "tokenizer": lambda endpoint: GrpcTokenizer([endpoint], SystemClock()),
+    "router": lambda endpoint: GrpcRouter(endpoint, SystemClock()),
 }
 
 

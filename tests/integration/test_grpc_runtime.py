@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from functools import partial
 
 import grpc
 import pytest
@@ -10,9 +11,12 @@ import pytest
 from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime import grpc_channel, grpc_server
 from baton.runtime.shared_stream import ClientFrameStream, ServerFrameStream
+from baton.system.clock import SystemClock
 from baton.testing.fault_proxy import FaultProxy, OneUpstream
 from baton.wire.failures import DeadlineExceeded, LimitExceeded, Unavailable
 from baton.wire.v1 import failure_pb2, quota_pb2, quota_pb2_grpc, worker_pb2, worker_pb2_grpc
+
+call = partial(grpc_channel.call, clock=SystemClock())
 
 
 class RefusingQuota(quota_pb2_grpc.QuotaServicer):
@@ -55,9 +59,7 @@ async def test_a_failure_arrives_as_the_same_error_with_its_limits(server) -> No
     async with grpc_channel.open_channel(f"127.0.0.1:{server.port}") as channel:
         stub = quota_pb2_grpc.QuotaStub(channel)
         with pytest.raises(LimitExceeded) as caught:
-            await grpc_channel.call(
-                stub.Reserve, quota_pb2.ReserveRequest(), deadline_s=60, request_id="r1"
-            )
+            await call(stub.Reserve, quota_pb2.ReserveRequest(), deadline_s=60, request_id="r1")
     assert caught.value.retry_after_s == 2
     assert caught.value.limits.limit_requests == 7
     assert server.quota.seen[0].request_id == "r1"
@@ -65,14 +67,14 @@ async def test_a_failure_arrives_as_the_same_error_with_its_limits(server) -> No
 
 async def test_a_passed_deadline_never_leaves_the_process(server) -> None:
     with pytest.raises(DeadlineExceeded):
-        await grpc_channel.call(None, None, deadline_s=0)
+        await call(None, None, deadline_s=0)
 
 
 async def test_an_absent_server_is_unavailable() -> None:
     async with grpc_channel.open_channel("127.0.0.1:1") as channel:
         stub = quota_pb2_grpc.QuotaStub(channel)
         with pytest.raises(Unavailable):
-            await grpc_channel.call(stub.Settle, quota_pb2.SettleRequest(), deadline_s=60)
+            await call(stub.Settle, quota_pb2.SettleRequest(), deadline_s=60)
 
 
 async def test_frames_go_both_ways_and_an_end_is_seen(server) -> None:
@@ -97,7 +99,7 @@ async def test_a_connection_that_takes_its_time_is_made() -> None:
             async with grpc_channel.open_channel(proxy.address) as channel:
                 stub = quota_pb2_grpc.QuotaStub(channel)
                 with pytest.raises(LimitExceeded):
-                    await grpc_channel.call(stub.Reserve, quota_pb2.ReserveRequest(), deadline_s=60)
+                    await call(stub.Reserve, quota_pb2.ReserveRequest(), deadline_s=60)
     await server.stop(0)
 
 
@@ -105,7 +107,7 @@ async def test_a_call_waits_for_a_replica_that_is_back_in_a_moment() -> None:
     async def reserve(channel: grpc.aio.Channel, patience_s: float) -> None:
         stub = quota_pb2_grpc.QuotaStub(channel)
         request = quota_pb2.ReserveRequest()
-        await grpc_channel.call(stub.Reserve, request, deadline_s=60, patience_s=patience_s)
+        await call(stub.Reserve, request, deadline_s=60, patience_s=patience_s)
 
     endpoint = f"{LOOPBACK}:{free_ports(1)[0]}"
     first = await grpc_server.start_server(endpoint, refusing)
@@ -160,7 +162,7 @@ async def test_a_call_that_a_failing_peer_cancels_may_be_made_elsewhere() -> Non
         async with grpc_channel.open_channel(f"127.0.0.1:{port}") as channel:
             stub = quota_pb2_grpc.QuotaStub(channel)
             with pytest.raises(Unavailable) as caught:
-                await grpc_channel.call(stub.Reserve, quota_pb2.ReserveRequest(), deadline_s=60)
+                await call(stub.Reserve, quota_pb2.ReserveRequest(), deadline_s=60)
     finally:
         _, errors = await peer.communicate()
     assert b"a bug" in errors

@@ -13,6 +13,7 @@ from baton.runtime import grpc_channel, grpc_server, peer_tls
 from baton.runtime.environment import SettingsError
 from baton.runtime.peer_tls import PeerTls
 from baton.runtime.shared_stream import ClientFrameStream, ServerFrameStream
+from baton.system.clock import SystemClock
 from baton.testing.certificates import Authority, MemberFiles
 from baton.wire.failures import BatonError, InternalFailure, Unavailable
 from baton.wire.v1 import (
@@ -72,7 +73,7 @@ async def settle(port: int, tls: PeerTls | None) -> None:
 
 async def settle_over(channel: grpc.aio.Channel) -> None:
     method = quota_pb2_grpc.QuotaStub(channel).Settle
-    await grpc_channel.call(method, quota_pb2.SettleRequest(), deadline_s=60)
+    await grpc_channel.call(method, quota_pb2.SettleRequest(), clock=SystemClock(), deadline_s=60)
 
 
 async def echo(stream: ClientFrameStream, reason: str) -> str:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,8 +16,8 @@ import grpc
 import pytest
 
 from baton.localstack.ports import LOOPBACK, free_ports
-from baton.runtime import environment
-from baton.runtime.grpc_channel import call, open_channel
+from baton.runtime import environment, grpc_channel
+from baton.runtime.grpc_channel import open_channel
 from baton.runtime.process import Process
 from baton.system.clock import SystemClock
 from baton.testing.redis_server import RedisServer
@@ -26,6 +27,8 @@ from baton.wire.v1 import quota_pb2, quota_pb2_grpc
 from services.quota import keys
 from services.quota.__main__ import serve
 from services.quota.settings import PREFIX, Settings
+
+call = partial(grpc_channel.call, clock=SystemClock())
 
 SECRET = b"s" * 32
 HELD = quota_pb2.LeaseState.STATE_HELD

@@ -82,7 +82,9 @@ class Client:
     async def pick(self, request_id: str = "r1", deadline_s: float = 60, **fields):
         fields = {"model_fp": "fp-1", "num_prompt_tokens": 64} | fields
         request = router_pb2.PickRequest(request_id=request_id, **fields)
-        return await grpc_channel.call(self.stub.Pick, request, deadline_s=deadline_s)
+        return await grpc_channel.call(
+            self.stub.Pick, request, clock=SystemClock(), deadline_s=deadline_s
+        )
 
     async def until(self, condition) -> router_pb2.WatchAdmissionResponse:
         """The first state of the fleet that meets `condition`."""

@@ -9,6 +9,7 @@ import signal
 import sys
 from array import array
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -18,12 +19,16 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import Tokenizer
 
-from baton.runtime.grpc_channel import call, open_channel
+from baton.runtime import grpc_channel
+from baton.runtime.grpc_channel import open_channel
+from baton.system.clock import SystemClock
 from baton.testing.tokenizer_folder import build_tokenizer_folder, train
 from baton.wire import prefix_hash
 from baton.wire.failures import InvalidRequest, Unavailable
 from baton.wire.fingerprint import model_fingerprint
 from baton.wire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+
+call = partial(grpc_channel.call, clock=SystemClock())
 
 TEMPLATES = Path(__file__).parents[1] / "unit" / "tokenizer" / "templates"
 KEY = bytes(range(32))

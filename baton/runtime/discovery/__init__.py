@@ -1,1 +1,1 @@
-"""Where the members of a service are: fixed addresses, DNS names, or EndpointSlices."""
+"""Discovery of the members of a service: fixed addresses, DNS names, or EndpointSlices."""

@@ -1,10 +1,10 @@
-"""host:port as settings write it."""
+"""Addresses in settings, written host:port."""
 
 import ipaddress
 
 
 def host_and_port(text: str) -> tuple[str, int]:
-    """ "[::1]:80" -> ("::1", 80). Raises ValueError."""
+    """Split an address: "[::1]:80" -> ("::1", 80). Raises ValueError."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not (colon and host and port.isascii() and port.isdigit() and int(port) < 2**16):
@@ -13,7 +13,7 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def is_address(host: str) -> bool:
-    """Whether it is an IP address, not a name."""
+    """True for an IP address, False for a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -1,9 +1,9 @@
-"""Where the members of a service are: fixed addresses, the addresses of a name, or a Kubernetes
+"""Sources of the members of a service: fixed addresses, the addresses of a name, or a Kubernetes
 Service's EndpointSlices (kubernetes.py).
 
-A source tells who is listed, not who is well: its reader asks the members themselves, and one that
-is listed no longer may still be at work. So a source that cannot be reached says nothing, what it
-said last stays, and a cluster whose API server is away goes on as it was.
+A source reports which members are listed, not which are healthy: its reader asks the members
+themselves, and one that is no longer listed may still be at work. So a source that cannot be
+reached reports nothing, its last report stays, and a cluster without its API server goes on.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from baton.runtime.discovery.members import (
     one_family,
 )
 
-# Cluster DNS keeps a record for 5 s; the system's resolver tells no time to live.
+# Cluster DNS caches a record for 5 s; the system's resolver does not report a time to live.
 RESOLVE_S = 5.0
 _log = logs.get("discovery")
 
@@ -39,7 +39,7 @@ class FixedMembers:
 
 
 class NamedMembers:
-    """Every address of a name, as of a headless Service; asked again all RESOLVE_S."""
+    """Every address of a name, such as a headless Service's; resolved again every RESOLVE_S."""
 
     def __init__(self, target: Target, random: Random, resolve: Resolve | None = None) -> None:
         self._target = target
@@ -48,11 +48,11 @@ class NamedMembers:
 
     async def follow(self, found: Found) -> None:
         reported: list[Member] | None = None
-        failure = ""
+        logged: str | None = None
         while True:
             try:
                 hosts = await self._resolve(self._target.host)
-                failure = ""
+                logged = None
                 members = sorted(
                     Member(joined(host, self._target.port)) for host in one_family(hosts)
                 )
@@ -60,8 +60,10 @@ class NamedMembers:
                     reported = members
                     found(members)
             except OSError as error:
-                if failure != (failure := str(error)):
-                    _log.warning("name_not_resolved", name=self._target.host, reason=failure)
+                reason = str(error)
+                if reason != logged:
+                    logged = reason
+                    _log.warning("name_not_resolved", name=self._target.host, reason=reason)
             await asyncio.sleep(RESOLVE_S * self._random.uniform(0.8, 1.2))
 
 
@@ -87,7 +89,7 @@ class AllMembers:
 
 
 async def discover(targets: Sequence[str], random: Random) -> Discovery:
-    """The source that the targets name (Target.parse).
+    """Make the source of the members that the targets name (Target.parse).
 
     Raises ValueError for a malformed target; SettingsError for Kubernetes without its client or
     without a cluster.
@@ -97,7 +99,7 @@ async def discover(targets: Sequence[str], random: Random) -> Discovery:
     sources: list[Discovery] = [FixedMembers(fixed)] if fixed or not parsed else []
     for target in parsed:
         if target.is_kubernetes:
-            # Needed, and installed, only where a target says so.
+            # The client is installed only where a target needs it.
             from baton.runtime.discovery.kubernetes import EndpointSlices, connect
 
             sources.append(EndpointSlices(await connect(), target, random))
@@ -107,7 +109,7 @@ async def discover(targets: Sequence[str], random: Random) -> Discovery:
 
 
 async def resolve_name(name: str) -> set[str]:
-    """By the system's resolver. Raises OSError."""
+    """The addresses of a name, by the system's resolver. Raises OSError."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     return {str(address[0]) for *_, address in found}

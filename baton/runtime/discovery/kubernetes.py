@@ -1,15 +1,15 @@
 """The members of a Kubernetes Service: list and watch of its EndpointSlices.
 
-List, then watch from the list's version on. A watch that ends or breaks goes on from the last
-version that an event or bookmark told. One that is refused, or tells what is not understood, means
-a new list: the API server has forgotten that version (410), knows none that high because it was
-restored from a backup (504), or would say the same again. Every pause is jittered and grows to
-MAX_BACKOFF_S. What was known stays until something newer is: an API server that is away changes
-nothing. Endpoints are listed whether ready or not, for a worker that drains is still at work and
-readiness is asked of the member itself.
+List, then watch from the list's version on. A watch that ends or breaks goes on from the version of
+the last event or bookmark. After a watch that is refused or not understood the slices are listed
+again: the API server has forgotten that version (410), has none that high because it was restored
+from a backup (504), or would answer the same again. Every pause is jittered and grows to
+MAX_BACKOFF_S. Known members stay until newer ones are known: an API server that is away changes
+nothing. Endpoints are listed whether ready or not, because a worker that drains is still at work
+and each member is asked for its own readiness.
 
-The official client talks to the API server; its Watch is not used, for it hides the first 410 and
-a broken stream. Needs the extra `kubernetes`. API: kubernetes.io/docs/reference/using-api/
+The official client talks to the API server; its Watch is not used, because it hides the first 410
+and a broken stream. Needs the extra `kubernetes`. API: kubernetes.io/docs/reference/using-api/
 api-concepts (efficient detection of changes) and EndpointSlice, discovery.k8s.io/v1.
 """
 
@@ -37,8 +37,8 @@ except ImportError:
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 30.0
 LIST_TIMEOUT_S = 15.0
-# After this time the server ends a watch, and it is begun again: at any API server behind a
-# balancer, not always the same.
+# After this time the server ends a watch, and the next one may reach another API server behind the
+# balancer.
 WATCH_S = 300
 # Bookmarks come about once a minute; a watch that is silent for longer may be dead.
 SILENCE_S = 150.0
@@ -62,7 +62,7 @@ class Endpoint(msgspec.Struct):
 
 
 class Slice(msgspec.Struct, rename="camel"):
-    """An EndpointSlice, as far as it is read here."""
+    """The fields of an EndpointSlice that are read here."""
 
     metadata: Metadata
     address_type: str = ""
@@ -88,22 +88,22 @@ class Event(msgspec.Struct):
 
 
 class ApiFailed(Exception):
-    """The API server refused; `status` is HTTP's."""
+    """A refusal by the API server; `status` is HTTP's."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message[:200]}")
         self.status = status
 
 
-# ValueError: a line that is longer than the client reads.
+# ValueError: a line longer than the client's limit.
 _REFUSED = (ApiFailed, msgspec.MsgspecError, ValueError)
-# ConfigException: the service account's token could not be read again.
+# ConfigException: the service account's renewed token could not be read.
 _UNREACHED = (aiohttp.ClientError, OSError, config.ConfigException)
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The API server that the environment leads to, and the namespace that is ours there."""
+    """The API server of this process's environment, and the process's own namespace."""
 
     api: Any
     namespace: str
@@ -113,7 +113,7 @@ class Connection:
 
 
 async def connect() -> Connection:
-    """As a Pod by its service account, elsewhere by KUBECONFIG. Raises SettingsError."""
+    """Connect by the Pod's service account, elsewhere by KUBECONFIG. Raises SettingsError."""
     settings = client.Configuration()
     namespace = "default"
     try:
@@ -141,30 +141,32 @@ class EndpointSlices:
         self._target = target
         self._random = random
         self._slices: dict[str, Slice] = {}
-        # The version that `_slices` are of; "" = list anew.
-        self._version = ""
+        # The version of `_slices`; None = list again.
+        self._version: str | None = None
         self._reported: list[Member] | None = None
         self._backoff_s = FIRST_BACKOFF_S
 
     async def follow(self, found: Found) -> None:
-        failure = ""
+        logged: str | None = None
         try:
             while True:
                 try:
                     await self._list_and_watch(found)
-                    failure = ""
+                    logged = None
                 except (*_REFUSED, *_UNREACHED) as error:
                     if isinstance(error, _REFUSED):
-                        self._version = ""
-                    if failure != (failure := f"{type(error).__name__} {error}"):
-                        _log.warning("api_failed", service=self._target.host, reason=failure)
+                        self._version = None
+                    reason = f"{type(error).__name__} {error}"
+                    if reason != logged:
+                        logged = reason
+                        _log.warning("api_failed", service=self._target.host, reason=reason)
                 await asyncio.sleep(self._backoff_s * self._random.uniform(0.5, 1.0))
                 self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
         finally:
             await self._connection.close()
 
     async def _list_and_watch(self, found: Found) -> None:
-        """Returns when the watch has ended in peace. Raises _REFUSED and _UNREACHED."""
+        """Follow the slices until the watch ends cleanly. Raises _REFUSED and _UNREACHED."""
         if not self._version:
             await self._list()
             self._report(found)
@@ -209,7 +211,7 @@ class EndpointSlices:
             raise ApiFailed(response.status, (await response.read()).decode(errors="replace"))
 
     def _apply(self, event: Event) -> None:
-        """Raises ApiFailed for an ERROR event."""
+        """Take an event of the watch. Raises ApiFailed for an ERROR event."""
         if event.type == "ERROR":
             status = msgspec.json.decode(event.object, type=Status)
             raise ApiFailed(status.code, status.message)
@@ -236,8 +238,8 @@ def members_of(slices: Collection[Slice], port: str) -> list[Member]:
         if number is None or part.address_type not in ("IPv4", "IPv6"):
             continue
         for endpoint in part.endpoints or ():
-            # All addresses of one endpoint are the same to its readers; the first is used. While
-            # endpoints move between slices, one may be in both.
+            # The addresses of one endpoint are equivalent; the first is used. An endpoint that
+            # moves between slices may be in both for a moment.
             zones[endpoint.addresses[0], number] = endpoint.zone or ""
     family = one_family({host for host, _ in zones})
     return sorted(

@@ -1,4 +1,4 @@
-"""The members of a service, and the setting that names where they are listed."""
+"""The members of a service, and the settings that name their source."""
 
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
@@ -11,8 +11,10 @@ KUBERNETES = "kubernetes:"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Member:
-    """One listed address, "10.0.0.7:7200" or "[::1]:7200"; zone as the cluster names it, "" = not
-    known."""
+    """One listed address, "10.0.0.7:7200" or "[::1]:7200".
+
+    The zone has the cluster's name; "" = not known.
+    """
 
     address: str
     zone: str = ""
@@ -33,8 +35,10 @@ class Discovery(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a setting says: "host:port", or "kubernetes:[NAMESPACE/]SERVICE[:PORT]" where PORT is
-    the name or number of one of its ports, and may be left out when there is only one."""
+    """A setting: "host:port", or "kubernetes:[NAMESPACE/]SERVICE[:PORT]".
+
+    PORT is the name or number of one of the Service's ports; a single one need not be named.
+    """
 
     host: str
     port: str
@@ -43,7 +47,7 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> "Target":
-        """Raises ValueError."""
+        """The target that a setting names. Raises ValueError."""
         if text.startswith(KUBERNETES):
             service, _, port = text.removeprefix(KUBERNETES).partition(":")
             namespace, _, service = service.rpartition("/")
@@ -57,15 +61,15 @@ class Target:
 
     @property
     def is_fixed(self) -> bool:
-        """An IP address."""
+        """True for an IP address."""
         return not self.is_kubernetes and is_address(self.host)
 
 
 def joined(host: str, port: int | str) -> str:
-    """As one dials it."""
+    """The address to dial."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def one_family(hosts: Collection[str]) -> list[str]:
-    """IPv4 addresses, or if there is none the others: a member with both must not count twice."""
+    """The IPv4 addresses, or else all: a member with addresses of both kinds must count once."""
     return [host for host in hosts if ":" not in host] or list(hosts)

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.runtime import grpc_channel
 from baton.runtime.shared_stream import ClientFrameStream
+from baton.system.clock import Clock
 from baton.wire.failures import BatonError, InternalFailure, Unavailable
 from baton.wire.v1 import (
     quota_pb2,
@@ -51,7 +52,8 @@ class _CallStream(ClientFrameStream[Any]):
 class GrpcQuota:
     """QuotaClient over all replicas. Every call may be repeated: quota knows its request."""
 
-    def __init__(self, endpoints: Sequence[str]) -> None:
+    def __init__(self, endpoints: Sequence[str], clock: Clock) -> None:
+        self._clock = clock
         self._channel = grpc_channel.open_balanced_channel(endpoints)
         self._stub = quota_pb2_grpc.QuotaStub(self._channel)
 
@@ -60,25 +62,27 @@ class GrpcQuota:
     ) -> quota_pb2.AuthenticateResponse:
         request = quota_pb2.AuthenticateRequest(key_digest=key_digest)
         answer: quota_pb2.AuthenticateResponse = await _call(
-            self._stub.Authenticate, request, context
+            self._clock, self._stub.Authenticate, request, context
         )
         return answer
 
     async def reserve(
         self, request: quota_pb2.ReserveRequest, context: CallContext
     ) -> quota_pb2.ReserveResponse:
-        answer: quota_pb2.ReserveResponse = await _call(self._stub.Reserve, request, context)
+        answer: quota_pb2.ReserveResponse = await _call(
+            self._clock, self._stub.Reserve, request, context
+        )
         return answer
 
     async def settle(self, record: quota_pb2.UsageRecord, context: CallContext) -> None:
         request = quota_pb2.SettleRequest(usage=record)
-        await _call(self._stub.Settle, request, context, 0.0)
+        await _call(self._clock, self._stub.Settle, request, context, 0.0)
 
     async def open_renewals(self) -> ClientFrameStream[quota_pb2.RenewRequest]:
         return _CallStream(self._stub.Renew(metadata=grpc_channel.outgoing()))
 
     async def probe(self, deadline_s: float) -> None:
-        await _probe(self._channel, deadline_s)
+        await _probe(self._clock, self._channel, deadline_s)
 
     async def close(self) -> None:
         await self._channel.close()
@@ -87,7 +91,8 @@ class GrpcQuota:
 class GrpcTokenizer:
     """TokenizerClient over all replicas. Everything it asks is pure, so it may be repeated."""
 
-    def __init__(self, endpoints: Sequence[str]) -> None:
+    def __init__(self, endpoints: Sequence[str], clock: Clock) -> None:
+        self._clock = clock
         self._channel = grpc_channel.open_balanced_channel(endpoints)
         self._stub = tokenizer_pb2_grpc.TokenizerStub(self._channel)
 
@@ -95,7 +100,9 @@ class GrpcTokenizer:
         self, request: tokenizer_pb2.EncodeRequest, context: CallContext
     ) -> tokenizer_pb2.EncodeResponse:
         try:
-            answer: tokenizer_pb2.EncodeResponse = await _call(self._stub.Encode, request, context)
+            answer: tokenizer_pb2.EncodeResponse = await _call(
+                self._clock, self._stub.Encode, request, context
+            )
             return answer
         except BatonError as error:
             raise _of_tokenizer(error) from error
@@ -121,7 +128,7 @@ class GrpcTokenizer:
         return bytes(data)
 
     async def probe(self, deadline_s: float) -> None:
-        await _probe(self._channel, deadline_s)
+        await _probe(self._clock, self._channel, deadline_s)
 
     async def close(self) -> None:
         await self._channel.close()
@@ -130,7 +137,8 @@ class GrpcTokenizer:
 class GrpcRouter:
     """RouterClient of one router."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, clock: Clock) -> None:
+        self._clock = clock
         self._channel = grpc_channel.open_channel(endpoint)
         self._stub = router_pb2_grpc.RouterStub(self._channel)
 
@@ -138,7 +146,9 @@ class GrpcRouter:
         self, request: router_pb2.PickRequest, context: CallContext
     ) -> router_pb2.PickResponse:
         # Another router may be there: no patience.
-        answer: router_pb2.PickResponse = await _call(self._stub.Pick, request, context, 0.0)
+        answer: router_pb2.PickResponse = await _call(
+            self._clock, self._stub.Pick, request, context, 0.0
+        )
         return answer
 
     async def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
@@ -180,11 +190,12 @@ async def dial_worker(endpoint: str) -> WorkerStream:
 
 
 async def _call(
-    method: Any, request: Any, context: CallContext, patience_s: float = PATIENCE_S
+    clock: Clock, method: Any, request: Any, context: CallContext, patience_s: float = PATIENCE_S
 ) -> Any:
     return await grpc_channel.call(
         method,
         request,
+        clock=clock,
         deadline_s=context.deadline_s,
         patience_s=patience_s,
         request_id=context.request_id,
@@ -192,10 +203,10 @@ async def _call(
     )
 
 
-async def _probe(channel: grpc.aio.Channel, deadline_s: float) -> None:
+async def _probe(clock: Clock, channel: grpc.aio.Channel, deadline_s: float) -> None:
     health = health_pb2_grpc.HealthStub(channel)
     answer = await grpc_channel.call(
-        health.Check, health_pb2.HealthCheckRequest(), deadline_s=deadline_s
+        health.Check, health_pb2.HealthCheckRequest(), clock=clock, deadline_s=deadline_s
     )
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         raise Unavailable("not serving")

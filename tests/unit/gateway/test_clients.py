@@ -8,7 +8,8 @@ import grpc
 import pytest
 
 from baton.runtime import grpc_channel
-from baton.testing.virtual_clock import run_virtual
+from baton.system.clock import Clock
+from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire import failures, metadata
 from baton.wire.failures import BatonError, DeadlineExceeded, Overloaded, Unavailable
 from baton.wire.v1 import quota_pb2, router_pb2, tokenizer_pb2
@@ -58,38 +59,39 @@ def channel(monkeypatch: pytest.MonkeyPatch) -> Channel:
     return channel
 
 
-def authenticate(context: CallContext) -> Awaitable[Any]:
-    return GrpcQuota(["a:1"]).authenticate(b"digest", context)
+def authenticate(context: CallContext, clock: Clock) -> Awaitable[Any]:
+    return GrpcQuota(["a:1"], clock).authenticate(b"digest", context)
 
 
-def reserve(context: CallContext) -> Awaitable[Any]:
-    return GrpcQuota(["a:1"]).reserve(quota_pb2.ReserveRequest(), context)
+def reserve(context: CallContext, clock: Clock) -> Awaitable[Any]:
+    return GrpcQuota(["a:1"], clock).reserve(quota_pb2.ReserveRequest(), context)
 
 
-def settle(context: CallContext) -> Awaitable[Any]:
-    return GrpcQuota(["a:1"]).settle(quota_pb2.UsageRecord(), context)
+def settle(context: CallContext, clock: Clock) -> Awaitable[Any]:
+    return GrpcQuota(["a:1"], clock).settle(quota_pb2.UsageRecord(), context)
 
 
-def encode(context: CallContext) -> Awaitable[Any]:
-    return GrpcTokenizer(["a:1"]).encode(tokenizer_pb2.EncodeRequest(), context)
+def encode(context: CallContext, clock: Clock) -> Awaitable[Any]:
+    return GrpcTokenizer(["a:1"], clock).encode(tokenizer_pb2.EncodeRequest(), context)
 
 
-def pick(context: CallContext) -> Awaitable[Any]:
-    return GrpcRouter("a:1").pick(router_pb2.PickRequest(), context)
+def pick(context: CallContext, clock: Clock) -> Awaitable[Any]:
+    return GrpcRouter("a:1", clock).pick(router_pb2.PickRequest(), context)
 
 
 def outcome(ask: Ask, deadline_s: float = 60.0) -> tuple[Any, float]:
-    """What came of it, and after how many seconds."""
+    """The result of a call, and the seconds until it came."""
+    clock = VirtualClock()
 
     async def main() -> tuple[Any, float]:
         result: Any
         try:
-            result = await ask(CallContext("r1", deadline_s))
+            result = await ask(CallContext("r1", deadline_s), clock)
         except BatonError as error:
             result = type(error)
-        return result, asyncio.get_running_loop().time()
+        return result, clock.now()
 
-    return run_virtual(main())
+    return run_virtual(main(), clock)
 
 
 @pytest.mark.parametrize("ask", [authenticate, reserve, encode])

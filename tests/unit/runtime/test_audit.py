@@ -1,4 +1,4 @@
-"""Tests of what becomes of a violation."""
+"""Reports of violations: counted and logged once."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ def test_a_violation_is_counted_and_logged_with_its_request_once(
     assert told() - before == 1
 
 
-def test_a_periodic_look_tells_only_what_it_finds_twice_in_a_row() -> None:
+def test_a_periodic_check_reports_only_what_it_finds_twice_in_a_row() -> None:
     before, audit = told(), Audit()
     audit.look([STRAY])
     audit.look([])
@@ -36,7 +36,7 @@ def test_a_periodic_look_tells_only_what_it_finds_twice_in_a_row() -> None:
     assert told() - before == 1
 
 
-def test_the_look_is_repeated_and_outlives_what_it_finds() -> None:
+def test_the_check_is_repeated_and_outlives_what_it_finds() -> None:
     async def main() -> None:
         before, looks = told("lease_without_request"), []
 

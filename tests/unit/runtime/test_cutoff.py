@@ -1,4 +1,4 @@
-"""Tests of ending many blocks at one moment."""
+"""The end of many blocks at one moment."""
 
 import asyncio
 

@@ -16,7 +16,7 @@ Frame = worker_pb2.GatewayFrame
 
 
 class End:
-    """One end; what it has to say are byes that name a number."""
+    """One end of a link; its frames are byes with a number."""
 
     def __init__(self) -> None:
         self.to_say: deque[int] = deque()
@@ -134,7 +134,7 @@ def test_everything_arrives_once_and_in_order_over_any_number_of_breaks(seed: in
 
 
 def reconnect(ends: tuple[End, End], wires: tuple[deque[Any], deque[Any]]) -> None:
-    """What was on its way is lost; the hellos tell how far each end has come."""
+    """Lose the frames on their way; the hellos name the last frame that each end took in."""
     for end, wire, peer in zip(ends, wires, reversed(ends), strict=True):
         wire.clear()
         end.connect(peer.memory.num_received)

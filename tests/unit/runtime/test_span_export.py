@@ -1,4 +1,4 @@
-"""A collector that takes no spans: what a process says of it, and how long its end waits for it."""
+"""A collector that takes no spans: the log lines of its outage, and the wait at a process's end."""
 
 import logging
 import threading

@@ -13,7 +13,7 @@ def addresses(members) -> list[str]:
 
 
 class Followed:
-    """What a source told, in order."""
+    """The members that a source reported, in order."""
 
     def __init__(self) -> None:
         self.told: list[list[str]] = []
