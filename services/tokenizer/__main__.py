@@ -1,4 +1,4 @@
-"""The tokenizer process: loads its models, serves until told to stop, then drains."""
+"""The tokenizer process: loads its models, serves until it is asked to stop, then drains."""
 
 import asyncio
 import os

@@ -1,8 +1,8 @@
-"""What gateways fetch to turn ids into text: a few files of one model in one run of bytes.
+"""The tokenizer artifact: the files of one model with which gateways turn ids into text.
 
 Format: a msgpack map {file name: bytes}. `tokenizer.json` is the model's tokenizer with all tokens
-that its configuration adds; `detokenizer.json` holds what that file does not say:
-{"format": 1, "model_fp", "vocab_size", "eos_token_ids", "special_token_ids"};
+that its configuration adds. `detokenizer.json` has the values that `tokenizer.json` lacks:
+{"format": 1, "model_fp", "vocab_size", "eos_token_ids", "special_token_ids"}.
 `generation_config.json` is the folder's own, if it has one. The digest is the sha256 of the whole,
 in hex.
 """
@@ -23,7 +23,7 @@ CHUNK_BYTES = 512 * 1024
 
 @dataclass(frozen=True)
 class Artifact:
-    """`digest` is the sha256 of `data` in hex."""
+    """The bytes of an artifact; `digest` is their sha256 in hex."""
 
     data: bytes
     digest: str
@@ -36,7 +36,7 @@ class Artifact:
 def build_artifact(
     folder: ModelFolder, tokenizer: PromptTokenizer, eos_token_ids: tuple[int, ...]
 ) -> Artifact:
-    """The model's artifact; equal inputs give equal bytes."""
+    """Build a model's artifact; equal inputs give equal bytes."""
     special = [token for token, is_special in tokenizer.added_tokens() if is_special]
     description = {
         "format": FORMAT,
@@ -49,7 +49,7 @@ def build_artifact(
         DETOKENIZER_FILE: msgspec.json.encode(description),
         TOKENIZER_FILE: tokenizer.to_json().encode(),
     }
-    if folder.generation_config:
+    if folder.generation_config is not None:
         files[GENERATION_CONFIG_FILE] = folder.generation_config
     data = msgspec.msgpack.encode(files, order="deterministic")
     return Artifact(data, hashlib.sha256(data).hexdigest())

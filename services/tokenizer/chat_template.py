@@ -1,14 +1,15 @@
 """One chat template, ready to render conversations.
 
-Renders as transformers' `apply_chat_template` does, and once more with marked literals (see
-`control_tokens.py`) to learn which control tokens the template wrote. If the two texts differ, it
-renders a third time with the request marked instead; if that differs, too, the conversation must
-not spell any control token of its own. Knows nothing of processes and of time limits.
+A conversation is rendered as by transformers' `apply_chat_template`, and once more with marked
+literals (see `control_tokens.py`), which show the control tokens that the template wrote. If the
+two texts differ, it is rendered a third time, with the request marked instead. If that text differs
+as well, the conversation must not spell any control token of its own. Knows nothing of processes
+and of time limits.
 """
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import msgspec
@@ -28,31 +29,40 @@ from services.tokenizer.template_environment import (
 # Names under which messages carry reasoning; templates read the first one, some the second.
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _RESERVED_KWARGS = ("messages", "tools", "documents", "add_generation_prompt")
-# What running a template that we did not write can raise, MemoryError aside.
+# Errors that a template of any author can raise, apart from MemoryError.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError, ArithmeticError, AssertionError, AttributeError, BufferError, LookupError,
     NameError, RuntimeError, StopIteration, SyntaxError, TypeError, ValueError,
 )  # fmt: skip
-# OverflowError is what the sandbox's range() raises.
+# The sandbox's range() raises OverflowError.
 _UNSAFE_ERRORS = (SecurityError, OverflowError, RecursionError)
 
 
 class UnusableTemplate(Exception):
-    """The template cannot be loaded; the message says why and quotes nothing of a request."""
+    """The template cannot be loaded. The message gives the reason and quotes no request."""
 
 
 class RenderFailed(Exception):
-    """One rendering failed."""
+    """The failure of one rendering."""
 
     def __init__(self, fault: Fault, message: str, param: str = "") -> None:
         super().__init__(message)
         self.answer = Rendered(fault=fault, message=message, param=param)
 
 
-class ChatTemplate:
-    """`max_output_bytes` bounds the rendered text, `now` is local time for strftime_now.
+class _Marked(NamedTuple):
+    """A template whose literals are marked, with the special tokens that it refers to."""
 
-    Raises UnusableTemplate.
+    marks: ControlMarks
+    template: jinja2.Template
+    special_tokens: dict[str, str]
+
+
+class ChatTemplate:
+    """A loaded template. `mark` must be called before `render`.
+
+    `max_output_bytes` bounds the rendered text; `now` is the local time for strftime_now. Raises
+    UnusableTemplate.
     """
 
     def __init__(
@@ -68,32 +78,33 @@ class ChatTemplate:
         self._rendering_at = datetime.min
         self._environment = create_environment(lambda: self._rendering_at)
         self._tree = self._parse(source)
-        self._source = source
         self._plain = self._environment.from_string(source)
         self._literals = frozenset(literals(self._tree))
         words = {*self._literals, *attribute_names(self._tree)}
-        # Roles, types and keys; nothing that could hold a part of a control token.
+        # Roles, types and keys: words that cannot contain a part of a control token.
         self._known_words = frozenset(word for word in words if word.isidentifier())
+        self._marked: _Marked | None = None
 
     @property
     def literal_text(self) -> str:
-        """All literals, joined so that no token can be found across two of them."""
+        """All literals, joined so that no token spans two of them."""
         return "\0".join(self._literals)
 
     def mark(self, marks: ControlMarks) -> None:
-        """Say which control tokens are to be told apart; must be called before `render`."""
-        self._marks = marks
+        """Mark the control tokens in the template's literals. Called once, before `render`."""
         tree = LiteralMarker(marks).visit(self._tree)
         code = self._environment.compile(tree)
-        self._marked = jinja2.Template.from_code(
+        template = jinja2.Template.from_code(
             self._environment, code, self._environment.make_globals(None)
         )
-        self._marked_tokens = {
+        special_tokens = {
             name: marks.mark_literal(text) for name, text in self._special_tokens.items()
         }
+        self._marked = _Marked(marks, template, special_tokens)
 
     def render(self, request: RenderRequest) -> Rendered:
-        """The conversation as text. Raises RenderFailed; MemoryError is the caller's."""
+        """Render a conversation. Raises RenderFailed; the caller handles MemoryError."""
+        assert self._marked is not None, "mark comes before render"
         messages = _decode(request.messages_json, list, "messages")
         tools = _decode(request.tools_json, list, "tools") or None
         kwargs = _decode(request.template_kwargs_json, dict, "chat_template_kwargs")
@@ -108,24 +119,26 @@ class ChatTemplate:
         request_values = {**context, **kwargs}
         text = self._run(self._plain, {**context, **self._special_tokens, **kwargs})
         self._check_output(text)
-        marked = self._run(self._marked, {**context, **self._marked_tokens, **kwargs})
-        return self._separate_control_tokens(text, marked, request_values)
+        marked = self._run(
+            self._marked.template, {**context, **self._marked.special_tokens, **kwargs}
+        )
+        return self._separate_control_tokens(self._marked.marks, text, marked, request_values)
 
     def _separate_control_tokens(
-        self, text: str, marked: str, request_values: dict[str, Any]
+        self, marks: ControlMarks, text: str, marked: str, request_values: dict[str, Any]
     ) -> Rendered:
-        marks = self._marks
+        """Find the control tokens of `text` that the template wrote. Raises RenderFailed."""
         spelled = marks.spelled_spans(text)
         if marks.unmark(marked) == text:
             written = marks.written_spans(marked)
             return Rendered(text, written != spelled, written)
-        # The template treats what it wrote differently from what it was given.
+        # The template compares its own output with its literals.
         marked_request = marks.mark_values(request_values, self._known_words)
         from_marked_request = self._run(self._plain, {**self._special_tokens, **marked_request})
         if marks.unmark(from_marked_request) == text:
             written = marks.spelled_spans(from_marked_request)
             return Rendered(text, written != spelled, written)
-        # Equal sequences of tokens mean that none came from the request.
+        # Equal sequences of control tokens: none came from the request.
         if _pieces(marks.unmark(marked), marks.written_spans(marked)) == _pieces(text, spelled):
             return Rendered(text, False, spelled)
         message = "The conversation spells control tokens that this model's chat template acts upon"
@@ -166,7 +179,7 @@ class ChatTemplate:
 
     def _public_message(self, error: RefusedByTemplate) -> str:
         message = str(error.message)
-        # Only a sentence that stands in the template itself cannot hold a user's text.
+        # Only a literal of the template certainly contains no user's text.
         if message.strip() and message in self._literals:
             return message
         return "The chat template refused the conversation"
@@ -189,7 +202,7 @@ def _decode(data: bytes, kind: type, param: str) -> Any:
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise RenderFailed(Fault.INVALID_VALUE, f"{param} is no valid JSON", param) from error
+        raise RenderFailed(Fault.INVALID_VALUE, f"{param} is not valid JSON", param) from error
     if not isinstance(value, kind):
         expected = "an array" if kind is list else "an object"
         raise RenderFailed(Fault.INVALID_VALUE, f"{param} must be {expected}", param)
@@ -210,7 +223,7 @@ def _check(messages: list[Any], kwargs: dict[str, Any]) -> None:
 
 
 def _normalized(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as transformers shows it: null fields left out, reasoning under all its names."""
+    """A message as transformers passes it on: without null fields, reasoning under all names."""
     message = {name: value for name, value in message.items() if value is not None}
     for name in _REASONING_FIELDS:
         if name in message:

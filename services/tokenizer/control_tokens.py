@@ -1,10 +1,10 @@
-"""Which token spellings steer the model, and how to tell a template's own from a user's.
+"""Control tokens: the spellings that steer the model, a template's own told from a user's.
 
 The template is rendered a second time with the control tokens in its literals written in marked
-characters (lone surrogates, which no valid JSON or UTF-8 can contain, one for each character). What
-comes out marked was written by the template; a spelling that is not marked came from the request.
-Where that changes what a template does, the request's strings are marked instead. Knows nothing of
-jinja2 and nothing of ids.
+characters (lone surrogates, which no valid JSON or UTF-8 can contain, one for each character). A
+spelling that is marked in the output was written by the template; one that is not came from the
+request. Where marks change the output of a template, the request's strings are marked instead.
+Knows nothing of jinja2 and nothing of ids.
 """
 
 import re
@@ -13,14 +13,15 @@ from typing import Any
 
 _FIRST_MARK = 0xD800
 _MAX_MARKS = 2048
-# A template may build a control token around a role ('<|' + role + '|>'): these, and no others.
+# A template may build a control token around one of these roles ('<|' + role + '|>').
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "model", "ipython")
 
 
 def trie_pattern(words: Iterable[str]) -> str:
-    """A regular expression for any of `words`, longest first, in time independent of their number.
+    """A regular expression for any of `words`, longest first, as a trie.
 
-    An alternation of thousands of words would try each of them at every position.
+    Its time does not depend on their number: an alternation of thousands of words would try each of
+    them at every position.
     """
     root: dict[str, Any] = {}
     for word in words:
@@ -57,8 +58,8 @@ def control_tokens(
 ) -> list[str]:
     """Spellings that only the template may turn into ids, in the order of their ids.
 
-    Special tokens always; other added tokens when the model lists them, or else when the template
-    spells them out (except whitespace, which templates contain as ordinary text).
+    Special tokens always are. Other added tokens are when the model lists them or, without such a
+    list, when the template spells them out (whitespace aside: templates contain it as plain text).
     """
     if chat_control_tokens is not None:
         listed = set(chat_control_tokens)
@@ -73,8 +74,8 @@ def control_tokens(
 class ControlMarks:
     """Marks control tokens in a template's literals and finds marked ones in its output.
 
-    Whitespace is never marked, so that trimming works as before; a token of nothing else than
-    whitespace cannot be told apart and is left alone.
+    Whitespace is never marked, so that trimming works as before. A token of whitespace only cannot
+    be told from text and is left alone.
     """
 
     def __init__(self, tokens: Sequence[str]) -> None:
@@ -91,8 +92,8 @@ class ControlMarks:
         self._max_fragment = max((len(token) - 1 for token in tokens), default=0)
 
     def mark_literal(self, text: str) -> str:
-        """A template's literal with its control tokens marked, and what may become part of one:
-        a beginning at its end, an end at its beginning."""
+        """Mark the control tokens in a template's literal, and the possible parts of one: the first
+        characters of a token at its end, the last ones at its beginning."""
         marked = self._spelled.sub(lambda match: self._mark(match[0]), text)
         for length in range(min(self._max_fragment, len(marked)), 0, -1):
             if marked[-length:] in self._prefixes:
@@ -104,8 +105,10 @@ class ControlMarks:
         return marked
 
     def mark_values(self, value: Any, known_words: frozenset[str]) -> Any:
-        """A request's JSON value with its strings marked, keys included, but for `known_words`:
-        those that the template asks for by name."""
+        """Mark the strings of a request's JSON value, keys included.
+
+        `known_words`, which the template reads by name, stay as they are.
+        """
         if isinstance(value, str):
             return value if value in known_words else self._mark(value)
         if isinstance(value, dict):
@@ -118,7 +121,7 @@ class ControlMarks:
         return value
 
     def unmark(self, text: str) -> str:
-        """`text` with every mark replaced by the character that it stands for."""
+        """Replace every mark by the character that it stands for."""
         return text.translate(self._char_of)
 
     def written_spans(self, marked_text: str) -> list[int]:

@@ -1,6 +1,6 @@
-"""A tokenizer.json for a model folder that has none, made once in a process of its own.
+"""Makes a tokenizer.json for a model folder without one, once, in a process of its own.
 
-The conversion needs transformers, which this service never imports: it runs as a child program,
+The conversion needs transformers, which this service never imports. It runs as a child program,
 which exists only where the engine is installed. The result is kept in the user's cache, by
 fingerprint; the model folder itself is never written to.
 """
@@ -21,7 +21,7 @@ _MAX_REASON_CHARS = 300
 
 
 async def tokenizer_file(folder: ModelFolder, cache: Path, deadline_s: float) -> Path:
-    """The folder's tokenizer.json, converted if need be. Raises UnusableModel."""
+    """The folder's tokenizer.json, converted when it has none. Raises UnusableModel."""
     if folder.has_tokenizer_file:
         return folder.path / TOKENIZER_FILE
     converted = converted_file(cache, folder.fingerprint)

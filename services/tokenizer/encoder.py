@@ -1,7 +1,7 @@
 """Prompt -> token ids and block hashes: render, encode in a thread, hash under the tenant's key.
 
-The top of the service's domain. Knows nothing of gRPC contexts; what blocks runs through the
-`run_in_thread` that it is given, so that the simulation can run it inline.
+The top of the service's domain. Blocking work runs through the `run_in_thread` that it is given, so
+that the simulation can run it inline. Knows nothing of gRPC contexts.
 """
 
 import sys
@@ -23,7 +23,7 @@ from services.tokenizer.served_model import ModelTable, RunInThread, ServedModel
 
 @dataclass(frozen=True)
 class EncodeLimits:
-    """Bounds on one prompt and on how many are in work at once."""
+    """Limits of one prompt, and of the number of prompts in work at once."""
 
     max_prompt_bytes: int = 1024 * 1024
     max_run_chars: int = 65_536
@@ -43,8 +43,10 @@ class Encoder:
         self._num_running = 0
 
     async def encode(self, request: tokenizer_pb2.EncodeRequest) -> tokenizer_pb2.EncodeResponse:
-        """The request's ids, hashes and stage times. Raises InvalidRequest, Overloaded,
-        Unavailable."""
+        """Encode a request's prompt: ids, hashes and stage times.
+
+        Raises InvalidRequest, Overloaded, Unavailable.
+        """
         if self._num_running >= self._limits.max_concurrent:
             raise Overloaded("The tokenizer has too many prompts in work", retry_after_s=1)
         self._num_running += 1
@@ -62,8 +64,8 @@ class Encoder:
         if kind == "chat":
             prompt = await _render(model, request.chat)
             timer.mark("template")
-        work = _PromptWork(model, request, self._limits, timer)
-        response: tokenizer_pb2.EncodeResponse = await self._run_in_thread(work.run, prompt)
+        encoding = _PromptEncoding(model, request, self._limits, timer)
+        response: tokenizer_pb2.EncodeResponse = await self._run_in_thread(encoding.run, prompt)
         timer.mark("hash")
         response.stages.extend(timer.to_wire())
         return response
@@ -84,8 +86,8 @@ class Encoder:
             raise InvalidRequest(message, reason="body_too_large", param=_param(request))
 
 
-class _PromptWork:
-    """The blocking half of one request; runs in a thread, touches nothing that others use."""
+class _PromptEncoding:
+    """The blocking half of one request. Runs in a thread; shares no state with other requests."""
 
     def __init__(
         self,
@@ -129,7 +131,7 @@ class _PromptWork:
 
     def _given(self, token_ids: bytes) -> bytes:
         if len(token_ids) % prefix_hash.TOKEN_BYTES:
-            raise InvalidRequest("token_ids is no whole number of tokens", param="prompt")
+            raise InvalidRequest("token_ids is not a whole number of tokens", param="prompt")
         self._check_length(len(token_ids) // prefix_hash.TOKEN_BYTES)
         ids = array("I", token_ids)
         if sys.byteorder == "big":
@@ -177,7 +179,7 @@ async def _render(model: ServedModel, chat: tokenizer_pb2.ChatPrompt) -> Rendere
 def _num_prompt_bytes(request: tokenizer_pb2.EncodeRequest) -> int:
     chat = request.chat
     parts = (chat.messages_json, chat.tools_json, chat.template_kwargs_json)
-    # A token stands for a byte of text at least.
+    # A token stands for at least one byte of text.
     num_tokens = len(request.token_ids) // prefix_hash.TOKEN_BYTES
     return sum(map(len, parts)) + len(request.text.encode()) + num_tokens
 

@@ -1,8 +1,8 @@
-"""Rewrites a parsed template so that the control tokens it writes come out marked.
+"""Rewrites a parsed template so that the control tokens that it writes come out marked.
 
-Literals that are compared with data stay as they are ('</think>' in content must go on finding what
-a user wrote); all others may end up in the output and are marked. Where a template compares what it
-wrote itself the two renderings differ; `chat_template.py` notices.
+Literals that are compared with data stay as they are: '</think>' in content must still find a
+user's spelling. All others may end up in the output and are marked. Where a template compares its
+own output, the two renderings differ, and `chat_template.py` notices.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from jinja2.visitor import NodeTransformer
 
 from services.tokenizer.control_tokens import ControlMarks
 
-# Methods and filters whose arguments are looked for in their subject, not written to the output.
+# Methods and filters that search their subject for their arguments and do not write them out.
 SEARCHING_METHODS = frozenset(
     {
         "split", "rsplit", "partition", "rpartition", "startswith", "endswith", "strip", "lstrip",
@@ -77,7 +77,7 @@ class LiteralMarker(NodeTransformer):
         if name in searching:
             self._visit_compared(node, "args", "kwargs")
         elif name == "replace" and node.args:
-            # replace(what is looked for, what is written instead)
+            # replace(searched, written)
             self._num_comparisons += 1
             self.visit(node.args[0])
             self._num_comparisons -= 1

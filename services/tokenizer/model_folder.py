@@ -1,7 +1,7 @@
-"""What the service needs to know of a model folder, read as transformers reads it.
+"""The tokenizer side of a model folder, read as transformers reads it.
 
-Only JSON and template text is read, never code: a tokenizer that needs its own code is refused, and
-so is a file that lies outside the folder. Blocking; knows nothing of gRPC.
+Only JSON and template text are read, never code. A tokenizer that needs its own code is refused,
+and so is a file outside the folder. Blocking; knows nothing of gRPC.
 """
 
 import json
@@ -26,15 +26,15 @@ _REVISION_CHARS = 40
 
 
 class UnusableModel(Misconfigured):
-    """The folder cannot be served; the message is one line that names it and says why."""
+    """A folder that cannot be served; the message is one line with its name and the reason."""
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model's tokenizer-side description.
+    """A model's tokenizer-side description: one field for each fact that the files state.
 
-    `added_tokens` are those that the configuration adds or changes beside tokenizer.json, by id.
-    `embedding_rows` is None where the configuration does not say.
+    `added_tokens` are those that the configuration adds to tokenizer.json or changes, by id.
+    `embedding_rows` is None where the configuration does not state it.
     """
 
     path: Path
@@ -49,8 +49,8 @@ class ModelFolder:
     eos_token_ids: tuple[int, ...]
     embedding_rows: int | None
     named_tokens: dict[str, AddedToken] = field(default_factory=dict)
-    # As it stands in the folder; empty = there is none.
-    generation_config: bytes = b""
+    # The content of the folder's file; None without one.
+    generation_config: bytes | None = None
 
     @property
     def has_tokenizer_file(self) -> bool:
@@ -72,6 +72,7 @@ def read_model_folder(path: Path, name: str) -> ModelFolder:
         fingerprint = model_fingerprint(path)
     except FileNotFoundError as error:
         raise UnusableModel(str(error)) from error
+    generation_config = reader.text(GENERATION_CONFIG_FILE)
     return ModelFolder(
         path=path,
         name=name,
@@ -85,7 +86,7 @@ def read_model_folder(path: Path, name: str) -> ModelFolder:
         eos_token_ids=_eos_token_ids(reader.json(GENERATION_CONFIG_FILE), config),
         embedding_rows=_text_config(config).get("vocab_size"),
         named_tokens=named,
-        generation_config=(reader.text(GENERATION_CONFIG_FILE) or "").encode(),
+        generation_config=generation_config.encode() if generation_config is not None else None,
     )
 
 
@@ -119,7 +120,7 @@ class _FolderReader:
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
-            raise UnusableModel(f"{folder} is no folder")
+            raise UnusableModel(f"{folder} is not a folder")
         self.folder = folder
         self._roots = [folder.resolve()]
         if folder.parent.name == "snapshots":
@@ -128,13 +129,13 @@ class _FolderReader:
             self.path(name)
 
     def path(self, name: str) -> Path | None:
-        """The file, None when there is none. Raises UnusableModel when it lies elsewhere."""
+        """The path of a file; None without it. Raises UnusableModel when it lies elsewhere."""
         path = self.folder / name
         if not path.is_file():
             return None
         real = path.resolve()
         if not any(real.is_relative_to(root) for root in self._roots):
-            raise UnusableModel(f"{path} is a link to outside of its folder")
+            raise UnusableModel(f"{path} is a link that leads out of its folder")
         if real.stat().st_size > MAX_FILE_BYTES:
             raise UnusableModel(f"{path} is larger than {MAX_FILE_BYTES} bytes")
         return path
@@ -147,7 +148,7 @@ class _FolderReader:
             raise UnusableModel(f"{path}: {error}") from error
 
     def json(self, name: str) -> dict[str, Any]:
-        """The object in the file, empty when there is no file."""
+        """The object in a file, empty without the file."""
         text = self.text(name)
         try:
             value = json.loads(text) if text is not None else {}
@@ -164,7 +165,7 @@ class _FolderReader:
 
 
 def _templates(reader: _FolderReader, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name; files come before the entry in the configuration."""
+    """Chat templates by name; files take precedence over the entry in the configuration."""
     templates = reader.templates("additional_chat_templates")
     default = reader.text("chat_template.jinja")
     if default is not None:
@@ -185,7 +186,7 @@ def _added_tokens(tokenizer_config: Mapping[str, Any]) -> dict[int, AddedToken]:
 
 
 def _named_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, AddedToken]:
-    """Tokens that templates know by name; a model may have names of its own (image_token)."""
+    """Tokens that templates refer to by name; a model may have its own names (image_token)."""
     extra = tokenizer_config.get("extra_special_tokens")
     entries = {**tokenizer_config, **(extra if isinstance(extra, dict) else {})}
     own_names = [

@@ -1,9 +1,9 @@
-"""Text -> ids with one model's tokenizer, where control tokens are only what we say they are.
+"""Text -> ids with one model's tokenizer, with control ids only where the caller says so.
 
 Two Rust tokenizers: the model's own, and a twin in which every control token has an unguessable
-alias instead of its spelling. The twin reads control tokens where we write aliases, everything else
-is text to it, control spellings included; all other splitting stays as it is, because the twin has
-the same normalizer, pre-tokenizer, merges and added tokens. Ids are the same in both.
+alias instead of its spelling. The twin finds control tokens only where aliases were written; to it
+everything else is text, control spellings included. Text is split as by the model's own tokenizer:
+both have the same normalizer, pre-tokenizer, merges and added tokens. Ids are the same in both.
 """
 
 import json
@@ -26,8 +26,8 @@ _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 class PromptTokenizer:
     """Encodes for one model; safe to use from several threads.
 
-    `random_bytes(n)` makes the aliases unguessable. Raises UnusableModel when the tokenizer cannot
-    be told to leave spelled control tokens alone.
+    `random_bytes(n)` makes the aliases unguessable. Raises UnusableModel when a control token of
+    the tokenizer cannot be aliased.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class PromptTokenizer:
         self._twin = _aliased(tokenizer, self._alias_of)
         self._check_ids()
         self._first_chars = sorted({token[0] for token in control_tokens})
-        # A control token that is matched after normalization has spellings that we cannot list.
+        # A control token that is matched after normalization has spellings that cannot be listed.
         self._always_twin = tokenizer.normalizer is not None and any(
             token.normalized and token.content in self._alias_of
             for token in tokenizer.get_added_tokens_decoder().values()
@@ -50,7 +50,7 @@ class PromptTokenizer:
         self.num_ids = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
 
     def encode_rendered(self, rendered: Rendered) -> Encoding:
-        """Encode what a chat template wrote; control tokens stand in `control_spans` only."""
+        """Encode the output of a chat template; only `control_spans` become control tokens."""
         if not rendered.has_spelled_controls and not self._always_twin:
             return _encode(self._own, rendered.text, False)
         text, spans = rendered.text, rendered.control_spans
@@ -81,7 +81,7 @@ class PromptTokenizer:
         return self._own.token_to_id(token)
 
     def _refuse_secret(self, text: str) -> None:
-        # Guessing it is as likely as guessing a key; the check costs nothing.
+        # Guessing the secret is as likely as guessing a key; the check costs nothing.
         assert not self._secret or self._secret not in text, "the text holds an alias"
 
     def _check_ids(self) -> None:
@@ -114,7 +114,7 @@ def _aliases(tokens: Sequence[str], random_bytes: Callable[[int], bytes]) -> dic
     secret = "".join(
         _alias_char(int.from_bytes(numbers[i : i + 2], "little")) for i in range(0, len(numbers), 2)
     )
-    # Of equal length, so that none is the beginning of another.
+    # All of equal length, so that none is the beginning of another.
     return {
         token: secret + _alias_char(index // _ALIAS_CHARS) + _alias_char(index)
         for index, token in enumerate(tokens)

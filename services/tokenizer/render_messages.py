@@ -1,4 +1,4 @@
-"""What the service and its template children say to each other, as msgpack.
+"""The messages between the service and its template children, as msgpack.
 
 Shared by both sides and by the in-process renderer; imports neither jinja2 nor asyncio.
 """
@@ -9,10 +9,10 @@ import msgspec
 
 
 class Fault(StrEnum):
-    """Why a rendering failed.
+    """The reason for which a rendering failed.
 
-    REFUSED: the template raised an exception of its own. UNSAFE: it tried what the sandbox forbids,
-    or what has no end. AMBIGUOUS: its own control tokens cannot be told from the request's.
+    REFUSED: the template raised an exception of its own. UNSAFE: it tried something forbidden by
+    the sandbox, or endless. AMBIGUOUS: its own control tokens cannot be told from the request's.
     """
 
     REFUSED = "refused"
@@ -26,7 +26,7 @@ class Fault(StrEnum):
 
 
 class TemplateLimits(msgspec.Struct, frozen=True):
-    """What one rendering may use. `probe_cpu_s` holds for the probes at load only."""
+    """Limits of one rendering. `probe_cpu_s` holds only for the probes at load."""
 
     max_output_bytes: int = 4 * 1024 * 1024
     cpu_s: float = 1.0
@@ -34,22 +34,25 @@ class TemplateLimits(msgspec.Struct, frozen=True):
 
 
 class TemplateSetup(msgspec.Struct, frozen=True):
-    """A model's templates, by name ("default", "tool_use", ...), and what they may refer to."""
+    """A model's templates by name ("default", "tool_use", ...), and the values they refer to."""
 
     sources: dict[str, str]
     # Template variables such as bos_token.
     special_tokens: dict[str, str]
     # Added tokens of the tokenizer, in the order of their ids: (spelling, special).
     added_tokens: list[tuple[str, bool]]
-    # The model's own list of non-special control tokens; None = those that the templates spell.
+    # The model's own list of non-special control tokens; None = those that its templates spell.
     chat_control_tokens: list[str] | None = None
     limits: TemplateLimits = TemplateLimits()
 
 
 class TemplateReady(msgspec.Struct, frozen=True):
-    """`refusal` says why the templates must not be used; empty = they are loaded."""
+    """The child's answer to its setup.
 
-    refusal: str = ""
+    `refusal` is the reason for which the templates must not be used; None = they are loaded.
+    """
+
+    refusal: str | None = None
     control_tokens: list[str] = []
 
 
@@ -63,11 +66,11 @@ class RenderRequest(msgspec.Struct, frozen=True):
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """The prompt's text, or why there is none.
+    """The prompt's text, or the fault that prevented it.
 
     `control_spans` are the [start, end) character positions, flat and in order, of the control
-    tokens that the template wrote: everything else is text. `has_spelled_controls`: `text` spells
-    others besides, which came from the request.
+    tokens that the template wrote; everything else is text. `has_spelled_controls`: `text` also
+    spells control tokens that came from the request.
     """
 
     text: str = ""

@@ -1,7 +1,8 @@
-"""Finds stretches of text so long that a tokenizer would take them for one endless word.
+"""Finds runs of characters that a tokenizer would take for one endless word.
 
-A run is a stretch of word characters, of whitespace, or of neither: what pre-tokenizers keep
-together at most. Merging one of a million characters takes a third of a second and more.
+A run is a stretch of word characters, of whitespace, or of neither: the longest piece that a
+pre-tokenizer keeps together. Merging one of a million characters takes at least a third of a
+second.
 """
 
 import re
@@ -10,9 +11,9 @@ _RUN = re.compile(r"\w+|\s+|[^\w\s]+")
 
 
 def has_run_longer_than(text: str, max_chars: int) -> bool:
-    """Whether `text` has a run of more than `max_chars` characters; looks at a few places only."""
-    # A run of more than max_chars characters covers one of these positions, and as many
-    # characters as one stride lie behind it.
+    """Look for a run of more than `max_chars` characters, at a few positions only."""
+    # A run of more than max_chars characters covers one of these positions, and goes on for at
+    # least one stride from it.
     stride = max(1, max_chars // 2)
     position = 0
     while position < len(text):
@@ -30,6 +31,6 @@ def _run_end(text: str, position: int) -> int:
 
 
 def _run_start(text: str, position: int, max_chars: int) -> int:
-    """Where the run around `position` begins, or max_chars + 1 before it if that is nearer."""
+    """The beginning of the run around `position`, or max_chars + 1 before it if that is nearer."""
     backwards = text[max(0, position - max_chars) : position + 1][::-1]
     return position - (_run_end(backwards, 0) - 1)

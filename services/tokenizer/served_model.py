@@ -1,7 +1,7 @@
-"""One model as the service holds it: tokenizer, renderer, artifact; and the table of all of them.
+"""A loaded model: tokenizer, renderer, artifact; and the table of all loaded models.
 
-Loading is blocking where it parses files and runs in a thread; the renderer is made by a function
-that is passed in, so that the simulation can render in process.
+Parsing files blocks and runs in a thread. A function that is passed in makes the renderer, so that
+the simulation can render in process.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -20,14 +20,17 @@ MakeRenderer = Callable[[TemplateSetup], Awaitable[Renderer]]
 
 
 class RunInThread(Protocol):
-    """Runs a blocking function away from the event loop (in the simulation: at once)."""
+    """Runs a blocking function outside the event loop (in the simulation: at once)."""
 
     async def __call__(self, function: Callable[..., Any], *args: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """`renderer` is None for a model without chat template. `vocab_size`: ids are below it."""
+    """One loaded model.
+
+    `renderer` is None for a model without a chat template. All ids are below `vocab_size`.
+    """
 
     folder: ModelFolder
     tokenizer: PromptTokenizer
@@ -44,8 +47,11 @@ class ModelTable:
         self._models = {model.folder.fingerprint: model for model in models}
 
     def get(self, model_fp: str) -> ServedModel:
-        """Raises Unavailable `no_tokenizer`: whoever asks knows of workers that serve the model, so
-        that a tokenizer will have it in a moment, or another one has it now."""
+        """The model with a fingerprint. Raises Unavailable `no_tokenizer`.
+
+        A gateway asks only for models that workers serve: this tokenizer will have it in a moment,
+        or another one has it now.
+        """
         model = self._models.get(model_fp)
         if model is None:
             raise Unavailable(

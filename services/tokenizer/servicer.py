@@ -18,7 +18,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
-    """Tokenizer service calls, answered by an Encoder and a ModelTable."""
+    """The tokenizer's calls over an Encoder and a ModelTable."""
 
     def __init__(self, encoder: Encoder, models: ModelTable) -> None:
         self._encoder = encoder

@@ -8,7 +8,10 @@ PREFIX = "BATON_TOKENIZER_"
 
 @dataclass(frozen=True)
 class Settings:
-    """`models`: comma-separated folders, each `name=folder` or a folder that names itself."""
+    """The service's settings; each field is one variable.
+
+    `models`: comma-separated folders, each `name=folder`, or a folder whose name is the model's.
+    """
 
     models: tuple[str, ...]
     listen: str = "127.0.0.1:0"

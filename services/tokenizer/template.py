@@ -1,7 +1,7 @@
-"""Rendering a conversation, seen from the service: in killable children, or in process.
+"""Renderers of conversations: in killable children, or in process.
 
-Children, because a model's template is somebody else's program. The in-process renderer serves the
-simulation, which has neither processes nor hostile templates.
+Children, because a model's template is a program of unknown origin. The in-process renderer serves
+the simulation, which has neither processes nor hostile templates.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _decode_rendered = msgspec.msgpack.Decoder(Rendered).decode
 
 
 class TemplateRefused(Exception):
-    """A model's chat template must not be used; the message says why."""
+    """A model's chat template must not be used; the message is the reason."""
 
 
 class Renderer(Protocol):
@@ -50,16 +50,16 @@ class Renderer(Protocol):
         """Spellings that only the template may turn into ids."""
 
     async def render(self, request: RenderRequest) -> Rendered:
-        """The prompt's text. Raises InvalidRequest, Overloaded, Unavailable."""
+        """Render a conversation. Raises InvalidRequest, Overloaded, Unavailable."""
 
     async def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class RenderLimits:
-    """Bounds on the children of one model.
+    """Limits of the children of one model.
 
-    `deadline_s` is wall time and kills; the processor time in TemplateLimits comes first.
+    `deadline_s` is wall time and kills a child; the CPU time in TemplateLimits ends first.
     """
 
     num_children: int = 2
@@ -70,7 +70,7 @@ class RenderLimits:
 
 
 class ChildRenderer:
-    """Renders in `num_children` children, each one conversation at a time."""
+    """A renderer with `num_children` children, each for one conversation at a time."""
 
     def __init__(
         self, setup: TemplateSetup, clock: Clock, limits: RenderLimits | None = None
@@ -96,7 +96,7 @@ class ChildRenderer:
         """Start the children and load the templates. Raises TemplateRefused."""
         for child in self._children:
             ready = await self._load(child)
-            if ready.refusal:
+            if ready.refusal is not None:
                 await self.close()
                 raise TemplateRefused(ready.refusal)
             self._control_tokens = ready.control_tokens
@@ -133,10 +133,10 @@ class ChildRenderer:
 
 
 class InProcessRenderer:
-    """Renders in the caller's task, without limits on time and memory. Raises TemplateRefused."""
+    """Renders in the caller's task, without limits of time and memory. Raises TemplateRefused."""
 
     def __init__(self, setup: TemplateSetup, now: Callable[[], datetime]) -> None:
-        # jinja2 stays out of the service's own process otherwise.
+        # Imported here, because jinja2 must stay out of the service's own process.
         from services.tokenizer.chat_template import UnusableTemplate
         from services.tokenizer.template_set import TemplateSet
 
@@ -153,13 +153,13 @@ class InProcessRenderer:
         return checked(self._templates.render(request))
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no child to end."""
 
 
 def in_process_renderers(
     now: Callable[[], datetime],
 ) -> Callable[[TemplateSetup], Awaitable[Renderer]]:
-    """What makes an InProcessRenderer for each model that is loaded."""
+    """A function that makes an InProcessRenderer for each loaded model."""
 
     async def make(setup: TemplateSetup) -> Renderer:
         return InProcessRenderer(setup, now)
@@ -168,7 +168,7 @@ def in_process_renderers(
 
 
 def checked(answer: Rendered) -> Rendered:
-    """`answer` when it is a prompt; raises InvalidRequest when it is a fault."""
+    """Return an answer that is a prompt. Raises InvalidRequest for a fault."""
     if answer.fault is None:
         return answer
     reason = "invalid_value" if answer.fault is Fault.INVALID_VALUE else "template_error"

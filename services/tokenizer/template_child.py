@@ -1,7 +1,7 @@
 """The child process that renders one model's chat templates (see `baton/system/child.py`).
 
-Once the templates are loaded it can open no more files and write none; processor time is limited
-by a timer signal, memory by the bootstrap, and the parent kills it when all else fails.
+Once the templates are loaded it can open no more files and write none. A timer signal limits its
+CPU time, the bootstrap limits its memory, and the parent kills it when all else fails.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _decode_request = msgspec.msgpack.Decoder(RenderRequest).decode
 
 
 def build_handler(setup: bytes) -> tuple[Callable[[bytes], bytes], bytes]:
-    """Load the templates; the reply is a TemplateReady, later answers are Rendered."""
+    """Load the templates. The reply is a TemplateReady, later answers are Rendered."""
     signal.signal(signal.SIGPROF, _raise_cpu_limit)
     try:
         templates = TemplateSet(_decode_setup(setup), datetime.now, _limit_cpu)

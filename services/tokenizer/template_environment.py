@@ -1,7 +1,7 @@
-"""The jinja2 sandbox that chat templates run in: the same language as transformers gives them.
+"""The jinja2 sandbox of chat templates, with the language that transformers gives them.
 
 Options, extensions, filters and globals follow `transformers.utils.chat_template_utils` (5.23), so
-that a model's template renders byte for byte alike. No loader: include, import and extends have
+that a model's template renders the same bytes. Without a loader, include, import and extends have
 nothing to read. Knows nothing of messages.
 """
 
@@ -56,7 +56,7 @@ def attribute_names(tree: nodes.Template) -> Iterator[str]:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks the assistant's words for training; it renders its body."""
+    """`{% generation %}`, which marks the assistant's words for training; renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
@@ -92,7 +92,7 @@ def _to_json(
 
 
 class _TemplateDict:
-    """`dict` as templates may use it, without the class's own attributes."""
+    """`dict` for templates, without the class's own attributes."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)

@@ -1,7 +1,7 @@
 """All templates of one model: loads them, probes them, picks the one for a request.
 
-Runs in a child (`template_child.py`) or, in the simulation, in the service's own process. Time
-limits are the caller's: `limit_cpu(seconds)` is a context that raises CpuLimitReached.
+Runs in a child (`template_child.py`) or, in the simulation, in the service's own process. The
+caller limits the time: `limit_cpu(seconds)` is a context that raises CpuLimitReached.
 """
 
 from collections.abc import Callable
@@ -30,9 +30,8 @@ _PROBES = (
 _PROBE_TOOLS = [
     {"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}
 ]
-# A conversation that a template refuses or cannot render is no reason to refuse the template.
+# A template may refuse a probe or fail to render it, and still serve other conversations.
 _TOLERATED = (Fault.REFUSED, Fault.ERROR, Fault.AMBIGUOUS)
-# No request may use more than this; whoever takes more is not a template but an attack.
 _FAULT_TEXTS = {
     Fault.CPU_LIMIT: "The chat template needs too much time for this conversation",
     Fault.MEMORY_LIMIT: "The chat template needs too much memory for this conversation",
@@ -40,14 +39,14 @@ _FAULT_TEXTS = {
 
 
 class CpuLimitReached(BaseException):
-    """Raised into a rendering that used up its processor time; no template can catch it."""
+    """Raised into a rendering that used up its CPU time; no template can catch it."""
 
 
 LimitCpu = Callable[[float], AbstractContextManager[None]]
 
 
 class TemplateSet:
-    """Raises UnusableTemplate when a template must not be used."""
+    """The loaded templates of a model. Raises UnusableTemplate."""
 
     def __init__(
         self, setup: TemplateSetup, now: Callable[[], datetime], limit_cpu: LimitCpu
@@ -71,7 +70,7 @@ class TemplateSet:
         self._probe()
 
     def render(self, request: RenderRequest) -> Rendered:
-        """The prompt, or the fault that prevents it; never raises for what a request holds."""
+        """Render a request: the prompt, or the fault that prevented it. Raises nothing."""
         name = TOOL_USE if request.tools_json and TOOL_USE in self._templates else DEFAULT
         if name not in self._templates:
             message = f"This model has no chat template named {name!r}"
@@ -91,7 +90,7 @@ class TemplateSet:
         return Rendered(fault=fault, message=_FAULT_TEXTS[fault], param="messages")
 
     def _probe(self) -> None:
-        """Render what every template must manage in no time, to find out bombs at load."""
+        """Render short conversations with little CPU time, to find hostile templates at load."""
         for name, template in self._templates.items():
             for messages in _PROBES:
                 for tools in ([], _PROBE_TOOLS):

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TokenizerStub:
-    """Text -> token ids and prefix hashes; the only service besides the gateway that sees text.
+    """Turns text into token ids and prefix hashes. The only service besides the gateway that sees text.
     """
 
     def __init__(self, channel):
@@ -53,7 +53,7 @@ class TokenizerStub:
 
 
 class TokenizerServicer:
-    """Text -> token ids and prefix hashes; the only service besides the gateway that sees text.
+    """Turns text into token ids and prefix hashes. The only service besides the gateway that sees text.
     """
 
     def Encode(self, request, context):
@@ -63,7 +63,7 @@ class TokenizerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetArtifact(self, request, context):
-        """The tokenizer files of a model, so that gateways detokenize with the same artifact.
+        """The artifact of a model: its tokenizer files, with which all gateways detokenize alike.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,7 +102,7 @@ def add_TokenizerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Tokenizer:
-    """Text -> token ids and prefix hashes; the only service besides the gateway that sees text.
+    """Turns text into token ids and prefix hashes. The only service besides the gateway that sees text.
     """
 
     @staticmethod

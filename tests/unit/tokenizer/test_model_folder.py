@@ -169,7 +169,7 @@ def test_folder_without_weights_or_without_anything_is_refused_by_name(
     (folder / "model.safetensors").unlink()
     with pytest.raises(UnusableModel, match="safetensors"):
         read(folder)
-    with pytest.raises(UnusableModel, match="nowhere is no folder"):
+    with pytest.raises(UnusableModel, match="nowhere is not a folder"):
         read(tmp_path / "nowhere")
 
 
