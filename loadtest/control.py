@@ -32,7 +32,11 @@ from loadtest.workloads import UserKind, Writer
 
 KEPT, NOT_KEPT, CANNOT_RUN = 0, 1, 2
 REPLAY = "replay"
-_PUBLISH_EVERY = 5  # moments of history
+_TELL_EVERY = 5  # moments of history
+_LOOK_EVERY_S = 0.05
+_FIRST_USER_S = 60.0
+# Beyond what answers may take to end: for workers to tell of them.
+_LAST_REPORT_S = 30.0
 _MAX_SHOWN_ERRORS = 20
 
 log = logging.getLogger("loadtest")
@@ -140,10 +144,12 @@ class LoadTest:
         """Who comes, when; Locust's own options win over the scenario's."""
         options, environment = self.options, self.environment
         self._read_scenario()
+        options.duration_s = options.run_time
         load = self._load()
-        options.num_users, options.run_time = load.users, load.duration_s
-        options.spawn_rate = load.users_per_s
+        options.num_users, options.spawn_rate = load.users, load.users_per_s
         options.run_salt, options.duration_s = secrets.token_hex(4), load.duration_s
+        # Locust counts it from before workers look what there is to test; then it is for the page.
+        options.run_time = None if options.headless else load.duration_s
         is_master = isinstance(environment.runner, MasterRunner)
         options.num_shards = options.expect_workers if is_master else 1
         environment.stop_timeout = environment.stop_timeout or load.drain_s
@@ -157,8 +163,9 @@ class LoadTest:
 
     def _load(self) -> Load:
         options = self.options
+        duration_s = options.run_time or options.duration_s
         return scenario.with_options(
-            self.scenario.load, options.num_users, options.spawn_rate, options.run_time
+            self.scenario.load, options.num_users, options.spawn_rate, duration_s
         )
 
     def _user_classes(self, load: Load) -> list[Any]:
@@ -187,7 +194,9 @@ class LoadTest:
             self._inspect()
             self._background.spawn(self.recorder.watch_lag)
         if not isinstance(self.environment.runner, WorkerRunner):
-            self._background.spawn(self.recorder.watch_history, self._publish)
+            self._background.spawn(self.recorder.watch_history, self._tell)
+            if self.options.headless and self.environment.shape_class is None:
+                gevent.spawn(self._quit_when_over)
         self.began_at_s = time.time()
 
     def _inspect(self) -> None:
@@ -210,8 +219,28 @@ class LoadTest:
         if len(self.recorder.history) % _PUBLISH_EVERY == 0:
             log.info("%s", report.moment_line(moment))
 
+    def _quit_when_over(self) -> None:
+        """The time counts from the first user on, or from when there should have been one."""
+        runner = self.environment.runner
+        with gevent.Timeout(_FIRST_USER_S, False):
+            while not runner.user_count:
+                gevent.sleep(_LOOK_EVERY_S)
+        log.info("the load lasts %g s", self.options.duration_s)
+        gevent.sleep(self.options.duration_s)
+        runner.quit()
+
     def _on_stop(self, **_: Any) -> None:
         self._background.kill(block=False)
+        if isinstance(self.environment.runner, MasterRunner) and self.options.headless:
+            self._await_last_reports()
+
+    def _await_last_reports(self) -> None:
+        """Locust's master gives its workers half a second for it; their answers may take longer."""
+        runner = self.environment.runner
+        runner.send_message("quit")
+        with gevent.Timeout(self.environment.stop_timeout + _LAST_REPORT_S, False):
+            while runner.clients.all:
+                gevent.sleep(_LOOK_EVERY_S)
 
     # the end
 

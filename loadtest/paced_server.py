@@ -7,6 +7,7 @@ does not delay the next. Speaks as much of OpenAI's API as the load tests do; a 
 import argparse
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,18 +17,20 @@ from baton.system.clock import Clock, SystemClock
 
 MAX_MODEL_LEN = 4096
 TEMPLATE_TOKENS = 7
+COUNT_PATH = "/num_whole"
 _MAX_BODY_BYTES = 8 << 20
 _EVENT = 'data: {{"choices":[{{"index":0,"delta":{{"content":"{}"}}}}]}}\n\n'
 _STAGES = ("tokenize", "queue", "prefill")
 
 
 class PacedConnection(asyncio.Protocol):
-    """One client's connection, with one request after the other."""
+    """One client's connection; requests one after the other. Counts, with all others, the streams
+    that were written to their end, by their number of tokens."""
 
-    def __init__(self, clock: Clock, ttft_s: float, gap_s: float) -> None:
-        self._clock = clock
+    def __init__(self, ttft_s: float, gap_s: float, num_whole: Counter[int]) -> None:
         self._ttft_s = ttft_s
         self._gap_s = gap_s
+        self._num_whole = num_whole
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
         self._body = bytearray()
@@ -66,6 +69,9 @@ class PacedConnection(asyncio.Protocol):
         if self._url == b"/v1/models":
             self._write_json({"data": [{"id": "paced", "max_model_len": MAX_MODEL_LEN}]})
             return
+        if self._url == COUNT_PATH.encode():
+            self._write_json(self._num_whole)
+            return
         asked = json.loads(self._body)
         if asked.get("stream"):
             self._answering = asyncio.get_running_loop().create_task(self._stream(asked))
@@ -83,23 +89,26 @@ class PacedConnection(asyncio.Protocol):
             b"x-request-id: req_paced\r\ntransfer-encoding: chunked\r\n"
             + f"server-timing: {stages}\r\n\r\n".encode()
         )
-        for number in range(asked["max_tokens"]):
-            if number:
-                at_s += self._gap_s
-                await asyncio.sleep(at_s - self._clock.now())
-            self._write_chunk(_EVENT.format(f" word{number}"))
+        last = asked["max_tokens"] - 1
+        for number in range(last):
+            self._transport.write(_chunk(_EVENT.format(f" word{number}")))
+            at_s += self._gap_s
+            await asyncio.sleep(at_s - loop.time())
         usage = json.dumps({"choices": [], "usage": _usage(asked)})
-        self._write_chunk(f"data: {usage}\n\ndata: [DONE]\n\n")
-        self._transport.write(b"0\r\n\r\n")
+        end = _chunk(f"data: {usage}\n\ndata: [DONE]\n\n") + b"0\r\n\r\n"
+        # At once: a client that has the last token has the end.
+        self._transport.write(_chunk(_EVENT.format(f" word{last}")) + end)
+        self._num_whole[asked["max_tokens"]] += 1
 
-    def _write_chunk(self, text: str) -> None:
-        data = text.encode()
-        self._transport.write(b"%x\r\n%s\r\n" % (len(data), data))
-
-    def _write_json(self, body: Mapping[str, Any]) -> None:
+    def _write_json(self, body: Mapping[Any, Any]) -> None:
         data = json.dumps(body).encode()
         head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
         self._transport.write(head.encode() + b"\r\n\r\n" + data)
+
+
+def _chunk(text: str) -> bytes:
+    data = text.encode()
+    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def _usage(asked: Mapping[str, Any]) -> dict[str, int]:
@@ -111,10 +120,11 @@ def _usage(asked: Mapping[str, Any]) -> dict[str, int]:
 
 
 async def serve(port: int, ttft_s: float, gap_s: float) -> None:
-    """Print the URL, and serve until cancelled."""
-    loop, clock = asyncio.get_running_loop(), SystemClock()
+    """Says where it listens, and serves until it is cancelled."""
+    num_whole: Counter[int] = Counter()
+    loop = asyncio.get_running_loop()
     server = await loop.create_server(
-        lambda: PacedConnection(clock, ttft_s, gap_s), "127.0.0.1", port, backlog=1024
+        lambda: PacedConnection(ttft_s, gap_s, num_whole), "127.0.0.1", port, backlog=1024
     )
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
