@@ -32,7 +32,7 @@ from loadtest.workloads import UserKind, Writer
 
 KEPT, NOT_KEPT, CANNOT_RUN = 0, 1, 2
 REPLAY = "replay"
-_TELL_EVERY = 5  # moments of history
+_PUBLISH_EVERY = 5  # moments of history
 _LOOK_EVERY_S = 0.05
 _FIRST_USER_S = 60.0
 # Beyond what answers may take to end: for workers to tell of them.
@@ -194,7 +194,7 @@ class LoadTest:
             self._inspect()
             self._background.spawn(self.recorder.watch_lag)
         if not isinstance(self.environment.runner, WorkerRunner):
-            self._background.spawn(self.recorder.watch_history, self._tell)
+            self._background.spawn(self.recorder.watch_history, self._publish)
             if self.options.headless and self.environment.shape_class is None:
                 gevent.spawn(self._quit_when_over)
         self.began_at_s = time.time()

@@ -1,4 +1,4 @@
-"""A server with known answers, to test clients: `python -m loadtest.paced_server`.
+"""A server whose answers are known, to test clients: `python -m loadtest.paced_server`.
 
 One token every `--gap-ms`, the first after `--ttft-ms`, on a fixed schedule: a token that is late
 does not delay the next. Speaks as much of OpenAI's API as the load tests do; a word is a token.
@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import httptools
-
-from baton.system.clock import Clock, SystemClock
 
 MAX_MODEL_LEN = 4096
 TEMPLATE_TOKENS = 7
@@ -81,7 +79,8 @@ class PacedConnection(asyncio.Protocol):
     # answers
 
     async def _stream(self, asked: Mapping[str, Any]) -> None:
-        at_s = self._clock.now() + self._ttft_s
+        loop = asyncio.get_running_loop()
+        at_s = loop.time() + self._ttft_s
         await asyncio.sleep(self._ttft_s)
         stages = ", ".join(f"{name};dur={self._ttft_s * 1000 / 4:.1f}" for name in _STAGES)
         self._transport.write(

@@ -30,11 +30,11 @@ class Numbered(Protocol):
 Frame = TypeVar("Frame", bound=Numbered)
 
 
-class NotRemembered(Exception):
+class NotResumable(Exception):
     """The peer lacks frames that are no longer kept, or knows some that were never sent."""
 
 
-class LinkMemory(Generic[Frame]):
+class ResumableLink(Generic[Frame]):
     """One end of a link. `source` gives the next new frame or None; `blank` makes an empty one."""
 
     def __init__(self, source: Callable[[], Frame | None], blank: Callable[[], Frame]) -> None:

@@ -1,4 +1,4 @@
-"""Plays the front of one Engine with a FakeRunner, step by step, and keeps its events.
+"""Plays the front of one Engine with a FakeRunner, step by step, and keeps what came out.
 
 Checks after each step that no block is lost and that the KV events add up to what is cached.
 """
@@ -27,12 +27,12 @@ PLENTY_OF_CREDIT = 1_000_000
 
 
 def encode_tokens(token_ids: Sequence[int]) -> bytes:
-    """Token ids as in frames: u32 little-endian."""
+    """Token ids as they travel: u32 little-endian."""
     return np.array(token_ids, "<u4").tobytes()
 
 
 class EngineDriver:
-    """`events` are those of the last step; the dictionaries collect all steps, by seq_id."""
+    """`events` are of the last step; the dictionaries of all of them, by seq_id."""
 
     def __init__(
         self,
@@ -95,15 +95,12 @@ class EngineDriver:
         return StepEvents(self.engine.step_index, self.engine.measure_load())
 
     def _check_prompt_logprobs(self) -> None:
-        """Check that prompt logprobs come in order, each once, before the first output token."""
-        for token_logprobs in self.events.prompt_logprobs:
-            index = self.num_judged[token_logprobs.seq_id] = (
-                self.num_judged.get(token_logprobs.seq_id, 0) + 1
-            )
-            assert token_logprobs.index == index, (
-                f"logprob {token_logprobs.index} of {token_logprobs.seq_id} after {index - 1}"
-            )
-            assert token_logprobs.seq_id not in self.tokens
+        """Logprobs of prompt tokens come in order, each once, before there is an output."""
+        for one in self.events.prompt_logprobs:
+            index = self.num_prompt_logprobs.get(one.seq_id, 0) + 1
+            self.num_prompt_logprobs[one.seq_id] = index
+            assert one.index == index, f"prompt token {one.index} of {one.seq_id} after {index - 1}"
+            assert one.seq_id not in self.tokens
 
     def _check_kv_events(self) -> None:
         assert self.events.snapshot is not None

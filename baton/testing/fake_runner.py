@@ -38,8 +38,7 @@ def _mix_all(states: NDArray[np.uint64], values: NDArray[np.uint64]) -> NDArray[
 
 
 class FakeRunner:
-    """A Runner on hashes. `mean_output_tokens` > 0 makes one token in so many the end token on
-    average; 0 = never."""
+    """`mean_output_tokens` > 0 makes about one token in so many the end token; 0 = never."""
 
     def __init__(
         self,
@@ -90,16 +89,15 @@ class FakeRunner:
         return StepResult(np.array(tokens, np.int64), logprobs)
 
     def logprobs(self, states: list[int], row: SampleRow, token: int) -> RowLogprobs:
-        """Logprobs that fall linearly over the tokens after `token`, from a start of the state."""
-        judges_prompt = row.forced_token >= 0
-        params = row.params
-        num_top = params.num_prompt_logprobs if judges_prompt else params.num_logprobs
+        """A falling line over the tokens after `token`, from a start that is the state's own."""
+        num_top = row.num_logprobs
+        assert num_top is not None, "the row asks for logprobs"
         start = -1.0 - (states[0] % 997) / 997
         top_ids = [(token + index) % self.vocab_size for index in range(num_top)]
         return RowLogprobs(start, top_ids, [start - index for index in range(num_top)])
 
     def _states_after(self, batch: StepBatch, token_row: int) -> list[int]:
-        """The stored state of flat query token `token_row`, for each layer."""
+        """Per layer, the stored state of flat query token `token_row`."""
         seq_row = int(np.searchsorted(batch.query_starts, token_row, side="right")) - 1
         block, slot = divmod(int(batch.positions[token_row]), self.kv_spec.block_size)
         block_id = batch.block_tables[seq_row][block]
@@ -125,7 +123,7 @@ class FakeRunner:
             states = [mix(state, token) for state in states]
 
     def lone_logprobs(self, tokens: Iterable[int], row: SampleRow) -> RowLogprobs:
-        """The logprobs that `row` must get after these tokens."""
+        """What `row` must bring after these tokens."""
         states = [mix(_LAYER_ROOT, layer) for layer in range(len(self.kv_spec.layers))]
         for token in tokens:
             states = [mix(state, token) for state in states]

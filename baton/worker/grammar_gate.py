@@ -41,10 +41,12 @@ class GrammarGate:
     """Of one front; `run` must run."""
 
     def __init__(self, info: EngineInfo, clock: Clock, max_cpu_s: float = MAX_CPU_S) -> None:
-        setup = CheckSetup(info.tokenizer_file, info.vocab_size, info.eos_token_ids, max_cpu_s)
+        # Without a file nothing is tried, and the child never starts.
+        tokenizer_file = info.tokenizer_file or ""
+        setup = CheckSetup(tokenizer_file, info.vocab_size, info.eos_token_ids, max_cpu_s)
         # For reading the tokenizer; then the child takes narrower limits.
         limits = ChildLimits(memory_bytes=4 * 1024**3)
-        self._has_tokenizer = bool(info.tokenizer_file)
+        self._has_tokenizer = info.tokenizer_file is not None
         self._child = ChildProcess(CHILD_MODULE, clock, setup=_encode(setup), limits=limits)
         self._waiting: deque[tuple[Grammar, OnOutcome]] = deque()
         self._arrived = asyncio.Event()

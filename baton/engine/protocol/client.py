@@ -1,8 +1,7 @@
 """A worker's core as its front knows it: send commands, read events, share the KV pool.
 
-`engine/process/process_client.py` talks to a core in a child process; `testing/local_client.py`
-runs the engine inside the front's own event loop, for simulations. Fronts are written against
-`EngineClient` alone.
+`process_client.py` talks to a core in a child process; `local_client.py` runs the engine inside the
+front's own event loop, for simulations. Fronts are written against `EngineClient` alone.
 """
 
 from typing import Protocol

@@ -1,8 +1,8 @@
 """The step of a worker's core: apply commands, schedule, run, commit, report.
 
-One step is two calls, `begin_step` and `finish_step`, with the runner in between, so that whoever
-drives it can publish what is about to run, or let virtual time pass. Knows no processes, sockets
-or event loops. The three kinds of sequences are described in `engine/protocol/messages.py`.
+A step is also two calls, `begin_step` and `finish_step`, with the runner in between: so a driver
+can publish what is about to run, or let virtual time pass. Knows no processes, sockets or event
+loops. The three kinds of sequences are described in `protocol/messages.py`.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -98,14 +98,9 @@ class Engine:
             self.info.device_pool = self._state.device.open()
 
     def warm_up(self) -> None:
-        """Begin what a first request would have to wait for, once the front knows the engine."""
-        if self._grammars is not None:
-            self._grammars.warm_up()
-
-    @property
-    def num_pool_blocks(self) -> int:
-        """Blocks to be mapped: those of sequences, and one for probes."""
-        return self.info.num_blocks + 1
+        """Begin, once the front knows the engine, what a first request would have to wait for."""
+        if self._state.grammars is not None:
+            self._state.grammars.warm_up()
 
     def step(self, commands: SequenceOf[Command]) -> StepEvents | None:
         """One whole step: schedule, run, commit. None when nothing happened."""
@@ -135,8 +130,8 @@ class Engine:
     def finish_step(self, result: StepResult | None) -> StepEvents | None:
         """Commit the runner's result (None without a batch), and report.
 
-        Returns what happened since the last finish_step, None when nothing did; or, while blocks
-        are on their way to where the front reads them, what happened before (`report_queue.py`).
+        Returns what happened since the last report, None when nothing did; or, while blocks are on
+        their way to where the front reads them, what happened before (`report_queue.py`).
         """
         if result is not None:
             self._commit.commit(self.step_index, self._plan, result)
