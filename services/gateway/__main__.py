@@ -1,4 +1,4 @@
-"""The gateway process: builds the objects, serves until told to stop, then drains."""
+"""The gateway process: builds the objects, serves until a signal, then drains."""
 
 import asyncio
 import os
@@ -33,9 +33,8 @@ async def serve(
     settings: GatewaySettings,
     on_bound: Callable[[int], None] = lambda port: None,
 ) -> None:
-    """Serve until `process.stopping`, then let open requests end. `on_bound` learns the port.
-
-    Raises Misconfigured.
+    """Serve until `process.stopping`, then let open requests end. `on_bound` is called with the
+    port. Raises Misconfigured.
     """
     quota = GrpcQuota(settings.quota, process.clock)
     tokenizer = GrpcTokenizer(settings.tokenizer, process.clock)
@@ -51,7 +50,7 @@ async def serve(
     gateway = _gateway(process, settings, clients)
     app = _app(gateway, settings)
     bound = _bound(settings)
-    # Uvicorn's own cap must not come before ours, which ends streams with a word.
+    # Uvicorn's own cap must not come before ours, which ends streams with an error event.
     drain_cap_s = settings.unready_s + settings.drain_s + LAST_SETTLES_S
     server = HttpServer(app, drain_cap_s=drain_cap_s, stall_s=settings.stall_s)
     pages = {"/requests": lambda: open_requests(gateway)}
@@ -71,7 +70,7 @@ async def serve(
             await _leave(gateway, app, server, settings)
         stopping.cancel()
         await serving
-        # What the drain cut off is settled, too.
+        # Requests that the drain cut off are settled, too.
         await app.idle(LAST_SETTLES_S)
         await gateway.outbox.flush(LAST_SETTLES_S)
         await gateway.close()
@@ -93,7 +92,7 @@ def _bound(settings: GatewaySettings) -> socket.socket:
 
 def _gateway(process: Process, settings: GatewaySettings, clients: Clients) -> Gateway:
     name = settings.gateway_id or f"{socket.gethostname()}-{os.getpid()}"
-    # In a container the name is the same after a restart; to the workers that is another gateway.
+    # In a container the name is the same after a restart; for the workers that is another gateway.
     gateway_id = f"{name}-{os.urandom(4).hex()}"
     try:
         identity = GatewayIdentity(gateway_id, read_secret(settings.secret_file))
@@ -126,7 +125,8 @@ def _app(gateway: Gateway, settings: GatewaySettings) -> App:
 
 
 async def _leave(gateway: Gateway, app: App, server: HttpServer, settings: GatewaySettings) -> None:
-    """Not ready, then closed to new connections, then empty or cut off."""
+    """Drain: become not ready, then take no new connections, then wait for open requests, which are
+    cut off after the cap."""
     gateway.readiness.draining = True
     server.announce_drain()
     _log.info("draining", num_requests=app.num_open)

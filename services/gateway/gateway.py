@@ -1,7 +1,7 @@
-"""The gateway's domain in one object: the pipeline and the loops that keep it supplied.
+"""The gateway's domain in one object: the pipeline and the background loops that it needs.
 
-Built from ports, a clock and randomness, so that it runs the same under uvicorn and gRPC as in the
-in-process simulation. Opens no socket itself.
+Built from clients, a clock and randomness, so that it runs the same under uvicorn and gRPC as in
+the in-process simulation. Opens no socket itself.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from services.gateway.workers.worker_links import WorkerLinks
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The ports that a gateway needs."""
+    """The clients that a gateway needs."""
 
     quota: QuotaClient
     tokenizer: TokenizerClient
@@ -60,10 +60,10 @@ class GatewayIdentity:
 
 
 class Gateway:
-    """One gateway. `run` serves its background work until cancelled.
+    """One gateway. `run` runs its background loops until cancelled.
 
     It has an attribute for each part that the HTTP edge, the admin port, the process and its own
-    loops speak to.
+    loops use, hence many.
     """
 
     def __init__(
@@ -95,21 +95,21 @@ class Gateway:
         self.pipeline = self._pipeline(clients, quota, own.server_secret, limits or Limits())
 
     async def run(self) -> None:
-        """Follow the fleet, renew leases, own the workers' streams, replay the outbox, audit."""
+        """Follow the fleet, renew leases, run the workers' links, replay the outbox, audit."""
         async with asyncio.TaskGroup() as tasks:
             for owner in (self._routers, self.leases, self.links, self.outbox, self.auditor):
                 tasks.create_task(owner.run())
 
     async def close(self) -> None:
-        """Announce the end on the workers' streams, once no request is open."""
+        """Close the workers' links, once no request is open."""
         await self.links.close_all()
 
     async def unready_reasons(self) -> list[str]:
-        """Why this gateway cannot serve; empty when it is ready."""
+        """The reasons why this gateway cannot serve; empty when it is ready."""
         return await self.readiness.reasons()
 
     def _take_in(self, models: Sequence[router_pb2.ModelState]) -> None:
-        """The fleet as the routers see it now; the last view stays while none speaks."""
+        """Take in the fleet as the routers see it now; the last view stays while none speaks."""
         self.directory.update(models)
         self._ready_workers.update(models)
         for worker in (worker for model in models for worker in model.workers):

@@ -182,7 +182,7 @@ GATEWAY_DROPPED_ENTRIES = Counter(
     ("cause",),
 )
 
-# What an attempt may fail with and be tried again.
+# The reasons of failures after which another attempt may follow.
 _RETRIED = [
     (reason,) for reason in (
         "no_room", "prefill_refused", "worker_lost", "draining", "unavailable", "handoff_failed",

@@ -1,4 +1,4 @@
-"""What runs in this gateway right now, for its admin port: no prompt, no answer, no key."""
+"""The open requests of this gateway, for its admin port: no prompt, no answer, no key."""
 
 from collections import defaultdict
 
@@ -12,7 +12,7 @@ MAX_ROWS = 500
 
 
 class OpenRequest(msgspec.Struct, frozen=True):
-    """One row. `workers` are the decode workers that it runs on."""
+    """One open request. `workers` are the decode workers that it runs on."""
 
     request_id: str
     endpoint: str

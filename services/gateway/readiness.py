@@ -1,4 +1,4 @@
-"""Why this gateway cannot serve, as far as balancers in front of it should know."""
+"""The readiness of this gateway: the reasons for which balancers must not send it requests."""
 
 import asyncio
 import math
@@ -11,13 +11,13 @@ from services.gateway.routing.models import ModelDirectory
 from services.gateway.routing.routers import Routers
 
 _PROBE_TIMEOUT_S = 0.5
-# A service that answered within this time counts as reachable: all gateways ask the same ones, and
-# a busy moment must not take all of them out of rotation together.
+# A service that answered within this time counts as reachable. All gateways ask the same services,
+# and a busy moment of one must not take all gateways out of rotation together.
 REACHED_WITHIN_S = 10.0
 
 
 class Readiness:
-    """Asks the services that every request needs. `draining`: this gateway leaves."""
+    """Probes the services that every request needs. `draining`: this gateway leaves."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Readiness:
         self._reached_s: dict[str, float] = {}
 
     async def reasons(self) -> list[str]:
-        """Why this gateway cannot serve; empty when it is ready."""
+        """The reasons why this gateway cannot serve; empty when it is ready."""
         reasons = ["draining"] if self.draining else []
         answers = await asyncio.gather(*map(_answers, self._probes.values()))
         for name, has_answered in zip(self._probes, answers, strict=True):

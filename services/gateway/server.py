@@ -11,8 +11,8 @@ import uvicorn
 from services.gateway.app import App
 from services.gateway.http.protocol import BoundedHttpProtocol
 
-# Accepted sockets inherit it, as all that is set here. The default lets megabytes of tokens pile up
-# unseen in the kernel before a client that stopped reading is noticed.
+# Accepted sockets inherit this option, as all that are set here. With the default, megabytes of
+# tokens pile up in the kernel before a client that stopped reading is noticed.
 SEND_BUFFER_BYTES = 16 * 1024
 _BACKLOG = 2048
 _CLOSE = (b"connection", b"close")
@@ -56,10 +56,11 @@ class HttpServer(uvicorn.Server):
         yield
 
     def announce_drain(self) -> None:
-        """From now on every response ends its connection: the client's next one goes elsewhere."""
+        """Let every response end its connection, so that the client's next one goes to another
+        gateway."""
         self.config.encoded_headers.append(_CLOSE)
         self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
 
     def drain(self) -> None:
-        """Accept nothing new; `serve` returns once open requests have ended or time is up."""
+        """Take no new connection; `serve` returns once open requests have ended or time is up."""
         self.should_exit = True

@@ -27,7 +27,8 @@ class GatewaySettings:
     aliases_file: Path | None = None
     # Usage records that wait for the quota service; one gateway per folder.
     outbox_dir: Path = Path(".baton/outbox")
-    # Proxies of ours in front, each of which adds to x-forwarded-for: whose wrong keys are counted.
+    # Our own proxies in front, each of which adds to x-forwarded-for. The address before them is
+    # the client's, by which wrong keys are counted.
     num_proxies: int = 0
     max_body_bytes: int = 8 * 1024 * 1024
     max_open_requests: int = 4096
@@ -35,10 +36,10 @@ class GatewaySettings:
     deadline_s: float = 600.0
     first_token_s: float = 30.0
     token_gap_s: float = 20.0
-    # How long a client may take nothing of its answer.
+    # How long a client may read nothing of its answer.
     stall_s: float = 30.0
-    # Asked to stop, it is not ready at once, but serves new requests for this long: until whoever
-    # balances over gateways has noticed.
+    # After the signal to stop it is not ready at once, but serves new requests for so long: until
+    # the balancers in front have noticed.
     unready_s: float = 5.0
     # How long open requests may go on then.
     drain_s: float = 120.0
@@ -55,8 +56,10 @@ class GatewaySettings:
 
 
 def _check_replicas(name: str, endpoints: tuple[str, ...]) -> None:
-    """Several replicas are a list for grpc's address resolver, which takes no names."""
-    for endpoint in endpoints if len(endpoints) > 1 else ():
+    """Refuse names in a list of replicas, which grpc's address resolver does not take."""
+    if len(endpoints) == 1:
+        return
+    for endpoint in endpoints:
         try:
             IPv4Address(endpoint.rpartition(":")[0])
         except AddressValueError:

@@ -1,7 +1,7 @@
 """The ports over gRPC: channels to quota, tokenizer and routers, shared streams to decode workers.
 
 Translates calls and nothing else. Replicas of quota and tokenizer share a balanced channel
-(baton/runtime/grpc_channel.py); which router is asked is the gateway's choice (routing/routers.py).
+(runtime/grpc_channel.py); the gateway chooses the router of each pick (routing/routers.py).
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class _CallStream(ClientFrameStream[Any]):
 
 
 class GrpcQuota:
-    """QuotaClient over all replicas. Every call may be repeated: quota knows its request."""
+    """QuotaClient over all replicas. Every call may be repeated: quota knows it by its usage id."""
 
     def __init__(self, endpoints: Sequence[str], clock: Clock) -> None:
         self._clock = clock
@@ -89,7 +89,7 @@ class GrpcQuota:
 
 
 class GrpcTokenizer:
-    """TokenizerClient over all replicas. Everything it asks is pure, so it may be repeated."""
+    """TokenizerClient over all replicas. Its calls change nothing, so they may be repeated."""
 
     def __init__(self, endpoints: Sequence[str], clock: Clock) -> None:
         self._clock = clock
@@ -108,7 +108,7 @@ class GrpcTokenizer:
             raise _of_tokenizer(error) from error
 
     async def artifact(self, model_fp: str) -> bytes:
-        """Raises InternalFailure when what came does not match its digest."""
+        """Fetch a model's artifact. Raises InternalFailure when it does not match its digest."""
         call = self._stub.GetArtifact(
             tokenizer_pb2.GetArtifactRequest(model_fp=model_fp),
             timeout=ARTIFACT_TIMEOUT_S,
@@ -157,7 +157,7 @@ class GrpcRouter:
         )
         try:
             while True:
-                # The timeout cancels the call: a silent router is as good as none.
+                # The timeout cancels the call: a silent router counts as lost.
                 async with asyncio.timeout(WATCH_SILENCE_S):
                     view = await call.read()
                 if view is grpc.aio.EOF:
@@ -175,7 +175,7 @@ class GrpcRouter:
 
 
 def _of_tokenizer(error: BatonError) -> BatonError:
-    """As clients may read it: gRPC's own words name internal addresses."""
+    """The failure as clients may read it: gRPC's own message names internal addresses."""
     if error.reason != "unavailable":
         return error
     return Unavailable("no tokenizer answers", retry_after_s=1)

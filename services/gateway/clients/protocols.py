@@ -1,4 +1,4 @@
-"""What the gateway's domain asks of the outside: protocols, implemented over gRPC in grpc.py
+"""The protocols of the services that the gateway calls, implemented over gRPC in clients/grpc.py
 and by in-memory fakes in tests and the simulation.
 
 All methods raise BatonError on failure: the peer's own, Unavailable when it cannot be reached,
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What travels with a unary call. `deadline_s` is the remaining time."""
+    """The metadata of a unary call. `deadline_s` is the remaining time."""
 
     request_id: str
     deadline_s: float
@@ -28,46 +28,47 @@ class QuotaClient(Protocol):
     async def authenticate(
         self, key_digest: bytes, context: CallContext
     ) -> quota_pb2.AuthenticateResponse:
-        """The principal of a key."""
+        """Look up the principal of a key."""
 
     async def reserve(
         self, request: quota_pb2.ReserveRequest, context: CallContext
     ) -> quota_pb2.ReserveResponse:
-        """A lease over prompt and output tokens."""
+        """Reserve prompt and output tokens, as a lease."""
 
     async def settle(self, record: quota_pb2.UsageRecord, context: CallContext) -> None:
-        """End a lease with the real numbers."""
+        """End a lease with the usage record of its request."""
 
     async def open_renewals(
         self,
     ) -> FrameStream[quota_pb2.RenewResponse, quota_pb2.RenewRequest]:
-        """The one stream that renews all leases of this gateway."""
+        """Open the one stream that renews all leases of this gateway."""
 
     async def probe(self, deadline_s: float) -> None:
-        """Raises when the service does not answer."""
+        """Raise BatonError when the service does not answer."""
 
 
 class TokenizerClient(Protocol):
     async def encode(
         self, request: tokenizer_pb2.EncodeRequest, context: CallContext
     ) -> tokenizer_pb2.EncodeResponse:
-        """Prompt -> token ids and block hashes."""
+        """Turn a prompt into token ids and block hashes."""
 
     async def artifact(self, model_fp: str) -> bytes:
-        """The tokenizer files of a model, already checked against their digest."""
+        """Fetch the tokenizer files of a model, checked against their digest."""
 
     async def probe(self, deadline_s: float) -> None:
-        """Raises when the service does not answer."""
+        """Raise BatonError when the service does not answer."""
 
 
 class RouterClient(Protocol):
     async def pick(
         self, request: router_pb2.PickRequest, context: CallContext
     ) -> router_pb2.PickResponse:
-        """The pair of workers; waits in the router's queue for as long as the deadline allows."""
+        """Pick a pair of workers; waits in the router's queue as long as the deadline allows."""
 
     def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
-        """The fleet, on every change. Ends or raises when the router is lost."""
+        """Follow the router's view of the fleet, on every change. Ends or raises when the router is
+        lost."""
 
 
 WorkerStream = FrameStream[worker_pb2.WorkerFrame, worker_pb2.GatewayFrame]

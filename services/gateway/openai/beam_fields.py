@@ -1,6 +1,6 @@
-"""Beam search as vLLM has it in requests: use_beam_search, with `n` as the number of beams.
+"""The fields of beam search as vLLM has them: use_beam_search, with `n` as the number of beams.
 
-A search takes the likeliest tokens as they are, so fields that choose or change tokens in another
+A search takes the likeliest tokens as they are. So fields that choose or change tokens in another
 way are refused beside it, by name, unless their value asks for nothing.
 """
 
@@ -32,7 +32,7 @@ _HARMLESS: Mapping[str, tuple[Any, ...]] = {
 
 
 def search_of(fields: SharedFields, num_logprobs: int | None) -> BeamSearch | None:
-    """The search that is asked for, if one is. Raises InvalidRequest."""
+    """The search that the fields ask for, if they do. Raises InvalidRequest."""
     if not fields.use_beam_search:
         for name in ("length_penalty", "early_stopping"):
             if getattr(fields, name) is not None:
@@ -49,5 +49,5 @@ def search_of(fields: SharedFields, num_logprobs: int | None) -> BeamSearch | No
 
 
 def _asks_nothing(value: Any) -> bool:
-    """A response format that is plain text."""
+    """True for a response format that is plain text."""
     return getattr(value, "type", None) == "text"

@@ -45,7 +45,7 @@ UNSUPPORTED = {
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """One message. Fields below `name` are what clients send back of an assistant's answer."""
+    """One message. The fields below `name` are those of an answer that clients send back."""
 
     role: limits.Label
     content: limits.Text | limits.Parts | None = None
@@ -115,7 +115,7 @@ def _turn(raw: dict[str, Any], place: str) -> dict[str, str]:
     for name in ("tool_calls", "function_call", "tool_call_id", "audio"):
         if getattr(message, name):
             raise unsupported_field(f"{place}.{name}", "this version does not have it")
-    # Templates know system, not its newer name.
+    # Chat templates know the role system, not its newer name.
     role = "system" if message.role == "developer" else message.role
     turn = {"role": role, "content": text_of(message.content, f"{place}.content", ("text",))}
     return turn if message.name is None else {**turn, "name": message.name}

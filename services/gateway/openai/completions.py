@@ -107,12 +107,13 @@ class CompletionAnswer:
         return b""
 
     def deltas(self, batch: list[Delta]) -> bytes:
-        return b"".join(
-            sse.data_event(self._chunk(delta))
-            if delta.finish_reason or delta.logprobs
-            else self._templates[delta.choice].render(delta.text)
-            for delta in batch
-        )
+        events = []
+        for delta in batch:
+            if delta.finish_reason or delta.logprobs:
+                events.append(sse.data_event(self._chunk(delta)))
+            else:
+                events.append(self._templates[delta.choice].render(delta.text))
+        return b"".join(events)
 
     def closing(self, usage: Usage) -> bytes:
         if not self._include_usage:

@@ -1,8 +1,8 @@
 """Request bodies: bytes -> one JSON object -> typed fields, or an error that names the field.
 
-Refuses what JSON parsers let pass silently: duplicate keys, lone surrogates, NaN, deep nesting,
-unknown fields, and fields of features that this version does not have, unless their value asks
-for nothing. Knows no endpoint; each brings its struct and its table of unsupported fields.
+Refuses bodies that JSON parsers let pass silently: duplicate keys, lone surrogates, NaN, deep
+nesting, unknown fields, and fields of features that this version does not have, unless their value
+asks for nothing. Knows no endpoint; each brings its struct and its table of unsupported fields.
 """
 
 import json
@@ -94,11 +94,18 @@ def _parse(text: str) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        shown = twice[:MAX_QUOTED_CHARS]
+        shown = _first_repeated([key for key, _ in pairs])[:MAX_QUOTED_CHARS]
         raise InvalidRequest(f"{shown}: given twice", reason="duplicate_key", param=shown)
     return fields
+
+
+def _first_repeated(keys: list[str]) -> str:
+    seen: set[str] = set()
+    for key in keys:
+        if key in seen:
+            return key
+        seen.add(key)
+    raise AssertionError("no key is given twice")
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -124,7 +131,7 @@ def _check_surrogates(node: Any) -> None:
     texts = [*node.keys(), *node.values()] if isinstance(node, dict) else node
     for text in texts:
         if isinstance(text, str) and _SURROGATE.search(text):
-            raise InvalidRequest("a lone surrogate is no character", reason="invalid_unicode")
+            raise InvalidRequest("a lone surrogate is not a character", reason="invalid_unicode")
 
 
 def _too_deep() -> InvalidRequest:

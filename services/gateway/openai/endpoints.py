@@ -1,4 +1,4 @@
-"""The generating endpoints: path -> how to read its request and how to write its answer."""
+"""The generating endpoints: the path of each, the reader of its request, the form of its answer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ from services.gateway.openai.responses_answer import ResponsesAnswer
 
 
 class AnswerFormat(Protocol):
-    """Turns one answer into one API's bytes. Use either the stream methods or `whole`."""
+    """Turns one answer into one API's bytes. A caller uses either the stream methods or `whole`."""
 
     def opening(self) -> bytes:
-        """What comes before the first delta."""
+        """The events before the first delta."""
 
     def deltas(self, batch: list[Delta]) -> bytes:
-        """New text, in order."""
+        """The events of new text, in order."""
 
     def closing(self, usage: Usage) -> bytes:
         """The final events of a stream that ended well."""
 
     def failure(self, error: BatonError) -> bytes:
-        """The one error event of a stream that did not."""
+        """The one error event of a stream that failed."""
 
     def whole(self, choices: list[Delta], usage: Usage) -> bytes:
         """The body of a request that does not stream."""

@@ -1,6 +1,6 @@
-"""What a client asked for and what it gets, apart from any API's shape.
+"""The request of a client and the parts of its answer, independent of any API's shape.
 
-The three OpenAI endpoints translate into GenerationRequest and back from Delta and Summary; the
+The three OpenAI endpoints translate into GenerationRequest and back from Delta and Usage; the
 pipeline between them knows only these.
 """
 
@@ -41,7 +41,7 @@ class PromptTokens:
 
 
 class Structure(NamedTuple):
-    """What an answer must look like: `text` says it, or `choices`, as the kind has it."""
+    """The form that an answer must have: `text` or `choices` state it, as its kind needs."""
 
     kind: Literal["json_schema", "json_object", "regex", "choice", "ebnf"]
     text: str = ""
@@ -50,9 +50,9 @@ class Structure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """Which tokens may come and how likely, beyond temperature and top_p. Defaults change nothing.
+    """The rules of sampling besides temperature and top_p. The defaults change nothing.
 
-    `logit_bias`: (token id, what its logit gains).
+    `logit_bias`: (token id, the number that is added to its logit).
     """
 
     top_k: int = 0
@@ -69,7 +69,8 @@ class TokenRules:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearch:
-    """`num_choices` beams, all of them results. `early_stopping` as transformers has it."""
+    """A search with `num_choices` beams, all of whose results are choices. `early_stopping` as
+    transformers has it."""
 
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
@@ -77,8 +78,8 @@ class BeamSearch:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A validated request, with a field for each one that the APIs have in common. None means that
-    the client left it to the server."""
+    """A validated request, with a field for each one that the APIs have in common. None: the client
+    left the choice to the server."""
 
     endpoint: EndpointName
     model: str
@@ -91,10 +92,10 @@ class GenerationRequest:
     top_p: float | None = None
     seed: int | None = None
     rules: TokenRules = TokenRules()
-    # Set = no sampling; the answer comes as a whole when the search ends.
+    # Set: no sampling; the answer comes as a whole when the search ends.
     search: BeamSearch | None = None
     stop: tuple[str, ...] = ()
-    # Of each token, and of so many likeliest ones besides; None = not wanted.
+    # Logprobs of each token, and of so many likeliest ones besides; None: not wanted.
     num_logprobs: int | None = None
     # The answer starts with the prompt; with logprobs, also those of the prompt.
     echo: bool = False
@@ -104,22 +105,22 @@ class GenerationRequest:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Logprobs of the prompt are wanted: the decode worker prefills it by itself."""
+        """True when prompt logprobs are wanted: then the decode worker prefills by itself."""
         return self.echo and self.num_logprobs is not None
 
 
 class Likelihood(NamedTuple):
-    """A token that could have come."""
+    """A token that could have been sampled."""
 
     token: bytes
     logprob: float
 
 
 class TokenLogprob(NamedTuple):
-    """A token that came, as bytes: it may be part of a character.
+    """A token of the prompt or the answer, as bytes: it may be part of a character.
 
-    `text_offset`: where its text starts in the choice's text. `logprob` is None where nothing is
-    before the token. `top`: the likeliest tokens in its place, the best first.
+    `text_offset`: the start of its text in the choice's text. `logprob` is None for the first token
+    of a prompt. `top`: the likeliest tokens at its position, the best first.
     """
 
     text_offset: int
@@ -132,7 +133,7 @@ class TokenLogprob(NamedTuple):
 class Delta:
     """New text of one choice, in order. `finish_reason` is set on the choice's last delta only.
 
-    `logprobs`: of the tokens whose text begins here, where the request asked for them.
+    `logprobs`: those of the tokens whose text begins here, where the request asked for them.
     """
 
     choice: int
@@ -143,7 +144,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What every part of one answer repeats."""
+    """The fields that every part of one answer repeats."""
 
     request_id: str
     created_unix_s: int
@@ -155,7 +156,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a whole request; `num_output_tokens` over all choices."""
+    """The token counts of a whole request; `num_output_tokens` over all choices."""
 
     num_prompt_tokens: int
     num_cached_tokens: int

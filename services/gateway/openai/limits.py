@@ -37,7 +37,7 @@ TopK = Annotated[int, Meta(ge=-1, le=1_000_000)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 MinP = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-# Of beam search: an exponent of lengths.
+# The exponent of a hypothesis's length in a beam search.
 LengthPenalty = Annotated[float, Meta(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)]
 RepetitionPenalty = Annotated[float, Meta(gt=0, le=10)]
 MaxTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -55,7 +55,7 @@ LogitBias = Annotated[
     dict[Annotated[str, Meta(pattern="^[0-9]{1,10}$")], Annotated[float, Meta(ge=-100, le=100)]],
     Meta(max_length=MAX_BIASES),
 ]
-# What an answer must look like.
+# The form that an answer must have.
 Regex = Annotated[str, Meta(min_length=1, max_length=8 * 1024)]
 GrammarText = Annotated[str, Meta(min_length=1, max_length=64 * 1024)]
 SchemaText = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARS)]

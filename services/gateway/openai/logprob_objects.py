@@ -1,8 +1,8 @@
 """Logprobs in the three shapes that OpenAI's endpoints have for them.
 
-A token is text and bytes: bytes joined over tokens are the answer, also where a character is cut
-between two. Chat and Responses show what is no character as U+FFFD; legacy completions, which have
-no bytes, as `bytes:\\xe2\\x80`.
+A token is text and bytes: the joined bytes of all tokens are the answer, also where a character is
+cut between two tokens. Bytes that are not a character are U+FFFD in chat and Responses, and
+`bytes:\\xe2\\x80` in legacy completions, which have no bytes.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ def chat_object(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def completion_object(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """`choices[].logprobs` of a legacy completion: columns; null where nothing is before a token.
+    """`choices[].logprobs` of a legacy completion: columns, with null for a prompt's first token.
 
-    `top_logprobs` has the token itself too, as OpenAI's has.
+    `top_logprobs` has the token itself too, as at OpenAI.
     """
     return {
         "tokens": [_legacy_text(entry.token) for entry in entries],

@@ -1,4 +1,4 @@
-"""/v1/responses, the request: instructions and input -> a conversation. Nothing is ever stored."""
+"""/v1/responses, the request: instructions and input as a conversation. No response is stored."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ UNSUPPORTED = {
 
 _INCLUDED_LOGPROBS = "message.output_text.logprobs"
 _PART_KINDS = ("input_text", "output_text", "text")
-# What clients send back of an answer's items besides role and content.
+# Keys of an answer's items, besides role and content, that clients send back.
 _IGNORED_ITEM_KEYS = {"type", "id", "status", "phase"}
 
 

@@ -1,4 +1,4 @@
-"""What the endpoints have in common: sampling fields, harmless fields, the usage object.
+"""The fields that endpoints have in common: sampling, harmless fields, the usage object.
 
 HARMLESS_VALUES is the explicit list of fields of absent features with the values that ask for
 nothing; SharedFields' lower half lists the metadata that is accepted and has no effect.
@@ -61,7 +61,7 @@ class SharedFields(CommonFields, kw_only=True):
 
     n: limits.NumChoices | None = None
     response_format: structured.ResponseFormat | None = None
-    # As vLLM has them, and as it had them.
+    # As vLLM has them now, and as it had them before.
     structured_outputs: structured.StructuredOutputs | None = None
     guided_json: dict[str, Any] | limits.SchemaText | None = None
     guided_regex: limits.Regex | None = None
@@ -74,7 +74,7 @@ class SharedFields(CommonFields, kw_only=True):
 
 
 def structure_of(fields: SharedFields) -> Structure | None:
-    """What the answer must look like. Raises InvalidRequest."""
+    """The form that the answer must have, if any. Raises InvalidRequest."""
     guided = structured.StructuredOutputs(
         json=fields.guided_json,
         regex=fields.guided_regex,

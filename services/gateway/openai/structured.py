@@ -1,12 +1,12 @@
-"""What an answer must look like: OpenAI's formats and vLLM's extras, all to one Structure.
+"""Structured output: OpenAI's formats and vLLM's extras, all translated to one Structure.
 
     chat, completions   response_format {type: text | json_object | json_schema, json_schema: {...}}
                         structured_outputs {json | json_object | regex | choice | grammar}
                         guided_json, guided_regex, guided_choice, guided_grammar
     responses           text {format: {type: text | json_object | json_schema, name, schema, ...}}
 
-A schema is always enforced, `strict` or not. Whether it, an expression or a grammar can be used is
-the worker's to say.
+A schema is always enforced, `strict` or not. The worker decides whether it can use a schema, an
+expression or a grammar.
 """
 
 from typing import Any, Literal
@@ -30,14 +30,14 @@ class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """Of chat completions, and as vLLM has it of completions."""
+    """The format of an answer to chat completions and, as in vLLM, to completions."""
 
     type: FormatType
     json_schema: NamedSchema | None = None
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
-    """vLLM's; one of them."""
+    """vLLM's structured output, of which a request has one."""
 
     json: dict[str, Any] | limits.SchemaText | None = None
     json_object: bool | None = None
@@ -47,7 +47,7 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """Of responses."""
+    """The format of a response's text."""
 
     type: FormatType = "text"
     name: limits.Label | None = None
@@ -75,7 +75,8 @@ def of_format(asked: ResponseFormat | None) -> dict[str, Structure]:
 
 
 def of_outputs(asked: StructuredOutputs | None, prefix: str) -> dict[str, Structure]:
-    """The same; `prefix` and the member's name make the field's name."""
+    """The structures by the field that asks for them, whose name is `prefix` and the member's name.
+    Raises InvalidRequest."""
     if asked is None:
         return {}
     found: dict[str, Structure] = {}
@@ -94,7 +95,7 @@ def of_outputs(asked: StructuredOutputs | None, prefix: str) -> dict[str, Struct
 
 
 def of_text(asked: TextOptions | None) -> Structure | None:
-    """Of a response request. Raises InvalidRequest."""
+    """The structure that a response request asks for, if any. Raises InvalidRequest."""
     if asked is None:
         return None
     if asked.verbosity not in (None, "medium"):
@@ -111,7 +112,7 @@ def of_text(asked: TextOptions | None) -> Structure | None:
 
 
 def text_object(asked: TextOptions | None) -> dict[str, Any]:
-    """The format as a response repeats it."""
+    """The format, as a response repeats it."""
     format = (asked and asked.format) or TextFormat()
     if format.type != "json_schema":
         return {"format": {"type": format.type}}

@@ -1,1 +1,1 @@
-"""Which worker a request goes to: routers, models, the fallback picker, crash records."""
+"""The choice of a request's workers: routers, models, the fallback picker, crash records."""
