@@ -95,11 +95,11 @@ class Rig:
         tokens: list[int] = []
         try:
             while True:
-                for arrival in await attempt.arrivals(30):
-                    if isinstance(arrival, Tokens):
-                        tokens += arrival.ids
-                        self.num_arrived += len(arrival.ids)
-                    elif isinstance(arrival, Finished):
+                for event in await attempt.events(30):
+                    if isinstance(event, Tokens):
+                        tokens += event.ids
+                        self.num_arrived += len(event.ids)
+                    elif isinstance(event, Finished):
                         return tokens
                 attempt.give(0, len(tokens) + CREDIT)
         finally:
