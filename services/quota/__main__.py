@@ -1,4 +1,4 @@
-"""The quota process: builds the objects, serves until told to stop, then drains."""
+"""The quota process: builds the objects, serves until it is asked to stop, then drains."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ _log = logs.get("quota")
 
 
 async def serve(process: Process, settings: Settings) -> None:
-    """Serve until `process.stopping`; a Redis that is away at start is waited for."""
+    """Serve until `process.stopping`. Redis may be away at the start."""
     client = connect(
         settings.redis_url,
         settings.redis_timeout_s,
@@ -65,7 +65,7 @@ async def serve(process: Process, settings: Settings) -> None:
             tasks.create_task(archiver.run(drained))
         await process.stopping.wait()
         leaving.now()
-        # The last settles come in while calls end; the archiver writes them after that.
+        # Calls that end now settle their requests; the archiver writes those records afterwards.
         await server.stop(settings.drain_s)
         drained.set()
     await store.close()

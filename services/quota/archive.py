@@ -1,9 +1,9 @@
-"""From the usage streams in Redis to daily files: append, fsync, only then delete the entry.
+"""The archiver: moves usage records from Redis to daily files. Append, fsync, only then delete.
 
-A crash between fsync and delete shows the same entries again; they are recognised by request and
-left out, as are records that a Redis failover let in twice. One archiver at a time holds a lock in
-Redis; should two overlap after a long stall, readers of the archive still bill each request once
-(`baton.wire.usage_log.bill`). The stream is a pipe: what is archived leaves Redis.
+After a crash between fsync and delete the same entries come again. They are recognised by their
+request and left out, and so are records that a Redis failover let in twice. One archiver at a time
+holds a lock in Redis. Should two overlap after a long stall, readers of the archive still count
+each request once (`baton.wire.usage_log.final_lines`). An archived record leaves Redis.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,15 @@ Request = tuple[str, str, bool]
 
 
 async def run_in_thread(work: Callable[[], None]) -> None:
-    """Run file work without holding up the loop."""
+    """Run file work without blocking the event loop."""
     await asyncio.to_thread(work)
 
 
 class UsageFiles:
-    """The archive's folder: appends lines durably, and knows which requests it has recently seen.
-    Remembers the last _MAX_REMEMBERED requests, those of the last files after a start."""
+    """The archive's folder: appends lines durably, and leaves out requests that it has seen.
+
+    Remembers the last _MAX_REMEMBERED requests; after a start, those of the last files.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -59,7 +62,7 @@ class UsageFiles:
                 self._remember(line)
 
     def append(self, lines: Iterable[UsageLine]) -> int:
-        """Append what is new, and fsync; returns how many lines that were. Blocks on the disk."""
+        """Append the new lines, and fsync; returns their number. Blocks on the disk."""
         texts: dict[str, list[bytes]] = {}
         num_new = 0
         for line in lines:
@@ -73,7 +76,7 @@ class UsageFiles:
         return num_new
 
     def reject(self, entries: Iterable[dict[bytes, bytes]]) -> None:
-        """Keep entries that cannot be read, for people to look at."""
+        """Append entries that cannot be read to REJECTED_FILE, for an operator to look at."""
         lines = [
             msgspec.json.encode({k.decode("latin-1"): v.hex() for k, v in entry.items()}) + b"\n"
             for entry in entries
@@ -106,7 +109,7 @@ class UsageFiles:
 
 
 class Archiver:
-    """Empties the usage streams of all tenants into UsageFiles. `wake` says that there is work."""
+    """Empties the usage streams of all tenants into UsageFiles."""
 
     def __init__(
         self,
@@ -126,12 +129,14 @@ class Archiver:
         self._woken: set[str] = set()
 
     def wake(self, tenant: str) -> None:
-        """A record of this tenant waits; the next round archives it."""
+        """Note that a record of this tenant waits; the next round archives it."""
         self._woken.add(tenant)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Archive until `stopping`, then once more. Outages of Redis or of the disk are waited
-        out: records stay in Redis until they are safe."""
+        """Archive until `stopping`, then once more.
+
+        During an outage of Redis or of the disk records stay in Redis until they are safe.
+        """
         while not stopping.is_set():
             await self._round()
             try:
@@ -144,10 +149,10 @@ class Archiver:
             await self._release_lock()
 
     async def archive_all(self) -> bool:
-        """One round over all tenants; returns whether this archiver holds the lock."""
+        """Archive one round over all tenants; returns whether this archiver holds the lock."""
         woken = sorted(self._woken)
         if woken:
-            # A tenant that no registry declares (Redis was lost) must be found by every archiver.
+            # Each archiver must find a tenant that no registry declares (Redis was lost).
             await self._store.execute("SADD", TENANTS_KEY, *woken)
             self._woken.difference_update(woken)
         if not await self._hold_lock():
@@ -177,7 +182,7 @@ class Archiver:
         return True
 
     async def _release_lock(self) -> None:
-        """Another replica takes over at once, not when the lock has expired."""
+        """Release the lock, so that another replica need not wait for its expiry."""
         if await self._store.execute("GET", LOCK_KEY) == self._token.encode():
             await self._store.execute("DEL", LOCK_KEY)
 
@@ -187,13 +192,13 @@ class Archiver:
         if not entries:
             return 0
         lines, rejected = read_entries(tenant, entries)
-        await self._run_blocking(lambda: self._write(lines, rejected))
+        await self._run_blocking(partial(self._write, lines, rejected))
         await self._store.execute("XDEL", stream, *(entry_id for entry_id, _ in entries))
         return len(entries)
 
     def _write(self, lines: list[UsageLine], rejected: list[dict[bytes, bytes]]) -> None:
         files = self._files or UsageFiles(self._folder)
-        # A failed write forgets what was seen: it may have seen lines that are not on the disk.
+        # A failed write drops the remembered requests: their lines may not be on the disk.
         self._files = None
         num_new = files.append(lines)
         files.reject(rejected)
@@ -207,7 +212,7 @@ class Archiver:
 def read_entries(
     tenant: str, entries: list[Any]
 ) -> tuple[list[UsageLine], list[dict[bytes, bytes]]]:
-    """Stream entries as lines, and those that are none."""
+    """Read stream entries: the usage lines, and the entries that cannot be read."""
     lines, rejected = [], []
     for entry_id, flat in entries:
         fields = flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
@@ -221,7 +226,7 @@ def read_entries(
 
 
 def _read_entry(tenant: str, fields: dict[bytes, bytes], settled_ms: int) -> UsageLine:
-    """One entry as lua/settle.lua or, of a lapsed lease, lua/leases.lua wrote it."""
+    """Read one entry, as lua/settle.lua or (for a lapsed lease) lua/leases.lua wrote it."""
     if b"record" in fields:
         record = quota_pb2.UsageRecord.FromString(fields[b"record"])
     else:
@@ -241,7 +246,7 @@ def _read_entry(tenant: str, fields: dict[bytes, bytes], settled_ms: int) -> Usa
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Cut what follows the last newline: a line that a crash left half written."""
+    """Cut off a line that a crash left half written, without its newline."""
     with path.open("rb+") as file:
         data = file.read()
         end = data.rfind(b"\n") + 1

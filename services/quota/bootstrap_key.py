@@ -1,5 +1,6 @@
-"""A registry of one key: the first one of a deployment, which a secret store made and mounts as a
-file. Further keys are in Redis alone. Unlimited, of tenant `bootstrap`.
+"""The bootstrap key: a deployment's first key, which a secret store makes and mounts as a file.
+
+It stands for the tenant `bootstrap` without limits. Further keys are in Redis alone.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ _SHOWN_CHARS = 7
 
 
 def record_of(api_key: str, server_secret: bytes) -> KeyRecord:
-    """The same for the same key: repeating it changes nothing."""
+    """Build the key's record; the same key gives the same record."""
     digest = key_digest(server_secret, api_key).hex()
     return KeyRecord(
         key_id=f"bootstrap-{digest[:8]}",
@@ -26,7 +27,8 @@ def record_of(api_key: str, server_secret: bytes) -> KeyRecord:
 
 
 def read_bootstrap_key(key_file: Path, secret_file: Path) -> dict[str, KeyRecord]:
-    """The key by its id. Raises RegistryError, which names the file and never what it holds."""
+    """Read the key, as a registry of one. Raises RegistryError, which names the file and never its
+    content."""
     try:
         api_key = key_file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -38,7 +40,7 @@ def read_bootstrap_key(key_file: Path, secret_file: Path) -> dict[str, KeyRecord
 
 
 class BootstrapKey:
-    """How the registry reads it; a changed secret file counts once the key's file is read again."""
+    """Reads the key for the registry. A changed secret file counts at the next read of the key."""
 
     def __init__(self, secret_file: Path) -> None:
         self._secret_file = secret_file

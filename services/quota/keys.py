@@ -1,8 +1,8 @@
-"""API keys where Redis is their only home: `python -m services.quota.keys create | list | revoke`.
+"""Manages API keys that are in Redis alone: `python -m services.quota.keys create | list | revoke`.
 
-For deployments without a registry file; run it where the quota service runs, for it takes the same
-variables. A key is shown once and stored nowhere: Redis has its digest, so back Redis up. With a
-registry file, use `baton keys`.
+For deployments without a registry file; with one, use `baton keys`. Run it where the quota service
+runs: it reads the same variables. A key is shown once and stored nowhere; Redis has only its
+digest, so back Redis up.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from services.quota.settings import PREFIX, Settings
 from services.quota.store import PasswordFile
 
 _TIMEOUT_S = 5.0
-# All records lie under such names (key_registry.principal_key).
+# The Redis keys of all records (key_registry.principal_key).
 _PATTERN = key_registry.principal_key(b"") + "*"
 
 
 def create(client: Any, secret: bytes, arguments: argparse.Namespace) -> str:
-    """A new key. Raises RegistryError for a bad name or limit."""
+    """Make a key and return it. Raises RegistryError for a bad name or limit."""
     try:
         limits = KeyLimits(
             requests_per_minute=arguments.rpm,
@@ -52,19 +52,22 @@ def create(client: Any, secret: bytes, arguments: argparse.Namespace) -> str:
 
 
 def records(client: Any) -> Iterator[KeyRecord]:
-    """Of all keys that are not revoked. Raises RegistryError."""
+    """Yield the records of all keys that are not revoked. Raises RegistryError."""
     for name in client.scan_iter(match=_PATTERN, count=500):
         if (data := client.get(name)) is not None:
             yield key_registry.decode_record(data)
 
 
 def revoke(client: Any, key_id: str) -> None:
-    """Refused everywhere within the quota service's `fresh_for_s`. Raises RegistryError."""
+    """Revoke a key: within the quota service's `fresh_for_s` all gateways refuse it.
+
+    Raises RegistryError for an unknown id.
+    """
     for record in records(client):
         if record.key_id == key_id:
             _declare(client, msgspec.structs.replace(record, revoked=True))
             return
-    raise RegistryError(f"no key {key_id!r}")
+    raise RegistryError(f"key {key_id!r} does not exist; `list` shows all keys")
 
 
 def _declare(client: Any, record: KeyRecord) -> None:
@@ -92,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def act(client: Any, settings: Settings, arguments: argparse.Namespace) -> None:
-    """Raises RegistryError and redis's errors."""
+    """Do what the arguments say. Raises RegistryError and redis's errors."""
     if arguments.action == "create":
         if settings.secret_file is None:
             raise RegistryError(f"{PREFIX}SECRET_FILE is not set")

@@ -1,9 +1,9 @@
-"""Who may spend what: every decision of the quota service, as calls of its atomic scripts.
+"""The ledger: all decisions of the quota service on keys, limits and leases, by atomic scripts.
 
-A reservation is a lease: reserve, renew (and extend), settle; what is not renewed lapses. The
-protocol and its states are in README.md and in lua/leases.lua; reliability of each step under
-crashes is checked by random schedules against a real server. Knows neither gRPC nor Redis: it gets
-a store, a registry, and, in tests and simulations, a clock.
+A reservation is a lease: reserve, renew (and extend), settle; a lease that is not renewed lapses.
+The protocol and its states are in README.md and in lua/leases.lua; random schedules against a real
+server check each step under crashes. Knows neither gRPC nor Redis: it gets a store, a registry,
+and, in tests and simulations, a clock.
 """
 
 import contextlib
@@ -45,22 +45,23 @@ _OVER_RATE = {
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """How long a lease lives without renewal, and a finished request id is remembered."""
+    """The life of a lease without renewal, and how long a finished request id is remembered."""
 
     lease_s: float = 30.0
     settled_kept_s: float = 86_400.0
 
 
 def store_time_ms() -> int:
-    """The clock of the product: 0 lets each script read the store's own time."""
+    """Return 0, which lets each script read the store's own time."""
     return 0
 
 
 class Ledger:
-    """Limits, leases and bills of all tenants. Methods raise Unavailable when the store is away.
+    """The limits, leases and usage records of all tenants.
 
-    `on_settled` hears the tenant of every usage record that waits to be archived.
-    `clock_ms` replaces the store's time in tests and simulations only.
+    Methods raise Unavailable when the store is away. `on_settled` is called with the tenant of each
+    usage record that waits to be archived. `clock_ms` replaces the store's time in tests and
+    simulations only.
     """
 
     def __init__(
@@ -83,11 +84,13 @@ class Ledger:
     async def authenticate(
         self, request: quota_pb2.AuthenticateRequest
     ) -> quota_pb2.AuthenticateResponse:
-        """The principal behind a key digest. Raises AuthenticationFailed."""
+        """Return the principal of a key digest. Raises AuthenticationFailed."""
         return await self._registry.authenticate(request.key_digest)
 
     async def reserve(self, request: quota_pb2.ReserveRequest) -> quota_pb2.ReserveResponse:
-        """Hold prompt + output tokens, one request and one slot; a repeat returns the same grant.
+        """Take a lease on prompt + output tokens, one request and one of the concurrent leases.
+
+        A repeat returns the same grant.
 
         Raises LimitExceeded (with limit state and the time to wait), InvalidRequest when the
         request can never fit or its id was used before, AuthenticationFailed for a revoked key.
@@ -115,12 +118,12 @@ class Ledger:
         )
 
     async def renew(self, request: quota_pb2.RenewRequest) -> quota_pb2.RenewResponse:
-        """Renew, and extend where asked, all leases of the message; answered in its order.
+        """Renew all leases of the message, and extend those that ask for it; answers in its order.
 
         An extension is granted in full or refused. A lapsed lease is held again if there is room,
-        else lost: its holder stops producing. A lease that the store lost is held again if its
-        holder says what it holds. The leases of a tenant whose data are corrupt get no state, and
-        stay as they are.
+        else lost: its holder stops producing. A lease that the store lost is held again if the
+        renewal names its key and amounts. The leases of a tenant with corrupt data get no state,
+        and stay as they are.
         """
         states = [quota_pb2.LeaseState(request_id=lease.request_id) for lease in request.leases]
         of_tenant: dict[str, list[int]] = defaultdict(list)
@@ -140,7 +143,7 @@ class Ledger:
         return quota_pb2.RenewResponse(leases=states)
 
     async def settle(self, request: quota_pb2.SettleRequest) -> quota_pb2.SettleResponse:
-        """Charge what a request really used, final once; the record waits for the archiver."""
+        """Charge the tokens that a request really used, once; the record waits for the archiver."""
         usage = request.usage
         _check_identity(usage.tenant, usage.key_id, usage.request_id)
         if usage.num_prompt_tokens + usage.num_output_tokens > MAX_REQUEST_TOKENS:
@@ -157,7 +160,7 @@ class Ledger:
         return quota_pb2.SettleResponse(repeated_settle=is_repeated, limits=_limit_state(numbers))
 
     async def reap(self) -> int:
-        """Lapse all expired leases of all tenants; returns how many."""
+        """Lapse all expired leases of all tenants; returns their number."""
         num_reaped = 0
         for name in await self._store.execute("SMEMBERS", TENANTS_KEY):
             with contextlib.suppress(StoreRefused):
@@ -225,7 +228,7 @@ class Ledger:
 
 
 def _check_identity(tenant: str, key_id: str, request_id: str) -> None:
-    """These become parts of Redis keys: no braces or spaces in names, no unbounded ids."""
+    """Refuse names that must not become parts of Redis keys: with braces or spaces, or too long."""
     for param, value, pattern in (
         ("tenant", tenant, _NAME),
         ("key_id", key_id, _NAME),
@@ -275,7 +278,7 @@ def _exceeds_limit(
 def _refusal(
     outcome: ReserveOutcome, wait_ms: int, num_tokens: int, limits: failure_pb2.LimitState
 ) -> failures.BatonError:
-    """Why a reservation was refused, as the client will read it."""
+    """The error of a refused reservation; clients read its message."""
     if outcome is ReserveOutcome.EXCEEDS_TOKENS:
         return _exceeds_limit(num_tokens, limits.limit_tokens, limits)
     if outcome is ReserveOutcome.BUDGET:

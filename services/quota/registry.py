@@ -1,9 +1,9 @@
-"""Which keys exist: the registry file loaded into Redis, and the lookup of a key by its digest.
+"""The keys: loads the registry file into Redis, and looks a key up by its digest.
 
-The lookup is by digest, so its time tells nothing about how much of a guessed key is right. The
-file is loaded at start, when it changes, and when Redis came back empty (its marker is gone); a
-lookup that misses checks both before it refuses, so that a key works as soon as it was created.
-Knows nothing of limits' meaning; `baton.wire.key_registry` owns the formats.
+Because the lookup is by digest, its time does not show how much of a guessed key is right. The file
+is loaded at the start, when it changes, and when Redis came back empty (its marker is gone). A
+lookup that misses checks both before it refuses, so that a key works as soon as it is created.
+Knows nothing of the limits' meaning; `baton.wire.key_registry` owns the formats.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ Stamp = tuple[int, int, int]
 
 
 async def read_in_thread(path: Path) -> dict[str, KeyRecord]:
-    """Read the registry file without holding up the loop."""
+    """Read the registry file without blocking the event loop."""
     return await asyncio.to_thread(key_registry.read, path)
 
 
@@ -35,9 +35,9 @@ async def nothing_to_restore(records: list[KeyRecord]) -> list[Command]:
 
 
 class Registry:
-    """Keys in Redis, kept equal to the registry file. Without a file, Redis alone is the truth.
+    """The keys in Redis, kept equal to the registry file; without a file, those in Redis alone.
 
-    `restore` makes the commands that an empty Redis gets before the keys' limits.
+    `restore` returns the commands that an empty Redis gets before the keys' limits.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class Registry:
         self._loaded_stamp: Stamp | None = None
 
     async def authenticate(self, digest: bytes) -> quota_pb2.AuthenticateResponse:
-        """The principal of a key. Raises AuthenticationFailed, Unavailable."""
+        """Return the principal of a key. Raises AuthenticationFailed, Unavailable."""
         if len(digest) != _DIGEST_BYTES:
             raise failures.AuthenticationFailed("the API key is not valid")
         name = key_registry.principal_key(digest)
         data = await self._store.execute("GET", name)
         if data is None:
-            # Look again even if this refresh loaded nothing: another one may just have.
+            # Look again even if this refresh loaded nothing: another one may have just now.
             await self.refresh()
             data = await self._store.execute("GET", name)
         if data is None:
@@ -82,8 +82,7 @@ class Registry:
     async def refresh(self) -> bool:
         """Load the file if it changed or Redis lost it; returns whether it was loaded.
 
-        A file that cannot be read leaves what was loaded in place and is logged. Raises
-        Unavailable.
+        A file that cannot be read is logged; the keys loaded before stay. Raises Unavailable.
         """
         if self._file is None:
             return False
@@ -124,7 +123,7 @@ def _record(data: bytes) -> KeyRecord:
 
 
 def _stamp(file: Path) -> Stamp | None:
-    """Changes whenever the file was appended to or replaced."""
+    """A stamp that changes whenever the file is appended to or replaced; None without a file."""
     try:
         stat = file.stat()
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""What a Redis that came back empty must get back first: the tokens that each key with a budget has
-spent in its current window, summed from the archive of usage.
+"""Restores budgets in a Redis that came back empty: the tokens that keys have spent.
 
-Runs before the keys' limits are declared, so that nothing can be charged in between; a counter
-that exists already is left alone. Holds of open requests are not restored: their leases are gone,
-and their settles are debited in full.
+The tokens are those of the current window of each key with a budget, summed from the usage archive.
+This runs before the keys' limits are declared, so that nothing can be charged in between; a counter
+that exists already stays as it is. Leases of open requests are not restored: their settles are
+debited in full.
 """
 
 from collections import Counter
@@ -19,13 +19,15 @@ _FORMATS = {"day": "d%Y%m%d", "month": "m%Y%m"}
 
 
 def window_id(period: str, unix_ms: int) -> str:
-    """The id of the UTC budget window, as lua/accounts.lua names it."""
+    """Return the id of the UTC budget window, as lua/accounts.lua names it."""
     return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime(_FORMATS[period])
 
 
 def spent_commands(records: Iterable[KeyRecord], folder: Path, now_unix_ms: int) -> list[Command]:
-    """Commands that put back what keys with a budget have spent. Reads this month's files: blocks
-    on the disk."""
+    """Return the commands that restore the spent tokens of keys with a budget.
+
+    Reads this month's files: blocks on the disk.
+    """
     budgets = {
         (record.tenant, record.key_id): record.limits.budget_period
         for record in records
@@ -45,12 +47,12 @@ def spent_commands(records: Iterable[KeyRecord], folder: Path, now_unix_ms: int)
 
 
 def _charged_at(line: UsageLine) -> int:
-    """Budgets are charged in the window of the reservation."""
+    """The time of the reservation, in whose window a budget is charged."""
     return line.started_unix_ms or line.settled_unix_ms
 
 
 def _lines_of_month(folder: Path, now_unix_ms: int) -> Iterable[UsageLine]:
-    # A request of this month is settled in this month's files, for its own comes first.
+    # A request is settled after it began, so one of this month is in no file of an earlier month.
     month = datetime.fromtimestamp(now_unix_ms / 1000, UTC).strftime("usage-%Y-%m-")
     for path in usage_log.files(folder):
         if path.name.startswith(month):

@@ -1,4 +1,4 @@
-"""The gRPC edge of the quota service: wire in, wire out, spans; no decisions."""
+"""The gRPC service of quota: passes calls to the Ledger, with their spans. Decides nothing."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -16,8 +16,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class QuotaServicer(quota_pb2_grpc.QuotaServicer):
-    """Quota service calls, answered by a Ledger. `leaving` ends the renewal streams, which would
-    go on for as long as their gateways: those open them again at another replica."""
+    """Answers the calls of the Quota service from a Ledger.
+
+    `leaving` ends the renewal streams, which would last as long as their gateways; the gateways
+    open them again at another replica.
+    """
 
     def __init__(self, ledger: Ledger, leaving: Cutoff) -> None:
         self._ledger = ledger

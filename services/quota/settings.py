@@ -1,4 +1,4 @@
-"""Settings of the quota service, from `BATON_QUOTA_*`."""
+"""The settings of the quota service, from `BATON_QUOTA_*` variables."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ class Settings:
     rediss://host:port/db?ssl_ca_certs=/path (and ssl_certfile, ssl_keyfile where Redis asks for
     them). The password comes from `redis_password_file`.
 
-    Without `registry_file`, keys are what Redis has; without `usage_dir`, nothing is archived.
+    Without `registry_file`, the keys are those in Redis; without `usage_dir`, nothing is archived.
     """
 
     listen: str = "127.0.0.1:0"
@@ -21,7 +21,7 @@ class Settings:
     redis_username: str = ""
     redis_password_file: Path | None = None
     registry_file: Path | None = None
-    # Instead of a registry file: one first key, and the secret from which its digest is made.
+    # Instead of a registry file: the bootstrap key, and the secret that its digest is made with.
     bootstrap_key_file: Path | None = None
     secret_file: Path | None = None
     usage_dir: Path | None = None
@@ -29,7 +29,7 @@ class Settings:
     redis_connections: int = 64
     lease_s: float = 30.0
     fresh_for_s: float = 5.0
-    # How long a finished request id is remembered, so that a late repeat is not billed again.
+    # How long a finished request id is remembered, so that a late repeat is not charged again.
     settled_kept_s: float = 86_400.0
     reap_interval_s: float = 2.0
     registry_interval_s: float = 1.0
@@ -43,7 +43,7 @@ class Settings:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0")
         if "@" in self.redis_url.partition("?")[0]:
-            raise ValueError("redis_url must hold no password: give it in redis_password_file")
+            raise ValueError("redis_url must not hold a password: give it in redis_password_file")
         if self.redis_username and not self.redis_password_file:
             raise ValueError("redis_username needs redis_password_file")
         if self.bootstrap_key_file and self.registry_file:

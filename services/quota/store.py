@@ -1,9 +1,9 @@
-"""The one place that speaks to Redis: scripts by their digest, commands, and errors as ours.
+"""The store: all access to Redis. Runs scripts by digest and commands, and translates errors.
 
-Every failure of Redis (gone, slow, out of memory, read-only) is one
+Every failure of Redis (gone, slow, out of memory, read-only) is an
 `Unavailable("quota_unavailable")` for the call that met it; the next call tries again. A corrupt
 value is a `StoreRefused`, so that loops over tenants go on with the next one. All scripts are
-idempotent, so a call that finds its pooled connection dead is repeated once at once. Knows nothing
+idempotent, so a call whose pooled connection is dead is repeated once, immediately. Knows nothing
 of leases or limits.
 """
 
@@ -30,43 +30,43 @@ Argument = str | bytes | int
 SCRIPT_NAMES = ("reserve", "renew", "settle", "reap")
 _SHARED_PARTS = ("accounts", "leases")
 _COMMANDS_PER_ROUND_TRIP = 1000
-# uvloop's word when Redis closed a connection before the first write; redis passes it on as it is.
+# uvloop's message when Redis closed a connection before the first write; redis-py passes it on.
 _CLOSED = "the handler is closed"
 _log = logs.get("quota.store")
 
 
 class StoreRefused(Unavailable):
-    """Redis answers, but not this call: most likely a value of the wrong type."""
+    """Redis answers, but refuses this call: most likely a value has the wrong type."""
 
 
 class Store(Protocol):
-    """What ledger, registry and archiver need. Every method may raise Unavailable."""
+    """The store as ledger, registry and archiver use it. Every method may raise Unavailable."""
 
     async def run_script(self, name: str, root: str, arguments: Sequence[Argument]) -> Any:
         """Run one of SCRIPT_NAMES, atomically, on the keys below `root`."""
 
     async def execute(self, *command: Argument) -> Any:
-        """One command; replies are bytes, integers or lists of them."""
+        """Run one command; replies are bytes, integers or lists of them."""
 
     async def execute_all(self, commands: Iterable[Sequence[Argument]]) -> None:
-        """Many commands in few round trips, in order."""
+        """Run many commands in few round trips, in order."""
 
 
 def script_text(name: str) -> str:
-    """A whole script: the shared parts first, for Redis 6.2 has no libraries."""
+    """Return a whole script: the shared parts first, because Redis 6.2 has no libraries."""
     folder = resources.files("services.quota") / "lua"
     return "\n".join((folder / f"{part}.lua").read_text() for part in (*_SHARED_PARTS, name))
 
 
 class PasswordFile(CredentialProvider):
-    """Redis's password, read anew for each connection; without `username`, of the default user."""
+    """Redis's password, read for each connection; without `username`, that of the default user."""
 
     def __init__(self, path: Path, username: str = "") -> None:
         self._path = path
         self._username = username
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """Raises redis's ConnectionError, which names the file and nothing in it."""
+        """Read the file. Raises redis's ConnectionError, which names the file, not its text."""
         try:
             password = self._path.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
@@ -80,8 +80,10 @@ class PasswordFile(CredentialProvider):
 def connect(
     url: str, timeout_s: float, max_connections: int, credentials: PasswordFile | None = None
 ) -> Redis:
-    """A client for `url`; connects on first use. A caller waits for a connection, connects and
-    reads for at most `timeout_s` each."""
+    """Return a client for `url`, which connects on first use.
+
+    A caller waits for a free connection, connects and reads for at most `timeout_s` each.
+    """
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=max_connections,
@@ -96,14 +98,14 @@ def connect(
 
 
 class RedisStore:
-    """Store over a redis.asyncio client (or an in-process double of one)."""
+    """A Store over a redis.asyncio client (or an in-process fake of one)."""
 
     def __init__(self, client: Redis) -> None:
         self._client = client
-        # Only the first failure of an outage is worth a line.
+        # Only the first failure of an outage is logged.
         self._failing = False
         self._scripts = {name: script_text(name) for name in SCRIPT_NAMES}
-        # SHA-1 is how the server names scripts.
+        # Redis names scripts by their SHA-1.
         self._digests = {
             name: sha1(text.encode(), usedforsecurity=False).hexdigest()
             for name, text in self._scripts.items()

@@ -1,31 +1,31 @@
 """Counts per tenant, for dashboards and alerts: a bounded number of tenants by name.
 
-A label of Prometheus is kept for good, so the first `max_tenants` that a process meets get their
-own and all others share one. Bills are the usage archive's work, not this one's: a counter starts
-at zero with its process.
+Prometheus keeps a label for good, so the first `max_tenants` tenants of a process get their own and
+all others share one. The usage archive is what bills are made from, not these counters: they begin
+at zero with their process.
 """
 
 from baton.wire.v1 import quota_pb2
 from services.quota import instruments
 
-# Not a name that a tenant can have.
+# The parentheses keep it apart from the names of tenants.
 OTHERS = "(others)"
 
 
 class TenantMeter:
-    """What tenants ask for and use, on the metrics page."""
+    """Counts the reservations and tokens of tenants."""
 
     def __init__(self, max_tenants: int) -> None:
-        """0 shows no tenant by name."""
+        """With `max_tenants` 0 all tenants share one label."""
         self._max_tenants = max_tenants
         self._named: set[str] = set()
 
     def reserved(self, tenant: str, outcome: str) -> None:
-        """One answered reservation: `granted`, or what had no room."""
+        """Count an answered reservation."""
         instruments.QUOTA_TENANT_REQUESTS.labels(self._label(tenant), outcome).inc()
 
     def settled(self, usage: quota_pb2.UsageRecord) -> None:
-        """One bill, once."""
+        """Count the tokens of a usage record; not called for a repeated settle."""
         tokens = instruments.QUOTA_TENANT_TOKENS
         tenant = self._label(usage.tenant)
         tokens.labels(tenant, "prompt").inc(usage.num_prompt_tokens)

@@ -1,8 +1,8 @@
-"""What the quota service does by itself: lapse expired leases, keep the registry loaded.
+"""The periodic work of the quota service: lapse expired leases, keep the registry loaded.
 
-Both wait out an outage of Redis: the next turn tries again. They end by an event, not by
-cancellation: Python 3.11's `wait_for`, which the Redis client sends with, can lose a cancellation
-that meets a finished send (python/cpython#86296).
+Both try again after an outage of Redis. They end by an event, not by cancellation: Python 3.11's
+`wait_for`, with which the Redis client sends, can lose a cancellation that comes while the send
+finishes (python/cpython#86296).
 """
 
 import asyncio
@@ -17,8 +17,10 @@ _log = logs.get("quota.upkeep")
 
 
 async def keep_reaping(ledger: Ledger, interval_s: float, stopping: asyncio.Event) -> None:
-    """Lapse expired leases every `interval_s`. Reserving and renewing lapse the leases of their
-    tenant, too; this serves tenants that do neither."""
+    """Lapse expired leases every `interval_s`.
+
+    Each reserve and renew lapses the leases of its tenant, too; this is for the other tenants.
+    """
 
     async def reap() -> None:
         num_reaped = await ledger.reap()

@@ -1,12 +1,12 @@
--- Shared first part of every script: time, rate buckets, concurrency slots, budget windows.
+-- The first part of every script, which all share: time, rate buckets, concurrency, budget windows.
 --
 -- KEYS[1] is the tenant's root, "baton:{tenant}"; every other key is the root plus a suffix, hence
 -- in the same hash slot. ARGV[1] is the time in ms, 0 = the server's own TIME (only tests send
--- another); ARGV[2] the length of a lease and ARGV[3] how long finished requests are remembered,
--- both ms. Data comes in as ARGV only.
+-- another). ARGV[2] is the length of a lease and ARGV[3] the time for which finished requests are
+-- remembered, both in ms. All data is in ARGV.
 --
--- A bucket's level is an integer in units of 1/60000 request or token, so that `limit` units flow
--- back in per millisecond and nothing is ever rounded.
+-- A bucket's level is an integer in units of 1/60000 request or token: a bucket then gains `limit`
+-- units per millisecond, and nothing is ever rounded.
 
 local ROOT = KEYS[1]
 local LEASE_MS = tonumber(ARGV[2])
@@ -14,7 +14,7 @@ local KEPT_MS = tonumber(ARGV[3])
 local UNIT = 60000
 local DAY_MS = 86400000
 local BUDGET_KEPT_MS = 2 * DAY_MS
--- With all slots taken nobody can say when one is free; clients come back after this.
+-- With all concurrent leases taken it is unknown when one ends; clients try again after this.
 local SLOT_RETRY_MS = 1000
 
 local function read_clock()
@@ -126,7 +126,7 @@ end
 local function take_tokens(account, amount) take(account, 'tokens', account.tpm, amount) end
 local function take_request(account) take(account, 'requests', account.rpm, 1) end
 
--- How long until `amount` can be taken from a bucket, in ms, rounded up; 0 = now.
+-- The time until `amount` can be taken from a bucket, in ms, rounded up; 0 = now.
 local function wait_ms(level, limit, amount)
   if not level or amount <= 0 or level >= amount * UNIT then return 0 end
   return math.ceil((amount * UNIT - level) / limit)

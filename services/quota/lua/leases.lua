@@ -1,9 +1,9 @@
--- Shared second part of every script: the life of one request's lease.
+-- The second part of every script, which all share: the life of one request's lease.
 --
 --   (none) -> held -> settled
 --               \-> lapsed -> settled      lapsed: reaped, charged provisionally, corrected later
 --                      \-> held            its holder came back and there is room
---   (lost by the store) -> held            its holder says what it holds, and the budget has room
+--   (lost by the store) -> held            its holder names its amounts, and the budget has room
 --
 -- ROOT:request:<id> is the lease, ROOT:leases orders the held ones by expiry, ROOT:usage is the
 -- stream of usage records that the archiver empties.
@@ -47,7 +47,7 @@ end
 
 local function estimate(lease) return lease.prompt + lease.granted end
 
--- Whether the budget of the lease's window has room for `amount` more tokens.
+-- Returns whether the budget of the lease's window has room for `amount` more tokens.
 local function budget_has_room(account, window, amount)
   if window == '' or account.budget == 0 then return true end
   local spent, held = budget_of(account.key_id, window)
@@ -72,8 +72,8 @@ local function release(lease, actual)
   lease.charged = actual
 end
 
--- An expired lease is charged what its holder was allowed to produce; the bill shows what it said
--- it had produced, in the tenant's favour, until a settle says more.
+-- Charges an expired lease what its holder was allowed to produce. The usage record has what the
+-- holder reported as produced, in the tenant's favour, until a settle reports more.
 local function lapse(lease)
   local credit = lease.used == NEVER_RENEWED and lease.granted or lease.used
   release(lease, lease.prompt + credit)
@@ -84,7 +84,7 @@ local function lapse(lease)
     'produced', whole(lease.produced))
 end
 
--- Lapses up to MAX_REAPED expired leases of the tenant; returns how many.
+-- Lapses up to MAX_REAPED expired leases of the tenant; returns their number.
 local function reap()
   local expired = redis.call('ZRANGEBYSCORE', LEASES, '-inf', whole(NOW), 'LIMIT', 0, MAX_REAPED)
   for _, request_id in ipairs(expired) do

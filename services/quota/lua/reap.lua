@@ -1,4 +1,4 @@
--- Reply: how many expired leases of the tenant lapsed; MAX_REAPED means that there may be more.
+-- Reply: the number of leases of the tenant that lapsed; MAX_REAPED means that there may be more.
 
 local num_reaped = reap()
 save_accounts()

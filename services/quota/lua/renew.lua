@@ -1,9 +1,10 @@
--- ARGV[4..]: per lease request id, used, produced, wanted output tokens (absolute numbers), and what
--- its holder was granted: key id ('' = it does not say), model, prompt tokens, output tokens.
+-- ARGV[4..]: per lease its request id, used, produced and wanted output tokens (absolute numbers),
+-- and what its holder was granted: key id ('' = not given), model, prompt tokens, output tokens.
 -- Reply: per lease, in the same order: state (held, refused, lost; unknown_key: the store lost the
 -- keys, too), granted, ms until expiry.
--- `used` is what was produced plus the most that can be produced before the next renewal: asked
--- first, produced after. An extension is granted in full or refused; then the old grant holds.
+-- `used` is what was produced plus the most that can be produced before the next renewal: tokens are
+-- produced only after they were asked for. An extension is granted in full or refused; after a
+-- refusal the old grant holds.
 
 local function extend(lease, wanted)
   local more = wanted - lease.granted
@@ -46,7 +47,7 @@ local function recreate(holder)
   return lease
 end
 
--- The lease, held; or nothing and the state to answer.
+-- Returns the lease, held; or nothing and the state to answer.
 local function held_lease(holder)
   local lease = read_lease(holder.request_id)
   if not lease then

@@ -1,8 +1,8 @@
 -- ARGV[4..10]: request id, key id, model, prompt tokens, output tokens, usage record (serialized),
--- whether the key must be known ('1': else nothing happens and the outcome is unknown_key).
+-- '1' when the key must be known (if it is not, nothing happens and the outcome is unknown_key).
 -- Reply: outcome (settled, repeated, unknown or unknown_key), limit state.
--- Final once. A request that was never reserved here (Redis was down, or lost it) is debited in full
--- in the current window; one that lapsed is corrected by the difference.
+-- The first settle is final. A request that was never reserved here (Redis was down, or lost it) is
+-- debited in full in the current window; one that lapsed is corrected by the difference.
 
 local request_id, key_id, model = ARGV[4], ARGV[5], ARGV[6]
 local prompt, output = tonumber(ARGV[7]), tonumber(ARGV[8])

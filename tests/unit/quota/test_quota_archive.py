@@ -77,13 +77,13 @@ async def test_lapsed_request_is_billed_what_was_produced_until_it_settles(bench
     await bench.ledger.reap()
     archive = archiver(bench, tmp_path)
     await archive.archive_all()
-    [bill] = usage_log.final_lines(lines(tmp_path))
-    assert (bill.num_output_tokens, bill.provisional) == (25, True)
-    assert bill.finish_reason == "lease_expired"
+    [record] = usage_log.final_lines(lines(tmp_path))
+    assert (record.num_output_tokens, record.provisional) == (25, True)
+    assert record.finish_reason == "lease_expired"
     await bench.settle(key, "r1", output=30)
     await archive.archive_all()
-    [bill] = usage_log.final_lines(lines(tmp_path))
-    assert (bill.num_output_tokens, bill.provisional) == (30, False)
+    [record] = usage_log.final_lines(lines(tmp_path))
+    assert (record.num_output_tokens, record.provisional) == (30, False)
 
 
 async def test_only_the_holder_of_the_lock_archives(bench, tmp_path):

@@ -78,7 +78,7 @@ async def test_tokens_over_the_rate_wait_exactly_until_the_bucket_refilled(bench
     await bench.reserve(key, "r2", prompt=100, output=100)
 
 
-async def test_buckets_hold_at_most_one_minute_however_long_nobody_came(bench):
+async def test_idle_buckets_hold_at_most_one_minute(bench):
     key = await bench.new_key(requests_per_minute=60, tokens_per_minute=6000)
     await bench.reserve(key, "r1", prompt=10, output=90)
     bench.pass_time(3600)
@@ -165,7 +165,7 @@ async def test_concurrency_counts_open_leases_and_frees_on_settle(bench):
     await bench.reserve(key, "r3")
 
 
-async def test_refused_request_is_told_the_longest_of_its_waits(bench):
+async def test_refusal_names_the_longest_of_its_waits(bench):
     key = await bench.new_key(tokens_per_minute=60_000, concurrency=1)
     await bench.reserve(key, "r1", prompt=10, output=59_990)
     with pytest.raises(failures.LimitExceeded) as refused:

@@ -8,7 +8,7 @@ from services.quota.settings import Settings
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"redis_url": "redis://:secret@redis:6379/0"}, "must hold no password"),
+        ({"redis_url": "redis://:secret@redis:6379/0"}, "must not hold a password"),
         ({"redis_username": "quota"}, "needs redis_password_file"),
     ],
 )

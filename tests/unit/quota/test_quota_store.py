@@ -1,4 +1,4 @@
-"""What Redis's client raises is what the ledger knows: the store is away, or it is a bug."""
+"""Errors of the Redis client: the store is away, or there is a bug."""
 
 from typing import Any, cast
 

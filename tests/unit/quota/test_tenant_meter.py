@@ -18,7 +18,7 @@ def requests(tenant: str, outcome: str) -> float:
     return REGISTRY.get_sample_value("baton_quota_tenant_requests_total", labels) or 0.0
 
 
-async def test_a_bill_counts_once_however_often_it_is_settled(bench):
+async def test_a_request_counts_once_however_often_it_is_settled(bench):
     key = await bench.new_key("metered", requests_per_minute=1)
     await bench.reserve(key, "r1")
     for _ in range(2):
