@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class QuotaStub:
-    """Who may spend what. Every reservation is a lease: reserve, renew, settle; what is not renewed is reaped.
+    """Limits of keys, and usage. Every reservation is a lease: reserve, renew, settle; a lease that is
+    not renewed lapses.
     """
 
     def __init__(self, channel):
@@ -58,7 +59,8 @@ class QuotaStub:
 
 
 class QuotaServicer:
-    """Who may spend what. Every reservation is a lease: reserve, renew, settle; what is not renewed is reaped.
+    """Limits of keys, and usage. Every reservation is a lease: reserve, renew, settle; a lease that is
+    not renewed lapses.
     """
 
     def Authenticate(self, request, context):
@@ -81,7 +83,7 @@ class QuotaServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Settle(self, request, context):
-        """Final once; a repeat gets the first answer.
+        """The first settle of a request is final; a repeat changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,7 +121,8 @@ def add_QuotaServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Quota:
-    """Who may spend what. Every reservation is a lease: reserve, renew, settle; what is not renewed is reaped.
+    """Limits of keys, and usage. Every reservation is a lease: reserve, renew, settle; a lease that is
+    not renewed lapses.
     """
 
     @staticmethod

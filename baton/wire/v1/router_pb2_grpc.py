@@ -52,14 +52,14 @@ class RouterServicer:
     """
 
     def Pick(self, request, context):
-        """Waits in the queue until there is room, the deadline nears, or the queue is full.
+        """Waits in the queue for room, until the deadline is near. A full queue refuses at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchAdmission(self, request, context):
-        """The fleet as this router sees it: at once, on change, and every 100 ms.
+        """The view: the fleet as this router sees it, at once, on change, and every 100 ms.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
