@@ -84,9 +84,9 @@ def registration_of(message: worker_pb2.Register) -> Registration:
     _require(bool(message.worker_id), "worker_id is empty")
     _require(bool(message.model_fp), "model_fp is empty")
     _require(message.role in (PREFILL, DECODE), f"role {message.role} is unknown")
-    _require(0 < message.block_size <= MAX_BLOCK_SIZE, f"block_size {message.block_size}")
-    _require(0 < message.num_blocks <= MAX_BLOCKS, f"num_blocks {message.num_blocks}")
-    _require(0 < message.max_num_seqs <= MAX_SEQS, f"max_num_seqs {message.max_num_seqs}")
+    _require_count("block_size", message.block_size, MAX_BLOCK_SIZE)
+    _require_count("num_blocks", message.num_blocks, MAX_BLOCKS)
+    _require_count("max_num_seqs", message.max_num_seqs, MAX_SEQS)
     return Registration(
         worker_id=message.worker_id,
         boot_epoch=message.boot_epoch,
@@ -132,6 +132,10 @@ def idle_load(registration: Registration) -> ReportedLoad:
 
 def _rate(value: float) -> float:
     return min(value, _MAX_RATE) if math.isfinite(value) and value > 0 else 0.0
+
+
+def _require_count(name: str, count: int, maximum: int) -> None:
+    _require(0 < count <= maximum, f"{name} {count} is not in 1..{maximum}")
 
 
 def _require(holds: bool, message: str) -> None:
