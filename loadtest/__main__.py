@@ -1,7 +1,7 @@
 """`python -m loadtest` (`make loadtest`): a load test of the stack that runs in this folder.
 
-Reads where it is and its key from dev.env, as `make up` writes it, and becomes Locust. What is
-not known here goes to Locust unread: `--scenario spike`, `--processes 2`, `--headful`.
+Reads the URL and the key from dev.env, as `make up` writes it, and becomes Locust. Unknown
+options go to Locust unread: `--scenario spike`, `--processes 2`, `--headful`.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
         *(("--run-time", options.duration) if options.duration else ()),
         *rest,
     ]  # fmt: skip
-    # The key goes by the environment: a command line can be read by everybody.
+    # The key is passed in the environment: every user of the machine can read a command line.
     os.execve(command[0], command, {**os.environ, "API_KEY": found["API_KEY"]})
 
 

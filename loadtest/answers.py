@@ -1,4 +1,4 @@
-"""A streamed answer, read line by line: when its text came, what the server counted, how it ended.
+"""A streamed answer, read line by line: the times of its text, the server's counts, its end.
 
 Times are seconds of one monotonic clock. A gap is between two events that bring text; with
 speculation an event may bring several tokens, so rates go by the server's own count.
@@ -44,7 +44,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 
 class StreamedAnswer:
-    """One answer as it arrives. `origin_s`: since when its user waits."""
+    """One answer as it arrives. `origin_s` is the time since which its user waits."""
 
     def __init__(self, origin_s: float) -> None:
         self.origin_s = origin_s
@@ -52,7 +52,7 @@ class StreamedAnswer:
         self.num_output_tokens = 0
         self.first_text_s = 0.0
         self.last_text_s = 0.0
-        # When its last token came: control tokens have no text.
+        # The arrival of its last token: control tokens have no text.
         self.last_token_s = 0.0
         self.num_text_events = 0
         self._pieces: list[str] = []
@@ -60,7 +60,7 @@ class StreamedAnswer:
 
     def feed(self, line: bytes, now_s: float) -> float | None:
         """Take in one line of the stream. For text: seconds since the text before it, or since the
-        origin for the first. Raises AnswerError for an error event and for what is no event."""
+        origin for the first. Raises AnswerError for an error event and for a malformed one."""
         payload = line.strip()
         if not payload.startswith(b"data:"):
             return None
@@ -83,7 +83,7 @@ class StreamedAnswer:
         return now_s - before_s
 
     def check_end(self) -> None:
-        """The connection brought all there is. Raises AnswerError."""
+        """Check that the answer is whole, at the end of its connection. Raises AnswerError."""
         if not self._is_done:
             raise AnswerError("the stream ended without [DONE]")
         if not self.num_text_events:
@@ -95,7 +95,7 @@ class StreamedAnswer:
 
     @property
     def decode_s(self) -> float:
-        """From the first text to the last token."""
+        """Seconds from the first text to the last token."""
         return self.last_token_s - self.first_text_s
 
     @property
@@ -107,7 +107,7 @@ class StreamedAnswer:
         try:
             event = _decode(payload)
         except msgspec.DecodeError as error:
-            raise AnswerError(f"an event is no JSON: {error}") from error
+            raise AnswerError(f"an event is not JSON: {error}") from error
         if event.error is not None:
             raise AnswerError(event.error.code or event.error.message[:_MAX_SHOWN_CHARS])
         if event.usage is not None:

@@ -12,7 +12,7 @@ PATH = "/v1/chat/completions"
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. `due_s`: when it should be sent; none: when its user is ready."""
+    """One request. It is sent at `due_s`, or as soon as its user is ready (None)."""
 
     messages: Sequence[Message]
     num_output_tokens: int
@@ -20,8 +20,8 @@ class Ask:
     leave_after_pieces: int | None = None
 
     def body(self, model: str) -> bytes:
-        """Exactly so many tokens: before them the model may not end. (With `ignore_eos` it may, and
-        then goes on with control tokens that have no text and no event.)"""
+        """The request's body, for exactly `num_output_tokens`: before them the model may not end.
+        (With `ignore_eos` it could, and would go on with control tokens without text and event.)"""
         return msgspec.json.encode(
             {
                 "model": model,

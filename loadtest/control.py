@@ -1,4 +1,4 @@
-"""One load test in one process: its scenario, what it found to test, and what it says at the end.
+"""One load test in one process: its scenario, the deployment under test, and its summary.
 
 Locust's events drive it. Master and single process decide (users, shape, verdict); workers only
 learn the scenario's name, the run's salt and length with the first users they are given.
@@ -43,7 +43,7 @@ log = logging.getLogger("loadtest")
 
 
 def add_options(parser: Any, **_: Any) -> None:
-    """Options of this load test beside Locust's own."""
+    """Add the options of this load test to Locust's own."""
     for name, default, details in (
         ("--scenario", "mixed", "a file of loadtest/scenarios, or a path"),
         ("--model", "", "which one, when several are served"),
@@ -56,15 +56,15 @@ def add_options(parser: Any, **_: Any) -> None:
         )
 
 
-# Locust's workers ask for this for each option of each message that tells them of users, and it
+# Locust's workers ask for this for each option of each message about users, and it
 # builds the whole parser anew: seconds without a heartbeat, and the master gives them up (2.47).
 argument_parser.default_args_dict = functools.cache(argument_parser.default_args_dict)
 
 
 class ScenarioShape(LoadTestShape):
-    """Locust asks every second how many users there should be."""
+    """The number of users over time, for which Locust asks every second."""
 
-    abstract = True  # not for Locust to find: a scenario chooses it
+    abstract = True  # hidden from Locust: a scenario chooses it
     use_common_options = True
 
     def __init__(self, load: Load, num_shards: int) -> None:
@@ -80,14 +80,14 @@ class ScenarioShape(LoadTestShape):
         return None if wanted is None else (wanted, self._load.users_per_s)
 
     def _replay_tick(self, at_s: float) -> tuple[int, float] | None:
-        """One sender in each worker, until all have sent theirs and seen the answers."""
+        """One sender in each worker, until all requests are sent and answered."""
         late_s = at_s - self._load.duration_s
         are_done = late_s > 0 and self.runner is not None and not self.runner.user_count
         return None if are_done or late_s > self._load.drain_s else (self._num_shards, 100.0)
 
 
 class LoadTest:
-    """Stands in `environment.load_test`."""
+    """The load test of this process, kept in `environment.load_test`."""
 
     def __init__(self, environment: Any) -> None:
         self.environment = environment
@@ -118,7 +118,7 @@ class LoadTest:
         return Writer(self.deployment.tokens_per_word, self.options.run_salt)
 
     def kind(self, name: str) -> UserKind:
-        """A kind of user as the scenario has it, cut to the model's room."""
+        """A kind of user of the scenario, cut to the model's room."""
         assert self.deployment is not None, "asked before"
         cut, note = fit(name, self.scenario.kinds[name], self.deployment)
         self.recorder.note(note)
@@ -141,7 +141,7 @@ class LoadTest:
     # master and single process
 
     def _decide(self) -> None:
-        """Who comes, when; Locust's own options win over the scenario's."""
+        """Set users, their number and the times; Locust's own options win over the scenario's."""
         options, environment = self.options, self.environment
         self._read_scenario()
         options.duration_s = options.run_time
@@ -209,7 +209,7 @@ class LoadTest:
         self.recorder.uses(self.deployment)
 
     def give_up(self, error: DeploymentError | TraceError) -> None:
-        """There is nothing to test, or nothing to test with."""
+        """End the run: there is nothing to test, or the scenario cannot be used."""
         log.error("%s", error)
         self.deployment = None
         self.environment.process_exit_code = CANNOT_RUN
@@ -245,7 +245,7 @@ class LoadTest:
     # the end
 
     def summary(self) -> dict[str, Any]:
-        """All of it so far."""
+        """The summary of the run so far."""
         rows = self.recorder.rows()
         ended_at_s = self.environment.stats.last_request_timestamp or self.began_at_s
         duration_s = max(ended_at_s - self.began_at_s, 0.0)

@@ -1,4 +1,4 @@
-"""What Locust itself adds to the times it measures: `python -m loadtest.cost`.
+"""Measures what Locust itself adds to the times it measures: `python -m loadtest.cost`.
 
 A server with a known pace, and beside Locust another client, `loadtest.raw_client`: raw sockets on
 asyncio, a parser in C, nothing computed while it measures. Both send the same requests.
@@ -37,7 +37,7 @@ _REQUEST_S = (TTFT_MS + GAP_MS * (NUM_TOKENS - 1)) / 1000
 
 @contextmanager
 def paced_server(ttft_ms: float, gap_ms: float) -> Iterator[str]:
-    """Its URL, while it runs."""
+    """Run the server; yields its URL."""
     command = [sys.executable, "-m", "loadtest.paced_server", f"--ttft-ms={ttft_ms}"]
     with subprocess.Popen(
         [*command, f"--gap-ms={gap_ms}"], stdout=subprocess.PIPE, text=True
@@ -65,7 +65,7 @@ def by_locust(url: str, num_users: int, seconds: float) -> dict[str, Any]:
 
 
 def by_asyncio(url: str, num_users: int, seconds: float) -> dict[str, Any]:
-    """The same requests by the other client."""
+    """The report of the same requests by `loadtest.raw_client`."""
     num_requests = num_users * max(round(seconds / _REQUEST_S), 1)
     plan = {
         "url": url + PATH,

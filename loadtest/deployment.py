@@ -1,7 +1,7 @@
-"""What is served: the model, its room, how its tokenizer counts; and kinds of users cut to that.
+"""The served model, its room and its tokens per word; and kinds of users cut to that.
 
-Asked of the server once, at the start: `/v1/models`, and two answers of one token whose `usage`
-tells how many tokens a word has.
+The server is asked once, at the start: `/v1/models`, and two answers of one token, whose `usage`
+gives the number of tokens per word.
 """
 
 import math
@@ -13,7 +13,7 @@ import msgspec
 
 from loadtest.workloads import MESSAGE_TOKENS, UserKind, Writer
 
-# A server that does not tell its model's room: what any model of today has.
+# For a server that does not report its model's room: any model of today has this much.
 DEFAULT_MODEL_LEN = 2048
 _FEW_WORDS, _MANY_WORDS = 32, 160
 _CUT_FIELDS = ("system_tokens", "document_tokens", "query_tokens", "output_tokens")
@@ -37,12 +37,12 @@ class Deployment:
     template_tokens: int
 
     def room(self, num_messages: int) -> int:
-        """Tokens for the contents of so many messages and an answer."""
+        """Tokens for the contents of `num_messages` messages and an answer."""
         return self.max_model_len - self.template_tokens - MESSAGE_TOKENS * num_messages
 
 
 def inspect(fetch: Fetch, wished_model: str = "") -> Deployment:
-    """Raises DeploymentError."""
+    """Ask the server what it serves. Raises DeploymentError."""
     listed = {model["id"]: model for model in fetch("/v1/models", None)["data"]}
     if not listed or (wished_model and wished_model not in listed):
         names = ", ".join(listed) or "nothing"
@@ -51,7 +51,7 @@ def inspect(fetch: Fetch, wished_model: str = "") -> Deployment:
     few, many = (_count(fetch, name, num_words) for num_words in (_FEW_WORDS, _MANY_WORDS))
     tokens_per_word = (many - few) / (_MANY_WORDS - _FEW_WORDS)
     if tokens_per_word <= 0:
-        raise DeploymentError(f"usage tells {few} and {many} prompt tokens: it does not count")
+        raise DeploymentError(f"usage reports {few} and {many} prompt tokens: it does not count")
     return Deployment(
         model=name,
         max_model_len=listed[name].get("max_model_len") or DEFAULT_MODEL_LEN,

@@ -1,4 +1,4 @@
-"""JSON over HTTP for the few questions that are asked before a test. Not for load."""
+"""JSON over HTTP for the few requests before a test. Not for load."""
 
 import json
 import urllib.error
@@ -13,7 +13,7 @@ _MAX_SHOWN_BYTES = 300
 
 
 def fetcher(host: str, api_key: str) -> Fetch:
-    """`host` without /v1."""
+    """A Fetch for the server at `host` (without /v1)."""
 
     def fetch(path: str, body: Mapping[str, Any] | None) -> Any:
         headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}

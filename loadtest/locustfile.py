@@ -1,4 +1,4 @@
-"""What Locust loads: the kinds of users, and the load test around them.
+"""The file that Locust loads: the kinds of users, and the load test around them.
 
     locust -f loadtest/locustfile.py --host http://127.0.0.1:8080 --scenario reference --headless
 
@@ -37,7 +37,8 @@ _hooks.init.add_listener(_on_init)
 
 
 class ConversationUser(StreamingUser):
-    """Closed loop: asks, reads, thinks, asks again. A failed answer ends its conversation."""
+    """A user in a closed loop: asks, reads, thinks, asks again. A failed answer ends its
+    conversation."""
 
     abstract = True
 
@@ -121,8 +122,8 @@ class Reference(ConversationUser):
 
 
 class Replay(StreamingUser):
-    """Open loop: sends each request of its part of the trace when its time has come, whatever
-    became of the others. Its answers' times count from then."""
+    """An open loop: sends each request of its part of the trace at its time, whatever the state of
+    the others. Its answers' times count from then."""
 
     kind = REPLAY
     concurrency = _MAX_OPEN
@@ -147,7 +148,7 @@ class Replay(StreamingUser):
         raise StopUser
 
     def _asks(self, arrivals: list[Arrival], began_s: float) -> Iterator[Ask]:
-        """Prompts are written before they are due."""
+        """Requests whose prompts are written before they are due."""
         writer = self.environment.load_test.writer
         for number, arrival in enumerate(arrivals):
             own_name = f"{self.environment.runner.worker_index}/{number}"

@@ -1,7 +1,7 @@
 """Load on an OpenAI-compatible server: `python -m loadtest.raw_client`, JSON plans on stdin.
 
-A process of its own, the same for every server: raw sockets, a parser in C, and while it measures
-nothing but the time of each event is noted; events are read when all answers have ended. Closed
+A process of its own, the same for every server: raw sockets and a parser in C. While it measures it
+only notes the time of each event; events are parsed when all answers have ended. Closed
 loop: `concurrency` connections, each with one request after the other. Answers one JSON line.
 """
 
@@ -22,7 +22,7 @@ _MAX_SHOWN_ERROR = 300
 
 
 class StreamedAnswer:
-    """One answer as it came: when it was asked for, and (time, event) for every event."""
+    """One answer: the time of its request, and (time, event) for every event."""
 
     def __init__(self, began_at: float) -> None:
         self.began_at = began_at
@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
         self._now = 0.0
 
     async def ask(self, request: bytes) -> StreamedAnswer:
-        """Raises ConnectionError."""
+        """Send a request and wait for its answer. Raises ConnectionError."""
         self._parser = httptools.HttpResponseParser(self)
         self._done = asyncio.get_running_loop().create_future()
         self._answer = StreamedAnswer(time.perf_counter())

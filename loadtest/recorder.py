@@ -1,8 +1,8 @@
-"""What users measure, as rows of Locust's own statistics, beside Locust's row of each request.
+"""The users' measurements as rows of Locust's own statistics, beside Locust's row of each request.
 
 A row is a type (TTFT, ITL, ...) of one kind of user. Values go to the rows alone and not to
 Locust's "Aggregated", which keeps counting requests. Locust sends rows from workers to the master
-and adds them up there; what it does not know (sampled requests, notes, CPU) travels beside them.
+and adds them up there; sampled requests, notes and CPU, which it does not know, travel beside them.
 """
 
 import random
@@ -47,7 +47,7 @@ _MAX_HISTORY = 30_000
 
 
 def three_digits(milliseconds: float) -> float:
-    """Finer than Locust's whole milliseconds: gaps between tokens may be shorter than one."""
+    """Round to three digits, finer than Locust's whole milliseconds: token gaps may be shorter."""
     return float(f"{milliseconds:.3g}")
 
 
@@ -90,14 +90,14 @@ class Recorder:
         self._listen()
 
     def begin(self) -> None:
-        """A test begins; Locust has cleared its own rows."""
+        """Begin a test; Locust has cleared its own rows."""
         self.samples.drain()
         self.notes.clear()
         self.history.clear()
         self._last_counts.clear()
         self.max_cpu_percent = 0.0
 
-    # what users measure
+    # measurements of users
 
     def first_text(self, kind: str, seconds: float) -> None:
         self._log(kind, TTFT, seconds * 1000)
@@ -109,7 +109,7 @@ class Recorder:
         self._log(kind, LATE, seconds * 1000)
 
     def failed(self, kind: str, seconds: float) -> None:
-        """A request that failed is no goodput."""
+        """Record a failed request, which is not goodput."""
         self._record_goodput(kind, seconds, was_good=False)
 
     def answered(
@@ -120,7 +120,7 @@ class Recorder:
         ended_s: float,
         headers: Mapping[str, str],
     ) -> None:
-        """A whole answer."""
+        """Record a whole answer."""
         self._log(kind, INPUT, answer.num_prompt_tokens)
         self._log(kind, OUTPUT, answer.num_output_tokens)
         ttft_ms = (answer.first_text_s - answer.origin_s) * 1000
@@ -142,19 +142,19 @@ class Recorder:
         )
 
     def rate(self, kind: str, answer: StreamedAnswer) -> None:
-        """How fast one stream was."""
+        """Record the speed of one stream."""
         if answer.tpot_s > 0:
             self._log(kind, RATE, 1 / answer.tpot_s)
 
     def note(self, text: str) -> None:
-        """A sentence that the report must say, such as what was cut."""
+        """Add a sentence to the report, such as one about sizes that were cut."""
         if text and len(self.notes) < _MAX_NOTES:
             self.notes[text] = None
 
     def uses(self, deployment: Deployment) -> None:
         self.model = f"{deployment.model} ({deployment.max_model_len:,} tokens)"
 
-    # what the report reads
+    # read by the report
 
     def rows(self) -> dict[tuple[str, str], Row]:
         return {
@@ -165,8 +165,8 @@ class Recorder:
     # in the background
 
     def watch_lag(self) -> None:
-        """How long a ready greenlet waits for its turn, which all measured times may be too long
-        by; and the part of a core that this process needs. Runs until killed."""
+        """Measure how long a ready greenlet waits for its turn, by which all measured times may be
+        too long, and the part of a core that this process needs. Runs until killed."""
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         while True:
             asleep_s = time.perf_counter()
@@ -180,7 +180,7 @@ class Recorder:
                 began_s, began_cpu_s = now_s, cpu_s
 
     def watch_history(self, publish: Callable[[dict[str, Any]], None]) -> None:
-        """Percentiles of the last seconds, for the charts. Runs until killed."""
+        """Keep percentiles of the last seconds, for the charts. Runs until killed."""
         began_s = time.monotonic()
         while True:
             gevent.sleep(HISTORY_EVERY_S)

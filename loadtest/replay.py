@@ -1,4 +1,4 @@
-"""Open-loop load from a recorded trace: when each request came, how long it was, what it shared.
+"""Open-loop load from a recorded trace: the time, the length and the shared prefix of each request.
 
 Reads the published formats of Mooncake (JSONL, 512-token block hashes), Azure's LLM inference
 traces (CSV) and the kv-cache-tester's agent sessions (JSONL, one session a line), also gzipped.
@@ -40,7 +40,7 @@ class Arrival:
     block_tokens: int = 0
 
     def prompt(self, writer: Writer, own_name: str) -> str:
-        """`num_prompt_tokens` of text: its blocks', and what they do not cover of its own."""
+        """`num_prompt_tokens` of text: that of its blocks, then text of its own."""
         pieces, left = [], self.num_prompt_tokens
         for block in self.blocks:
             size = min(self.block_tokens, left)
@@ -59,7 +59,7 @@ def read_trace(path: Path, session_gap_s: float, rng: random.Random) -> list[Arr
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"{path}: not a trace that is known here ({error!r})") from error
+        raise TraceError(f"{path}: not a trace of a known format ({error!r})") from error
     if not arrivals:
         raise TraceError(f"{path}: no requests")
     began_s = arrivals[0].at_s
@@ -69,14 +69,14 @@ def read_trace(path: Path, session_gap_s: float, rng: random.Random) -> list[Arr
 def window(
     arrivals: Iterable[Arrival], start_s: float, duration_s: float, speed: float
 ) -> list[Arrival]:
-    """What comes in `duration_s` of the replay, which runs `speed` times as fast."""
+    """The requests of `duration_s` of the replay, which runs `speed` times as fast."""
     shifted = (replace(one, at_s=(one.at_s - start_s) / speed) for one in arrivals)
     return [one for one in shifted if 0 <= one.at_s < duration_s]
 
 
 def fit(arrivals: Sequence[Arrival], deployment: Deployment) -> tuple[list[Arrival], str]:
     """All lengths divided by one number, so that the longest request fits: proportions and shared
-    prefixes stay. And a sentence about it, empty when nothing was cut."""
+    prefixes stay. Also returns a sentence about it, empty when nothing was cut."""
     room = deployment.room(num_messages=1)
     longest = max((one.num_prompt_tokens + one.num_output_tokens for one in arrivals), default=0)
     if longest <= room:
@@ -154,7 +154,7 @@ def _sessions(lines: Iterable[str], session_gap_s: float, rng: random.Random) ->
 
 
 def _flat(requests: Iterable[dict[str, Any]], begins_s: float) -> Iterator[tuple[float, Any]]:
-    """A sub-agent's requests count from its own start."""
+    """The requests of a session in one list; a sub-agent's times count from its own start."""
     for request in requests:
         at_s = begins_s + request["t"]
         if request["type"] == "subagent":

@@ -1,4 +1,4 @@
-"""A scenario file: who comes, in what shape, and what the run must keep to. TOML, strictly read."""
+"""A scenario file: the users, the shape of the load, and the limits of the run. Strict TOML."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,19 +18,19 @@ class ScenarioError(Exception):
 
 
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many users come, when. `quiet_users` are there before and after a spike."""
+    """The number of users over time. `quiet_users` are there before and after a spike."""
 
     shape: Literal["constant", "ramp", "spike", "soak", "replay"] = "constant"
     users: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 10
     quiet_users: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
     users_per_s: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 10.0
     duration_s: Annotated[float, msgspec.Meta(gt=0, le=604_800)] = 120.0
-    # How long requests that are under way may take to end, when the time is over.
+    # Time for open requests to end when the run is over.
     drain_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 60.0
 
 
 class TraceUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a trace is replayed: which, how fast, from where."""
+    """The replay of a trace: its file, its speed and its start."""
 
     file: str = ""
     speed: Annotated[float, msgspec.Meta(gt=0, le=10_000)] = 1.0
@@ -68,7 +68,7 @@ class Scenario:
     slo: Mapping[str, float]
 
     def goodput_limits_ms(self, kind_name: str) -> tuple[float | None, float | None]:
-        """TTFT and TPOT that an answer to this kind may have; None: any."""
+        """The limits of TTFT and TPOT of an answer to this kind; None: no limit."""
         kind = self.kinds.get(kind_name, UserKind())
         pairs = ((kind.ttft_ms, self.goodput.ttft_ms), (kind.tpot_ms, self.goodput.tpot_ms))
         own_or_common = [own or common for own, common in pairs]
@@ -77,7 +77,7 @@ class Scenario:
 
 
 def is_good(limits_ms: tuple[float | None, float | None], ttft_ms: float, tpot_ms: float) -> bool:
-    """Whether an answer counts as goodput."""
+    """True if an answer counts as goodput."""
     measured = zip(limits_ms, (ttft_ms, tpot_ms), strict=True)
     return all(limit is None or actual <= limit for limit, actual in measured)
 
@@ -85,7 +85,7 @@ def is_good(limits_ms: tuple[float | None, float | None], ttft_ms: float, tpot_m
 def with_options(
     load: Load, users: int | None, users_per_s: float | None, duration_s: float | None
 ) -> Load:
-    """The load with what the command line says otherwise."""
+    """The load with the options of the command line."""
     given = {"users": users, "users_per_s": users_per_s, "duration_s": duration_s}
     return msgspec.structs.replace(load, **{key: one for key, one in given.items() if one})
 
@@ -101,7 +101,7 @@ def load(name: str) -> Scenario:
 
 
 def parse(name: str, content: bytes, folder: Path) -> Scenario:
-    """`folder`: where a trace's relative path starts. Raises ScenarioError."""
+    """Read a scenario; a trace's relative path starts at `folder`. Raises ScenarioError."""
     try:
         file = msgspec.toml.decode(content, type=_File)
         kinds = {kind: _kind(kind, given) for kind, given in file.users.items()}
@@ -111,7 +111,7 @@ def parse(name: str, content: bytes, folder: Path) -> Scenario:
         raise ScenarioError(f"scenario {name}: {error}") from error
     if file.load.shape == "replay":
         if file.users:
-            raise ScenarioError(f"scenario {name}: a replay has no [users], the trace says who")
+            raise ScenarioError(f"scenario {name}: a replay has no [users]: the trace has its own")
     elif not any(kind.weight for kind in kinds.values()):
         raise ScenarioError(f"scenario {name}: no kind of user has a weight")
     trace = file.trace

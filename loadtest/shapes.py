@@ -1,10 +1,10 @@
-"""How many users there are, second by second. Constant load is Locust's own; a replay has none."""
+"""The number of users, second by second. Constant load is Locust's own; a replay has none."""
 
 import math
 
 from loadtest.scenario import Load
 
-# Parts of the whole time.
+# Fractions of the whole time.
 _SPIKE_BEGINS, _SPIKE_ENDS = 0.4, 0.6
 _SOAK_RISES = 0.05
 

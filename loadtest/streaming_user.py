@@ -1,7 +1,7 @@
 """A Locust user that asks and reads streams: one request, measured event by event.
 
 Uses Locust's own HTTP client. Its `iter_content` waits until a chunk is full, so lines are read
-from the response below it, as they come.
+from the underlying response, as they come.
 """
 
 import os
@@ -27,12 +27,12 @@ _MAX_BACKOFF_S = 10.0
 
 
 class Left(Exception):
-    """The user left its answer, as it meant to."""
+    """The user left before the end of its answer, as planned."""
 
 
 class SmallWindowPool(HTTPClientPool):
-    """Connections whose sockets hold next to nothing: a reader that is slow is felt by the server
-    and not swallowed by the system's buffers."""
+    """Connections with small socket buffers: a slow reader holds back the server instead of filling
+    the system's buffers."""
 
     def get_client(self, url: Any) -> Any:
         client = super().get_client(url)
@@ -41,7 +41,7 @@ class SmallWindowPool(HTTPClientPool):
 
 
 def _small_socket(*family_type_protocol: int) -> socket:
-    """Before it connects: the first window that the server is told is small already."""
+    """A socket whose buffer is small before it connects, so that its first window is small."""
     made = socket(*family_type_protocol)
     made.setsockopt(SOL_SOCKET, SO_RCVBUF, _SLOW_READER_SOCKET_BYTES)
     return made
@@ -63,7 +63,7 @@ class StreamingUser(FastHttpUser):
         return recorder
 
     def ask(self, model: str, ask: Ask) -> StreamedAnswer | None:
-        """None when it failed or the user left; both are recorded."""
+        """Ask and read the answer; None when it failed or the user left. Both are recorded."""
         body = ask.body(model)
         sent_s = time.perf_counter()
         answer = StreamedAnswer(ask.due_s if ask.due_s is not None else sent_s)
@@ -110,7 +110,7 @@ class StreamingUser(FastHttpUser):
     def _read(
         self, response: Any, answer: StreamedAnswer, leave_after_pieces: int | None
     ) -> Exception | None:
-        """The whole stream; or why it was not."""
+        """Read the whole stream; returns Left or the error that ended it, None when it is whole."""
         if response.status_code != 200:
             return _refusal(response)
         stream = response.stream
@@ -148,7 +148,7 @@ class StreamingUser(FastHttpUser):
 
 
 def _refusal(response: Any) -> Exception:
-    """Status and reason code of an answer that is none."""
+    """Status and reason code of a refusal."""
     error = getattr(response, "error", None)
     if not response.status_code and error is not None:
         return AnswerError(f"no answer: {error!r}"[:200])
@@ -161,7 +161,7 @@ def _refusal(response: Any) -> Exception:
 
 
 def _backoff_s(response: Any) -> float:
-    """What the server asks for, else a second: a refused user does not hammer."""
+    """The time that the server asks for, else a second, so that a refused user does not hammer."""
     text = (response.headers or {}).get("retry-after", "") if response.status_code else ""
     wished_s = float(text) if str(text).isdigit() else 1.0
     return min(max(wished_s, 0.1), _MAX_BACKOFF_S)

@@ -1,4 +1,4 @@
-"""Kinds of users: how long their prompts are, what they share, how they read, when they leave.
+"""Kinds of users: the length of their prompts, shared prefixes, reading speed, leaving.
 
 A kind is data. Sizes are in tokens and made of words that are one token each in most
 vocabularies; how many tokens a word really has is measured at the start (`deployment`). Knows
@@ -16,7 +16,7 @@ Tokens = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 Message = dict[str, str]
 
-# About how many tokens a chat template may add for one message.
+# An upper estimate of the tokens that a chat template adds for one message.
 MESSAGE_TOKENS = 8
 _MAX_NAMED_TEXTS = 256
 # Plain words, each one token with its leading space in the demo model's vocabulary.
@@ -27,23 +27,23 @@ class UserKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One kind of user. Sizes in tokens; `weight` 0 leaves the kind out."""
 
     weight: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
-    # The same for every user of the kind: what a prefix cache can share.
+    # The same for every user of the kind: a prefix that a cache can share.
     system_tokens: Tokens = 0
-    # In a conversation's first message. Of `num_documents` shared ones, or each its own (0).
+    # In a conversation's first message: one of `num_documents` shared documents, or its own (0).
     document_tokens: Tokens = 0
     num_documents: Annotated[int, msgspec.Meta(ge=0, le=_MAX_NAMED_TEXTS)] = 0
-    # What every turn asks, or a tool's result that comes back to an agent.
+    # The question of each turn, or a tool's result that comes back to an agent.
     query_tokens: Tokens = 25
     output_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 100
     num_turns: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     think_s: tuple[Seconds, Seconds] = (0.0, 0.0)
     # Leaves after a random number of pieces of text up to this one; none: stays to the end.
     leave_after_pieces: Tokens | None = None
-    # Reads its answers only so fast; 0: at once.
+    # The speed at which it reads its answers; 0: at once.
     read_bytes_per_s: Tokens = 0
     # The environment variable with this kind's API key: a key has a priority, and limits.
     api_key_env: str = "API_KEY"
-    # What an answer must keep to count as goodput; 0: the scenario's. -1: no limit.
+    # Limits of an answer that counts as goodput; 0: the scenario's, -1: no limit.
     ttft_ms: float = 0.0
     tpot_ms: float = 0.0
 
@@ -118,7 +118,8 @@ class Writer:
 
 
 class Conversation:
-    """What one user says, turn by turn, with its history. Over after its turns or without room."""
+    """The messages of one user, turn by turn, with its history. It ends after its turns or without
+    room."""
 
     def __init__(
         self, name: str, kind: UserKind, writer: Writer, rng: random.Random, max_model_len: int
@@ -134,7 +135,7 @@ class Conversation:
         self._num_tokens = 0
 
     def next_turn(self) -> list[Message]:
-        """The messages to send: all so far and a new one of the user's."""
+        """The messages to send: the history and a new one of the user."""
         kind = self._kind
         parts = []
         if not self._messages:
@@ -148,7 +149,7 @@ class Conversation:
         return self._messages
 
     def answered(self, text: str, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """The answer becomes part of the history; the server's counts tell how long that is."""
+        """Add an answer to the history; the server's counts give its length."""
         self._say("assistant", text)
         self._num_tokens = num_prompt_tokens + num_output_tokens
 

@@ -1,1 +1,1 @@
-"""From what was recorded to figures, verdicts, charts and pages."""
+"""From recorded values to figures, verdicts, charts and pages."""

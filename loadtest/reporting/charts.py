@@ -1,4 +1,4 @@
-"""Line charts as SVG, for a page that needs nothing from elsewhere. Colours are CSS classes."""
+"""Line charts as SVG, for a self-contained page. Colours are CSS classes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ class Series:
 
 
 def ticks(highest: float) -> list[float]:
-    """From 0 to above `highest`, in steps of 1, 2 or 5 times a power of ten."""
+    """Ticks from 0 to above `highest`, in steps of 1, 2 or 5 times a power of ten."""
     if highest <= 0:
         return [0.0, 1.0]
     rough = highest / _NUM_TICKS
@@ -33,7 +33,7 @@ def ticks(highest: float) -> list[float]:
 
 
 def number(value: float) -> str:
-    """Three digits that count, without an exponent."""
+    """A number with three significant digits, without an exponent."""
     if value == 0:
         return "0"
     digits = max(2 - math.floor(math.log10(abs(value))), 0)
@@ -42,7 +42,7 @@ def number(value: float) -> str:
 
 
 def line_chart(label: str, series: Sequence[Series]) -> str:
-    """SVG with both axes from 0; x is seconds since the start."""
+    """A chart with both axes from 0; x is seconds since the start."""
     values = [y for one in series for _, y in one.points if y is not None]
     x_ticks = ticks(max((x for one in series for x, _ in one.points), default=1.0))
     y_ticks = ticks(max(values, default=1.0))

@@ -1,4 +1,4 @@
-"""What a load generator's answers say: percentiles of first token, gaps between tokens, rates."""
+"""Percentiles of first token and token gaps, and rates, from a load generator's answers."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -16,7 +16,7 @@ _LINK = (
 
 
 def add(web_ui: Any, load_test: Any) -> None:
-    """Before the web UI starts. Locust's own pages have room for more tables, not for charts."""
+    """Add the page, before the web UI starts. Locust's own pages take more tables, not charts."""
 
     def latency() -> Any:
         if not load_test.began_at_s:

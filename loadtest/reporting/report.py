@@ -1,4 +1,4 @@
-"""A run's summary for people: a page that needs nothing from elsewhere, and lines for a terminal.
+"""A run's summary for people: a self-contained page, and lines for a terminal.
 
 Reads the dict of `control.LoadTest.summary` and decides nothing.
 """
@@ -33,7 +33,7 @@ _UNITS = {"goodput_per_s": "requests/s", "output_tokens_per_s": "tokens/s", "req
 
 
 def moment_line(moment: Mapping[str, Any]) -> str:
-    """What the last seconds were like."""
+    """The figures of the last seconds, in one line."""
     ttft, itl = moment["ttft_ms"], moment["itl_ms"]
     return (
         f"{moment['t']:5.0f} s  {moment['users']:3d} users  "
@@ -77,7 +77,7 @@ def text(summary: Summary) -> str:
 
 
 def html(summary: Summary, refresh_s: int = 0) -> str:
-    """The whole page. With `refresh_s` it loads itself again, for a test that runs."""
+    """The whole page. With `refresh_s` it reloads itself, for a running test."""
     template = _environment().get_template("report.html.j2")
     return template.render(
         run=summary,
@@ -90,7 +90,7 @@ def html(summary: Summary, refresh_s: int = 0) -> str:
 
 
 def warnings(summary: Summary) -> list[str]:
-    """When the load generator itself may have been what was measured."""
+    """Warnings that the load generator itself may have been measured."""
     generator, found = summary["generator"], []
     if generator["max_cpu_percent"] > 90:
         found.append(
@@ -111,13 +111,13 @@ def percent(share: float | None) -> str:
 
 
 def limit_words(name: str) -> str:
-    """A limit's name for people."""
+    """The name of a limit in words."""
     (what, *percentile), _ = parse_limit(name)
     return ", ".join([_WORDS[what], *percentile])
 
 
 def in_unit(value: float | None, name: str) -> str:
-    """A figure of the limit of this name."""
+    """A figure with the unit of the limit of this name."""
     if value is None:
         return _NOTHING
     if name.endswith("_share"):

@@ -1,8 +1,8 @@
-"""Where one request's time went: the server's stages, and what only the client can see.
+"""The stages of one request: those of the server, and those that only the client sees.
 
-The server tells its stages up to the first token in `Server-Timing` (docs/telemetry.md). Before
-them an open-loop request may have been late; what is left up to the first text is the way there and
-back; decoding and the end are seen from here.
+The server reports its stages up to the first token in `Server-Timing` (docs/telemetry.md). Before
+them an open-loop request may have been late; the rest of the time up to the first text is the
+network; decoding and the end are measured by the client.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ class Stage:
 
 
 def parse_server_timing(header: str) -> list[tuple[str, float]]:
-    """`a;dur=1.5, b;dur=2` -> [("a", 1.5), ("b", 2.0)]. What has no duration is left out."""
+    """`a;dur=1.5, b;dur=2` -> [("a", 1.5), ("b", 2.0)]. Entries without a duration are left out."""
     stages = []
     for entry in header.split(","):
         name, *parameters = (part.strip() for part in entry.split(";"))

@@ -1,4 +1,4 @@
-"""What a run says, as one JSON-able dict: from rows of counted values to percentiles and rates.
+"""The summary of a run as one JSON-able dict: percentiles and rates, from rows of counted values.
 
 The report, the live page, the terminal and the verdicts all read this. Percentiles are those of
 values rounded to three digits, as Locust keeps them, so rows of several processes add up exactly.
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
-# A row's type, as it stands in Locust's tables.
+# A row's type, as in Locust's tables.
 REQUEST, TTFT, ITL, RATE = "POST", "TTFT", "ITL", "TOK/S"
 GOODPUT, LATE, INPUT, OUTPUT, LAG = "GOODPUT", "LATE", "IN TOK", "OUT TOK", "LAG"
 GENERATOR = "load generator"
@@ -34,7 +34,7 @@ class Row:
     num_failed: int = 0
     total: float = 0.0
     counts: Counter[float] = field(default_factory=Counter)
-    # How many came, and how many of them failed, by second of the epoch.
+    # Requests, and failed ones among them, by second of the epoch.
     by_second: Counter[int] = field(default_factory=Counter)
     failed_by_second: Counter[int] = field(default_factory=Counter)
 
@@ -129,7 +129,7 @@ def rates_over_time(rows: Rows, began_s: int, ended_s: int, bin_s: int) -> list[
 
 
 def typical(samples: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Of each kind of user the request whose time was the median of those kept."""
+    """The request with the median time of those kept, for each kind of user."""
     by_kind: dict[str, list[Mapping[str, Any]]] = {}
     for sample in samples:
         by_kind.setdefault(sample["kind"], []).append(sample)

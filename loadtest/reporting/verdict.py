@@ -1,4 +1,4 @@
-"""Limits of a run, each with its figure and whether it was kept. Nothing measured is not kept."""
+"""Limits of a run, each with its figure and its verdict. A limit without a figure is not kept."""
 
 import re
 from collections.abc import Mapping
@@ -28,9 +28,9 @@ class Verdict:
 
 
 def parse_limit(name: str) -> tuple[tuple[str, ...], bool]:
-    """Where a summary of all kinds has this figure, and whether the limit is an upper one.
+    """The place of a limit's figure in a summary of all kinds, and True for an upper limit.
 
-    Raises ValueError for a name that is none.
+    Raises ValueError for an unknown name.
     """
     if name in _AT_MOST or name in _AT_LEAST:
         return (name,), name in _AT_MOST
@@ -41,7 +41,7 @@ def parse_limit(name: str) -> tuple[tuple[str, ...], bool]:
 
 
 def evaluate(slo: Mapping[str, float], summary: Mapping[str, Any]) -> list[Verdict]:
-    """`summary`: the row of all kinds together."""
+    """The verdicts on `summary`, the row of all kinds together."""
     verdicts = []
     for name, limit in slo.items():
         path, is_upper = parse_limit(name)

@@ -54,7 +54,7 @@ def test_tokens_without_text_take_their_time_too() -> None:
     assert answer.tpot_s == 1.0
 
 
-def test_an_error_event_is_told_by_its_code() -> None:
+def test_an_error_event_is_reported_by_its_code() -> None:
     answer = StreamedAnswer(0.0)
     with pytest.raises(AnswerError, match="worker_lost"):
         answer.feed(b'data: {"error":{"message":"gone","code":"worker_lost"}}\n', 1.0)
@@ -74,8 +74,8 @@ def test_an_answer_without_text_has_failed() -> None:
         answer.check_end()
 
 
-def test_what_is_no_event_has_failed() -> None:
-    with pytest.raises(AnswerError, match="no JSON"):
+def test_a_line_that_is_not_an_event_has_failed() -> None:
+    with pytest.raises(AnswerError, match="not JSON"):
         StreamedAnswer(0.0).feed(b"data: <html>\n", 1.0)
 
 

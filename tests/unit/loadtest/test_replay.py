@@ -74,7 +74,7 @@ def test_sessions_with_sub_agents_gzipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "a,b\n1,2\n", '{"timestamp": 1}\n'])
-def test_what_is_no_trace_is_refused_with_its_name(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_not_a_trace_is_refused_with_its_name(tmp_path: Path, content: str) -> None:
     with pytest.raises(TraceError, match=r"t\.jsonl"):
         read(tmp_path / "t.jsonl", content)
 

@@ -180,7 +180,7 @@ def test_the_page_tells_limits_in_words_and_units() -> None:
     assert "goodput_share" in page
 
 
-def test_the_terminal_is_told_every_limit_and_the_verdict() -> None:
+def test_the_terminal_shows_every_limit_and_the_verdict() -> None:
     lines = report.text(run_summary())
     assert "FAIL  goodput_share >= 0.9: 0.667" in lines
     assert lines.endswith("FAILED")
