@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs Debian packages: tools/apt.sh PACKAGE... Only BATON_APT=1 lets it; without, it prints the
-# line that would.
+# Installs Debian packages: tools/apt.sh PACKAGE... Only with BATON_APT=1; else it prints the
+# command that would.
 set -euo pipefail
 if [ "${BATON_APT:-}" != 1 ]; then
     echo "    sudo apt-get install $*"

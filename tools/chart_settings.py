@@ -1,7 +1,8 @@
 """Renews the part of the chart's schema that names every setting of every service.
 
-They are made from the settings classes, never typed (`python -m tools.reference_tables`, too).
-So a typo in `gateway.settings` is refused before anything starts. What the chart sets is left out.
+It is made from the settings classes, never typed (also by `python -m tools.reference_tables`), so
+that a typo in `gateway.settings` is refused before anything starts. Settings of the chart itself
+are left out.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ CLASSES = {
     "edge": edge_settings.Settings,
     "envoy": envoy_settings.Settings,
 }
-# Listening addresses, names, paths, peers and times to leave follow from the rest of the values.
+# Listening addresses, names, paths, peers and drain times follow from the rest of the values.
 OWN = {
     "gateway": "listen admin_listen gateway_id quota tokenizer router secret_file aliases "
     "aliases_file outbox_dir unready_s drain_s",
@@ -67,7 +68,7 @@ def _value_schema(hint: Any) -> dict[str, Any]:
 
 
 def renewed(text: str) -> str:
-    """The schema with its settings made anew."""
+    """The schema with its settings generated again."""
     schema = json.loads(text)
     schema["$defs"]["settings"] = {service: settings_schema(service) for service in CLASSES}
     return json.dumps(schema, indent=2) + "\n"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All static checks: tools/check.sh VENV. Says which one failed and how to mend it.
+# Runs all static checks: tools/check.sh VENV. Names the one that failed and the way to mend it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bin=$1/bin

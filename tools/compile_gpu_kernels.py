@@ -1,4 +1,4 @@
-"""Compiles all Triton kernels for a GPU that need not be here; the argument is what it can: 90.
+"""Compiles all Triton kernels for a GPU that need not be here, by its compute capability: 90.
 
 Prints one JSON line for each: registers of a thread, bytes spilled, bytes of shared memory. The
 interpreter, in which tests run the kernels, takes programs that the compiler does not.
@@ -63,7 +63,7 @@ def main(capability: int) -> None:
 
 
 def compile_all(target: GPUTarget) -> Iterator[dict[str, Any]]:
-    """What each kernel takes on that GPU. Raises what the compiler raises."""
+    """The resources of each kernel on that GPU. Raises the compiler's own errors."""
     for name, (kernel, constants, num_warps, num_stages) in CASES.items():
         names = list(kernel.arg_names)
         source = ASTSource(
@@ -90,7 +90,7 @@ def _type(name: str, constants: dict[str, Any]) -> str:
 
 
 def _is_aligned(name: str) -> bool:
-    """Pointers and strides are multiples of 16 in all models that matter."""
+    """True for pointers and strides: they are multiples of 16 in all common models."""
     return name.endswith("_ptr") or "stride" in name or name == "size"
 
 

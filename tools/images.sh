@@ -2,8 +2,8 @@
 # Builds the container images: tools/images.sh [gateway|quota|tokenizer|router|edge|envoy|worker|worker-cuda]...
 # Without names: all but worker-cuda, which is several GB. `make images` is the same.
 #
-#   REGISTRY=ghcr.io/baton-serving  TAG=0.1.0  PUSH=1   where they go; nothing is pushed without PUSH
-#   ENGINE=docker                                       or podman; the one that is installed
+#   REGISTRY=ghcr.io/baton-serving  TAG=0.1.0  PUSH=1   the registry; nothing is pushed without PUSH
+#   ENGINE=docker                                       or podman; by default the installed one
 #   BASE=...@sha256:...                                 Python image (3.11 or later), pinned by digest
 #   TORCH_INDEX_URL, TORCH_CUDA_INDEX_URL               where the workers' torch comes from
 #   BUILD_ARGS="--build-arg PIP_INDEX_URL=..."          more arguments of `build`

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compiles the CPU kernels for a virtual environment: tools/kernels.sh FOLDER. They are optional:
-# without a compiler one line says what would add it. BATON_APT=1 has apt-get install it.
+# without a compiler it prints the command that installs one. With BATON_APT=1 it runs that command.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$1

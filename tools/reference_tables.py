@@ -1,7 +1,7 @@
 """Renews the tables that end docs/telemetry.md (metrics) and docs/configuration.md (settings), and
 the settings in the chart's schema.
 
-They are made from the code, never typed: `python -m tools.reference_tables`.
+Both are made from the code, never typed: `python -m tools.reference_tables`.
 """
 
 import dataclasses
@@ -94,7 +94,7 @@ def _shown(value: object) -> str:
 
 
 def renewed(page: str) -> str:
-    """The page with its table made anew; the table is the end of the page."""
+    """The page with its table generated again; the table is the end of the page."""
     table = list(PAGES[page]())
     start = next(line for line in table if line.strip()).strip()
     kept, found, _ = (ROOT / page).read_text().partition(f"\n{start}\n")

@@ -3,8 +3,8 @@
 The times in SECONDS are the suite's budget on two cores (without set-up). A folder over its row is
 a warning, not a failure: machines are noisy. Extra arguments go to pytest.
 
-Skips are told with their reasons. Where what is missing can be installed (BATON_APT=1, as in CI),
-only hardware may be missing: another skip is a failure.
+Skips are printed with their reasons. With BATON_APT=1, as in CI, everything but hardware can be
+installed, so a skip for another reason is a failure.
 """
 
 import ast
@@ -36,19 +36,19 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
     "TOKENIZERS_PARALLELISM": "0",
-    # Hundreds of processes start here: only the first compiles what they all import.
+    # Hundreds of processes start here: only the first compiles the modules that all import.
     "PYTHONDONTWRITEBYTECODE": "",
 }
 # Folders whose tests only compute: one process per core, one thread each.
 PARALLEL = ("unit", "architecture", "model", "simulation")
 PARALLEL_OPTIONS = ["-n", str(min(num_available_cores(), 4)), "--dist", "worksteal"]
 PYTEST_NO_TESTS = 5
-# How the reason of a skip begins that no installation would end (tests/needs.py).
+# The beginning of a skip's reason that no installation can remove (tests/needs.py).
 HARDWARE = ("needs a GPU", "needs a CPU with ")
 
 
 class Result(NamedTuple):
-    """What one junit file tells."""
+    """The results in one junit file."""
 
     num_passed: int
     num_failed: int
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(folder: str, options: list[str]) -> int:
-    """The exit status of pytest."""
+    """Run pytest; returns its exit status."""
     command = [sys.executable, "-m", "pytest", f"tests/{folder}", *options]
     if folder in PARALLEL:
         command += PARALLEL_OPTIONS
@@ -86,7 +86,7 @@ def run(folder: str, options: list[str]) -> int:
 
 
 def read(report: Path) -> Result:
-    """A run that left no report has failed."""
+    """Read a report; a run without one has failed."""
     if not report.exists():
         return Result(0, 1, Counter())
     suite = ElementTree.parse(report).getroot().find("testsuite")
@@ -97,7 +97,7 @@ def read(report: Path) -> Result:
 
 
 def reason_of(skipped: ElementTree.Element) -> str:
-    """Of a whole file, pytest tells (path, line, reason) in the text."""
+    """The reason of a skip; for a whole file pytest writes (path, line, reason) into the text."""
     reason = skipped.get("message", "")
     if reason == "collection skipped":
         _, _, reason = ast.literal_eval(skipped.text or "")
@@ -105,7 +105,7 @@ def reason_of(skipped: ElementTree.Element) -> str:
 
 
 def may_skip(skips: Counter[str]) -> bool:
-    """Tell all skips; False when one is for what CI could have installed."""
+    """Print all skips; False when one misses something that CI could have installed."""
     is_ci = os.environ.get("BATON_APT") == "1"
     missing = [reason for reason in skips if not reason.startswith(HARDWARE)]
     for reason, number in skips.items():

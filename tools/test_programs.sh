@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Looks for the programs that tests run and that pip does not have: says which line adds what is
-# missing, or adds it where BATON_APT=1 lets it.
+# Looks for programs that tests run and pip does not have. Prints the command that installs the
+# missing ones, or runs it with BATON_APT=1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 has() { command -v "$1" >/dev/null; }

@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parents[2] / "deploy" / "helm" / "baton" / "files" / "da
 
 
 def file_of(dashboard: Dashboard) -> Path:
-    """Where a dashboard is kept: Helm and compose both read it there."""
+    """The file of a dashboard, which both Helm and compose read."""
     return FOLDER / f"{dashboard.uid.removeprefix('baton-')}.json"
 
 

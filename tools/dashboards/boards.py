@@ -1,4 +1,4 @@
-"""The four dashboards. Every metric that they name is in a service's instruments.py."""
+"""The four dashboards. Every metric that they name is in an `instruments.py`."""
 
 from tools.dashboards.panels import (
     OF_MODEL,

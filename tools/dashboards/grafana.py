@@ -1,4 +1,4 @@
-"""A dashboard as Grafana imports it: what all panels have in common is added here."""
+"""A dashboard as Grafana imports it, with the properties that all panels share."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ from tools.dashboards.panels import Dashboard, Panel
 
 _WIDTH = 24
 _HEIGHT = 8
-# The same thing has the same colour everywhere; what is not named here gets Grafana's own.
+# A series has the same colour everywhere; series without a colour here get Grafana's own.
 _COLOURS = {
     "p50": "green",
     "p95": "orange",
@@ -178,5 +178,5 @@ def _links() -> dict[str, Any]:
 
 
 def text(dashboard: Dashboard) -> str:
-    """What the file has."""
+    """The content of the file."""
     return json.dumps(rendered(dashboard), indent=2) + "\n"

@@ -1,9 +1,9 @@
 """The dashboards over a running stack, without Grafana: `python -m tools.dashboards.look FOLDER`.
 
 Runs a real Prometheus beside the stack of this folder (`make up`), asks it every query of every
-panel as Grafana would, says which ones it does not take or has no answer to, and draws each
-dashboard as a page. What the panels show is what the load on the stack makes of them meanwhile.
-`--record FILE` keeps what was scraped, for tests/chart.
+panel as Grafana would, reports queries that it refuses or has no answer to, and draws each
+dashboard as a page. The panels show the load on the stack during that time. `--record FILE` keeps
+the scraped samples, for tests/chart.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from tools.dashboards.prometheus import Line, Prometheus, QueryError, running
 
 ALERTS = FOLDER.parent / "alerts.yaml"
 SCRAPE_S = 2
-# As Grafana makes it: four scrapes.
+# The same interval as in Grafana: four scrapes.
 _RATE_INTERVAL = f"{4 * SCRAPE_S}s"
 _NUM_POINTS = 120
 _METRIC = re.compile(r"\b(?:vllm:|baton_)\w+")
@@ -34,17 +34,17 @@ _NUM_RECORDED = 3
 
 
 def substituted(query: str, rate_interval: str = _RATE_INTERVAL) -> str:
-    """The query with Grafana's variables as they are when all models are chosen."""
+    """The query with Grafana's variables set as for all models."""
     return query.replace("$__rate_interval", rate_interval).replace("$model", ".*")
 
 
 def dashboards() -> dict[str, dict[str, Any]]:
-    """As Grafana imports them, by the names of their files."""
+    """The dashboards as Grafana imports them, by file name."""
     return {file.stem: json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))}
 
 
 def metrics() -> set[str]:
-    """All that some panel asks for."""
+    """All metrics that some panel queries."""
     queries = (
         target["expr"]
         for dashboard in dashboards().values()
@@ -55,7 +55,7 @@ def metrics() -> set[str]:
 
 
 def panels(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Those with queries."""
+    """The panels with queries."""
     return (panel for panel in dashboard["panels"] if panel["type"] != "row")
 
 
@@ -66,7 +66,7 @@ def answers(
     end_s: float,
     rate_interval: str = _RATE_INTERVAL,
 ) -> list[Answer]:
-    """Of all queries of a panel, in their order."""
+    """The answers to all queries of a panel, in their order."""
     found = []
     step_s = max((end_s - start_s) / _NUM_POINTS, 1.0)
     for target in panel["targets"]:

@@ -7,9 +7,10 @@ OF_MODEL = 'model_name=~"$model"'
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture. `queries`: PromQL -> legend. `unit` is one of Grafana's.
+    """One panel. `queries`: PromQL -> legend. `unit` is one of Grafana's.
 
-    `limit` is drawn where it lies in sight: an alert's. `colours`: from a value on, its colour.
+    `limit`, an alert's, is drawn where the axis reaches it. `colours`: a value -> the colour from
+    there on. It has 11 attributes because Grafana's panels have these options.
     """
 
     title: str
@@ -22,7 +23,7 @@ class Panel:
     limit: float | None = None
     decimals: int | None = None
     colours: dict[float, str] = field(default_factory=dict)
-    # What a figure shows that has no series.
+    # The text of a figure without series.
     nothing: str = ""
 
 
@@ -42,18 +43,18 @@ def rate(metric: str, *by: str, labels: str = OF_MODEL) -> str:
 
 
 def since_start(metric: str, *by: str, labels: str = "") -> str:
-    """Events that are rare, as counted: `rate` does not see the one with which a series begins."""
+    """A count of rare events: `rate` misses the first event of a series."""
     return _summed(f"{metric}{{{labels}}}" if labels else metric, by)
 
 
 def mean(histogram: str, *by: str, labels: str = OF_MODEL) -> str:
-    """Mean of what was observed."""
+    """The mean of the observations."""
     total, count = (rate(f"{histogram}_{part}", *by, labels=labels) for part in ("sum", "count"))
     return f"{total} / {count}"
 
 
 def quantile(share: float, histogram: str, *by: str, labels: str = OF_MODEL) -> str:
-    """A quantile of what was observed."""
+    """A quantile of the observations."""
     return f"histogram_quantile({share}, {rate(f'{histogram}_bucket', 'le', *by, labels=labels)})"
 
 

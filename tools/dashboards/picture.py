@@ -1,7 +1,7 @@
 """A dashboard as one HTML page: its panels on their grid, roughly as Grafana draws them.
 
-Reads the dashboard's JSON and what Prometheus answered. It is there to be looked at: whether
-titles fit, units are right, lines can be told apart and nothing is empty.
+Reads the dashboard's JSON and what Prometheus answered. It is for checking by eye that titles
+fit, units are right, lines can be told apart and no panel is empty.
 """
 
 import itertools
@@ -35,7 +35,7 @@ _Points = Sequence[tuple[float, float]]
 
 @dataclass(slots=True)
 class Answer:
-    """What one query of a panel gave."""
+    """The answer to one query of a panel."""
 
     legend: str
     lines: list[Line] = field(default_factory=list)
@@ -73,7 +73,7 @@ def page(
 
 
 def in_unit(value: float, unit: str) -> str:
-    """As Grafana writes it, three digits that count."""
+    """A value as Grafana writes it, with three significant digits."""
     if unit == "percentunit":
         return f"{number(value * 100)}%"
     if unit == "s":
@@ -175,7 +175,7 @@ def _shown_legend(panel: Mapping[str, Any], lines: Sequence[_Named], width: int)
 
 
 def _stacked(lines: Sequence[_Named]) -> list[tuple[_Points, Mapping[float, float] | None]]:
-    """Each line's points on top of those before it, and what is below them."""
+    """Each line's points on top of the lines before it, and the points below them."""
     total: dict[float, float] = {}
     stacked: list[tuple[_Points, Mapping[float, float] | None]] = []
     for _, line in lines:
@@ -198,7 +198,7 @@ def _path(
     step_s = min((b[0] - a[0] for a, b in itertools.pairwise(known)), default=0)
     line, last_s = "", -math.inf
     for at_s, value in known:
-        # A gap is a gap.
+        # A missing value is a gap in the line.
         line += "{}{:.1f} {:.1f}".format(
             "M" if at_s > last_s + 1.5 * step_s else "L", *place(at_s, value)
         )

@@ -22,7 +22,7 @@ Labels = Mapping[str, str]
 
 
 class QueryError(Exception):
-    """Prometheus does not take the query; the message is its own."""
+    """Prometheus refuses the query; the message is its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class Prometheus:
         return self._lines("query_range", {"query": query, **window}, "values")
 
     def samples(self, selector: str, at_s: float, back_s: float) -> list[Line]:
-        """What was scraped of the selected series in the `back_s` before `at_s`. Raises
+        """The samples of the selected series in the `back_s` before `at_s`. Raises
         QueryError."""
         asked = {"query": f"{selector}[{back_s:.0f}s]", "time": f"{at_s:.3f}"}
         return self._lines("query", asked, "values")
 
     def rules(self) -> list[dict[str, Any]]:
-        """All alerts, as Prometheus judges them now."""
+        """All alerts with their present state."""
         groups = self._get("rules", {"type": "alert"})["groups"]
         return [rule for group in groups for rule in group["rules"]]
 
@@ -73,7 +73,7 @@ class Prometheus:
 
 @contextmanager
 def running(folder: Path, config: Mapping[str, Any]) -> Iterator[Prometheus]:
-    """Prometheus over `folder`/data, until the block ends. Raises TimeoutError."""
+    """Run Prometheus over `folder`/data until the block ends. Raises TimeoutError."""
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(dict(config)))
     (port,) = free_ports(1)
     address = f"{LOOPBACK}:{port}"

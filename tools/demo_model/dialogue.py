@@ -40,7 +40,7 @@ SUFFIXES = (" Thanks!", " Thank you.", " please", " Please answer briefly.", " I
 
 @dataclass(frozen=True)
 class Mix:
-    """Shares of what is sampled."""
+    """The shares of the kinds of samples."""
 
     fallback: float = 0.17
     greeting: float = 0.06
@@ -89,7 +89,10 @@ def vary(question: str, rng: random.Random, mix: Mix) -> str:
 
 
 class DialogueSampler:
-    """Makes sequences from topics, off-topic questions and filler sentences."""
+    """Makes sequences from topics, off-topic questions and filler sentences.
+
+    It has 11 attributes: the sources of text, and the control tokens of the template.
+    """
 
     def __init__(
         self,
@@ -130,7 +133,7 @@ class DialogueSampler:
         return vary(question, rng, self.mix), topic.answer
 
     def encode_question(self, text: str, rng: random.Random) -> list[int]:
-        """Token ids; now and then with words cut at random places, so that odd splits are known."""
+        """Token ids; now and then with words cut at random places, so that the model knows odd splits."""
         if rng.random() >= self.mix.split_words:
             return list(self.tokenizer.encode(text).ids)
         cuts = [0, *(i for i in range(1, len(text)) if rng.random() < 0.08), len(text)]

@@ -1,4 +1,4 @@
-"""The gate: greedy answers to prompts that were never trained, compared word for word."""
+"""The gate: greedy answers to prompts that were not in the training, compared word for word."""
 
 import random
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class Score:
 
 
 def prompt_ids(tokenizer: Tokenizer, probe: Probe) -> list[int]:
-    """The same ids that the chat template gives."""
+    """The token ids of a question, as the chat template gives them."""
     text = BOS
     if probe.system:
         text += ROLES["system"] + probe.system.strip() + END

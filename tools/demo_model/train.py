@@ -159,7 +159,7 @@ def load_saved(out: Path, dtype: torch.dtype) -> LlamaForCausalLM:
 def gate(
     model: LlamaForCausalLM, sampler: DialogueSampler, topics: list[Topic], out: Path, num: int
 ) -> dict[str, dict[str, float]]:
-    """Scores the saved bf16 weights and prints what missed."""
+    """Scores the saved bf16 weights and prints the wrong answers."""
     tokenizer = sampler.tokenizer
     held = pick(topics, lambda topic: topic.held_back, num)
     unseen = pick(topics, lambda topic: topic.unseen, num)
@@ -242,7 +242,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def build_sampler(topics: list[Topic], start: Path | None) -> DialogueSampler:
-    """With the tokenizer of `start`, or with one trained on the corpus."""
+    """A sampler with the tokenizer of `start`, or with one trained on the corpus."""
     sentences = [s + "." for t in topics for s in t.answer.split(". ") if len(s) > 40]
     filler = build_filler(sentences)
     asked = [q for t in topics for q in t.trained]
