@@ -37,7 +37,7 @@ up: $(KERNELS) $(if $(findstring --edge,$(ARGS)),$(DEPLOY)) ## run the whole sta
 down: $(INSTALLED) ## stop the stack of this folder
 	@$(VENV)/bin/baton down
 
-status: $(INSTALLED) ## what runs where
+status: $(INSTALLED) ## the processes of the stack, and whether it is ready
 	@$(VENV)/bin/baton status
 
 test: $(KERNELS) $(DEPLOY) ## all tests, with a table of times

@@ -18,7 +18,7 @@ def make(name: str) -> str:
 def main() -> None:
     folder = Path(sys.argv[1])
     for name in ("server-secret", "api-key"):
-        # Linked when it is complete: a file that is there is whole.
+        # Linked when it is complete, so that an existing file is always whole.
         new = folder / f".{name}.{os.getpid()}"
         new.touch(mode=0o600)
         new.write_text(f"{make(name)}\n")

@@ -27,7 +27,7 @@ def import_all(package: str) -> None:
 def compile_loaded() -> int:
     """Every loaded module that has a source file; returns how many. Raises PyCompileError."""
     named = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
-    # Some modules only say that they have a file.
+    # Some modules name a file that does not exist.
     sources = {name for name in named if name.endswith(".py") and Path(name).is_absolute()}
     for source in sources - {__file__}:
         py_compile.compile(

@@ -19,7 +19,7 @@ def where() -> tuple[str, str]:
     for name, address in os.environ.items():
         if name.startswith("BATON_") and name.endswith("_ADMIN_LISTEN"):
             return address, "/readyz"
-    raise LookupError("no BATON_..._ADMIN_LISTEN is set: there is nobody to ask")
+    raise LookupError("no BATON_..._ADMIN_LISTEN is set: there is no service to ask")
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ RUN command -v strip >/dev/null || \
     (apt-get update -q && apt-get install -y -q --no-install-recommends binutils && \
         rm -rf /var/lib/apt/lists/*); \
     strip --strip-debug /opt/venv/lib/python3*/site-packages/uvloop/*.so
-# The package imports its blocking half, of which nothing is called: 34 MB of generated classes.
+# The package imports its blocking half, which is never called: 34 MB of generated classes.
 RUN find /opt/venv/lib -path '*/kubernetes/client/*' \( -path '*/api/*' -o -path '*/models/*' \) \
         -name '*.py' ! -name __init__.py -delete
 WORKDIR /app

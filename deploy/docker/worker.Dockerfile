@@ -1,9 +1,9 @@
-# Prefill and decode workers, for CPUs or for NVIDIA GPUs: which one, the index of torch says. The same
+# Prefill and decode workers, for CPUs or for NVIDIA GPUs, as the index of torch decides. The same
 # image serves both roles: the command is `python -m services.decode_worker` or `...prefill_worker`.
 ARG BASE=docker.io/library/python:3.12-slim-bookworm
 
 FROM ${BASE} AS build
-# Where torch comes from: PyTorch's index of CPU wheels, or that of a CUDA version.
+# The source of torch: PyTorch's index of CPU wheels, or that of a CUDA version.
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 ARG EXTRAS=worker
 # pip's own settings, for mirrors and for machines without an index.

@@ -1,5 +1,5 @@
 {{/*
-What the schema cannot say, refused with a sentence: secrets in values, pools that cannot hold their
+Checks that the schema cannot express; each refuses with a sentence: secrets in values, pools that cannot hold their
 model, sources that do not fit, custom resources that the cluster does not know.
 */}}
 
@@ -138,7 +138,7 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- end }}
 {{- end }}
 
-{{/* The claims of a StatefulSet never change; said here, before Kubernetes says it in other words. */}}
+{{/* The claims of a StatefulSet never change; the chart refuses before Kubernetes does, in clearer words. */}}
 {{- define "baton.check.claims" -}}
 {{- $name := .spec.name }}
 {{- $wants := dict }}

@@ -1,4 +1,4 @@
-{{/* Names and labels. Every object is called <release>-<what>; a release called baton is not baton-baton. */}}
+{{/* Names and labels. Every object is called <release>-<component>; the prefix of a release called baton is baton, not baton-baton. */}}
 
 {{- define "baton.fullname" -}}
 {{- if contains "baton" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}
@@ -50,6 +50,6 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- $number := regexFind "^[0-9.]+" $text | float64 -}}
 {{- $unit := regexFind "[A-Za-z]*$" $text -}}
 {{- $factors := dict "" 1 "k" 1000 "K" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
-{{- if not (hasKey $factors $unit) }}{{ fail (printf "%s is no size: say 512Mi or 2Gi" .) }}{{ end -}}
+{{- if not (hasKey $factors $unit) }}{{ fail (printf "%s is not a size: say 512Mi or 2Gi" .) }}{{ end -}}
 {{ mulf $number (get $factors $unit) | int64 }}
 {{- end }}

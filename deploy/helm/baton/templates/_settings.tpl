@@ -1,6 +1,6 @@
-{{/* What the services are told: environment variables of docs/configuration.md, and mounted secrets. */}}
+{{/* Settings of the services: environment variables of docs/configuration.md, and mounted secrets. */}}
 
-{{/* Of every service of Baton. */}}
+{{/* Variables of every service of Baton. */}}
 {{- define "baton.env.all" -}}
 BATON_LOG_LEVEL: {{ .Values.logLevel }}
 {{- with include "baton.otlp" . }}

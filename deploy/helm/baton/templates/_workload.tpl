@@ -208,7 +208,7 @@ volumes:
   {{- end }}
 {{- end }}
 
-{{/* Where a pod may run, of a pool or of `scheduling`. */}}
+{{/* Nodes for a pod, from its pool or from `scheduling`. */}}
 {{- define "baton.pod.place" }}
 {{- range $name := list "nodeSelector" "tolerations" "runtimeClassName" "priorityClassName" }}
 {{- with get $ $name }}
@@ -217,7 +217,7 @@ volumes:
 {{- end }}
 {{- end }}
 
-{{/* What the "restricted" Pod Security Standard asks for. */}}
+{{/* Settings that the "restricted" Pod Security Standard requires. */}}
 {{- define "baton.pod.security" }}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
@@ -240,7 +240,7 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* A worker may load for startupSeconds; alive is who makes progress; ready, who takes new work. */}}
+{{/* A worker may load for startupSeconds; it is alive while it makes progress, and ready while it takes new work. */}}
 {{- define "baton.probes" -}}
 {{- $p := .probes }}
 {{- $startup := $p.startupSeconds | default 120 }}

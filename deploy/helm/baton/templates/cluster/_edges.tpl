@@ -1,6 +1,6 @@
 {{/*
-Who dials whom: everything that the network policies allow, and nothing else is. `port` is the
-container's; without it, all ports. The left and the right side are components; `dns`, `api`, `hub` and `otlp` are outside.
+All connections between components: the network policies allow these and no others. `port` is the
+container's; without it, all ports. `from` and `to` are components; `dns`, `api`, `hub` and `otlp` are outside.
 */}}
 {{- define "baton.edges" -}}
 - {from: envoy, to: gateway, port: 8080}

@@ -1,5 +1,5 @@
 {{/*
-Where a model's files are. Every source becomes one folder, /models/<id>, mounted read-only into the
+The files of a model. Every source becomes one folder, /models/<id>, mounted read-only into the
 model's workers and the tokenizers; a worker knows nothing of hubs.
 
 A hub model is downloaded by one Job per model and storage name into one claim. Pods that mount the
@@ -14,7 +14,7 @@ however many replicas start at once, no lock, and nothing that runs on nodes.
 {{- end }}
 {{- end }}
 
-{{/* The claim of a download; its name changes with what is downloaded, and to where. */}}
+{{/* The claim of a download; its name changes with the files and the storage. */}}
 {{- define "baton.model.download" -}}
 {{- $hub := .model.source.hub }}
 {{- $what := printf "%s@%s %v %s %v" $hub.repository ($hub.revision | default "main") .model.sizeGiB .storage (get .root.Values.storage .storage) | sha256sum | trunc 6 }}

@@ -1,5 +1,5 @@
 {{/*
-How a pool grows: prefill by the seconds of queued prompts that the router measures for each worker
+Scaling of a pool: prefill by the seconds of queued prompts that the router measures for each worker
 of the pool, decode by the used and promised part of the KV blocks. `hpa` asks the external metrics
 API (an adapter must serve baton_prefill_queue_seconds and baton_kv_percent, see docs); `keda` asks
 Prometheus itself.
@@ -58,7 +58,7 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* Of all routers, which measure the same, the one that sees most; of the pool's workers, the mean. */}}
+{{/* The largest value of all routers, which measure the same; the mean of the pool's workers. */}}
 {{- define "baton.scaler.query" -}}
 {{- if eq .role "prefill" -}}
 max(baton_router_queued_prefill_seconds{namespace="{{ .root.Release.Namespace }}",model_name="{{ .model.name }}",role="prefill"})
