@@ -1,4 +1,4 @@
-"""The control plane of the Envoys; one Envoy itself is services/envoy."""
+"""The control plane of the Envoys. services/envoy runs one Envoy."""
 
 import asyncio
 import os
@@ -45,12 +45,12 @@ async def serve(
         following = tasks.create_task(discovery.follow(configuration.found))
         await process.stopping.wait()
         following.cancel()
-        # Streams of Envoys never end by themselves, and are opened again elsewhere.
+        # Streams of Envoys never end by themselves; an Envoy opens its stream again elsewhere.
         await server.stop(grace_s=0)
 
 
 async def discovery_of(settings: Settings) -> Discovery:
-    """Raises Misconfigured, SettingsError."""
+    """Make the source of the gateways in the settings. Raises Misconfigured, SettingsError."""
     named: list[NamedGateway] = []
     listed: list[ListedGateways] = []
     try:

@@ -1,8 +1,8 @@
-"""The ADS stream of one Envoy, state of the world: what it has, what it refused, what it is owed.
+"""The ADS stream of one Envoy, in the state-of-the-world variant of xDS.
 
 https://www.envoyproxy.io/docs/envoy/latest/api-docs/xds_protocol. `Session` is the protocol without
-a network; `serve_ads` puts it on gRPC. betterproto2 makes no grpc.aio servicers, but its messages
-fit generic handlers.
+a network; `AdsServicer` serves it over gRPC. betterproto2 makes no grpc.aio servicers, but its
+messages fit generic handlers.
 """
 
 import asyncio
@@ -24,25 +24,25 @@ _log = logs.get("ads")
 
 
 class Session:
-    """One Envoy on one stream."""
+    """The state of one Envoy on one stream: its subscriptions, and the versions it was sent."""
 
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
         self._own = Location()
         self.node_id = ""
-        # By type: the names asked for, the version last sent and its nonce.
+        # By type: the names that the Envoy asks for, the version last sent and its nonce.
         self._names: dict[str, frozenset[str]] = {}
         self._sent: dict[str, str] = {}
         self._nonces: dict[str, str] = {}
         self._num_sent = 0
 
     def take(self, request: DiscoveryRequest) -> None:
-        """A subscription, an acknowledgement or a refusal."""
+        """Take a subscription, an acknowledgement or a refusal."""
         if request.node is not None:
             self._introduce(request)
         kind = request.type_url
         if request.response_nonce != self._nonces.get(kind, ""):
-            # About an answer that has been replaced; the one about the last answer follows.
+            # It is about an answer that has been replaced; one about the last answer follows.
             return
         if request.error_detail is not None:
             self._refused(request)
@@ -52,7 +52,7 @@ class Session:
             self._sent.pop(kind, None)
 
     def due(self) -> Iterator[DiscoveryResponse]:
-        """What it must be sent now. A version that it refused is not sent again."""
+        """The answers that are due now. A refused version is not sent again."""
         if not self._configuration.is_known:
             return
         for kind in ORDER:
@@ -88,7 +88,7 @@ class Session:
 
 
 class AdsServicer:
-    """Serves sessions over one configuration."""
+    """The servicer of all Envoys, over one configuration."""
 
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration

@@ -1,9 +1,9 @@
-"""The cluster of the gateways, whose members EDS tells.
+"""The cluster of the gateways, whose members come by EDS.
 
-What ejects a gateway for a while: connections that cannot be made or break and errors of its own
-(500 to 502), one after the other; never a 429, 503 or 504. Whether it wants requests, it says
-itself: the control plane reads that, and Envoy's own health check reads it too, so that a gateway
-that dies while the control plane is away is left within seconds.
+A gateway is ejected for a while by consecutive failures: connections that cannot be made or break,
+and errors of its own (500 to 502); never by a 429, 503 or 504. A gateway says itself whether it
+takes requests. The control plane reads that, and so does Envoy's own health check: a gateway that
+dies while the control plane is away gets no more requests within seconds.
 """
 
 from envoy_data_plane.envoy.config.cluster.v3 import (
@@ -40,22 +40,23 @@ from services.edge.messages import from_ads, packed, receive_buffer, seconds
 GATEWAYS = "gateways"
 READY_PATH = "/readyz"
 
-# What Envoy reads ahead of a slow client. The gateway gives credit for what was taken from it.
+# The bytes that Envoy reads ahead of a slow client. The gateway gives credit for bytes that were
+# taken from it.
 BUFFER_BYTES = 32 * 1024
 RECEIVE_BUFFER_BYTES = 16 * 1024
 CONNECT_TIMEOUT_S = 2.0
 # Shorter than the gateway's 75 s, so that it never closes a connection just as a request is sent.
 _IDLE_S = 60.0
-# The gateway has its own limits and words for "too much"; these only bound Envoy's memory.
+# These only bound Envoy's memory: the gateway has its own limits, and its own errors for them.
 _MAX_REQUESTS = 100_000
 _MIN_RETRIES = 32
-# In a row, until a gateway is left alone.
+# Consecutive failures, after which a gateway is ejected.
 _MAX_FAILURES = 5
 PROTOCOL = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
 def gateway_cluster() -> Cluster:
-    """All gateways. HTTP/1.1, because uvicorn speaks nothing else."""
+    """The cluster of all gateways. HTTP/1.1, because uvicorn speaks nothing else."""
     protocol = UpstreamProtocol(
         common_http_protocol_options=HttpProtocolOptions(idle_timeout=seconds(_IDLE_S)),
         explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
@@ -71,11 +72,11 @@ def gateway_cluster() -> Cluster:
         per_connection_buffer_limit_bytes=BUFFER_BYTES,
         upstream_bind_config=BindConfig(socket_options=[receive_buffer(RECEIVE_BUFFER_BYTES)]),
         lb_policy=ClusterLbPolicy.LEAST_REQUEST,
-        # Requests go to gateways that want none only when none wants any: those answer with a
-        # reason and a time to come back, which "no healthy upstream" has not.
+        # Unready gateways get requests only when no gateway is ready. Their refusal has a reason
+        # and a time to come back, which "no healthy upstream" lacks.
         common_lb_config=ClusterCommonLbConfig(
             healthy_panic_threshold=Percent(value=1),
-            # By default Envoy acts up to a second late on what it has learned of a host.
+            # By default Envoy applies a host's new state up to a second late.
             update_merge_window=seconds(0),
         ),
         health_checks=[_health_check()],
@@ -87,7 +88,7 @@ def gateway_cluster() -> Cluster:
 
 
 def _health_check() -> HealthCheck:
-    """A 503 counts at once; an answer that does not come, the third time."""
+    """Envoy's check of a gateway's readiness: a 503 counts at once, silence the third time."""
     every = seconds(1)
     return HealthCheck(
         timeout=seconds(2),
@@ -100,13 +101,13 @@ def _health_check() -> HealthCheck:
 
 
 def _own_errors() -> MatchPredicate:
-    """Which answers count as "5xx" for outlier detection."""
+    """The answers that count as "5xx" for outlier detection."""
     status = HeaderMatcher(name=":status", range_match=Int64Range(start=500, end=503))
     return MatchPredicate(http_response_headers_match=HttpHeadersMatch(headers=[status]))
 
 
 def _outlier_detection() -> OutlierDetection:
-    """Connections that fail or break count with the gateway's own errors, as one series."""
+    """Ejection after consecutive failures: broken connections and the gateway's own errors."""
     return OutlierDetection(
         consecutive_5xx=_MAX_FAILURES,
         enforcing_consecutive_5xx=100,
@@ -117,7 +118,7 @@ def _outlier_detection() -> OutlierDetection:
         base_ejection_time=seconds(5),
         max_ejection_time=seconds(60),
         max_ejection_percent=50,
-        # What fails every request may still say that it is ready.
+        # A gateway that fails every request may still say that it is ready.
         successful_active_health_check_uneject_host=False,
     )
 

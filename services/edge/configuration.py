@@ -1,7 +1,7 @@
-"""All that Envoys are told, and its versions.
+"""The configuration of all Envoys, and its versions.
 
-Rebuilt from nothing: what a new control plane says is what the last one said, so an Envoy that
-dials it again changes nothing.
+It has no state of its own: a new control plane builds the same configuration as the last one, so
+that an Envoy that dials it changes nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,19 +25,19 @@ CLUSTERS = _TYPE + "config.cluster.v3.Cluster"
 ENDPOINTS = _TYPE + "config.endpoint.v3.ClusterLoadAssignment"
 LISTENERS = _TYPE + "config.listener.v3.Listener"
 SECRETS = _TYPE + "extensions.transport_sockets.tls.v3.Secret"
-# In the order in which they must arrive: what is referred to comes first.
+# The order in which they must arrive: a resource before those that refer to it.
 ORDER = (CLUSTERS, ENDPOINTS, LISTENERS, SECRETS)
 _VERSION_CHARS = 16
 
 
 class Wakeable(Protocol):
-    """An asyncio.Event, as far as it is needed here."""
+    """The part of an asyncio.Event that is needed here."""
 
     def set(self) -> None: ...
 
 
 class Configuration:
-    """What every Envoy is told. `found` is what a `Discovery` calls."""
+    """The configuration of every Envoy. A `Discovery` calls `found`."""
 
     def __init__(self, side: ClientSide) -> None:
         clusters = [gateway_cluster()]
@@ -55,25 +55,27 @@ class Configuration:
 
     @property
     def is_known(self) -> bool:
-        """Whether the gateways are known. Before that nothing is said: an Envoy that has a
-        configuration must keep it."""
+        """True once the gateways are known.
+
+        Nothing is sent before: an Envoy that has a configuration must keep it.
+        """
         return self._replicas is not None
 
     def found(self, replicas: Sequence[GatewayReplica]) -> None:
-        """These are all gateways there are."""
+        """Take the list of all gateways."""
         fresh = frozenset(replicas)
         if fresh == self._replicas:
             return
         self._replicas = fresh
         for state in GatewayState:
             number = sum(replica.state is state for replica in fresh)
-            instruments.EDGE_GATEWAYS.labels(state.value).set(number)
+            instruments.EDGE_GATEWAYS.labels(state).set(number)
         for watcher in self._watchers:
             watcher.set()
 
     @contextmanager
     def watched(self, watcher: Wakeable) -> Iterator[None]:
-        """`watcher` is set whenever something has changed."""
+        """Set `watcher` whenever the configuration has changed."""
         self._watchers.add(watcher)
         try:
             yield
@@ -81,7 +83,7 @@ class Configuration:
             self._watchers.discard(watcher)
 
     def resources(self, type_url: str, own: Location) -> list[Any]:
-        """Of one type, for an Envoy at `own`. Only once `is_known`."""
+        """The resources of one type, for an Envoy at `own`. Only once `is_known`."""
         if type_url != ENDPOINTS:
             return self._fixed.get(type_url, [])
         assert self._replicas is not None
@@ -89,7 +91,7 @@ class Configuration:
 
 
 def version_of(resources: list[Any]) -> str:
-    """The same for the same content, in every process."""
+    """A digest of the content, the same in every process."""
     digest = sha256()
     for resource in resources:
         digest.update(bytes(resource))

@@ -1,13 +1,12 @@
-"""Which gateways there are, where, and what each would do with a new request: what a source of them
-must tell. Knows neither Envoy nor where the knowledge comes from.
+"""The gateways, with their location and state, and the protocol of a source of them.
 
-`polled_gateways.py` asks gateways that are named in the settings; another source is another class
-with `follow`.
+`polled_gateways.py` polls the gateways in the settings; another source is another class with
+`follow`. Knows neither Envoy nor the sources.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Protocol
 
 
@@ -19,19 +18,19 @@ class Location:
     zone: str = ""
 
 
-class GatewayState(Enum):
-    """What a gateway says of itself, or what is said of it."""
+class GatewayState(StrEnum):
+    """The state of a gateway, as it reports it or as a missing answer implies it."""
 
     READY = "ready"
     # Listed and counted, so that "too few are healthy" can be seen, but given no request.
     UNREADY = "unready"
-    # On its way out: what runs there ends there, nothing new begins.
+    # Open requests end there, and no new one begins.
     DRAINING = "draining"
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayReplica:
-    """One gateway: an IP address, never a name."""
+    """One gateway. Its address is an IP address, never a name."""
 
     address: str
     port: int
@@ -49,7 +48,7 @@ class Discovery(Protocol):
         """Call `found` with all gateways as soon as they are known, and again whenever something
         may have changed, until cancelled.
 
-        A source that cannot be reached says nothing: an empty list means that there are none. The
-        order of the list does not matter, and a repeated list costs nothing.
+        A source that cannot be reached reports nothing: an empty list means that there is no
+        gateway. The order of the list does not matter, and a repeated list costs nothing.
         """
         ...

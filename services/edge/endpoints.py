@@ -1,7 +1,7 @@
-"""EDS: the gateways as one Envoy shall see them, nearest first.
+"""EDS: the gateways in one Envoy's order, nearest first.
 
-Envoy fills the lowest priority whose members are healthy and lets the next ones take over in part
-as soon as fewer than 100/1.4 = 71 % of them are (its overprovisioning factor).
+Envoy uses the lowest priority while its members are healthy. As soon as fewer than 100/1.4 = 71 %
+of them are (its overprovisioning factor), the next priorities take over in part.
 """
 
 from collections import defaultdict
@@ -28,7 +28,7 @@ _HEALTH = {
 def load_assignment(
     replicas: Iterable[GatewayReplica], own: Location, prefer: str
 ) -> ClusterLoadAssignment:
-    """The same for the same replicas, whatever their order."""
+    """The gateways for an Envoy at `own`; independent of the order of `replicas`."""
     by_location: dict[Location, list[GatewayReplica]] = defaultdict(list)
     for replica in replicas:
         by_location[replica.location].append(replica)
@@ -49,7 +49,7 @@ def load_assignment(
 
 
 def _distance(location: Location, own: Location, prefer: str) -> int:
-    """0 = preferred."""
+    """The rank of a location as seen from `own`; 0 = preferred."""
     if location.region != own.region:
         return 2
     return 1 if prefer == "zone" and location.zone != own.zone else 0

@@ -1,8 +1,7 @@
-"""How Envoy reads a client's HTTP: its limits, what it strips and adds, its log and its spans.
+"""Envoy's HTTP for clients: limits, removed and added headers, access log and spans.
 
-Follows "Configuring Envoy as an edge proxy". The one exception: a stream may be silent for as long
-as its request may take, because the gateway's deadlines end it and a whole answer is silent until
-it is there.
+Follows "Configuring Envoy as an edge proxy" with one exception: a stream has no idle timeout. The
+gateway's deadlines end it, and an answer that is not streamed is silent until it is complete.
 """
 
 from dataclasses import dataclass
@@ -56,16 +55,16 @@ from services.edge.routes import routes
 from services.edge.settings import Settings
 
 STAT_PREFIX = "edge"
-# The cluster of the collector.
+# The name of the collector's cluster.
 SPANS = "spans"
-# The gateway's own limits, so that both refuse the same.
+# The gateway's own limit.
 IDLE_CONNECTION_S = 300.0
-# An ended answer that its client does not take.
+# The time that a client has to take the rest of an ended answer.
 FLUSH_TIMEOUT_S = 60.0
 MAX_STREAMS = 100
 _STREAM_WINDOW_BYTES = 64 * 1024
 _CONNECTION_WINDOW_BYTES = 1024 * 1024
-# Who somebody is, only the gateway says. What others put in front of their services to say it:
+# Only the gateway identifies clients. Headers that other proxies and fleets use to do so:
 _IDENTITY_PREFIXES = (
     "x-baton-",
     "x-tenant",
@@ -77,7 +76,7 @@ _IDENTITY_PREFIXES = (
     "x-forwarded-preferred-username",
     "x-remote-user",
     "x-original-",
-    # What steers a request inside a fleet (Gateway API Inference Extension, llm-d).
+    # Headers that steer a request inside a fleet (Gateway API Inference Extension, llm-d).
     "x-gateway-",
     "x-prefiller-",
     "x-kv-cache-",
@@ -87,18 +86,18 @@ _IDENTITY_PREFIXES = (
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """Where Envoy's spans go, and how many requests without a trace of their own begin one."""
+    """The collector of Envoy's spans, and the share of requests without a trace that begin one."""
 
     endpoint: str
     percent: float
     # None = plaintext.
     transport: TransportSocket | None = None
-    # Of headers whose values each Envoy has itself (baton/runtime/span_headers.py).
+    # Names of headers; each Envoy has the values itself (runtime/span_headers.py).
     header_names: tuple[str, ...] = ()
 
 
 def http_manager(settings: Settings, tracing: Tracing | None) -> HttpConnectionManager:
-    """HTTP/1.1 and HTTP/2 on one port."""
+    """The connection manager for HTTP/1.1 and HTTP/2 on one port."""
     return HttpConnectionManager(
         codec_type=HttpConnectionManagerCodecType.AUTO,
         stat_prefix=STAT_PREFIX,
@@ -111,7 +110,8 @@ def http_manager(settings: Settings, tracing: Tracing | None) -> HttpConnectionM
                 HttpProtocolOptionsHeadersWithUnderscoresAction.REJECT_REQUEST
             ),
         ),
-        # A request with both lengths, and anything else that is ambiguous, ends its connection.
+        # A request with both Content-Length and Transfer-Encoding, or otherwise ambiguous, ends its
+        # connection.
         http_protocol_options=Http1ProtocolOptions(allow_chunked_length=False),
         http2_protocol_options=_http2(),
         stream_error_on_invalid_http_message=False,
@@ -122,7 +122,7 @@ def http_manager(settings: Settings, tracing: Tracing | None) -> HttpConnectionM
         stream_flush_timeout=seconds(FLUSH_TIMEOUT_S),
         use_remote_address=True,
         xff_num_trusted_hops=settings.trusted_proxies,
-        # Nobody is internal, wherever the request comes from.
+        # No address counts as internal.
         internal_address_config=HttpConnectionManagerInternalAddressConfig(),
         early_header_mutation_extensions=[_stripped_headers()],
         normalize_path=True,
@@ -148,7 +148,7 @@ def _http2() -> Http2ProtocolOptions:
 
 
 def _filters() -> list[HttpFilter]:
-    # Envoy's own readiness: 503 from the moment it was asked to leave.
+    # Envoy's own readiness: 503 from the moment it is asked to stop.
     own = HeaderMatcher(name=":path", string_match=StringMatcher(exact=READY_PATH))
     health = HealthCheck(pass_through_mode=False, headers=[own])
     router = Router(suppress_envoy_headers=True)
@@ -171,7 +171,7 @@ def _stripped_headers() -> TypedExtensionConfig:
 
 
 def _request_ids() -> RequestIdExtension:
-    """Plain UUIDs: they are names, and hold nothing of the trace."""
+    """Plain UUIDs as request ids, without bits of the trace."""
     plain = UuidRequestIdConfig(pack_trace_reason=False, use_request_id_for_trace_sampling=False)
     return RequestIdExtension(typed_config=packed(plain))
 
@@ -188,14 +188,14 @@ def _tracing(tracing: Tracing) -> HttpConnectionManagerTracing:
         provider=TracingHttp(name="envoy.tracers.opentelemetry", typed_config=packed(provider)),
         custom_tags=[
             CustomTag(tag="baton.request_id", value="%REQ(X-REQUEST-ID)%"),
-            # Envoy's own value has the query.
+            # Envoy's own value would contain the query.
             CustomTag(tag="http.url", value="%REQ(:SCHEME)%://%REQ(:AUTHORITY)%%PATH(NQ)%"),
         ],
     )
 
 
 def _access_log() -> AccessLog:
-    """One JSON line a request: no query, no header but the request id and the user agent."""
+    """One JSON line a request: no query, and of the headers only request id and user agent."""
     fields = {
         "time": "%START_TIME%",
         "service": "envoy",

@@ -6,7 +6,7 @@ from baton.runtime.instruments import Series
 
 EDGE_GATEWAYS = Gauge(
     "baton_edge_gateways",
-    "Gateways that Envoys are told of, by state: ready, unready, draining",
+    "Gateways in the configuration of Envoys, by state: ready, unready, draining",
     ("state",),
 )
 EDGE_ENVOYS = Gauge("baton_edge_envoys", "Envoys on an open stream")

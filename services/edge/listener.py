@@ -1,7 +1,7 @@
-"""The listener for clients: TLS, connections, what a client may take and how long.
+"""The listener for clients: TLS, connections, buffers and time limits.
 
-Buffers are small on purpose. The gateway gives a stream credit for what was taken from it, so what
-Envoy and its sockets hold is what a reader that has stopped costs beyond its credit.
+Buffers are small on purpose. The gateway gives a stream credit for bytes that were taken from it,
+so the bytes in Envoy and its sockets are the cost of a stopped reader beyond its credit.
 """
 
 from dataclasses import dataclass
@@ -37,14 +37,14 @@ from services.edge.settings import Settings
 
 CERTIFICATE = "client-facing"
 _SEND_BUFFER_BYTES = 32 * 1024
-# Finds clients that vanished without a word. One that reads nothing is the gateway's to notice:
-# TCP_USER_TIMEOUT would cut a steady reader too, whose window opens a little at a time.
+# Finds clients that vanished without closing. The gateway notices one that reads nothing:
+# TCP_USER_TIMEOUT would also cut a steady reader whose window opens a little at a time.
 _KEEPALIVE = TcpKeepalive(keepalive_time=30, keepalive_interval=10, keepalive_probes=3)
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSide:
-    """What all clients meet."""
+    """The settings of the client side."""
 
     settings: Settings
     tracing: Tracing | None
@@ -68,7 +68,7 @@ def listener(side: ClientSide) -> Listener:
 
 
 def certificate(settings: Settings) -> Secret | None:
-    """Where Envoy finds its certificate; the files themselves never come here."""
+    """The paths of Envoy's certificate and key; the control plane never reads the files."""
     if settings.tls_cert_file is None:
         return None
     return Secret(

@@ -1,6 +1,6 @@
-"""What Envoy says by itself: OpenAI's errors, with reasons that the gateway has, too.
+"""Envoy's own answers: OpenAI's error objects, with reasons of the gateway.
 
-Only Envoy's own answers are rewritten; an answer of a gateway passes as it is.
+Only Envoy's own answers are rewritten; an answer of a gateway passes unchanged.
 """
 
 from typing import Any
@@ -36,12 +36,12 @@ _REPLIES = (
     (504, "deadline_exceeded", "no gateway answered in time"),
 )
 _RETRY_AFTER_S = 1
-# Envoy's own readiness is an answer of Envoy's, too.
+# The body of Envoy's own readiness, which is one of its own answers.
 _READY = {"status": "ready"}
 
 
 def local_replies() -> LocalReplyConfig:
-    """One body for each status; any other one is an internal error."""
+    """One body for each known status; any other status is an internal error."""
     ready = ResponseMapper(filter=_status_is(200), body_format_override=_json(_READY))
     return LocalReplyConfig(
         mappers=[ready, *(_mapper(*reply) for reply in _REPLIES)],

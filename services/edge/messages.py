@@ -1,4 +1,4 @@
-"""Envoy messages that are the same wherever they occur."""
+"""Envoy messages with several users."""
 
 from datetime import timedelta
 
@@ -20,7 +20,7 @@ from envoy_data_plane.google.protobuf import Any
 
 from baton.runtime.discovery.addresses import host_and_port
 
-# Linux's numbers, which Envoy wants; each name is the kernel's.
+# Linux's numbers, which Envoy expects, under the kernel's names.
 _SOL_SOCKET, _SO_SNDBUF, _SO_RCVBUF = 1, 7, 8
 
 
@@ -40,7 +40,7 @@ def http_filter(manager: HttpConnectionManager) -> Filter:
 
 
 def address(text: str) -> Address:
-    """Of "host:port"."""
+    """The address of "host:port"."""
     host, port = host_and_port(text)
     return Address(socket_address=SocketAddress(address=host, port_value=port))
 
@@ -50,8 +50,10 @@ def seconds(number: float) -> timedelta:
 
 
 def from_ads() -> ConfigSource:
-    """By the one stream to the control plane, and waited for without end: an Envoy without its
-    configuration must not say that it is ready."""
+    """A source of configuration: the stream to the control plane, without a timeout.
+
+    An Envoy without its configuration must not say that it is ready.
+    """
     return ConfigSource(
         ads=AggregatedConfigSource(),
         initial_fetch_timeout=timedelta(0),

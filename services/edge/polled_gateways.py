@@ -1,7 +1,7 @@
-"""Gateways that the settings name, each of which is asked /readyz.
+"""The gateways of the settings, each polled at /readyz.
 
-An entry is an address, a name, whose every address counts (as of a headless Service), or a
-Kubernetes Service, whose endpoints are watched and tell their zone (baton/runtime/discovery).
+An entry is an address, a name whose every address is a gateway (such as a headless Service's), or a
+Kubernetes Service whose endpoints, with their zones, are watched (baton/runtime/discovery).
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from services.edge.discovery import Found, GatewayReplica, GatewayState, Locatio
 
 _ASK_TIMEOUT_S = 2.0
 _MAX_ASKED_AT_ONCE = 64
-# One answer that does not come in time says little of a busy gateway.
+# A busy gateway may miss one answer.
 _MISSES_UNTIL_UNREADY = 2
 _READY_PATH = "/readyz"
 
@@ -27,7 +27,7 @@ _log = logs.get("discovery")
 
 Address = tuple[str, int]
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-# None = no answer.
+# Asks a gateway for its state; None = no answer.
 Ask = Callable[[str, int], Awaitable[GatewayState | None]]
 
 
@@ -41,7 +41,7 @@ class NamedGateway:
 
     @classmethod
     def parse(cls, text: str) -> "NamedGateway":
-        """host:port or host:port@region/zone. Raises ValueError."""
+        """Parse host:port or host:port@region/zone. Raises ValueError."""
         endpoint, _, location = text.partition("@")
         region, _, zone = location.partition("/")
         host, port = host_and_port(endpoint)
@@ -55,7 +55,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 async def ask(address: str, port: int) -> GatewayState | None:
-    """What a gateway says of itself."""
+    """Ask a gateway for its state; None = no answer."""
     try:
         status, body = await call((address, port), _READY_PATH, timeout_s=_ASK_TIMEOUT_S)
     except NoAnswer:
@@ -74,7 +74,7 @@ class ListedGateways:
 
 
 class PolledGateways:
-    """A Discovery."""
+    """A Discovery over named and listed gateways."""
 
     def __init__(
         self,
@@ -88,10 +88,10 @@ class PolledGateways:
         self._resolve = resolve
         self._ask = ask
         self._limit = asyncio.Semaphore(_MAX_ASKED_AT_ONCE)
-        # The last addresses that each name had: a name that cannot be resolved keeps them.
+        # The last addresses of each name: one that cannot be resolved keeps them.
         self._addresses: dict[NamedGateway, list[str]] = {entry: [] for entry in named}
         self._listed = listed
-        # What each of them told last.
+        # The last report of each listed source.
         self._locations: dict[ListedGateways, dict[Address, Location]] = {}
         self._states: dict[Address, GatewayState] = {}
         self._num_misses: dict[Address, int] = {}
@@ -103,8 +103,8 @@ class PolledGateways:
             has_found = False
             while True:
                 replicas = await self.poll()
-                # Nothing is known while no name could be resolved. Who begins does not go by one
-                # missed answer either: Envoys have what the control plane before knew.
+                # Nothing is known until a name is resolved. A new control plane does not rely on
+                # one missed answer either: Envoys still have the configuration of the last one.
                 if replicas and (has_found or self._is_sure()):
                     has_found = True
                     found(replicas)
@@ -119,7 +119,7 @@ class PolledGateways:
         }
 
     async def poll(self) -> list[GatewayReplica]:
-        """Look once."""
+        """Resolve all names and ask all gateways once."""
         await asyncio.gather(*map(self._look_up, self._addresses))
         locations = {
             (address, entry.port): entry.location

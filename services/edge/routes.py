@@ -1,4 +1,4 @@
-"""Which paths lead to the gateways. A route has no timeout: deadlines are the gateway's."""
+"""The paths that lead to the gateways. A route has no timeout: the gateway has deadlines."""
 
 from datetime import timedelta
 
@@ -22,10 +22,10 @@ from services.edge.clusters import GATEWAYS
 from services.edge.messages import packed, seconds
 
 API_PREFIX = "/v1/"
-# Answered by a gateway: whether requests find their way.
+# Answered by a gateway, to show that requests reach one.
 HEALTH_PATH = "/healthz"
 
-# The request has not reached a gateway in any of these, so a second one cannot repeat its work.
+# In none of these cases has a gateway received the request, so a retry cannot repeat work.
 _RETRY_ON = "connect-failure,refused-stream,reset-before-request"
 _NUM_RETRIES = 3
 _MAX_INT64 = 2**63 - 1
@@ -33,7 +33,7 @@ _NEVER = timedelta(0)
 
 
 def routes(max_body_bytes: int) -> RouteConfiguration:
-    """Everything but these paths is 404."""
+    """The routes of these paths; any other path is 404."""
     too_large = HeaderMatcher(
         name="content-length", range_match=Int64Range(start=max_body_bytes + 1, end=_MAX_INT64)
     )

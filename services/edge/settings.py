@@ -11,30 +11,30 @@ PREFIX = "BATON_EDGE_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Which gateways there are, and how every Envoy shall serve clients."""
+    """The gateways, and every Envoy's side towards clients; each field is one variable."""
 
     # Where Envoys dial this control plane.
     listen: str = "127.0.0.1:18000"
     admin_listen: str = "127.0.0.1:0"
-    # host:port or host:port@region/zone, where every address of a name counts; or
-    # kubernetes:[NAMESPACE/]SERVICE[:PORT] or the same with @region, whose endpoints tell zones.
+    # host:port or host:port@region/zone, where every address of a name is a gateway; or
+    # kubernetes:[NAMESPACE/]SERVICE[:PORT] or the same with @region, whose endpoints have zones.
     gateways: tuple[str, ...]
-    # How often the names are resolved and the gateways asked.
+    # The pause between two rounds in which names are resolved and gateways asked.
     poll_s: float = 1.0
     # Where Envoys listen for clients.
     http_listen: str = "0.0.0.0:8080"
-    # PEM files as Envoy sees them, read again when their folder changes. Without: plain HTTP.
+    # PEM files, by their paths at Envoy, read again when their folder changes. None: plain HTTP.
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
-    # Whose gateways come first, as seen from an Envoy; others when too few of them are healthy.
+    # An Envoy prefers the gateways of its own region or zone while enough of them are healthy.
     prefer: Literal["region", "zone"] = "region"
-    # Proxies in front of Envoy whose x-forwarded-for is true.
+    # The number of proxies in front of Envoy whose x-forwarded-for is trusted.
     trusted_proxies: int = 0
     # The gateway has the same limit; here a larger content-length is refused at once.
     max_body_bytes: int = 8 * 1024 * 1024
-    # How long a client may take for its TLS handshake, and then for the head of each request.
+    # The time for a client's TLS handshake, and for the head of each request.
     head_timeout_s: float = 10.0
-    # For a whole request. Above the gateway's 10 s for a body, which has a better answer.
+    # The time for a whole request: above the gateway's 10 s for a body, whose error says more.
     request_timeout_s: float = 15.0
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
-"""The cluster of the collector, where spans go, and what goes along with every export.
+"""The cluster of the collector, and the headers of every export of spans.
 
-Envoy itself knows the values of the headers (baton/runtime/span_headers.py): they are secrets, and
-what a control plane says is shown by the admin port. In 1.40 the tracer's own `initial_metadata`
-are sent as they are written, without a variable's value; a filter of the cluster puts it in.
+Only Envoy knows the values of the headers (runtime/span_headers.py): they are secrets, and Envoy's
+admin port shows the configuration that a control plane sends. Envoy 1.40 sends the tracer's own
+`initial_metadata` without substituting variables; a filter of the cluster inserts the values.
 """
 
 from envoy_data_plane.envoy.config.cluster.v3 import Cluster, ClusterDiscoveryType
@@ -40,7 +40,7 @@ from services.edge.messages import address, packed, seconds
 
 
 def span_cluster(tracing: Tracing) -> Cluster:
-    """gRPC; the endpoint's name may stand for several addresses."""
+    """The collector's cluster, over gRPC; its name may stand for several addresses."""
     keepalive = KeepaliveSettings(interval=seconds(10), timeout=seconds(5))
     protocol = UpstreamProtocol(
         explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(

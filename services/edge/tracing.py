@@ -1,4 +1,4 @@
-"""Where Envoys send their spans: OpenTelemetry's variables, as every service reads them."""
+"""The collector of the Envoys' spans, from OpenTelemetry's variables, as in every service."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,12 +22,12 @@ from services.edge.messages import packed
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 AUTHORITIES = "OTEL_EXPORTER_OTLP_CERTIFICATE"
-# Beside Envoy, not here: Debian's file, which Envoy's own images have too.
+# A path on Envoy's machine, not on this one: Debian's file, which Envoy's own images have as well.
 PUBLIC_AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
 
 
 def tracing_of(environment: Mapping[str, str]) -> Tracing | None:
-    """None when no endpoint is set. Raises Misconfigured, SettingsError."""
+    """Read the variables; None without an endpoint. Raises Misconfigured, SettingsError."""
     endpoint = environment.get(ENDPOINT, "")
     if not endpoint:
         return None
@@ -45,7 +45,7 @@ def _transport(host: str, authorities_file: str) -> TransportSocket:
     authorities = DataSource(filename=PUBLIC_AUTHORITIES)
     if authorities_file:
         try:
-            # What is in it, for Envoy may not have the file.
+            # The content, because Envoy may not have the file.
             authorities = DataSource(inline_bytes=Path(authorities_file).read_bytes())
         except OSError as error:
             raise Misconfigured(f"{AUTHORITIES}: {error}") from error

@@ -11,14 +11,14 @@ from services.edge.polled_gateways import ListedGateways, PolledGateways
 
 
 class Endpoints:
-    """What a Kubernetes Service lists."""
+    """The endpoints of a Kubernetes Service."""
 
     async def follow(self, found) -> None:
         found([Member("10.0.0.1:8080", "zone-a"), Member("10.0.0.2:8080", "zone-b")])
         await asyncio.Event().wait()
 
 
-def test_endpoints_of_a_service_are_asked_like_others_and_tell_their_zone() -> None:
+def test_endpoints_of_a_service_are_asked_like_others_and_have_their_zone() -> None:
     async def ask(address: str, port: int) -> GatewayState:
         return GatewayState.READY if address == "10.0.0.1" else GatewayState.DRAINING
 

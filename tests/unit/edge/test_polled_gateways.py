@@ -77,7 +77,7 @@ class _Enough(Exception):
 
 
 async def first_found(world: World) -> list[GatewayState]:
-    """What Envoys are told first."""
+    """The first configuration that Envoys get."""
     told: list[GatewayState] = []
 
     def found(replicas: Sequence[GatewayReplica]) -> None:
@@ -91,10 +91,10 @@ async def first_found(world: World) -> list[GatewayState]:
     return told
 
 
-async def test_who_begins_tells_envoys_nothing_on_the_word_of_one_missed_answer(
+async def test_a_new_control_plane_sends_nothing_after_one_missed_answer(
     world: World,
 ) -> None:
-    """They still have what the control plane before knew."""
+    """Envoys still have the configuration of the last control plane."""
     world.missed["10.0.0.1"] = 1
     assert await first_found(world) == [READY]
     world.missed["10.0.0.1"] = 2

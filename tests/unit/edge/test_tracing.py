@@ -20,7 +20,7 @@ def test_spans_go_in_plaintext_or_over_tls_as_the_endpoint_says() -> None:
     assert tls.transport is not None
 
 
-def test_envoy_is_told_the_names_of_headers_and_not_their_values() -> None:
+def test_envoy_gets_the_names_of_headers_and_not_their_values() -> None:
     told = tracing_of(
         {ENDPOINT: "https://collector:4317", "OTEL_EXPORTER_OTLP_HEADERS": "x-token=hunter2"}
     )
