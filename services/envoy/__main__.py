@@ -1,4 +1,4 @@
-"""Runs an Envoy; with `bootstrap`, only prints what it would be started with."""
+"""Runs an Envoy; with the argument `bootstrap`, only prints the configuration of its start."""
 
 import json
 import sys

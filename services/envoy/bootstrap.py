@@ -1,8 +1,8 @@
-"""What an Envoy is started with: who it is, where its control plane is, and how much it may take.
+"""The bootstrap of an Envoy: its identity, its control plane, and its limits.
 
-Everything about clients and gateways comes from the control plane (services/edge), so that this
-changes rarely and holds no secret. Plain JSON as in Envoy's documentation: Envoy's image needs no
-generated classes, and Envoy refuses what it does not know.
+Everything about clients and gateways comes from the control plane (services/edge), so that the
+bootstrap changes rarely and contains no secret. Plain JSON as in Envoy's documentation: Envoy's
+image needs no generated classes, and Envoy refuses fields that it does not know.
 """
 
 import socket
@@ -18,24 +18,24 @@ from services.envoy.settings import Settings
 CONTROL_PLANE = "control-plane"
 _HEAP = "envoy.resource_monitors.fixed_heap"
 _CONNECTIONS = "envoy.resource_monitors.global_downstream_max_connections"
-# At which part of the heap Envoy does what.
+# The share of the heap at which Envoy takes each action.
 _HEAP_ACTIONS = {
     "envoy.overload_actions.shrink_heap": 0.85,
     "envoy.overload_actions.disable_http_keepalive": 0.90,
     "envoy.overload_actions.stop_accepting_requests": 0.95,
     "envoy.overload_actions.stop_accepting_connections": 0.98,
 }
-# A waterfall is looked at right after its request: Envoy's default is 5 s.
+# A waterfall is opened right after its request; Envoy's default is 5 s.
 _SPAN_FLUSH_MS = 500
-# By the one stream to the control plane, and waited for without end: an Envoy without its
-# configuration must not say that it is ready.
+# The stream to the control plane, without a timeout: an Envoy without its configuration must not
+# say that it is ready.
 _FROM_ADS: Json = {"ads": {}, "initial_fetch_timeout": "0s", "resource_api_version": "V3"}
 
 
 def bootstrap(
     settings: Settings, peer: peer_tls.Settings, secrets_folder: Path | None = None
 ) -> Json:
-    """`peer` and `secrets_folder`: see peer_transport.py."""
+    """Build the bootstrap. `peer` and `secrets_folder`: see peer_transport.py."""
     clusters = [_control_plane_cluster(settings, peer, secrets_folder)]
     listeners = []
     if settings.metrics_listen:
@@ -59,7 +59,7 @@ def bootstrap(
 
 
 def _control_plane() -> Json:
-    """Dialled again within two seconds, however long it was away."""
+    """The ADS stream, dialled again within two seconds, however long it was away."""
     back_off = {"base_interval": "0.2s", "max_interval": "2s"}
     service = {"cluster_name": CONTROL_PLANE, "retry_policy": {"retry_back_off": back_off}}
     return {

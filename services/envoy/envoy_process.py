@@ -1,7 +1,7 @@
-"""Runs Envoy as a child that leaves in order: at SIGTERM it would end at once, with all streams.
+"""Runs Envoy as a child and drains it: at SIGTERM it would end at once, with all streams.
 
-Asked to stop: /readyz says 503 and every answer ends its connection, then nothing new is accepted,
-then open requests may end.
+The drain: /readyz says 503 and every answer ends its connection; then nothing new is accepted; then
+open requests may end.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from baton.runtime.discovery.addresses import host_and_port
 from baton.runtime.http_call import NoAnswer, call
 from baton.runtime.process import Misconfigured, Process
 from baton.runtime.span_headers import envoy_variables
+from baton.system.clock import Clock
 from baton.system.parent_death import die_with_parent
 from services.envoy.bootstrap import bootstrap
 from services.envoy.peer_transport import secret_files
@@ -30,7 +31,7 @@ _ADMIN_TIMEOUT_S = 2.0
 _LOOK_EVERY_S = 0.1
 _TERMINATE_S = 5.0
 _LOG_FORMAT = '{"time":"%Y-%m-%dT%T.%e","level":"%l","service":"envoy","event":"%n","message":"%j"}'
-# The control plane names it (services/edge/http_manager.py).
+# A statistic whose prefix the control plane sets (services/edge/http_manager.py).
 _ACTIVE = "http.edge.downstream_rq_active"
 
 _log = logs.get("envoy")
@@ -41,7 +42,7 @@ class EnvoyEnded(Exception):
 
 
 def find_envoy() -> Path:
-    """The system's Envoy, or that of the wheel. Raises Misconfigured."""
+    """The system's Envoy, else that of the wheel. Raises Misconfigured."""
     if found := shutil.which("envoy"):
         return Path(found)
     if importlib.util.find_spec("envoy") is not None:
@@ -54,11 +55,11 @@ def find_envoy() -> Path:
 def command(
     settings: Settings, peer: peer_tls.Settings, secrets_folder: Path | None = None
 ) -> list[str]:
-    """Envoy's own arguments; its configuration holds no secret and goes with them."""
+    """Envoy's command line, with its bootstrap, which contains no secret."""
     argv = [
         str(find_envoy()),
         "--config-yaml", json.dumps(bootstrap(settings, peer, secrets_folder)),
-        # Several on one host must not look for each other.
+        # Several Envoys on one host must not take over from each other.
         "--disable-hot-restart",
         "--log-level", "warning",
         "--log-format", _LOG_FORMAT,
@@ -69,8 +70,10 @@ def command(
 
 
 async def run_envoy(process: Process, settings: Settings, peer: peer_tls.Settings) -> None:
-    """Until `process.stopping`, and until Envoy has left. Raises EnvoyEnded, Misconfigured,
-    SettingsError."""
+    """Run Envoy until `process.stopping`, then drain and end it.
+
+    Raises EnvoyEnded, Misconfigured, SettingsError.
+    """
     if peer.cert_file is None:
         await _run(process, settings, command(settings, peer))
         return
@@ -95,21 +98,20 @@ async def _run(process: Process, settings: Settings, argv: list[str]) -> None:
         if ended.done():
             stopping.cancel()
             raise EnvoyEnded(f"status {ended.result()}")
-        await _leave(settings, ended)
+        await _drain(settings, process.clock, ended)
         await _terminate(child, ended)
 
 
-async def _leave(settings: Settings, ended: "asyncio.Task[int]") -> None:
-    """Unready, then closed, then empty; or the time is up."""
+async def _drain(settings: Settings, clock: Clock, ended: "asyncio.Task[int]") -> None:
+    """Make Envoy unready, close its listeners, and wait until it is idle or the time is up."""
     admin = host_and_port(settings.admin_listen)
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + settings.unready_s + settings.drain_s
+    deadline_s = clock.now() + settings.unready_s + settings.drain_s
     try:
         await _post(admin, "/healthcheck/fail")
         await asyncio.wait({ended}, timeout=settings.unready_s)
         await _post(admin, "/drain_listeners")
         while not ended.done() and await _num_active(admin):
-            if loop.time() > deadline_s:
+            if clock.now() > deadline_s:
                 _log.warning("requests_not_ended", num_requests=await _num_active(admin))
                 return
             await asyncio.wait({ended}, timeout=_LOOK_EVERY_S)
@@ -122,9 +124,9 @@ async def _post(admin: tuple[str, int], path: str) -> None:
 
 
 async def _num_active(admin: tuple[str, int]) -> int:
-    """Requests of clients that are open."""
+    """The number of open requests of clients."""
     _, body = await call(admin, f"/stats?filter={_ACTIVE}", timeout_s=_ADMIN_TIMEOUT_S)
-    # In one piece, between the lines of a chunked answer.
+    # The statistic's line is whole between the chunk sizes of a chunked answer.
     found = re.search(rf"^{re.escape(_ACTIVE)}: (\d+)".encode(), body, re.MULTILINE)
     return int(found[1]) if found else 0
 

@@ -1,4 +1,4 @@
-"""Parts of Envoy's JSON that are the same wherever they occur."""
+"""Parts of Envoy's JSON with several users."""
 
 from typing import Any
 
@@ -8,17 +8,17 @@ Json = dict[str, Any]
 
 
 def typed(message: str, **fields: Any) -> Json:
-    """An Any: `message` is its full name."""
+    """An Any of the message with the full name `message`."""
     return {"@type": f"type.googleapis.com/{message}", **fields}
 
 
 def address(text: str) -> Json:
-    """Of "host:port"."""
+    """The address of "host:port"."""
     host, port = host_and_port(text)
     return {"socket_address": {"address": host, "port_value": port}}
 
 
 def endpoints(cluster: str, target: str) -> Json:
-    """A cluster's only endpoint, "host:port"; a name may stand for several addresses."""
+    """The only endpoint of a cluster, "host:port"; a name may stand for several addresses."""
     endpoint = {"endpoint": {"address": address(target)}}
     return {"cluster_name": cluster, "endpoints": [{"lb_endpoints": [endpoint]}]}

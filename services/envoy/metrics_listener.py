@@ -1,5 +1,5 @@
-"""A port that shows Envoy's metrics and readiness to scrapers, and nothing else of the admin port,
-which can also stop Envoy and show its configuration."""
+"""The port for scrapers: metrics and readiness of Envoy, and nothing else of its admin port, which
+can also stop Envoy and show its configuration."""
 
 from services.envoy.messages import Json, address, endpoints, typed
 
@@ -35,7 +35,7 @@ def metrics_listener(listen: str) -> Json:
         "name": "metrics",
         "address": address(listen),
         "filter_chains": [{"filters": [{"name": _MANAGER, "typed_config": manager}]}],
-        # Seen, too, when it takes no more clients.
+        # It answers even while Envoy accepts no more clients.
         "ignore_global_conn_limit": True,
         "bypass_overload_manager": True,
     }

@@ -1,5 +1,5 @@
-"""How an Envoy shows itself to the control plane, and whom it takes for it: the files and the name
-that every service has (baton/runtime/peer_tls.py)."""
+"""Mutual TLS between an Envoy and the control plane, with the files and the peer name that every
+service has (baton/runtime/peer_tls.py)."""
 
 import json
 from pathlib import Path
@@ -12,8 +12,11 @@ _OWN, _PEERS = "own", "peers"
 
 
 def peer_transport(peer: peer_tls.Settings, secrets_folder: Path | None) -> Json | None:
-    """None without certificates. With `secrets_folder` (see `secret_files`) renewed files are taken
-    as they come; without, at Envoy's next start."""
+    """The TLS transport of the connection to the control plane; None without certificates.
+
+    With `secrets_folder` (see `secret_files`) Envoy takes renewed files as they come, without it at
+    its next start.
+    """
     if peer.cert_file is None:
         return None
     if secrets_folder is None:
@@ -30,8 +33,10 @@ def peer_transport(peer: peer_tls.Settings, secrets_folder: Path | None) -> Json
 
 
 def secret_files(peer: peer_tls.Settings) -> dict[str, str]:
-    """What belongs into a secrets folder, by file name: where the files are, not what is in them.
-    Envoy takes one secret from each."""
+    """The files of a secrets folder, by name, each with one secret.
+
+    They contain the paths of certificate and key, not the content.
+    """
     secrets = {
         _OWN: {"tls_certificate": _certificate(peer)},
         _PEERS: {"validation_context": _validation(peer)},

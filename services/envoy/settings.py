@@ -9,7 +9,7 @@ PREFIX = "BATON_ENVOY_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Who and where it is, and how much it may take."""
+    """An Envoy's identity, location and limits; each field is one variable."""
 
     # host:port of the control plane; a name may stand for several addresses.
     control_plane: str = "127.0.0.1:18000"
@@ -17,15 +17,16 @@ class Settings:
     node_id: str = ""
     region: str = ""
     zone: str = ""
-    # Can stop Envoy and show its configuration: for this machine or pod only.
+    # This port can stop Envoy and show its configuration: for this machine or pod only.
     admin_listen: str = "127.0.0.1:9901"
-    # Shows /stats/prometheus and /ready of the admin port, and nothing else. Empty = nowhere.
+    # Serves /stats/prometheus and /ready of the admin port, and nothing else. Empty = no such port.
     metrics_listen: str = ""
     # Threads that serve connections; 0 = one for each core.
     concurrency: int = 0
     max_heap_bytes: int = 1024 * 1024 * 1024
     max_connections: int = 20_000
-    # Asked to stop, it says so and serves new requests for this long; open ones may go on then.
+    # The time for which a stopping Envoy is unready and still serves new requests. After it, open
+    # ones have drain_s.
     unready_s: float = 5.0
     drain_s: float = 120.0
 
