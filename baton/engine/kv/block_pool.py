@@ -2,8 +2,8 @@
 
 A block is in exactly one of three states: *blank* (no reference, no hash), *idle* (no reference,
 but its hash can still be hit; least recently used first) or referenced by `ref_count` tables. Free
-= blank + idle. A promise (decision 0029) is a count of free blocks that are kept for one request.
-Deliberately knows no sequences, tokens or bytes.
+= blank + idle. A promise (decision 0029) is a count of free blocks for one sequence. Deliberately
+knows no sequences, tokens or bytes.
 """
 
 from collections import OrderedDict, deque

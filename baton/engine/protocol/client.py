@@ -1,7 +1,8 @@
 """A worker's core as its front knows it: send commands, read events, share the KV pool.
 
-`process_client.py` talks to a core in a child process; `local_client.py` runs the engine inside the
-front's own event loop, for simulations. Fronts are written against `EngineClient` alone.
+`engine/process/process_client.py` talks to a core in a child process; `testing/local_client.py`
+runs the engine inside the front's own event loop, for simulations. Fronts are written against
+`EngineClient` alone.
 """
 
 from typing import Protocol

@@ -3,7 +3,7 @@
 The sum over the page's 64-bit words (little-endian), each times an odd number that depends on its
 index, modulo 2^64. Any one changed word is found for certain, and so are swapped words unless they
 are equal; it protects from accidents, not from forgery. Here for host memory and as the
-definition; `model/device_pages.py` computes the same with torch.
+definition; `model/gpu/device_pages.py` computes the same with torch.
 """
 
 import numpy as np
