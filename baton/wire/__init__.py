@@ -1,1 +1,1 @@
-"""What two processes must agree on, byte for byte. Imports nothing else of ours."""
+"""The formats and rules that two processes share, byte for byte. Imports no other package."""

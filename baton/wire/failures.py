@@ -1,4 +1,4 @@
-"""Every way a request can fail: one table from reason to gRPC code, HTTP status and OpenAI type.
+"""All failures of a request: one table from reason to gRPC code, HTTP status and OpenAI type.
 
     BatonError
     +-- InvalidRequest       the client's fault; retrying cannot help
@@ -11,8 +11,8 @@
     +-- Incompatible         two processes cannot work together (protocol, fingerprint, KV spec)
     +-- InternalFailure      our bug
 
-Each error carries a stable `reason`; REASONS fixes what the edges make of it. Errors are
-translated only at the edges (runtime.grpc_server, runtime.grpc_channel, the gateway's app).
+Each error carries a stable `reason`, and REASONS fixes its translation. Errors are translated only
+at the edges (runtime.grpc_server, runtime.grpc_channel, the gateway's app).
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ MAX_QUOTED_CHARS = 64
 
 @dataclass(frozen=True, slots=True)
 class ReasonRow:
-    """What the edges make of one reason."""
+    """The translation of one reason at the edges."""
 
     grpc_code: str  # name in grpc.StatusCode
     http_status: int
@@ -96,7 +96,7 @@ def quoted(value: object) -> str:
 class BatonError(Exception):
     """Base of all expected failures. `reason` must be a key of REASONS.
 
-    `is_suspect`: a core died in a step with the request that this is about.
+    `is_suspect`: a core died in a step with this failure's request.
     """
 
     default_reason: ClassVar[str] = "internal"
@@ -126,7 +126,7 @@ class BatonError(Exception):
 
     @property
     def log_detail(self) -> str:
-        """The message, for a log; empty where it may quote what a client has sent."""
+        """The message, for a log; empty where it may quote a client."""
         return self.message if self.row.http_status >= 500 else ""
 
 
@@ -190,7 +190,7 @@ _CLASS_OF_ROW: dict[int, type[BatonError]] = {
 
 
 def to_wire(error: BatonError) -> failure_pb2.Failure:
-    """The error as it travels in frames and trailing metadata."""
+    """The message for an error, in frames and in trailing metadata."""
     return failure_pb2.Failure(
         reason=error.reason,
         message=error.message,
@@ -202,7 +202,7 @@ def to_wire(error: BatonError) -> failure_pb2.Failure:
 
 
 def from_wire(failure: failure_pb2.Failure) -> BatonError:
-    """The error that a peer sent. A reason that this version does not know becomes `internal`."""
+    """The error that a peer sent. A reason unknown to this version becomes `internal`."""
     reason = failure.reason if failure.reason in REASONS else "internal"
     cls = _CLASS_OF_REASON.get(reason) or _CLASS_OF_ROW[REASONS[reason].http_status]
     return cls(

@@ -26,7 +26,7 @@ _CACHE_FROM_BYTES = 64 * 1024 * 1024
 
 
 def model_fingerprint(folder: Path) -> str:
-    """Fingerprint of a local model folder, FINGERPRINT_CHARS hex characters.
+    """The fingerprint of a local model folder, FINGERPRINT_CHARS hex characters.
 
     Raises FileNotFoundError when the folder has no config.json or no safetensors file.
     """

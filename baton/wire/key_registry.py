@@ -1,9 +1,9 @@
-"""API keys as everybody agrees on them: how a key looks, its digest, its line in the registry file
-and its entries in Redis. Shared because the command line writes what the quota service loads.
+"""API keys: their form, their digest, their lines in the registry file and their entries in Redis.
+Shared because the command line writes the registry that the quota service loads.
 
 A key is random and never stored; its digest is HMAC-SHA256(server_secret, key). The registry is an
-append-only file of JSON lines, `create` and `revoke`, the last line about a key wins. Knows no
-Redis client: `redis_commands` returns commands for whichever client the caller has.
+append-only file of JSON lines, `create` and `revoke`; the last line about a key wins. Knows no
+Redis client: `redis_commands` returns commands for any client.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ LOADED_KEY = "baton:registry"
 _KEY_BYTES = 32
 _SHOWN_CHARS = 7
 _MAX_LINE_BYTES = 64 * 1024
-# A tenant is part of Redis hash tags and of log lines: no braces, spaces or control characters.
+# A tenant's name is part of Redis hash tags and log lines: no braces, spaces, control characters.
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z"
 Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
 Limit = Annotated[int, msgspec.Meta(ge=0, le=MAX_LIMIT)]
@@ -50,7 +50,7 @@ class RegistryError(Exception):
 
 
 class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one key may spend; 0 = unlimited. The budget counts tokens per UTC day or month."""
+    """The limits of one key; 0 = unlimited. The budget counts tokens per UTC day or month."""
 
     requests_per_minute: Limit = 0
     tokens_per_minute: Limit = 0
@@ -77,8 +77,10 @@ class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyRecord(msgspec.Struct, frozen=True, tag_field="op", tag="create"):
-    """One key as the registry declares it: its digest, never the key. `shown` is the key's
-    beginning, by which people recognise it."""
+    """A line of the registry that declares a key, by its digest.
+
+    `shown` is the beginning of the key, by which people recognise it.
+    """
 
     key_id: Name
     tenant: Name
@@ -87,13 +89,13 @@ class KeyRecord(msgspec.Struct, frozen=True, tag_field="op", tag="create"):
     created_unix_s: int
     limits: KeyLimits = KeyLimits()
     allowed_models: tuple[str, ...] = ()
-    # The larger, the sooner its requests are computed and the later they give up their room.
+    # Requests of a larger priority are computed sooner and preempted later.
     priority: Annotated[int, msgspec.Meta(ge=0, le=MAX_PRIORITY)] = 0
     revoked: bool = False
 
 
 class Revocation(msgspec.Struct, frozen=True, tag_field="op", tag="revoke"):
-    """From this line on the key is refused."""
+    """A line of the registry from which on a key is refused."""
 
     key_id: Name
     revoked_unix_s: int
@@ -104,7 +106,7 @@ _decode_record = msgspec.json.Decoder(KeyRecord).decode
 
 
 def key_digest(server_secret: bytes, api_key: str) -> bytes:
-    """What the gateway sends instead of the key, and what the registry stores."""
+    """The digest that gateways send and the registry stores instead of the key."""
     return hmac.digest(server_secret, api_key.encode(), sha256)
 
 
@@ -118,8 +120,10 @@ def new_key(
     allowed_models: tuple[str, ...] = (),
     priority: int = 0,
 ) -> tuple[str, KeyRecord]:
-    """A fresh key, shown once to its owner, and its record. Raises RegistryError on a bad tenant
-    name, model name or priority."""
+    """Make a key, shown once to its owner, and its record.
+
+    Raises RegistryError on a bad tenant name, model name or priority.
+    """
     api_key = KEY_PREFIX + urlsafe_b64encode(random(_KEY_BYTES)).rstrip(b"=").decode()
     record = KeyRecord(
         key_id=f"key_{random(8).hex()}",
@@ -132,14 +136,14 @@ def new_key(
         priority=priority,
     )
     try:
-        # Constraints are checked on decoding: what cannot be read back must not be written.
+        # msgspec checks constraints on decoding: an unreadable record must not be written.
         return api_key, _decode_record(msgspec.json.encode(record))
     except msgspec.ValidationError as error:
         raise RegistryError(str(error)) from error
 
 
 def append(path: Path, entry: KeyRecord | Revocation) -> None:
-    """Add one line, durably. Creates the file readable by its owner only."""
+    """Append one line, durably. A new file is readable by its owner only."""
     line = msgspec.json.encode(entry) + b"\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -151,8 +155,10 @@ def append(path: Path, entry: KeyRecord | Revocation) -> None:
 
 
 def read(path: Path) -> dict[str, KeyRecord]:
-    """All keys by key id, revoked ones included, in order of creation. A missing file is empty; a
-    last line without its newline is still being written and is left out. Raises RegistryError."""
+    """Read all keys by key id, revoked ones included, in order of creation. Raises RegistryError.
+
+    A missing file is empty. A last line without its newline is still being written and is left out.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -181,24 +187,24 @@ def _apply(records: dict[str, KeyRecord], path: Path, number: int, line: bytes) 
 
 
 def principal_key(digest: bytes) -> str:
-    """Where Redis keeps the record of the key with this digest."""
+    """The Redis key of the record of the API key with this digest."""
     return f"baton:key:{digest.hex()}"
 
 
 def tenant_root(tenant: str) -> str:
-    """What every Redis key of a tenant's ledger begins with; one hash slot per tenant."""
+    """The prefix of every Redis key of a tenant's ledger; one hash slot per tenant."""
     return f"baton:{{{tenant}}}"
 
 
 def limits_key(tenant: str, key_id: str) -> str:
-    """Where the ledger's scripts read one key's limits."""
+    """The Redis key at which the ledger's scripts read one API key's limits."""
     return f"{tenant_root(tenant)}:limits:{key_id}"
 
 
 def redis_commands(record: KeyRecord) -> list[Command]:
     """The commands that make Redis agree with `record`; repeating them changes nothing.
 
-    Limits stay after a revocation: what the key still owes is settled against them.
+    Limits stay after a revocation: open leases of the key are settled against them.
     """
     limits = record.limits
     declare: list[Command] = [
@@ -220,7 +226,7 @@ def redis_commands(record: KeyRecord) -> list[Command]:
 
 
 def decode_record(data: bytes) -> KeyRecord:
-    """A record as `redis_commands` stored it. Raises RegistryError."""
+    """Decode a record that `redis_commands` stored. Raises RegistryError."""
     try:
         return _decode_record(data)
     except msgspec.MsgspecError as error:
@@ -228,7 +234,7 @@ def decode_record(data: bytes) -> KeyRecord:
 
 
 def read_secret(path: Path) -> bytes:
-    """The server secret: SECRET_BYTES or more, hexadecimal in its file. Raises RegistryError."""
+    """Read the server secret: at least SECRET_BYTES, in hexadecimal. Raises RegistryError."""
     try:
         secret = bytes.fromhex(path.read_text().strip())
     except OSError as error:
@@ -241,19 +247,19 @@ def read_secret(path: Path) -> bytes:
 
 
 def ensure_secret(path: Path, random: Random = os.urandom) -> bytes:
-    """As `read_secret`; makes the file, readable by its owner only, when there is none."""
+    """Read the server secret; without a file, make one that only its owner can read."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
             file.write(random(SECRET_BYTES).hex() + "\n")
-        # Linking fails when somebody else was first: everybody reads one complete secret.
+        # Linking fails when another process was first: all of them read one complete secret.
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
         draft.unlink()
     return read_secret(path)
 
 
-def live_keys(records: Iterable[KeyRecord], tenant: str = "") -> list[KeyRecord]:
-    """Keys that are not revoked, of one tenant or of all."""
-    return [r for r in records if not r.revoked and tenant in ("", r.tenant)]
+def live_keys(records: Iterable[KeyRecord]) -> list[KeyRecord]:
+    """The keys that are not revoked."""
+    return [record for record in records if not record.revoked]

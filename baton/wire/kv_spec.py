@@ -32,7 +32,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """The whole row. `layers` are in model order with ascending offsets."""
+    """A block's whole row. `layers` are in model order with ascending offsets."""
 
     block_size: int
     row_bytes: int
@@ -50,23 +50,23 @@ class KVSpec:
         return cls(block_size, offset, tuple(layers))
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens."""
+        """The number of blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def page_range(self, block_id: int, layer: int) -> tuple[int, int]:
-        """Byte range `(start, end)` of one page in the pool."""
+        """The byte range `(start, end)` of one page in the pool."""
         spec = self.layers[layer]
         start = block_id * self.row_bytes + spec.offset
         return start, start + spec.page_bytes(self.block_size)
 
     def stripe(self, layers: range) -> tuple[int, int]:
-        """Offset in the row, and bytes, of the pages of adjacent layers."""
+        """The offset in the row, and the size in bytes, of the pages of adjacent layers."""
         last = self.layers[layers[-1]]
         offset = self.layers[layers[0]].offset
         return offset, last.offset + last.page_bytes(self.block_size) - offset
 
     def difference(self, other: "KVSpec") -> str | None:
-        """What differs, in words; None when the specs are equal."""
+        """The first difference, in words; None when the specs are equal."""
         for name in ("block_size", "row_bytes"):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
@@ -79,7 +79,7 @@ class KVSpec:
         return None
 
     def digest(self) -> str:
-        """Short hex digest for registration and logs."""
+        """A short hex digest for registration and logs."""
         return sha256(repr(self).encode()).hexdigest()[:16]
 
 

@@ -1,6 +1,6 @@
-"""Limits that two processes must share: one refuses what the other would not take.
+"""Limits that two processes must share: one refuses requests that the other would not take.
 
-A limit that only one process knows stands in that process. What a client may send at most is in
+A limit of a single process stands in that process. The limits of a client's body are in
 `services/gateway/openai/limits.py`.
 """
 
@@ -10,13 +10,13 @@ MAX_HEADERS = 100
 
 # --- a request's options, at the gateway, the router and the workers ---
 MAX_CHOICES = 128
-# Most likely tokens that are reported of one token.
+# The number of most likely tokens that are reported for one position.
 MAX_LOGPROBS = 20
-# Tokens with a logit bias.
+# The number of tokens with a logit bias.
 MAX_BIASES = 1024
-# The exponent of a beam search's lengths; beyond it powers of lengths overflow.
+# The exponent of a beam search's lengths; above it powers of lengths overflow.
 MAX_LENGTH_PENALTY = 10.0
-# A schema or grammar as the client wrote it, which with the prompt has to fit into one frame.
+# The length of a client's schema or grammar, which with the prompt has to fit into one frame.
 MAX_GRAMMAR_CHARS = 128 * 1024
 # The same on the wire, where JSON's escapes may have made it longer.
 MAX_WIRE_GRAMMAR_CHARS = 2 * MAX_GRAMMAR_CHARS
@@ -25,7 +25,7 @@ MAX_WIRE_GRAMMAR_CHARS = 2 * MAX_GRAMMAR_CHARS
 MAX_BLOCK_SIZE = 1024
 
 # --- poison requests, at the gateway and the router ---
-# Cores that a request's steps may kill before it is refused.
+# The number of cores that a request's steps may kill before it is refused.
 MAX_DEATHS = 2
-# A quarantine that ends sooner is not passed on: it would only travel in circles.
+# A quarantine that ends sooner is not passed on: it would only circulate.
 MIN_QUARANTINE_S = 5.0

@@ -1,7 +1,7 @@
 """Keys of gRPC metadata and HTTP headers that every process reads alike."""
 
 REQUEST_ID = "x-request-id"
-# The newest version of the wire that the caller speaks (protocol.py); absent = the first.
+# The newest version of the protocol that the caller speaks (protocol.py); absent = the first.
 PROTOCOL = "baton-protocol"
 TRACEPARENT = "traceparent"
 # Serialized baton.wire.v1.Failure in the trailing metadata of a failed unary call.

@@ -1,7 +1,7 @@
 """The one keyed prefix hash (decision 0028), shared by tokenizer, router and workers.
 
 A prompt's full blocks form a chain: each hash covers everything before it. The key belongs to one
-tenant (and client salt), so nobody can hit or guess another tenant's blocks. Test vectors are in
+tenant (and client salt), so no tenant can hit or guess another one's blocks. Test vectors are in
 tests/unit/wire/prefix_hash_vectors.json. Knows nothing of caches or services.
 """
 
@@ -20,7 +20,7 @@ def derive_cache_key(server_secret: bytes, tenant: str, client_salt: str = "") -
 
 
 def root_hash(model_fp: str, block_size: int, cache_key: bytes, adapter: str = "") -> bytes:
-    """The hash that stands before the first block.
+    """The hash before the first block, the root of a chain.
 
     `model_fp` stands for model and revision: it covers weights, tokenizer and template.
     """
@@ -38,7 +38,7 @@ def next_hash(parent: bytes, block_tokens: bytes, cache_key: bytes) -> bytes:
 
 
 def block_hashes(root: bytes, token_ids: bytes, block_size: int, cache_key: bytes) -> bytes:
-    """Hashes of all full blocks of `token_ids` (u32 little-endian), HASH_BYTES each, in order."""
+    """The hashes of all full blocks of `token_ids` (u32 little-endian), HASH_BYTES each."""
     num_bytes = block_size * TOKEN_BYTES
     hashes = bytearray()
     parent = root
@@ -51,5 +51,5 @@ def block_hashes(root: bytes, token_ids: bytes, block_size: int, cache_key: byte
 def split_hashes(hashes: bytes) -> list[bytes]:
     """Cut a concatenation of hashes into single ones."""
     if len(hashes) % HASH_BYTES:
-        raise ValueError(f"{len(hashes)} bytes are no whole number of {HASH_BYTES}-byte hashes")
+        raise ValueError(f"{len(hashes)} bytes are not a whole number of {HASH_BYTES}-byte hashes")
     return [hashes[i : i + HASH_BYTES] for i in range(0, len(hashes), HASH_BYTES)]

@@ -1,9 +1,9 @@
-"""Which version of the wire two processes speak to each other.
+"""The version of the protocol between two processes.
 
-Every hello and every unary call names the newest version its sender speaks. Each side speaks the
-older of the two, and refuses, naming both, when that is older than it can: a newer peer is spoken
-to in the words that both know. Inside one version the wire only grows: fields and frames that a
-reader does not know are left aside, never taken for others (protos/baton/wire/v1).
+Every hello and every unary call names the newest version that its sender speaks. Both sides speak
+the older of the two. A side that does not speak it any more refuses, and names both versions.
+Within one version the protocol only grows: a reader ignores fields and frames that it does not
+know, and never takes them for others (protos/baton/wire/v1).
 """
 
 from baton.wire.failures import Incompatible

@@ -1,10 +1,11 @@
-"""The archive of usage: daily files of JSON lines, one per finished request. Shared because the
-quota service writes what the command line and people's billing read.
+"""The usage archive: daily files of JSON lines, one per finished request. Shared because the quota
+service writes the files that the command line and an operator's billing read.
 
 Files are named `usage-YYYY-MM-DD.jsonl` after the UTC day of the settling. A line with
 `"provisional": true` belongs to a request whose gateway was lost; a later line about the same
-request replaces it. A request is (tenant, request_id): ids of two tenants never meet. An id that
-came with the request is followed by a dot and 16 digits, since it may come again.
+request replaces it. A request is (tenant, request_id): equal ids of two tenants are different
+requests. An id that came with the request is followed by a dot and 16 digits, since it may come
+again.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,7 @@ from baton.wire.v1 import quota_pb2
 
 
 class UsageLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One finished request. `stages_us` adds up to `wall_us`."""
+    """One finished request, a field for each key of its line. `stages_us` adds up to `wall_us`."""
 
     tenant: str
     request_id: str
@@ -39,7 +40,7 @@ class UsageLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def num_tokens(self) -> int:
-        """What the request is billed."""
+        """The tokens that the request is charged for."""
         return self.num_prompt_tokens + self.num_output_tokens
 
     @property
@@ -52,7 +53,7 @@ _decode = msgspec.json.Decoder(UsageLine).decode
 
 
 def from_record(record: quota_pb2.UsageRecord, settled_unix_ms: int) -> UsageLine:
-    """The line for a settled record."""
+    """Make the line of a settled record."""
     return UsageLine(
         tenant=record.tenant,
         request_id=record.request_id,
@@ -79,8 +80,11 @@ def encode(line: UsageLine) -> bytes:
 
 
 def read_file(path: Path) -> Iterator[UsageLine]:
-    """All lines of one file, in order. A torn last line (the machine died while it was written) is
-    left out: its entry was not acknowledged and is written again. Raises msgspec.MsgspecError."""
+    """Read all lines of one file, in order. Raises msgspec.MsgspecError.
+
+    A torn last line (the machine died while it was written) is left out: its entry was not
+    acknowledged and is written again.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -96,7 +100,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def final_lines(lines: Iterable[UsageLine]) -> list[UsageLine]:
-    """One line per request: the final one where there is one, else the last provisional one."""
+    """Choose one line per request: the final one if there is one, else the last provisional one."""
     latest: dict[tuple[str, str], UsageLine] = {}
     for line in lines:
         request = (line.tenant, line.request_id)

@@ -1,4 +1,4 @@
-"""Tests of the version that two processes agree on."""
+"""The version of the protocol that two processes agree on."""
 
 import pytest
 
