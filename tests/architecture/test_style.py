@@ -27,6 +27,10 @@ FORBIDDEN = {
     "unfinished work": r"\b(TODO|FIXME|XXX|NotImplementedError)\b",
     "global statement": r"^\s*global\s",
 }
+# A component reads the Clock that it was given (decision 0023). `call_later` takes a delay.
+LOOP_TIME = re.compile(r"loop(\(\))?\.time\b")
+# Fakes of a network, whose delays are timers of the loop.
+READ_LOOP_TIME = ["baton/testing/faults.py", "baton/testing/virtual_network.py"]
 
 
 def name_of(path: Path) -> str:
@@ -63,6 +67,12 @@ def test_file_keeps_the_house_rules(path: Path) -> None:
         if isinstance(node, ast.ExceptHandler) and catches_everything(node):
             is_root = name_of(path) == "baton/runtime/process.py"
             assert is_root or isinstance(node.body[-1], ast.Raise), f"line {node.lineno}"
+
+
+def test_only_fakes_of_a_network_read_the_time_of_the_event_loop() -> None:
+    assert [name_of(path) for path in PRODUCT if LOOP_TIME.search(path.read_text())] == (
+        READ_LOOP_TIME
+    )
 
 
 @pytest.mark.parametrize("path", [p for p in PRODUCT if p.stat().st_size], ids=name_of)
