@@ -50,8 +50,8 @@ class Front(Protocol):
     async def run(self) -> None:
         """Until cancelled. Raises CoreDied (in a group)."""
 
-    async def drain(self, cap_s: float) -> None:
-        """Take nothing new, let what runs end within `cap_s`, then end all streams."""
+    async def drain(self, limit_s: float) -> None:
+        """Take nothing new, let what runs end within `limit_s`, then end all streams."""
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add its service to the worker's port."""

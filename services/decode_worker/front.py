@@ -4,17 +4,16 @@ Knows no grpc and no torch; streams, dialling, clock and randomness are passed i
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 
-from baton.engine.protocol.client import CoreDied
 from baton.engine.protocol.messages import StepEvents
 from baton.runtime import logs
-from baton.runtime.audit import Audit
 from baton.runtime.shared_stream import StreamLost
 from baton.system.violation import Violation
 from baton.wire import failures
 from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import worker_pb2
+from baton.worker.front import WorkerFront
 from baton.worker.parts import WorkerDeps
 from services.decode_worker.gateway_link import GatewayStream, LinkKey
 from services.decode_worker.gateway_session import GatewaySession
@@ -27,39 +26,19 @@ MAX_ATTEMPTS = 4096
 _log = logs.get("decode_worker")
 
 
-class DecodeFront:
-    """One decode worker. `run` must run while streams are served."""
+class DecodeFront(WorkerFront):
+    """One decode worker."""
 
     def __init__(self, deps: WorkerDeps, dial: Dial) -> None:
-        self._deps = deps
+        super().__init__(deps)
         self._links = PrefillLinks(deps, dial)
         self._sessions: dict[LinkKey, GatewaySession] = {}
-        self._is_draining = False
-        self._audit = Audit()
         self._session_changed = asyncio.Event()
-        deps.watch.on_change(self._core_stalled)
         deps.dispatcher.observe(self._end_of_step)
-        deps.dispatcher.observe(lambda events: self._audit.found(events.violations))
-        deps.dispatcher.observe(deps.metrics.observe)
-        deps.dispatcher.observe(deps.reports.apply)
 
     @property
     def num_attempts(self) -> int:
         return sum(session.num_attempts for session in self._sessions.values())
-
-    async def run(self) -> None:
-        """Drive engine events and prefill links until cancelled. Raises CoreDied, in a group."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._links.run())
-            group.create_task(self._deps.grammar_gate.run())
-            group.create_task(self._deps.watch.run())
-            group.create_task(self._audit.run(self.violations))
-            try:
-                await self._deps.dispatcher.run()
-            except CoreDied as died:
-                # Before the links end: their transfers are lost because of this.
-                await self._report_death(died)
-                raise
 
     async def serve(self, stream: GatewayStream) -> None:
         """Serve one connection of a gateway until it ends."""
@@ -71,23 +50,17 @@ class DecodeFront:
             return
         await stream.close()
 
-    async def drain(self, cap_s: float) -> None:
-        """Take nothing new, let what runs end within `cap_s`, then end all streams."""
-        self._is_draining = True
-        self._deps.reports.set_draining()
+    async def drain(self, limit_s: float) -> None:
+        go_away = {"deadline_ms": round(limit_s * 1000)}
         for session in self._sessions.values():
-            session.link.send(worker_pb2.WorkerFrame(go_away={"deadline_ms": round(cap_s * 1000)}))
-        try:
-            async with asyncio.timeout(cap_s):
-                while any(session.is_busy for session in self._sessions.values()):
-                    self._session_changed.clear()
-                    await self._session_changed.wait()
-        except TimeoutError:
-            _log.warning("drain_cut_short", num_attempts=self.num_attempts)
-        for session in list(self._sessions.values()):
-            session.fail_all(failures.Unavailable("this worker is draining", reason="draining"))
-        await self._finish_sessions("draining")
+            session.link.send(worker_pb2.WorkerFrame(go_away=go_away))
+        await super().drain(limit_s)
         await self._links.close("draining")
+
+    def check_admission(self) -> None:
+        super().check_admission()
+        if self.num_attempts >= MAX_ATTEMPTS:
+            raise failures.Overloaded(f"{MAX_ATTEMPTS} attempts are open already")
 
     def check_integrity(self) -> None:
         """Asserts that sequences and transfers belong to open attempts, and to nothing else."""
@@ -108,13 +81,35 @@ class DecodeFront:
         for request_id in owners.difference(sequences.values()):
             yield Violation("attempt_without_sequence", request_id, "nothing will end it")
 
-    def _check_admission(self) -> None:
-        """Raises Unavailable while nothing new is taken."""
-        if self._is_draining:
-            raise failures.Unavailable("this worker is draining", reason="draining")
-        self._deps.watch.check()
-        if self.num_attempts >= MAX_ATTEMPTS:
-            raise failures.Overloaded(f"{MAX_ATTEMPTS} attempts are open already")
+    def _background_tasks(self) -> Iterable[Coroutine[None, None, None]]:
+        return self._links.run(), self._deps.grammar_gate.run()
+
+    def _core_stalled(self) -> None:
+        self._fail_all(failures.Unavailable("the engine core stands still", reason="worker_lost"))
+
+    def _core_died(self, suspect_request_ids: tuple[str, ...]) -> None:
+        frame = {"suspect_request_ids": suspect_request_ids}
+        for session in self._sessions.values():
+            session.link.send(worker_pb2.WorkerFrame(core_died=frame))
+        self._fail_all(failures.Unavailable("the engine core died", reason="worker_lost"))
+
+    async def _wait_until_idle(self) -> None:
+        while any(session.is_busy for session in self._sessions.values()):
+            self._session_changed.clear()
+            await self._session_changed.wait()
+
+    def _drain_cut_short(self) -> None:
+        _log.warning("drain_cut_short", num_attempts=self.num_attempts)
+        self._fail_all(failures.Unavailable("this worker is draining", reason="draining"))
+
+    async def _finish_streams(self, reason: str) -> None:
+        async with asyncio.TaskGroup() as group:
+            for session in self._sessions.values():
+                group.create_task(session.link.finish(reason))
+
+    def _fail_all(self, error: failures.BatonError) -> None:
+        for session in list(self._sessions.values()):
+            session.fail_all(error)
 
     def _changed(self, session: GatewaySession) -> None:
         key = session.link.key
@@ -151,31 +146,10 @@ class DecodeFront:
             session.link.abandon()
         if len(self._sessions) >= MAX_SESSIONS:
             raise failures.Overloaded(f"{MAX_SESSIONS} gateways are connected already")
-        session = GatewaySession(self._deps, self._links, key, self._check_admission, self._changed)
+        session = GatewaySession(self._deps, self._links, key, self.check_admission, self._changed)
         self._sessions[key] = session
         return session
 
     def _end_of_step(self, events: StepEvents) -> None:
         for session in self._sessions.values():
             session.end_of_step(events.step)
-
-    def _core_stalled(self, stalled: bool) -> None:
-        """What runs here must move to another worker now; a core that wakes up drops it."""
-        error = failures.Unavailable("the engine core stands still", reason="worker_lost")
-        for session in list(self._sessions.values()) if stalled else ():
-            session.fail_all(error)
-
-    async def _report_death(self, died: CoreDied) -> None:
-        """Tell every gateway that the core is gone, and which requests are suspects."""
-        suspects = died.suspect_request_ids
-        error = failures.Unavailable("the engine core died", reason="worker_lost")
-        for session in list(self._sessions.values()):
-            session.link.send(worker_pb2.WorkerFrame(core_died={"suspect_request_ids": suspects}))
-            session.fail_all(error)
-        await self._finish_sessions("core died")
-
-    async def _finish_sessions(self, reason: str) -> None:
-        """Say Bye to all gateways at once: one that does not answer must not hold up the rest."""
-        async with asyncio.TaskGroup() as group:
-            for session in self._sessions.values():
-                group.create_task(session.link.finish(reason))

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from baton.handoff.transport import ReceivingEnd, TransportFailed
 from baton.runtime import logs
 from baton.runtime.shared_stream import FrameStream, StreamLost
-from baton.wire import failures, kv_spec
-from baton.wire.protocol import PROTOCOL_VERSION, agree
+from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
+from baton.worker.handoff_hello import check_hello, make_hello
 from baton.worker.parts import WorkerDeps
 
 CONNECT_TIMEOUT_S = 2.0
@@ -77,28 +77,16 @@ async def _connect(
 
 
 def _hello(deps: WorkerDeps, credit_bytes: int) -> handoff_pb2.DecodeHello:
-    return handoff_pb2.DecodeHello(
-        protocol=PROTOCOL_VERSION,
-        worker_id=deps.worker_id,
-        boot_epoch=deps.boot_epoch,
-        model_fp=deps.dispatcher.info.model_fp,
-        kv_spec=kv_spec.to_wire(deps.blocks.spec),
-        tp_size=1,
-        credit_bytes=credit_bytes,
-    )
+    hello = make_hello(handoff_pb2.DecodeHello, deps)
+    hello.credit_bytes = credit_bytes
+    return hello
 
 
 def _check(answer: handoff_pb2.PrefillFrame | None, deps: WorkerDeps) -> handoff_pb2.PrefillHello:
     """The peer's hello. Raises StreamLost, and BatonError naming what differs."""
     if answer is None or answer.WhichOneof("frame") != "hello":
         raise StreamLost("no hello")
-    hello = answer.hello
-    if hello.HasField("failure"):
-        raise failures.from_wire(hello.failure)
-    difference = kv_spec.from_wire(hello.kv_spec).difference(deps.blocks.spec)
-    agree(hello.protocol, peer=hello.worker_id, own=deps.worker_id)
-    if hello.model_fp != deps.dispatcher.info.model_fp:
-        difference = f"model_fp {hello.model_fp} != {deps.dispatcher.info.model_fp}"
-    if difference is not None:
-        raise failures.Incompatible(f"prefill worker {hello.worker_id}: {difference} here")
-    return hello
+    if answer.hello.HasField("failure"):
+        raise failures.from_wire(answer.hello.failure)
+    check_hello(answer.hello, deps)
+    return answer.hello

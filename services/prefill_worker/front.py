@@ -5,19 +5,18 @@ peer is done, and frees them by itself when the peer stops renewing. Knows no gr
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 
-from baton.engine.protocol.client import CoreDied
 from baton.handoff.frame_codec import OutFrame
 from baton.handoff.transport import SendingEnd
 from baton.runtime import logs
-from baton.runtime.audit import Audit
 from baton.runtime.shared_stream import FrameStream, StreamLost
 from baton.system.violation import Violation
-from baton.wire import failures, kv_spec
-from baton.wire.protocol import PROTOCOL_VERSION, agree
+from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
+from baton.worker.front import WorkerFront
+from baton.worker.handoff_hello import check_hello, make_hello
 from baton.worker.parts import WorkerDeps
 from services.prefill_worker.decode_session import DecodeSession
 from services.prefill_worker.open_transfers import OpenTransfers
@@ -27,35 +26,17 @@ MAX_SESSIONS = 256
 _log = logs.get("prefill_worker")
 
 
-class PrefillFront:
-    """One prefill worker. `run` must run while streams are served."""
+class PrefillFront(WorkerFront):
+    """One prefill worker."""
 
     def __init__(self, deps: WorkerDeps) -> None:
-        self._deps = deps
-        self._transfers = OpenTransfers(deps.clock, self._check_admission)
+        super().__init__(deps)
+        self._transfers = OpenTransfers(deps.clock, self.check_admission)
         self._sessions: dict[DecodeSession, None] = {}
-        self._is_draining = False
-        self._audit = Audit()
-        deps.watch.on_change(self._core_stalled)
-        deps.dispatcher.observe(lambda events: self._audit.found(events.violations))
-        deps.dispatcher.observe(deps.metrics.observe)
-        deps.dispatcher.observe(deps.reports.apply)
 
     @property
     def num_transfers(self) -> int:
         return len(self._transfers)
-
-    async def run(self) -> None:
-        """Drive engine events and leases until cancelled. Raises CoreDied, in a group."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._transfers.sweep())
-            group.create_task(self._audit.run(self.violations))
-            group.create_task(self._deps.watch.run())
-            try:
-                await self._deps.dispatcher.run()
-            except CoreDied as died:
-                await self._report_death(died)
-                raise
 
     async def serve(self, stream: FrameStream[handoff_pb2.DecodeFrame, OutFrame]) -> None:
         """Serve one decode worker's stream until it ends."""
@@ -72,19 +53,6 @@ class PrefillFront:
             await session.run()
         finally:
             self._sessions.pop(session, None)
-
-    async def drain(self, cap_s: float) -> None:
-        """Take nothing new, let what runs end within `cap_s`, then end all streams."""
-        self._is_draining = True
-        self._deps.reports.set_draining()
-        try:
-            async with asyncio.timeout(cap_s):
-                await self._transfers.wait_until_empty()
-        except TimeoutError:
-            _log.warning("drain_cut_short", num_transfers=self.num_transfers)
-        async with asyncio.TaskGroup() as group:
-            for session in self._sessions:
-                group.create_task(session.finish("draining"))
 
     def check_integrity(self) -> None:
         """Asserts that every transfer has one lease, and every sequence a transfer."""
@@ -106,11 +74,34 @@ class PrefillFront:
             if seq_id not in owned:
                 yield Violation("sequence_without_transfer", request_id, f"sequence {seq_id}")
 
-    def _check_admission(self) -> None:
-        """Raises Unavailable while nothing new is taken."""
-        if self._is_draining:
-            raise failures.Unavailable("this prefill worker is draining", reason="draining")
-        self._deps.watch.check()
+    def _background_tasks(self) -> Iterable[Coroutine[None, None, None]]:
+        return (self._transfers.sweep(),)
+
+    def _core_stalled(self) -> None:
+        error = failures.Unavailable("the prefill core stands still", reason="handoff_failed")
+        for transfer in self._transfers:
+            transfer.fail(error)
+
+    def _core_died(self, suspect_request_ids: tuple[str, ...]) -> None:
+        for transfer in self._transfers:
+            error = failures.Unavailable(
+                "the prefill core died",
+                reason="handoff_failed",
+                is_suspect=transfer.request_id in suspect_request_ids,
+            )
+            transfer.fail(error)
+
+    async def _wait_until_idle(self) -> None:
+        await self._transfers.wait_until_empty()
+
+    def _drain_cut_short(self) -> None:
+        """Log the open transfers; they end with their streams."""
+        _log.warning("drain_cut_short", num_transfers=self.num_transfers)
+
+    async def _finish_streams(self, reason: str) -> None:
+        async with asyncio.TaskGroup() as group:
+            for session in self._sessions:
+                group.create_task(session.finish(reason))
 
     async def _exchange_hello(
         self, stream: FrameStream[handoff_pb2.DecodeFrame, OutFrame]
@@ -120,14 +111,7 @@ class PrefillFront:
         if first is None or first.WhichOneof("frame") != "hello":
             return None
         deps = self._deps
-        answer = handoff_pb2.PrefillHello(
-            protocol=PROTOCOL_VERSION,
-            worker_id=deps.worker_id,
-            boot_epoch=deps.boot_epoch,
-            model_fp=deps.dispatcher.info.model_fp,
-            kv_spec=kv_spec.to_wire(deps.blocks.spec),
-            tp_size=1,
-        )
+        answer = make_hello(handoff_pb2.PrefillHello, deps)
         peer, sending = str(first.hello.worker_id), None
         try:
             self._check_peer(first.hello)
@@ -143,35 +127,8 @@ class PrefillFront:
 
     def _check_peer(self, hello: handoff_pb2.DecodeHello) -> None:
         """Raises BatonError when this pair cannot work, naming the difference."""
-        info = self._deps.dispatcher.info
-        agree(hello.protocol, peer=hello.worker_id, own=self._deps.worker_id)
-        if hello.model_fp != info.model_fp:
-            raise failures.Incompatible(
-                f"model_fp {hello.model_fp} of {hello.worker_id} != {info.model_fp} here"
-            )
-        difference = kv_spec.from_wire(hello.kv_spec).difference(self._deps.blocks.spec)
-        if difference is not None:
-            raise failures.Incompatible(f"kv_spec of {hello.worker_id}: {difference} here")
+        check_hello(hello, self._deps)
         if hello.tp_size > 1:
             raise failures.Incompatible(f"tp_size {hello.tp_size} != 1 here")
         if len(self._sessions) >= MAX_SESSIONS:
             raise failures.Overloaded(f"{MAX_SESSIONS} decode workers are connected already")
-
-    def _core_stalled(self, stalled: bool) -> None:
-        """What is computed here must be computed elsewhere; a core that wakes up drops it."""
-        error = failures.Unavailable("the prefill core stands still", reason="handoff_failed")
-        for transfer in self._transfers if stalled else ():
-            transfer.fail(error)
-
-    async def _report_death(self, died: CoreDied) -> None:
-        """Fail what is open, and name those that ran in the step in which the core died."""
-        for transfer in self._transfers:
-            error = failures.Unavailable(
-                "the prefill core died",
-                reason="handoff_failed",
-                is_suspect=transfer.request_id in died.suspect_request_ids,
-            )
-            transfer.fail(error)
-        async with asyncio.TaskGroup() as group:
-            for session in self._sessions:
-                group.create_task(session.finish("core died"))

@@ -105,10 +105,13 @@ async def test_the_hello_tells_what_works_here_and_the_connection_what_was_agree
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
-        (lambda hello: setattr(hello, "model_fp", "other"), f"model_fp other != {MODEL_FP} here"),
+        (
+            lambda hello: setattr(hello, "model_fp", "other"),
+            f"model_fp other of p1 != {MODEL_FP} here",
+        ),
         (
             lambda hello: hello.kv_spec.CopyFrom(to_wire(OTHER_SPEC)),
-            "p1: row_bytes 288 != 192 here",
+            "kv_spec of p1: row_bytes 288 != 192 here",
         ),
         (lambda hello: setattr(hello, "protocol", 0), "protocol 0 of p1 is older"),
         (lambda hello: setattr(hello, "transport", "smoke"), "'smoke' of p1 is none of grpc"),
