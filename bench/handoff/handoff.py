@@ -32,7 +32,7 @@ from baton.handoff.transports.handoff_method import start_call
 from baton.handoff.transports.nixl_agent import NixlMissing
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.shared_stream import ClientFrameStream, FrameWriter, StreamLost
-from baton.runtime.stream_pump import StreamPump
+from baton.runtime.stream_runner import StreamRunner
 from baton.system.allocator import keep_freed_memory
 from baton.wire.v1 import handoff_pb2
 from bench.handoff.handoff_pair import BARE_METHOD, BLOCK_SIZE, NUM_CHUNKS, SPEC, Pool, source_bytes
@@ -70,7 +70,7 @@ class Link:
         self._end = end
         self.transport = end.name
         self._writer: FrameWriter[handoff_pb2.DecodeFrame] = FrameWriter(stream)
-        self._pump = StreamPump(stream, self._writer, self._on_frame)
+        self._runner = StreamRunner(stream, self._writer, self._on_frame)
         self._owed_bytes = 0
         self._last_xfer_id = 0
         self._receiver: Receiver | None = None
@@ -80,12 +80,12 @@ class Link:
     async def run(self) -> None:
         """Raises StreamLost, after which no transfer would ever be complete."""
         self._credit(CREDIT_WINDOW_BYTES)
-        await self._pump.run()
-        if self._pump.was_lost:
+        await self._runner.run()
+        if self._runner.was_lost:
             raise StreamLost("the stream to the sending process")
 
     async def close(self) -> None:
-        await self._pump.finish(handoff_pb2.DecodeFrame(bye={"reason": "done"}))
+        await self._runner.finish(handoff_pb2.DecodeFrame(bye={"reason": "done"}))
         self._end.close()
 
     async def transfer(self, num_blocks: int, prefill_s: float = 0.0) -> tuple[float, float]:

@@ -29,7 +29,7 @@ from baton.handoff.transport import SendingEnd
 from baton.handoff.transports import handoff_method
 from baton.runtime.grpc_server import start_server
 from baton.runtime.shared_stream import FrameWriter, ServerFrameStream
-from baton.runtime.stream_pump import StreamPump
+from baton.runtime.stream_runner import StreamRunner
 from baton.system.allocator import keep_freed_memory
 from baton.system.parent_death import die_with_parent
 from baton.wire.v1 import handoff_pb2, handoff_pb2_grpc
@@ -51,14 +51,14 @@ class SendingSession:
         self._sending = sending
         self._writer: FrameWriter[OutFrame]
         self._writer = FrameWriter(stream, drain=self._next_blocks)
-        self._pump = StreamPump(stream, self._writer, self._on_frame)
+        self._runner = StreamRunner(stream, self._writer, self._on_frame)
         self._credit_bytes = 0
         self._sender: Sender | None = None
         self._tasks = asyncio.TaskGroup()
 
     async def run(self) -> None:
         async with self._tasks:
-            await self._pump.run()
+            await self._runner.run()
 
     def _on_frame(self, frame: handoff_pb2.DecodeFrame) -> bool:
         kind = frame.WhichOneof("frame")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from baton.runtime import logs
 from baton.runtime.resumable_link import NotResumable, ResumableLink
 from baton.runtime.shared_stream import FrameStream, StreamLost
-from baton.runtime.stream_pump import StreamPump
+from baton.runtime.stream_runner import StreamRunner
 from baton.wire import failures
 from baton.wire.v1 import worker_pb2
 from baton.worker import instruments
@@ -48,7 +48,7 @@ class GatewayLink:
         self._on_frame = on_frame
         self._on_change = on_change
         self._memory = ResumableLink(self.merge.take, worker_pb2.WorkerFrame)
-        self._pump: StreamPump[worker_pb2.WorkerFrame] | None = None
+        self._runner: StreamRunner[worker_pb2.WorkerFrame] | None = None
         self._disconnected = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
         self._lacks_notice = False
@@ -66,9 +66,9 @@ class GatewayLink:
     ) -> None:
         """Serve one connection until it ends, `answer` first; take over from one that has not
         noticed its end yet. Raises Unavailable, before a word, when there is nothing to resume."""
-        while self._pump is not None:
+        while self._runner is not None:
             self._disconnected.clear()
-            self._pump.stop_lost()
+            self._runner.stop_lost()
             await self._disconnected.wait()
         try:
             if self.is_over or self._lacks_notice:
@@ -79,13 +79,13 @@ class GatewayLink:
         self._stop_awaiting()
         answer.num_received = self._memory.num_received
         writer.send_control(worker_pb2.WorkerFrame(hello=answer))
-        self._pump = pump = StreamPump(stream, writer, self._take)
+        self._runner = runner = StreamRunner(stream, writer, self._take)
         try:
-            await pump.run()
+            await runner.run()
         finally:
-            self._pump = None
+            self._runner = None
             self._disconnected.set()
-            if pump.was_lost:
+            if runner.was_lost:
                 self._await_resume()
             else:
                 self._end()
@@ -97,8 +97,8 @@ class GatewayLink:
             self._memory.wake()
             return
         self._lacks_notice = True
-        if self._pump is not None:
-            self._pump.stop_lost()
+        if self._runner is not None:
+            self._runner.stop_lost()
 
     def wake(self) -> None:
         """Write what waits in `merge`."""
@@ -106,14 +106,14 @@ class GatewayLink:
 
     async def finish(self, reason: str) -> None:
         """Write what waits, say Bye and end the link."""
-        if self._pump is not None:
-            await self._pump.finish(worker_pb2.WorkerFrame(bye={"reason": reason}))
+        if self._runner is not None:
+            await self._runner.finish(worker_pb2.WorkerFrame(bye={"reason": reason}))
         self._end()
 
     def abandon(self) -> None:
         """The gateway has begun this link anew: end it without a word."""
-        if self._pump is not None:
-            self._pump.stop_lost()
+        if self._runner is not None:
+            self._runner.stop_lost()
         self._end()
 
     def _await_resume(self) -> None:
@@ -146,8 +146,8 @@ class GatewayLink:
         try:
             is_new = self._memory.take(frame)
         except StreamLost:
-            assert self._pump is not None, "frames come from it"
-            self._pump.stop_lost()
+            assert self._runner is not None, "frames come from it"
+            self._runner.stop_lost()
             return True
         if frame.HasField("bye"):
             return False

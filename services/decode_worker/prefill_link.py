@@ -14,7 +14,7 @@ from baton.handoff.lease import LEASE_S, RENEW_INTERVAL_S
 from baton.handoff.transport import PLAIN, ReceivingEnd, num_payload_bytes
 from baton.runtime import logs
 from baton.runtime.shared_stream import FrameWriter, StreamLost
-from baton.runtime.stream_pump import StreamPump
+from baton.runtime.stream_runner import StreamRunner
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
@@ -51,9 +51,9 @@ class PrefillLink:
         self._deps = deps
         self._transfers: dict[int, IncomingTransfer] = {}
         self._watch = DeliveryWatch(deps.clock, MAX_TRANSFERS_PER_LINK)
-        # Both are set once the hello was answered; the pump until the stream ends.
+        # Both are set once the hello was answered; the runner until the stream ends.
         self._end: ReceivingEnd | None = None
-        self._pump: StreamPump[handoff_pb2.DecodeFrame] | None = None
+        self._runner: StreamRunner[handoff_pb2.DecodeFrame] | None = None
         self._is_closing = False
         self._last_used_s = deps.clock.now()
         self._owed_bytes = 0
@@ -92,7 +92,7 @@ class PrefillLink:
             raise failures.Overloaded(f"{MAX_TRANSFERS_PER_LINK} transfers are open on one link")
         transfer = IncomingTransfer(request, self._deps, self._consumed, self._ended)
         self._transfers[request.ticket.xfer_id] = transfer
-        if self._pump is not None:
+        if self._runner is not None:
             self._send_all(request)
         return transfer
 
@@ -125,17 +125,17 @@ class PrefillLink:
     async def close(self, reason: str) -> None:
         """Say Bye and end the stream; open transfers fail."""
         self._is_closing = True
-        if self._pump is not None:
-            await self._pump.finish(handoff_pb2.DecodeFrame(bye={"reason": reason}))
+        if self._runner is not None:
+            await self._runner.finish(handoff_pb2.DecodeFrame(bye={"reason": reason}))
 
     async def _serve(self, connection: Connection) -> None:
         self._end, stream = connection.end, connection.stream
-        self._pump = StreamPump(stream, FrameWriter(stream), self._on_frame)
+        self._runner = StreamRunner(stream, FrameWriter(stream), self._on_frame)
         for transfer in self._transfers.values():
             self._send_all(transfer.request)
         async with asyncio.TaskGroup() as group:
             keeping = group.create_task(self._keep())
-            await self._pump.run()
+            await self._runner.run()
             keeping.cancel()
 
     def _ended(self, transfer: IncomingTransfer, error: failures.BatonError | None) -> None:
@@ -146,7 +146,7 @@ class PrefillLink:
         self._last_used_s = self._deps.clock.now()
         outcome = "complete" if error is None else "aborted"
         instruments.HANDOFF_TRANSFERS.labels("received", outcome).inc()
-        if self._pump is None:
+        if self._runner is None:
             return  # it was not asked for yet, or the stream is lost
         frame = handoff_pb2.DecodeFrame()
         ending = frame.done if error is None else frame.abort
@@ -165,7 +165,7 @@ class PrefillLink:
         self._watch.delivered()
         # A frame that names absurd sizes is refused; its peer gets the credit that can be said.
         self._owed_bytes = min(self._owed_bytes + num_bytes, MAX_CREDIT_BYTES)
-        if self._owed_bytes >= CREDIT_WINDOW_BYTES // 4 and self._pump is not None:
+        if self._owed_bytes >= CREDIT_WINDOW_BYTES // 4 and self._runner is not None:
             credit = handoff_pb2.TransferCredit(bytes=self._owed_bytes)
             self._owed_bytes = 0
             self._send(handoff_pb2.DecodeFrame(credit=credit), is_control=True)
@@ -175,8 +175,8 @@ class PrefillLink:
             self._send(frame)
 
     def _send(self, frame: handoff_pb2.DecodeFrame, *, is_control: bool = False) -> None:
-        assert self._pump is not None
-        writer = self._pump.writer
+        assert self._runner is not None
+        writer = self._runner.writer
         try:
             (writer.send_control if is_control else writer.send)(frame)
         except StreamLost:
@@ -184,9 +184,9 @@ class PrefillLink:
 
     def _break_off(self) -> None:
         """The stream is of no more use: end it, and dial anew for the next transfer."""
-        assert self._pump is not None
+        assert self._runner is not None
         self._is_closing = True
-        self._pump.stop_lost()
+        self._runner.stop_lost()
 
     def _on_frame(self, frame: handoff_pb2.PrefillFrame) -> bool:
         kind = frame.WhichOneof("frame") or ""
@@ -247,6 +247,6 @@ class PrefillLink:
                 num_transfers=len(self._transfers),
                 detail=error.message,
             )
-        self._pump = None
+        self._runner = None
         for transfer in list(self._transfers.values()):
             transfer.lost(error)

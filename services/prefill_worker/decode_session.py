@@ -16,7 +16,7 @@ from baton.handoff.ticket import CAPABILITY_BYTES, ForeignFrame
 from baton.handoff.transport import SendingEnd
 from baton.runtime import logs
 from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
-from baton.runtime.stream_pump import StreamPump
+from baton.runtime.stream_runner import StreamRunner
 from baton.wire import failures
 from baton.wire.limits import MAX_CHOICES
 from baton.wire.v1 import handoff_pb2
@@ -49,7 +49,7 @@ class DecodeSession:
         self._deps = deps
         self._open = open_transfers
         writer: FrameWriter[OutFrame] = FrameWriter(stream, drain=self._next_blocks)
-        self._pump = StreamPump(stream, writer, self._on_frame)
+        self._runner = StreamRunner(stream, writer, self._on_frame)
         self._transfers: dict[int, OutgoingTransfer] = {}
         # Each transfer's coroutine.
         self._tasks = asyncio.TaskGroup()
@@ -67,9 +67,9 @@ class DecodeSession:
         """Serve until the stream ends; then everything of this peer is freed."""
         async with self._tasks:
             try:
-                await self._pump.run()
+                await self._runner.run()
             finally:
-                if self._pump.was_lost:
+                if self._runner.was_lost:
                     num_open = len(self._transfers)
                     _log.warning("handoff_stream_lost", peer=self.peer, num_open=num_open)
                 for transfer in self._transfers.values():
@@ -78,7 +78,7 @@ class DecodeSession:
 
     async def finish(self, reason: str) -> None:
         """Say Bye and end the stream."""
-        await self._pump.finish(handoff_pb2.PrefillFrame(bye={"reason": reason}))
+        await self._runner.finish(handoff_pb2.PrefillFrame(bye={"reason": reason}))
 
     # The life of a transfer.
 
@@ -117,7 +117,7 @@ class DecodeSession:
         """Let the writer take its blocks that are final."""
         if transfer not in self._ready:
             self._ready.append(transfer)
-        self._pump.writer.wake()
+        self._runner.writer.wake()
 
     def _tell_failure(
         self, transfer: OutgoingTransfer, outcome: str, error: failures.BatonError
@@ -212,7 +212,7 @@ class DecodeSession:
 
     def _on_credit(self, credit: handoff_pb2.TransferCredit) -> None:
         self._credit_bytes += credit.bytes
-        self._pump.writer.wake()
+        self._runner.writer.wake()
 
     def _on_renew(self, renew: handoff_pb2.RenewTransfers) -> None:
         for xfer_id in renew.xfer_ids:
@@ -269,9 +269,9 @@ class DecodeSession:
 
     def _control(self, frame: handoff_pb2.PrefillFrame) -> None:
         try:
-            self._pump.writer.send_control(frame)
+            self._runner.writer.send_control(frame)
         except StreamLost:
-            self._pump.stop_lost()
+            self._runner.stop_lost()
 
 
 _HANDLERS: dict[str, Callable[[DecodeSession, Any], None]] = {

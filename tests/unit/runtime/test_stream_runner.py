@@ -1,18 +1,18 @@
 import asyncio
 
 from baton.runtime.shared_stream import FrameWriter
-from baton.runtime.stream_pump import StreamPump
+from baton.runtime.stream_runner import StreamRunner
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import run_virtual
 
 
-def make_pump(stream: MemoryStream, got: list[str]) -> tuple[StreamPump[str], FrameWriter[str]]:
+def make_runner(stream: MemoryStream, got: list[str]) -> tuple[StreamRunner[str], FrameWriter[str]]:
     def on_frame(frame: str) -> bool:
         got.append(frame)
         return frame != "bye"
 
     writer: FrameWriter[str] = FrameWriter(stream)
-    return StreamPump(stream, writer, on_frame), writer
+    return StreamRunner(stream, writer, on_frame), writer
 
 
 def test_a_bye_ends_the_stream_cleanly_on_both_sides() -> None:
@@ -20,8 +20,8 @@ def test_a_bye_ends_the_stream_cleanly_on_both_sides() -> None:
         ours, theirs = memory_stream_pair()
         got_here: list[str] = []
         got_there: list[str] = []
-        here, writer = make_pump(ours, got_here)
-        there, _ = make_pump(theirs, got_there)
+        here, writer = make_runner(ours, got_here)
+        there, _ = make_runner(theirs, got_there)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(here.run())
             tasks.create_task(there.run())
@@ -37,12 +37,12 @@ def test_a_bye_ends_the_stream_cleanly_on_both_sides() -> None:
 def test_an_end_without_bye_is_a_loss() -> None:
     async def scenario() -> None:
         ours, theirs = memory_stream_pair()
-        pump, _ = make_pump(ours, [])
+        runner, _ = make_runner(ours, [])
         await theirs.close()
 
-        await pump.run()
+        await runner.run()
 
-        assert pump.was_lost
+        assert runner.was_lost
 
     run_virtual(scenario())
 
@@ -52,14 +52,14 @@ def test_what_the_drain_still_holds_leaves_before_the_bye() -> None:
         ours, theirs = memory_stream_pair()
         merged = ["last tokens"]
         writer: FrameWriter[str] = FrameWriter(ours, drain=lambda: merged.pop() if merged else None)
-        pump = StreamPump(ours, writer, lambda frame: True)
+        runner = StreamRunner(ours, writer, lambda frame: True)
         got: list[str] = []
-        there, _ = make_pump(theirs, got)
+        there, _ = make_runner(theirs, got)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(pump.run())
+            tasks.create_task(runner.run())
             tasks.create_task(there.run())
             writer.wake()
-            await pump.finish("bye")
+            await runner.finish("bye")
         assert got == ["last tokens", "bye"]
 
     run_virtual(scenario())
@@ -68,10 +68,10 @@ def test_what_the_drain_still_holds_leaves_before_the_bye() -> None:
 def test_a_peer_that_does_not_end_is_waited_for_only_a_moment() -> None:
     async def scenario() -> float:
         ours, _ = memory_stream_pair()
-        pump, _ = make_pump(ours, [])
+        runner, _ = make_runner(ours, [])
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(pump.run())
-            await pump.finish("bye")
+            tasks.create_task(runner.run())
+            await runner.finish("bye")
         return asyncio.get_running_loop().time()
 
     assert run_virtual(scenario()) == 1.0

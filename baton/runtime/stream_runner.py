@@ -1,4 +1,4 @@
-"""Runs one shared stream: one reader task, one writer task, and a clean end.
+"""Run one shared stream: one reader task, one writer task, and a clean end.
 
 Frames go to a synchronous handler, so that the reader never awaits a request's consumer. Knows
 nothing of what the frames mean, except that the owner says whether a Bye has come.
@@ -15,7 +15,7 @@ FINISH_TIMEOUT_S = 1.0
 Frame = TypeVar("Frame")
 
 
-class StreamPump(Generic[Frame]):
+class StreamRunner(Generic[Frame]):
     """`on_frame` returns False when the peer has said Bye: then the stream ends."""
 
     def __init__(
