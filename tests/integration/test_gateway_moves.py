@@ -53,7 +53,7 @@ async def streamed(stack: Stack, after: int = 0, then: worker_pb2.WorkerFrame | 
 
 
 async def until_its_workers_are_known(stack: Stack) -> None:
-    """What `begin` said has reached the gateway: it serves without asking a router."""
+    """Wait until the view of `begin` has reached the gateway: it serves without asking a router."""
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(openai.APIStatusError):

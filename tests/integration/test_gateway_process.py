@@ -51,7 +51,7 @@ async def test_a_gateway_that_is_misconfigured_says_so_in_its_last_line(
     assert words in line
 
 
-async def test_a_port_that_somebody_took_in_the_meantime_is_one_line(tmp_path: Path) -> None:
+async def test_a_port_that_was_taken_in_the_meantime_is_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         status, line = await started(tmp_path, LISTEN=listen)

@@ -141,7 +141,9 @@ def run_seed(seed: int, folder: Path, num_blocks: int) -> list[tuple]:
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
-def test_any_schedule_gives_right_text_one_bill_and_no_leak(seed: int, tmp_path: Path) -> None:
+def test_any_schedule_gives_right_text_one_usage_record_and_no_leak(
+    seed: int, tmp_path: Path
+) -> None:
     results = run_seed(seed, tmp_path, num_blocks=512 if seed % 2 else 160)
     assert any(result[1] != "left" for result in results)
     assert any(result[1] == "left" for result in results)

@@ -180,7 +180,7 @@ def test_mixed_aborts_free_everything_within_a_quarter_of_a_second(
             count, within = (
                 now - old for now, old in zip(cancels(phase), before[phase], strict=True)
             )
-            assert count > 0, f"nobody left in {phase}"
+            assert count > 0, f"no client left in {phase}"
             assert within >= 0.95 * count, f"{phase}: {count - within} of {count} took too long"
 
     run(tmp_path, scenario, num_prefill=num_prefill, num_blocks=160)
@@ -198,7 +198,7 @@ def test_stalled_readers_cost_the_others_nothing_and_go_on_where_they_stopped(
             return reader
 
         async def p95_of_readers(name: str) -> float:
-            """Of eight that read, from when all of them are under way."""
+            """The gaps of eight readers, from the moment at which all of them have begun."""
             start = fleet.clock.now() + 0.5
             readers = [reading(f"{name}{number}", 300) for number in range(8)]
             gaps = sorted(g for r in await asyncio.gather(*readers) for g in r.gaps_after(start))
@@ -232,7 +232,7 @@ def test_stalled_readers_cost_the_others_nothing_and_go_on_where_they_stopped(
     run(tmp_path, scenario, num_decode=1, num_blocks=256)
 
 
-def test_nobody_works_on_behind_a_deadline(tmp_path: Path) -> None:
+def test_no_component_works_on_behind_a_deadline(tmp_path: Path) -> None:
     async def scenario(fleet: Fleet) -> None:
         rng = random.Random(5)
         ends: Counter[str] = Counter()

@@ -61,7 +61,7 @@ def token_bytes(text: str | bytes) -> bytes:
 
 
 def prefix_hashes(ids: bytes) -> Iterator[bytes]:
-    """Of what ends with each full block."""
+    """The hash of each full block and of all tokens before it."""
     num_bytes = 4 * BLOCK_SIZE
     prefix = sha256()
     for start in range(0, len(ids) - num_bytes + 1, num_bytes):

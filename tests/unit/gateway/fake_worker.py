@@ -1,4 +1,4 @@
-"""A decode worker in memory: answers every submit with the text it was told, within its credit."""
+"""A decode worker in memory: answers every submit with a given text, within its credit."""
 
 import asyncio
 

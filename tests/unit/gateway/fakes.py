@@ -133,7 +133,7 @@ class Fleet:
         self.workers = {name: FakeWorker(name) for name in ("w1", "w2", "w3")}
         self.worker = self.workers["w1"]
         self.unreachable: set[str] = set()
-        # Their connections open, and nobody says a word.
+        # Their connections open, and no frame comes.
         self.mute: set[str] = set()
         self.file = MemoryFile()
         clients = Clients(

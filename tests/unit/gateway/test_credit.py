@@ -107,7 +107,7 @@ class Request:
             self.grant()
 
     def check(self) -> None:
-        """What holds at every moment."""
+        """Check the rules that hold at every moment."""
         lease = self.lease
         assert sum(self.credit.values()) <= lease.num_credited <= lease.num_granted
         if self.is_running:

@@ -1,4 +1,4 @@
-"""The page of open requests: what runs, where, how far; nothing of what was said."""
+"""The page of open requests: what runs, where, how far; no text of any request."""
 
 import asyncio
 import json

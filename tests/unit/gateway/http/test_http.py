@@ -63,7 +63,7 @@ def test_a_repeated_request_id_is_replaced_because_it_names_one_request() -> Non
     assert ids.of(headers(x_request_id="same")) != "same"
 
 
-def test_a_request_id_that_comes_to_two_gateways_names_two_bills() -> None:
+def test_a_request_id_that_comes_to_two_gateways_has_two_usage_ids() -> None:
     given = headers(x_request_id="same")
     first, second = RequestIds(random.Random(1)), RequestIds(random.Random(2))
     assert first.of(given) == second.of(given) == "same"
@@ -72,7 +72,7 @@ def test_a_request_id_that_comes_to_two_gateways_names_two_bills() -> None:
     assert all(bill.startswith("same.") for bill in bills)
 
 
-def test_a_fresh_request_id_names_its_bill() -> None:
+def test_a_fresh_request_id_is_its_usage_id() -> None:
     ids = RequestIds(random.Random(1))
     fresh = ids.of(headers())
     assert ids.usage_id_of(fresh, headers()) == fresh
@@ -182,7 +182,7 @@ def test_a_client_that_takes_nothing_for_30_s_is_given_up() -> None:
             await asyncio.sleep(3600)
 
         async def silence() -> None:
-            raise AssertionError("a waiting write is no silence")
+            raise AssertionError("a waiting write is not silence")
 
         response = HttpResponse(send, "r1", clock)
         writing = asyncio.ensure_future(response.start(200, "text/plain", {}))

@@ -1,4 +1,4 @@
-"""What the three endpoints take, and what they refuse by name."""
+"""The fields that the three endpoints take, and those that they refuse by name."""
 
 import json
 import typing

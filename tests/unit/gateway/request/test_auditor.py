@@ -30,7 +30,7 @@ def test_requests_of_all_kinds_leave_nothing_to_find() -> None:
     simulate(scenario)
 
 
-def test_a_request_is_reserved_renewed_and_settled_under_the_name_of_its_bill() -> None:
+def test_a_request_is_reserved_renewed_and_settled_under_its_usage_id() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.worker.prefill_s = 6.0  # longer than a beat
         incoming = replace(fleet.chat_request(), usage_id="r1.bill")
@@ -45,7 +45,7 @@ def test_a_request_is_reserved_renewed_and_settled_under_the_name_of_its_bill() 
     simulate(scenario)
 
 
-def test_a_lease_without_a_request_is_told_with_its_id() -> None:
+def test_a_lease_without_a_request_is_reported_with_its_id() -> None:
     async def scenario(fleet: Fleet) -> None:
         before = told("lease_without_request")
         stray = Lease("r-stray", "acme", "k", "demo", num_prompt_tokens=3, num_granted=5)
@@ -57,7 +57,7 @@ def test_a_lease_without_a_request_is_told_with_its_id() -> None:
     simulate(scenario)
 
 
-def test_a_request_that_does_not_settle_is_told_when_it_ends() -> None:
+def test_a_request_that_does_not_settle_is_reported_when_it_ends() -> None:
     async def scenario(fleet: Fleet) -> None:
         before = told("settled_once")
         fleet.gateway.auditor.settled = lambda x: None  # type: ignore[method-assign]
@@ -67,7 +67,7 @@ def test_a_request_that_does_not_settle_is_told_when_it_ends() -> None:
     simulate(scenario)
 
 
-def test_an_attempt_that_outlives_its_request_is_told() -> None:
+def test_an_attempt_that_outlives_its_request_is_reported() -> None:
     async def scenario(fleet: Fleet) -> None:
         links = fleet.gateway.links
         links.open_attempts = lambda: iter([("r-gone", "w1")])  # type: ignore[method-assign]
@@ -76,7 +76,7 @@ def test_an_attempt_that_outlives_its_request_is_told() -> None:
     simulate(scenario)
 
 
-def test_a_running_request_whose_lease_was_dropped_is_told() -> None:
+def test_a_running_request_whose_lease_was_dropped_is_reported() -> None:
     async def scenario(fleet: Fleet) -> None:
         running = fleet.tasks.create_task(fleet.chat())
         await asyncio.sleep(0.08)
@@ -100,7 +100,7 @@ def test_an_ejected_worker_is_given_up_as_soon_as_a_router_says_so() -> None:
     simulate(scenario)
 
 
-def test_a_request_that_is_cut_off_while_its_bill_goes_to_disk_has_settled() -> None:
+def test_a_request_that_is_cut_off_while_its_record_goes_to_disk_has_settled() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.quota.settle_delay_s = 0.02
         before = told("settled_once")

@@ -1,4 +1,4 @@
-"""Large bodies are parsed one at a time, and nobody fills the line alone."""
+"""Large bodies are parsed one at a time, and no tenant fills the line alone."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Line:
         self.num_at_once = self.most_at_once = 0
 
     async def in_thread(self, work: Callable[[], T], /) -> T:
-        """A thread goes on when nobody waits for it any more."""
+        """A thread goes on when its request is over."""
         return await asyncio.shield(asyncio.ensure_future(self._run(work)))
 
     async def _run(self, work: Callable[[], T]) -> T:

@@ -70,7 +70,7 @@ def test_the_worker_gets_the_prompt_the_sampling_and_the_prefill_endpoint() -> N
     simulate(scenario)
 
 
-def test_router_and_worker_are_told_the_priority_of_the_key() -> None:
+def test_picks_and_submits_carry_the_priority_of_the_key() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.quota.principal.priority = 9
         await fleet.chat()
@@ -310,7 +310,7 @@ def test_leases_are_renewed_every_five_seconds() -> None:
 
 
 def test_a_renewal_confirms_what_the_client_has() -> None:
-    """Of a gateway that dies, that is what the bill shows."""
+    """The usage record of a gateway that dies shows these counts."""
 
     async def scenario(fleet: Fleet) -> None:
         fleet.worker.texts = ["x" * 200]
@@ -361,7 +361,7 @@ def test_nothing_is_reserved_for_a_bad_key_a_bad_field_or_an_unknown_model() -> 
 def test_the_key_is_checked_before_the_body_is_read() -> None:
     async def scenario(fleet: Fleet) -> None:
         async def read_body() -> bytes:
-            raise AssertionError("nobody may read the body of a stranger")
+            raise AssertionError("the body of a stranger is not read")
 
         changes = {"read_body": read_body, "authorization": None}
         incoming = fleet.incoming("/v1/chat/completions", {}, **changes)

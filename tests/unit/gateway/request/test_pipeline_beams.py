@@ -35,7 +35,7 @@ def test_a_search_may_take_longer_than_a_first_token() -> None:
     simulate(scenario, limits=Limits(first_token_s=1.0))
 
 
-def test_a_search_that_is_lost_with_its_prompt_read_has_no_cached_tokens_to_bill() -> None:
+def test_a_search_that_is_lost_with_its_prompt_read_records_no_cached_tokens() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.worker.prefill_s = 100.0
         task = asyncio.create_task(fleet.chat(use_beam_search=True))

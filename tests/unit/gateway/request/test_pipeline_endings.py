@@ -317,7 +317,7 @@ def test_a_client_that_leaves_before_its_worker_heard_of_it_pays_nothing() -> No
 
 
 @pytest.mark.parametrize("cancelled_after_ms", range(0, 320, 4))
-def test_a_client_that_leaves_at_any_moment_leaves_one_bill_and_nothing_else(
+def test_a_client_that_leaves_at_any_moment_leaves_one_usage_record_and_nothing_else(
     cancelled_after_ms: int,
 ) -> None:
     async def scenario(fleet: Fleet) -> None:
@@ -337,7 +337,7 @@ def test_a_client_that_leaves_at_any_moment_leaves_one_bill_and_nothing_else(
     simulate(scenario)
 
 
-def test_a_bug_is_told_as_internal_counted_as_such_and_logged_with_its_request(
+def test_a_bug_is_answered_and_counted_as_internal_and_logged_with_its_request(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario(fleet: Fleet) -> None:

@@ -124,7 +124,7 @@ def test_a_prompt_that_would_bring_too_many_logprobs_is_refused(
     simulate(scenario)
 
 
-def test_a_long_prompt_that_is_being_judged_has_more_time_for_its_first_token() -> None:
+def test_a_long_prompt_whose_logprobs_come_has_more_time_for_its_first_token() -> None:
     async def scenario(fleet: Fleet) -> None:
         judge = fleet.worker._judge
 

@@ -1,4 +1,4 @@
-"""What a request asks of the router when its worker is lost."""
+"""The picks of a request whose worker is lost."""
 
 import asyncio
 

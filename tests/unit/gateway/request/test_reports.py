@@ -1,4 +1,4 @@
-"""What a request leaves behind: spans with the right parents, an access line, metrics, no text."""
+"""The reports of a request: spans with the right parents, an access line, metrics, no text."""
 
 import json
 import logging

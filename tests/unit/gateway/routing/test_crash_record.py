@@ -1,4 +1,4 @@
-"""What a gateway does about cores that die or stand still under its requests."""
+"""Cores that die or stand still under a gateway's requests: its reports, retries and picks."""
 
 import asyncio
 
@@ -67,13 +67,15 @@ def test_a_suspect_that_ends_well_is_cleared_at_the_router_with_the_next_pick(
     assert told(crashes) == [], "it was no suspect any more"
 
 
-def test_only_failures_of_the_worker_are_told_as_such(crashes, record) -> None:
+def test_only_failures_of_the_worker_are_reported_as_such(crashes, record) -> None:
     for reason, is_failure in (("no_room", False), ("worker_lost", True), ("draining", False)):
         crashes.failed(record, Unavailable("x", reason=reason), 0)
         assert record.has_failed == is_failure
 
 
-def test_a_failure_is_told_once_however_often_the_next_pick_is_repeated(crashes, record) -> None:
+def test_a_failure_is_reported_once_however_often_the_next_pick_is_repeated(
+    crashes, record
+) -> None:
     crashes.failed(record, LOST, 0)
     picks = [pick_request("r1") for _ in range(3)]
     for pick in picks:
@@ -139,7 +141,7 @@ def test_a_request_that_was_not_named_is_no_suspect() -> None:
     simulate(scenario)
 
 
-def test_after_the_second_death_the_router_is_told_and_its_refusal_reaches_the_client() -> None:
+def test_the_second_death_is_reported_and_the_routers_refusal_reaches_the_client() -> None:
     async def scenario(fleet: Fleet) -> None:
         for worker in fleet.workers.values():
             worker.refusal = NAMED

@@ -210,7 +210,7 @@ def test_the_last_view_stays_while_no_router_speaks() -> None:
     following(scenario)
 
 
-def test_what_a_router_refuses_is_told_to_the_next_one_and_to_its_own_next_life() -> None:
+def test_a_quarantine_reaches_the_next_router_and_its_own_routers_next_life() -> None:
     async def scenario(scene: Scene) -> None:
         active = await scene.pick()
         killer = router_pb2.Quarantined(fingerprint=b"k", left_s=600, software_version="1")
@@ -235,7 +235,7 @@ def test_what_a_router_refuses_is_told_to_the_next_one_and_to_its_own_next_life(
     following(scenario)
 
 
-def test_what_a_router_of_newer_workers_forgot_is_not_told_to_it() -> None:
+def test_a_router_of_newer_workers_is_not_reminded_of_its_old_quarantine() -> None:
     async def scenario(scene: Scene) -> None:
         active = await scene.pick()
         killer = router_pb2.Quarantined(fingerprint=b"k", left_s=600, software_version="1")

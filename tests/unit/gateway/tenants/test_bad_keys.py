@@ -42,7 +42,7 @@ def test_the_neighbours_of_an_ipv6_address_count_with_it() -> None:
     bad_keys.check("2001:db8:0:1::1")
 
 
-def test_memory_is_bounded_whoever_guesses() -> None:
+def test_memory_is_bounded_whatever_addresses_guess() -> None:
     bad_keys = BadKeys(VirtualClock())
     for number in range(MAX_ADDRESSES + 10):
         bad_keys.note(f"address {number}")

@@ -1,4 +1,4 @@
-"""Tests of renewals over a stream that ends: another replica answers, or nobody does."""
+"""Tests of renewals over a stream that ends: another replica answers, or none does."""
 
 import asyncio
 import random
@@ -134,7 +134,7 @@ def test_an_outage_never_lowers_the_grant() -> None:
     keeping(scenario)
 
 
-def test_a_refused_extension_keeps_the_grant_and_is_told() -> None:
+def test_a_refused_extension_keeps_the_grant_and_is_reported() -> None:
     async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
         told: list[bool] = []
         lease = lease_of()
@@ -151,7 +151,7 @@ def test_a_refused_extension_keeps_the_grant_and_is_told() -> None:
     keeping(scenario)
 
 
-def test_a_lost_lease_is_told() -> None:
+def test_a_lost_lease_is_reported() -> None:
     async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
         told: list[bool] = []
         lease = lease_of()

@@ -181,7 +181,7 @@ def test_a_full_outbox_drops_and_counts_what_comes_and_keeps_what_it_has(
     with_outbox(file, quota, scenario)
 
 
-def test_records_that_one_tenants_store_refuses_hold_up_nobody_elses() -> None:
+def test_records_that_one_tenants_store_refuses_hold_up_no_others() -> None:
     class Refusing(FakeQuota):
         async def settle(self, record: quota_pb2.UsageRecord, context: CallContext) -> None:
             if record.tenant == "corrupt":

@@ -62,7 +62,7 @@ def test_a_lease_of_the_gateways_own_is_never_renewed_at_quota() -> None:
     simulate(scenario)
 
 
-def test_a_local_bucket_starts_at_what_quota_told_last_and_refills() -> None:
+def test_a_local_bucket_starts_at_the_last_count_of_quota_and_refills() -> None:
     clock = VirtualClock()
     buckets = LocalBuckets(clock)
     principal = Principal("acme", "k", requests_per_minute=60, tokens_per_minute=600)

@@ -1,4 +1,4 @@
-"""Which logprobs an answer has: those of tokens whose text is in it."""
+"""The logprobs of an answer are those of the tokens whose text is in it."""
 
 from tokenizers import Tokenizer
 

@@ -1,4 +1,4 @@
-"""A stream whose worker fails goes on elsewhere: no gap, no repeat, one bill."""
+"""A stream whose worker fails migrates: no gap, no repeat, one usage record."""
 
 import asyncio
 from typing import Any
@@ -23,7 +23,7 @@ def moves(reason: str) -> float:
 
 
 def die(fleet: Fleet, name: str) -> None:
-    """The worker's process is gone, and nobody listens there."""
+    """Let the worker's process be gone, and its port closed."""
     fleet.unreachable.add(name)
     fleet.workers[name].cut()
 
@@ -125,7 +125,7 @@ def test_logprobs_go_on_across_the_cut(num_tokens: int) -> None:
     assert simulate(scenario) == simulate(alone)
 
 
-def test_an_echo_with_logprobs_comes_once_and_is_judged_once() -> None:
+def test_an_echo_with_logprobs_comes_once_with_each_logprob_once() -> None:
     async def scenario(fleet: Fleet) -> None:
         say_everywhere(fleet, "x" * 99)
         task = fleet.tasks.create_task(fleet.complete(prompt="hello", echo=True, logprobs=1))
@@ -142,7 +142,7 @@ def test_an_echo_with_logprobs_comes_once_and_is_judged_once() -> None:
                                               fleet.workers.values()])  # fmt: skip
 
 
-def test_a_prompt_half_judged_is_judged_anew() -> None:
+def test_prompt_logprobs_that_were_half_there_are_computed_anew() -> None:
     async def scenario(fleet: Fleet) -> None:
         say_everywhere(fleet, "abc")
         fleet.workers["w1"].takes_half_of_the_prompt_logprobs = True
@@ -156,7 +156,7 @@ def test_a_prompt_half_judged_is_judged_anew() -> None:
     simulate(scenario)
 
 
-def test_a_search_gets_its_tokens_told_and_has_its_whole_time_again() -> None:
+def test_a_search_begins_anew_and_has_its_whole_time_again() -> None:
     async def scenario(fleet: Fleet) -> None:
         say_everywhere(fleet, "best", "second")
         fleet.workers["w1"].prefill_s = 1000

@@ -181,7 +181,7 @@ def test_a_first_connection_that_is_cut_is_dialled_once_more() -> None:
     run_virtual(main(), clock)
 
 
-def test_a_stream_that_nobody_needs_is_not_dialled_again() -> None:
+def test_a_stream_without_open_attempts_is_not_dialled_again() -> None:
     async def scenario(pair: Pair) -> None:
         await pair.far.close()
         await pair.link.ended()
