@@ -7,7 +7,7 @@ what it holds for the same request, and measures that itself.
 from collections.abc import Sequence
 
 from baton.worker import instruments
-from baton.worker.parts import WorkerDeps
+from baton.worker.deps import WorkerDeps
 
 
 def observe_cancel(deps: WorkerDeps, phase: str, seq_ids: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ from baton.engine.protocol.messages import StepEvents
 from baton.runtime.audit import Audit
 from baton.system.violation import Violation
 from baton.wire import failures
-from baton.worker.parts import WorkerDeps
+from baton.worker.deps import WorkerDeps
 
 
 class WorkerFront(ABC):

@@ -5,7 +5,7 @@ from typing import TypeVar
 from baton.wire import failures, kv_spec
 from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import handoff_pb2
-from baton.worker.parts import WorkerDeps
+from baton.worker.deps import WorkerDeps
 
 Hello = TypeVar("Hello", handoff_pb2.DecodeHello, handoff_pb2.PrefillHello)
 

@@ -27,10 +27,10 @@ from baton.system.allocator import keep_freed_memory
 from baton.system.clock import Clock
 from baton.wire.v1 import router_pb2, worker_pb2_grpc
 from baton.worker.core_watch import CoreWatch, WatchLimits
+from baton.worker.deps import WorkerDeps
 from baton.worker.dispatch import EngineDispatcher
 from baton.worker.grammar_gate import GrammarGate
 from baton.worker.metrics import WorkerMetrics
-from baton.worker.parts import WorkerDeps
 from baton.worker.reports import ReportLog, register_message
 from baton.worker.reports_servicer import WorkerReportsServicer
 from baton.worker.settings import Settings

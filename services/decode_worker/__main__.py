@@ -6,7 +6,7 @@ from baton.runtime import environment
 from baton.runtime.process import Process, run
 from baton.wire.v1 import router_pb2, worker_pb2_grpc
 from baton.worker import instruments
-from baton.worker.parts import WorkerDeps
+from baton.worker.deps import WorkerDeps
 from baton.worker.program import serve_worker
 from baton.worker.settings import ENVIRONMENT_PREFIX, Settings
 from services.decode_worker.front import DecodeFront

@@ -12,7 +12,7 @@ from baton.engine.protocol.messages import Grammar
 from baton.wire import failures
 from baton.wire.v1 import worker_pb2
 from baton.worker.cancels import observe_cancel
-from baton.worker.parts import WorkerDeps
+from baton.worker.deps import WorkerDeps
 from services.decode_worker.attempt_output import AttemptOutput
 from services.decode_worker.attempt_request import AttemptRequest
 from services.decode_worker.choice import ChoiceRun

@@ -15,7 +15,7 @@ from baton.runtime import logs
 from baton.runtime.telemetry import StageTimer, start_span
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2, worker_pb2
-from baton.worker.parts import WorkerDeps
+from baton.worker.deps import WorkerDeps
 from services.decode_worker.attempt_request import AttemptRequest
 from services.decode_worker.gateway_link import GatewayLink
 

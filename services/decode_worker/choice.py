@@ -28,8 +28,8 @@ from baton.engine.protocol.messages import (
 )
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2, worker_pb2
+from baton.worker.deps import WorkerDeps
 from baton.worker.dispatch import SequenceEvent, sequence_failure, to_wire
-from baton.worker.parts import WorkerDeps
 from services.decode_worker.attempt_output import AttemptOutput
 from services.decode_worker.incoming_transfer import ended_at_once
 from services.decode_worker.prefill_links import PrefillLinks

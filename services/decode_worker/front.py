@@ -13,8 +13,8 @@ from baton.system.violation import Violation
 from baton.wire import failures
 from baton.wire.protocol import PROTOCOL_VERSION, agree
 from baton.wire.v1 import worker_pb2
+from baton.worker.deps import WorkerDeps
 from baton.worker.front import WorkerFront
-from baton.worker.parts import WorkerDeps
 from services.decode_worker.gateway_link import GatewayStream, LinkKey
 from services.decode_worker.gateway_session import GatewaySession
 from services.decode_worker.prefill_hello import Dial

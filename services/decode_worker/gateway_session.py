@@ -5,7 +5,7 @@ from typing import Any
 
 from baton.wire import failures
 from baton.wire.v1 import worker_pb2
-from baton.worker.parts import WorkerDeps
+from baton.worker.deps import WorkerDeps
 from baton.worker.prompt import PromptBuffer, check_cache_key
 from baton.worker.sampling import to_params
 from services.decode_worker.attempt import Attempt

@@ -15,7 +15,7 @@ from baton.handoff.transport import Pages, ReceivingEnd, num_payload_bytes
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
-from baton.worker.parts import WorkerDeps
+from baton.worker.deps import WorkerDeps
 from baton.worker.stage_event import StageEvent
 from services.decode_worker.prefill_request import PrefillRequest
 

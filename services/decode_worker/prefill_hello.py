@@ -14,8 +14,8 @@ from baton.runtime.shared_stream import FrameStream, StreamLost
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
+from baton.worker.deps import WorkerDeps
 from baton.worker.handoff_hello import check_hello, make_hello
-from baton.worker.parts import WorkerDeps
 
 CONNECT_TIMEOUT_S = 2.0
 

@@ -18,7 +18,7 @@ from baton.runtime.stream_runner import StreamRunner
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
-from baton.worker.parts import WorkerDeps
+from baton.worker.deps import WorkerDeps
 from services.decode_worker.delivery_watch import DeliveryWatch
 from services.decode_worker.incoming_transfer import IncomingTransfer
 from services.decode_worker.prefill_hello import Connection, Dial, connect

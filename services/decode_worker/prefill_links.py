@@ -8,7 +8,7 @@ from typing import Any
 
 from baton.system.rate_meter import RateMeter
 from baton.wire import failures
-from baton.worker.parts import WorkerDeps
+from baton.worker.deps import WorkerDeps
 from services.decode_worker.prefill_hello import Dial
 from services.decode_worker.prefill_link import PrefillLink
 

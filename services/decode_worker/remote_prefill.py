@@ -15,7 +15,7 @@ from baton.runtime.telemetry import Span, start_span
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
-from baton.worker.parts import WorkerDeps
+from baton.worker.deps import WorkerDeps
 from services.decode_worker.attempt_output import AttemptOutput
 from services.decode_worker.incoming_transfer import BadData, IncomingTransfer, ended_at_once
 from services.decode_worker.prefill_link import PrefillLink

@@ -92,7 +92,7 @@ class Tracing:
     percent: float
     # None = plaintext.
     transport: TransportSocket | None = None
-    # Names of headers; each Envoy has the values itself (runtime/span_headers.py).
+    # Names of headers; each Envoy has the values itself (baton/runtime/span_headers.py).
     header_names: tuple[str, ...] = ()
 
 

@@ -22,7 +22,7 @@ from baton.wire.limits import MAX_CHOICES
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
 from baton.worker.cancels import observe_cancel
-from baton.worker.parts import WorkerDeps
+from baton.worker.deps import WorkerDeps
 from baton.worker.prompt import PromptBuffer, check_cache_key
 from baton.worker.sampling import to_params
 from services.prefill_worker.open_transfers import OpenTransfers

@@ -15,9 +15,9 @@ from baton.system.violation import Violation
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
+from baton.worker.deps import WorkerDeps
 from baton.worker.front import WorkerFront
 from baton.worker.handoff_hello import check_hello, make_hello
-from baton.worker.parts import WorkerDeps
 from services.prefill_worker.decode_session import DecodeSession
 from services.prefill_worker.open_transfers import OpenTransfers
 

@@ -26,8 +26,8 @@ from baton.runtime.telemetry import StageTimer, start_span
 from baton.wire import failures
 from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import handoff_pb2
+from baton.worker.deps import WorkerDeps
 from baton.worker.dispatch import SequenceEvent, SequenceListener, sequence_failure, to_wire
-from baton.worker.parts import WorkerDeps
 from baton.worker.stage_event import StageEvent
 
 _COMPLETE = ("stop", "length")

@@ -36,7 +36,7 @@ from baton.testing.virtual_network import VirtualNetwork, VirtualStream, stop_pr
 from baton.wire import key_registry
 from baton.wire.failures import Unavailable
 from baton.wire.v1 import quota_pb2, router_pb2, tokenizer_pb2
-from baton.worker.parts import WorkerDeps
+from baton.worker.deps import WorkerDeps
 from baton.worker.program import make_parts
 from baton.worker.reports_servicer import serve_reports
 from services.decode_worker.front import DecodeFront

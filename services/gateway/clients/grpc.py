@@ -1,7 +1,7 @@
 """The ports over gRPC: channels to quota, tokenizer and routers, shared streams to decode workers.
 
 Translates calls and nothing else. Replicas of quota and tokenizer share a balanced channel
-(runtime/grpc_channel.py); the gateway chooses the router of each pick (routing/routers.py).
+(baton/runtime/grpc_channel.py); the gateway chooses the router of each pick (routing/routers.py).
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """An audit of one gateway: its requests, leases and attempts must belong together.
 
-Every request that got a lease settles exactly once, known when it ends; every lease and every
-attempt belongs to a request that runs, looked at from time to time (baton/runtime/audit.py).
+Every request that got a lease settles exactly once, which is checked when it ends. Every lease and
+every attempt belongs to a request that runs, which is checked from time to time
+(baton/runtime/audit.py).
 """
 
 from collections.abc import Iterator

@@ -1,10 +1,10 @@
 """The record of cores that died during a request: it makes the request a suspect, or clears it.
 
-Each request has a CrashRecord. One that was named computes in steps of its own from then on; named
-again before it has proved harmless, it has killed two cores, and the router refuses it. What is
-told beside the request goes through the gateway's one Crashes: names that come late, and the
-fingerprints of suspects that proved harmless. What outlives both is the router's
-(`router/quarantine.py`).
+A worker whose core died names its suspects: the requests of the step in which that happened. Each
+request has a CrashRecord. A suspect computes in steps of its own from then on. If it is named again
+before it has proved harmless, it has killed two cores, and the router refuses it. The gateway's one
+Crashes keeps what does not arrive with an attempt: names that come late, and the fingerprints of
+suspects that proved harmless. The router's quarantine outlives both.
 """
 
 from collections import deque

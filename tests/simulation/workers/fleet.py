@@ -28,7 +28,7 @@ from baton.testing.virtual_clock import VirtualClock
 from baton.wire.kv_spec import to_wire
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import handoff_pb2, router_pb2, sampling_pb2, worker_pb2
-from baton.worker.parts import WorkerDeps
+from baton.worker.deps import WorkerDeps
 from baton.worker.program import make_parts
 from baton.worker.transports import HandoffOptions
 from services.decode_worker.front import DecodeFront

@@ -15,7 +15,7 @@ from baton.wire import failures
 from baton.wire.kv_spec import to_wire
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import failure_pb2, handoff_pb2, router_pb2, worker_pb2
-from baton.worker.parts import WorkerDeps
+from baton.worker.deps import WorkerDeps
 from services.decode_worker.attempt_output import AttemptOutput
 from services.decode_worker.attempt_request import AttemptRequest
 from services.decode_worker.gateway_link import GatewayLink

@@ -8,7 +8,7 @@ from baton.handoff.lease import LEASE_S
 from baton.handoff.ticket import Ticket
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.v1 import handoff_pb2, router_pb2
-from baton.worker.parts import WorkerDeps
+from baton.worker.deps import WorkerDeps
 from services.decode_worker.delivery_watch import DeliveryWatch
 from services.decode_worker.incoming_transfer import IncomingTransfer
 from services.decode_worker.prefill_request import PrefillRequest

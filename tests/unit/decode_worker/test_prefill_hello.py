@@ -17,7 +17,7 @@ from baton.wire.kv_spec import KVSpec, to_wire
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import handoff_pb2, router_pb2
 from baton.worker import instruments
-from baton.worker.parts import WorkerDeps
+from baton.worker.deps import WorkerDeps
 from services.decode_worker.prefill_hello import CONNECT_TIMEOUT_S, Connection, connect
 from tests.unit.worker.scripted_core import BLOCK_SIZE, MODEL_FP, SPEC, ScriptedCore, scripted_parts
 

@@ -1,4 +1,4 @@
-"""The time for which the gateway's clients repeat calls that get no answer, on virtual time."""
+"""How long the gateway's clients go on asking when nobody answers, on virtual time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -80,7 +80,8 @@ def pick(context: CallContext, clock: Clock) -> Awaitable[Any]:
 
 
 def outcome(ask: Ask, deadline_s: float = 60.0) -> tuple[Any, float]:
-    """The outcome of a call, and the seconds after which it came."""
+    """The result of a call, and the seconds until it came."""
+    clock = VirtualClock()
 
     async def main() -> tuple[Any, float]:
         result: Any
@@ -94,7 +95,7 @@ def outcome(ask: Ask, deadline_s: float = 60.0) -> tuple[Any, float]:
 
 
 @pytest.mark.parametrize("ask", [authenticate, reserve, encode])
-def test_a_call_that_finds_no_replica_is_repeated_for_nine_tenths_of_a_second(
+def test_a_request_that_finds_nobody_asks_again_for_nine_tenths_of_a_second(
     channel: Channel, ask: Ask
 ) -> None:
     result, ended_s = outcome(ask)

@@ -9,7 +9,7 @@ from baton.engine.protocol.progress_page import CoreProgress
 from baton.engine.step.engine import Engine, EngineConfig
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.virtual_clock import VirtualClock
-from baton.worker.parts import WorkerDeps
+from baton.worker.deps import WorkerDeps
 from baton.worker.program import make_parts
 
 

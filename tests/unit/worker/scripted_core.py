@@ -9,7 +9,7 @@ from baton.engine.protocol.progress_page import CoreProgress
 from baton.system.clock import Clock
 from baton.wire.kv_spec import KVSpec
 from baton.wire.v1 import router_pb2
-from baton.worker.parts import WorkerDeps
+from baton.worker.deps import WorkerDeps
 from baton.worker.program import make_parts
 
 BLOCK_SIZE = 4
