@@ -1,8 +1,9 @@
 """The cluster of the collector, and the headers of every export of spans.
 
 Only Envoy knows the values of the headers (baton/runtime/span_headers.py): they are secrets, and
-Envoy's admin port shows the configuration that a control plane sends. Envoy 1.40 sends the tracer's own
-`initial_metadata` without substituting variables; a filter of the cluster inserts the values.
+Envoy's admin port shows the configuration that a control plane sends. Envoy 1.40 sends the
+tracer's own `initial_metadata` without substituting variables; a filter of the cluster inserts the
+values.
 """
 
 from envoy_data_plane.envoy.config.cluster.v3 import Cluster, ClusterDiscoveryType
