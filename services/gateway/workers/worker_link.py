@@ -16,6 +16,7 @@ from typing import NoReturn
 from baton.runtime import logs
 from baton.runtime.resumable_link import ResumableLink
 from baton.runtime.shared_stream import StreamLost
+from baton.runtime.stream_runner import StreamRunner
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError, Unavailable, from_wire
 from baton.wire.protocol import PROTOCOL_VERSION
@@ -155,34 +156,22 @@ class WorkerLink:
         return await self._connections.resume(dial)
 
     async def _serve(self, stream: WorkerStream, writer: Writer) -> bool:
-        """Serve until Bye; False when the stream was lost before."""
-        said_bye = False
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                writing = tasks.create_task(writer.run())
-                closing = tasks.create_task(self._say_bye(stream, writer))
-                said_bye = await self._read(stream)
-                writing.cancel()
-                closing.cancel()
-        except* StreamLost:
-            said_bye = False
-        finally:
-            await stream.close()
+        """Serve one connection until Bye, or until it is lost: then False."""
+        runner = StreamRunner(stream, writer, self._on_frame)
+        async with asyncio.TaskGroup() as tasks:
+            closing = tasks.create_task(self._say_bye(runner))
+            await runner.run()
+            closing.cancel()
         self._connections.lost()
-        return said_bye
+        return not runner.was_lost
 
-    async def _read(self, stream: WorkerStream) -> bool:
-        """Take in frames until the end; True when the end was announced."""
-        while (frame := await stream.read()) is not None:
-            if self._take_in(frame):
-                return True
-        return self._closing.is_set()
-
-    async def _say_bye(self, stream: WorkerStream, writer: Writer) -> None:
+    async def _say_bye(self, runner: StreamRunner[worker_pb2.GatewayFrame]) -> None:
         await self._closing.wait()
-        await writer.flush()
-        # The worker ends the stream once it has read this; ending it here could overtake the frame.
-        await stream.write(worker_pb2.GatewayFrame(bye=worker_pb2.Bye(reason="idle")))
+        await runner.finish(worker_pb2.GatewayFrame(bye=worker_pb2.Bye(reason="idle")))
+
+    def _on_frame(self, frame: worker_pb2.WorkerFrame) -> bool:
+        """Returns False after the worker's Bye. Raises StreamLost as `_take_in` does."""
+        return not self._take_in(frame)
 
     def _take_in(self, frame: worker_pb2.WorkerFrame) -> bool:
         """Take in one frame; True when the stream ends cleanly. Raises StreamLost when a frame is
