@@ -22,7 +22,7 @@ KEPT_BYTES = 64 * 2**20
 class BlockBytes:
     """`pool` is bytes `[num_blocks, spec.row_bytes]`, writable unless it is a peer's.
 
-    Raises ValueError when one page is too large for a frame, or the pool is no whole number of
+    Raises ValueError when one page is too large for a frame, or the pool is not a whole number of
     rows.
     """
 
@@ -31,7 +31,7 @@ class BlockBytes:
         self._pool = pool.cast("B")
         if len(self._pool) % spec.row_bytes:
             raise ValueError(
-                f"a pool of {len(self._pool)} bytes is no multiple of {spec.row_bytes}"
+                f"a pool of {len(self._pool)} bytes is not a multiple of {spec.row_bytes}"
             )
         largest = max(layer.page_bytes(spec.block_size) for layer in spec.layers)
         if largest > MAX_DATA_BYTES:

@@ -1,4 +1,4 @@
-"""What the checksum of a Blocks frame begins with: the frame's place.
+"""The seed of a Blocks frame's checksum: the place of the frame.
 
 Pages which arrive whole but under another transfer, layer or block do not pass then.
 """

@@ -32,7 +32,7 @@ def encode_blocks(blocks: handoff_pb2.Blocks, pages: Sequence[memoryview]) -> by
 
 
 def serialize(frame: OutFrame) -> bytes:
-    """What leaves."""
+    """The bytes of a frame that leaves: already serialized ones as they are."""
     return frame if isinstance(frame, bytes) else frame.SerializeToString()
 
 

@@ -1,4 +1,4 @@
-"""Which transport a pair of workers uses, agreed in the hellos of each link (decision 0010).
+"""The transport of a pair of workers, agreed in the hellos of each link (decision 0010).
 
 The decode worker offers what it can and trusts; the prefill worker takes the first of its own that
 can be set up with this peer. Both name theirs best first; the plain stream is everybody's last.
@@ -37,7 +37,7 @@ class Transport(Protocol):
 
 
 class Offer:
-    """What one hello of a decode worker offers. `with` closes it."""
+    """The transports that one hello of a decode worker offers. `with` closes them."""
 
     def __init__(self, offered: dict[str, Offered]) -> None:
         self._offered = offered
@@ -50,7 +50,7 @@ class Offer:
             offered.close()
 
     def connect(self, answer: handoff_pb2.PrefillHello) -> ReceivingEnd:
-        """What the peer has chosen. Raises Incompatible and TransportFailed."""
+        """The end that the peer has chosen. Raises Incompatible and TransportFailed."""
         offered = self._offered.get(answer.transport)
         if offered is None:
             ours = ", ".join(self._offered)

@@ -98,7 +98,7 @@ class Receiver:
                 raise
 
     def check(self, frame: handoff_pb2.Blocks) -> None:
-        """Whether a frame belongs here, before its pages are fetched.
+        """Check that a frame belongs here, before its pages are fetched.
 
         Raises ForeignFrame (drop it) or BadBlocks (the transfer failed).
         """

@@ -44,7 +44,7 @@ class Sender:
         return self._committed
 
     def add_checksums(self, checksums: Sequence[BlockChecksums]) -> None:
-        """What the device has computed of blocks that become ready next."""
+        """Checksums that the device has computed, of blocks that become ready next."""
         self._checksums.update((of_block.index, of_block.sums) for of_block in checksums)
 
     def advance(self, num_final_tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""What a frame has of each block: a stripe, the pages of adjacent layers as they lie in its row.
+"""Stripes: the pages of adjacent layers that a frame carries of each block, as they lie in its row.
 
 The more layers, the fewer and longer copies and the fewer messages. A stripe is no longer than a
 page may be, so that it stays in the CPU's cache between a copy and its checksum. Knows no memory.

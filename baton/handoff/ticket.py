@@ -1,4 +1,4 @@
-"""What binds one transfer: the decode worker issues a ticket with every Prefill.
+"""The ticket of one transfer: the decode worker issues it with every Prefill.
 
 A frame counts only when it carries the ticket's epoch and capability; every other one is foreign
 (or of an older attempt) and is dropped without touching the transfer. Knows nothing of streams.

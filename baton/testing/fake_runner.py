@@ -123,7 +123,7 @@ class FakeRunner:
             states = [mix(state, token) for state in states]
 
     def lone_logprobs(self, tokens: Iterable[int], row: SampleRow) -> RowLogprobs:
-        """What `row` must bring after these tokens."""
+        """The token that `row` must bring after these tokens."""
         states = [mix(_LAYER_ROOT, layer) for layer in range(len(self.kv_spec.layers))]
         for token in tokens:
             states = [mix(state, token) for state in states]

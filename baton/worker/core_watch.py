@@ -82,7 +82,7 @@ class CoreWatch:
         return f"the engine core has not moved for {self._still_s:.1f} s"
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch the core until cancelled."""
         while True:
             began_s = self._clock.now()
             await asyncio.sleep(TICK_S)

@@ -1,4 +1,4 @@
-"""What every front is built from; `program.py` makes one set per process, tests make their own."""
+"""The dependencies of a front; `program.py` makes one set per process, tests make their own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -31,7 +31,7 @@ SequenceEvent = Admitted | SequenceRefused | Started | Bound | Progress | TokenL
 
 
 class SequenceListener(Protocol):
-    """What one sequence hears, in the core's order; a step's tokens come before its Finished."""
+    """A listener of one sequence, called in the core's order; tokens come before Finished."""
 
     def on_event(self, event: SequenceEvent) -> None: ...
 

@@ -38,7 +38,7 @@ _decode_verdict = msgspec.msgpack.Decoder(Verdict).decode
 
 
 class GrammarGate:
-    """Of one front; `run` must run."""
+    """The gate of one front; `run` must run."""
 
     def __init__(self, info: EngineInfo, clock: Clock, max_cpu_s: float = MAX_CPU_S) -> None:
         # Without a file nothing is tried, and the child never starts.
@@ -70,7 +70,7 @@ class GrammarGate:
             self._arrived.set()
 
     def withdraw(self, on_outcome: OnOutcome) -> None:
-        """Whoever asked with this has left, and is told nothing."""
+        """The caller that asked with this has left and gets no answer."""
         self._waiting = deque(entry for entry in self._waiting if entry[1] != on_outcome)
         if self._trying is not None and self._trying[1] == on_outcome:
             self._given_up.set()

@@ -2,7 +2,7 @@
 
 The core loads first; the port opens when the worker can serve. Asked to stop, the front drains
 within `drain_s`; then streams, server and core end. When the core dies, the front tells its peers
-and the process exits with an error: whoever supervises it starts it again.
+and the process exits with an error: its supervisor starts it again.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Front(Protocol):
     """The half of a worker that differs between roles."""
 
     async def run(self) -> None:
-        """Until cancelled. Raises CoreDied (in a group)."""
+        """Serve until cancelled. Raises CoreDied (in a group)."""
 
     async def drain(self, limit_s: float) -> None:
         """Take nothing new, let what runs end within `limit_s`, then end all streams."""

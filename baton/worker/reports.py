@@ -41,7 +41,7 @@ def register_message(
     role: router_pb2.WorkerRole,
     transports: Sequence[str],
 ) -> worker_pb2.Register:
-    """What a worker says of itself first; constant for the life of its core."""
+    """A worker's registration, its first report; constant for the life of its core."""
     return worker_pb2.Register(
         protocol=PROTOCOL_VERSION,
         worker_id=worker_id,
@@ -206,7 +206,7 @@ class ReportSubscription:
 
     @property
     def draining_is_taken(self) -> bool:
-        """Whether the router has acknowledged that this worker drains."""
+        """The router has acknowledged that this worker drains."""
         return self._draining_seq is not None and self._acknowledged >= self._draining_seq
 
     def take_snapshot(self, hashes: bytes) -> None:

@@ -56,7 +56,7 @@ def _num_tops(on_wire: int) -> int | None:
 
 
 def _grammar_of(sampling: sampling_pb2.Sampling) -> Grammar | None:
-    """What the output must look like. Raises InvalidRequest."""
+    """The form that the output must have. Raises InvalidRequest."""
     match sampling.WhichOneof("structured_output"):
         case "json_schema":
             grammar = Grammar("json_schema", sampling.json_schema)

@@ -100,7 +100,7 @@ class Settings:
         self.handoff()
 
     def handoff(self) -> HandoffOptions:
-        """Which transports. Raises ValueError."""
+        """The names of the transports to use. Raises ValueError."""
         folder = Path(self.handoff_dir) if self.handoff_dir else None
         return HandoffOptions(tuple(self.transports.split(",")), folder, self.checksum_every)
 

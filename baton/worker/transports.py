@@ -1,4 +1,4 @@
-"""Which transports a worker's settings give it."""
+"""The transports that a worker's settings give it."""
 
 import sys
 from collections.abc import Callable

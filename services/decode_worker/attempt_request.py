@@ -1,4 +1,4 @@
-"""What one Submit asks for, as all its choices share it."""
+"""The request of one Submit, which all its choices share."""
 
 from dataclasses import dataclass
 
@@ -54,7 +54,7 @@ class AttemptRequest:
         return self.sampling.beam_width > 0
 
     def check_earlier(self, max_model_len: int) -> None:
-        """What is told of earlier attempts must be possible. Raises InvalidRequest."""
+        """Check that the report of earlier attempts is possible. Raises InvalidRequest."""
         named = {*self.submit.ended_choices, *(each.choice for each in self.submit.emitted)}
         if not named <= set(range(self.num_choices)):
             raise InvalidRequest(f"of {self.num_choices} choices {max(named)} cannot have begun")

@@ -54,7 +54,7 @@ class GatewaySession:
         return len(self._attempts)
 
     def open_request_ids(self) -> Iterator[str]:
-        """Of its attempts."""
+        """The request ids of its attempts."""
         for attempt in self._attempts.values():
             yield attempt.request.submit.request_id
 

@@ -209,7 +209,7 @@ class IncomingTransfer:
     def _on_pages(
         self, frame: handoff_pb2.Blocks, pages: Pages | BadBlocks, transport: str
     ) -> None:
-        """What was fetched; the transfer may have ended meanwhile."""
+        """Take in a fetched frame; the transfer may have ended meanwhile."""
         if isinstance(pages, BadBlocks):
             self._on_consumed(num_payload_bytes(frame))
             if not self.is_ended:

@@ -81,7 +81,7 @@ class PrefillLink:
         return len(self._transfers)
 
     def open_request_ids(self) -> Iterator[str]:
-        """Of its transfers."""
+        """The request ids of its transfers."""
         for transfer in self._transfers.values():
             yield transfer.ticket.request_id
 

@@ -36,7 +36,7 @@ class PrefillLinks:
         self._small_s: deque[float] = deque(maxlen=MAX_SMALL)
 
     def open_request_ids(self) -> Iterator[str]:
-        """Of all transfers."""
+        """The request ids of all transfers."""
         for link in self._running:
             yield from link.open_request_ids()
 

@@ -29,7 +29,7 @@ class _Entry(NamedTuple):
 
 
 class StepMerge:
-    """What was produced and not yet written."""
+    """Tokens that were produced and are not written yet."""
 
     def __init__(self) -> None:
         self._tokens: dict[Key, _Entry] = {}
@@ -68,7 +68,7 @@ class StepMerge:
             entry.logprobs.append(logprobs)
 
     def add_prompt_logprobs(self, key: Key, logprobs: worker_pb2.TokenLogprobs) -> None:
-        """Of the next prompt token; leaves before every token that comes later."""
+        """Logprobs of the next prompt token; they leave before every token that comes later."""
         self._prompt_logprobs.append((key, logprobs))
 
     def add_prefill(self, key: Key, summary: worker_pb2.PrefillSummary) -> None:

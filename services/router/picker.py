@@ -59,7 +59,7 @@ class Obstacle(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request needs. A decode worker may prefill `max_local_tokens` of it; None = all."""
+    """The needs of a request. A decode worker may prefill `max_local_tokens` of it; None = all."""
 
     num_prompt_tokens: int
     expected_output_tokens: int

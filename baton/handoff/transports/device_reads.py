@@ -45,7 +45,7 @@ class DeviceRunner(Protocol):
     """A runner whose pool is not the shared one."""
 
     def device_pages(self, ring_bytes: int) -> PagesOnDevice:
-        """Of the pool that is bound now."""
+        """The pages of the pool that is bound now, and a ring beside it."""
 
 
 class _Peer:
@@ -160,7 +160,7 @@ class DeviceReads:
         self._arrived = [each for each in self._arrived if each[0].transfer_id != transfer_id]
 
     def _check(self, arrived: list[tuple[ReadPages, int]]) -> None:
-        """What lies in the blocks now is compared; then the ring's slots are free."""
+        """Compare the blocks' contents with their checksums; then the ring's slots are free."""
         checked = [
             (command.layer, [command.block_ids[place] for place, _ in command.checksums])
             for command, _ in arrived

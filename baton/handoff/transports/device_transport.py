@@ -85,7 +85,7 @@ class CoreReads:
         self.send(EndReads(transfer_id))
 
     def take_answers(self, pages_read: Sequence[PagesRead]) -> None:
-        """What the core has answered."""
+        """Take in the core's answer."""
         for read in pages_read:
             landed = self._landed.pop(read.read_id, None)
             if landed is not None:
@@ -161,7 +161,7 @@ class DeviceReceiver:
 
 
 class DeviceTransport:
-    """What a worker can do whose core reads and is read by NIXL."""
+    """The transport of a worker whose core reads, and is read, by NIXL."""
 
     name = NAME
 

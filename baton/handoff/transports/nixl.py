@@ -97,7 +97,7 @@ class NixlReceiver:
 
 
 class NixlTransport:
-    """What a worker with NIXL can do. Raises NixlMissing and NixlError."""
+    """The transport of a worker with NIXL. Raises NixlMissing and NixlError."""
 
     name = NAME
 

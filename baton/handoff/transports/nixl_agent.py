@@ -60,7 +60,7 @@ class NixlAgent:
         self._try(lambda: self._agent.register_memory(regions, kind, backends=[_BACKEND]))
 
     def metadata(self) -> bytes:
-        """What a peer needs to reach what is registered here."""
+        """The metadata that a peer needs to reach the memory registered here."""
         return bytes(self._try(self._agent.get_agent_metadata))
 
     def add_peer(self, metadata: bytes) -> str:
@@ -86,7 +86,7 @@ class NixlAgent:
         return self._try(lambda: self._start_read(peer, pages, target, theirs))
 
     def has_ended(self, read: Any) -> bool:
-        """Whether nothing of a read is under way any more. Raises NixlError when it has failed."""
+        """No part of a read is under way any more. Raises NixlError when it has failed."""
         state = self._try(lambda: self._agent.check_xfer_state(read))
         if state == "ERR":
             raise NixlError("the read has failed")

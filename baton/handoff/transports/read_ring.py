@@ -1,6 +1,6 @@
 """Slots that one-sided reads land in, and that stay out of use until NIXL is through with them.
 
-Whoever reads from afar reads into a slot and copies from there, so that nothing which arrives late
+A reader of remote memory reads into a slot and copies from there, so that nothing that arrives late
 can reach a block: a read that nobody waits for any more leaves its slot in quarantine until NIXL
 says that it has ended, well or not. Has no clock: the owner polls. Knows nothing of frames and
 blocks.

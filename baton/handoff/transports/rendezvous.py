@@ -1,9 +1,9 @@
 """Hands one file descriptor from one worker to another through a folder that both have mapped.
 
 One side listens on a Unix socket whose name is a nonce; the other connects to that name in its own
-folder and sends the descriptor. Whoever succeeds has proved that the two folders are one: nobody
-else's has a socket of that name. All of it happens at once, within one exchange of hellos; the
-socket is gone afterwards. Linux only. Knows nothing of what is handed over.
+folder and sends the descriptor. Success proves that the two folders are one: no other folder has a
+socket of that name. All of it happens at once, within one exchange of hellos; the socket is gone
+afterwards. Linux only. Knows nothing of what is handed over.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class Rendezvous:
             raise
 
     def receive(self) -> tuple[bytes, int]:
-        """What the peer has sent, and its file, which the caller owns. Raises RendezvousFailed."""
+        """The peer's message and its file, which the caller owns. Raises RendezvousFailed."""
         try:
             peer, _ = self._listener.accept()
             with peer:

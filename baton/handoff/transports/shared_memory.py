@@ -70,7 +70,7 @@ class SharedPool:
 
 
 class SharedMemoryTransport:
-    """What a worker with a handoff folder can do."""
+    """The transport of a worker with a handoff folder."""
 
     name = NAME
 

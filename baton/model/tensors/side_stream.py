@@ -19,7 +19,7 @@ class Copy(Protocol):
         """Never waits."""
 
     def wait(self) -> None:
-        """Until it has ended. What computes goes on."""
+        """Wait until it has ended; the computing stream goes on."""
 
 
 class SideStream(Protocol):
