@@ -239,8 +239,8 @@ class Answer:
     num_batches: int = 0
     pause_s: Callable[[], float] = lambda: 0.0
 
-    def opened(self, identity: Any, request: Any) -> None:
-        return None
+    def opened(self, identity: Any, request: Any) -> "Answer":
+        return self
 
     async def started(self, head: Any) -> None:
         return None
