@@ -42,6 +42,9 @@ ENVIRONMENT = {
 # Folders whose tests only compute: one process per core, one thread each.
 PARALLEL = ("unit", "architecture", "model", "simulation")
 PARALLEL_OPTIONS = ["-n", str(min(num_available_cores(), 4)), "--dist", "worksteal"]
+# Tests that mostly wait for processes: more than cores, and a file's tests stay together.
+WAITING = ("integration",)
+WAITING_OPTIONS = ["-n", str(min(num_available_cores() + 1, 4)), "--dist", "loadfile"]
 PYTEST_NO_TESTS = 5
 # The beginning of a skip's reason that no installation can remove (tests/needs.py).
 HARDWARE = ("needs a GPU", "needs a CPU with ")
@@ -82,6 +85,8 @@ def run(folder: str, options: list[str]) -> int:
     command = [sys.executable, "-m", "pytest", f"tests/{folder}", *options]
     if folder in PARALLEL:
         command += PARALLEL_OPTIONS
+    if folder in WAITING:
+        command += WAITING_OPTIONS
     return subprocess.run(command, env={**os.environ, **ENVIRONMENT}, check=False).returncode
 
 

@@ -40,9 +40,11 @@ async def test_pages_are_read_and_a_missing_block_or_peer_is_told(tmp_path: Path
         assert isinstance(pages, HostPages)
         source = memoryview(source_bytes(NUM_BLOCKS))
         for (start, stop), at in zip(
-            [SPEC.page_range(block_id, 1) for block_id in (3, 0)], pages.places.starts, strict=True
+            [SPEC.page_range(block_id, 1) for block_id in (3, 0)],
+            pages.addresses.starts,
+            strict=True,
         ):
-            assert pages.places.memory[at : at + stop - start] == source[start:stop]
+            assert pages.addresses.memory[at : at + stop - start] == source[start:stop]
         pages.release()
 
         missing = await fetch(end, NUM_BLOCKS)
