@@ -28,7 +28,7 @@ RUN rm -rf /opt/venv/lib/python3*/site-packages/torch/include \
 WORKDIR /app
 COPY . /src
 RUN cd /src && cp -r --parents baton/__init__.py services/__init__.py \
-        services/prefill_worker services/decode_worker baton/worker baton/engine baton/handoff \
+        services/prefill_worker services/decode_worker baton/worker baton/engine baton/model baton/handoff \
         baton/runtime baton/system baton/wire baton/demo_model /app && \
     cd /app && /opt/venv/bin/python -m baton.model.cpu.build_native && \
     /opt/venv/bin/python -m baton.handoff.page_copy && \

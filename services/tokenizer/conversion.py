@@ -15,7 +15,7 @@ from baton.wire.converted_tokenizer import converted_file
 from services.tokenizer.model_folder import TOKENIZER_FILE, ModelFolder, UnusableModel
 
 CONVERTER = "baton.model.load.convert_tokenizer"
-_NEEDED = ("transformers", "baton.engine")
+_NEEDED = ("transformers", "baton.model")
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "TMPDIR")
 _MAX_REASON_CHARS = 300
 
