@@ -72,6 +72,8 @@ class SmallGateway:
         try:
             while head := await self._head(reader):
                 await self._answer(head, reader, writer)
+                if head.get("connection") == "close":
+                    break
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
