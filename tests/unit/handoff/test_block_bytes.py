@@ -31,5 +31,5 @@ def test_a_page_larger_than_a_frame_is_refused() -> None:
 
 
 def test_a_pool_of_a_broken_row_is_refused() -> None:
-    with pytest.raises(ValueError, match="no multiple"):
+    with pytest.raises(ValueError, match="not a multiple"):
         BlockBytes(SPEC, memoryview(bytearray(SPEC.row_bytes + 1)))
