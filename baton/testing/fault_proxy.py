@@ -170,15 +170,20 @@ class FaultProxy:
             await self._end_all()
 
     async def _end_all(self) -> None:
-        """End all connections: no task of theirs may outlive the loop."""
+        """End all connections: no task of theirs may outlive the loop.
+
+        The writers come first: cancelling a task that waits for one to close would cancel the
+        future of `wait_closed`, which everything else that waits for it shares.
+        """
         tasks, writers = list(self._open), [w for pair in self._open.values() for w in pair]
+        for writer in writers:
+            _end(writer, reset=True)
+        for writer in writers:
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for writer in writers:
-            _end(writer, True)
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry one connection, from accepting it to the end of both directions."""

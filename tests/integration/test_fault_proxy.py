@@ -202,6 +202,33 @@ def test_an_orderly_cut_ends_both_sides(proxy: FaultProxy, server: EchoServer) -
     assert server.endings == ["end"]
 
 
+def test_it_ends_beside_a_connection_that_still_has_bytes_for_a_client_that_reads_nothing(
+    server: EchoServer,
+) -> None:
+    upstream = OneUpstream("127.0.0.1", server.port)
+    with contextlib.ExitStack() as after, FaultProxy(upstream) as proxy:
+        connection = after.enter_context(connected(proxy))
+        # More than all sockets on the way take: the proxy cannot send its last bytes.
+        connection.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                connection.send(bytes(1 << 20))
+        until_stuck(proxy)
+        assert proxy.cut(reset=False) == 1
+        for _ in range(100):
+            proxy.heal()  # a turn of the proxy's loop: its task comes to wait for the last bytes
+    # An exception in the proxy's thread would be a warning, and with it an error of this test.
+    assert proxy.num_open == 0
+
+
+def until_stuck(proxy: FaultProxy) -> None:
+    """Return when no byte has passed to the client for a while."""
+    num_before = -1
+    while num_before != proxy.counts["to_client.bytes"] or not num_before:
+        num_before = proxy.counts["to_client.bytes"]
+        time.sleep(0.3)
+
+
 def test_refused_connections_are_reset(proxy: FaultProxy) -> None:
     proxy.refuse()
     with pytest.raises(ConnectionResetError), connected(proxy) as connection:
