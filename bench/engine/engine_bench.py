@@ -68,7 +68,7 @@ def _records(options: BenchOptions, report: Callable[[str], None]) -> Iterator[R
         report("memory and matrix rates")
         yield _machine_rates(options, folders)
     if "core" in options.parts:
-        for module in ("core_costs", "relay"):
+        for module in ("bench.engine.core_costs", "bench.handoff.relay"):
             report(f"the engine besides the model: {module}")
             for line in _module_lines(module, options):
                 yield {"part": "core", **line}
@@ -85,13 +85,13 @@ def _records(options: BenchOptions, report: Callable[[str], None]) -> Iterator[R
 def _machine_rates(options: BenchOptions, folders: dict[str, Path]) -> Record:
     sizes = [str(ModelShape.of_folder(folder).weight_bytes) for folder in folders.values()]
     threads = str(options.parity.num_threads)
-    (rates,) = _module_lines("machine_rates", options, threads, *sizes)
+    (rates,) = _module_lines("bench.machine_rates", options, threads, *sizes)
     return {"part": "machine", **rates}
 
 
 def _module_lines(module: str, options: BenchOptions, *arguments: str) -> list[Any]:
-    argv = [sys.executable, "-m", f"bench.{module}", *arguments]
-    return run_to_end(argv, options.logs / f"{module}.log", clean_environment())
+    argv = [sys.executable, "-m", module, *arguments]
+    return run_to_end(argv, options.logs / f"{module.split('.')[-1]}.log", clean_environment())
 
 
 def _offline_plan(options: BenchOptions, model: str, folder: Path) -> OfflinePlan:

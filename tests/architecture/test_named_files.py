@@ -1,6 +1,6 @@
 """Source files that pages, docstrings and comments name exist: as a path from the repository's
 root, or as a short form from the folder of the file that names it or a folder above that. The name
-of a test file may stand alone.
+of a test file may stand alone. Modules that code names in strings, to start them, exist as well.
 """
 
 import ast
@@ -23,6 +23,11 @@ FILE = re.compile(
 # `services/gateway/request`, `baton/engine/step/`.
 FOLDER = re.compile(rf"(?<![\w/.<>*{{}}$~-])((?:{'|'.join(FOLDERS)})/[\w/-]*\w)(?![\w.*{{<-])")
 COMMENT_LINE = re.compile(r"^\s*(?://|#|--|\{\{-? ?/\*)(.*)", re.MULTILINE)
+# "bench.engine.core_costs". Telemetry uses names that begin with "baton.": only its `*_main` count.
+MODULE = re.compile(
+    r"(?!.*\.(?:py|yaml|md|json)$)(?:(?:bench|services|loadtest|tests)(?:\.[a-z]\w*)+"
+    r"|baton\.[\w.]+_(?:main|child))"
+)
 # A program, a file of transformers, a header of Linux.
 FOREIGN = {"llama.cpp", "generation/utils.py", "linux/mman.h"}
 # Kinds of file, of which many packages have one.
@@ -65,6 +70,38 @@ def missing(text: str, folder: Path) -> Iterator[str]:
     """The files and folders that `text`, written in `folder`, names and that do not exist."""
     named = FILE.findall(text) + FOLDER.findall(text)
     return (name for name in named if not is_there(name, folder))
+
+
+def named_modules(source: str) -> Iterator[str]:
+    """The modules that strings of Python code name, as `python -m` takes them."""
+    constants = (n.value for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Constant))
+    for value in constants:
+        if isinstance(value, str) and MODULE.fullmatch(value):
+            yield value
+
+
+def is_module(name: str) -> bool:
+    """Whether this is a module or a package of the repository, or a name in one."""
+    path = ROOT.joinpath(*name.split("."))
+    module_above = path.parent.with_suffix(".py")
+    return path.is_dir() or path.with_suffix(".py").exists() or module_above.exists()
+
+
+def test_every_module_that_a_string_names_is_there() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in SOURCES
+        if path.suffix == ".py" and "_pb2" not in path.name and path != Path(__file__)
+        for name in named_modules(path.read_text())
+        if not is_module(name)
+    }
+    assert not found
+
+
+def test_a_module_that_has_moved_is_found() -> None:
+    (name,) = named_modules('run([python, "-m", "bench.core_costs", "baton.request_id"])')
+    assert not is_module(name)
+    assert is_module("bench.engine.core_costs")
 
 
 def test_every_file_that_a_page_or_a_docstring_names_is_there() -> None:
