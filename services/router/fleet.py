@@ -26,6 +26,8 @@ from services.router.slot_lease import SlotLeases
 from services.router.speeds import Measured, MeasuredAt, Speeds
 
 _MIN_WORKERS_TO_COMPARE = 2
+# How long a new router waits for addresses that neither register nor refuse.
+_MEET_S = 1.0
 
 
 @dataclass(slots=True)
@@ -78,6 +80,9 @@ class Fleet:
         self._outliers = OutlierDetector(settings, clock)
         # The addresses that discovery lists; None until it has.
         self._listed: frozenset[str] | None = None
+        # The addresses that have registered or could not be reached.
+        self._met: set[str] = set()
+        self._has_met_all = False
         self._workers: dict[str, Worker] = {}
         # Derived from the workers at each registration.
         self._pools: dict[tuple[str, int], list[Worker]] = {}
@@ -90,6 +95,7 @@ class Fleet:
 
         Raises Incompatible when another connected worker has the same id.
         """
+        self._met.add(endpoint)
         now = self._clock.now()
         known = self._workers.get(endpoint)
         if known is not None and _is_same_process(known.registration, registration):
@@ -181,6 +187,7 @@ class Fleet:
 
     def lose(self, endpoint: str) -> bool:
         """Note that the stream to this worker broke. Returns whether that is news."""
+        self._met.add(endpoint)
         worker = self._workers.get(endpoint)
         if worker is None or not worker.connected:
             return False
@@ -215,6 +222,20 @@ class Fleet:
         if len(self._workers) >= num_expected:
             return True
         return self._clock.now() - self._started_at >= self._settings.settle_s
+
+    def has_met_all(self) -> bool:
+        """Return whether each listed address has registered or could not be reached.
+
+        True once and for all after _MEET_S: a new router that picked earlier would send everything
+        to the few workers that it knows, without regard to what the others have cached.
+        """
+        if not self._has_met_all:
+            has_had_time = self._clock.now() - self._started_at >= _MEET_S
+            listed = self._settings.workers if self._listed is None else self._listed
+            self._has_met_all = has_had_time or self._met.issuperset(listed)
+            if self._has_met_all:
+                self._met.clear()
+        return self._has_met_all
 
     def is_isolated(self) -> bool:
         """Return whether all of several workers went silent together.

@@ -142,6 +142,8 @@ class Selector:
         if not self.is_known(request.model_fp):
             self._wait_for_unknown(request)
             return None
+        if not self._fleet.has_met_all():
+            return None
         reserved = None if is_first else self._reserved.of_model(request.model_fp)
         outcome = self._pick(request, reserved)
         if is_first:

@@ -1,7 +1,8 @@
 """All routers of the fleet as one: follows each one's view, and asks the active one to pick.
 
 One router at a time is active for a model: the first, in an order that every gateway computes
-alike (rendezvous hash of model and router), of those that speak and know a ready worker for it.
+alike (rendezvous hash of model and router), of those that speak and know nearly all ready workers
+that any of them knows for it. One that has just started is active only when it knows the fleet.
 The next in that order takes over when it leaves, without an election: should two gateways differ
 for a moment, the workers' admission is the authority. A pick that a router could not answer is
 repeated at the next one. Knows no network; each router is a RouterClient (clients/protocols.py).
@@ -9,7 +10,8 @@ repeated at the next one. Knows no network; each router is a RouterClient (clien
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -21,6 +23,8 @@ from services.gateway.clients.protocols import CallContext, RouterClient
 from services.gateway.routing.quarantine_news import QuarantineNews
 
 _WATCH_RETRY_S = 0.2
+# The least share of the ready workers of a model that the active router knows.
+_MIN_KNOWN_SHARE = 0.9
 
 _log = logs.get("routers")
 
@@ -45,6 +49,8 @@ class Routers:
         self._pick_fallback = pick_fallback
         # The models, by fingerprint, of each router that speaks.
         self._views: dict[str, dict[str, router_pb2.ModelState]] = {}
+        # The number of each model's ready workers in each of these views.
+        self._num_ready: dict[str, Counter[str]] = {}
         self._quarantined = QuarantineNews(clock)
 
     @property
@@ -59,7 +65,9 @@ class Routers:
 
     def in_order(self, model_fp: str) -> list[str]:
         """All routers, the active one of this model first."""
-        return sorted(self._routers, key=lambda address: self._rank(address, model_fp))
+        most = max((counts[model_fp] for counts in self._num_ready.values()), default=0)
+        least = max(1.0, _MIN_KNOWN_SHARE * most)
+        return sorted(self._routers, key=lambda address: self._rank(address, model_fp, least))
 
     async def pick(
         self, request: router_pb2.PickRequest, context: CallContext
@@ -81,12 +89,13 @@ class Routers:
                 _log.info("pick_repeated", request_id=context.request_id, router=address)
         return self._pick_fallback(request)
 
-    def _rank(self, address: str, model_fp: str) -> tuple[bool, bool, bytes]:
-        model = self._views.get(address, {}).get(model_fp)
-        is_known = model is not None and any(worker.ready for worker in model.workers)
+    def _rank(self, address: str, model_fp: str, least_known: float) -> tuple[bool, bool, bytes]:
+        """The sort key of a router, which should know `least_known` ready workers of the model."""
+        counts = self._num_ready.get(address)
+        knows_enough = counts is not None and counts[model_fp] >= least_known
         # The rendezvous hash of router and model; the lowest wins.
         drawn = blake2b(f"{address} {model_fp}".encode(), digest_size=8).digest()
-        return not is_known, address not in self._views, drawn
+        return not knows_enough, counts is None, drawn
 
     async def _follow(self, address: str) -> None:
         """Keep one router's view. Its last one is forgotten when it stops speaking, unless no other
@@ -95,12 +104,14 @@ class Routers:
             try:
                 async for view in self._routers[address].watch_admission():
                     self._views[address] = {model.model_fp: model for model in view.models}
+                    self._num_ready[address] = _count_ready(view.models)
                     self._quarantined.hear(address, view)
                     self._on_models(self._models())
                 reason = "ended"
             except BatonError as error:
                 reason = error.reason
             self._quarantined.lose(address)
+            self._num_ready.pop(address, None)
             if self._views.pop(address, None) is not None:
                 _log.warning("router_lost", router=address, reason=reason)
                 if self._views:
@@ -118,3 +129,8 @@ class Routers:
             )
             for model_fp in known
         ]
+
+
+def _count_ready(models: Iterable[router_pb2.ModelState]) -> Counter[str]:
+    """The number of ready workers by the fingerprint of their model."""
+    return Counter({m.model_fp: sum(worker.ready for worker in m.workers) for m in models})

@@ -73,6 +73,7 @@ def test_the_metrics_of_a_forgotten_model_end(fleet, run) -> None:
         worker = own.decode("d0", "fp-gone")
         worker.register.model_name = "gone"
         worker.start(boot_epoch=2)
+        own.core.list_workers(frozenset(("d0:1",)))
         await own.pick(model_fp="fp-gone")
         await live(own.core, 1)
         assert {"baton_router_ready_workers", "baton_router_picks_total"} <= series_of("gone")

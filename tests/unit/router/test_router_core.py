@@ -300,6 +300,46 @@ def test_a_router_that_just_started_waits_for_the_models_worker(router, run) -> 
     run(scenario)
 
 
+def test_a_router_that_just_started_picks_when_all_listed_workers_have_registered(
+    router, run
+) -> None:
+    async def scenario() -> None:
+        fleet = router(disaggregate="auto")
+        fleet.core.list_workers(frozenset(("d0:1", "d1:1", "d2:1")))
+        fleet.decode("d0")
+        waiting = asyncio.create_task(fleet.pick())
+        await asyncio.sleep(0.2)
+        assert not waiting.done(), "it would send everything to the one worker that it knows"
+        fleet.decode("d1").stored(1)
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        fleet.core.lose("d2:1")  # nothing listens there
+        await asyncio.sleep(0.1)
+        assert (await waiting).decode.worker_id in ("d0", "d1")
+
+    run(scenario)
+
+
+def test_a_listed_worker_that_never_answers_delays_the_first_picks_by_a_second(
+    router, run, clock
+) -> None:
+    async def scenario() -> None:
+        fleet = router(disaggregate="auto")
+        fleet.core.list_workers(frozenset(("d0:1", "hangs:1")))
+        worker = fleet.decode("d0")
+        waiting = asyncio.create_task(fleet.pick())
+        began_at = clock.now()
+        while not waiting.done():
+            await asyncio.sleep(0.05)
+            worker.load()
+        assert clock.now() - began_at == pytest.approx(1.0, abs=0.1)
+        fleet.core.list_workers(frozenset(("d0:1", "hangs:1", "new:1")))
+        await fleet.pick("r2")
+        assert clock.now() - began_at == pytest.approx(1.0, abs=0.1), "only a new router waits"
+
+    run(scenario)
+
+
 def test_a_model_without_a_ready_worker_is_refused_after_a_while(router, run, clock) -> None:
     async def scenario() -> None:
         fleet = router(stale_after_s=60)

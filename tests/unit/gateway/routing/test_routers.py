@@ -138,6 +138,43 @@ def test_a_router_that_knows_no_ready_worker_yet_is_not_active() -> None:
     following(scenario)
 
 
+def fleet_of(num_ready: int) -> Any:
+    state = model()
+    for number in range(1, num_ready):
+        state.workers.add().CopyFrom(state.workers[0])
+        state.workers[number].worker_id = f"d{number + 1}"
+    return state
+
+
+def test_a_router_that_has_just_started_takes_over_when_it_knows_nearly_all_workers() -> None:
+    async def scenario(scene: Scene) -> None:
+        for each in scene.each.values():
+            each.models = [fleet_of(100)]
+        await asyncio.sleep(0.2)
+        active = await scene.pick()
+        for num_known in (1, 50, 89):
+            scene.each[active].models = [fleet_of(num_known)]
+            await asyncio.sleep(0.2)
+            assert await scene.pick() != active
+        scene.each[active].models = [fleet_of(90)]
+        await asyncio.sleep(0.2)
+        assert await scene.pick() == active
+
+    following(scenario)
+
+
+def test_the_only_router_is_active_with_the_few_workers_that_it_knows() -> None:
+    async def scenario(scene: Scene) -> None:
+        active, *others = scene.routers.in_order("m1")
+        for name in others:
+            scene.each[name].models = None
+        scene.each[active].models = [fleet_of(1)]
+        await asyncio.sleep(0.2)
+        assert await scene.pick() == active
+
+    following(scenario)
+
+
 def test_a_pick_that_a_leaving_router_refuses_is_repeated_with_the_time_that_is_left() -> None:
     async def scenario(scene: Scene) -> None:
         first, second, _ = scene.routers.in_order("m1")
