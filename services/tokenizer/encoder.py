@@ -118,9 +118,13 @@ class _PromptEncoding:
                 f"The prompt has a stretch of more than {max_run_chars} characters without a break"
             )
             raise InvalidRequest(message, reason="run_too_long", param=_param(self._request))
-        encoding = self._encoding(prompt)
-        self._check_length(len(encoding))
-        ids = array("I", encoding.ids)
+        max_tokens = self._request.max_prompt_tokens
+        if max_tokens and self._model.tokenizer.is_far_longer(text, max_tokens):
+            raise self._too_long(f"more than {max_tokens}")
+        # The encoding, which is larger than the text by far, must not outlive this line: a refusal
+        # keeps the frame's variables until Python's collector finds the cycle that they are in.
+        ids = array("I", self._encoding(prompt).ids)
+        self._check_length(len(ids))
         self._check_ids(ids)
         return _little_endian(ids)
 
@@ -144,13 +148,16 @@ class _PromptEncoding:
             raise InvalidRequest("The prompt must not be empty", param=_param(self._request))
         max_tokens = self._request.max_prompt_tokens
         if max_tokens and num_tokens > max_tokens:
-            param = _param(self._request)
-            message = (
-                f"This model's maximum context length is {max_tokens + 1} tokens, of which at least"
-                f" 1 is for the answer. However, your {param} resulted in {num_tokens} tokens."
-                f" Please reduce the length of the {param}."
-            )
-            raise InvalidRequest(message, reason="context_length_exceeded", param=param)
+            raise self._too_long(str(num_tokens))
+
+    def _too_long(self, num_tokens: str) -> InvalidRequest:
+        max_tokens, param = self._request.max_prompt_tokens, _param(self._request)
+        message = (
+            f"This model's maximum context length is {max_tokens + 1} tokens, of which at least"
+            f" 1 is for the answer. However, your {param} resulted in {num_tokens} tokens."
+            f" Please reduce the length of the {param}."
+        )
+        return InvalidRequest(message, reason="context_length_exceeded", param=param)
 
     def _check_ids(self, ids: "array[int]") -> None:
         vocab_size = self._model.vocab_size

@@ -8,7 +8,7 @@ both have the same normalizer, pre-tokenizer, merges and added tokens. Ids are t
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tokenizers import Encoding, Tokenizer
@@ -21,6 +21,13 @@ _FIRST_ALIAS_CHAR = 0x100000
 _ALIAS_CHARS = 0x8000
 _SECRET_CHARS = 8
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+# A text with more characters for each token that may be used is most likely too long.
+_LONG_CHARS_PER_TOKEN = 8
+_SLICE_CHARS = 32_768
+# The most tokens that a cut adds: halves of a word, a prefix space, an unknown token on each side.
+_TOKENS_PER_CUT = 8
 
 
 class PromptTokenizer:
@@ -69,6 +76,22 @@ class PromptTokenizer:
         self._refuse_secret(text)
         return _encode(self._twin, text, True)
 
+    def is_far_longer(self, text: str, max_tokens: int) -> bool:
+        """True when a long text surely has more than `max_tokens` tokens.
+
+        Encodes slices of the text, and no more of them than it takes to be sure. Slices have other
+        tokens at their ends than the whole text, so only a text with twice as many counts.
+        """
+        if len(text) <= _LONG_CHARS_PER_TOKEN * max_tokens:
+            return False
+        num_tokens, limit = 0, 2 * max_tokens
+        for piece in _slices(text):
+            num_tokens += len(_encode(self._own, piece, False))
+            limit += _TOKENS_PER_CUT
+            if num_tokens > limit:
+                return True
+        return False
+
     def added_tokens(self) -> list[tuple[str, bool]]:
         """Spelling and special flag of all added tokens, in the order of their ids."""
         return added_tokens(self._own)
@@ -102,6 +125,18 @@ def added_tokens(tokenizer: Tokenizer) -> list[tuple[str, bool]]:
         for _, token in tokens
         if not _BYTE_PIECE.fullmatch(token.content)
     ]
+
+
+def _slices(text: str) -> Iterator[str]:
+    """Parts of at most _SLICE_CHARS that begin with a space, where there is one to cut at."""
+    start = 0
+    while start < len(text):
+        end = start + _SLICE_CHARS
+        if end < len(text):
+            space = text.rfind(" ", start + 1, end)
+            end = space if space > 0 else end
+        yield text[start:end]
+        start = end
 
 
 def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Encoding:

@@ -1,16 +1,21 @@
 """The encoder: ids, hashes, limits and refusals, without threads and children."""
 
 import asyncio
+import gc
 import json
+import traceback
 from array import array
+from dataclasses import replace
 
 import pytest
+from tokenizers import Encoding
 
 from baton.testing.tokenizer_folder import train
 from baton.wire import prefix_hash
 from baton.wire.failures import InvalidRequest, Overloaded, Unavailable
 from baton.wire.v1 import tokenizer_pb2
 from services.tokenizer.encoder import EncodeLimits, Encoder
+from services.tokenizer.prompt_tokenizer import PromptTokenizer
 from services.tokenizer.served_model import ModelTable, ServedModel
 
 KEY = bytes(range(32))
@@ -116,6 +121,39 @@ async def test_too_many_tokens_are_refused_in_openais_words(chatml: ServedModel,
         "This model's maximum context length is 3 tokens, of which at least 1 is for the answer."
         " However, your prompt resulted in 3 tokens. Please reduce the length of the prompt."
     )
+
+
+class NeverEncodesWhole:
+    """A model's tokenizer that must not be asked for all ids of a text."""
+
+    def __init__(self, own: PromptTokenizer) -> None:
+        self.is_far_longer = own.is_far_longer
+
+    def encode_text(self, text: str) -> Encoding:
+        raise AssertionError(f"{len(text)} characters are encoded to be refused")
+
+
+async def test_a_text_far_beyond_the_limit_is_refused_without_encoding_it(chatml: ServedModel):
+    model = replace(chatml, tokenizer=NeverEncodesWhole(chatml.tokenizer))
+    far = request(model, max_prompt_tokens=100, text="so la ti " * 100_000)
+    error = await refusal(encoder(model), far)
+    assert error.reason == "context_length_exceeded"
+    assert "your prompt resulted in more than 100 tokens" in error.message
+
+
+async def test_a_refused_prompt_leaves_no_encoding_behind(chatml: ServedModel):
+    """The encoding of a long prompt is 25 times as large as the text."""
+    gc.disable()
+    try:
+        error = await refusal(
+            encoder(chatml), request(chatml, max_prompt_tokens=50, text="so la ti " * 40)
+        )
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        kept = [value for frame in frames for value in frame.f_locals.values()]
+        assert frames
+        assert not [value for value in kept if isinstance(value, Encoding)]
+    finally:
+        gc.enable()
 
 
 async def test_limit_of_tokens_is_inclusive(chatml: ServedModel):

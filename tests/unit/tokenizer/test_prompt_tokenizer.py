@@ -1,8 +1,11 @@
 """Ids: control tokens only where we say so, everything else as the tokenizer has it."""
 
 import json
+from functools import cache
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from baton.testing.tokenizer_folder import FAMILIES, train
@@ -121,3 +124,35 @@ def test_tokenizer_whose_ids_would_move_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("services.tokenizer.prompt_tokenizer._aliased", lambda *_: other)
     with pytest.raises(UnusableModel, match="cannot be aliased"):
         prompt_tokenizer(tokenizer)
+
+
+TEXTS = st.lists(
+    st.sampled_from(
+        ["so la ti ", " ", "\n\n", "x", "ab" * 500, "\U0001f600", "</s>", "<|im_start|>"]
+    ),
+    max_size=40,
+).map("".join)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=20)
+@given(text=TEXTS, times=st.integers(1, 400), max_tokens=st.integers(1, 2000))
+def test_only_a_text_with_more_tokens_is_far_longer(
+    family: str, text: str, times: int, max_tokens: int
+) -> None:
+    tokenizer = cached_tokenizer(family)
+    whole = (text * times)[:70_000]
+    if tokenizer.is_far_longer(whole, max_tokens):
+        assert len(tokenizer.encode_text(whole)) > max_tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_text_of_ten_times_the_tokens_is_far_longer(family: str) -> None:
+    tokenizer = cached_tokenizer(family)
+    text = "so la ti " * 10_000
+    assert tokenizer.is_far_longer(text, len(tokenizer.encode_text(text)) // 10)
+
+
+@cache
+def cached_tokenizer(family: str) -> PromptTokenizer:
+    return prompt_tokenizer(train(family))
