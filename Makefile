@@ -52,7 +52,7 @@ test-long: $(KERNELS) $(DEPLOY) ## the same with the large counts
 # architecture of the old release is still TorchScript, which the newest torch says is deprecated.
 test-oldest: $(OLDEST_VENV)/.installed ## the models' tests on the oldest supported transformers
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(OLDEST_VENV)/bin/python -m pytest tests/model \
-		--ignore=tests/model/test_tokenizer_oracle.py \
+		--ignore=tests/model/tokenizer/test_tokenizer_oracle.py \
 		-W 'ignore:`torch.jit.script` is deprecated:DeprecationWarning'
 
 $(OLDEST_VENV)/.installed: pyproject.toml constraints.txt tools/setup.sh Makefile

@@ -12,7 +12,7 @@ from tests import needs
 
 pytest.importorskip("triton", reason=needs.TRITON)
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_all_kernels_compile_for_hopper_and_none_spills(tmp_path):

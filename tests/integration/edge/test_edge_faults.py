@@ -15,8 +15,8 @@ from baton.runtime.process import Process
 from baton.system.clock import SystemClock
 from baton.testing.certificates import Authority
 from services.envoy.envoy_process import run_envoy
-from tests.integration.edge_load import CHAT, REFUSED, Load
-from tests.integration.edge_stack import HOME, PATIENCE_S, Edge, SmallGateway, running_edge
+from tests.integration.edge.edge_load import CHAT, REFUSED, Load
+from tests.integration.edge.edge_stack import HOME, PATIENCE_S, Edge, SmallGateway, running_edge
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -17,8 +17,8 @@ from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime.http_call import NoAnswer, call
 from baton.testing.certificates import Authority, MemberFiles
 from services.envoy.envoy_process import find_envoy
-from tests.integration.edge_load import Load
-from tests.integration.edge_stack import PATIENCE_S, SmallGateway
+from tests.integration.edge.edge_load import Load
+from tests.integration.edge.edge_stack import PATIENCE_S, SmallGateway
 
 PLANE, ENVOY = "services.edge", "services.envoy"
 

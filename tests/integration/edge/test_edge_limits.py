@@ -14,8 +14,8 @@ from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime.http_call import NoAnswer, call
 from baton.testing.certificates import Authority
 from services.edge.http_manager import MAX_STREAMS, Tracing
-from tests.integration.edge_load import CHAT, Load
-from tests.integration.edge_stack import (
+from tests.integration.edge.edge_load import CHAT, Load
+from tests.integration.edge.edge_stack import (
     HANG_UP,
     PATIENCE_S,
     Edge,

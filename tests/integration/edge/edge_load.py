@@ -4,7 +4,7 @@ import asyncio
 
 import httpx
 
-from tests.integration.edge_stack import HURRIED, PATIENCE_S
+from tests.integration.edge.edge_stack import HURRIED, PATIENCE_S
 
 CHAT = "/v1/chat/completions"
 NUM_CLIENTS = 4

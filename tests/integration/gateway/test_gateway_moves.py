@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 
 from baton.wire.failures import Unavailable
 from baton.wire.v1 import router_pb2, worker_pb2
-from tests.integration.gateway_stack import Stack, running_stack
+from tests.integration.gateway.gateway_stack import Stack, running_stack
 from tests.unit.gateway.fakes import KEY
 
 TEXT = "The baton is passed on, and never dropped. " * 4

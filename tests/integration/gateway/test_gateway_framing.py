@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.integration.edge_stack import send_two_lengths
-from tests.integration.gateway_stack import Stack, running_stack
+from tests.integration.edge.edge_stack import send_two_lengths
+from tests.integration.gateway.gateway_stack import Stack, running_stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

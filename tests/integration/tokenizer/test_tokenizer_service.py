@@ -30,7 +30,7 @@ from baton.wire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 
 call = partial(grpc_channel.call, clock=SystemClock())
 
-TEMPLATES = Path(__file__).parents[1] / "unit" / "tokenizer" / "templates"
+TEMPLATES = Path(__file__).parents[2] / "unit" / "tokenizer" / "templates"
 KEY = bytes(range(32))
 DEADLINE_S = 60.0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OPTIONS = ["--model", "nano", "--engine", "baton", "--batch", "2", "--kv-memory", "64MiB"]
 # A run that hangs; four processes load torch, which takes a busy machine a minute and more.
 LIMIT_S = 280

@@ -18,14 +18,14 @@ from baton.runtime.http_call import call
 from baton.testing.certificates import Authority
 from services.edge.discovery import GatewayState, Location
 from services.edge.tracing import AUTHORITIES, ENDPOINT, tracing_of
-from tests.integration.edge_stack import (
+from tests.integration.edge.edge_stack import (
     PATIENCE_S,
     Edge,
     SmallGateway,
     running_edge,
     send_two_lengths,
 )
-from tests.integration.tls_collector import tls_collector
+from tests.integration.runtime.tls_collector import tls_collector
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

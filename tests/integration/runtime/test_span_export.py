@@ -20,7 +20,7 @@ from baton.localstack.supervisor import ServiceSpec
 from baton.runtime import telemetry
 from baton.runtime.grpc_server import start_server
 from baton.testing.certificates import Authority
-from tests.integration.tls_collector import tls_collector
+from tests.integration.runtime.tls_collector import tls_collector
 
 
 @pytest.fixture

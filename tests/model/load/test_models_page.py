@@ -8,7 +8,7 @@ from baton.model.cpu.dense import FAMILY
 from baton.model.load.quantization import SERVED_METHODS
 from baton.testing.tiny_models import REFUSED, SERVED
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 
 
 @pytest.mark.parametrize("names", [SERVED, REFUSED, SERVED_METHODS])

@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY
 from baton.wire.failures import InvalidRequest, LimitExceeded
 from services.gateway.http import protocol as http_protocol
 from services.gateway.http import request as http_request
-from tests.integration.gateway_stack import Stack, running_stack
+from tests.integration.gateway.gateway_stack import Stack, running_stack
 from tests.unit.gateway.fakes import KEY
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -20,7 +20,7 @@ import pytest
 from loadtest.cost import paced_server
 from loadtest.paced_server import COUNT_PATH
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TTFT_MS, GAP_MS = 400.0, 40.0
 NUM_TOKENS = 20
 NUM_REFERENCES, NUM_LEAVERS = 4, 2

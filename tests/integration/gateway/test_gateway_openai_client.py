@@ -11,7 +11,7 @@ import pytest
 
 from baton.wire.failures import LimitExceeded, Unavailable
 from baton.wire.v1 import failure_pb2, worker_pb2
-from tests.integration.gateway_stack import Stack, running_stack
+from tests.integration.gateway.gateway_stack import Stack, running_stack
 from tests.unit.gateway.fakes import KEY
 
 MESSAGES = [{"role": "user", "content": "hi"}]

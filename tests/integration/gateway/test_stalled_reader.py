@@ -11,7 +11,7 @@ import msgspec
 import psutil
 
 from services.gateway.server import SEND_BUFFER_BYTES, HttpServer, listening_socket
-from tests.integration.gateway_stack import running_stack
+from tests.integration.gateway.gateway_stack import running_stack
 from tests.unit.gateway.fakes import KEY
 
 

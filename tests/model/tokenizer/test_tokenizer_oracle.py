@@ -17,7 +17,7 @@ from services.tokenizer.prompt_tokenizer import PromptTokenizer, added_tokens
 from services.tokenizer.render_messages import Rendered, RenderRequest, TemplateSetup
 from services.tokenizer.template import InProcessRenderer
 
-TEMPLATES = Path(__file__).parents[1] / "unit" / "tokenizer" / "templates"
+TEMPLATES = Path(__file__).parents[2] / "unit" / "tokenizer" / "templates"
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 NUM_CONVERSATIONS = 200
 # Enough for the paths that the first test does not take.
