@@ -8,12 +8,11 @@ from typing import Any
 from baton.runtime.shared_stream import StreamLost
 from baton.testing.engine_driver import encode_tokens
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
-from baton.testing.virtual_clock import VirtualClock
 from baton.wire.prefix_hash import CACHE_KEY_BYTES
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, worker_pb2
 from services.decode_worker.front import DecodeFront
-from tests.unit.worker.scripted_core import MODEL_FP, ScriptedCore, scripted_parts
+from tests.unit.worker.scripted_core import MODEL_FP, make_worker
 
 PROMPT = range(10)
 
@@ -61,10 +60,9 @@ class Gateway:
 class Worker:
     """Runs a front; prefill workers cannot be reached from here."""
 
-    def __init__(self, clock: VirtualClock, tasks: asyncio.TaskGroup) -> None:
-        self.clock = clock
-        self.core = ScriptedCore()
-        self.deps = scripted_parts(self.core, clock, router_pb2.WORKER_ROLE_DECODE)
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self.core, self.deps = make_worker("w1", router_pb2.WORKER_ROLE_DECODE)
+        self.clock = self.deps.clock
         self.front = DecodeFront(self.deps, self._dial)
         self.tasks = tasks
 
@@ -87,9 +85,8 @@ class Worker:
 @asynccontextmanager
 async def worker() -> AsyncIterator[Worker]:
     """Must run on a VirtualLoop."""
-    clock: VirtualClock = asyncio.get_running_loop().clock  # type: ignore[attr-defined]
     async with asyncio.TaskGroup() as tasks:
-        made = Worker(clock, tasks)
+        made = Worker(tasks)
         running = tasks.create_task(made.front.run())
         yield made
         await made.front.drain(0.0)

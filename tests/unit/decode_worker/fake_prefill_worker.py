@@ -21,10 +21,11 @@ from services.decode_worker.attempt_request import AttemptRequest
 from services.decode_worker.gateway_link import GatewayLink
 from services.decode_worker.prefill_links import PrefillLinks
 from services.decode_worker.remote_prefill import Prefilled, RemotePrefill
-from tests.unit.worker.recording_core import make_worker, turns
+from tests.unit.worker.scripted_core import make_worker, turns
 
 ENDPOINT = "prefill:1"
-NUM_TOKENS = 40
+# Two full blocks and a part of a third.
+NUM_TOKENS = 10
 # Where the decode worker's blocks are, and the prefill worker's.
 BOUND = [5, 6, 7]
 COMPUTED = [1, 2, 3]
@@ -74,7 +75,7 @@ class FakePrefillWorker:
         await self.say(accepted={"xfer_id": request.xfer_id})
 
     async def tell_first(self, request: handoff_pb2.Prefill, **fields: Any) -> None:
-        first = {"xfer_id": request.xfer_id, "token_id": 7, "num_cached_tokens": 16, **fields}
+        first = {"xfer_id": request.xfer_id, "token_id": 7, "num_cached_tokens": 4, **fields}
         await self.say(first_tokens=first)
 
     async def send_blocks(

@@ -52,8 +52,7 @@ async def submitted(w: Worker, gateway: Gateway, **fields: Any) -> AddSequence:
 async def sent_until_idle(w: Worker) -> list[Command]:
     """Commands that the core was sent in the next moment."""
     await asyncio.sleep(0.01)
-    sent, w.core.sent = w.core.sent, []
-    return sent
+    return w.core.read_commands()
 
 
 def seq_ids(add: AddSequence) -> list[int]:

@@ -25,17 +25,18 @@ from tests.simulation.workers.fleet import FakeGateway
 from tests.unit.decode_worker.fake_prefill_worker import (
     BOUND,
     ENDPOINT,
+    NUM_TOKENS,
     FakePrefillWorker,
 )
-from tests.unit.worker.recording_core import RecordingCore, make_worker, turns
+from tests.unit.worker.scripted_core import ScriptedCore, make_worker, turns
 
-PROMPT = range(40)
+PROMPT = range(NUM_TOKENS)
 
 
 class World:
     """A front between one gateway, one prefill worker and a core that the test speaks for."""
 
-    def __init__(self, core: RecordingCore, gateway: FakeGateway, peer: FakePrefillWorker) -> None:
+    def __init__(self, core: ScriptedCore, gateway: FakeGateway, peer: FakePrefillWorker) -> None:
         self.core = core
         self.gateway = gateway
         self.peer = peer
@@ -50,7 +51,7 @@ class World:
         return [command for command in self.core.sent if isinstance(command, AddSequence)]
 
     async def tell_tokens(self, *seq_ids: int, index: int = 0, **columns: Any) -> None:
-        await self.core.tell(
+        await self.core.step(
             token_seq_ids=list(seq_ids),
             token_ids=[100 + seq_id for seq_id in seq_ids],
             token_indexes=[index] * len(seq_ids),
@@ -59,11 +60,11 @@ class World:
 
     async def hand_over_first_tokens(self, num_choices: int) -> Any:
         """Up to the bound blocks and the first tokens, of a submit that was just added."""
-        await self.core.tell(admitted=[Admitted(self.added[-1].seq_id, 0)])
+        await self.core.step(admitted=[Admitted(self.added[-1].seq_id, 0)])
         request = await self.peer.next("prefill")
         await self.peer.accept(request)
         await turns()
-        await self.core.tell(bound=[Bound(self.added[-1].seq_id, BOUND)])
+        await self.core.step(bound=[Bound(self.added[-1].seq_id, BOUND)])
         forks = [{"token_id": 8}] * (num_choices - 1)
         await self.peer.tell_first(request, forks=forks)
         await turns()
@@ -97,7 +98,7 @@ def test_tokens_of_one_step_leave_as_one_frame() -> None:
         async with world() as w:
             answers = [await w.submit(prefill_endpoint="") for _ in range(4)]
             seq_ids = [added.seq_id for added in w.added]
-            await w.core.tell(started=[Started(seq_id, [1], 0) for seq_id in seq_ids])
+            await w.core.step(started=[Started(seq_id, [1], 0) for seq_id in seq_ids])
             num_frames = w.gateway.num_received
             await w.tell_tokens(*seq_ids)
             assert w.gateway.num_received == num_frames + 1
@@ -178,13 +179,13 @@ def test_a_cancelled_fork_is_counted_in_its_own_phase(is_handed_over: bool) -> N
                 await w.peer.send_blocks(await w.hand_over_first_tokens(2))
                 await turns()
             else:
-                await w.core.tell(started=[Started(added.seq_id, [1], 0)])
+                await w.core.step(started=[Started(added.seq_id, [1], 0)])
                 await w.tell_tokens(*seq_ids)
             await w.tell_tokens(*seq_ids, index=1, finished=[Finished(added.seq_id, "stop", 2)])
             before = num_cancels("decode")
             await w.gateway.cancel("request-1")
             await turns()
-            await w.core.tell(freed=[seq_ids[1]])
+            await w.core.step(freed=[seq_ids[1]])
             assert answer.finishes[1].reason == "cancelled"
             assert num_cancels("decode") == before + 1
 
@@ -196,7 +197,7 @@ def test_a_finish_leaves_with_the_last_tokens() -> None:
         async with world() as w:
             answer = await w.submit(prefill_endpoint="")
             (added,) = w.added
-            await w.core.tell(started=[Started(added.seq_id, [1], 0)])
+            await w.core.step(started=[Started(added.seq_id, [1], 0)])
             num_frames = w.gateway.num_received
             finished = [Finished(added.seq_id, "stop", 1)]
             await w.tell_tokens(added.seq_id, finished=finished)

@@ -12,7 +12,7 @@ from baton.worker.deps import WorkerDeps
 from services.decode_worker.delivery_watch import DeliveryWatch
 from services.decode_worker.incoming_transfer import IncomingTransfer
 from services.decode_worker.prefill_request import PrefillRequest
-from tests.unit.worker.recording_core import make_worker, turns
+from tests.unit.worker.scripted_core import make_worker, turns
 
 
 class World:

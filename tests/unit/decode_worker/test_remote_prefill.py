@@ -16,7 +16,7 @@ from tests.unit.decode_worker.fake_prefill_worker import (
     failure,
     handoff,
 )
-from tests.unit.worker.recording_core import turns
+from tests.unit.worker.scripted_core import turns
 
 
 def play(scenario: Scenario) -> None:
@@ -143,7 +143,7 @@ def test_what_only_the_second_try_told_counts_as_not_cached() -> None:
         await h.peer.send_blocks(first, flip_a_bit)
         second = await h.peer.next("prefill", 2)
         await h.peer.accept(second)
-        await h.peer.tell_first(second, num_cached_tokens=32)
+        await h.peer.tell_first(second, num_cached_tokens=8)
         await h.peer.send_blocks(second)
         await h.over.wait()
         assert [told.num_cached_tokens for told, _ in h.told] == [0]

@@ -9,13 +9,12 @@ from baton.handoff.frame_codec import serialize
 from baton.handoff.ticket import CAPABILITY_BYTES
 from baton.testing.engine_driver import encode_tokens
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
-from baton.testing.virtual_clock import VirtualClock
 from baton.wire.kv_spec import to_wire
 from baton.wire.prefix_hash import CACHE_KEY_BYTES
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import handoff_pb2, router_pb2
 from services.prefill_worker.front import PrefillFront
-from tests.unit.worker.scripted_core import BLOCK_SIZE, MODEL_FP, SPEC, ScriptedCore, scripted_parts
+from tests.unit.worker.scripted_core import BLOCK_SIZE, MODEL_FP, SPEC, make_worker
 
 # Two full blocks and a part of a third.
 PROMPT = range(10)
@@ -73,10 +72,9 @@ class Peer:
 class Worker:
     """Runs a front."""
 
-    def __init__(self, clock: VirtualClock, tasks: asyncio.TaskGroup) -> None:
-        self.clock = clock
-        self.core = ScriptedCore()
-        self.deps = scripted_parts(self.core, clock, router_pb2.WORKER_ROLE_PREFILL, "p1")
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self.core, self.deps = make_worker("p1", router_pb2.WORKER_ROLE_PREFILL)
+        self.clock = self.deps.clock
         self.front = PrefillFront(self.deps)
         self.tasks = tasks
 
@@ -97,9 +95,8 @@ class Worker:
 @asynccontextmanager
 async def worker() -> AsyncIterator[Worker]:
     """Must run on a VirtualLoop."""
-    clock: VirtualClock = asyncio.get_running_loop().clock  # type: ignore[attr-defined]
     async with asyncio.TaskGroup() as tasks:
-        made = Worker(clock, tasks)
+        made = Worker(tasks)
         running = tasks.create_task(made.front.run())
         yield made
         await made.front.drain(0.0)

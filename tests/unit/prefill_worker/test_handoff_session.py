@@ -16,17 +16,18 @@ from baton.wire.kv_spec import to_wire
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import handoff_pb2, router_pb2
 from services.prefill_worker.front import PrefillFront
-from tests.unit.worker.recording_core import RecordingCore, make_worker, turns
+from tests.unit.worker.scripted_core import ScriptedCore, make_worker, turns
 
 CAPABILITY = b"c" * 16
-NUM_TOKENS = 40
+# Two full blocks and a part of a third.
+NUM_TOKENS = 10
 BLOCKS = [1, 2, 3]
 
 
 class World:
     """A front between a core and a decode worker, both as the test wants them."""
 
-    def __init__(self, core: RecordingCore, front: PrefillFront, stream: MemoryStream) -> None:
+    def __init__(self, core: ScriptedCore, front: PrefillFront, stream: MemoryStream) -> None:
         self.core = core
         self.front = front
         self.stream = stream
@@ -58,12 +59,12 @@ class World:
         await self.say(prefill=prefill(**fields))
 
     async def start(self, num_cached_tokens: int = 0) -> None:
-        await self.core.tell(started=[Started(self.seq_ids[0], BLOCKS, num_cached_tokens)])
+        await self.core.step(started=[Started(self.seq_ids[0], BLOCKS, num_cached_tokens)])
 
     async def compute(self, **columns: Any) -> None:
         """The last step of the prompt: every choice gets its first token."""
         seq_ids = self.seq_ids
-        await self.core.tell(
+        await self.core.step(
             progress=[Progress(seq_ids[0], NUM_TOKENS)],
             token_seq_ids=seq_ids,
             token_ids=[70 + number for number in range(len(seq_ids))],
@@ -163,9 +164,9 @@ def test_a_transfer_from_its_prefill_to_done() -> None:
 def test_blocks_leave_as_they_become_final_and_the_first_token_before_the_rest() -> None:
     async def scenario(w: World) -> None:
         await w.ask()
-        await w.start(num_cached_tokens=16)
+        await w.start(num_cached_tokens=4)
         assert w.kinds() == ["accepted", "blocks"]
-        await w.core.tell(progress=[Progress(w.seq_ids[0], 32)])
+        await w.core.step(progress=[Progress(w.seq_ids[0], 8)])
         assert w.kinds() == ["accepted", "blocks", "blocks"]
         await w.compute()
         assert w.kinds()[3:] == ["first_tokens", "blocks", "commit"]
@@ -262,11 +263,11 @@ def test_an_end_with_a_foreign_capability_changes_nothing() -> None:
 def test_a_core_that_refuses_is_a_refusal_and_one_that_fails_later_an_abort() -> None:
     async def scenario(w: World) -> None:
         await w.come_to("queue")
-        await w.core.tell(refused=[SequenceRefused(w.seq_ids[0], "no_room", "full")])
+        await w.core.step(refused=[SequenceRefused(w.seq_ids[0], "no_room", "full")])
         assert w.last("refused").failure.reason == "no_room"
         await w.ask(xfer_id=2)
         await w.start()
-        await w.core.tell(finished=[Finished(w.seq_ids[0], "deadline_exceeded", 0)])
+        await w.core.step(finished=[Finished(w.seq_ids[0], "deadline_exceeded", 0)])
         assert w.last("abort").failure.reason == "deadline_exceeded"
         assert w.last("abort").capability == CAPABILITY
         assert w.front.num_transfers == 0
