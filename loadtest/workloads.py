@@ -24,7 +24,10 @@ _WORDS = Path(__file__).with_name("words.txt").read_text().split()
 
 
 class UserKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One kind of user. Sizes in tokens; `weight` 0 leaves the kind out."""
+    """One kind of user, with a field for each option that a scenario's file may set.
+
+    Sizes are in tokens; `weight` 0 leaves the kind out.
+    """
 
     weight: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
     # The same for every user of the kind: a prefix that a cache can share.

@@ -27,7 +27,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One worker. Shares are of 1; `hit_share` is None while no prompt came in."""
+    """One worker, with a field for each figure that the page shows.
+
+    Shares are of 1; `hit_share` is None while no prompt came in.
+    """
 
     name: str
     is_up: bool

@@ -41,7 +41,10 @@ class StackState:
 
 
 class Home:
-    """Paths and small files of one local stack."""
+    """Paths and small files of one local stack.
+
+    It has an attribute for each path that the supervisor or a service is given.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()

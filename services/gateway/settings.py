@@ -9,7 +9,10 @@ PREFIX = "BATON_GATEWAY_"
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """Endpoints are host:port; port 0 = any free one."""
+    """The gateway's settings; each field is one variable.
+
+    Endpoints are host:port; port 0 = any free one.
+    """
 
     # One endpoint, whose name may stand for several addresses, or several with IPv4 addresses.
     quota: tuple[str, ...]

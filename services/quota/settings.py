@@ -8,7 +8,9 @@ PREFIX = "BATON_QUOTA_"
 
 @dataclass(frozen=True)
 class Settings:
-    """`redis_url` is unix://path, redis://host:port/db, or with TLS
+    """The service's settings; each field is one variable.
+
+    `redis_url` is unix://path, redis://host:port/db, or with TLS
     rediss://host:port/db?ssl_ca_certs=/path (and ssl_certfile, ssl_keyfile where Redis asks for
     them). The password comes from `redis_password_file`.
 

@@ -32,9 +32,10 @@ _MEET_S = 1.0
 
 @dataclass(slots=True)
 class Worker:
-    """One address, and the worker that last registered there: a row of the table.
+    """One address, and the worker that last registered there.
 
-    At `changed_at` it last became fit or unfit, other than by silence. Since `gone_since` it has
+    It is one row of the table of workers, with a column for each thing that a pick reads. At
+    `changed_at` it last became fit or unfit, other than by silence. Since `gone_since` it has
     been lost and not listed.
     """
 

@@ -10,7 +10,10 @@ ENVIRONMENT_PREFIX = "BATON_ROUTER_"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The limits and weights of the router. Times end in _s, counts begin with num_ or max_."""
+    """The limits and weights of the router; each field is one variable.
+
+    Times end in _s, counts begin with num_ or max_.
+    """
 
     listen: str = "127.0.0.1:7400"
     admin_listen: str = "127.0.0.1:7401"

@@ -259,7 +259,10 @@ class Answer:
 
 
 class Fleet:
-    """Gateway, quota, tokenizer, router, `num_prefill` and `num_decode` workers."""
+    """Gateway, quota, tokenizer, router, `num_prefill` and `num_decode` workers.
+
+    It has an attribute for each process of a deployment, and for what connects them.
+    """
 
     def __init__(
         self, seed: int, clock: VirtualClock, model: ServedModel, max_delay_s: float = 0.0

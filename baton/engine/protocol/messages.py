@@ -97,7 +97,7 @@ class Fork(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AddSequence(msgspec.Struct, array_like=True, tag="add"):
-    """A new sequence.
+    """A new sequence, with a field for each thing that the core must know of it.
 
     `token_ids` (u32 little-endian) is the prompt and then `num_emitted` output tokens of earlier
     attempts, which are never sampled again. `block_hashes` covers the full blocks of the prompt
@@ -207,7 +207,10 @@ class CommandBatch(msgspec.Struct, array_like=True, tag="commands"):
 
 
 class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
-    """The core's first message, once the model is loaded and the pool is mapped."""
+    """The core's first message, once the model is loaded and the pool is mapped.
+
+    It has a field for each fact about the model and the pool that the front reads.
+    """
 
     model_fp: str
     model_name: str
@@ -333,7 +336,8 @@ class EngineLoad(msgspec.Struct, array_like=True):
 
 
 class StepEvents(msgspec.Struct, array_like=True, tag="events"):
-    """Everything that one turn of the core's loop brought.
+    """Everything that one turn of the core's loop brought, with a field for each kind of event:
+    one message a turn costs less than one for each event.
 
     `token_seq_ids`, `token_ids` and `token_indexes` are columns: one new output token each, with
     its index among the output tokens of its choice. KV events are in order: removed before stored.

@@ -78,8 +78,8 @@ class BeamSearch:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A validated request, with a field for each one that the APIs have in common. None: the client
-    left the choice to the server."""
+    """A validated request, with a field for each parameter that the APIs have in common. None: the
+    client left the choice to the server."""
 
     endpoint: EndpointName
     model: str

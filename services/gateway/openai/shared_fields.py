@@ -28,7 +28,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CommonFields(msgspec.Struct, kw_only=True):
-    """Fields of all three endpoints."""
+    """Fields of all three endpoints, one for each parameter of the API."""
 
     model: limits.ModelName
     stream: bool | None = None

@@ -33,7 +33,11 @@ HOME = Location("here", "a")
 
 
 class SmallGateway:
-    """Speaks enough HTTP/1.1. `go` lets the next piece of an open stream out, unless HURRIED."""
+    """A gateway that speaks enough HTTP/1.1.
+
+    It has an attribute for each thing that tests set, count or read. `go` lets the next piece of
+    an open stream out, unless the request is HURRIED.
+    """
 
     def __init__(self, name: str, place: Location = HOME) -> None:
         self.name = name
@@ -164,7 +168,10 @@ class ToldGateways:
 
 
 class Edge:
-    """Envoy and its control plane; either can be stopped and started again."""
+    """Envoy and its control plane; either can be stopped and started again.
+
+    It has the settings of both, their addresses, and the two that run now.
+    """
 
     def __init__(
         self,

@@ -82,7 +82,11 @@ class Holder:
 
 
 class Schedule:
-    """One seeded run over a tenant of its own."""
+    """One seeded run over a tenant of its own.
+
+    Each step draws from all of its attributes: the system, the model beside it, and the books of
+    what was sent and is still under way.
+    """
 
     def __init__(self, seed: int, client: Redis, *, crash: bool, failover: bool) -> None:
         self.random = random.Random(seed)

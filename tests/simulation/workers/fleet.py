@@ -285,7 +285,11 @@ def _frames_of(submit: worker_pb2.Submit, part_tokens: int) -> Iterable[worker_p
 
 
 class Fleet:
-    """Built by `fleet`. Set `to_prefill` and `to_decode` to tamper with handoff frames."""
+    """A decode worker, a prefill worker and the streams to and between them; built by `fleet`.
+
+    Set `to_prefill` and `to_decode` to tamper with handoff frames. It has an attribute for each
+    part that tests speak to, and for each fault that they set.
+    """
 
     def __init__(self, decode: Worker, prefill: Worker, runner: FakeRunner) -> None:
         self.decode = decode

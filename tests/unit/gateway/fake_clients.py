@@ -70,6 +70,11 @@ def prefix_hashes(ids: bytes) -> Iterator[bytes]:
 
 
 class FakeQuota:
+    """Answers as a test has set it, and keeps what it was asked.
+
+    It has an attribute for each answer that a test sets and for each kind of message that it reads.
+    """
+
     def __init__(self) -> None:
         self.principal = quota_pb2.AuthenticateResponse(
             tenant="acme", key_id="key-1", fresh_for_s=5.0

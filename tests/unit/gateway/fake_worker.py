@@ -1,10 +1,12 @@
 """A decode worker in memory: answers every submit with a given text, within its credit."""
 
 import asyncio
+from collections.abc import Iterable
 
 from baton.runtime.shared_stream import StreamLost
 from baton.testing.memory_stream import MemoryStream
 from baton.wire.failures import BatonError, to_wire
+from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import worker_pb2
 
 EOS = 256
@@ -20,8 +22,43 @@ def told_of(index: int, token_id: int, num_top: int) -> worker_pb2.TokenLogprobs
     )
 
 
+class OpenChoices:
+    """The credit of each choice, by (handle, choice), and the choices that were cancelled."""
+
+    def __init__(self) -> None:
+        self._credit: dict[tuple[int, int], int] = {}
+        self._cancelled: set[tuple[int, int]] = set()
+        self._changed = asyncio.Event()
+
+    def open(self, key: tuple[int, int], credit: int) -> None:
+        """Begin with this credit, unless a grant came first."""
+        self._credit.setdefault(key, credit)
+
+    def grant(self, key: tuple[int, int], up_to: int) -> None:
+        self._credit[key] = up_to
+        self._wake()
+
+    def cancel(self, handle: int, choices: Iterable[int]) -> None:
+        self._cancelled |= {(handle, choice) for choice in choices}
+        self._wake()
+
+    async def may_write(self, key: tuple[int, int], index: int) -> bool:
+        """Wait for credit for this token; False once the choice is cancelled."""
+        while index >= self._credit[key] and key not in self._cancelled:
+            await self._changed.wait()
+        return key not in self._cancelled
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
 class FakeWorker:
-    """A decode worker that answers every submit with `texts`, one per choice (repeated)."""
+    """A decode worker that answers every submit with `texts`, one per choice (repeated).
+
+    Half of its attributes are its script, which a test sets; the others are what it received and
+    did, which a test reads.
+    """
 
     def __init__(self, worker_id: str) -> None:
         self.worker_id = worker_id
@@ -32,9 +69,7 @@ class FakeWorker:
         self.num_cached = 0
         self.prefill_stages: dict[str, float] = {}
         self.refusal: BatonError | None = None
-        self.protocol = 1
         self.submits: list[worker_pb2.Submit] = []
-        self.prompt_parts: list[worker_pb2.PromptPart] = []
         self.cancels: list[worker_pb2.Cancel] = []
         self.choice_cancels: list[worker_pb2.CancelChoices] = []
         self.credit_frames: list[worker_pb2.Credits] = []
@@ -47,9 +82,7 @@ class FakeWorker:
         self.streams: list[MemoryStream] = []
         self.said_bye = False
         self._num_received = 0
-        self._credit: dict[tuple[int, int], int] = {}
-        self._cancelled: set[tuple[int, int]] = set()
-        self._changed = asyncio.Event()
+        self.choices = OpenChoices()
         self._writing = asyncio.Lock()
 
     async def serve(self, stream: MemoryStream, tasks: asyncio.TaskGroup) -> None:
@@ -79,31 +112,24 @@ class FakeWorker:
         kind = frame.WhichOneof("frame")
         self._num_received = frame.seq
         if kind == "hello":
-            hello = worker_pb2.WorkerHello(protocol=self.protocol, worker_id=self.worker_id)
+            hello = worker_pb2.WorkerHello(protocol=PROTOCOL_VERSION, worker_id=self.worker_id)
             await self._write(stream, worker_pb2.WorkerFrame(hello=hello))
         elif kind == "submit":
             self.submits.append(frame.submit)
             tasks.create_task(self._answer(frame.submit, stream))
-        elif kind == "prompt_part":
-            self.prompt_parts.append(frame.prompt_part)
         elif kind == "credits":
             self.credit_frames.append(frame.credits)
             columns = (frame.credits.handles, frame.credits.choices, frame.credits.up_to_index)
             for handle, choice, up_to in zip(*columns, strict=True):
-                self._credit[handle, choice] = up_to
-            self._poke()
+                self.choices.grant((handle, choice), up_to)
         elif kind == "cancel":
             self.cancels.append(frame.cancel)
             for submit in self.submits:
                 if submit.request_id == frame.cancel.request_id:
-                    choices = range(submit.sampling.num_choices)
-                    self._cancelled |= {(submit.handle, choice) for choice in choices}
-            self._poke()
+                    self.choices.cancel(submit.handle, range(submit.sampling.num_choices))
         elif kind == "cancel_choices":
-            cancel = frame.cancel_choices
-            self.choice_cancels.append(cancel)
-            self._cancelled |= {(cancel.handle, choice) for choice in cancel.choices}
-            self._poke()
+            self.choice_cancels.append(frame.cancel_choices)
+            self.choices.cancel(frame.cancel_choices.handle, frame.cancel_choices.choices)
         elif kind == "bye":
             self.said_bye = True
 
@@ -138,14 +164,12 @@ class FakeWorker:
         key = (submit.handle, choice)
         begun = [len(each.token_ids) // 4 for each in submit.emitted if each.choice == choice]
         start = sum(begun)
-        self._credit.setdefault(key, start + submit.initial_credit_tokens)
+        self.choices.open(key, start + submit.initial_credit_tokens)
         max_tokens = submit.sampling.max_tokens
         if choice == 0:
             await self._judge(submit, stream)
         for index, token_id in list(enumerate(ids[:max_tokens]))[start:]:
-            while index >= self._credit[key] and key not in self._cancelled:
-                await self._changed.wait()
-            if key in self._cancelled:
+            if not await self.choices.may_write(key, index):
                 await self._finish(stream, key, "cancelled", index)
                 return
             step = self._step(submit, choice, index, token_id, is_first=index == start)
@@ -205,7 +229,3 @@ class FakeWorker:
         frame.ack = self._num_received
         async with self._writing:
             await stream.write(frame)
-
-    def _poke(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()

@@ -119,7 +119,7 @@ async def inline(work: Callable[[], T], /) -> T:
 
 
 class Fleet:
-    """Everything around one gateway."""
+    """Everything around one gateway, with an attribute for each part that tests speak to."""
 
     def __init__(
         self, clock: Clock, tasks: asyncio.TaskGroup, aliases: Any, limits: Limits | None

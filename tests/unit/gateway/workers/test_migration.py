@@ -195,7 +195,7 @@ async def fail(fleet: Fleet, name: str, error: BatonError) -> None:
     side = step.side.add(handle=submit.handle, choice=0)
     side.finish.failure.CopyFrom(to_wire(error))
     await worker.say(worker_pb2.WorkerFrame(step=step))
-    worker._cancelled |= {(submit.handle, choice) for choice in range(submit.sampling.num_choices)}
+    worker.choices.cancel(submit.handle, range(submit.sampling.num_choices))
 
 
 @pytest.mark.parametrize(
