@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from baton.handoff.block_bytes import BlockBytes
+from baton.handoff.outcomes import BadBlocksCause
 from baton.handoff.stripes import layers_of
 from baton.handoff.ticket import BadBlocks, Ticket
 from baton.handoff.transport import Landed, Pages, num_payload_bytes
@@ -118,7 +119,8 @@ class Receiver:
         """The sender has sent everything. Raises BadBlocks when it counts other than we do."""
         if frame.num_blocks != self.ticket.num_missing_blocks:
             raise BadBlocks(
-                "count", f"{frame.num_blocks} blocks sent, {self.ticket.num_missing_blocks} missing"
+                BadBlocksCause.COUNT,
+                f"{frame.num_blocks} blocks sent, {self.ticket.num_missing_blocks} missing",
             )
         self._is_committed = True
 
@@ -132,16 +134,20 @@ class Receiver:
     def _check_range(self, frame: handoff_pb2.Blocks) -> None:
         spec, layers = self._blocks.spec, layers_of(frame)
         if layers.stop > len(spec.layers):
-            raise BadBlocks("layer", f"layers {layers.start}:{layers.stop} of {len(spec.layers)}")
+            raise BadBlocks(
+                BadBlocksCause.LAYER, f"layers {layers.start}:{layers.stop} of {len(spec.layers)}"
+            )
         for num_heads in {spec.layers[layer].num_kv_heads for layer in layers}:
             if (frame.head_lo, frame.head_hi) != (0, num_heads):
-                raise BadBlocks("heads", f"heads {frame.head_lo}:{frame.head_hi} of {num_heads}")
+                raise BadBlocks(
+                    BadBlocksCause.HEADS, f"heads {frame.head_lo}:{frame.head_hi} of {num_heads}"
+                )
         first, end = frame.first_block, frame.first_block + frame.num_blocks
         lo, hi = self.ticket.first_missing_block, self.ticket.num_blocks
         if first < lo or end > hi:
-            raise BadBlocks("range", f"blocks {first}:{end} outside {lo}:{hi}")
+            raise BadBlocks(BadBlocksCause.RANGE, f"blocks {first}:{end} outside {lo}:{hi}")
         if frame.num_blocks == 0:
-            raise BadBlocks("range", "a frame without blocks")
+            raise BadBlocks(BadBlocksCause.RANGE, "a frame without blocks")
 
     def _write(self, frame: handoff_pb2.Blocks, pages: Pages) -> None:
         assert self._block_ids is not None

@@ -8,13 +8,15 @@ import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from baton.handoff.outcomes import BadBlocksCause, DropCause
+
 CAPABILITY_BYTES = 16
 
 
 class ForeignFrame(Exception):
     """The frame belongs to no live transfer: drop and count it, change nothing."""
 
-    def __init__(self, cause: str) -> None:
+    def __init__(self, cause: DropCause) -> None:
         super().__init__(f"foreign frame: {cause}")
         self.cause = cause
 
@@ -22,7 +24,7 @@ class ForeignFrame(Exception):
 class BadBlocks(Exception):
     """The transfer's own data is wrong (checksum, size, place): it can never be completed."""
 
-    def __init__(self, cause: str, message: str) -> None:
+    def __init__(self, cause: BadBlocksCause, message: str) -> None:
         super().__init__(message)
         self.cause = cause
 
@@ -47,13 +49,13 @@ class Ticket:
     def check(self, epoch: int, capability: bytes) -> None:
         """Raises ForeignFrame when a frame's epoch or capability is not this ticket's."""
         if epoch != self.epoch:
-            raise ForeignFrame("epoch")
+            raise ForeignFrame(DropCause.EPOCH)
         self.check_capability(capability)
 
     def check_capability(self, capability: bytes) -> None:
         """Raises ForeignFrame; compares in constant time."""
         if not hmac.compare_digest(capability, self.capability):
-            raise ForeignFrame("capability")
+            raise ForeignFrame(DropCause.CAPABILITY)
 
 
 def new_capability(random_bytes: Callable[[int], bytes]) -> bytes:

@@ -14,6 +14,7 @@ from typing import Protocol
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.checksum import header_checksum
 from baton.handoff.frame_codec import OutFrame
+from baton.handoff.outcomes import BadBlocksCause
 from baton.handoff.page_copy import PageAddresses
 from baton.handoff.stripes import layers_of
 from baton.handoff.ticket import BadBlocks
@@ -73,7 +74,9 @@ class HostPages:
         written = blocks.write(layers_of(frame), block_ids, self.addresses, header_checksum(frame))
         if written != frame.checksum:
             layers = layers_of(frame)
-            raise BadBlocks("checksum", f"wrong checksum at layers {layers.start}:{layers.stop}")
+            raise BadBlocks(
+                BadBlocksCause.CHECKSUM, f"wrong checksum at layers {layers.start}:{layers.stop}"
+            )
         return True
 
 
@@ -128,4 +131,4 @@ def num_payload_bytes(frame: handoff_pb2.Blocks) -> int:
 def check_size(num_bytes: int, num_wanted: int) -> None:
     """Raises BadBlocks when a frame has other than whole stripes, one per block."""
     if num_bytes != num_wanted:
-        raise BadBlocks("size", f"{num_bytes} bytes of data where {num_wanted} belong")
+        raise BadBlocks(BadBlocksCause.SIZE, f"{num_bytes} bytes of data where {num_wanted} belong")

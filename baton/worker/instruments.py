@@ -2,6 +2,7 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from baton.handoff.outcomes import BadBlocksCause, DropCause, TransferOutcome
 from baton.runtime.instruments import CANCEL_BUCKETS, Series
 
 _MODEL = ("model_name", "engine")
@@ -98,16 +99,17 @@ DECODE_DISCONNECTED_GATEWAYS = Counter(
 CORE_STALLS = Counter("baton_core_stalls", "Times that the engine core stood still with work")
 
 _TRANSPORTS = ("shm", "nixl", "grpc")
-_BAD_BLOCKS = ("checksum", "transport", "size", "payload", "layer", "heads", "range", "count")
-_SENT = ("complete", "aborted", "refused", "failed", "lost", "expired")
-_DROPPED = [("transfer",), ("epoch",), ("capability",), ("unknown",)]
+_DROPPED = [(cause,) for cause in DropCause if cause != DropCause.REPEAT]
 _BY_TRANSPORT = [(transport,) for transport in _TRANSPORTS]
 
 DECODE_SERIES: Series = {
     HANDOFF_BLOCKS: [("received",)],
     HANDOFF_BYTES: [("received", transport) for transport in _TRANSPORTS],
-    HANDOFF_TRANSFERS: [("received", "complete"), ("received", "aborted")],
-    HANDOFF_BAD_BLOCKS: [(cause,) for cause in _BAD_BLOCKS],
+    HANDOFF_TRANSFERS: [
+        ("received", TransferOutcome.COMPLETE),
+        ("received", TransferOutcome.ABORTED),
+    ],
+    HANDOFF_BAD_BLOCKS: [(cause,) for cause in BadBlocksCause],
     HANDOFF_DROPPED_FRAMES: _DROPPED,
     HANDOFF_LINKS: _BY_TRANSPORT,
     HANDOFF_FALLBACKS: _BY_TRANSPORT,
@@ -116,7 +118,7 @@ DECODE_SERIES: Series = {
 PREFILL_SERIES: Series = {
     HANDOFF_BLOCKS: [("sent",)],
     HANDOFF_BYTES: [("sent", transport) for transport in _TRANSPORTS],
-    HANDOFF_TRANSFERS: [("sent", outcome) for outcome in _SENT],
-    HANDOFF_DROPPED_FRAMES: [*_DROPPED, ("repeat",)],
+    HANDOFF_TRANSFERS: [("sent", outcome) for outcome in TransferOutcome],
+    HANDOFF_DROPPED_FRAMES: [(cause,) for cause in DropCause],
     HANDOFF_LINKS: _BY_TRANSPORT,
 }

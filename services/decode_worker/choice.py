@@ -28,6 +28,7 @@ from baton.engine.protocol.messages import (
 )
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2, worker_pb2
+from baton.worker.cancels import Phase
 from baton.worker.deps import WorkerDeps
 from baton.worker.dispatch import SequenceEvent, sequence_failure, to_wire
 from services.decode_worker.attempt_output import AttemptOutput
@@ -65,8 +66,7 @@ class ChoiceRun:
         # The gateway's handle of the attempt, and the number of this choice.
         self.key = (request.submit.handle, choice)
         self.num_output_tokens = request.num_received(choice)
-        # "grammar" (to be tried), "queue", "prefill", "handoff", "decode" or "ended".
-        self.phase = "grammar"
+        self.phase = Phase.GRAMMAR
         # The gateway takes output tokens up to this index (exclusive); the engine is told once it
         # knows the sequence.
         self._credit = self.num_output_tokens + request.submit.initial_credit_tokens
@@ -83,7 +83,7 @@ class ChoiceRun:
 
     @property
     def is_ended(self) -> bool:
-        return self.phase == "ended"
+        return self.phase is Phase.ENDED
 
     @property
     def is_handing_over(self) -> bool:
@@ -119,21 +119,21 @@ class ChoiceRun:
             )
         )
         for run in runs:
-            run.phase = "queue"
+            run.phase = Phase.QUEUE
             if run._credit > least_credit:
                 run.credit(run._credit)
 
     def credit(self, up_to_index: int) -> None:
         """The gateway takes output tokens up to this index (exclusive)."""
         self._credit = max(self._credit, up_to_index)
-        if self.phase not in ("grammar", "ended"):
+        if self.phase not in (Phase.GRAMMAR, Phase.ENDED):
             self._deps.dispatcher.send(Credit(self.seq_id, up_to_index))
 
     def abort(self, error: failures.BatonError) -> None:
         """Free everything on both sides, whatever the state. Safe to call again."""
         if self.is_ended:
             return
-        self.phase = "ended"
+        self.phase = Phase.ENDED
         if self._handoff is not None:
             # Before the core frees the blocks: nothing is written into them any more.
             self._handoff.cancel(error)
@@ -157,7 +157,7 @@ class ChoiceRun:
                 assert self._handoff is not None
                 self._handoff.bound.set_result(block_ids)
             case Started(num_cached_tokens=num_tokens):
-                self.phase = "prefill"
+                self.phase = Phase.PREFILL
                 self._output.started_here(self.choice, num_tokens)
             case Progress():  # a beam search's prompt is done
                 self._begin_decoding()
@@ -172,7 +172,7 @@ class ChoiceRun:
                 self._owner.failed(sequence_failure(reason, message))
 
     def on_token(self, token_id: int, index: int, logprobs: TokenLogprobs | None) -> None:
-        if self.phase != "decode":
+        if self.phase is not Phase.DECODE:
             self._begin_decoding()
         if index >= self.num_output_tokens:  # else a search tells again what the gateway has
             self._forward(token_id, index, None if logprobs is None else to_wire(logprobs))
@@ -186,8 +186,8 @@ class ChoiceRun:
 
     def _begin_decoding(self) -> None:
         """The first token comes next, or this prompt's beam search begins."""
-        was_prefilled_here = self.phase == "prefill"
-        self.phase = "decode"
+        was_prefilled_here = self.phase is Phase.PREFILL
+        self.phase = Phase.DECODE
         if was_prefilled_here:
             self._output.prefilled_here(self.choice)
             self._owner.prompt_is_here()
@@ -210,12 +210,12 @@ class ChoiceRun:
 
     def _bind(self) -> asyncio.Future[list[int]]:
         assert self._handoff is not None
-        self.phase = "prefill"
+        self.phase = Phase.PREFILL
         self._deps.dispatcher.send(Bind(self.seq_id))
         return self._handoff.bound
 
     def _on_first_tokens(self, frame: handoff_pb2.FirstTokens, num_blocks: int) -> None:
-        self.phase = "handoff"
+        self.phase = Phase.HANDOFF
         self._output.prefilled(self.choice, frame, num_blocks)
         if self._output.request.is_search:
             return
@@ -228,7 +228,7 @@ class ChoiceRun:
     def _decode(self, first: handoff_pb2.FirstTokens, *, is_on_device: bool) -> None:
         """Every block of the prompt is filled: go on behind the first token."""
         self._output.reached(self.choice, "handoff")
-        self.phase = "decode"
+        self.phase = Phase.DECODE
         is_search = self._output.request.is_search
         top = first.logprobs if is_search else worker_pb2.TokenLogprobs()
         tokens = zip(self._forks, first.forks, strict=False)
@@ -252,7 +252,7 @@ class ChoiceRun:
                 run._end(reason)
 
     def _end(self, reason: str) -> None:
-        self.phase = "ended"
+        self.phase = Phase.ENDED
         self._deps.dispatcher.forget(self.seq_id)
         self._owner.ended(self, reason)
 

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from enum import IntEnum
 
+from baton.handoff.outcomes import DropCause
 from baton.handoff.receiver import Receiver
 from baton.handoff.ticket import BadBlocks, ForeignFrame, Ticket
 from baton.handoff.transport import Pages, ReceivingEnd, num_payload_bytes
@@ -159,7 +160,7 @@ class IncomingTransfer:
 
     def on_commit(self, frame: handoff_pb2.Commit) -> None:
         if frame.epoch != self.ticket.epoch:
-            instruments.HANDOFF_DROPPED_FRAMES.labels("epoch").inc()
+            instruments.HANDOFF_DROPPED_FRAMES.labels(DropCause.EPOCH).inc()
             return
         try:
             self._receiver.commit(frame)

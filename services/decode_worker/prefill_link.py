@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from baton.handoff.lease import LEASE_S, RENEW_INTERVAL_S
+from baton.handoff.outcomes import DropCause, TransferOutcome
 from baton.handoff.transport import PLAIN, ReceivingEnd, num_payload_bytes
 from baton.runtime import logs
 from baton.runtime.shared_stream import FrameWriter, StreamLost
@@ -144,7 +145,7 @@ class PrefillLink:
         del self._transfers[ticket.xfer_id]
         self._watch.forget(transfer)
         self._last_used_s = self._deps.clock.now()
-        outcome = "complete" if error is None else "aborted"
+        outcome = TransferOutcome.COMPLETE if error is None else TransferOutcome.ABORTED
         instruments.HANDOFF_TRANSFERS.labels("received", outcome).inc()
         if self._runner is None:
             return  # it was not asked for yet, or the stream is lost
@@ -193,14 +194,14 @@ class PrefillLink:
         if kind == "bye":
             return False
         if kind != "blocks" and kind not in _HANDLERS:
-            instruments.HANDOFF_DROPPED_FRAMES.labels("unknown").inc()
+            instruments.HANDOFF_DROPPED_FRAMES.labels(DropCause.UNKNOWN).inc()
             return True
         if kind in _DELIVERIES:
             self._watch.delivered()
         message = getattr(frame, kind)
         transfer = self._transfers.get(message.xfer_id)
         if transfer is None:
-            instruments.HANDOFF_DROPPED_FRAMES.labels("transfer").inc()
+            instruments.HANDOFF_DROPPED_FRAMES.labels(DropCause.TRANSFER).inc()
             if kind == "blocks":
                 self._consumed(num_payload_bytes(message))
             return True

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from baton.handoff.frame_codec import OutFrame
+from baton.handoff.outcomes import DropCause, TransferOutcome
 from baton.handoff.ticket import CAPABILITY_BYTES, ForeignFrame
 from baton.handoff.transport import SendingEnd
 from baton.runtime import logs
@@ -73,7 +74,7 @@ class DecodeSession:
                     num_open = len(self._transfers)
                     _log.warning("handoff_stream_lost", peer=self.peer, num_open=num_open)
                 for transfer in self._transfers.values():
-                    transfer.end("lost")
+                    transfer.end(TransferOutcome.LOST)
                 self._partial.clear()
 
     async def finish(self, reason: str) -> None:
@@ -94,7 +95,7 @@ class DecodeSession:
 
     async def _hand_over(self, transfer: OutgoingTransfer) -> None:
         """Compute, send what is final, and hold it until the end, whichever side brings it."""
-        outcome = "lost"
+        outcome = TransferOutcome.LOST
         try:
             transfer.start()
             await transfer.started()
@@ -120,10 +121,10 @@ class DecodeSession:
         self._runner.writer.wake()
 
     def _tell_failure(
-        self, transfer: OutgoingTransfer, outcome: str, error: failures.BatonError
+        self, transfer: OutgoingTransfer, outcome: TransferOutcome, error: failures.BatonError
     ) -> None:
         ticket = transfer.ticket
-        if outcome == "refused":
+        if outcome is TransferOutcome.REFUSED:
             self._deps.reports.accepted(transfer.request_id)
             self._refuse(ticket.xfer_id, transfer.request_id, error)
             return
@@ -137,7 +138,7 @@ class DecodeSession:
         )
         self._control(handoff_pb2.PrefillFrame(abort=abort))
 
-    def _free(self, transfer: OutgoingTransfer, outcome: str) -> None:
+    def _free(self, transfer: OutgoingTransfer, outcome: TransferOutcome) -> None:
         if transfer in self._ready:
             self._ready.remove(transfer)
         dispatcher = self._deps.dispatcher
@@ -147,9 +148,9 @@ class DecodeSession:
             else:
                 dispatcher.abort(seq_id)
         instruments.HANDOFF_TRANSFERS.labels("sent", outcome).inc()
-        if outcome == "complete" and not transfer.needs_no_blocks:
+        if outcome is TransferOutcome.COMPLETE and not transfer.needs_no_blocks:
             instruments.HANDOFF_BLOCKS.labels("sent").inc(transfer.ticket.num_missing_blocks)
-        if outcome == "aborted":
+        if outcome is TransferOutcome.ABORTED:
             observe_cancel(self._deps, transfer.phase, transfer.seq_ids)
 
     # Frames.
@@ -160,7 +161,7 @@ class DecodeSession:
             return False
         handler = _HANDLERS.get(kind)
         if handler is None:
-            instruments.HANDOFF_DROPPED_FRAMES.labels("unknown").inc()
+            instruments.HANDOFF_DROPPED_FRAMES.labels(DropCause.UNKNOWN).inc()
         else:
             handler(self, getattr(frame, kind))
         return True
@@ -168,7 +169,7 @@ class DecodeSession:
     def _on_prefill(self, request: handoff_pb2.Prefill) -> None:
         xfer_id = request.xfer_id
         if xfer_id in self._transfers or xfer_id in self._partial:
-            instruments.HANDOFF_DROPPED_FRAMES.labels("repeat").inc()
+            instruments.HANDOFF_DROPPED_FRAMES.labels(DropCause.REPEAT).inc()
             return
         try:
             if len(request.capability) != CAPABILITY_BYTES:
@@ -189,7 +190,7 @@ class DecodeSession:
 
     def _on_prefill_part(self, part: handoff_pb2.PrefillPart) -> None:
         if part.xfer_id not in self._partial:
-            instruments.HANDOFF_DROPPED_FRAMES.labels("transfer").inc()
+            instruments.HANDOFF_DROPPED_FRAMES.labels(DropCause.TRANSFER).inc()
             return
         request, buffer = self._partial[part.xfer_id]
         try:
@@ -222,7 +223,7 @@ class DecodeSession:
     def _on_done(self, done: handoff_pb2.TransferDone) -> None:
         transfer = self._find(done.xfer_id, done.capability)
         if transfer is not None:
-            transfer.end("complete")
+            transfer.end(TransferOutcome.COMPLETE)
 
     def _on_abort(self, abort: handoff_pb2.TransferAbort) -> None:
         self._partial.pop(abort.xfer_id, None)
@@ -231,13 +232,13 @@ class DecodeSession:
             _log.info(
                 "transfer_aborted", request_id=transfer.request_id, reason=abort.failure.reason
             )
-            transfer.end("aborted")
+            transfer.end(TransferOutcome.ABORTED)
 
     def _find(self, xfer_id: int, capability: bytes) -> OutgoingTransfer | None:
         transfer = self._transfers.get(xfer_id)
         try:
             if transfer is None or transfer.is_over:
-                raise ForeignFrame("transfer")
+                raise ForeignFrame(DropCause.TRANSFER)
             transfer.ticket.check_capability(capability)
         except ForeignFrame as error:
             instruments.HANDOFF_DROPPED_FRAMES.labels(error.cause).inc()

@@ -19,6 +19,7 @@ from baton.engine.protocol.messages import (
     Started,
     TokenLogprobs,
 )
+from baton.handoff.outcomes import TransferOutcome
 from baton.handoff.sender import Sender
 from baton.handoff.ticket import Ticket
 from baton.handoff.transport import SendingEnd
@@ -26,6 +27,7 @@ from baton.runtime.telemetry import StageTimer, start_span
 from baton.wire import failures
 from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import handoff_pb2
+from baton.worker.cancels import Phase
 from baton.worker.deps import WorkerDeps
 from baton.worker.dispatch import SequenceEvent, SequenceListener, sequence_failure, to_wire
 from baton.worker.stage_event import StageEvent
@@ -41,14 +43,18 @@ class Stage(IntEnum):
     COMPUTED = 2  # its first tokens are known
 
 
+# By stage.
+_PHASES = (Phase.QUEUE, Phase.PREFILL, Phase.HANDOFF)
+
+
 class TransferEnded(Exception):
     """A transfer is over, and nothing of it is freed yet.
 
-    `outcome` is "complete", "aborted" or "lost" by the peer's doing, else "refused", "failed" or
-    "expired", with the `error` that the peer has to be told.
+    The peer brings COMPLETE, ABORTED and LOST; the other outcomes have an `error`, which the peer
+    has to be told.
     """
 
-    def __init__(self, outcome: str, error: failures.BatonError | None = None) -> None:
+    def __init__(self, outcome: TransferOutcome, error: failures.BatonError | None = None) -> None:
         super().__init__(outcome)
         self.outcome = outcome
         self.error = error
@@ -133,9 +139,8 @@ class OutgoingTransfer:
         return self._progress.failure is not None
 
     @property
-    def phase(self) -> str:
-        """Where it is: "queue", "prefill" or "handoff"."""
-        return ("queue", "prefill", "handoff")[self._progress.stage]
+    def phase(self) -> Phase:
+        return _PHASES[self._progress.stage]
 
     @property
     def needs_no_blocks(self) -> bool:
@@ -196,19 +201,20 @@ class OutgoingTransfer:
 
     # What ends it.
 
-    def end(self, outcome: str) -> None:
+    def end(self, outcome: TransferOutcome) -> None:
         """The peer is done, wants no more of it, or is gone."""
         self._progress.fail(TransferEnded(outcome))
 
     def fail(self, error: failures.BatonError) -> None:
         """It cannot go on."""
         is_started = self._progress.stage >= Stage.STARTED
-        self._progress.fail(TransferEnded("failed" if is_started else "refused", error))
+        outcome = TransferOutcome.FAILED if is_started else TransferOutcome.REFUSED
+        self._progress.fail(TransferEnded(outcome, error))
 
     def expire(self) -> None:
         """The peer has not renewed the lease: it is told, should it live."""
         error = failures.Unavailable("the lease ran out", reason="handoff_failed")
-        self._progress.fail(TransferEnded("expired", error))
+        self._progress.fail(TransferEnded(TransferOutcome.EXPIRED, error))
 
     # What the engine tells (SequenceListener).
 

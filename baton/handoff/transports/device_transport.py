@@ -19,6 +19,7 @@ from baton.engine.protocol.messages import Command
 from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
 from baton.handoff.checksum import header_checksum
 from baton.handoff.frame_codec import OutFrame
+from baton.handoff.outcomes import BadBlocksCause
 from baton.handoff.stripes import layers_of, single_layers
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import Deliver, Landed
@@ -89,7 +90,11 @@ class CoreReads:
         for read in pages_read:
             landed = self._landed.pop(read.read_id, None)
             if landed is not None:
-                landed(None if read.cause is None else BadBlocks(read.cause, read.message))
+                landed(
+                    None
+                    if read.cause is None
+                    else BadBlocks(BadBlocksCause(read.cause), read.message)
+                )
 
 
 class RemotePages:
@@ -108,10 +113,10 @@ class RemotePages:
         landed: Landed,
     ) -> bool:
         if frame.checksum != header_checksum(frame):
-            raise BadBlocks("checksum", f"wrong checksum at layer {frame.layer}")
+            raise BadBlocks(BadBlocksCause.CHECKSUM, f"wrong checksum at layer {frame.layer}")
         checksums = [(each.place, each.sum) for each in frame.pool_ref.page_checksums]
         if any(place >= len(block_ids) for place, _ in checksums):
-            raise BadBlocks("checksum", "a checksum of no page of the frame")
+            raise BadBlocks(BadBlocksCause.CHECKSUM, "a checksum of no page of the frame")
         read = ReadPages(
             read_id=self._reads.next_id(),
             transfer_id=frame.xfer_id,
@@ -143,9 +148,9 @@ class DeviceReceiver:
     def fetch(self, frame: handoff_pb2.Blocks, deliver: Deliver) -> None:
         try:
             if self._is_closed:
-                raise BadBlocks("transport", "the link is closed")
+                raise BadBlocks(BadBlocksCause.TRANSPORT, "the link is closed")
             if frame.num_layers > 1:
-                raise BadBlocks("layer", f"{frame.num_layers} layers where 1 belongs")
+                raise BadBlocks(BadBlocksCause.LAYER, f"{frame.num_layers} layers where 1 belongs")
             ids = read_pool_ref(frame, self._spec)
         except BadBlocks as error:
             deliver(error)

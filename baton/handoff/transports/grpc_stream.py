@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from baton.handoff.block_bytes import BlockBytes
 from baton.handoff.checksum import header_checksum
 from baton.handoff.frame_codec import OutFrame, encode_blocks
+from baton.handoff.outcomes import BadBlocksCause
 from baton.handoff.page_copy import PageAddresses
 from baton.handoff.stripes import layer_groups, layers_of
 from baton.handoff.ticket import BadBlocks
@@ -54,7 +55,7 @@ class GrpcReceiver:
 
     def _find(self, frame: handoff_pb2.Blocks) -> HostPages | BadBlocks:
         if not frame.HasField("data"):
-            return BadBlocks("payload", "the frame carries no inline data")
+            return BadBlocks(BadBlocksCause.PAYLOAD, "the frame carries no inline data")
         data = memoryview(frame.data)
         _, size = self._spec.stripe(layers_of(frame))
         try:

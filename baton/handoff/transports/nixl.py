@@ -9,6 +9,7 @@ import asyncio
 import mmap
 
 from baton.handoff.block_bytes import MAX_DATA_BYTES
+from baton.handoff.outcomes import BadBlocksCause
 from baton.handoff.page_copy import PageAddresses
 from baton.handoff.stripes import layer_groups, layers_of
 from baton.handoff.ticket import BadBlocks
@@ -67,7 +68,7 @@ class NixlReceiver:
     def fetch(self, frame: handoff_pb2.Blocks, deliver: Deliver) -> None:
         try:
             if self._link.is_closed:
-                raise BadBlocks("transport", "the link is closed")
+                raise BadBlocks(BadBlocksCause.TRANSPORT, "the link is closed")
             ids = read_pool_ref(frame, self._spec)
         except BadBlocks as error:
             deliver(error)
@@ -75,7 +76,7 @@ class NixlReceiver:
 
         def end(arrived: int | str) -> None:
             if isinstance(arrived, str):
-                deliver(BadBlocks("transport", arrived))
+                deliver(BadBlocks(BadBlocksCause.TRANSPORT, arrived))
             else:
                 deliver(self._pages(arrived, frame))
 

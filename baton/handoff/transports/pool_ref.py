@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from baton.handoff.block_bytes import MAX_DATA_BYTES, BlockBytes
 from baton.handoff.checksum import header_checksum
 from baton.handoff.frame_codec import OutFrame
+from baton.handoff.outcomes import BadBlocksCause
 from baton.handoff.stripes import layers_of
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import check_size
@@ -43,10 +44,12 @@ class PoolRefSender:
 def read_pool_ref(frame: handoff_pb2.Blocks, spec: KVSpec) -> list[int]:
     """The ids of the peer's blocks, one per block of the frame. Raises BadBlocks."""
     if frame.WhichOneof("payload") != "pool_ref":
-        raise BadBlocks("payload", "the frame names no blocks of the pool")
+        raise BadBlocks(BadBlocksCause.PAYLOAD, "the frame names no blocks of the pool")
     ids = list(frame.pool_ref.block_ids)
     if len(ids) != frame.num_blocks:
-        raise BadBlocks("size", f"{len(ids)} blocks named where {frame.num_blocks} belong")
+        raise BadBlocks(
+            BadBlocksCause.SIZE, f"{len(ids)} blocks named where {frame.num_blocks} belong"
+        )
     check_size(frame.pool_ref.num_bytes, len(ids) * spec.stripe(layers_of(frame))[1])
     return ids
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.handoff.block_bytes import BlockBytes
+from baton.handoff.outcomes import BadBlocksCause
 from baton.handoff.stripes import layer_groups, layers_of
 from baton.handoff.ticket import BadBlocks
 from baton.handoff.transport import Deliver, HostPages, TransportFailed
@@ -53,10 +54,12 @@ class SharedMemoryReceiver:
     def _find(self, frame: handoff_pb2.Blocks) -> HostPages:
         blocks = self._peer_blocks
         if blocks is None:
-            raise BadBlocks("transport", "the link is closed")
+            raise BadBlocks(BadBlocksCause.TRANSPORT, "the link is closed")
         ids = read_pool_ref(frame, blocks.spec)
         if max(ids) >= blocks.num_blocks:
-            raise BadBlocks("range", f"block {max(ids)} of a pool of {blocks.num_blocks}")
+            raise BadBlocks(
+                BadBlocksCause.RANGE, f"block {max(ids)} of a pool of {blocks.num_blocks}"
+            )
         return HostPages(blocks.addresses(layers_of(frame), ids))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from baton.handoff.block_bytes import BlockBytes
+from baton.handoff.outcomes import BadBlocksCause
 from baton.handoff.ticket import BadBlocks, ForeignFrame
 from baton.handoff.transport import Landed, num_payload_bytes
 from baton.wire.v1 import handoff_pb2
@@ -173,7 +174,7 @@ def test_pages_that_land_late_count_once_they_have_landed(pair: Pair) -> None:
 
 def test_pages_that_turn_out_bad_late_do_not_count(pair: Pair) -> None:
     _, tells = take_late(pair)
-    fault = BadBlocks("checksum", "wrong")
+    fault = BadBlocks(BadBlocksCause.CHECKSUM, "wrong")
 
     for tell in tells:
         tell(fault)
@@ -183,7 +184,7 @@ def test_pages_that_turn_out_bad_late_do_not_count(pair: Pair) -> None:
     assert not pair.receiver.is_complete
 
 
-@pytest.mark.parametrize("fault", [None, BadBlocks("checksum", "wrong")])
+@pytest.mark.parametrize("fault", [None, BadBlocks(BadBlocksCause.CHECKSUM, "wrong")])
 def test_pages_that_land_after_the_close_change_nothing_and_are_not_told(
     pair: Pair, fault: BadBlocks | None
 ) -> None:
