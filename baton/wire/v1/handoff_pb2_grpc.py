@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class PrefillWorkerStub:
-    """Dialled by the decode worker: one long-lived stream per pair of workers, shared by all transfers.
+    """Prefills prompts and sends their KV blocks. Each decode worker dials one long-lived stream to each prefill worker, for
+    all transfers of the pair.
     """
 
     def __init__(self, channel):
@@ -43,7 +44,8 @@ class PrefillWorkerStub:
 
 
 class PrefillWorkerServicer:
-    """Dialled by the decode worker: one long-lived stream per pair of workers, shared by all transfers.
+    """Prefills prompts and sends their KV blocks. Each decode worker dials one long-lived stream to each prefill worker, for
+    all transfers of the pair.
     """
 
     def Handoff(self, request_iterator, context):
@@ -69,7 +71,8 @@ def add_PrefillWorkerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PrefillWorker:
-    """Dialled by the decode worker: one long-lived stream per pair of workers, shared by all transfers.
+    """Prefills prompts and sends their KV blocks. Each decode worker dials one long-lived stream to each prefill worker, for
+    all transfers of the pair.
     """
 
     @staticmethod

@@ -26,12 +26,12 @@ if _version_not_supported:
 
 
 class DecodeWorkerStub:
-    """Dialled by the gateway: one long-lived stream per gateway, shared by all its requests.
+    """Computes requests. Each gateway dials one long-lived stream, which all its requests share.
 
     A stream that ends without Bye is lost, not over: the gateway dials again and both sides go on
     where they were. Every frame but hello and bye is numbered and kept until the peer's ack; after a
-    loss both hellos name the last number taken in, and what comes after it is written again. A number
-    that skips some is a loss as well; a number that was there before is dropped.
+    loss both hellos name the last number taken in, and the frames after it are written again. A gap in
+    the numbers is a loss as well; a frame whose number came before is dropped.
     """
 
     def __init__(self, channel):
@@ -48,12 +48,12 @@ class DecodeWorkerStub:
 
 
 class DecodeWorkerServicer:
-    """Dialled by the gateway: one long-lived stream per gateway, shared by all its requests.
+    """Computes requests. Each gateway dials one long-lived stream, which all its requests share.
 
     A stream that ends without Bye is lost, not over: the gateway dials again and both sides go on
     where they were. Every frame but hello and bye is numbered and kept until the peer's ack; after a
-    loss both hellos name the last number taken in, and what comes after it is written again. A number
-    that skips some is a loss as well; a number that was there before is dropped.
+    loss both hellos name the last number taken in, and the frames after it are written again. A gap in
+    the numbers is a loss as well; a frame whose number came before is dropped.
     """
 
     def Serve(self, request_iterator, context):
@@ -79,12 +79,12 @@ def add_DecodeWorkerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DecodeWorker:
-    """Dialled by the gateway: one long-lived stream per gateway, shared by all its requests.
+    """Computes requests. Each gateway dials one long-lived stream, which all its requests share.
 
     A stream that ends without Bye is lost, not over: the gateway dials again and both sides go on
     where they were. Every frame but hello and bye is numbered and kept until the peer's ack; after a
-    loss both hellos name the last number taken in, and what comes after it is written again. A number
-    that skips some is a loss as well; a number that was there before is dropped.
+    loss both hellos name the last number taken in, and the frames after it are written again. A gap in
+    the numbers is a loss as well; a frame whose number came before is dropped.
     """
 
     @staticmethod
@@ -116,7 +116,7 @@ class DecodeWorker:
 
 
 class WorkerReportsStub:
-    """On both kinds of worker, dialled by every router replica at the address that it discovered.
+    """Reports to the routers. Both kinds of worker serve it; every router replica dials it at the address that it discovered.
     """
 
     def __init__(self, channel):
@@ -133,7 +133,7 @@ class WorkerReportsStub:
 
 
 class WorkerReportsServicer:
-    """On both kinds of worker, dialled by every router replica at the address that it discovered.
+    """Reports to the routers. Both kinds of worker serve it; every router replica dials it at the address that it discovered.
     """
 
     def Watch(self, request_iterator, context):
@@ -159,7 +159,7 @@ def add_WorkerReportsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerReports:
-    """On both kinds of worker, dialled by every router replica at the address that it discovered.
+    """Reports to the routers. Both kinds of worker serve it; every router replica dials it at the address that it discovered.
     """
 
     @staticmethod
