@@ -92,9 +92,10 @@ def timeout_of(headers: Headers, name: str) -> float | None:
 class RequestIds:
     """Request ids: the client's own when it is sane and new here, else a fresh one.
 
-    A repeated id is replaced: it names one request. The ids that other gateways were given, or this
-    one in an earlier life, are not known here; so a request with a given id has a usage id of its
-    own.
+    A client may give one id to all requests of a job. An id names one request here, so a repeated
+    one gets a suffix: logs and traces of the job are found by what they begin with. The ids that
+    other gateways were given, or this one in an earlier life, are not known here; so a request with
+    a given id has a usage id of its own.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -103,8 +104,10 @@ class RequestIds:
 
     def of(self, headers: Headers) -> str:
         given = headers.get("x-request-id") or ""
-        if not _SANE_ID.fullmatch(given) or given in self._seen:
+        if not _SANE_ID.fullmatch(given):
             return f"req_{self._rng.getrandbits(128):032x}"
+        if given in self._seen:
+            return f"{given}.{self._rng.getrandbits(64):016x}"
         self._seen[given] = None
         if len(self._seen) > MAX_REMEMBERED_IDS:
             self._seen.popitem(last=False)

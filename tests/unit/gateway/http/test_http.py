@@ -57,10 +57,14 @@ def test_another_request_id_is_replaced(given: str) -> None:
     assert len(fresh) == 36
 
 
-def test_a_repeated_request_id_is_replaced_because_it_names_one_request() -> None:
+def test_a_repeated_request_id_gets_a_suffix_because_it_names_one_request() -> None:
     ids = RequestIds(random.Random(1))
-    assert ids.of(headers(x_request_id="same")) == "same"
-    assert ids.of(headers(x_request_id="same")) != "same"
+    same = headers(x_request_id="same")
+    first, *others = [ids.of(same) for _ in range(10)]
+    assert first == "same"
+    assert len(set(others)) == 9
+    assert all(other.startswith("same.") for other in others)
+    assert [ids.usage_id_of(other, same) for other in others] == others
 
 
 def test_a_request_id_that_comes_to_two_gateways_has_two_usage_ids() -> None:
