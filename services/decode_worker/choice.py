@@ -37,6 +37,8 @@ from services.decode_worker.prefill_links import PrefillLinks
 from services.decode_worker.remote_prefill import RemotePrefill
 
 _COMPLETE = ("stop", "length")
+# Compared for each token: a global is found faster than an attribute of an enum.
+_DECODE = Phase.DECODE
 
 
 class ChoiceOwner(Protocol):
@@ -172,7 +174,7 @@ class ChoiceRun:
                 self._owner.failed(sequence_failure(reason, message))
 
     def on_token(self, token_id: int, index: int, logprobs: TokenLogprobs | None) -> None:
-        if self.phase is not Phase.DECODE:
+        if self.phase is not _DECODE:
             self._begin_decoding()
         if index >= self.num_output_tokens:  # else a search tells again what the gateway has
             self._forward(token_id, index, None if logprobs is None else to_wire(logprobs))
