@@ -18,7 +18,7 @@ Series = Mapping[Counter, Iterable[tuple[str, ...]]]
 CANCEL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
 
 AUDIT_VIOLATIONS = Counter(
-    "baton_audit_violations", "Things that must hold and did not, by what was checked", ("check",)
+    "baton_audit_violations", "Invariants that were violated, by check", ("check",)
 )
 SPANS_DROPPED = Counter(
     "baton_spans_dropped",

@@ -9,12 +9,12 @@ _MODEL = ("model_name", "engine")
 NUM_REQUESTS_RUNNING = Gauge("vllm:num_requests_running", "Sequences in the running batch", _MODEL)
 NUM_REQUESTS_WAITING = Gauge("vllm:num_requests_waiting", "Sequences that wait for room", _MODEL)
 NUM_REQUESTS_PARKED = Gauge(
-    "baton_num_requests_parked", "Sequences that wait for their readers", _MODEL
+    "baton_num_requests_parked", "Sequences that wait for credit, which their readers give", _MODEL
 )
-KV_CACHE_USAGE = Gauge("vllm:kv_cache_usage_perc", "Used part of the KV blocks, 0 to 1", _MODEL)
+KV_CACHE_USAGE = Gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1", _MODEL)
 PROMPT_TOKENS = Counter(
     "vllm:prompt_tokens",
-    "Prompt tokens of the sequences taken in; both workers of a handoff count them",
+    "Prompt tokens of admitted sequences; both workers of a handoff count them",
     _MODEL,
 )
 GENERATION_TOKENS = Counter("vllm:generation_tokens", "Output tokens produced", _MODEL)
@@ -24,12 +24,12 @@ PREFIX_CACHE_QUERIES = Counter(
 PREFIX_CACHE_HITS = Counter(
     "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", _MODEL
 )
-NUM_PREEMPTIONS = Counter("vllm:num_preemptions", "Sequences that lost their blocks", _MODEL)
+NUM_PREEMPTIONS = Counter("vllm:num_preemptions", "Preemptions: a sequence lost its blocks", _MODEL)
 DRAFT_TOKENS = Counter(
-    "vllm:spec_decode_num_draft_tokens", "Tokens that speculation guessed", _MODEL
+    "vllm:spec_decode_num_draft_tokens", "Draft tokens of speculative decoding", _MODEL
 )
 ACCEPTED_TOKENS = Counter(
-    "vllm:spec_decode_num_accepted_tokens", "Guessed tokens that were right", _MODEL
+    "vllm:spec_decode_num_accepted_tokens", "Draft tokens that were accepted", _MODEL
 )
 ITERATION_TOKENS = Histogram(
     "vllm:iteration_tokens_total",
@@ -55,7 +55,7 @@ KV_BLOCKS_PROMISED = Gauge(
 )
 CANCEL_SECONDS = Histogram(
     "baton_cancel_seconds",
-    "From a cancel's arrival at a worker to its blocks being free there, by what it ended: "
+    "Time from a cancel's arrival at a worker until its blocks are free there, by phase: "
     "grammar, queue, prefill, handoff, decode",
     ("phase",),
     buckets=CANCEL_BUCKETS,
@@ -96,7 +96,9 @@ DECODE_DISCONNECTED_GATEWAYS = Counter(
     "Gateways whose stream broke, by outcome: resumed, expired",
     ("outcome",),
 )
-CORE_STALLS = Counter("baton_core_stalls", "Times that the engine core stood still with work")
+CORE_STALLS = Counter(
+    "baton_core_stalls", "Stalls of the engine core: it had work and made no progress"
+)
 
 _TRANSPORTS = ("shm", "nixl", "grpc")
 _DROPPED = [(cause,) for cause in DropCause if cause != DropCause.REPEAT]

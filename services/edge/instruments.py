@@ -9,7 +9,7 @@ EDGE_GATEWAYS = Gauge(
     "Gateways in the configuration of Envoys, by state: ready, unready, draining",
     ("state",),
 )
-EDGE_ENVOYS = Gauge("baton_edge_envoys", "Envoys on an open stream")
+EDGE_ENVOYS = Gauge("baton_edge_envoys", "Envoys that are connected to the control plane")
 EDGE_REFUSED_CONFIGS = Counter(
     "baton_edge_refused_configs", "Configurations that an Envoy has refused", ("kind",)
 )

@@ -16,7 +16,7 @@ class StreamOutcome(StrEnum):
 
 
 class DropCause(StrEnum):
-    """The reason for which an entry of a Step frame was not taken."""
+    """The reason for which an entry of a Step frame is dropped."""
 
     OVER = "over"
     REPEAT = "repeat"
@@ -41,38 +41,38 @@ _STAGE_BUCKETS = (
 _TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 TIME_TO_FIRST_TOKEN = Histogram(
     "vllm:time_to_first_token_seconds",
-    "From the request's arrival to its first token",
+    "Time from the request's arrival to its first token",
     _SERVED,
     buckets=_FIRST_TOKEN_BUCKETS,
 )
 INTER_TOKEN_LATENCY = Histogram(
     "vllm:inter_token_latency_seconds",
-    "Between two deliveries of one request's tokens",
+    "Time between two deliveries of one request's tokens",
     _SERVED,
     buckets=_PER_TOKEN_BUCKETS,
 )
 
 E2E_REQUEST_LATENCY = Histogram(
     "vllm:e2e_request_latency_seconds",
-    "From the request's arrival to its end",
+    "Time from the request's arrival to its end",
     _SERVED,
     buckets=_REQUEST_BUCKETS,
 )
 REQUEST_QUEUE_TIME = Histogram(
     "vllm:request_queue_time_seconds",
-    "In the router's queue",
+    "Time in the router's queue",
     _SERVED,
     buckets=_STAGE_BUCKETS,
 )
 REQUEST_PREFILL_TIME = Histogram(
     "vllm:request_prefill_time_seconds",
-    "From the submit to the first token",
+    "Time from the submit to the first token",
     _SERVED,
     buckets=_STAGE_BUCKETS,
 )
 REQUEST_DECODE_TIME = Histogram(
     "vllm:request_decode_time_seconds",
-    "From the first token to the last",
+    "Time from the first token to the last",
     _SERVED,
     buckets=_STAGE_BUCKETS,
 )
@@ -93,7 +93,7 @@ REQUEST_GENERATION_TOKENS = Histogram(
 )
 REQUEST_PARAMS_MAX_TOKENS = Histogram(
     "vllm:request_params_max_tokens",
-    "Most output tokens of one choice",
+    "Limit on the output tokens of one choice",
     _SERVED,
     buckets=_TOKEN_BUCKETS,
 )
@@ -101,17 +101,19 @@ REQUEST_PARAMS_N = Histogram(
     "vllm:request_params_n", "Choices of a request", _SERVED, buckets=(1, 2, 4, 8, 16, 32, 64, 128)
 )
 REQUEST_SUCCESS = Counter(
-    "vllm:request_success", "Choices that ended well, by reason", ("model_name", "finished_reason")
+    "vllm:request_success",
+    "Choices that finished, by reason",
+    ("model_name", "finished_reason"),
 )
 GEN_AI_REQUEST_DURATION = Histogram(
     "gen_ai_server_request_duration_seconds",
-    "From the request's arrival to its end",
+    "Time from the request's arrival to its end",
     _GEN_AI,
     buckets=_REQUEST_BUCKETS,
 )
 GEN_AI_TIME_TO_FIRST_TOKEN = Histogram(
     "gen_ai_server_time_to_first_token_seconds",
-    "From the request's arrival to its first token",
+    "Time from the request's arrival to its first token",
     _GEN_AI,
     buckets=_FIRST_TOKEN_BUCKETS,
 )
@@ -150,12 +152,12 @@ GATEWAY_FALLBACK_PICKS = Counter(
 )
 GATEWAY_MIGRATIONS = Counter(
     "baton_gateway_moves",
-    "Streams that had begun and moved to another worker, by reason",
+    "Migrations of streams that had begun to another worker, by reason",
     ("reason",),
 )
 GATEWAY_MIGRATION_SECONDS = Histogram(
     "baton_gateway_move_seconds",
-    "From the loss of an attempt to the next token of its stream",
+    "Time from the loss of an attempt to the next token of its stream",
     buckets=(0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
 )
 GATEWAY_WASTED_TOKENS = Counter(
@@ -163,8 +165,8 @@ GATEWAY_WASTED_TOKENS = Counter(
 )
 GATEWAY_CANCEL_SECONDS = Histogram(
     "baton_gateway_cancel_seconds",
-    "From a client's leaving to its request being given up: the worker has acknowledged, quota is "
-    "settled; by the stage that it ended",
+    "Time from a client's disconnect until its request is given up (the worker has acknowledged, "
+    "quota is settled), by the stage that it ended",
     ("phase",),
     buckets=CANCEL_BUCKETS,
 )
@@ -178,7 +180,7 @@ GATEWAY_LOST_STREAMS = Counter(
 )
 GATEWAY_DROPPED_ENTRIES = Counter(
     "baton_gateway_dropped_entries",
-    "Entries of Step frames that were not taken, by cause: over (its request is), repeat, gap",
+    "Entries of Step frames that were dropped, by cause: over (the request has ended), repeat, gap",
     ("cause",),
 )
 

@@ -20,7 +20,7 @@ QUOTA_SETTLES = Counter(
     "unknown_key (not settled)",
     ("outcome",),
 )
-QUOTA_LAPSED_LEASES = Counter("baton_quota_lapsed_leases", "Leases that the reaper lapsed")
+QUOTA_LAPSED_LEASES = Counter("baton_quota_lapsed_leases", "Expired leases that the reaper closed")
 QUOTA_STORE_FAILURES = Counter(
     "baton_quota_store_failures", "Calls that Redis did not answer or refused", ("call",)
 )

@@ -51,11 +51,12 @@ ROUTER_READY_WORKERS = Gauge(
 )
 ROUTER_EJECTIONS = Counter(
     "baton_router_ejections",
-    "Workers left out although they answer, by cause: stalled, silent, failing",
+    "Ejections of workers, by cause: stalled, silent, failing",
     ("model_name", "cause"),
 )
 ROUTER_QUARANTINED = Counter(
-    "baton_router_quarantined_requests", "Requests put into quarantine: they killed two cores"
+    "baton_router_quarantined_requests",
+    "Requests quarantined because they killed two cores",
 )
 ROUTER_QUEUED_PREFILL_TOKENS = Gauge(
     "baton_router_queued_prefill_tokens",
@@ -64,7 +65,7 @@ ROUTER_QUEUED_PREFILL_TOKENS = Gauge(
 )
 ROUTER_QUEUED_PREFILL_SECONDS = Gauge(
     "baton_router_queued_prefill_seconds",
-    "Time that the ready workers of a pool need for those tokens at their measured rates",
+    "Time that a pool's ready workers need for its queued prefill tokens at their measured rates",
     ("model_name", "role"),
 )
 

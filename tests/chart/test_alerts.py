@@ -87,16 +87,16 @@ CASES: dict[str, list[Case]] = {
     ],
     "BatonRequestsFail": [
         Case(
-            "one request in ten fails on our side",
+            "one request in ten fails on the server side",
             {ENDED: "0+150x80", failed("worker_lost"): "0+10x80", failed("overloaded"): "0+5x80"},
             "12m",
-            (({"model_name": "demo"}, "10% of the requests for demo fail on our side"),),
+            (({"model_name": "demo"}, "10% of the requests for demo fail on the server side"),),
         ),
         Case(
             "all requests fail",
             {ENDED: "0+30x80", failed("internal"): "_ 30+30x80"},
             "12m",
-            (({"model_name": "demo"}, "100% of the requests for demo fail on our side"),),
+            (({"model_name": "demo"}, "100% of the requests for demo fail on the server side"),),
         ),
         Case(
             "clients send what cannot be served",
@@ -140,13 +140,13 @@ CASES: dict[str, list[Case]] = {
             "the first of its kind: the series was not there before",
             {'baton_audit_violations_total{check="leased",instance="d1"}': "_x8 1+0x40"},
             "3m",
-            (({"check": "leased"}, "Something that must hold did not: leased"),),
+            (({"check": "leased"}, "An invariant was violated: leased"),),
         ),
         Case(
             "its process has ended since",
             {'baton_audit_violations_total{check="leased",instance="d1"}': "_x8 1+0x4 stale"},
             "30m",
-            (({"check": "leased"}, "Something that must hold did not: leased"),),
+            (({"check": "leased"}, "An invariant was violated: leased"),),
         ),
         Case(
             "a new process began to count",
@@ -220,7 +220,7 @@ CASES: dict[str, list[Case]] = {
             (
                 (
                     {"model_name": "demo", "cause": "stalled"},
-                    "Workers of demo were left out 60 times: stalled",
+                    "Workers of demo were ejected 60 times: stalled",
                 ),
             ),
         ),
@@ -261,7 +261,7 @@ CASES: dict[str, list[Case]] = {
             "calls go unanswered for minutes",
             {'baton_quota_store_failures_total{call="reserve"}': "_x4 5+5x40"},
             "6m",
-            (({}, "The quota service does not reach Redis"),),
+            (({}, "The quota service cannot reach Redis"),),
         ),
         Case(
             "it was restarted",

@@ -67,7 +67,7 @@ FLEET = Dashboard(
             ),
             Panel(
                 "Ready workers",
-                "As the routers see them: registered, reporting, neither draining nor left out.",
+                "As the routers see them: registered, reporting, neither draining nor ejected.",
                 {
                     f"max by (model_name, role) (baton_router_ready_workers{{{OF_MODEL}}})": (
                         "{{model_name}} {{role}}"
@@ -107,7 +107,7 @@ FLEET = Dashboard(
             ),
             Panel(
                 "Violations",
-                "Things that must hold and did not. Each is a log line with an id.",
+                "Invariants that were violated. Each is a log line with an id.",
                 {"sum by (check) (baton_audit_violations_total)": "{{check}}"},
                 kind="stat",
                 decimals=0,
