@@ -19,6 +19,7 @@ import secrets
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 import torch
 
@@ -46,7 +47,7 @@ _AGENT_LIFE_BYTES = 8
 RunnerMaker = Callable[..., tuple[Runner, LoadedModel]]
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], make: RunnerMaker = make_runner) -> int:
     """Load, then step until the front says Shutdown or is gone. Returns the exit code."""
     link, rest = CoreLink.from_argv(argv)
     options = parse_options(rest)
@@ -54,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     # Loading collects garbage twice, which takes a third of a second with all of torch among it.
     gc.freeze()
     try:
-        engine = build_engine(options)
+        engine = build_engine(options, make)
     except (LoadError, NixlMissing, NixlError) as error:
         link.refuse(str(error))
         return EXIT_CANNOT_SERVE
@@ -154,11 +155,14 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-if __name__ == "__main__":
-    status = main(sys.argv[1:])
+def end_process(status: int) -> NoReturn:
+    """Nothing here outlives the process, and taking torch apart would hold up a worker that leaves:
+    measured half a second of computing, several seconds beside a busy neighbour."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Nothing here outlives the process, and taking torch apart would hold up a worker that leaves:
-    # measured half a second of computing, several seconds beside a busy neighbour.
     os._exit(status)
+
+
+if __name__ == "__main__":
+    end_process(main(sys.argv[1:]))

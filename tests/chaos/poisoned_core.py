@@ -3,6 +3,12 @@
 Run by poisoned_worker.py; no product code knows it.
 """
 
+import gc
+
+# As the product's core, which this one is but for its runner.
+if __name__ == "__main__":
+    gc.disable()
+
 import os
 import signal
 import sys
@@ -10,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from baton.engine.process.core import CoreLink, serve
 from baton.engine.protocol.batch import StepBatch, StepResult
+from baton.engine.protocol.runner import Runner
+from baton.model.device import make_runner
+from baton.model.load.load import LoadedModel
 from baton.worker import core_main
 from tests.chaos.poison import POISON_PROMPT, POISON_TOKEN
 
@@ -32,12 +40,11 @@ class PoisonedRunner:
         return self._inner.run(batch)
 
 
-def main(argv: list[str]) -> None:
-    link, rest = CoreLink.from_argv(argv)
-    engine = core_main.build_engine(core_main.parse_options(rest))
-    engine.runner = PoisonedRunner(engine.runner)
-    serve(link, engine)
+def make_poisoned(*arguments: Any, **options: Any) -> tuple[Runner, LoadedModel]:
+    """As `baton.model.device.make_runner`."""
+    runner, loaded = make_runner(*arguments, **options)
+    return PoisonedRunner(runner), loaded
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    core_main.end_process(core_main.main(sys.argv[1:], make_poisoned))
