@@ -182,8 +182,10 @@ class QuotaModel:
         more = wanted - lease.granted
         if more <= 0:
             return "held"
-        if not self.tokens.has(more) or not self._budget_has(lease.window, more):
+        if not self._budget_has(lease.window, more):
             return "refused"
+        if not self.tokens.has(more):
+            return "short"
         self.tokens.take(more)
         lease.granted = wanted
         return "held"

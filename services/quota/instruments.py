@@ -12,7 +12,9 @@ QUOTA_RESERVATIONS = Counter(
     ("outcome",),
 )
 QUOTA_RENEWALS = Counter(
-    "baton_quota_renewals", "Renewed leases by state: held, refused, lost, unknown_key", ("state",)
+    "baton_quota_renewals",
+    "Renewed leases by state: held, short, refused, lost, unknown_key",
+    ("state",),
 )
 QUOTA_SETTLES = Counter(
     "baton_quota_settles",

@@ -32,6 +32,7 @@ _PRINTABLE = re.compile(rf"[\x21-\x7e]{{1,{_MAX_ID_CHARS}}}")
 
 _STATES = {
     RenewOutcome.HELD: quota_pb2.LeaseState.STATE_HELD,
+    RenewOutcome.SHORT: quota_pb2.LeaseState.STATE_SHORT,
     RenewOutcome.REFUSED: quota_pb2.LeaseState.STATE_REFUSED,
     RenewOutcome.LOST: quota_pb2.LeaseState.STATE_LOST,
     RenewOutcome.UNKNOWN_KEY: quota_pb2.LeaseState.STATE_LOST,
@@ -120,10 +121,10 @@ class Ledger:
     async def renew(self, request: quota_pb2.RenewRequest) -> quota_pb2.RenewResponse:
         """Renew all leases of the message, and extend those that ask for it; answers in its order.
 
-        An extension is granted in full or refused. A lapsed lease is held again if there is room,
-        else lost: its holder stops producing. A lease that the store lost is held again if the
-        renewal names its key and amounts. The leases of a tenant with corrupt data get no state,
-        and stay as they are.
+        An extension is granted in full or not at all. A lapsed lease is held again if there is
+        room, else lost: its holder stops producing. A lease that the store lost is held again if
+        the renewal names its key and amounts. The leases of a tenant with corrupt data get no
+        state, and stay as they are.
         """
         states = [quota_pb2.LeaseState(request_id=lease.request_id) for lease in request.leases]
         of_tenant: dict[str, list[int]] = defaultdict(list)
@@ -208,10 +209,10 @@ class Ledger:
     ) -> list[quota_pb2.LeaseState]:
         arguments = [argument for lease in leases for argument in _renewal_arguments(lease)]
         reply = await self._run("renew", tenant, arguments)
-        if RenewOutcome.UNKNOWN_KEY.encode() in reply[::3]:
+        if RenewOutcome.UNKNOWN_KEY.encode() in reply[::4]:
             await self._registry.refresh()
             reply = await self._run("renew", tenant, arguments)
-        outcomes = [RenewOutcome(outcome.decode()) for outcome in reply[::3]]
+        outcomes = [RenewOutcome(outcome.decode()) for outcome in reply[::4]]
         for outcome in outcomes:
             instruments.QUOTA_RENEWALS.labels(outcome).inc()
         return [
@@ -220,9 +221,10 @@ class Ledger:
                 state=_STATES[outcome],
                 granted_output_tokens=granted,
                 expires_in_ms=expires_in_ms,
+                retry_after_ms=retry_after_ms,
             )
-            for lease, outcome, granted, expires_in_ms in zip(
-                leases, outcomes, reply[1::3], reply[2::3], strict=True
+            for lease, outcome, granted, expires_in_ms, retry_after_ms in zip(
+                leases, outcomes, reply[1::4], reply[2::4], reply[3::4], strict=True
             )
         ]
 

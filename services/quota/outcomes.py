@@ -22,7 +22,9 @@ class RenewOutcome(StrEnum):
     """The state of one lease after lua/renew.lua."""
 
     HELD = "held"
-    REFUSED = "refused"  # the extension; the old grant holds
+    # No extension: the minute's tokens have no room now, the budget has none. The old grant holds.
+    SHORT = "short"
+    REFUSED = "refused"
     LOST = "lost"
     UNKNOWN_KEY = "unknown_key"  # lost, and the store has lost the keys, too
 

@@ -116,26 +116,30 @@ class RenewResponse(_message.Message):
     def __init__(self, leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ...) -> None: ...
 
 class LeaseState(_message.Message):
-    __slots__ = ("request_id", "granted_output_tokens", "expires_in_ms", "state")
+    __slots__ = ("request_id", "granted_output_tokens", "expires_in_ms", "state", "retry_after_ms")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[LeaseState.State]
         STATE_HELD: _ClassVar[LeaseState.State]
         STATE_REFUSED: _ClassVar[LeaseState.State]
         STATE_LOST: _ClassVar[LeaseState.State]
+        STATE_SHORT: _ClassVar[LeaseState.State]
     STATE_UNSPECIFIED: LeaseState.State
     STATE_HELD: LeaseState.State
     STATE_REFUSED: LeaseState.State
     STATE_LOST: LeaseState.State
+    STATE_SHORT: LeaseState.State
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GRANTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_IN_MS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     granted_output_tokens: int
     expires_in_ms: int
     state: LeaseState.State
-    def __init__(self, request_id: _Optional[str] = ..., granted_output_tokens: _Optional[int] = ..., expires_in_ms: _Optional[int] = ..., state: _Optional[_Union[LeaseState.State, str]] = ...) -> None: ...
+    retry_after_ms: int
+    def __init__(self, request_id: _Optional[str] = ..., granted_output_tokens: _Optional[int] = ..., expires_in_ms: _Optional[int] = ..., state: _Optional[_Union[LeaseState.State, str]] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class SettleRequest(_message.Message):
     __slots__ = ("usage",)

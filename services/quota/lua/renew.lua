@@ -1,23 +1,22 @@
 -- ARGV[4..]: per lease its request id, used, produced and wanted output tokens (absolute numbers),
 -- and what its holder was granted: key id ('' = not given), model, prompt tokens, output tokens.
--- Reply: per lease, in the same order: state (held, refused, lost; unknown_key: the store lost the
--- keys, too), granted, ms until expiry.
+-- Reply: per lease, in the same order: state (held, short, refused, lost; unknown_key: the store lost
+-- the keys, too), granted, ms until expiry, ms to wait (short).
 -- `used` is what was produced plus the most that can be produced before the next renewal: tokens are
--- produced only after they were asked for. An extension is granted in full or refused; after a
--- refusal the old grant holds.
+-- produced only after they were asked for. An extension is granted in full or not at all: then the old
+-- grant holds. `short`: the minute's tokens have no room for it now; `refused`: the budget has none.
 
 local function extend(lease, wanted)
   local more = wanted - lease.granted
   local account = account_of(lease.key_id)
-  if more <= 0 then return 'held' end
-  if wait_ms(account.tokens, account.tpm, more) > 0
-    or not budget_has_room(account, lease.window, more) then
-    return 'refused'
-  end
+  if more <= 0 then return 'held', 0 end
+  if not budget_has_room(account, lease.window, more) then return 'refused', 0 end
+  local short_ms = wait_ms(account.tokens, account.tpm, more)
+  if short_ms > 0 then return 'short', short_ms end
   take_tokens(account, more)
   charge_budget(lease.key_id, lease.window, 0, more)
   lease.granted = wanted
-  return 'held'
+  return 'held', 0
 end
 
 -- Puts a lapsed lease's hold back in place, when there is still room for it.
@@ -63,24 +62,25 @@ end
 
 local function renew(holder)
   local lease, refusal = held_lease(holder)
-  if not lease then return refusal, 0, 0 end
-  local state = extend(lease, holder.wanted)
+  if not lease then return refusal, 0, 0, 0 end
+  local state, short_ms = extend(lease, holder.wanted)
   lease.used = math.min(math.max(lease.used, holder.used), lease.granted)
   lease.produced = math.min(math.max(lease.produced, holder.produced), lease.granted)
   lease.expires = math.max(lease.expires, NOW + LEASE_MS)
   write_lease(lease)
-  return state, lease.granted, lease.expires - NOW
+  return state, lease.granted, lease.expires - NOW, short_ms
 end
 
 reap()
 local reply = {}
 for i = 4, #ARGV, 8 do
-  local state, granted, ms = renew({request_id = ARGV[i], used = tonumber(ARGV[i + 1]),
+  local state, granted, ms, short_ms = renew({request_id = ARGV[i], used = tonumber(ARGV[i + 1]),
     produced = tonumber(ARGV[i + 2]), wanted = tonumber(ARGV[i + 3]), key_id = ARGV[i + 4],
     model = ARGV[i + 5], prompt = tonumber(ARGV[i + 6]), granted = tonumber(ARGV[i + 7])})
   reply[#reply + 1] = state
   reply[#reply + 1] = granted
   reply[#reply + 1] = ms
+  reply[#reply + 1] = short_ms
 end
 save_accounts()
 return reply

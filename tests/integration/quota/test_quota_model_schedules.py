@@ -50,7 +50,7 @@ REASONS = {
     "exceeds_tokens": "request_exceeds_limit",
     "used_request_id": "invalid_value",
 }
-_STATE_NAMES = {1: "held", 2: "refused", 3: "lost"}
+_STATE_NAMES = {1: "held", 2: "refused", 3: "lost", 4: "short"}
 _SNAPSHOT = """
 local kept = {}
 for _, key in ipairs(redis.call('KEYS', ARGV[1])) do

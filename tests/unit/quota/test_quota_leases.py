@@ -8,6 +8,7 @@ from baton.wire.v1 import quota_pb2
 HELD = quota_pb2.LeaseState.STATE_HELD
 REFUSED = quota_pb2.LeaseState.STATE_REFUSED
 LOST = quota_pb2.LeaseState.STATE_LOST
+SHORT = quota_pb2.LeaseState.STATE_SHORT
 
 
 async def test_renewal_keeps_the_lease(bench):
@@ -31,15 +32,31 @@ async def test_extension_is_granted_in_full_and_held(bench):
 
 
 @pytest.mark.parametrize(
-    "limits",
-    [{"tokens_per_minute": 400}, {"budget_tokens": 400, "budget_period": "day"}],
+    ("limits", "expected"),
+    [
+        ({"tokens_per_minute": 400}, SHORT),
+        ({"budget_tokens": 400, "budget_period": "day"}, REFUSED),
+        ({"tokens_per_minute": 400, "budget_tokens": 400, "budget_period": "day"}, REFUSED),
+    ],
 )
-async def test_refused_extension_leaves_the_old_grant(bench, limits):
+async def test_refused_extension_leaves_the_old_grant(bench, limits, expected):
     key = await bench.new_key(**limits)
     await bench.reserve(key, "r1", prompt=10, output=90)
     state = await bench.renew(key, "r1", used=80, wanted=391)
-    assert (state.state, state.granted_output_tokens) == (REFUSED, 90)
+    assert (state.state, state.granted_output_tokens) == (expected, 90)
     assert (await bench.renew(key, "r1", used=80, wanted=390)).state == HELD
+
+
+async def test_extension_that_the_minute_has_no_room_for_fits_after_the_time_it_was_told(bench):
+    key = await bench.new_key(tokens_per_minute=600)
+    await bench.reserve(key, "r1", prompt=10, output=90)
+    state = await bench.renew(key, "r1", used=80, wanted=640)
+    assert (state.state, state.retry_after_ms) == (SHORT, 5000)
+    bench.pass_time(4.9)
+    assert (await bench.renew(key, "r1", used=80, wanted=640)).state == SHORT
+    bench.pass_time(0.1)
+    state = await bench.renew(key, "r1", used=80, wanted=640)
+    assert (state.state, state.granted_output_tokens, state.retry_after_ms) == (HELD, 640, 0)
 
 
 async def test_reservation_that_was_never_renewed_is_charged_in_full_when_it_lapses(bench):
