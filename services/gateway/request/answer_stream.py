@@ -1,7 +1,7 @@
 """One request's tokens as text for the client, with credit that follows what the client accepts.
 
 Follows one attempt after the other; choices, text and credit simply go on. Ends when every choice
-has ended: by the worker (stop, length), by a stop string, or because quota grants no more tokens.
+has ended: by the worker (stop, length), by a stop string, or because the budget is spent.
 Knows nothing of picks and submits.
 """
 
@@ -86,7 +86,19 @@ class AnswerStream:
             await self.flush()
             if not self.answer.has_open_choices:
                 return
-            self._take(await attempt.events(gap_s))
+            self._take(await self._next_events(attempt, gap_s))
+
+    async def _next_events(self, attempt: Attempt, gap_s: float) -> list[AttemptEvent]:
+        """Wait for events; none when quota has granted more, or ended a choice, in the meantime.
+
+        While quota has no room for more it answers often, and the wait goes on.
+        """
+        due_s, num_credited = self._clock.now() + gap_s, self._meter.num_credited
+        while not (events := await attempt.events(due_s - self._clock.now())):
+            self.end_starved()
+            if self._batch or self._meter.num_credited > num_credited:
+                break
+        return events
 
     async def flush(self) -> None:
         """Deliver the tokens that were taken in, however their attempt went on."""
@@ -106,12 +118,13 @@ class AnswerStream:
             await attempt.drained(DRAIN_S)
 
     def end_starved(self) -> None:
-        """End the choices to which quota grants no more tokens."""
+        """End the choices for which the budget has no more tokens."""
         for choice in self.answer.choices:
             if choice.finish_reason is None and self._meter.starved(
                 choice.choice, choice.num_received
             ):
                 self._batch.append(choice.finish(FinishReason.LENGTH))
+                choice.is_unpaid = True
                 self._end_early(choice)
 
     def _echoes(self) -> list[Delta]:

@@ -10,7 +10,7 @@ as they are: the client sees a pause, never a gap or a repeat.
 
 import asyncio
 
-from baton.wire.failures import BatonError, DeadlineExceeded
+from baton.wire.failures import BatonError
 from baton.wire.v1 import router_pb2
 from services.gateway.openai.generation import Usage
 from services.gateway.request.answer import begin_answer
@@ -27,7 +27,7 @@ from services.gateway.request.submission import Submission
 from services.gateway.request.timeline import Timeline
 from services.gateway.request.trace import RequestTrace
 from services.gateway.routing.crash_record import CrashRecord
-from services.gateway.tenants.leases import Lease
+from services.gateway.tenants.lease import Lease, extension_share
 from services.gateway.workers.attempt import Attempt
 from services.gateway.workers.credit import CreditMeter
 from services.gateway.workers.worker_link import WorkerLink
@@ -78,8 +78,9 @@ class Attempts:
 
         With a prefill at another worker that token comes without credit. Raises BatonError.
         """
+        due = self._job.deadlines
         try:
-            async with asyncio.timeout(max(self._job.deadlines.left_s, 0.0)):
+            async with asyncio.timeout(max(min(due.left_s, due.token_gap_s), 0.0)):
                 while self._stream.answer.has_open_choices:
                     self._payment.check()
                     if self._payment.meter.is_paid(self._stream.answer.received()):
@@ -87,7 +88,7 @@ class Attempts:
                     await self._payment.changed()
                     self._stream.end_starved()
         except TimeoutError:
-            raise DeadlineExceeded("quota granted no more tokens in time") from None
+            raise self._payment.overdue() from None
         return False
 
     async def _try(self, pick: router_pb2.PickResponse) -> None:
@@ -102,8 +103,9 @@ class Attempts:
         try:
             self._stream.follow(attempt)
             self._payment.attach(attempt, {n: num + credit for n, num in begun.items()})
-            await self._await_first_token(attempt)
-            await self._stream.run(attempt, self._job.deadlines.token_gap_s)
+            with self._payment.explaining(self._stream.answer.received):
+                await self._await_first_token(attempt)
+                await self._stream.run(attempt, self._job.deadlines.token_gap_s)
         except asyncio.CancelledError:
             has_client_left = True
             raise
@@ -163,5 +165,8 @@ def _meter(job: Job, lease: Lease, deps: AttemptDeps) -> CreditMeter:
         lease,
         num_choices=num_choices,
         max_tokens=job.plan.max_tokens,
-        extension_tokens=deps.limits.default_output_reservation * num_choices,
+        extension_tokens=min(
+            deps.limits.default_output_reservation * num_choices,
+            extension_share(job.principal.tokens_per_minute),
+        ),
     )

@@ -7,7 +7,7 @@ from services.gateway.request.incoming import AnswerSink
 from services.gateway.request.reports import TokenGaps
 from services.gateway.request.timeline import Timeline
 from services.gateway.request.trace import RequestTrace
-from services.gateway.tenants.leases import Lease
+from services.gateway.tenants.lease import Lease
 
 
 class Delivery:

@@ -1,12 +1,13 @@
 """The tokens that quota lets a running request produce: its lease, and the credit from it."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-from baton.wire.failures import BatonError, Unavailable
-from services.gateway.tenants.leases import Lease, LeaseRenewer, nothing_changes
+from baton.wire.failures import BatonError, DeadlineExceeded, LimitExceeded, Unavailable
+from services.gateway.tenants.lease import Lease, Standing, nothing_changes
+from services.gateway.tenants.leases import LeaseRenewer
 from services.gateway.workers.attempt import Attempt
 from services.gateway.workers.credit import CreditMeter
 
@@ -34,8 +35,25 @@ class Payment:
 
     def check(self) -> None:
         """Raise Unavailable when the lease was lost."""
-        if self._lease.lost:
+        if self._lease.standing is Standing.LOST:
             raise _lease_lost()
+
+    @contextmanager
+    def explaining(self, received: Callable[[], Mapping[int, int]]) -> Iterator[None]:
+        """Name the shortage as the reason, where it is one, why no token came in time. `received`:
+        the tokens of each open choice."""
+        try:
+            yield
+        except DeadlineExceeded as error:
+            if self.meter.is_paused(received()):
+                raise self.overdue() from error
+            raise
+
+    def overdue(self) -> BatonError:
+        """The failure of a request that waited for a grant for as long as it may."""
+        if self._lease.standing is Standing.SHORT:
+            return LimitExceeded("The key's tokens per minute had no room for the rest in time.")
+        return Unavailable("quota granted no more tokens in time", reason="quota_unavailable")
 
     async def changed(self) -> None:
         """Wait for an answer of quota since the last call."""
@@ -56,7 +74,7 @@ class Payment:
         self.meter.replenish()
         self._changed.set()
         if self._attempt is not None:
-            if self._lease.lost:
+            if self._lease.standing is Standing.LOST:
                 self._attempt.abandon(_lease_lost())
             self._attempt.poke()
 

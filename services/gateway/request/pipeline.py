@@ -63,7 +63,7 @@ class Pipeline:
         principal = await self._authenticate(incoming, deadlines, trace)
         request, model = await self._validate(incoming, principal, trace)
         prompt = await self._tokenize(request, model, principal, deadlines, trace)
-        plan = self._plan(request, model, prompt)
+        plan = self._plan(request, model, prompt, principal)
         request = submission.with_defaults(request, prompt.text_model)
         job = Job(incoming, deadlines, principal, request, model, prompt, plan)
         answer_sink = sink.opened(_identity(job, trace), request)
@@ -118,12 +118,19 @@ class Pipeline:
         trace.usage.num_prompt_tokens = prompt.num_tokens
         return prompt
 
-    def _plan(self, request: GenerationRequest, model: ServedModel, prompt: Prompt) -> OutputPlan:
+    def _plan(
+        self,
+        request: GenerationRequest,
+        model: ServedModel,
+        prompt: Prompt,
+        principal: Principal,
+    ) -> OutputPlan:
         submission.check(request, model, prompt.num_tokens)
+        most = self._deps.limits.default_output_reservation
         return submission.plan_output(
             request,
             model.max_model_len - prompt.num_tokens,
-            self._deps.limits.default_output_reservation,
+            submission.default_reservation(most, principal, prompt.num_tokens, request.num_choices),
             self._deps.rng,
         )
 

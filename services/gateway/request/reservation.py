@@ -12,7 +12,8 @@ from services.gateway.request import reports
 from services.gateway.request.auditor import GatewayAuditor
 from services.gateway.request.job import Job
 from services.gateway.request.trace import RequestTrace, Stage
-from services.gateway.tenants.leases import Lease, LeaseRenewer
+from services.gateway.tenants.lease import Lease
+from services.gateway.tenants.leases import LeaseRenewer
 from services.gateway.tenants.outbox import Outbox
 from services.gateway.tenants.quota_outage import LocalBuckets, is_outage
 

@@ -10,6 +10,8 @@ from services.gateway.openai.generation import ChatMessages, GenerationRequest, 
 from services.gateway.request.answer import Answer
 from services.gateway.request.job import Job, OutputPlan
 from services.gateway.routing.models import ServedModel
+from services.gateway.tenants.auth import Principal
+from services.gateway.tenants.lease import extension_share
 from services.gateway.text.detokenize import TextModel
 
 # OpenAI's defaults.
@@ -58,11 +60,23 @@ def check(request: GenerationRequest, model: ServedModel, num_prompt_tokens: int
 def plan_output(
     request: GenerationRequest, room: int, default_reservation: int, rng: random.Random
 ) -> OutputPlan:
-    """The output that a request may have in `room` tokens beside its prompt."""
+    """The output that a request may have in `room` tokens beside its prompt. `default_reservation`:
+    the tokens of a choice to reserve at first where the client set no maximum."""
     max_tokens = _max_tokens(request, room)
     has_limit = request.max_tokens is not None
     expected = max_tokens if has_limit else min(default_reservation, max_tokens)
     return OutputPlan(max_tokens, expected, _seed(request, rng))
+
+
+def default_reservation(
+    most: int, principal: Principal, num_prompt_tokens: int, num_choices: int
+) -> int:
+    """The tokens of a choice to reserve where the client set no maximum: as far as they can ever
+    fit into the key's limits beside the prompt, and one at least."""
+    limits = (principal.tokens_per_minute, principal.budget_tokens)
+    rooms = [limit - num_prompt_tokens for limit in limits if limit]
+    room = min([most * num_choices, extension_share(principal.tokens_per_minute), *rooms])
+    return max(room // num_choices, 1)
 
 
 def encode_request(

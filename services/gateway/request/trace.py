@@ -9,7 +9,7 @@ from baton.system.clock import Clock
 from services.gateway.clients.protocols import CallContext
 from services.gateway.request.incoming import Client, Head, IncomingRequest
 from services.gateway.request.usage import RequestUsage
-from services.gateway.tenants.leases import Lease
+from services.gateway.tenants.lease import Lease
 
 
 class Stage(StrEnum):

@@ -33,6 +33,7 @@ class Principal:
     # 0 = unlimited.
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
+    budget_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class Authenticator:
             hard_budget=answer.limits.hard_budget,
             requests_per_minute=answer.limits.requests_per_minute,
             tokens_per_minute=answer.limits.tokens_per_minute,
+            budget_tokens=answer.limits.budget_tokens,
         )
         now = self._clock.now()
         fresh_s = min(answer.fresh_for_s or FRESH_S, FRESH_S)

@@ -1,77 +1,33 @@
 """Quota leases of running requests: renewed together, extended before tokens may be produced.
 
 One stream to the quota service renews all leases every BEAT_S; a lease that runs short asks at
-once. A refused extension keeps the old grant; a lost lease stops its request. A stream that ends is
-opened again at once, at another replica if this one leaves, and leases that asked wait for it.
-While no replica answers, leases stay as they are: soft tenants get the tokens that they ask for
-(settling corrects it), tenants with a hard budget get no more.
+once. An extension that the key's minute has no room for is asked for again when it has
+(tenants/shortage.py): its request only pauses. One that the budget has no room for keeps the old
+grant; each renewal asks again. A lost lease stops its request.
+
+A stream that ends is opened again at once, at another replica if this one leaves, and leases that
+asked wait for it. While no replica answers, leases stay as they are: soft tenants get the tokens
+that they ask for (settling corrects it), tenants with a hard budget pause until quota is back.
 """
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 from baton.runtime import logs
 from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
 from baton.wire.failures import BatonError
-from baton.wire.v1 import failure_pb2, quota_pb2
+from baton.wire.v1 import quota_pb2
 from services.gateway.clients.protocols import QuotaClient
+from services.gateway.tenants.lease import Lease, Standing
+from services.gateway.tenants.shortage import ShortageLines
 
 BEAT_S = 5.0
-# A lease with fewer granted tokens left than this asks for more.
-LOW_TOKENS = 128
 MAX_LEASES = 100_000
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 2.0
 
 _log = logs.get("leases")
-
-
-def nothing_changes() -> None:
-    """Do nothing: no request follows this lease."""
-
-
-@dataclass(slots=True, eq=False)
-class Lease:
-    """One request's lease. Token counts are output tokens over all choices.
-
-    It has a field for each value that a renewal repeats or an answer changes, hence many.
-    """
-
-    request_id: str
-    tenant: str
-    key_id: str
-    model: str
-    num_prompt_tokens: int
-    num_granted: int
-    # The state of the key's limits at the grant, for the response's headers.
-    limits: failure_pb2.LimitState = field(default_factory=failure_pb2.LimitState)
-    hard_budget: bool = False
-    # Granted by this gateway during an outage; the quota service does not know it.
-    local: bool = False
-    # The most tokens that the workers may produce with the credit they have.
-    num_credited: int = 0
-    num_produced: int = 0
-    num_wanted: int = 0
-    refused: bool = False
-    lost: bool = False
-    # Called when num_granted, refused or lost changed.
-    on_change: Callable[[], None] = field(default=nothing_changes)
-
-    def to_wire(self) -> quota_pb2.LeaseRenewal:
-        """The renewal, with every value that a store needs to hold a lease again that it lost."""
-        return quota_pb2.LeaseRenewal(
-            request_id=self.request_id,
-            tenant=self.tenant,
-            used_output_tokens=self.num_credited,
-            wanted_output_tokens=self.num_wanted if self.num_wanted > self.num_granted else 0,
-            produced_output_tokens=min(self.num_produced, self.num_credited),
-            key_id=self.key_id,
-            model=self.model,
-            num_prompt_tokens=self.num_prompt_tokens,
-            granted_output_tokens=self.num_granted,
-        )
 
 
 class LeaseRenewer:
@@ -83,6 +39,7 @@ class LeaseRenewer:
         self._leases: dict[str, Lease] = {}
         self._urgent: dict[str, Lease] = {}
         self._beat_due = False
+        self._lines = ShortageLines(self._ask)
         # Streams that ended in a row since the last answer; from two on quota is away.
         self._num_ends = 1
         self._writer: FrameWriter[quota_pb2.RenewRequest] | None = None
@@ -100,10 +57,14 @@ class LeaseRenewer:
         """Stop renewing a lease: its request settles."""
         self._leases.pop(lease.request_id, None)
         self._urgent.pop(lease.request_id, None)
+        self._lines.leave(lease)
 
     def ask(self, lease: Lease, num_wanted: int) -> None:
         """Ask for `num_wanted` output tokens in all; `lease.on_change` is called at the answer."""
         lease.num_wanted = num_wanted
+        self._ask(lease)
+
+    def _ask(self, lease: Lease) -> None:
         if lease.local or (self._writer is None and self._num_ends > 1):
             self._answer_alone(lease)
             return
@@ -161,28 +122,29 @@ class LeaseRenewer:
 
     def _take_in(self, response: quota_pb2.RenewResponse) -> None:
         self._num_ends = 0
-        states = quota_pb2.LeaseState
         for state in response.leases:
             lease = self._leases.get(state.request_id)
             if lease is None:
                 continue
-            if state.state == states.STATE_LOST:
-                lease.lost = True
-            elif state.state == states.STATE_REFUSED:
-                lease.refused = True
-            lease.num_granted = max(lease.num_granted, state.granted_output_tokens)
+            lease.answer(state)
+            if lease.standing is Standing.SHORT:
+                self._lines.wait(lease, state.retry_after_ms / 1000)
+            else:
+                self._lines.leave(lease)
             lease.on_change()
 
     def _answer_all_alone(self) -> None:
         """Answer every lease that asked and got no answer, whether its ask was written or not."""
         self._urgent.clear()
         for lease in list(self._leases.values()):
-            if lease.num_wanted > lease.num_granted and not lease.refused:
+            if lease.is_asking and lease.standing in (Standing.HELD, Standing.SHORT):
                 self._answer_alone(lease)
 
     def _answer_alone(self, lease: Lease) -> None:
         if lease.hard_budget:
-            lease.refused = True
+            lease.standing = Standing.AWAY
         else:
             lease.num_granted = max(lease.num_granted, lease.num_wanted)
+            lease.standing = Standing.HELD
+        self._lines.leave(lease)
         lease.on_change()

@@ -35,6 +35,8 @@ class ChoiceText:
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.is_mute = False
+        # The key's budget ended it, which a client reads as a length.
+        self.is_unpaid = False
         # A later attempt begins behind these; bounded by the model's context length.
         self.token_ids = array("I")
         self._texts = texts

@@ -7,7 +7,7 @@ credits of many requests share one frame. Knows neither streams nor text.
 
 from collections.abc import Callable, Mapping
 
-from services.gateway.tenants.leases import LOW_TOKENS, Lease
+from services.gateway.tenants.lease import LOW_TOKENS, Lease, Standing
 
 AHEAD_TOKENS = 64
 STEP_TOKENS = 16
@@ -83,6 +83,15 @@ class CreditMeter:
         self._book()
         self._extend_when_low()
 
+    def is_paused(self, num_received: Mapping[int, int]) -> bool:
+        """True when none of these choices may emit another token before quota grants more."""
+        return not any(self.is_paid({choice: num}) for choice, num in num_received.items())
+
+    @property
+    def num_credited(self) -> int:
+        """The tokens that the choices may have emitted, over all choices."""
+        return sum(self._credited)
+
     def starved(self, choice: int, num_received: int) -> bool:
         """True when the choice used all its credit and will get no more: it ends here."""
         lease = self._lease
@@ -91,12 +100,12 @@ class CreditMeter:
             and num_received >= self._credited[choice]
             and self._credited[choice] < self._max_tokens
             and self._num_free <= 0
-            and (lease.refused or lease.num_granted >= self._ceiling)
+            and (lease.standing is Standing.SPENT or lease.num_granted >= self._ceiling)
         )
 
     @property
     def _num_free(self) -> int:
-        return self._lease.num_granted - sum(self._credited)
+        return self._lease.num_granted - self.num_credited
 
     def _raise_credit(self, choice: int) -> None:
         target = min(self._accepted[choice] + AHEAD_TOKENS, self._max_tokens)
@@ -111,11 +120,10 @@ class CreditMeter:
 
     def _extend_when_low(self) -> None:
         lease = self._lease
-        if self._ask is None or lease.refused or lease.num_granted >= self._ceiling:
+        if self._ask is None or lease.is_asking or lease.num_granted >= self._ceiling:
             return
-        waiting = lease.num_wanted > lease.num_granted
-        if not waiting and self._num_free < LOW_TOKENS:
+        if self._num_free < LOW_TOKENS:
             self._ask(min(lease.num_granted + self._extension_tokens, self._ceiling))
 
     def _book(self) -> None:
-        self._lease.num_credited = sum(self._credited)
+        self._lease.num_credited = self.num_credited

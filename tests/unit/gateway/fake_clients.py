@@ -96,6 +96,8 @@ class FakeQuota:
             quota_pb2.LeaseState.STATE_HELD,
         )
         self.renewals_open = True
+        # With STATE_SHORT.
+        self.retry_after_ms = 0
         self.tasks: asyncio.TaskGroup | None = None
 
     async def authenticate(
@@ -145,7 +147,10 @@ class FakeQuota:
                     self.renewals.append(lease)
                     granted, state = self.on_renewal(lease)
                     response.leases.add(
-                        request_id=lease.request_id, granted_output_tokens=granted, state=state
+                        request_id=lease.request_id,
+                        granted_output_tokens=granted,
+                        state=state,
+                        retry_after_ms=self.retry_after_ms,
                     )
                 await stream.write(response)
         except StreamLost:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.tenants.leases import LOW_TOKENS, Lease
+from services.gateway.tenants.lease import LOW_TOKENS, Lease, Standing
 from services.gateway.workers.credit import AHEAD_TOKENS, STEP_TOKENS, CreditMeter
 
 EXTENSION_TOKENS = 200
@@ -73,13 +73,13 @@ class Request:
 
     def grant(self) -> None:
         """Quota grants what was asked for."""
-        if not self.lease.refused and self.lease.num_wanted > self.lease.num_granted:
+        if self.lease.standing is not Standing.SPENT and self.lease.is_asking:
             self.lease.num_granted = self.lease.num_wanted
             self.meter.replenish()
 
     def refuse(self) -> None:
-        if self.lease.num_wanted > self.lease.num_granted:
-            self.lease.refused = True
+        if self.lease.is_asking:
+            self.lease.standing = Standing.SPENT
             self.meter.replenish()
             self._end_starved()
 
@@ -117,10 +117,9 @@ class Request:
             assert self.credit[choice] <= self.max_tokens
         for choice in self.credit.keys() - self.open:
             assert not self.meter.starved(choice, self.received[choice])
-        is_asking = lease.num_wanted > lease.num_granted
-        may_ask = not lease.refused and lease.num_granted < self.ceiling
+        may_ask = lease.num_granted < self.ceiling
         if may_ask and lease.num_granted - lease.num_credited < LOW_TOKENS:
-            assert is_asking, "asked before the credit runs out"
+            assert lease.is_asking, "asked before the credit runs out"
 
 
 operation = st.tuples(
@@ -165,7 +164,9 @@ def test_no_order_of_events_gives_more_credit_than_the_lease_grants_or_leaves_an
     request.check()
     if all(request.received[choice] == max_tokens for choice in unended):
         return
-    assert request.lease.refused, "only a refusal ends a choice before its maximum"
+    assert request.lease.standing is Standing.SPENT, (
+        "only a refusal ends a choice before its maximum"
+    )
     assert all(request.received[choice] == max_tokens for choice in request.open)
     assert sum(request.received.values()) == request.lease.num_granted
 

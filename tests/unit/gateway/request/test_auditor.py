@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from baton.runtime import instruments
 from baton.runtime.audit import LOOK_EVERY_S
-from services.gateway.tenants.leases import Lease
+from services.gateway.tenants.lease import Lease
 from tests.unit.gateway.fakes import Fleet, RecordingSink, simulate
 
 

@@ -15,6 +15,9 @@ from baton.wire.v1 import quota_pb2
 from tests.unit.gateway import fakes
 from tests.unit.gateway.fakes import EOS, Fleet, RecordingSink, simulate, token_bytes
 
+HELD = quota_pb2.LeaseState.STATE_HELD
+SHORT = quota_pb2.LeaseState.STATE_SHORT
+
 
 def test_text_reaches_the_sink_and_the_request_is_settled_with_the_true_counts() -> None:
     async def scenario(fleet: Fleet) -> None:
@@ -247,7 +250,7 @@ def test_without_max_tokens_the_default_is_reserved_and_extended_before_it_runs_
     simulate(scenario)
 
 
-def test_a_refused_extension_ends_with_length_at_the_grant() -> None:
+def test_a_spent_budget_ends_the_answer_with_length_and_its_record_says_why() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.worker.texts = ["x" * 1200]
         fleet.worker.step_s = 0.001
@@ -256,8 +259,72 @@ def test_a_refused_extension_ends_with_length_at_the_grant() -> None:
         assert sink.reason() == "length"
         assert len(sink.text()) == 512
         assert fleet.worker.cancels
+        assert fleet.record.finish_reason == "insufficient_quota"
 
     simulate(scenario)
+
+
+def test_a_moment_without_tokens_in_the_minute_cuts_no_answer() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["x" * 1600]
+        answers = [(512, SHORT)]
+
+        def answer(renewal: quota_pb2.LeaseRenewal) -> tuple[int, int]:
+            wanted = renewal.wanted_output_tokens
+            return answers.pop() if wanted and answers else (wanted, HELD)
+
+        fleet.quota.on_renewal = answer
+        sink = await fleet.chat()
+        assert (len(sink.text()), sink.reason()) == (1600, "stop")
+
+    simulate(scenario)
+
+
+def test_an_answer_pauses_until_the_minute_has_room_and_goes_on() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["x" * 1000]
+        fleet.worker.step_s = 0.001
+        fleet.quota.retry_after_ms = 250
+        full_until_s = fleet.clock.now() + 12
+        fleet.quota.on_renewal = lambda renewal: (
+            (512, SHORT)
+            if fleet.clock.now() < full_until_s
+            else (renewal.wanted_output_tokens, HELD)
+        )
+        sink = await fleet.chat()
+        assert (len(sink.text()), sink.reason()) == (1000, "stop")
+        assert 12 < fleet.clock.now() < 14
+        assert len(fleet.worker.submits) == 1, "it is not moved to another worker"
+
+    simulate(scenario)
+
+
+def test_a_pause_that_is_longer_than_the_token_gap_fails_the_request_with_its_reason() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["x" * 1000]
+        fleet.worker.step_s = 0.001
+        fleet.quota.retry_after_ms = 250
+        fleet.quota.on_renewal = lambda renewal: (512, SHORT)
+        with pytest.raises(LimitExceeded) as caught:
+            await fleet.chat()
+        assert caught.value.reason == "rate_limit_exceeded"
+        assert 20 < fleet.clock.now() < 22
+        assert fleet.record.num_output_tokens == 512
+
+    simulate(scenario)
+
+
+def test_a_restart_of_quota_ends_no_answer_of_a_hard_budget() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.quota.principal.limits.hard_budget = True
+        fleet.worker.texts = ["x" * 1200]
+        running = fleet.tasks.create_task(fleet.chat())
+        await asyncio.sleep(3)
+        fleet.quota.renewals_open = True
+        sink = await running
+        assert (len(sink.text()), sink.reason()) == (1200, "stop")
+
+    simulate(scenario, prepare=lambda fleet: setattr(fleet.quota, "renewals_open", False))
 
 
 def test_a_refusal_while_the_client_is_slow_still_ends_the_answer() -> None:
@@ -299,6 +366,31 @@ def test_a_lost_lease_stops_the_request() -> None:
     simulate(scenario)
 
 
+@pytest.mark.parametrize(
+    ("limits", "reserved"),
+    [
+        ({"tokens_per_minute": 60_000}, 512),
+        ({"tokens_per_minute": 1000}, 125),
+        ({"tokens_per_minute": 600}, 75),
+        ({"tokens_per_minute": 100}, 12),
+        ({"budget_tokens": 400}, 400 - 32),
+    ],
+)
+def test_without_max_tokens_no_more_is_reserved_than_can_ever_fit(
+    limits: dict[str, int], reserved: int
+) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        for name, value in limits.items():
+            setattr(fleet.quota.principal.limits, name, value)
+        await fleet.chat()
+        (request,) = fleet.quota.reserved
+        assert (request.num_prompt_tokens, request.num_output_tokens) == (32, reserved)
+        await fleet.chat(max_tokens=700)
+        assert fleet.quota.reserved[1].num_output_tokens == 700, "the client's own maximum stands"
+
+    simulate(scenario)
+
+
 def test_leases_are_renewed_every_five_seconds() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.worker.texts = ["x" * 200]
@@ -332,12 +424,14 @@ def test_extensions_are_granted_to_soft_tenants_while_quota_is_away() -> None:
     simulate(scenario, prepare=lambda fleet: setattr(fleet.quota, "renewals_open", False))
 
 
-def test_extensions_are_refused_to_hard_budgets_while_quota_is_away() -> None:
+def test_a_hard_budget_fails_when_quota_is_away_for_longer_than_the_token_gap() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.quota.principal.limits.hard_budget = True
         fleet.worker.texts = ["x" * 1200]
-        sink = await fleet.chat()
-        assert (len(sink.text()), sink.reason()) == (512, "length")
+        with pytest.raises(Unavailable) as caught:
+            await fleet.chat()
+        assert caught.value.reason == "quota_unavailable"
+        assert fleet.record.num_output_tokens == 512
 
     simulate(scenario, prepare=lambda fleet: setattr(fleet.quota, "renewals_open", False))
 

@@ -9,11 +9,14 @@ from baton.testing.memory_stream import memory_stream_pair
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import Unavailable
 from baton.wire.v1 import quota_pb2
-from services.gateway.tenants.leases import BEAT_S, Lease, LeaseRenewer
+from services.gateway.tenants.lease import Lease, Standing
+from services.gateway.tenants.leases import BEAT_S, LeaseRenewer
+from services.gateway.tenants.shortage import MIN_SLICE_TOKENS
 
 HELD = quota_pb2.LeaseState.STATE_HELD
 REFUSED = quota_pb2.LeaseState.STATE_REFUSED
 LOST = quota_pb2.LeaseState.STATE_LOST
+SHORT = quota_pb2.LeaseState.STATE_SHORT
 
 
 class Replicas:
@@ -40,7 +43,10 @@ class Replicas:
         return self.streams[-1]
 
     async def answer(
-        self, granted: int | None = None, state: quota_pb2.LeaseState.State = HELD
+        self,
+        granted: int | None = None,
+        state: quota_pb2.LeaseState.State = HELD,
+        retry_after_ms: int = 0,
     ) -> quota_pb2.RenewRequest:
         """Read one request and grant what it wants, or `granted`."""
         request = await self.streams[-1].read()
@@ -51,6 +57,7 @@ class Replicas:
                 request_id=lease.request_id,
                 granted_output_tokens=wanted if granted is None else granted,
                 state=state,
+                retry_after_ms=retry_after_ms,
             )
         await self.streams[-1].write(response)
         return request
@@ -84,7 +91,7 @@ def test_an_ask_that_meets_a_leaving_replica_is_answered_by_the_next() -> None:
         await quota.answer()
         await asyncio.sleep(0)
         await asyncio.sleep(0.001)
-        assert (lease.num_granted, lease.refused) == (500, False)
+        assert (lease.num_granted, lease.standing) == (500, Standing.HELD)
 
     keeping(scenario)
 
@@ -136,31 +143,31 @@ def test_an_outage_never_lowers_the_grant() -> None:
 
 def test_a_refused_extension_keeps_the_grant_and_is_reported() -> None:
     async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
-        told: list[bool] = []
+        told: list[Standing] = []
         lease = lease_of()
-        lease.on_change = lambda: told.append(lease.refused)
+        lease.on_change = lambda: told.append(lease.standing)
         keeper.open(lease)
         await quota.next_stream()
         await quota.answer()
         keeper.ask(lease, 500)
         await quota.answer(granted=100, state=REFUSED)
         await asyncio.sleep(0.001)
-        assert (lease.num_granted, lease.refused, lease.lost) == (100, True, False)
-        assert told == [False, True]
+        assert lease.num_granted == 100
+        assert told == [Standing.HELD, Standing.SPENT]
 
     keeping(scenario)
 
 
 def test_a_lost_lease_is_reported() -> None:
     async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
-        told: list[bool] = []
+        told: list[Standing] = []
         lease = lease_of()
-        lease.on_change = lambda: told.append(lease.lost)
+        lease.on_change = lambda: told.append(lease.standing)
         keeper.open(lease)
         await quota.next_stream()
         await quota.answer(granted=0, state=LOST)
         await asyncio.sleep(0.001)
-        assert told == [True]
+        assert told == [Standing.LOST]
 
     keeping(scenario)
 
@@ -244,7 +251,7 @@ def test_a_lease_that_quota_does_not_know_is_not_renewed_and_answered_here() -> 
     keeping(scenario)
 
 
-def test_while_no_replica_answers_soft_tenants_go_on_and_hard_budgets_end() -> None:
+def test_while_no_replica_answers_soft_tenants_go_on_and_hard_budgets_pause() -> None:
     async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
         soft, hard = lease_of("soft"), lease_of("hard", hard_budget=True)
         for lease in (soft, hard):
@@ -258,7 +265,7 @@ def test_while_no_replica_answers_soft_tenants_go_on_and_hard_budgets_end() -> N
         quota.is_down = True
         await first.close()
         await asyncio.sleep(1)
-        assert (soft.num_granted, hard.refused) == (500, True)
+        assert (soft.num_granted, hard.num_granted, hard.standing) == (500, 100, Standing.AWAY)
         keeper.ask(soft, 900)
         assert soft.num_granted == 900
 
@@ -274,7 +281,7 @@ def test_an_outage_refuses_no_hard_budget_that_asked_for_nothing() -> None:
         quota.is_down = True
         await quota.streams[0].close()
         await asyncio.sleep(1)
-        assert not lease.refused
+        assert lease.standing is Standing.HELD
 
     keeping(scenario)
 
@@ -300,7 +307,7 @@ def test_an_ask_before_the_first_stream_is_open_waits_for_it() -> None:
         lease = lease_of(hard_budget=True)
         keeper.open(lease)
         keeper.ask(lease, 500)
-        assert not lease.refused
+        assert lease.standing is Standing.HELD
         await quota.next_stream()
         await quota.answer()
         await asyncio.sleep(0.001)
@@ -330,5 +337,103 @@ def test_a_quota_service_that_is_away_is_tried_with_growing_pauses() -> None:
         quota.is_down = True
         await asyncio.sleep(60)
         assert 20 <= quota.num_tries <= 60
+
+    keeping(scenario)
+
+
+async def beat(quota: Replicas) -> None:
+    """Answer the first renewal of a stream."""
+    await quota.next_stream()
+    await quota.answer()
+    await asyncio.sleep(0.001)
+
+
+def test_a_refusal_ends_with_the_next_grant() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
+        lease = lease_of()
+        keeper.open(lease)
+        await beat(quota)
+        keeper.ask(lease, 500)
+        await quota.answer(granted=100, state=REFUSED)
+        # The next renewal asks again.
+        await quota.answer()
+        await asyncio.sleep(0.001)
+        assert (lease.num_granted, lease.standing) == (500, Standing.HELD)
+
+    keeping(scenario)
+
+
+def test_a_shortage_is_asked_for_again_in_a_slice_and_when_the_minute_has_room() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
+        loop = asyncio.get_running_loop()
+        lease = lease_of()
+        keeper.open(lease)
+        await beat(quota)
+        keeper.ask(lease, 500)
+        await quota.answer(granted=100, state=SHORT, retry_after_ms=3000)
+        asked_s = loop.time()
+        asked = await quota.answer(granted=100, state=SHORT, retry_after_ms=800)
+        assert loop.time() - asked_s < 0.01
+        assert asked.leases[0].wanted_output_tokens == 100 + MIN_SLICE_TOKENS
+        assert lease.standing is Standing.SHORT
+        await quota.answer()
+        assert abs(loop.time() - asked_s - 0.8) < 0.01
+        await asyncio.sleep(0.001)
+        assert (lease.num_granted, lease.standing) == (100 + MIN_SLICE_TOKENS, Standing.HELD)
+
+    keeping(scenario)
+
+
+def test_leases_of_one_key_that_wait_for_its_minute_are_served_in_their_order() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
+        leases = [lease_of(f"r{number}") for number in range(3)]
+        for lease in leases:
+            keeper.open(lease)
+        await beat(quota)
+        for lease in leases:
+            keeper.ask(lease, 500)
+        await quota.answer(granted=100, state=SHORT, retry_after_ms=900)
+        served = []
+        for _ in leases:
+            asked = await quota.answer(granted=100, state=SHORT, retry_after_ms=100)
+            assert len(asked.leases) == 1, "only the first in line asks"
+            asked = await quota.answer()
+            served += [renewal.request_id for renewal in asked.leases]
+        assert served == ["r0", "r1", "r2"]
+
+    keeping(scenario)
+
+
+def test_a_lease_that_ends_while_it_waits_makes_room_for_the_next_in_line() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
+        first, second = lease_of("first"), lease_of("second")
+        for lease in (first, second):
+            keeper.open(lease)
+        await beat(quota)
+        for lease in (first, second):
+            keeper.ask(lease, 500)
+        await quota.answer(granted=100, state=SHORT)
+        await quota.answer(granted=100, state=SHORT, retry_after_ms=4000)
+        await asyncio.sleep(0.001)
+        keeper.close(first)
+        asked = await quota.answer()
+        assert [lease.request_id for lease in asked.leases] == ["second"]
+
+    keeping(scenario)
+
+
+def test_a_hard_budget_that_paused_goes_on_when_quota_is_back() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
+        lease = lease_of(hard_budget=True)
+        keeper.open(lease)
+        await beat(quota)
+        quota.is_down = True
+        await quota.streams[0].close()
+        await asyncio.sleep(1)
+        keeper.ask(lease, 500)
+        assert lease.standing is Standing.AWAY
+        quota.is_down = False
+        await beat(quota)
+        assert (lease.num_granted, lease.standing) == (500, Standing.HELD)
 
     keeping(scenario)

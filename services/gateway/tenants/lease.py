@@ -1,0 +1,94 @@
+"""A quota lease of one running request, as the gateway holds it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from baton.wire.v1 import failure_pb2, quota_pb2
+
+# A lease with fewer granted tokens left than this asks for more.
+LOW_TOKENS = 128
+# The largest share of a key's minute that is asked for at once, where the client set no maximum.
+_SHARES = 8
+_UNLIMITED = 2**40
+
+
+def extension_share(tokens_per_minute: int) -> int:
+    """The most tokens to ask for at once under this limit, 0 of which is unlimited."""
+    return max(tokens_per_minute // _SHARES, 1) if tokens_per_minute else _UNLIMITED
+
+
+def nothing_changes() -> None:
+    """Do nothing: no request follows this lease."""
+
+
+class Standing(Enum):
+    """The last word of quota on a lease."""
+
+    HELD = auto()
+    # No extension: the minute has no room now, quota does not answer, the budget is spent.
+    SHORT = auto()
+    AWAY = auto()
+    SPENT = auto()
+    LOST = auto()
+
+
+_STATES = quota_pb2.LeaseState
+_STANDINGS = {
+    _STATES.STATE_HELD: Standing.HELD,
+    _STATES.STATE_SHORT: Standing.SHORT,
+    _STATES.STATE_REFUSED: Standing.SPENT,
+    _STATES.STATE_LOST: Standing.LOST,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One request's lease. Token counts are output tokens over all choices.
+
+    It has a field for each value that a renewal repeats or an answer changes, hence many.
+    """
+
+    request_id: str
+    tenant: str
+    key_id: str
+    model: str
+    num_prompt_tokens: int
+    num_granted: int
+    # The state of the key's limits at the grant, for the response's headers.
+    limits: failure_pb2.LimitState = field(default_factory=failure_pb2.LimitState)
+    hard_budget: bool = False
+    # Granted by this gateway during an outage; the quota service does not know it.
+    local: bool = False
+    # The most tokens that the workers may produce with the credit they have.
+    num_credited: int = 0
+    num_produced: int = 0
+    num_wanted: int = 0
+    standing: Standing = Standing.HELD
+    # Called when num_granted or standing changed.
+    on_change: Callable[[], None] = field(default=nothing_changes)
+
+    @property
+    def is_asking(self) -> bool:
+        """True when it asked for more than it was granted so far."""
+        return self.num_wanted > self.num_granted
+
+    def answer(self, state: quota_pb2.LeaseState) -> None:
+        """Take in quota's answer. One to a renewal before the ask leaves that ask open."""
+        self.num_granted = max(self.num_granted, state.granted_output_tokens)
+        if state.state != _STATES.STATE_HELD or not self.is_asking:
+            self.standing = _STANDINGS.get(state.state, self.standing)
+
+    def to_wire(self) -> quota_pb2.LeaseRenewal:
+        """The renewal, with every value that a store needs to hold a lease again that it lost."""
+        return quota_pb2.LeaseRenewal(
+            request_id=self.request_id,
+            tenant=self.tenant,
+            used_output_tokens=self.num_credited,
+            wanted_output_tokens=self.num_wanted if self.is_asking else 0,
+            produced_output_tokens=min(self.num_produced, self.num_credited),
+            key_id=self.key_id,
+            model=self.model,
+            num_prompt_tokens=self.num_prompt_tokens,
+            granted_output_tokens=self.num_granted,
+        )
