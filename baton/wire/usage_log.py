@@ -79,19 +79,25 @@ def encode(line: UsageLine) -> bytes:
     return msgspec.json.encode(line) + b"\n"
 
 
-def read_file(path: Path) -> Iterator[UsageLine]:
-    """Read all lines of one file, in order. Raises msgspec.MsgspecError.
+def read_file(path: Path, max_bytes: int | None = None) -> Iterator[UsageLine]:
+    """Read the lines of one file, in order, one at a time; with `max_bytes`, those of its end.
 
     A torn last line (the machine died while it was written) is left out: its entry was not
-    acknowledged and is written again.
+    acknowledged and is written again. Raises msgspec.MsgspecError.
     """
     try:
-        data = path.read_bytes()
+        file = path.open("rb")
     except FileNotFoundError:
         return
-    for line in data[: data.rfind(b"\n") + 1].splitlines():
-        if line:
-            yield _decode(line)
+    with file:
+        start = 0 if max_bytes is None else max(0, path.stat().st_size - max_bytes)
+        if start:
+            # The line that holds the byte before `start` began earlier: the next one is whole.
+            file.seek(start - 1)
+            file.readline()
+        for line in file:
+            if line.endswith(b"\n") and line != b"\n":
+                yield _decode(line)
 
 
 def files(folder: Path) -> list[Path]:

@@ -1,21 +1,18 @@
 """The archiver: moves usage records from Redis to daily files. Append, fsync, only then delete.
 
 After a crash between fsync and delete the same entries come again. They are recognised by their
-request and left out, and so are records that a Redis failover let in twice. One archiver at a time
-holds a lock in Redis. Should two overlap after a long stall, readers of the archive still count
-each request once (`baton.wire.usage_log.final_lines`). An archived record leaves Redis.
+request and left out (`usage_files`), and so are records that a Redis failover let in twice. One
+archiver at a time holds a lock in Redis. Should two overlap after a long stall, readers of the
+archive still count each request once. An archived record leaves Redis.
 """
 
 import asyncio
 import contextlib
-import os
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from google.protobuf.message import DecodeError
 
 from baton.runtime import logs
@@ -26,86 +23,21 @@ from baton.wire.usage_log import UsageLine
 from baton.wire.v1 import quota_pb2
 from services.quota import instruments
 from services.quota.store import Store, StoreRefused
+from services.quota.usage_files import UsageFiles
 
 LOCK_KEY = "baton:archiver"
 LAPSED_REASON = "lease_expired"
-REJECTED_FILE = "rejected-usage.jsonl"
 
 _LOCK_MS = 15_000
 _ENTRIES_PER_BATCH = 500
-_MAX_REMEMBERED = 262_144
-_FILES_REMEMBERED = 2
 _log = logs.get("quota.archive")
 
 RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
-Request = tuple[str, str, bool]
 
 
 async def run_in_thread(work: Callable[[], None]) -> None:
     """Run file work without blocking the event loop."""
     await asyncio.to_thread(work)
-
-
-class UsageFiles:
-    """The archive's folder: appends lines durably, and leaves out requests that it has seen.
-
-    Remembers the last _MAX_REMEMBERED requests; after a start, those of the last files.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._seen: OrderedDict[Request, None] = OrderedDict()
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in usage_log.files(folder)[-_FILES_REMEMBERED:]:
-            _cut_torn_line(path)
-            for line in usage_log.read_file(path):
-                self._remember(line)
-
-    def append(self, lines: Iterable[UsageLine]) -> int:
-        """Append the new lines, and fsync; returns their number. Blocks on the disk."""
-        texts: dict[str, list[bytes]] = {}
-        num_new = 0
-        for line in lines:
-            if not self._is_new(line):
-                continue
-            self._remember(line)
-            texts.setdefault(line.file_name, []).append(usage_log.encode(line))
-            num_new += 1
-        for name, parts in texts.items():
-            self._write(name, b"".join(parts))
-        return num_new
-
-    def reject(self, entries: Iterable[dict[bytes, bytes]]) -> None:
-        """Append entries that cannot be read to REJECTED_FILE, for an operator to look at."""
-        lines = [
-            msgspec.json.encode({k.decode("latin-1"): v.hex() for k, v in entry.items()}) + b"\n"
-            for entry in entries
-        ]
-        if lines:
-            self._write(REJECTED_FILE, b"".join(lines))
-
-    def _is_new(self, line: UsageLine) -> bool:
-        final = (line.tenant, line.request_id, False)
-        return final not in self._seen and (
-            not line.provisional or (line.tenant, line.request_id, True) not in self._seen
-        )
-
-    def _remember(self, line: UsageLine) -> None:
-        request = (line.tenant, line.request_id, line.provisional)
-        self._seen[request] = None
-        self._seen.move_to_end(request)
-        if len(self._seen) > _MAX_REMEMBERED:
-            self._seen.popitem(last=False)
-
-    def _write(self, name: str, data: bytes) -> None:
-        path = self._folder / name
-        is_new_file = not path.exists()
-        with path.open("ab") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if is_new_file:
-            _sync_folder(self._folder)
 
 
 class Archiver:
@@ -243,21 +175,3 @@ def _read_entry(tenant: str, fields: dict[bytes, bytes], settled_ms: int) -> Usa
             provisional=True,
         )
     return usage_log.from_record(record, settled_ms)
-
-
-def _cut_torn_line(path: Path) -> None:
-    """Cut off a line that a crash left half written, without its newline."""
-    with path.open("rb+") as file:
-        data = file.read()
-        end = data.rfind(b"\n") + 1
-        if end != len(data):
-            file.truncate(end)
-            os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

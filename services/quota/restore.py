@@ -1,12 +1,14 @@
 """Restores budgets in a Redis that came back empty: the tokens that keys have spent.
 
-The tokens are those of the current window of each key with a budget, summed from the usage archive.
+The tokens are those of the current window of each key with a budget, summed from the usage archive
+line by line. A repeated line is left out if the first one is among the last _MAX_REMEMBERED lines;
+beyond that it counts again, so a budget is never restored with too little spent.
 This runs before the keys' limits are declared, so that nothing can be charged in between; a counter
 that exists already stays as it is. Leases of open requests are not restored: their settles are
 debited in full.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +16,9 @@ from pathlib import Path
 from baton.wire import usage_log
 from baton.wire.key_registry import Command, KeyRecord, tenant_root
 from baton.wire.usage_log import UsageLine
+from services.quota.usage_files import SeenRequests
 
+_MAX_REMEMBERED = 262_144
 _FORMATS = {"day": "d%Y%m%d", "month": "m%Y%m"}
 
 
@@ -35,15 +39,36 @@ def spent_commands(records: Iterable[KeyRecord], folder: Path, now_unix_ms: int)
     }
     if not budgets:
         return []
-    spent: Counter[tuple[str, str]] = Counter()
-    for line in usage_log.final_lines(_lines_of_month(folder, now_unix_ms)):
+    current = {period: window_id(period, now_unix_ms) for period in _FORMATS}
+    spent = _Spent()
+    for line in _lines_of_month(folder, now_unix_ms):
         period = budgets.get((line.tenant, line.key_id))
-        if period and window_id(period, _charged_at(line)) == window_id(period, now_unix_ms):
-            spent[line.tenant, line.key_id] += line.num_tokens
+        if period and window_id(period, _charged_at(line)) == current[period]:
+            spent.add(line)
     return [
         ("HSETNX", _budget_key(owner, budgets[owner], now_unix_ms), "spent", num_tokens)
-        for owner, num_tokens in spent.items()
+        for owner, num_tokens in spent.of_key.items()
     ]
+
+
+class _Spent:
+    """Tokens by tenant and key. A final line replaces what a provisional one counted."""
+
+    def __init__(self) -> None:
+        self.of_key: Counter[tuple[str, str]] = Counter()
+        self._seen = SeenRequests(_MAX_REMEMBERED)
+        self._provisional: OrderedDict[tuple[str, str], int] = OrderedDict()
+
+    def add(self, line: UsageLine) -> None:
+        if not self._seen.is_new(line):
+            return
+        self._seen.add(line)
+        request, owner = (line.tenant, line.request_id), (line.tenant, line.key_id)
+        self.of_key[owner] += line.num_tokens - self._provisional.pop(request, 0)
+        if line.provisional:
+            self._provisional[request] = line.num_tokens
+            if len(self._provisional) > _MAX_REMEMBERED:
+                self._provisional.popitem(last=False)
 
 
 def _charged_at(line: UsageLine) -> int:

@@ -6,7 +6,8 @@ import pytest
 
 from baton.wire import usage_log
 from baton.wire.failures import Unavailable
-from services.quota.archive import LOCK_KEY, REJECTED_FILE, Archiver, UsageFiles
+from services.quota.archive import LOCK_KEY, Archiver
+from services.quota.usage_files import REJECTED_FILE, UsageFiles
 
 
 async def run_inline(work):
@@ -171,7 +172,7 @@ async def test_corrupt_stream_of_one_tenant_does_not_stop_the_others(bench, tmp_
 
 
 async def test_memory_of_seen_requests_is_bounded(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr("services.quota.archive._MAX_REMEMBERED", 3)
+    monkeypatch.setattr("services.quota.usage_files._MAX_REMEMBERED", 3)
     key = await bench.new_key()
     await finish(bench, key, *(f"r{number}" for number in range(5)))
     await archiver(bench, tmp_path).archive_all()
