@@ -20,9 +20,8 @@ from services.gateway.routing.alias_file import follow_aliases, read_aliases
 from services.gateway.routing.models import AliasError
 from services.gateway.server import HttpServer, listening_socket
 from services.gateway.settings import PREFIX, GatewaySettings
-from services.gateway.tenants.outbox import DiskFile
+from services.gateway.tenants.outbox_files import DiskFiles
 
-OUTBOX_FILE = "usage-outbox.txt"
 LAST_SETTLES_S = 2.0
 
 _log = logs.get("gateway")
@@ -44,7 +43,7 @@ async def serve(
         tokenizer=tokenizer,
         routers=routers,
         dial=dial_worker,
-        outbox_file=DiskFile(settings.outbox_dir / OUTBOX_FILE),
+        outbox_files=DiskFiles(settings.outbox_dir),
         in_thread=asyncio.to_thread,
     )
     gateway = _gateway(process, settings, clients)

@@ -31,7 +31,8 @@ from services.gateway.routing.ready_workers import ReadyWorkers
 from services.gateway.routing.routers import Routers
 from services.gateway.tenants.auth import Authenticator
 from services.gateway.tenants.leases import LeaseRenewer
-from services.gateway.tenants.outbox import Outbox, OutboxFile
+from services.gateway.tenants.outbox import Outbox
+from services.gateway.tenants.outbox_files import OutboxFiles
 from services.gateway.tenants.quota_outage import GuardedQuota, LocalBuckets
 from services.gateway.text.detokenize import Artifacts
 from services.gateway.workers.migration import EarlyMigration, MigrationLimiter
@@ -47,7 +48,7 @@ class Clients:
     # By address; one of them is active for each model (routing/routers.py).
     routers: Mapping[str, RouterClient]
     dial: Dial
-    outbox_file: OutboxFile
+    outbox_files: OutboxFiles
     in_thread: RunInThread
 
 
@@ -86,7 +87,7 @@ class Gateway:
         migration = EarlyMigration(rng, self._ready_workers.has_another, clock)
         self.links = WorkerLinks(clients.dial, own.gateway_id, clock, migration)
         self.auditor = GatewayAuditor(self.leases, self.links)
-        self.outbox = Outbox(clients.outbox_file, clients.quota, clients.in_thread)
+        self.outbox = Outbox(clients.outbox_files, clients.quota, clients.in_thread)
         fallback_picker = FallbackPicker(rng, self._ready_workers, self.links.num_open)
         self._routers = Routers(clients.routers, clock, rng, self._take_in, fallback_picker.pick)
         self.readiness = Readiness(

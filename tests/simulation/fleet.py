@@ -105,20 +105,23 @@ class HandoffStream:
         return None if frame is None else frame_codec.parse(frame_codec.serialize(frame))
 
 
-class MemoryFile:
-    """The outbox's file."""
+class MemoryFiles:
+    """The outbox's files."""
 
     def __init__(self) -> None:
-        self.lines: list[bytes] = []
+        self.lines: dict[int, list[bytes]] = {}
 
-    def read(self) -> list[bytes]:
-        return list(self.lines)
+    def segments(self) -> list[int]:
+        return sorted(self.lines)
 
-    def append(self, lines: list[bytes]) -> None:
-        self.lines += lines
+    def read(self, segment: int) -> list[bytes]:
+        return list(self.lines[segment])
 
-    def replace(self, lines: list[bytes]) -> None:
-        self.lines = list(lines)
+    def append(self, segment: int, lines: list[bytes], *, durable: bool) -> None:
+        self.lines.setdefault(segment, []).extend(lines)
+
+    def remove(self, segment: int) -> None:
+        del self.lines[segment]
 
 
 class LocalQuota:
@@ -300,7 +303,7 @@ class Fleet:
             self.tokenizer,
             self.routers,
             self._dial_decode,
-            MemoryFile(),
+            MemoryFiles(),
             run_inline,
         )
         self.gateway = Gateway(clients, GatewayIdentity("gw", SECRET), self.clock, self.rng)

@@ -1,87 +1,150 @@
 """Usage records that the quota service did not acknowledge in time: kept on disk, replayed later.
 
-One line per record (checksum and base64 of the protobuf), appended with group commit: the records
-that arrive during one write and fsync go into the next. Replaying is safe because settling is
-idempotent by usage id. A torn last line, left by a crash, is skipped.
+Records are appended with group commit: those that arrive during one write and fsync go into the
+next. A settled record is marked in its file, and a file whose records are all settled is removed,
+so no work grows with the number of records that wait. Replaying is safe because settling is
+idempotent by usage id. Many records are replayed at once; one that fails waits for the next round,
+and holds up neither the others nor, if it is its tenant that fails, those of other tenants.
 """
 
 import asyncio
-import base64
-import os
-import zlib
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import Protocol
-
-from google.protobuf.message import DecodeError
+from itertools import groupby
+from operator import itemgetter
 
 from baton.runtime import logs
 from baton.wire.failures import BatonError
 from baton.wire.v1 import quota_pb2
 from services.gateway.clients.protocols import CallContext, QuotaClient, RunInThread
+from services.gateway.tenants.outbox_files import (
+    OutboxFiles,
+    mark_line,
+    record_line,
+    waiting_records,
+)
 
 MAX_RECORDS = 200_000
+RECORDS_PER_SEGMENT = 1000
 REPLAY_EVERY_S = 1.0
 REPLAY_TIMEOUT_S = 5.0
+NUM_IN_FLIGHT = 32
+# Failures in a row after which a round leaves out a tenant, and after which it ends.
+MAX_FAILURES_OF_TENANT = 8
+MAX_FAILURES = 64
+_SKIPPED_PER_TURN = 256
 
 _log = logs.get("outbox")
 
 
-class OutboxFile(Protocol):
-    """A file in which records survive a crash. Its methods block; they are called in a thread."""
-
-    def read(self) -> list[bytes]:
-        """All lines."""
-
-    def append(self, lines: list[bytes]) -> None:
-        """Add lines, which are durable on return. Raises OSError."""
-
-    def replace(self, lines: list[bytes]) -> None:
-        """Replace the contents by exactly these lines. Raises OSError."""
+# A record and its segment.
+Waiting = tuple[quota_pb2.UsageRecord, int]
 
 
-class DiskFile:
-    """An append-only file."""
+class _Round:
+    """The failures of one replay: tells which records are still worth a call."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self) -> None:
+        self._num_in_a_row = 0
+        self._num_of_tenant: Counter[str] = Counter()
 
-    def read(self) -> list[bytes]:
+    @property
+    def is_over(self) -> bool:
+        return self._num_in_a_row >= MAX_FAILURES
+
+    def leaves_out(self, tenant: str) -> bool:
+        return self._num_of_tenant[tenant] >= MAX_FAILURES_OF_TENANT
+
+    def failed(self, tenant: str) -> None:
+        self._num_in_a_row += 1
+        self._num_of_tenant[tenant] += 1
+
+    def settled(self, tenant: str) -> None:
+        self._num_in_a_row = 0
+        self._num_of_tenant[tenant] = 0
+
+
+class Segments:
+    """The files, and which of them has how many records that wait. One caller writes at a time."""
+
+    def __init__(self, files: OutboxFiles, in_thread: RunInThread) -> None:
+        self._files = files
+        self._in_thread = in_thread
+        self._current = 0
+        self._num_in_current = 0
+        self._num_waiting: Counter[int] = Counter()
+        self._marks: defaultdict[int, list[bytes]] = defaultdict(list)
+
+    async def open(self) -> list[int]:
+        """Begin a segment of this life; returns those of earlier lives."""
+        earlier = await self._in_thread(self._files.segments)
+        self._current = max(earlier, default=0) + 1
+        return earlier
+
+    async def load(self, segment: int) -> list[quota_pb2.UsageRecord]:
+        """The records that an earlier life left in a segment. Without any it is removed."""
+        records = await self._in_thread(lambda: waiting_records(self._files.read(segment)))
+        self._num_waiting[segment] = len(records)
+        if not records:
+            await self._on_disk(partial(self._files.remove, segment))
+        return records
+
+    def place(self) -> int:
+        """The segment of the next record."""
+        if self._num_in_current >= RECORDS_PER_SEGMENT:
+            # If all its records are settled, this lets `take_marks` remove it.
+            self._marks[self._current].extend(())
+            self._current += 1
+            self._num_in_current = 0
+        self._num_in_current += 1
+        self._num_waiting[self._current] += 1
+        return self._current
+
+    def settled(self, segment: int, request_id: str) -> None:
+        """Note that a record need not be replayed."""
+        self._num_waiting[segment] -= 1
+        self._marks[segment].append(mark_line(request_id))
+
+    async def write(self, segment: int, lines: list[bytes]) -> None:
+        await self._on_disk(partial(self._files.append, segment, lines, durable=True))
+
+    def take_marks(self) -> list[Callable[[], None]]:
+        """The work that writes down what is settled by now: marks, or the end of a whole segment.
+
+        Marks are not durable: what a crash forgets is settled once more.
+        """
+        marks, self._marks = self._marks, defaultdict(list)
+        work: list[Callable[[], None]] = []
+        for segment, lines in marks.items():
+            if segment != self._current and not self._num_waiting[segment]:
+                del self._num_waiting[segment]
+                work.append(partial(self._files.remove, segment))
+            elif lines:
+                work.append(partial(self._files.append, segment, lines, durable=False))
+        return work
+
+    async def write_marks(self, work: list[Callable[[], None]]) -> None:
+        for write in work:
+            await self._on_disk(write)
+
+    async def _on_disk(self, work: Callable[[], None]) -> None:
         try:
-            return self._path.read_bytes().splitlines()
-        except FileNotFoundError:
-            return []
-
-    def append(self, lines: list[bytes]) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        _write(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, lines)
-
-    def replace(self, lines: list[bytes]) -> None:
-        fresh = self._path.with_suffix(".new")
-        _write(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, lines)
-        fresh.replace(self._path)
-
-
-def _write(path: Path, flags: int, lines: list[bytes]) -> None:
-    descriptor = os.open(path, flags, 0o600)
-    with os.fdopen(descriptor, "ab" if flags & os.O_APPEND else "wb") as file:
-        file.write(b"".join(line + b"\n" for line in lines))
-        file.flush()
-        os.fsync(file.fileno())
+            await self._in_thread(work)
+        except OSError as error:
+            _log.error("outbox_not_written", error=error.strerror or "")
 
 
 class Outbox:
     """Records that wait for the quota service. `run` commits and replays until cancelled."""
 
-    def __init__(self, file: OutboxFile, quota: QuotaClient, in_thread: RunInThread) -> None:
-        self._file = file
+    def __init__(self, files: OutboxFiles, quota: QuotaClient, in_thread: RunInThread) -> None:
         self._quota = quota
-        self._in_thread = in_thread
-        self._waiting: dict[str, quota_pb2.UsageRecord] = {}
-        self._uncommitted: list[tuple[bytes, asyncio.Future[None]]] = []
+        self._segments = Segments(files, in_thread)
+        self._waiting: dict[str, Waiting] = {}
+        self._uncommitted: list[tuple[int, bytes, asyncio.Future[None]]] = []
+        self._is_open = asyncio.Event()
         self._changed = asyncio.Event()
-        # Appending and compacting touch the file one after the other.
         self._file_use = asyncio.Lock()
         self.num_dropped = 0
 
@@ -95,20 +158,24 @@ class Outbox:
             self.num_dropped += 1
             _log.error("outbox_full", request_id=record.request_id)
             return
-        self._waiting[record.request_id] = record
+        await self._is_open.wait()
+        assert record.request_id not in self._waiting, "usage ids are unique"
+        segment = self._segments.place()
+        self._waiting[record.request_id] = (record, segment)
         committed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._uncommitted.append((_line(record), committed))
+        self._uncommitted.append((segment, record_line(record), committed))
         self._changed.set()
         await committed
 
     async def run(self) -> None:
-        """Read the records that an earlier life left, then commit and replay."""
-        for line in await self._in_thread(self._file.read):
-            record = _record(line)
-            if record is not None:
-                self._waiting[record.request_id] = record
+        """Take in the records that an earlier life left, then commit and replay."""
+        earlier = await self._segments.open()
+        self._is_open.set()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._commit_loop())
+            for segment in earlier:
+                for record in await self._segments.load(segment):
+                    self._waiting[record.request_id] = (record, segment)
             tasks.create_task(self._replay_loop())
 
     async def flush(self, timeout_s: float) -> None:
@@ -116,8 +183,8 @@ class Outbox:
         for good then leaves none behind."""
         try:
             async with asyncio.timeout(timeout_s):
-                if self._waiting and await self._replay():
-                    await self._compact()
+                await self._replay()
+                await self._commit()
         except TimeoutError:
             _log.warning("outbox_not_empty", num_records=len(self._waiting))
 
@@ -128,67 +195,63 @@ class Outbox:
             await self._commit()
 
     async def _commit(self) -> None:
-        while self._uncommitted:
+        """Write the records and marks of now: each mark is of a record that is written before."""
+        async with self._file_use:
             group, self._uncommitted = self._uncommitted, []
-            lines = [line for line, _ in group]
-            async with self._file_use:
-                await self._on_disk(partial(self._file.append, lines))
-            for _, committed in group:
-                if not committed.done():
-                    committed.set_result(None)
+            marks = self._segments.take_marks()
+            for segment, part in groupby(group, key=itemgetter(0)):
+                records = list(part)
+                await self._segments.write(segment, [line for _, line, _ in records])
+                for _, _, committed in records:
+                    if not committed.done():
+                        committed.set_result(None)
+            await self._segments.write_marks(marks)
 
     async def _replay_loop(self) -> None:
         while True:
-            if self._waiting and await self._replay():
-                await self._compact()
+            await self._replay()
             await asyncio.sleep(REPLAY_EVERY_S)
 
-    async def _replay(self) -> bool:
-        """Settle waiting records until the first failure; True when any was settled."""
-        settled = False
-        for record in list(self._waiting.values()):
-            context = CallContext(record.request_id, REPLAY_TIMEOUT_S)
-            try:
-                await self._quota.settle(record, context)
-            except BatonError as error:
-                if error.row.retryable or error.row.http_status >= 500:
-                    self._put_last(record.tenant)
-                    return settled
-                self.num_dropped += 1
-                _log.error("record_refused", request_id=record.request_id, reason=error.reason)
-            self._waiting.pop(record.request_id, None)
-            settled = True
-        return settled
+    async def _replay(self) -> None:
+        """Settle the waiting records, each once, until quota seems to be away."""
+        current = _Round()
+        records = iter([record for record, _ in self._waiting.values()])
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(NUM_IN_FLIGHT, len(self._waiting))):
+                tasks.create_task(self._settle_each(records, current))
 
-    def _put_last(self, tenant: str) -> None:
-        """Begin the next round with other tenants: quota may refuse this tenant's records alone."""
-        late = [each.request_id for each in self._waiting.values() if each.tenant == tenant]
-        for request_id in late:
-            self._waiting[request_id] = self._waiting.pop(request_id)
+    async def _settle_each(self, records: Iterator[quota_pb2.UsageRecord], current: _Round) -> None:
+        num_skipped = 0
+        for record in records:
+            if current.is_over:
+                return
+            if current.leaves_out(record.tenant):
+                num_skipped += 1
+                if not num_skipped % _SKIPPED_PER_TURN:
+                    await asyncio.sleep(0)
+            else:
+                self._note(record.request_id, await self._is_done(record, current))
 
-    async def _compact(self) -> None:
-        async with self._file_use:
-            lines = [_line(record) for record in self._waiting.values()]
-            await self._on_disk(partial(self._file.replace, lines))
-
-    async def _on_disk(self, work: Callable[[], None]) -> None:
+    async def _is_done(self, record: quota_pb2.UsageRecord, current: _Round) -> bool:
+        """Returns whether the record is settled now, or refused for good."""
         try:
-            await self._in_thread(work)
-        except OSError as error:
-            _log.error("outbox_not_written", error=error.strerror or "")
+            await self._quota.settle(record, CallContext(record.request_id, REPLAY_TIMEOUT_S))
+        except BatonError as error:
+            if error.row.retryable or error.row.http_status >= 500:
+                current.failed(record.tenant)
+                return False
+            self.num_dropped += 1
+            _log.error("record_refused", request_id=record.request_id, reason=error.reason)
+        current.settled(record.tenant)
+        return True
 
-
-def _line(record: quota_pb2.UsageRecord) -> bytes:
-    data = record.SerializeToString()
-    return b"%08x %b" % (zlib.crc32(data), base64.b64encode(data))
-
-
-def _record(line: bytes) -> quota_pb2.UsageRecord | None:
-    checksum, _, encoded = line.partition(b" ")
-    try:
-        data = base64.b64decode(encoded, validate=True)
-        if int(checksum, 16) != zlib.crc32(data):
-            return None
-        return quota_pb2.UsageRecord.FromString(data)
-    except (ValueError, DecodeError):
-        return None
+    def _note(self, request_id: str, is_done: bool) -> None:
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is None:
+            return
+        if is_done:
+            self._segments.settled(waiting[1], request_id)
+            self._changed.set()
+        else:
+            # The next round begins with others.
+            self._waiting[request_id] = waiting

@@ -23,6 +23,7 @@ from services.gateway.openai.generation import (
 )
 from services.gateway.request.deps import Limits
 from services.gateway.request.incoming import Head, IncomingRequest
+from services.gateway.tenants.outbox_files import waiting_records
 from tests.unit.gateway.fake_clients import (
     KEY,
     SECRET,
@@ -38,7 +39,7 @@ from tests.unit.gateway.fake_worker import EOS, FakeWorker
 
 __all__ = [
     "EOS", "KEY", "SECRET", "FakeQuota", "FakeRouter", "FakeTokenizer", "FakeWorker", "Fleet",
-    "MemoryFile", "RecordingSink", "artifact", "inline", "model_state", "simulate", "token_bytes",
+    "MemoryFiles", "RecordingSink", "artifact", "inline", "model_state", "simulate", "token_bytes",
     "tokenizer_json",
 ]  # fmt: skip
 
@@ -54,18 +55,30 @@ def whole(body: bytes) -> Callable[[], Awaitable[bytes]]:
     return read
 
 
-class MemoryFile:
+class MemoryFiles:
+    """The outbox's files."""
+
     def __init__(self) -> None:
-        self.lines: list[bytes] = []
+        self.lines: dict[int, list[bytes]] = {}
 
-    def read(self) -> list[bytes]:
-        return list(self.lines)
+    def segments(self) -> list[int]:
+        return sorted(self.lines)
 
-    def append(self, lines: list[bytes]) -> None:
-        self.lines += lines
+    def read(self, segment: int) -> list[bytes]:
+        return list(self.lines[segment])
 
-    def replace(self, lines: list[bytes]) -> None:
-        self.lines = list(lines)
+    def append(self, segment: int, lines: list[bytes], *, durable: bool) -> None:
+        self.lines.setdefault(segment, []).extend(lines)
+
+    def remove(self, segment: int) -> None:
+        del self.lines[segment]
+
+    @property
+    def waiting(self) -> list[str]:
+        """The requests whose records the next life would find."""
+        return [
+            record.request_id for lines in self.lines.values() for record in waiting_records(lines)
+        ]
 
 
 class RecordingSink:
@@ -135,13 +148,13 @@ class Fleet:
         self.unreachable: set[str] = set()
         # Their connections open, and no frame comes.
         self.mute: set[str] = set()
-        self.file = MemoryFile()
+        self.files = MemoryFiles()
         clients = Clients(
             quota=self.quota,
             tokenizer=self.tokenizer,
             routers={"router": self.router},
             dial=self._dial,
-            outbox_file=self.file,
+            outbox_files=self.files,
             in_thread=inline,
         )
         identity = GatewayIdentity("gw-1", SECRET)

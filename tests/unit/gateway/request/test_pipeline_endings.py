@@ -189,12 +189,12 @@ def test_a_settle_that_is_not_acknowledged_goes_to_the_outbox_and_is_replayed() 
         fleet.quota.settle_failure = Unavailable("down")
         sink = await fleet.chat()
         assert sink.usage is not None
-        assert len(fleet.file.lines) == 1
+        assert len(fleet.files.waiting) == 1
         assert not fleet.quota.settled
         fleet.quota.settle_failure = None
         await asyncio.sleep(2)
         assert fleet.record.num_output_tokens == 13
-        assert fleet.file.lines == []
+        assert fleet.files.waiting == []
 
     simulate(scenario)
 
