@@ -209,7 +209,8 @@ async def test_a_request_id_used_twice_or_malformed_is_replaced(http: httpx.Asyn
         answer = await http.post("/v1/chat/completions", json=body, headers={"x-request-id": given})
         seen.append(answer.headers["x-request-id"])
     assert seen[0] == "same"
-    assert all(fresh.startswith("req_") for fresh in seen[1:])
+    assert seen[1].startswith("same.")
+    assert all(fresh.startswith("req_") for fresh in seen[2:])
     assert len(set(seen)) == 4
 
 
