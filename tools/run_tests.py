@@ -39,12 +39,21 @@ ENVIRONMENT = {
     # Hundreds of processes start here: only the first compiles the modules that all import.
     "PYTHONDONTWRITEBYTECODE": "",
 }
-# Folders whose tests only compute: one process per core, one thread each.
-PARALLEL = ("unit", "architecture", "model", "simulation")
-PARALLEL_OPTIONS = ["-n", str(min(num_available_cores(), 4)), "--dist", "worksteal"]
+# Tests that only compute: one process per core, one thread each.
+COMPUTING = ["-n", str(min(num_available_cores(), 4)), "--dist", "worksteal"]
 # Tests that mostly wait for processes: more than cores, and a file's tests stay together.
-WAITING = ("integration",)
-WAITING_OPTIONS = ["-n", str(min(num_available_cores() + 1, 4)), "--dist", "loadfile"]
+WAITING = ["-n", str(min(num_available_cores() + 1, 4)), "--dist", "loadfile"]
+# Whole stacks, each of several processes: two at a time (tests/e2e/conftest.py says which tests).
+STACKS = ["-n", "2", "--dist", "loadscope"]
+# Faults have their time to themselves: how soon they are found is measured.
+OPTIONS = {
+    "unit": COMPUTING,
+    "architecture": COMPUTING,
+    "model": COMPUTING,
+    "simulation": COMPUTING,
+    "integration": WAITING,
+    "e2e": STACKS,
+}
 PYTEST_NO_TESTS = 5
 # The beginning of a skip's reason that no installation can remove (tests/needs.py).
 HARDWARE = ("needs a GPU", "needs a CPU with ")
@@ -83,10 +92,7 @@ def main(arguments: list[str]) -> int:
 def run(folder: str, options: list[str]) -> int:
     """Run pytest; returns its exit status."""
     command = [sys.executable, "-m", "pytest", f"tests/{folder}", *options]
-    if folder in PARALLEL:
-        command += PARALLEL_OPTIONS
-    if folder in WAITING:
-        command += WAITING_OPTIONS
+    command += OPTIONS.get(folder, [])
     return subprocess.run(command, env={**os.environ, **ENVIRONMENT}, check=False).returncode
 
 

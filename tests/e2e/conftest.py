@@ -1,6 +1,8 @@
 """The real stack as processes, started through the same command that people use."""
 
 import atexit
+import contextlib
+import fcntl
 import json
 import os
 import re
@@ -14,6 +16,8 @@ from pathlib import Path
 
 import openai
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from baton.localstack.home import Home
 
@@ -24,6 +28,27 @@ TEST_TIMEOUT_S = 600
 ANSWER_TIMEOUT_S = 120
 METRICS_TIMEOUT_S = 60
 ROOT = Path(__file__).parents[2]
+# No request of a test takes as long, though the first readers of hundreds have stalled long before
+# the last ones get a place in the batch.
+PATIENCE_S = 1800
+# By file, where it is not the shared one.
+STACK_OF = {
+    "test_edge.py": "edge",
+    "test_killed_clients.py": "small",
+    "test_life_of_a_stack.py": "its own",
+    "test_stalled_readers.py": "small",
+}
+
+
+@contextlib.contextmanager
+def starting_alone() -> Iterator[None]:
+    """Stacks that start at once may draw the same free port, which neither listens on yet."""
+    folder = os.open(ROOT, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 class Stack:
@@ -49,6 +74,11 @@ class Stack:
         self.process: subprocess.Popen | None = None
 
     def start(self) -> "Stack":
+        with starting_alone():
+            self._start()
+        return self
+
+    def _start(self) -> None:
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", self.program, "up", "--port", "0", *self.arguments],
@@ -65,7 +95,6 @@ class Stack:
             self.process.kill()
             self.process.wait()
             raise
-        return self
 
     def _ready(self) -> bool:
         assert self.process is not None
@@ -119,11 +148,12 @@ class Stack:
         return [sys.executable, "-m", "baton.cli", *arguments]
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            self.command_line(*arguments),
-            env=self.environment, cwd=ROOT, capture_output=True, text=True,
-            timeout=COMMAND_TIMEOUT_S, check=False,
-        )  # fmt: skip
+        with starting_alone() if arguments[0] == "up" else contextlib.nullcontext():
+            return subprocess.run(
+                self.command_line(*arguments),
+                env=self.environment, cwd=ROOT, capture_output=True, text=True,
+                timeout=COMMAND_TIMEOUT_S, check=False,
+            )  # fmt: skip
 
     def metric(self, service: str, name: str, **labels: str) -> float:
         """Sum over the samples of one metric of one service that carry these labels."""
@@ -178,11 +208,44 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
 
 
+class ByStack(LoadScopeScheduling):
+    """Tests that run side by side start no stack twice: all tests of one stay together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        if not file.startswith("tests/e2e/"):
+            return file
+        return STACK_OF.get(Path(file).name, "shared")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByStack:
+    return ByStack(config, log)
+
+
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The default stack on the demo model in float32, shared by tests that leave it as it is."""
     folder = tmp_path_factory.mktemp("stack") / "home"
     running = Stack(folder, "--dtype", "float32", "--alias", "gpt-4o=baton-demo").start()
+    yield running
+    assert running.interrupt() == 0, running.output.read_text()[-3000:]
+
+
+def patience() -> dict[str, str]:
+    """Settings of a stack that cuts nobody off. No spans: their receiver is no part of a
+    deployment."""
+    names = ("STALL_S", "DEADLINE_S", "FIRST_TOKEN_S", "TOKEN_GAP_S")
+    limits = {f"BATON_GATEWAY_{name}": str(PATIENCE_S) for name in names}
+    return limits | {"OTEL_TRACES_SAMPLER_ARG": "0"}
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One pair of workers with room for about four stories at once, that cuts nobody off."""
+    folder = tmp_path_factory.mktemp("small") / "home"
+    running = Stack(folder, "--decode", "1", "--dtype", "float32", "--kv-memory", "8MiB")
+    running.environment |= patience()
+    running.start()
     yield running
     assert running.interrupt() == 0, running.output.read_text()[-3000:]
 

@@ -4,7 +4,7 @@ that the phase was really there when the client died."""
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -59,16 +59,6 @@ class Client:
         self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One pair of workers with room for about four stories at once."""
-    folder = tmp_path_factory.mktemp("small") / "home"
-    arguments = ("--decode", "1", "--dtype", "float32", "--kv-memory", "8MiB")
-    running = Stack(folder, *arguments).start()
-    yield running
-    assert running.interrupt() == 0, running.output.read_text()[-3000:]
 
 
 def num_queued(stack: Stack) -> float:

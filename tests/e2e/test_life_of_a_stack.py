@@ -3,15 +3,11 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import ROOT, Stack, wait_until
-
-MAX_LOOKS = 5
+from tests.e2e.conftest import Stack, wait_until
 
 
 def running(pids: list[int]) -> list[int]:
@@ -66,13 +62,6 @@ def _answers(stack: Stack, text: str) -> bool:
         return False
 
 
-def test_a_second_stack_in_the_same_folder_is_refused_in_one_line(stack: Stack) -> None:
-    result = stack.command("up", "--port", "0")
-    assert result.returncode == 2
-    assert "already runs" in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -89,25 +78,6 @@ def test_what_cannot_start_says_so_in_one_line(
     assert result.stderr.count("\n") == 1
 
 
-def test_a_taken_port_is_named(stack: Stack, tmp_path: Path) -> None:
-    port = stack.base_url.split(":")[2].split("/")[0]
-    result = Stack(tmp_path / "home").command("up", "--port", port)
-    assert result.returncode == 2
-    assert f"port {port} is taken" in result.stderr
-
-
-def test_status_says_what_runs_where(stack: Stack) -> None:
-    # A service that has no core for two seconds is shown as one that does not answer.
-    results = [stack.command("status")]
-    while results[-1].returncode and len(results) < MAX_LOOKS:
-        results.append(stack.command("status"))
-    result = results[-1]
-    assert result.returncode == 0, result.stdout + result.stderr
-    for name in ("gateway", "router", "prefill-1", "decode-2", "redis"):
-        assert name in result.stdout
-    assert stack.api_key not in result.stdout
-
-
 def test_a_detached_stack_is_ready_when_the_command_returns_and_down_ends_it(
     tmp_path: Path,
 ) -> None:
@@ -122,19 +92,6 @@ def test_a_detached_stack_is_ready_when_the_command_returns_and_down_ends_it(
     pids = [int(row["pid"]) for row in state.services.values()]
     assert running([state.supervisor_pid, *pids]) == []
     assert "no stack runs" in stack.command("down").stderr
-
-
-def test_the_example_in_the_readme_runs_as_it_stands(stack: Stack) -> None:
-    text = (ROOT / "README.md").read_text()
-    example = text.split("```python\n")[1].split("```")[0]
-    assert 'base_url="http://127.0.0.1:8080/v1", api_key="..."' in example
-    example = example.replace("http://127.0.0.1:8080/v1", stack.base_url)
-    example = example.replace('api_key="..."', f'api_key="{stack.api_key}"')
-    result = subprocess.run(
-        [sys.executable, "-c", example], capture_output=True, text=True, timeout=200, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert "backpressure" in result.stdout.lower()
 
 
 def make_variant(folder: Path, seed: int) -> str:

@@ -17,14 +17,12 @@ import psutil
 import pytest
 
 from loadtest.reporting.latency import percentile
-from tests.e2e.conftest import Stack, wait_until
+from tests.e2e.conftest import PATIENCE_S, Stack, patience, wait_until
 
 IS_LONG = bool(os.environ.get("BATON_TEST_LONG"))
 NUM_STALLED = int(os.environ.get("BATON_TEST_STALLED", "500" if IS_LONG else "8"))
 NUM_READERS = 8
 READ_TOKENS = 300 if IS_LONG else 60
-# The first ones have stalled long before the last ones get a place in the batch.
-PATIENCE_S = 1800
 # With a few readers and a few gaps: what a process's heap grows by anyway is shared by eight, and
 # what else the machine does shows in the gaps.
 MAX_READER_KIB = 128 if IS_LONG else 512
@@ -32,17 +30,14 @@ MAX_GAP_RATIO = 1.5 if IS_LONG else 10.0
 
 
 @pytest.fixture
-def patient(tmp_path: Path) -> Iterator[Stack]:
-    """A stack that cuts nobody off. No spans: their receiver is no part of a deployment."""
+def patient(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
+    """A stack that cuts nobody off; in the long run one with room for hundreds of streams."""
+    if not IS_LONG:
+        yield request.getfixturevalue("small")
+        return
     sizes = ("--prefill", "1", "--decode", "1", "--kv-memory", "256MiB")
     stack = Stack(tmp_path / "home", *sizes, "--dtype", "float32")
-    stack.environment |= {
-        "BATON_GATEWAY_STALL_S": str(PATIENCE_S),
-        "BATON_GATEWAY_DEADLINE_S": str(PATIENCE_S),
-        "BATON_GATEWAY_FIRST_TOKEN_S": str(PATIENCE_S),
-        "BATON_GATEWAY_TOKEN_GAP_S": str(PATIENCE_S),
-        "OTEL_TRACES_SAMPLER_ARG": "0",
-    }
+    stack.environment |= patience()
     stack.start()
     yield stack
     assert stack.interrupt() == 0, stack.output.read_text()[-3000:]
