@@ -41,11 +41,13 @@ ENVIRONMENT = {
 }
 # Tests that only compute: one process per core, one thread each.
 COMPUTING = ["-n", str(min(num_available_cores(), 4)), "--dist", "worksteal"]
+# The same, where what a file's tests share takes long to make.
+SHARING = [*COMPUTING[:2], "--dist", "loadfile"]
 # Tests that mostly wait for processes: more than cores, and a file's tests stay together.
 WAITING = ["-n", str(min(num_available_cores() + 1, 4)), "--dist", "loadfile"]
 # Whole stacks, each of several processes: two at a time (tests/e2e/conftest.py says which tests).
 STACKS = ["-n", "2", "--dist", "loadscope"]
-# Faults have their time to themselves: how soon they are found is measured.
+# By folder. Chaos has the machine to itself: how soon faults are found is measured.
 OPTIONS = {
     "unit": COMPUTING,
     "architecture": COMPUTING,
@@ -53,6 +55,7 @@ OPTIONS = {
     "simulation": COMPUTING,
     "integration": WAITING,
     "e2e": STACKS,
+    "chart": SHARING,
 }
 PYTEST_NO_TESTS = 5
 # The beginning of a skip's reason that no installation can remove (tests/needs.py).
