@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.engine.protocol.client import CoreDied
-from baton.engine.protocol.messages import Abort, AddSequence, Finished
+from baton.engine.protocol.messages import Abort, AddSequence, Finished, Started
 from baton.testing.memory_stream import memory_stream_pair
 from baton.testing.virtual_clock import VirtualClock, virtual
 from baton.wire.protocol import PROTOCOL_VERSION
@@ -15,7 +15,7 @@ from baton.wire.v1 import router_pb2
 from baton.worker.core_watch import TICK_S
 from services.decode_worker.front import MAX_ATTEMPTS, MAX_SESSIONS, DecodeFront
 from tests.unit.decode_worker.conftest import Gateway, worker
-from tests.unit.worker.scripted_core import MODEL_FP, ScriptedCore, scripted_parts
+from tests.unit.worker.scripted_core import MODEL_FP, ScriptedCore, scripted_parts, turns
 
 
 @virtual
@@ -162,6 +162,29 @@ async def test_a_drain_lets_what_runs_end_and_takes_nothing_new() -> None:
         assert (step.step, step.side[0].finish.reason) == (1, "stop")
         assert (await gateway.read()).bye.reason == "draining"
         await gateway.stream.close()
+        await draining
+        assert w.clock.now() < 1
+
+
+@virtual
+async def test_in_a_drain_each_gateway_gets_frames_numbered_for_its_own_link() -> None:
+    async with worker() as w:
+        idle, busy = await w.gateway("g1"), await w.gateway("g2")
+        await busy.submit()
+        add = await w.core.next(AddSequence)
+        w.core.tell(started=[Started(add.seq_id, [1], 0)])
+        w.core.tell_token(add.seq_id, 7)
+        assert (await busy.read()).seq == 1
+        draining = w.tasks.create_task(w.front.drain(30.0))
+        await turns()
+        w.core.tell(finished=[Finished(add.seq_id, "stop", 1)])
+        for gateway, expected in (
+            (idle, [(1, "go_away"), (0, "bye")]),
+            (busy, [(2, "go_away"), (3, "step"), (0, "bye")]),
+        ):
+            frames = [await gateway.read() for _ in expected]
+            assert [(frame.seq, frame.WhichOneof("frame")) for frame in frames] == expected
+            await gateway.stream.close()
         await draining
         assert w.clock.now() < 1
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from baton.runtime.stream_runner import FINISH_TIMEOUT_S
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import virtual
 from baton.wire.failures import Unavailable
@@ -256,6 +257,23 @@ async def test_a_finish_says_what_waits_and_then_bye() -> None:
         await gateway.stream.close()
         await finishing
         assert s.owner.heard == ["(over)"]
+
+
+@virtual
+async def test_a_gateway_that_reads_nothing_delays_a_finish_by_one_second() -> None:
+    """More steps wait than the connection holds, so that the Bye is not written."""
+    async with scene() as s:
+        gateway = s.dial()
+        assert await gateway.read() == "0: hello"
+        s.say(*range(1, 200))
+        await s.link.finish("draining")
+        assert asyncio.get_running_loop().time() == FINISH_TIMEOUT_S == 1.0
+        assert s.owner.heard == ["(over)"]
+        await gateway.served
+        frames = []
+        while (frame := await gateway.read()) != "(end)":
+            frames.append(frame)
+        assert frames[-1] == "64: step 64"
 
 
 @virtual

@@ -1,7 +1,7 @@
 import asyncio
 
 from baton.runtime.shared_stream import FrameWriter
-from baton.runtime.stream_runner import StreamRunner
+from baton.runtime.stream_runner import FINISH_TIMEOUT_S, StreamRunner
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import run_virtual
 
@@ -74,4 +74,19 @@ def test_a_peer_that_does_not_end_is_waited_for_only_a_moment() -> None:
             await runner.finish("bye")
         return asyncio.get_running_loop().time()
 
-    assert run_virtual(scenario()) == 1.0
+    assert run_virtual(scenario()) == FINISH_TIMEOUT_S == 1.0
+
+
+def test_a_peer_that_takes_no_frames_is_waited_for_no_longer() -> None:
+    async def scenario() -> float:
+        ours, theirs = memory_stream_pair(max_frames=1)
+        runner, writer = make_runner(ours, [])
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(runner.run())
+            writer.send("one")
+            writer.send("two")
+            await runner.finish("bye")
+        assert [await theirs.read(), await theirs.read()] == ["one", None]
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(scenario()) == FINISH_TIMEOUT_S
