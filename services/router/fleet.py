@@ -71,7 +71,9 @@ class Worker:
 class Fleet:
     """All workers by endpoint: those that are listed or connected, and the last one of each pool.
 
-    So a model whose workers are all away is known until `forget_after_s` is over.
+    So a model whose workers are all away is known until `forget_after_s` is over. It has more than
+    ten attributes: the table of workers with its three indexes, and what tells a router that has
+    just started when it knows enough of them.
     """
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
