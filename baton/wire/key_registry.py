@@ -24,6 +24,7 @@ SECRET_BYTES = 32
 MAX_LIMIT = 10**9
 MAX_PRIORITY = 255
 TENANTS_KEY = "baton:tenants"
+GATEWAYS_KEY = "baton:gateways"
 # Its presence says that the registry file was loaded into this Redis.
 LOADED_KEY = "baton:registry"
 

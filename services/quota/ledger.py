@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.wire import failures
-from baton.wire.key_registry import TENANTS_KEY, tenant_root
+from baton.wire.key_registry import GATEWAYS_KEY, TENANTS_KEY, tenant_root
 from baton.wire.v1 import failure_pb2, quota_pb2
 from services.quota import instruments
 from services.quota.outcomes import RenewOutcome, ReserveOutcome, SettleOutcome
@@ -27,6 +27,8 @@ MAX_REQUEST_TOKENS = 2**40
 _LEASES_PER_CALL = 32
 _MAX_ID_CHARS = 128
 _REAPED_PER_CALL = 64
+# A gateway tells its name every 5 s.
+GATEWAY_LIVES_MS = 15_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _PRINTABLE = re.compile(rf"[\x21-\x7e]{{1,{_MAX_ID_CHARS}}}")
 
@@ -141,7 +143,9 @@ class Ledger:
                     renewed = await self._renew_part(tenant, renewals)
                     for index, state in zip(part, renewed, strict=True):
                         states[index] = state
-        return quota_pb2.RenewResponse(leases=states)
+        return quota_pb2.RenewResponse(
+            leases=states, num_gateways=await self._count_gateways(request.gateway_id)
+        )
 
     async def settle(self, request: quota_pb2.SettleRequest) -> quota_pb2.SettleResponse:
         """Charge the tokens that a request really used, once; the record waits for the archiver."""
@@ -178,14 +182,26 @@ class Ledger:
             self._on_settled(tenant)
         return int(num_reaped)
 
+    async def _count_gateways(self, gateway_id: str) -> int:
+        """The gateways that live; 0 when this message does not say which one it comes from."""
+        if not _PRINTABLE.fullmatch(gateway_id):
+            return 0
+        with contextlib.suppress(StoreRefused):
+            arguments = (gateway_id, GATEWAY_LIVES_MS)
+            return int(await self._run_on("gateways", GATEWAYS_KEY, arguments))
+        return 0
+
     async def _run(self, name: str, tenant: str, arguments: Iterable[Argument]) -> Any:
+        return await self._run_on(name, tenant_root(tenant), arguments)
+
+    async def _run_on(self, name: str, root: str, arguments: Iterable[Argument]) -> Any:
         terms = self._terms
         every_script = (
             self._clock_ms(),
             round(terms.lease_s * 1000),
             round(terms.settled_kept_s * 1000),
         )
-        return await self._store.run_script(name, tenant_root(tenant), (*every_script, *arguments))
+        return await self._store.run_script(name, root, (*every_script, *arguments))
 
     async def _reserve(
         self, tenant: str, arguments: Sequence[Argument]

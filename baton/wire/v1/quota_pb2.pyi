@@ -82,10 +82,12 @@ class ReserveResponse(_message.Message):
     def __init__(self, granted_output_tokens: _Optional[int] = ..., expires_in_ms: _Optional[int] = ..., limits: _Optional[_Union[_failure_pb2.LimitState, _Mapping]] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
-    __slots__ = ("leases",)
+    __slots__ = ("leases", "gateway_id")
     LEASES_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     leases: _containers.RepeatedCompositeFieldContainer[LeaseRenewal]
-    def __init__(self, leases: _Optional[_Iterable[_Union[LeaseRenewal, _Mapping]]] = ...) -> None: ...
+    gateway_id: str
+    def __init__(self, leases: _Optional[_Iterable[_Union[LeaseRenewal, _Mapping]]] = ..., gateway_id: _Optional[str] = ...) -> None: ...
 
 class LeaseRenewal(_message.Message):
     __slots__ = ("request_id", "tenant", "used_output_tokens", "wanted_output_tokens", "produced_output_tokens", "key_id", "model", "num_prompt_tokens", "granted_output_tokens")
@@ -110,10 +112,12 @@ class LeaseRenewal(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., used_output_tokens: _Optional[int] = ..., wanted_output_tokens: _Optional[int] = ..., produced_output_tokens: _Optional[int] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., granted_output_tokens: _Optional[int] = ...) -> None: ...
 
 class RenewResponse(_message.Message):
-    __slots__ = ("leases",)
+    __slots__ = ("leases", "num_gateways")
     LEASES_FIELD_NUMBER: _ClassVar[int]
+    NUM_GATEWAYS_FIELD_NUMBER: _ClassVar[int]
     leases: _containers.RepeatedCompositeFieldContainer[LeaseState]
-    def __init__(self, leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ...) -> None: ...
+    num_gateways: int
+    def __init__(self, leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., num_gateways: _Optional[int] = ...) -> None: ...
 
 class LeaseState(_message.Message):
     __slots__ = ("request_id", "granted_output_tokens", "expires_in_ms", "state", "retry_after_ms")

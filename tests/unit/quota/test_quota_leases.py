@@ -242,3 +242,16 @@ async def test_corrupt_value_of_one_tenant_leaves_the_others_alone(bench):
     bench.pass_time(31)
     assert await bench.ledger.reap() == 1
     await bench.reserve(well, "r4")
+
+
+async def test_gateways_that_tell_their_names_are_counted_for_fifteen_seconds(bench):
+    async def beat(gateway_id):
+        request = quota_pb2.RenewRequest(gateway_id=gateway_id)
+        return (await bench.ledger.renew(request)).num_gateways
+
+    assert await beat("") == 0
+    assert [await beat(name) for name in ("gw-1", "gw-2", "gw-1")] == [1, 2, 2]
+    bench.pass_time(10)
+    assert await beat("gw-1") == 2
+    bench.pass_time(5)
+    assert await beat("gw-1") == 1
