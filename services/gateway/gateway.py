@@ -31,9 +31,10 @@ from services.gateway.routing.ready_workers import ReadyWorkers
 from services.gateway.routing.routers import Routers
 from services.gateway.tenants.auth import Authenticator
 from services.gateway.tenants.leases import LeaseRenewer
+from services.gateway.tenants.local_buckets import LocalBuckets
 from services.gateway.tenants.outbox import Outbox
 from services.gateway.tenants.outbox_files import OutboxFiles
-from services.gateway.tenants.quota_outage import GuardedQuota, LocalBuckets
+from services.gateway.tenants.quota_outage import GuardedQuota
 from services.gateway.text.detokenize import Artifacts
 from services.gateway.workers.migration import EarlyMigration, MigrationLimiter
 from services.gateway.workers.worker_links import WorkerLinks
@@ -77,12 +78,13 @@ class Gateway:
         aliases: Aliases | None = None,
         limits: Limits | None = None,
     ) -> None:
-        quota = GuardedQuota(clients.quota, clock, rng)
+        self._quota = GuardedQuota(clients.quota, clock, rng)
+        self._buckets = LocalBuckets(clock)
         self.clock = clock
         self.rng = rng
         self.directory = ModelDirectory(aliases or {}, rng, clock)
-        self.authenticator = Authenticator(quota, own.server_secret, clock)
-        self.leases = LeaseRenewer(clients.quota, rng)
+        self.authenticator = Authenticator(self._quota, own.server_secret, clock)
+        self.leases = LeaseRenewer(self._quota, self._buckets, own.gateway_id, rng)
         self._ready_workers = ReadyWorkers()
         migration = EarlyMigration(rng, self._ready_workers.has_another, clock)
         self.links = WorkerLinks(clients.dial, own.gateway_id, clock, migration)
@@ -93,13 +95,15 @@ class Gateway:
         self.readiness = Readiness(
             clients.quota, clients.tokenizer, self.directory, self._routers, clock
         )
-        self.pipeline = self._pipeline(clients, quota, own.server_secret, limits or Limits())
+        self.pipeline = self._pipeline(clients, own.server_secret, limits or Limits())
 
     async def run(self) -> None:
         """Follow the fleet, renew leases, run the workers' links, replay the outbox, audit."""
         async with asyncio.TaskGroup() as tasks:
-            for owner in (self._routers, self.leases, self.links, self.outbox, self.auditor):
+            for owner in (self._routers, self._quota, self.leases, self.links):
                 tasks.create_task(owner.run())
+            tasks.create_task(self.outbox.run())
+            tasks.create_task(self.auditor.run())
 
     async def close(self) -> None:
         """Close the workers' links, once no request is open."""
@@ -118,10 +122,7 @@ class Gateway:
                 self.links.lose(worker.worker_id)
         instruments.GATEWAY_OUTBOX_RECORDS.set(self.outbox.num_waiting)
 
-    def _pipeline(
-        self, clients: Clients, quota: QuotaClient, server_secret: bytes, limits: Limits
-    ) -> Pipeline:
-        buckets = LocalBuckets(self.clock)
+    def _pipeline(self, clients: Clients, server_secret: bytes, limits: Limits) -> Pipeline:
         return Pipeline(
             PipelineDeps(
                 clock=self.clock,
@@ -133,7 +134,9 @@ class Gateway:
                 directory=self.directory,
                 tokenizer=clients.tokenizer,
                 artifacts=Artifacts(clients.tokenizer, clients.in_thread),
-                reservations=Reservations(quota, buckets, self.leases, self.outbox, self.auditor),
+                reservations=Reservations(
+                    self._quota, self._buckets, self.leases, self.outbox, self.auditor
+                ),
                 auditor=self.auditor,
                 attempts=AttemptDeps(
                     clock=self.clock,

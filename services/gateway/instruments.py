@@ -170,6 +170,10 @@ GATEWAY_CANCEL_SECONDS = Histogram(
     ("phase",),
     buckets=CANCEL_BUCKETS,
 )
+GATEWAY_QUOTA_AWAY = Gauge(
+    "baton_gateway_quota_away",
+    "1 while quota does not answer, and this gateway's own limits hold for soft tenants",
+)
 GATEWAY_OUTBOX_RECORDS = Gauge(
     "baton_gateway_outbox_records", "Usage records that wait for the quota service"
 )

@@ -7,15 +7,16 @@ from contextlib import asynccontextmanager
 
 from baton.wire.failures import BatonError, DeadlineExceeded
 from baton.wire.v1 import quota_pb2
-from services.gateway.clients.protocols import CallContext, QuotaClient
+from services.gateway.clients.protocols import CallContext
 from services.gateway.request import reports
 from services.gateway.request.auditor import GatewayAuditor
 from services.gateway.request.job import Job
 from services.gateway.request.trace import RequestTrace, Stage
 from services.gateway.tenants.lease import Lease
 from services.gateway.tenants.leases import LeaseRenewer
+from services.gateway.tenants.local_buckets import LocalBuckets
 from services.gateway.tenants.outbox import Outbox
-from services.gateway.tenants.quota_outage import LocalBuckets, is_outage
+from services.gateway.tenants.quota_outage import GuardedQuota, is_outage
 
 RESERVE_TIMEOUT_S = 1.0
 SETTLE_ACK_S = 0.025
@@ -26,7 +27,7 @@ class Reservations:
 
     def __init__(
         self,
-        quota: QuotaClient,
+        quota: GuardedQuota,
         local_buckets: LocalBuckets,
         leases: LeaseRenewer,
         outbox: Outbox,
@@ -85,7 +86,9 @@ class Reservations:
         does not answer."""
         request = _reserve_request(job)
         try:
-            answer = await self._quota.reserve(request, context)
+            answer = await self._quota.reserve(
+                request, context, has_fallback=not job.principal.hard_budget
+            )
         except asyncio.CancelledError:
             await self._let_go(job, trace, trace.client.gone_reason)
             raise

@@ -1,22 +1,27 @@
 """API key -> principal, through the quota service, with a bounded cache.
 
 An answer is fresh for as long as the quota service says (at most FRESH_S); a stale one is used
-for STALE_S more, only while the quota service cannot answer. Only the keyed digest of a key is kept
-and sent, never the key itself.
+for STALE_S more, only while the quota service cannot answer. All requests of a key share one call.
+Only the keyed digest of a key is kept and sent, never the key itself.
 """
 
+import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.system.clock import Clock
 from baton.wire.failures import AuthenticationFailed, DeadlineExceeded, Unavailable
 from baton.wire.key_registry import key_digest
 from baton.wire.v1 import quota_pb2
-from services.gateway.clients.protocols import CallContext, QuotaClient
+from services.gateway.clients.protocols import CallContext
 from services.gateway.tenants.bad_keys import BadKeys
+from services.gateway.tenants.quota_outage import GuardedQuota
 
 FRESH_S = 5.0
 STALE_S = 15 * 60.0
+# After a call without an answer a stale answer is used for so long before the next call.
+RETRY_S = 1.0
+LOOKUP_TIMEOUT_S = 1.0
 MAX_CACHED_KEYS = 10_000
 MAX_KEY_CHARS = 256
 
@@ -40,7 +45,8 @@ class Principal:
 class _Cached:
     principal: Principal
     fetched_s: float
-    fresh_until_s: float
+    # No call is made before.
+    asked_again_s: float
 
 
 def bearer_key(authorization: str | None) -> str:
@@ -59,11 +65,12 @@ def bearer_key(authorization: str | None) -> str:
 class Authenticator:
     """Looks keys up, for one gateway."""
 
-    def __init__(self, quota: QuotaClient, server_secret: bytes, clock: Clock) -> None:
+    def __init__(self, quota: GuardedQuota, server_secret: bytes, clock: Clock) -> None:
         self._quota = quota
         self._server_secret = server_secret
         self._clock = clock
         self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
+        self._lookups: dict[bytes, asyncio.Task[Principal]] = {}
         self._bad_keys = BadKeys(clock)
 
     async def authenticate(
@@ -76,15 +83,14 @@ class Authenticator:
         """
         digest = key_digest(self._server_secret, bearer_key(authorization))
         cached = self._cache.get(digest)
-        if cached is not None and self._clock.now() < cached.fresh_until_s:
+        if cached is not None and self._clock.now() < cached.asked_again_s:
             self._cache.move_to_end(digest)
             return cached.principal
         if cached is None:
             self._bad_keys.check(address)
         try:
-            answer = await self._quota.authenticate(digest, context)
+            return await asyncio.shield(self._lookup(digest, context, is_known=cached is not None))
         except AuthenticationFailed:
-            self._cache.pop(digest, None)
             self._bad_keys.note(address)
             raise
         except (Unavailable, DeadlineExceeded) as error:
@@ -93,6 +99,35 @@ class Authenticator:
             raise Unavailable(
                 "keys cannot be checked now", reason="quota_unavailable", retry_after_s=1
             ) from error
+
+    def _lookup(
+        self, digest: bytes, context: CallContext, *, is_known: bool
+    ) -> asyncio.Task[Principal]:
+        """The one call about this key that runs now. It outlives the request that began it."""
+        running = self._lookups.get(digest)
+        if running is None:
+            running = asyncio.create_task(self._ask(digest, context, is_known=is_known))
+            self._lookups[digest] = running
+            running.add_done_callback(lambda task: self._end_lookup(digest, task))
+        return running
+
+    def _end_lookup(self, digest: bytes, lookup: asyncio.Task[Principal]) -> None:
+        del self._lookups[digest]
+        if not lookup.cancelled():
+            lookup.exception()  # all requests that waited for it may have left
+
+    async def _ask(self, digest: bytes, context: CallContext, *, is_known: bool) -> Principal:
+        own = replace(context, deadline_s=LOOKUP_TIMEOUT_S)
+        try:
+            answer = await self._quota.authenticate(digest, own, has_fallback=is_known)
+        except AuthenticationFailed:
+            self._cache.pop(digest, None)
+            raise
+        except (Unavailable, DeadlineExceeded):
+            if (cached := self._cache.get(digest)) is not None:
+                retried_s = self._clock.now() + RETRY_S
+                self._cache[digest] = replace(cached, asked_again_s=retried_s)
+            raise
         return self._remember(digest, answer)
 
     def _remember(self, digest: bytes, answer: quota_pb2.AuthenticateResponse) -> Principal:

@@ -73,6 +73,11 @@ class Lease:
         """True when it asked for more than it was granted so far."""
         return self.num_wanted > self.num_granted
 
+    @property
+    def num_missing(self) -> int:
+        """The tokens that it asked for and was not granted so far."""
+        return max(self.num_wanted - self.num_granted, 0)
+
     def answer(self, state: quota_pb2.LeaseState) -> None:
         """Take in quota's answer. One to a renewal before the ask leaves that ask open."""
         self.num_granted = max(self.num_granted, state.granted_output_tokens)

@@ -7,7 +7,8 @@ grant; each renewal asks again. A lost lease stops its request.
 
 A stream that ends is opened again at once, at another replica if this one leaves, and leases that
 asked wait for it. While no replica answers, leases stay as they are: soft tenants get the tokens
-that they ask for (settling corrects it), tenants with a hard budget pause until quota is back.
+that they ask for out of this gateway's own buckets (settling corrects it), tenants with a hard
+budget pause until quota is back.
 """
 
 import asyncio
@@ -18,8 +19,9 @@ from baton.runtime import logs
 from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
 from baton.wire.failures import BatonError
 from baton.wire.v1 import quota_pb2
-from services.gateway.clients.protocols import QuotaClient
 from services.gateway.tenants.lease import Lease, Standing
+from services.gateway.tenants.local_buckets import LocalBuckets
+from services.gateway.tenants.quota_outage import GuardedQuota
 from services.gateway.tenants.shortage import ShortageLines
 
 BEAT_S = 5.0
@@ -33,9 +35,14 @@ _log = logs.get("leases")
 class LeaseRenewer:
     """Renews all leases of this gateway. `run` serves until cancelled."""
 
-    def __init__(self, quota: QuotaClient, rng: random.Random) -> None:
+    def __init__(
+        self, quota: GuardedQuota, buckets: LocalBuckets, gateway_id: str, rng: random.Random
+    ) -> None:
         self._quota = quota
+        self._buckets = buckets
+        self._gateway_id = gateway_id
         self._rng = rng
+        quota.on_open = self._answer_all_alone
         self._leases: dict[str, Lease] = {}
         self._urgent: dict[str, Lease] = {}
         self._beat_due = False
@@ -65,12 +72,16 @@ class LeaseRenewer:
         self._ask(lease)
 
     def _ask(self, lease: Lease) -> None:
-        if lease.local or (self._writer is None and self._num_ends > 1):
+        if lease.local or self._is_alone:
             self._answer_alone(lease)
             return
         self._urgent[lease.request_id] = lease
         if self._writer is not None:
             self._writer.wake()
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._quota.is_open or (self._writer is None and self._num_ends > 1)
 
     async def run(self) -> None:
         """Keep the renewal stream open until cancelled."""
@@ -114,23 +125,24 @@ class LeaseRenewer:
             await asyncio.sleep(BEAT_S)
 
     def _next_request(self) -> quota_pb2.RenewRequest | None:
-        leases = self._leases if self._beat_due else self._urgent
-        self._beat_due = False
+        """The next message: at a beat all leases and this gateway's name, else what is urgent."""
+        is_beat, self._beat_due = self._beat_due, False
+        leases = self._leases if is_beat else self._urgent
         renewals = [lease.to_wire() for lease in leases.values() if not lease.local]
         self._urgent.clear()
+        if is_beat:
+            return quota_pb2.RenewRequest(leases=renewals, gateway_id=self._gateway_id)
         return quota_pb2.RenewRequest(leases=renewals) if renewals else None
 
     def _take_in(self, response: quota_pb2.RenewResponse) -> None:
         self._num_ends = 0
+        self._buckets.num_gateways = response.num_gateways or self._buckets.num_gateways
         for state in response.leases:
             lease = self._leases.get(state.request_id)
             if lease is None:
                 continue
             lease.answer(state)
-            if lease.standing is Standing.SHORT:
-                self._lines.wait(lease, state.retry_after_ms / 1000)
-            else:
-                self._lines.leave(lease)
+            self._queue(lease, state.retry_after_ms / 1000)
             lease.on_change()
 
     def _answer_all_alone(self) -> None:
@@ -141,10 +153,20 @@ class LeaseRenewer:
                 self._answer_alone(lease)
 
     def _answer_alone(self, lease: Lease) -> None:
+        wait_s = 0.0
         if lease.hard_budget:
             lease.standing = Standing.AWAY
+        elif wait_s := self._buckets.extend(lease.key_id, lease.limits, lease.num_missing):
+            lease.standing = Standing.SHORT
         else:
-            lease.num_granted = max(lease.num_granted, lease.num_wanted)
+            lease.num_granted += lease.num_missing
             lease.standing = Standing.HELD
-        self._lines.leave(lease)
+        self._queue(lease, wait_s)
         lease.on_change()
+
+    def _queue(self, lease: Lease, wait_s: float) -> None:
+        """Let a lease that is short wait in its key's line, and any other one leave it."""
+        if lease.standing is Standing.SHORT:
+            self._lines.wait(lease, wait_s)
+        else:
+            self._lines.leave(lease)

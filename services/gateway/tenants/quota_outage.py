@@ -1,27 +1,39 @@
-"""Quota while its service or its store is away: a breaker in front, local buckets behind.
+"""Quota while its service or its store is away or hangs: a breaker in front of its calls.
 
-The breaker opens after MAX_FAILURES calls in a row that got no answer; then calls fail at once and
-one probe a second goes through. Tenants without a hard budget go on against a bucket of this
-gateway's own, which starts at the last remaining count that the quota service reported; their usage
-is settled later. Tenants with a hard budget are refused.
+A call with a fallback waits SILENCE_S at most. If quota has answered nothing since it began, the
+breaker opens, and so it does after MAX_FAILURES calls in a row that failed. While it is open, calls
+with a fallback fail at once, also those that wait. A background call finds out when quota is back;
+no request does. Calls without a fallback (a hard budget, a key that is not known yet) wait as long
+as they may, within GRACE_S of the opening: quota may be back in a moment.
 """
 
+import asyncio
 import random
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
+from baton.runtime import logs
 from baton.runtime.shared_stream import FrameStream
 from baton.system.clock import Clock
-from baton.wire.failures import BatonError, LimitExceeded, Unavailable
-from baton.wire.v1 import failure_pb2, quota_pb2
+from baton.wire.failures import BatonError, DeadlineExceeded, Unavailable
+from baton.wire.v1 import quota_pb2
+from services.gateway import instruments
 from services.gateway.clients.protocols import CallContext, QuotaClient
-from services.gateway.tenants.auth import Principal
+
+T = TypeVar("T")
 
 MAX_FAILURES = 5
-OPEN_S = 1.0
-MAX_KEYS = 10_000
-_MINUTE_S = 60.0
+SILENCE_S = 0.2
+GRACE_S = 1.0
+_PROBE_TIMEOUT_S = 1.0
+_PROBE_PAUSE_S = 0.1
+# A time on the loop's clock that has passed.
+_AT_ONCE = 0.0
+# The digest of no key: quota looks for it in its store, and answers that it is not valid.
+_NO_KEY = bytes(32)
 _NO_ANSWER = frozenset({"unavailable", "quota_unavailable", "deadline_exceeded"})
+
+_log = logs.get("quota_outage")
 
 
 def is_outage(error: BatonError) -> bool:
@@ -30,44 +42,54 @@ def is_outage(error: BatonError) -> bool:
 
 
 class GuardedQuota:
-    """A QuotaClient behind a breaker."""
+    """A QuotaClient behind a breaker. `run` probes while it is open; `on_open` is called then."""
 
     def __init__(self, quota: QuotaClient, clock: Clock, rng: random.Random) -> None:
+        self.on_open: Callable[[], None] = _do_nothing
         self._quota = quota
         self._clock = clock
         self._rng = rng
         self._num_failures = 0
-        self._closed_again_s = 0.0
+        self._answered_s = clock.now()
+        # None while it is closed.
+        self._opened_s: float | None = None
+        self._opened = asyncio.Event()
+        # The limits of the calls that wait and have a fallback.
+        self._waits: set[asyncio.Timeout] = set()
+
+    @property
+    def is_open(self) -> bool:
+        """True while quota is taken to be away."""
+        return self._opened_s is not None
+
+    @property
+    def _is_in_grace(self) -> bool:
+        return self._opened_s is not None and self._clock.now() < self._opened_s + GRACE_S
 
     async def authenticate(
-        self, key_digest: bytes, context: CallContext
+        self, key_digest: bytes, context: CallContext, *, has_fallback: bool = False
     ) -> quota_pb2.AuthenticateResponse:
-        self._check()
-        try:
-            answer = await self._quota.authenticate(key_digest, context)
-        except BatonError as error:
-            self._note(error)
-            raise
-        self._num_failures = 0
-        return answer
+        return await self._call(
+            lambda: self._quota.authenticate(key_digest, context), has_fallback=has_fallback
+        )
 
     async def reserve(
-        self, request: quota_pb2.ReserveRequest, context: CallContext
+        self,
+        request: quota_pb2.ReserveRequest,
+        context: CallContext,
+        *,
+        has_fallback: bool = False,
     ) -> quota_pb2.ReserveResponse:
-        self._check()
-        try:
-            answer = await self._quota.reserve(request, context)
-        except BatonError as error:
-            self._note(error)
-            raise
-        self._num_failures = 0
-        return answer
+        return await self._call(
+            lambda: self._quota.reserve(request, context), has_fallback=has_fallback
+        )
 
     async def settle(self, record: quota_pb2.UsageRecord, context: CallContext) -> None:
         """Settle a record. Failures do not count: the short deadline proves no outage."""
-        self._check()
+        if self.is_open:
+            raise _away()
         await self._quota.settle(record, context)
-        self._num_failures = 0
+        self._answered()
 
     async def open_renewals(self) -> FrameStream[quota_pb2.RenewResponse, quota_pb2.RenewRequest]:
         return await self._quota.open_renewals()
@@ -75,106 +97,82 @@ class GuardedQuota:
     async def probe(self, deadline_s: float) -> None:
         await self._quota.probe(deadline_s)
 
-    def _check(self) -> None:
-        if self._num_failures >= MAX_FAILURES and self._clock.now() < self._closed_again_s:
-            raise Unavailable(
-                "the quota service does not answer", reason="quota_unavailable", retry_after_s=1
-            )
-        if self._num_failures >= MAX_FAILURES:
-            # This call is the probe; the next one waits again.
-            self._open()
+    async def run(self) -> None:
+        """Find out, whenever the breaker is open, when quota is back; until cancelled."""
+        while True:
+            await self._opened.wait()
+            try:
+                async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                    await self._quota.authenticate(_NO_KEY, CallContext("", _PROBE_TIMEOUT_S))
+            except TimeoutError:
+                continue
+            except BatonError as error:
+                self._note(error)
+            else:
+                self._answered()
+            await asyncio.sleep(_PROBE_PAUSE_S * (0.5 + self._rng.random()))
+
+    async def _call(self, call: Callable[[], Awaitable[T]], *, has_fallback: bool) -> T:
+        if self.is_open and (has_fallback or not self._is_in_grace):
+            raise _away()
+        try:
+            answer = await (self._soon(call) if has_fallback else call())
+        except BatonError as error:
+            self._note(error)
+            raise
+        self._answered()
+        return answer
+
+    async def _soon(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The answer of a call, or DeadlineExceeded after SILENCE_S or when the breaker opens."""
+        began_s = self._clock.now()
+        try:
+            async with asyncio.timeout(SILENCE_S) as wait:
+                self._waits.add(wait)
+                try:
+                    return await call()
+                finally:
+                    self._waits.discard(wait)
+        except TimeoutError:
+            if self._answered_s <= began_s:
+                self._open("silent")
+            raise DeadlineExceeded("quota does not answer in time") from None
 
     def _note(self, error: BatonError) -> None:
         if not is_outage(error):
-            self._num_failures = 0
+            self._answered()
             return
         self._num_failures += 1
         if self._num_failures >= MAX_FAILURES:
-            self._open()
+            self._open(error.reason)
 
-    def _open(self) -> None:
-        self._closed_again_s = self._clock.now() + OPEN_S * (0.5 + self._rng.random())
+    def _answered(self) -> None:
+        self._answered_s = self._clock.now()
+        self._num_failures = 0
+        if self._opened_s is not None:
+            _log.info("quota_answers_again", away_s=round(self._answered_s - self._opened_s, 3))
+            self._opened_s = None
+            self._opened.clear()
+            instruments.GATEWAY_QUOTA_AWAY.set(0)
 
-
-@dataclass(slots=True)
-class _Bucket:
-    """A token bucket that refills to `limit` within a minute. Limit 0 = unlimited."""
-
-    limit: int
-    level: float
-    filled_s: float
-
-    def refill(self, now_s: float) -> None:
-        gained = (now_s - self.filled_s) * self.limit / _MINUTE_S
-        self.level = min(float(self.limit), self.level + gained)
-        self.filled_s = now_s
-
-    def wait_s(self, amount: int) -> float:
-        """The seconds until the bucket holds `amount`; 0 = now."""
-        if not self.limit or self.level >= amount:
-            return 0.0
-        return (amount - self.level) * _MINUTE_S / self.limit
+    def _open(self, why: str) -> None:
+        if self._opened_s is not None:
+            return
+        self._opened_s = self._clock.now()
+        self._opened.set()
+        instruments.GATEWAY_QUOTA_AWAY.set(1)
+        _log.warning("quota_away", why=why)
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(_AT_ONCE)
+        self.on_open()
 
 
-class LocalBuckets:
-    """The buckets of each key, for requests and tokens per minute, as far as this gateway knows."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._last_limits: OrderedDict[str, tuple[int, int]] = OrderedDict()
-        self._buckets: OrderedDict[str, tuple[_Bucket, _Bucket]] = OrderedDict()
-
-    def quota_answers(self, principal: Principal, limits: failure_pb2.LimitState) -> None:
-        """Note the remaining counts that quota reported, with which an outage would start."""
-        self._buckets.pop(principal.key_id, None)
-        self._last_limits[principal.key_id] = (limits.remaining_requests, limits.remaining_tokens)
-        self._last_limits.move_to_end(principal.key_id)
-        if len(self._last_limits) > MAX_KEYS:
-            self._last_limits.popitem(last=False)
-
-    def reserve(
-        self, principal: Principal, request: quota_pb2.ReserveRequest
-    ) -> quota_pb2.ReserveResponse:
-        """Reserve from the local buckets, as Quota.Reserve does. Raises Unavailable for hard
-        budgets, and LimitExceeded."""
-        if principal.hard_budget:
-            raise Unavailable(
-                "the budget cannot be checked now", reason="quota_unavailable", retry_after_s=1
-            )
-        requests, tokens = self._of(principal)
-        num_tokens = request.num_prompt_tokens + request.num_output_tokens
-        wait_s = max(requests.wait_s(1), tokens.wait_s(num_tokens))
-        if wait_s:
-            raise LimitExceeded(
-                "over the limit per minute", retry_after_s=wait_s, limits=_state(requests, tokens)
-            )
-        requests.level -= 1
-        tokens.level -= num_tokens
-        return quota_pb2.ReserveResponse(
-            granted_output_tokens=request.num_output_tokens, limits=_state(requests, tokens)
-        )
-
-    def _of(self, principal: Principal) -> tuple[_Bucket, _Bucket]:
-        now_s, key_id = self._clock.now(), principal.key_id
-        pair = self._buckets.get(key_id)
-        if pair is None:
-            limits = (principal.requests_per_minute, principal.tokens_per_minute)
-            requests, tokens = self._last_limits.get(key_id, limits)
-            pair = _Bucket(limits[0], requests, now_s), _Bucket(limits[1], tokens, now_s)
-            self._buckets[key_id] = pair
-            if len(self._buckets) > MAX_KEYS:
-                self._buckets.popitem(last=False)
-        for bucket in pair:
-            bucket.refill(now_s)
-        return pair
+def _do_nothing() -> None:
+    """Do nothing: nobody follows the breaker."""
 
 
-def _state(requests: _Bucket, tokens: _Bucket) -> failure_pb2.LimitState:
-    return failure_pb2.LimitState(
-        limit_requests=requests.limit,
-        remaining_requests=max(0, int(requests.level)),
-        reset_requests_ms=round(requests.wait_s(requests.limit) * 1000),
-        limit_tokens=tokens.limit,
-        remaining_tokens=max(0, int(tokens.level)),
-        reset_tokens_ms=round(tokens.wait_s(tokens.limit) * 1000),
+def _away() -> Unavailable:
+    return Unavailable(
+        "the quota service does not answer", reason="quota_unavailable", retry_after_s=1
     )

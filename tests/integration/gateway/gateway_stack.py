@@ -161,14 +161,17 @@ async def running_stack(folder: Path, **settings: Any) -> AsyncIterator[Stack]:
         router = register(
             router_pb2_grpc.add_RouterServicer_to_server, RouterOverGrpc(stack.router, endpoints)
         )
+        own: dict[str, Any] = {
+            "quota": (await _serve_fake(servers, quota, link=False),),
+            "tokenizer": (await _serve_fake(servers, tokenizer, link=False),),
+            "router": (await _serve_fake(servers, router, link=False),),
+            "unready_s": 0.0,
+        }
         configured = GatewaySettings(
-            quota=(await _serve_fake(servers, quota, link=False),),
-            tokenizer=(await _serve_fake(servers, tokenizer, link=False),),
-            router=(await _serve_fake(servers, router, link=False),),
             secret_file=secret,
             listen="127.0.0.1:0",
             outbox_dir=folder / "outbox",
-            **{"unready_s": 0.0, **settings},
+            **{**own, **settings},
         )
         process = Process("gateway", SystemClock(), stack.stopping)
         stack.addresses = [

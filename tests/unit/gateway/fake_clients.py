@@ -86,6 +86,7 @@ class FakeQuota:
         self.reserve_failure: BatonError | None = None
         self.reserve_delay_s = 0.0
         self.num_authenticated = 0
+        self.authenticate_delay_s = 0.0
         self.reserved: list[quota_pb2.ReserveRequest] = []
         self.settled: list[quota_pb2.UsageRecord] = []
         self.contexts: dict[str, CallContext] = {}
@@ -96,6 +97,7 @@ class FakeQuota:
             quota_pb2.LeaseState.STATE_HELD,
         )
         self.renewals_open = True
+        self.hangs_renewals = False
         # With STATE_SHORT.
         self.retry_after_ms = 0
         self.tasks: asyncio.TaskGroup | None = None
@@ -104,6 +106,7 @@ class FakeQuota:
         self, digest: bytes, context: CallContext
     ) -> quota_pb2.AuthenticateResponse:
         self.num_authenticated += 1
+        await asyncio.sleep(self.authenticate_delay_s)
         self._raise(self.failure)
         if digest != key_digest(SECRET, KEY):
             raise AuthenticationFailed("unknown key")
@@ -142,6 +145,8 @@ class FakeQuota:
     async def _renew(self, stream: MemoryStream) -> None:
         try:
             while (request := await stream.read()) is not None:
+                if self.hangs_renewals:
+                    continue
                 response = quota_pb2.RenewResponse()
                 for lease in request.leases:
                     self.renewals.append(lease)

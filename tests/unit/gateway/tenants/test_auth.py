@@ -1,11 +1,15 @@
 """Keys, principals and the cache between."""
 
+import asyncio
+import random
+
 import pytest
 
-from baton.testing.virtual_clock import VirtualClock
+from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import AuthenticationFailed, Unavailable
 from services.gateway.clients.protocols import CallContext
-from services.gateway.tenants.auth import Authenticator, bearer_key
+from services.gateway.tenants.auth import RETRY_S, Authenticator, bearer_key
+from services.gateway.tenants.quota_outage import GuardedQuota
 from tests.unit.gateway.fakes import KEY, SECRET, FakeQuota
 
 CONTEXT = CallContext("r1", 1.0)
@@ -24,7 +28,11 @@ def quota() -> FakeQuota:
 
 @pytest.fixture
 def authenticator(quota: FakeQuota, clock: VirtualClock) -> Authenticator:
-    return Authenticator(quota, SECRET, clock)
+    return authenticator_of(quota, clock)
+
+
+def authenticator_of(quota: FakeQuota, clock: VirtualClock) -> Authenticator:
+    return Authenticator(GuardedQuota(quota, clock, random.Random(1)), SECRET, clock)
 
 
 @pytest.mark.parametrize(
@@ -101,3 +109,41 @@ async def test_the_key_itself_never_leaves(authenticator: Authenticator, quota: 
     await authenticator.authenticate(HEADER, CONTEXT)
     assert len(seen[0]) == 32
     assert KEY.encode() not in seen[0]
+
+
+async def test_a_burst_of_requests_of_one_key_is_one_call(
+    authenticator: Authenticator, quota: FakeQuota
+) -> None:
+    answers = [authenticator.authenticate(HEADER, CONTEXT) for _ in range(500)]
+    assert {each.key_id for each in await asyncio.gather(*answers)} == {"key-1"}
+    assert quota.num_authenticated == 1
+
+
+def test_a_request_that_leaves_takes_nobody_elses_answer_away() -> None:
+    async def scenario() -> None:
+        clock, quota = asyncio.get_running_loop().clock, FakeQuota()  # type: ignore[attr-defined]
+        quota.authenticate_delay_s = 0.1
+        authenticator = authenticator_of(quota, clock)
+        first = asyncio.create_task(authenticator.authenticate(HEADER, CONTEXT))
+        second = asyncio.create_task(authenticator.authenticate(HEADER, CONTEXT))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        assert (await second).tenant == "acme"
+        assert quota.num_authenticated == 1
+
+    run_virtual(scenario())
+
+
+async def test_a_stale_answer_is_used_for_a_second_before_quota_is_asked_again(
+    authenticator: Authenticator, quota: FakeQuota, clock: VirtualClock
+) -> None:
+    await authenticator.authenticate(HEADER, CONTEXT)
+    quota.failure = Unavailable("down")
+    clock.advance(6)
+    for _ in range(10):
+        await authenticator.authenticate(HEADER, CONTEXT)
+    assert quota.num_authenticated == 2
+    clock.advance(RETRY_S)
+    quota.failure = AuthenticationFailed("revoked")
+    with pytest.raises(AuthenticationFailed):
+        await authenticator.authenticate(HEADER, CONTEXT)

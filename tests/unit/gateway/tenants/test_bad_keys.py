@@ -1,5 +1,7 @@
 """Wrong keys per client address."""
 
+import random
+
 import pytest
 
 from baton.testing.virtual_clock import VirtualClock
@@ -8,6 +10,7 @@ from services.gateway.clients.protocols import CallContext
 from services.gateway.http.request import client_address_of
 from services.gateway.tenants.auth import Authenticator
 from services.gateway.tenants.bad_keys import MAX_ADDRESSES, MAX_WRONG_KEYS, REFILL_S, BadKeys
+from services.gateway.tenants.quota_outage import GuardedQuota
 from tests.unit.gateway.fakes import KEY, SECRET, FakeQuota
 
 CONTEXT = CallContext("req_1", 1.0, "")
@@ -53,7 +56,8 @@ async def test_a_good_key_passes_from_the_address_of_a_guesser_without_quota_bei
     None
 ):
     clock, quota = VirtualClock(), FakeQuota()
-    authenticator = Authenticator(quota, SECRET, clock)
+    guarded = GuardedQuota(quota, clock, random.Random(1))
+    authenticator = Authenticator(guarded, SECRET, clock)
     await authenticator.authenticate(f"Bearer {KEY}", CONTEXT, GUESSER)
     quota.failure = AuthenticationFailed("unknown")
     for number in range(MAX_WRONG_KEYS):

@@ -6,11 +6,13 @@ from typing import Any
 
 from baton.runtime.shared_stream import FrameStream
 from baton.testing.memory_stream import memory_stream_pair
-from baton.testing.virtual_clock import run_virtual
+from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import Unavailable
 from baton.wire.v1 import quota_pb2
 from services.gateway.tenants.lease import Lease, Standing
 from services.gateway.tenants.leases import BEAT_S, LeaseRenewer
+from services.gateway.tenants.local_buckets import LocalBuckets
+from services.gateway.tenants.quota_outage import GuardedQuota
 from services.gateway.tenants.shortage import MIN_SLICE_TOKENS
 
 HELD = quota_pb2.LeaseState.STATE_HELD
@@ -69,8 +71,9 @@ def lease_of(request_id: str = "r1", **fields: Any) -> Lease:
 
 def keeping(scenario: Any) -> None:
     async def main() -> None:
-        quota = Replicas()
-        keeper = LeaseRenewer(quota, random.Random(3))  # type: ignore[arg-type]
+        quota, clock, rng = Replicas(), VirtualClock(), random.Random(3)
+        guarded = GuardedQuota(quota, clock, rng)  # type: ignore[arg-type]
+        keeper = LeaseRenewer(guarded, LocalBuckets(clock), "gw-1", rng)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(keeper.run())
             await scenario(quota, keeper)

@@ -1,24 +1,21 @@
-"""Requests while quota cannot be asked."""
+"""Requests while quota does not answer: it is gone, or it hangs."""
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from baton.testing.virtual_clock import VirtualClock
-from baton.wire.failures import (
-    AuthenticationFailed,
-    DeadlineExceeded,
-    LimitExceeded,
-    Unavailable,
-)
-from baton.wire.v1 import failure_pb2, quota_pb2
+from baton.testing.virtual_clock import run_virtual
+from baton.wire.failures import AuthenticationFailed, DeadlineExceeded, Unavailable
+from baton.wire.v1 import quota_pb2
 from services.gateway.clients.protocols import CallContext
-from services.gateway.tenants.auth import Principal
-from services.gateway.tenants.quota_outage import GuardedQuota, LocalBuckets
-from tests.unit.gateway.fakes import FakeQuota, Fleet, simulate
+from services.gateway.tenants.quota_outage import GRACE_S, MAX_FAILURES, SILENCE_S, GuardedQuota
+from tests.unit.gateway.fakes import FakeQuota, Fleet, RecordingSink, simulate
 
 CONTEXT = CallContext("r1", 1.0)
+REQUEST = quota_pb2.ReserveRequest()
+HANGS_S = 3600.0
 
 
 def test_soft_tenants_go_on_and_are_settled_when_quota_is_back() -> None:
@@ -62,83 +59,187 @@ def test_a_lease_of_the_gateways_own_is_never_renewed_at_quota() -> None:
     simulate(scenario)
 
 
-def test_a_local_bucket_starts_at_the_last_count_of_quota_and_refills() -> None:
-    clock = VirtualClock()
-    buckets = LocalBuckets(clock)
-    principal = Principal("acme", "k", requests_per_minute=60, tokens_per_minute=600)
-    request = quota_pb2.ReserveRequest(num_prompt_tokens=10, num_output_tokens=90)
-    told = failure_pb2.LimitState(remaining_requests=5, remaining_tokens=120)
-    buckets.quota_answers(principal, told)
-    answer = buckets.reserve(principal, request)
-    assert answer.granted_output_tokens == 90
-    assert (answer.limits.remaining_requests, answer.limits.remaining_tokens) == (4, 20)
-    with pytest.raises(LimitExceeded) as caught:
-        buckets.reserve(principal, request)
-    assert caught.value.retry_after_s == pytest.approx(8)
-    assert caught.value.limits is not None
-    assert caught.value.limits.remaining_tokens == 20
-    clock.advance(8)
-    buckets.reserve(principal, request)
+def guarding(scenario: Callable[[GuardedQuota, FakeQuota], Awaitable[None]]) -> None:
+    """Run a scenario with a guard that probes, on virtual time."""
+
+    async def main() -> None:
+        clock, quota = asyncio.get_running_loop().clock, FakeQuota()  # type: ignore[attr-defined]
+        guarded = GuardedQuota(quota, clock, random.Random(1))
+        async with asyncio.TaskGroup() as tasks:
+            probing = tasks.create_task(guarded.run())
+            await scenario(guarded, quota)
+            probing.cancel()
+
+    run_virtual(main())
 
 
-def test_a_tenant_without_limits_has_none_locally() -> None:
-    buckets = LocalBuckets(VirtualClock())
-    request = quota_pb2.ReserveRequest(num_output_tokens=10**9)
-    for _ in range(100):
-        buckets.reserve(Principal("acme", "k"), request)
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
-def test_keys_of_one_tenant_have_buckets_of_their_own() -> None:
-    buckets = LocalBuckets(VirtualClock())
-    request = quota_pb2.ReserveRequest(num_output_tokens=10)
-    free, narrow = Principal("acme", "free"), Principal("acme", "narrow", requests_per_minute=1)
-    buckets.reserve(free, request)
-    buckets.reserve(narrow, request)
-    with pytest.raises(LimitExceeded):
-        buckets.reserve(narrow, request)
-    buckets.reserve(free, request)
+def test_a_silent_quota_is_given_up_after_a_fifth_of_a_second_and_asked_by_no_request_then() -> (
+    None
+):
+    async def scenario(guarded: GuardedQuota, quota: FakeQuota) -> None:
+        await guarded.reserve(REQUEST, CONTEXT, has_fallback=True)
+        await asyncio.sleep(1)
+        quota.reserve_delay_s = quota.authenticate_delay_s = HANGS_S
+        began_s = now_s()
 
+        async def late_call() -> None:
+            await asyncio.sleep(SILENCE_S * 0.9)
+            with pytest.raises(DeadlineExceeded):
+                await guarded.reserve(REQUEST, CONTEXT, has_fallback=True)
 
-async def test_a_settle_that_is_acknowledged_closes_the_breaker() -> None:
-    clock, quota = VirtualClock(), FakeQuota()
-    guarded = GuardedQuota(quota, clock, random.Random(1))
-    quota.failure = DeadlineExceeded("hangs")
-    for _ in range(5):
+        late = asyncio.create_task(late_call())
         with pytest.raises(DeadlineExceeded):
-            await guarded.authenticate(b"x", CONTEXT)
-    clock.advance(1.6)
-    quota.failure = None
-    await guarded.settle(quota_pb2.UsageRecord(), CONTEXT)
-    await guarded.reserve(quota_pb2.ReserveRequest(), CONTEXT)
+            await guarded.reserve(REQUEST, CONTEXT, has_fallback=True)
+        await late
+        assert now_s() - began_s == pytest.approx(SILENCE_S), "those that wait are let go together"
+        num_asked = len(quota.reserved)
+        for _ in range(100):
+            with pytest.raises(Unavailable):
+                await guarded.reserve(REQUEST, CONTEXT, has_fallback=True)
+            with pytest.raises(Unavailable):
+                await guarded.settle(quota_pb2.UsageRecord(), CONTEXT)
+            await asyncio.sleep(0.1)
+        assert now_s() - began_s == pytest.approx(SILENCE_S + 10)
+        assert len(quota.reserved) == num_asked
+
+    guarding(scenario)
 
 
-async def test_the_breaker_opens_after_five_failures_and_lets_one_probe_through() -> None:
-    clock, quota = VirtualClock(), FakeQuota()
-    guarded = GuardedQuota(quota, clock, random.Random(1))
-    quota.failure = DeadlineExceeded("hangs")
-    for _ in range(5):
-        with pytest.raises(DeadlineExceeded):
-            await guarded.authenticate(b"x", CONTEXT)
-    with pytest.raises(Unavailable):
-        await guarded.authenticate(b"x", CONTEXT)
-    assert quota.num_authenticated == 5
-    clock.advance(1.6)
-    with pytest.raises(DeadlineExceeded):
-        await guarded.authenticate(b"x", CONTEXT)
-    with pytest.raises(Unavailable):
-        await guarded.reserve(quota_pb2.ReserveRequest(), CONTEXT)
-    assert quota.num_authenticated == 6
-    clock.advance(1.6)
-    quota.failure = None
-    await guarded.reserve(quota_pb2.ReserveRequest(), CONTEXT)
-    await guarded.reserve(quota_pb2.ReserveRequest(), CONTEXT)
-    assert len(quota.reserved) == 2
-
-
-async def test_refusals_do_not_open_the_breaker() -> None:
-    quota = FakeQuota()
-    guarded = GuardedQuota(quota, VirtualClock(), random.Random(1))
-    for _ in range(20):
+def test_one_slow_call_among_answered_ones_is_given_up_and_the_others_go_on() -> None:
+    async def scenario(guarded: GuardedQuota, quota: FakeQuota) -> None:
+        quota.reserve_delay_s = HANGS_S
+        slow = asyncio.create_task(guarded.reserve(REQUEST, CONTEXT, has_fallback=True))
+        await asyncio.sleep(SILENCE_S / 2)
+        quota.failure = AuthenticationFailed("wrong")
         with pytest.raises(AuthenticationFailed):
-            await guarded.authenticate(b"wrong", CONTEXT)
-    assert quota.num_authenticated == 20
+            await guarded.authenticate(b"x", CONTEXT, has_fallback=True)
+        with pytest.raises(DeadlineExceeded):
+            await slow
+        assert not guarded.is_open
+
+    guarding(scenario)
+
+
+def test_a_background_call_finds_out_when_quota_is_back() -> None:
+    async def scenario(guarded: GuardedQuota, quota: FakeQuota) -> None:
+        quota.reserve_delay_s = quota.authenticate_delay_s = HANGS_S
+        with pytest.raises(DeadlineExceeded):
+            await guarded.reserve(REQUEST, CONTEXT, has_fallback=True)
+        await asyncio.sleep(60)
+        assert guarded.is_open
+        quota.reserve_delay_s = quota.authenticate_delay_s = 0.0
+        await asyncio.sleep(1.2)
+        assert not guarded.is_open
+        await guarded.reserve(REQUEST, CONTEXT, has_fallback=True)
+
+    guarding(scenario)
+
+
+def test_five_failures_in_a_row_open_the_breaker() -> None:
+    async def scenario(guarded: GuardedQuota, quota: FakeQuota) -> None:
+        quota.failure = Unavailable("down", reason="quota_unavailable")
+        for _ in range(MAX_FAILURES):
+            assert not guarded.is_open
+            with pytest.raises(Unavailable):
+                await guarded.reserve(REQUEST, CONTEXT, has_fallback=True)
+        assert guarded.is_open
+
+    guarding(scenario)
+
+
+def test_a_call_without_a_fallback_waits_as_long_as_it_may_in_the_first_second() -> None:
+    async def scenario(guarded: GuardedQuota, quota: FakeQuota) -> None:
+        quota.reserve_delay_s = quota.authenticate_delay_s = 0.8
+        patient = asyncio.create_task(guarded.reserve(REQUEST, CONTEXT))
+        with pytest.raises(DeadlineExceeded):
+            await guarded.reserve(REQUEST, CONTEXT, has_fallback=True)
+        assert guarded.is_open
+        another = asyncio.create_task(guarded.reserve(REQUEST, CONTEXT))
+        await patient
+        await another
+        assert not guarded.is_open, "their answers show that quota is back"
+        quota.reserve_delay_s = quota.authenticate_delay_s = HANGS_S
+        with pytest.raises(DeadlineExceeded):
+            await guarded.reserve(REQUEST, CONTEXT, has_fallback=True)
+        await asyncio.sleep(GRACE_S)
+        with pytest.raises(Unavailable):
+            await guarded.reserve(REQUEST, CONTEXT)
+
+    guarding(scenario)
+
+
+def test_a_settle_that_is_acknowledged_closes_the_breaker() -> None:
+    async def scenario(guarded: GuardedQuota, quota: FakeQuota) -> None:
+        quota.settle_delay_s = 0.3
+        settling = asyncio.create_task(guarded.settle(quota_pb2.UsageRecord(), CONTEXT))
+        await asyncio.sleep(0.01)
+        quota.reserve_delay_s = quota.authenticate_delay_s = HANGS_S
+        with pytest.raises(DeadlineExceeded):
+            await guarded.reserve(REQUEST, CONTEXT, has_fallback=True)
+        assert guarded.is_open
+        await settling
+        assert not guarded.is_open
+
+    guarding(scenario)
+
+
+def test_refusals_do_not_open_the_breaker() -> None:
+    async def scenario(guarded: GuardedQuota, quota: FakeQuota) -> None:
+        for _ in range(20):
+            with pytest.raises(AuthenticationFailed):
+                await guarded.authenticate(b"wrong", CONTEXT)
+        assert not guarded.is_open
+
+    guarding(scenario)
+
+
+def test_a_quota_that_hangs_adds_ten_milliseconds_at_most_once_that_is_known() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        quota, took_s = fleet.quota, []
+
+        async def request(sink: RecordingSink, number: int) -> None:
+            await asyncio.sleep(number / 50)
+            asked_s = now_s()
+            await fleet.chat(sink)
+            assert sink.head is not None
+            stages = sink.head.stages
+            took_s.append((asked_s, sum(stages[name] for name in ("auth", "reserve", "settle"))))
+
+        await fleet.chat()
+        hung_s = now_s() + 2
+        loop = asyncio.get_running_loop()
+
+        def hang() -> None:
+            quota.authenticate_delay_s = quota.reserve_delay_s = quota.settle_delay_s = HANGS_S
+
+        loop.call_at(hung_s, hang)
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(50 * 20):
+                tasks.create_task(request(RecordingSink(), number))
+        learning = [took for asked_s, took in took_s if hung_s - 0.5 < asked_s <= hung_s + 0.25]
+        after = sorted(took for asked_s, took in took_s if asked_s > hung_s + 0.25)
+        assert max(learning) <= 0.25
+        assert after[int(0.99 * len(after))] <= 0.01
+
+    simulate(scenario)
+
+
+def test_an_answer_that_runs_when_quota_hangs_gets_its_tokens_here() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["x" * 1200]
+        fleet.worker.step_s = 0.005
+        running = asyncio.create_task(fleet.chat())
+        await asyncio.sleep(1)
+        fleet.quota.hangs_renewals = True
+        fleet.quota.authenticate_delay_s = fleet.quota.reserve_delay_s = HANGS_S
+        await fleet.chat()
+        began_s = now_s()
+        sink = await running
+        assert (len(sink.text()), sink.reason()) == (1200, "stop")
+        assert now_s() - began_s < 1200 * 0.005
+
+    simulate(scenario)

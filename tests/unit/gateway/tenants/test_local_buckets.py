@@ -1,0 +1,111 @@
+"""The limits of soft tenants while quota is away."""
+
+import pytest
+
+from baton.testing.virtual_clock import VirtualClock
+from baton.wire.failures import LimitExceeded, Unavailable
+from baton.wire.v1 import failure_pb2, quota_pb2
+from services.gateway.tenants.auth import Principal
+from services.gateway.tenants.local_buckets import LocalBuckets
+
+
+def test_a_local_bucket_starts_at_the_last_count_of_quota_and_refills() -> None:
+    clock = VirtualClock()
+    buckets = LocalBuckets(clock)
+    principal = Principal("acme", "k", requests_per_minute=60, tokens_per_minute=600)
+    request = quota_pb2.ReserveRequest(num_prompt_tokens=10, num_output_tokens=90)
+    told = failure_pb2.LimitState(remaining_requests=5, remaining_tokens=120)
+    buckets.quota_answers(principal, told)
+    answer = buckets.reserve(principal, request)
+    assert answer.granted_output_tokens == 90
+    assert (answer.limits.remaining_requests, answer.limits.remaining_tokens) == (4, 20)
+    with pytest.raises(LimitExceeded) as caught:
+        buckets.reserve(principal, request)
+    assert caught.value.retry_after_s == pytest.approx(8)
+    assert caught.value.limits is not None
+    assert caught.value.limits.remaining_tokens == 20
+    clock.advance(8)
+    buckets.reserve(principal, request)
+
+
+def test_a_tenant_without_limits_has_none_locally() -> None:
+    buckets = LocalBuckets(VirtualClock())
+    request = quota_pb2.ReserveRequest(num_output_tokens=10**9)
+    for _ in range(100):
+        buckets.reserve(Principal("acme", "k"), request)
+
+
+def test_keys_of_one_tenant_have_buckets_of_their_own() -> None:
+    buckets = LocalBuckets(VirtualClock())
+    request = quota_pb2.ReserveRequest(num_output_tokens=10)
+    free, narrow = Principal("acme", "free"), Principal("acme", "narrow", requests_per_minute=1)
+    buckets.reserve(free, request)
+    buckets.reserve(narrow, request)
+    with pytest.raises(LimitExceeded):
+        buckets.reserve(narrow, request)
+    buckets.reserve(free, request)
+
+
+def test_the_limits_of_a_key_are_divided_among_the_gateways() -> None:
+    principal = Principal("acme", "k", tokens_per_minute=60_000)
+    request = quota_pb2.ReserveRequest(num_prompt_tokens=100, num_output_tokens=500)
+    num_granted = 0
+    for _ in range(50):
+        buckets = LocalBuckets(VirtualClock())
+        buckets.num_gateways = 50
+        with pytest.raises(LimitExceeded):
+            while True:
+                buckets.reserve(principal, request)
+                num_granted += 600
+    assert num_granted == 60_000
+
+
+def test_a_share_starts_with_its_part_of_the_last_count() -> None:
+    buckets = LocalBuckets(VirtualClock())
+    buckets.num_gateways = 4
+    principal = Principal("acme", "k", requests_per_minute=40, tokens_per_minute=4000)
+    told = failure_pb2.LimitState(remaining_requests=20, remaining_tokens=800)
+    buckets.quota_answers(principal, told)
+    answer = buckets.reserve(principal, quota_pb2.ReserveRequest(num_output_tokens=150))
+    limits = answer.limits
+    assert (limits.limit_requests, limits.remaining_requests) == (10, 4)
+    assert (limits.limit_tokens, limits.remaining_tokens) == (1000, 50)
+
+
+def test_a_request_that_is_larger_than_a_share_goes_on_when_the_share_is_full() -> None:
+    clock = VirtualClock()
+    buckets = LocalBuckets(clock)
+    buckets.num_gateways = 10
+    principal = Principal("acme", "k", tokens_per_minute=10_000)
+    request = quota_pb2.ReserveRequest(num_prompt_tokens=3000)
+    buckets.reserve(principal, request)
+    with pytest.raises(LimitExceeded) as caught:
+        buckets.reserve(principal, request)
+    assert caught.value.retry_after_s == pytest.approx(180), "the debt is paid back first"
+    clock.advance(180)
+    buckets.reserve(principal, request)
+
+
+def test_a_soft_budget_gets_a_quarter_of_itself_while_quota_is_away() -> None:
+    buckets = LocalBuckets(VirtualClock())
+    buckets.num_gateways = 2
+    principal = Principal("acme", "k", budget_tokens=8000)
+    request = quota_pb2.ReserveRequest(num_output_tokens=400)
+    buckets.reserve(principal, request)
+    buckets.reserve(principal, request)
+    with pytest.raises(Unavailable) as caught:
+        buckets.reserve(principal, request)
+    assert caught.value.reason == "quota_unavailable"
+    buckets.quota_answers(principal, failure_pb2.LimitState())
+    buckets.reserve(principal, request)
+
+
+def test_an_extension_comes_out_of_the_same_bucket() -> None:
+    clock = VirtualClock()
+    buckets = LocalBuckets(clock)
+    principal = Principal("acme", "k", tokens_per_minute=600)
+    answer = buckets.reserve(principal, quota_pb2.ReserveRequest(num_output_tokens=500))
+    assert buckets.extend("k", answer.limits, 60) == 0
+    assert buckets.extend("k", answer.limits, 60) == pytest.approx(2)
+    clock.advance(2)
+    assert buckets.extend("k", answer.limits, 60) == 0
