@@ -25,6 +25,7 @@ from services.quota.store import PasswordFile, RedisStore, connect
 from services.quota.tenant_meter import TenantMeter
 from services.quota.upkeep import keep_reaping, keep_registry_loaded
 
+LOOK_AT_ALL_S = 600.0
 _log = logs.get("quota")
 
 
@@ -60,7 +61,9 @@ async def serve(process: Process, settings: Settings) -> None:
         tasks.create_task(
             keep_registry_loaded(registry, settings.registry_interval_s, process.stopping)
         )
-        tasks.create_task(keep_reaping(ledger, settings.reap_interval_s, process.stopping))
+        tasks.create_task(
+            keep_reaping(ledger, settings.reap_interval_s, LOOK_AT_ALL_S, process.stopping)
+        )
         if archiver:
             tasks.create_task(archiver.run(drained))
         await process.stopping.wait()

@@ -4,11 +4,16 @@ After a crash between fsync and delete the same entries come again. They are rec
 request and left out (`usage_files`), and so are records that a Redis failover let in twice. One
 archiver at a time holds a lock in Redis. Should two overlap after a long stall, readers of the
 archive still count each request once. An archived record leaves Redis.
+
+Only tenants of which a record may wait are looked at: a set that all replicas add to. A tenant is
+taken off before its stream is read, so a record that comes meanwhile puts it there again. What an
+archiver took with it when it died, its successor finds: a new holder of the lock looks at all.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,14 +27,16 @@ from baton.wire.key_registry import TENANTS_KEY, tenant_root
 from baton.wire.usage_log import UsageLine
 from baton.wire.v1 import quota_pb2
 from services.quota import instruments
-from services.quota.store import Store, StoreRefused
+from services.quota.store import Argument, Store, StoreRefused
 from services.quota.usage_files import UsageFiles
 
 LOCK_KEY = "baton:archiver"
+UNARCHIVED_KEY = "baton:unarchived"
 LAPSED_REASON = "lease_expired"
 
 _LOCK_MS = 15_000
-_ENTRIES_PER_BATCH = 500
+_TENANTS_PER_BATCH = 50
+_ENTRIES_OF_TENANT = 200
 _log = logs.get("quota.archive")
 
 RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
@@ -38,6 +45,15 @@ RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
 async def run_in_thread(work: Callable[[], None]) -> None:
     """Run file work without blocking the event loop."""
     await asyncio.to_thread(work)
+
+
+@dataclass
+class _Batch:
+    """What one write takes to the disk, and the commands that then delete it from Redis."""
+
+    lines: list[UsageLine] = field(default_factory=list)
+    rejected: list[dict[bytes, bytes]] = field(default_factory=list)
+    archived: list[Sequence[Argument]] = field(default_factory=list)
 
 
 class Archiver:
@@ -61,7 +77,7 @@ class Archiver:
         self._woken: set[str] = set()
 
     def wake(self, tenant: str) -> None:
-        """Note that a record of this tenant waits; the next round archives it."""
+        """Note that a record of this tenant may wait; the next round archives it."""
         self._woken.add(tenant)
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -81,21 +97,17 @@ class Archiver:
             await self._release_lock()
 
     async def archive_all(self) -> bool:
-        """Archive one round over all tenants; returns whether this archiver holds the lock."""
-        woken = sorted(self._woken)
-        if woken:
-            # Each archiver must find a tenant that no registry declares (Redis was lost).
-            await self._store.execute("SADD", TENANTS_KEY, *woken)
-            self._woken.difference_update(woken)
-        if not await self._hold_lock():
-            self._files = None
-            return False
-        for name in await self._store.execute("SMEMBERS", TENANTS_KEY):
-            # One tenant's corrupt stream is logged by the store, and does not stop the others.
-            with contextlib.suppress(StoreRefused):
-                while await self._archive_batch(name.decode()) == _ENTRIES_PER_BATCH:
-                    await self._hold_lock()
-        return True
+        """Archive until no record waits; returns whether this archiver holds the lock."""
+        while True:
+            await self._tell_woken()
+            if not await self._hold_lock():
+                self._files = None
+                return False
+            await self._tell_woken()
+            tenants = await self._store.execute("SPOP", UNARCHIVED_KEY, _TENANTS_PER_BATCH)
+            if not tenants:
+                return True
+            await self._archive_batch([name.decode() for name in tenants])
 
     async def _round(self) -> None:
         try:
@@ -105,8 +117,26 @@ class Archiver:
         except OSError as error:
             _log.error("archive_waits", why="disk", error=str(error))
 
+    async def _tell_woken(self) -> None:
+        """Tell all replicas, and the next life, which tenants to look at."""
+        if not self._woken:
+            return
+        woken, self._woken = self._woken, set()
+        names = sorted(woken)
+        try:
+            # TENANTS_KEY lacks a tenant that no registry declares (Redis was lost).
+            await self._store.execute_all(
+                [("SADD", TENANTS_KEY, *names), ("SADD", UNARCHIVED_KEY, *names)]
+            )
+        except Unavailable:
+            self._woken |= woken
+            raise
+
     async def _hold_lock(self) -> bool:
+        """Take or renew the lock; its new holder looks at all tenants."""
         if await self._store.execute("SET", LOCK_KEY, self._token, "NX", "PX", _LOCK_MS):
+            tenants = await self._store.execute("SMEMBERS", TENANTS_KEY)
+            self._woken.update(name.decode() for name in tenants)
             return True
         if await self._store.execute("GET", LOCK_KEY) != self._token.encode():
             return False
@@ -118,27 +148,43 @@ class Archiver:
         if await self._store.execute("GET", LOCK_KEY) == self._token.encode():
             await self._store.execute("DEL", LOCK_KEY)
 
-    async def _archive_batch(self, tenant: str) -> int:
-        stream = f"{tenant_root(tenant)}:usage"
-        entries = await self._store.execute("XRANGE", stream, "-", "+", "COUNT", _ENTRIES_PER_BATCH)
-        if not entries:
-            return 0
-        lines, rejected = read_entries(tenant, entries)
-        await self._run_blocking(partial(self._write, lines, rejected))
-        await self._store.execute("XDEL", stream, *(entry_id for entry_id, _ in entries))
-        return len(entries)
+    async def _archive_batch(self, tenants: list[str]) -> None:
+        batch = _Batch()
+        try:
+            for tenant in tenants:
+                # One tenant's corrupt stream is logged by the store, and does not stop the others.
+                with contextlib.suppress(StoreRefused):
+                    await self._read_stream(tenant, batch)
+            if batch.archived:
+                await self._run_blocking(partial(self._write, batch))
+                await self._store.execute_all(batch.archived)
+        except BaseException:
+            self._woken.update(tenants)
+            raise
 
-    def _write(self, lines: list[UsageLine], rejected: list[dict[bytes, bytes]]) -> None:
+    async def _read_stream(self, tenant: str, batch: _Batch) -> None:
+        stream = f"{tenant_root(tenant)}:usage"
+        entries = await self._store.execute("XRANGE", stream, "-", "+", "COUNT", _ENTRIES_OF_TENANT)
+        if not entries:
+            return
+        lines, rejected = read_entries(tenant, entries)
+        batch.lines += lines
+        batch.rejected += rejected
+        batch.archived.append(("XDEL", stream, *(entry_id for entry_id, _ in entries)))
+        if len(entries) == _ENTRIES_OF_TENANT:
+            self._woken.add(tenant)
+
+    def _write(self, batch: _Batch) -> None:
         files = self._files or UsageFiles(self._folder)
         # A failed write drops the remembered requests: their lines may not be on the disk.
         self._files = None
-        num_new = files.append(lines)
-        files.reject(rejected)
+        num_new = files.append(batch.lines)
+        files.reject(batch.rejected)
         self._files = files
         outcomes = instruments.QUOTA_ARCHIVED_RECORDS
         outcomes.labels("written").inc(num_new)
-        outcomes.labels("repeated").inc(len(lines) - num_new)
-        outcomes.labels("rejected").inc(len(rejected))
+        outcomes.labels("repeated").inc(len(batch.lines) - num_new)
+        outcomes.labels("rejected").inc(len(batch.rejected))
 
 
 def read_entries(

@@ -48,8 +48,8 @@ QUOTA_TENANT_TOKENS = Counter(
 )
 
 _STORE_CALLS = (
-    "reserve", "renew", "settle", "reap", "pipeline",
-    "DEL", "EXISTS", "GET", "PEXPIRE", "SADD", "SET", "SMEMBERS", "XDEL", "XRANGE",
+    "reserve", "renew", "settle", "reap", "agenda", "pipeline",
+    "DEL", "EXISTS", "GET", "PEXPIRE", "SET", "SMEMBERS", "SPOP", "XRANGE",
 )  # fmt: skip
 
 KNOWN_SERIES: Series = {

@@ -11,12 +11,14 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from baton.wire import failures
-from baton.wire.key_registry import GATEWAYS_KEY, TENANTS_KEY, tenant_root
+from baton.wire.key_registry import GATEWAYS_KEY, tenant_root
 from baton.wire.v1 import failure_pb2, quota_pb2
 from services.quota import instruments
+from services.quota.agenda import Agenda
 from services.quota.outcomes import RenewOutcome, ReserveOutcome, SettleOutcome
 from services.quota.registry import Registry
 from services.quota.store import Argument, Store, StoreRefused
@@ -62,8 +64,8 @@ def store_time_ms() -> int:
 class Ledger:
     """The limits, leases and usage records of all tenants.
 
-    Methods raise Unavailable when the store is away. `on_settled` is called with the tenant of each
-    usage record that waits to be archived. `clock_ms` replaces the store's time in tests and
+    Methods raise Unavailable when the store is away. `on_settled` is called with a tenant whose
+    usage records may wait to be archived. `clock_ms` replaces the store's time in tests and
     simulations only.
     """
 
@@ -78,6 +80,7 @@ class Ledger:
         clock_ms: Callable[[], int] = store_time_ms,
     ) -> None:
         self._store = store
+        self._agenda = Agenda(store)
         self._registry = registry
         self._terms = terms or LeaseTerms()
         self._on_settled = on_settled
@@ -103,7 +106,7 @@ class Ledger:
         if num_tokens > MAX_REQUEST_TOKENS:
             raise _exceeds_limit(num_tokens, MAX_REQUEST_TOKENS)
         arguments = (
-            request.request_id, request.key_id, request.model,
+            request.request_id, _digest(request.request_id), request.key_id, request.model,
             request.num_prompt_tokens, request.num_output_tokens,
         )  # fmt: skip
         outcome, reply = await self._reserve(request.tenant, arguments)
@@ -165,56 +168,80 @@ class Ledger:
         return quota_pb2.SettleResponse(repeated_settle=is_repeated, limits=_limit_state(numbers))
 
     async def reap(self) -> int:
-        """Lapse all expired leases of all tenants; returns their number."""
+        """Lapse the expired leases of all tenants on the agenda; returns their number."""
         num_reaped = 0
-        for name in await self._store.execute("SMEMBERS", TENANTS_KEY):
-            with contextlib.suppress(StoreRefused):
-                num_reaped += await self._reap_tenant(name.decode())
+        while due := await self._agenda.take(self._every_script()):
+            next_ms: dict[str, int] = {}
+            try:
+                while due:
+                    with contextlib.suppress(StoreRefused):
+                        num, next_ms[due[-1]] = await self._reap_tenant(due[-1])
+                        num_reaped += num
+                    due.pop()
+                await self._agenda.put_back({name: at for name, at in next_ms.items() if at})
+            except BaseException:
+                for tenant in (*due, *next_ms):
+                    self._agenda.add(tenant)
+                raise
         return num_reaped
 
-    async def _reap_tenant(self, tenant: str) -> int:
-        num_reaped = last = await self._run("reap", tenant, ())
+    async def look_at_all(self) -> None:
+        """Let the next `reap` look at every tenant, and the archiver as well."""
+        for tenant in await self._agenda.add_all():
+            self._on_settled(tenant)
+
+    async def _reap_tenant(self, tenant: str) -> tuple[int, int]:
+        """Returns the number of lapsed leases, and when the next one expires; 0 = there is none."""
+        num_reaped, last, next_ms = 0, _REAPED_PER_CALL, 0
         while last >= _REAPED_PER_CALL:
-            last = await self._run("reap", tenant, ())
+            last, next_ms = await self._run("reap", tenant, ())
             num_reaped += last
         if num_reaped:
             instruments.QUOTA_LAPSED_LEASES.inc(num_reaped)
-            self._on_settled(tenant)
-        return int(num_reaped)
+        # Another call of the tenant may have lapsed leases just before, without telling.
+        self._on_settled(tenant)
+        return num_reaped, next_ms
 
     async def _count_gateways(self, gateway_id: str) -> int:
         """The gateways that live; 0 when this message does not say which one it comes from."""
         if not _PRINTABLE.fullmatch(gateway_id):
             return 0
         with contextlib.suppress(StoreRefused):
-            arguments = (gateway_id, GATEWAY_LIVES_MS)
-            return int(await self._run_on("gateways", GATEWAYS_KEY, arguments))
+            arguments = (*self._every_script(), gateway_id, GATEWAY_LIVES_MS)
+            return int(await self._store.run_script("gateways", GATEWAYS_KEY, arguments))
         return 0
 
-    async def _run(self, name: str, tenant: str, arguments: Iterable[Argument]) -> Any:
-        return await self._run_on(name, tenant_root(tenant), arguments)
-
-    async def _run_on(self, name: str, root: str, arguments: Iterable[Argument]) -> Any:
+    def _every_script(self) -> tuple[int, int, int]:
         terms = self._terms
-        every_script = (
+        return (
             self._clock_ms(),
             round(terms.lease_s * 1000),
             round(terms.settled_kept_s * 1000),
         )
-        return await self._store.run_script(name, root, (*every_script, *arguments))
+
+    async def _run(self, name: str, tenant: str, arguments: Iterable[Argument]) -> Any:
+        root = tenant_root(tenant)
+        return await self._store.run_script(name, root, (*self._every_script(), *arguments))
+
+    async def _open_leases(self, name: str, tenant: str, arguments: Iterable[Argument]) -> Any:
+        """Run a script after which the tenant may hold leases: also if its answer was lost."""
+        try:
+            return await self._run(name, tenant, arguments)
+        finally:
+            self._agenda.add(tenant)
 
     async def _reserve(
         self, tenant: str, arguments: Sequence[Argument]
     ) -> tuple[ReserveOutcome, list[int]]:
-        outcome, *numbers = await self._run("reserve", tenant, arguments)
+        outcome, *numbers = await self._open_leases("reserve", tenant, arguments)
         return ReserveOutcome(outcome.decode()), numbers
 
     async def _settle(
         self, usage: quota_pb2.UsageRecord, *, key_must_be_known: bool
     ) -> tuple[SettleOutcome, list[int]]:
         arguments: tuple[Argument, ...] = (
-            usage.request_id, usage.key_id, usage.model,
-            usage.num_prompt_tokens, usage.num_output_tokens,
+            usage.request_id, _digest(usage.request_id), usage.key_id,
+            usage.num_prompt_tokens + usage.num_output_tokens,
             usage.SerializeToString(), int(key_must_be_known),
         )  # fmt: skip
         outcome, *numbers = await self._run("settle", usage.tenant, arguments)
@@ -224,10 +251,10 @@ class Ledger:
         self, tenant: str, leases: Sequence[quota_pb2.LeaseRenewal]
     ) -> list[quota_pb2.LeaseState]:
         arguments = [argument for lease in leases for argument in _renewal_arguments(lease)]
-        reply = await self._run("renew", tenant, arguments)
+        reply = await self._open_leases("renew", tenant, arguments)
         if RenewOutcome.UNKNOWN_KEY.encode() in reply[::4]:
             await self._registry.refresh()
-            reply = await self._run("renew", tenant, arguments)
+            reply = await self._open_leases("renew", tenant, arguments)
         outcomes = [RenewOutcome(outcome.decode()) for outcome in reply[::4]]
         for outcome in outcomes:
             instruments.QUOTA_RENEWALS.labels(outcome).inc()
@@ -258,9 +285,19 @@ def _check_identity(tenant: str, key_id: str, request_id: str) -> None:
             )
 
 
+def _digest(request_id: str) -> bytes:
+    """What the store remembers of a settled request.
+
+    Redis keeps a string of 14 bytes in 16. Two of a tenant's requests share a digest with a
+    probability of 2^-112.
+    """
+    return blake2b(request_id.encode(), digest_size=14).digest()
+
+
 def _renewal_arguments(lease: quota_pb2.LeaseRenewal) -> Sequence[Argument]:
     return (
         lease.request_id,
+        _digest(lease.request_id),
         min(lease.used_output_tokens, MAX_REQUEST_TOKENS),
         min(lease.produced_output_tokens, MAX_REQUEST_TOKENS),
         min(lease.wanted_output_tokens, MAX_REQUEST_TOKENS),

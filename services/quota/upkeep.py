@@ -16,13 +16,23 @@ from services.quota.registry import Registry
 _log = logs.get("quota.upkeep")
 
 
-async def keep_reaping(ledger: Ledger, interval_s: float, stopping: asyncio.Event) -> None:
-    """Lapse expired leases every `interval_s`.
+async def keep_reaping(
+    ledger: Ledger, interval_s: float, look_at_all_s: float, stopping: asyncio.Event
+) -> None:
+    """Lapse expired leases every `interval_s`; look at every tenant at once and every
+    `look_at_all_s`.
 
     Each reserve and renew lapses the leases of its tenant, too; this is for the other tenants.
     """
+    rounds_between = max(1, round(look_at_all_s / interval_s))
+    rounds_left = 0
 
     async def reap() -> None:
+        nonlocal rounds_left
+        if not rounds_left:
+            await ledger.look_at_all()
+            rounds_left = rounds_between
+        rounds_left -= 1
         num_reaped = await ledger.reap()
         if num_reaped:
             _log.info("leases_lapsed", num_leases=num_reaped)

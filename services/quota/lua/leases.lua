@@ -6,7 +6,9 @@
 --   (lost by the store) -> held            its holder names its amounts, and the budget has room
 --
 -- ROOT:request:<id> is the lease, ROOT:leases orders the held ones by expiry, ROOT:usage is the
--- stream of usage records that the archiver empties.
+-- stream of usage records that the archiver empties. Of a settled request only its digest, which the
+-- caller sends with its id, stays in the set ROOT:settled:<slot>: a slot is a quarter of the time for
+-- which requests are remembered.
 
 local LEASES = ROOT .. ':leases'
 local FIELDS = {'state', 'key_id', 'prompt', 'granted', 'used', 'produced', 'expires', 'window',
@@ -16,11 +18,26 @@ local MAX_REAPED = 64
 -- `used` of a lease before its first renewal: its holder may produce all that was granted.
 local NEVER_RENEWED = -1
 
-local function request_key(request_id) return ROOT .. ':request:' .. request_id end
+local SLOTS_KEPT = 4
+local SLOT_MS = math.max(1, math.floor(KEPT_MS / SLOTS_KEPT))
+local SLOT = math.floor(NOW / SLOT_MS)
 
-local function read_lease(request_id)
+local function request_key(request_id) return ROOT .. ':request:' .. request_id end
+local function settled_key(slot) return ROOT .. ':settled:' .. whole(slot) end
+
+-- The next slot counts, too: the clock may have stepped back.
+local function is_settled(digest)
+  for slot = SLOT - SLOTS_KEPT, SLOT + 1 do
+    if redis.call('SISMEMBER', settled_key(slot), digest) == 1 then return true end
+  end
+  return false
+end
+
+local function read_lease(request_id, digest)
   local stored = redis.call('HMGET', request_key(request_id), unpack(FIELDS))
-  if not stored[1] then return nil end
+  if not stored[1] then
+    return digest and is_settled(digest) and {request_id = request_id, state = 'settled'} or nil
+  end
   local lease = {request_id = request_id}
   for i, field in ipairs(FIELDS) do lease[field] = stored[i] or '' end
   for _, field in ipairs(NUMBERS) do lease[field] = tonumber(lease[field]) or 0 end
@@ -43,6 +60,15 @@ local function write_lease(lease)
     redis.call('PEXPIRE', key, whole(KEPT_MS))
     redis.call('ZREM', LEASES, lease.request_id)
   end
+end
+
+-- Keeps only the digest of a request, which is final.
+local function remember_settled(request_id, digest)
+  local key = settled_key(SLOT)
+  redis.call('SADD', key, digest)
+  redis.call('PEXPIRE', key, whole(KEPT_MS + 2 * SLOT_MS))
+  redis.call('DEL', request_key(request_id))
+  redis.call('ZREM', LEASES, request_id)
 end
 
 local function estimate(lease) return lease.prompt + lease.granted end

@@ -1,4 +1,4 @@
--- ARGV[4..]: per lease its request id, used, produced and wanted output tokens (absolute numbers),
+-- ARGV[4..]: per lease its request id and digest, used, produced and wanted output tokens (absolute numbers),
 -- and what its holder was granted: key id ('' = not given), model, prompt tokens, output tokens.
 -- Reply: per lease, in the same order: state (held, short, refused, lost; unknown_key: the store lost
 -- the keys, too), granted, ms until expiry, ms to wait (short).
@@ -48,7 +48,7 @@ end
 
 -- Returns the lease, held; or nothing and the state to answer.
 local function held_lease(holder)
-  local lease = read_lease(holder.request_id)
+  local lease = read_lease(holder.request_id, holder.digest)
   if not lease then
     if holder.key_id == '' then return nil, 'lost' end
     if not account_of(holder.key_id).known then return nil, 'unknown_key' end
@@ -73,10 +73,11 @@ end
 
 reap()
 local reply = {}
-for i = 4, #ARGV, 8 do
-  local state, granted, ms, short_ms = renew({request_id = ARGV[i], used = tonumber(ARGV[i + 1]),
-    produced = tonumber(ARGV[i + 2]), wanted = tonumber(ARGV[i + 3]), key_id = ARGV[i + 4],
-    model = ARGV[i + 5], prompt = tonumber(ARGV[i + 6]), granted = tonumber(ARGV[i + 7])})
+for i = 4, #ARGV, 9 do
+  local state, granted, ms, short_ms = renew({request_id = ARGV[i], digest = ARGV[i + 1],
+    used = tonumber(ARGV[i + 2]), produced = tonumber(ARGV[i + 3]), wanted = tonumber(ARGV[i + 4]),
+    key_id = ARGV[i + 5], model = ARGV[i + 6], prompt = tonumber(ARGV[i + 7]),
+    granted = tonumber(ARGV[i + 8])})
   reply[#reply + 1] = state
   reply[#reply + 1] = granted
   reply[#reply + 1] = ms

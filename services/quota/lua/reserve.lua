@@ -1,9 +1,9 @@
--- ARGV[4..8]: request id, key id, model, prompt tokens, output tokens.
+-- ARGV[4..9]: request id, its digest, key id, model, prompt tokens, output tokens.
 -- Reply: outcome, granted output tokens, ms (until expiry, or to wait), limit state.
 -- Nothing is taken unless everything fits. Repeating a granted reservation returns the same grant.
 
-local request_id, key_id, model = ARGV[4], ARGV[5], ARGV[6]
-local prompt, output = tonumber(ARGV[7]), tonumber(ARGV[8])
+local request_id, digest, key_id, model = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local prompt, output = tonumber(ARGV[8]), tonumber(ARGV[9])
 local amount = prompt + output
 
 reap()
@@ -14,7 +14,7 @@ local function answer(outcome, granted, ms)
   return with_limits({outcome, granted, ms}, account)
 end
 
-local known = read_lease(request_id)
+local known = read_lease(request_id, digest)
 if known then
   if known.state == 'held' and known.key_id == key_id then
     return answer('granted', known.granted, known.expires - NOW)

@@ -275,6 +275,8 @@ class Schedule:
         kept, model = self.random.choice(self.snapshots)
         await self.client.eval(_ROLL_BACK, 0, f"baton:{{{self.tenant}}}:*", *kept)
         self.model = copy.deepcopy(model)
+        # Leases that came back with the older state: the service looks at all tenants now and then.
+        await self.ledger.look_at_all()
         for request_id in self.truth:
             self.wire.append((self.now_ms + self.random.choice([0, 1000, 3000]), request_id))
 

@@ -1,6 +1,6 @@
 """A ledger over an in-process Redis double, with a clock that the test moves."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,7 +33,8 @@ class QuotaBench:
     store: RedisStore
     file: Path
     now_ms: list[int]
-    woken: list[str] = field(default_factory=list)
+    # Called with each tenant whose usage records may wait.
+    listeners: list[Callable[[str], None]] = field(default_factory=list)
 
     def pass_time(self, seconds: float) -> None:
         self.now_ms[0] += round(seconds * 1000)
@@ -115,14 +116,19 @@ async def bench(tmp_path: Path) -> AsyncIterator[QuotaBench]:
     file = tmp_path / "registry.jsonl"
     registry = Registry(store, file, read=read_inline)
     now_ms = [START_MS]
-    woken: list[str] = []
+    listeners: list[Callable[[str], None]] = []
+
+    def tell(tenant: str) -> None:
+        for listener in listeners:
+            listener(tenant)
+
     ledger = Ledger(
         store,
         registry,
         LeaseTerms(lease_s=30, settled_kept_s=3600),
-        on_settled=woken.append,
+        on_settled=tell,
         meter=TenantMeter(max_tenants=100),
         clock_ms=lambda: now_ms[0],
     )
-    yield QuotaBench(ledger, registry, store, file, now_ms, woken)
+    yield QuotaBench(ledger, registry, store, file, now_ms, listeners)
     await store.close()

@@ -6,7 +6,7 @@ import pytest
 
 from baton.wire import usage_log
 from baton.wire.failures import Unavailable
-from services.quota.archive import LOCK_KEY, Archiver
+from services.quota.archive import LOCK_KEY, UNARCHIVED_KEY, Archiver
 from services.quota.usage_files import REJECTED_FILE, UsageFiles
 
 
@@ -15,11 +15,18 @@ async def run_inline(work):
 
 
 def archiver(bench, folder, token="a"):
-    return Archiver(bench.store, folder, token=token, run_blocking=run_inline)
+    archive = Archiver(bench.store, folder, token=token, run_blocking=run_inline)
+    bench.listeners.append(archive.wake)
+    return archive
 
 
 def lines(folder):
     return [line for file in usage_log.files(folder) for line in usage_log.read_file(file)]
+
+
+async def lock_expires(bench):
+    """The archiver that held it has died."""
+    await bench.store.execute("DEL", LOCK_KEY)
 
 
 async def finish(bench, key, *request_ids):
@@ -42,7 +49,7 @@ async def test_settled_requests_are_archived_once_and_leave_redis(bench, tmp_pat
 
 
 async def test_more_entries_than_a_batch_are_archived_in_one_round(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr("services.quota.archive._ENTRIES_PER_BATCH", 5)
+    monkeypatch.setattr("services.quota.archive._ENTRIES_OF_TENANT", 5)
     key = await bench.new_key()
     await finish(bench, key, *(f"r{number}" for number in range(12)))
     await archiver(bench, tmp_path).archive_all()
@@ -57,6 +64,7 @@ async def test_entries_that_a_crash_left_in_redis_are_not_written_twice(bench, t
     await archiver(bench, tmp_path).archive_all()
     await bench.store.execute("DEL", "baton:{acme}:usage")
     await bench.store.execute("RESTORE", "baton:{acme}:usage", 0, dump)
+    await lock_expires(bench)
     await finish(bench, key, "r2")
     await archiver(bench, tmp_path).archive_all()
     assert [line.request_id for line in lines(tmp_path)] == ["r1", "r2"]
@@ -93,7 +101,7 @@ async def test_only_the_holder_of_the_lock_archives(bench, tmp_path):
     first, second = archiver(bench, tmp_path, "a"), archiver(bench, tmp_path, "b")
     assert await first.archive_all()
     assert not await second.archive_all()
-    await bench.store.execute("DEL", LOCK_KEY)
+    await lock_expires(bench)
     await finish(bench, key, "r2")
     assert await second.archive_all()
     assert not await first.archive_all()
@@ -158,6 +166,7 @@ async def test_torn_line_is_cut_before_more_is_appended(bench, tmp_path):
     [file] = usage_log.files(tmp_path)
     with file.open("ab") as out:
         out.write(b'{"tenant":"ac')
+    await lock_expires(bench)
     await finish(bench, key, "r2")
     await archiver(bench, tmp_path).archive_all()
     assert [line.request_id for line in lines(tmp_path)] == ["r1", "r2"]
@@ -189,3 +198,80 @@ async def test_outage_of_redis_is_the_callers_to_wait_out(bench, tmp_path):
     with pytest.raises(Unavailable):
         await archive.archive_all()
     await archive._round()
+
+
+class Counting:
+    """A store that counts its commands."""
+
+    def __init__(self, store):
+        self._store = store
+        self.num_calls = 0
+
+    async def execute(self, *command):
+        self.num_calls += 1
+        return await self._store.execute(*command)
+
+    async def execute_all(self, commands):
+        commands = list(commands)
+        self.num_calls += len(commands)
+        await self._store.execute_all(commands)
+
+    async def run_script(self, *arguments):
+        self.num_calls += 1
+        return await self._store.run_script(*arguments)
+
+
+async def test_a_round_costs_nothing_for_idle_tenants(bench, tmp_path):
+    for number in range(100):
+        await bench.new_key(f"idle-{number}")
+    archive = archiver(bench, tmp_path)
+    await archive.archive_all()
+    archive._store = counting = Counting(bench.store)
+    await archive.archive_all()
+    assert counting.num_calls <= 4
+
+
+async def test_what_an_archiver_took_with_it_is_found_by_its_successor(bench, tmp_path):
+    key = await bench.new_key()
+    first = archiver(bench, tmp_path, "a")
+    await first.archive_all()
+    await finish(bench, key, "r1")
+    await first._tell_woken()
+    assert await bench.store.execute("SPOP", UNARCHIVED_KEY, 10) == [b"acme"]
+    bench.listeners.clear()
+    await lock_expires(bench)
+    await archiver(bench, tmp_path, "b").archive_all()
+    assert [line.request_id for line in lines(tmp_path)] == ["r1"]
+
+
+async def test_a_record_is_archived_by_the_holder_of_the_lock_although_another_replica_settled_it(
+    bench, tmp_path
+):
+    key = await bench.new_key()
+    holder, other = archiver(bench, tmp_path, "a"), archiver(bench, tmp_path, "b")
+    await holder.archive_all()
+    bench.listeners.remove(holder.wake)
+    await finish(bench, key, "r1")
+    assert not await other.archive_all()
+    await holder.archive_all()
+    assert [line.request_id for line in lines(tmp_path)] == ["r1"]
+
+
+async def test_the_lock_is_renewed_while_a_long_round_runs(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr("services.quota.archive._TENANTS_PER_BATCH", 3)
+    for number in range(10):
+        await finish(bench, await bench.new_key(f"tenant-{number}"), "r1")
+    archive = archiver(bench, tmp_path)
+    num_written = 0
+
+    async def nearly_expires(work):
+        nonlocal num_written
+        num_written += 1
+        work()
+        assert await bench.store.execute("PEXPIRE", LOCK_KEY, 40)
+
+    archive._run_blocking = nearly_expires
+    assert await archive.archive_all()
+    assert num_written == 4
+    assert await bench.store.execute("PTTL", LOCK_KEY) > 1000
+    assert len(lines(tmp_path)) == 10

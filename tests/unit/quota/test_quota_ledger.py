@@ -103,12 +103,14 @@ async def test_settling_gives_back_what_was_not_used(bench):
         tokens_per_minute=1000, concurrency=2, budget_tokens=5000, budget_period="day"
     )
     await bench.reserve(key, "r1", prompt=10, output=490)
+    woken = []
+    bench.listeners.append(woken.append)
     response = await bench.settle(key, "r1", prompt=10, output=20)
     assert not response.repeated_settle
     assert response.limits.remaining_tokens == 970
     assert await bench.budget(key) == (30, 0)
     assert await bench.slots(key) == 0
-    assert bench.woken == ["acme"]
+    assert woken == ["acme"]
 
 
 async def test_what_is_given_back_never_fills_a_bucket_beyond_its_limit(bench):
@@ -317,7 +319,24 @@ async def test_impossible_token_counts_are_refused(bench):
 async def test_finished_requests_are_forgotten_after_a_while(bench):
     key = await bench.new_key()
     await bench.reserve(key, "r1")
-    name = "baton:{acme}:request:r1"
-    assert await bench.store.execute("PTTL", name) == -1
+    lease = "baton:{acme}:request:r1"
+    assert await bench.store.execute("PTTL", lease) == -1
     await bench.settle(key, "r1")
-    assert 0 < await bench.store.execute("PTTL", name) <= 3_600_000
+    assert await bench.store.execute("PTTL", lease) == -2
+    [settled] = await bench.store.execute("KEYS", "baton:{acme}:settled:*")
+    assert 3_600_000 < await bench.store.execute("PTTL", settled) <= 1.5 * 3_600_000
+    [digest] = await bench.store.execute("SMEMBERS", settled)
+    assert len(digest) == 14
+
+
+@pytest.mark.parametrize("second", [-1, 0, 1, 899, 1800, 3600])
+async def test_a_finished_request_is_known_for_as_long_as_it_says_and_if_the_clock_steps_back(
+    bench, second
+):
+    key = await bench.new_key()
+    await bench.settle(key, "r1")
+    bench.pass_time(second)
+    assert (await bench.settle(key, "r1")).repeated_settle
+    assert (await bench.renew(key, "r1")).state == quota_pb2.LeaseState.STATE_LOST
+    with pytest.raises(failures.InvalidRequest):
+        await bench.reserve(key, "r1")

@@ -38,7 +38,7 @@ def test_buckets_and_leases_follow_the_virtual_clock(tmp_path):
         ledger = Ledger(store, registry, clock_ms=lambda: round(clock.unix() * 1000))
         async with asyncio.TaskGroup() as tasks:
             stopping = asyncio.Event()
-            tasks.create_task(keep_reaping(ledger, 2.0, stopping))
+            tasks.create_task(keep_reaping(ledger, 2.0, 600.0, stopping))
             await ledger.reserve(request("r1"))
             await asyncio.sleep(35)
             with pytest.raises(failures.LimitExceeded) as refused:
