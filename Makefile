@@ -15,7 +15,7 @@ ARGS ?=
 export BATON_PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status test test-long test-oldest chaos bench bench-peers loadtest images check fmt protos clean
+.PHONY: help setup up down status test test-long test-oldest chaos bench bench-router bench-peers loadtest images check fmt protos clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -64,6 +64,9 @@ chaos: $(KERNELS) $(DEPLOY) ## every kind of fault ten times against the real st
 
 bench: $(KERNELS) ## the engine beside its peers (ARGS="--quick"; see docs/benchmarks)
 	@$(VENV)/bin/python -m bench engine $(ARGS)
+
+bench-router: $(INSTALLED) ## recorded traffic through the router (ARGS="--quick --traces FOLDER")
+	@$(RUN) -m bench router $(ARGS)
 
 bench-peers: $(INSTALLED) ## install the peers that `make bench` compares with
 	@PYTHON=$(CURDIR)/$(RUN) tools/bench_peers.sh

@@ -1,4 +1,4 @@
-"""`python -m bench engine`, `... handoff` and `... disagg`: tables and JSON lines.
+"""`python -m bench engine`, `handoff`, `disagg` or `router`: tables and JSON lines.
 
 Exit status 2 = wrong usage or a clear refusal, in one line.
 """
@@ -79,6 +79,7 @@ def _add_parsers(kinds: Any) -> None:
     handoff.add_argument("--into", type=Path, metavar="FILE", help=help_text)
     handoff.set_defaults(run=_handoff)
     _add_disagg(kinds)
+    _add_router(kinds)
 
 
 def _add_disagg(kinds: Any) -> None:
@@ -101,6 +102,31 @@ def _add_disagg(kinds: Any) -> None:
     help_text = "put the tables between the marks of this Markdown file"
     disagg.add_argument("--into", type=Path, metavar="FILE", help=help_text)
     disagg.set_defaults(run=_disagg)
+
+
+def _add_router(kinds: Any) -> None:
+    router = kinds.add_parser("router", help="recorded traffic through the router; cost of a pick")
+    router.add_argument("--part", default="replay", help="replay")
+    help_text = "folder of recorded traces (default: synthetic ones are made)"
+    router.add_argument("--traces", type=Path, metavar="FOLDER", help=help_text)
+    help_text = "of each trace (1800)"
+    router.add_argument("--seconds", type=int, default=1800, metavar="N", help=help_text)
+    help_text = "prefill workers, and as many decode workers (8)"
+    router.add_argument("--workers", type=int, default=8, metavar="N", help=help_text)
+    help_text = "of the fleet's prefill speed, without caches (0.7)"
+    router.add_argument("--load", type=float, default=0.7, metavar="SHARE", help=help_text)
+    router.add_argument("--seed", type=int, default=1, metavar="N", help="of everything (1)")
+    help_text = "about a minute: 300 s of each trace, fewer picks"
+    router.add_argument("--quick", action="store_true", help=help_text)
+    help_text = "append JSON lines here (default: a new file in ~/.cache/baton-bench/results)"
+    router.add_argument("--output", type=Path, metavar="FILE", help=help_text)
+    help_text = "measure nothing; render these results"
+    router.add_argument("--report", type=Path, nargs="+", metavar="FILE", help=help_text)
+    help_text = "put the tables between the marks of this Markdown file"
+    router.add_argument("--into", type=Path, metavar="FILE", help=help_text)
+    help_text = "folder for one SVG picture of each trace"
+    router.add_argument("--plots", type=Path, metavar="FOLDER", help=help_text)
+    router.set_defaults(run=_router)
 
 
 def _engine(arguments: argparse.Namespace) -> int:
@@ -154,6 +180,48 @@ def _disagg(arguments: argparse.Namespace) -> int:
         print(f"\nJSON lines: {output}\n")
         arguments.report = [output]
     return _show(render(read_records(arguments.report)), arguments.into)
+
+
+def _router(arguments: argparse.Namespace) -> int:
+    from bench.engine.engine_bench import read_records
+    from bench.models import cache_folder
+    from bench.router.plots import write_plots
+    from bench.router.router_bench import run_bench
+    from bench.router.router_report import render
+
+    if not arguments.report:
+        options = _router_options(arguments)
+        name = time.strftime("router-%Y%m%d-%H%M%S.jsonl")
+        output = arguments.output or cache_folder() / "results" / name
+        run_bench(options, output, lambda line: print(line, flush=True))
+        print(f"\nJSON lines: {output}\n")
+        arguments.report = [output]
+    records = read_records(arguments.report)
+    if arguments.plots:
+        write_plots(records, arguments.plots)
+    return _show(render(records), arguments.into)
+
+
+def _router_options(arguments: argparse.Namespace) -> Any:
+    from bench.router.router_bench import PARTS, BenchOptions
+
+    quick = arguments.quick
+    for name in ("seconds", "workers"):
+        if getattr(arguments, name) < 1:
+            raise BadBenchOption(f"--{name} must be 1 or more")
+    if arguments.load <= 0:
+        raise BadBenchOption("--load must be greater than 0")
+    if arguments.traces and not arguments.traces.is_dir():
+        raise BadBenchOption(f"--traces {str(arguments.traces)!r} is not a folder")
+    return BenchOptions(
+        parts=_words("--part", arguments.part, PARTS),
+        traces=arguments.traces,
+        duration_s=min(arguments.seconds, 300) if quick else arguments.seconds,
+        num_workers=arguments.workers,
+        load=arguments.load,
+        seed=arguments.seed,
+        is_quick=quick,
+    )
 
 
 def _disagg_options(arguments: argparse.Namespace) -> Any:

@@ -1,0 +1,1 @@
+"""The router on recorded traffic and on large fleets."""

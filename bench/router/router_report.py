@@ -1,0 +1,55 @@
+"""From records of the router's benchmark to Markdown. Pure: knows no files and no clocks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+Record = dict[str, Any]
+OURS, BEST = "baton", "perfect knowledge"
+_HEAD = ["placement", "hit ratio", "TTFT mean s", "TTFT p99 s", "max/mean computed", "shed"]
+_HEAD += ["hit ratio / best", "mean TTFT / best"]
+
+
+def render(records: Sequence[Record]) -> str:
+    """All sections for which there are records."""
+    replays = [record for record in records if record["part"] == "replay"]
+    traces = dict.fromkeys(record["trace"] for record in replays)
+    sections = [_replay(name, [r for r in replays if r["trace"] == name]) for name in traces]
+    return "\n\n".join(sections) + "\n"
+
+
+def _replay(name: str, records: Sequence[Record]) -> str:
+    by_policy = {record["policy"]: record for record in records}
+    best, any_one = by_policy.get(BEST), records[-1]
+    about = (
+        f"{any_one['num_requests']:,} requests in {any_one['duration_s']:,.0f} s,"
+        f" {any_one['num_workers']} workers of each role, of which each prefills"
+        f" {any_one['prefill_tokens_per_s']:,.0f} tokens/s (load {any_one['load']:.0%} without"
+        f" caches), seed {any_one['seed']}."
+    )
+    rows = [_row(record, best) for record in by_policy.values()]
+    return f"### {name.capitalize()}\n\n{about}\n\n{table([_HEAD, *rows])}"
+
+
+def _row(record: Record, best: Record | None) -> list[str]:
+    policy = record["policy"]
+    return [
+        f"**{policy}**" if policy == OURS else policy,
+        f"{record['hit_ratio']:.1%}",
+        f"{record['ttft_mean_s']:,.3f}",
+        f"{record['ttft_p99_s']:,.2f}",
+        f"{record['imbalance']:.2f}",
+        f"{record['num_shed'] / max(1, record['num_requests']):.1%}",
+        _ratio(record, best, "hit_ratio"),
+        _ratio(record, best, "ttft_mean_s"),
+    ]
+
+
+def _ratio(record: Record, best: Record | None, field: str) -> str:
+    """The record's figure over the best placement's; a dash where that has none."""
+    return f"{record[field] / best[field]:.3f}" if best and best[field] else "-"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = rows
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
