@@ -40,8 +40,9 @@ ROUTER_PREDICTED_CACHED_TOKENS = Counter(
 ROUTER_INDEX_HASHES = Gauge(
     "baton_router_index_hashes", "Prefix hashes in the index, over all workers", ("model_name",)
 )
-ROUTER_INDEX_LEFT_OUT = Counter(
-    "baton_router_index_left_out", "Prefix hashes that did not fit into the index"
+ROUTER_INDEX_EVICTED = Counter(
+    "baton_router_index_evicted",
+    "Prefix hashes that left the index, oldest of their worker first, for newer ones",
 )
 ROUTER_REPORTS_DROPPED = Counter(
     "baton_router_reports_dropped", "Irregular worker reports, by cause: repeat, gap", ("cause",)

@@ -13,7 +13,7 @@ from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import worker_pb2
 from services.router import instruments
 from services.router.fleet import Fleet, Worker
-from services.router.prefix_index import PrefixIndex
+from services.router.prefix_index import PrefixIndex, hashes_of
 from services.router.reported import load_of, registration_of
 
 
@@ -135,30 +135,19 @@ class ReportIntake:
         # A worker cannot hold more hashes than blocks.
         whole = whole[: worker.registration.num_blocks * HASH_BYTES]
         index = self._indexes[worker.registration.model.fp]
-        self._count_left_out(index.replace(worker.endpoint, hashes_of(whole)))
+        self._count_evicted(index.replace(worker.endpoint, hashes_of(whole)))
 
     def _take_kv_event(self, worker: Worker, event: worker_pb2.KvEvent) -> None:
         index = self._indexes[worker.registration.model.fp]
         kind = event.WhichOneof("event")
         if kind == "stored":
             hashes = hashes_of(event.stored.hashes)
-            self._count_left_out(index.stored(worker.endpoint, hashes))
+            self._count_evicted(index.stored(worker.endpoint, hashes))
         elif kind == "removed":
             index.removed(worker.endpoint, hashes_of(event.removed.hashes))
         elif kind == "all_cleared":
             index.clear(worker.endpoint)
 
-    def _count_left_out(self, num_hashes: int) -> None:
+    def _count_evicted(self, num_hashes: int) -> None:
         if num_hashes:
-            instruments.ROUTER_INDEX_LEFT_OUT.inc(num_hashes)
-
-
-def hashes_of(joined: bytes) -> list[bytes]:
-    """Split joined hashes. Raises InvalidRequest for a length that is not a multiple of
-    HASH_BYTES."""
-    if len(joined) % HASH_BYTES:
-        raise InvalidRequest(
-            f"{len(joined)} bytes are not a multiple of {HASH_BYTES}, the length of a hash",
-            param="block_hashes",
-        )
-    return [joined[i : i + HASH_BYTES] for i in range(0, len(joined), HASH_BYTES)]
+            instruments.ROUTER_INDEX_EVICTED.inc(num_hashes)

@@ -27,7 +27,8 @@ from services.router.picker import (
     WorkerView,
     pick,
 )
-from services.router.report_intake import ReportIntake, hashes_of
+from services.router.prefix_index import hashes_of
+from services.router.report_intake import ReportIntake
 from services.router.reported import DECODE, PREFILL
 from services.router.settings import Settings
 from services.router.slot_lease import SlotLease
@@ -43,7 +44,7 @@ class PickRequest:
 
     request_id: str
     model_fp: str
-    hashes: list[bytes]
+    hashes: list[int]
     num_prompt_tokens: int
     expected_output_tokens: int
     num_choices: int

@@ -67,8 +67,9 @@ class Settings:
     prior_decode_step_s: float = 0.02
     prior_handoff_bytes_per_s: float = 250e6
 
-    # Prefix hashes that the index of one model holds at most, over all its workers.
-    max_index_hashes: int = 1_000_000
+    # Prefix hashes that the index holds of one worker at most; its oldest ones go first. Each takes
+    # about 100 bytes.
+    max_index_hashes: int = 131_072
     # How often gateways get the view of the fleet when nothing changes.
     admission_interval_s: float = 0.1
     # How long running calls may go on after the router was asked to stop.

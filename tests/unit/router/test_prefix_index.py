@@ -1,11 +1,16 @@
+import tracemalloc
+from random import Random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.prefix_index import PrefixIndex
+from baton.wire.failures import InvalidRequest
+from services.router.prefix_index import PrefixIndex, hashes_of
 
 
-def names(*numbers: int) -> list[bytes]:
-    return [number.to_bytes(16, "big") for number in numbers]
+def names(*numbers: int) -> list[int]:
+    return list(numbers)
 
 
 def test_the_match_is_the_unbroken_beginning_that_the_worker_holds() -> None:
@@ -43,14 +48,66 @@ def test_a_snapshot_replaces_what_was_known_of_that_worker_only() -> None:
     assert index.match(names(1)).get("b", 0) == 1
 
 
-def test_what_exceeds_the_cap_is_left_out_and_counted() -> None:
+def test_a_workers_oldest_blocks_make_room_for_its_new_ones() -> None:
     index = PrefixIndex(3)
     assert index.stored("a", names(1, 2)) == 0
-    assert index.stored("b", names(1, 2, 3)) == 2
-    assert index.match(names(1, 2, 3)).get("b", 0) == 1
-    index.clear("a")
-    assert index.stored("b", names(2, 3)) == 0
+    assert index.stored("b", names(1, 2, 3)) == 0
+    assert index.stored("a", names(3, 4)) == 1
+    assert index.match(names(1)) == {"b": 1}
+    assert index.match(names(2, 3, 4)) == {"a": 3, "b": 2}
     index.check_integrity()
+
+
+def test_one_worker_takes_no_place_from_another() -> None:
+    index = PrefixIndex(1000)
+    for number in range(40):
+        index.stored(str(number), range(number * 1000, (number + 1) * 1000))
+    assert index.num_hashes == 40_000
+    assert index.match(range(39_000, 40_000)) == {"39": 1000}
+
+
+def test_a_snapshot_that_is_too_large_keeps_its_end() -> None:
+    index = PrefixIndex(3)
+    assert index.replace("a", names(1, 2, 3, 4, 5)) == 2
+    assert index.match(names(3, 4, 5)) == {"a": 3}
+    index.check_integrity()
+
+
+def test_a_block_that_came_back_is_as_old_as_its_return() -> None:
+    index = PrefixIndex(100)
+    index.stored("a", range(100))
+    index.removed("a", range(1, 100))
+    index.removed("a", names(0))
+    index.stored("a", range(200, 299))
+    index.stored("a", names(0))
+    index.removed("a", range(200, 290))
+    index.stored("a", range(300, 390))
+    index.check_integrity()
+    index.stored("a", range(400, 409))
+    assert index.match(names(0)) == {"a": 1}
+
+
+def test_hashes_on_the_wire_count_by_their_last_bytes() -> None:
+    one, other = hashes_of(bytes(16) + bytes(15) + b"\x01")
+    assert one != other
+    assert hashes_of(b"") == []
+    with pytest.raises(InvalidRequest):
+        hashes_of(bytes(17))
+
+
+def test_an_entry_takes_at_most_130_bytes() -> None:
+    random = Random(1)
+    common = hashes_of(random.randbytes(16 * 32))
+    tracemalloc.start()
+    try:
+        index = PrefixIndex(1 << 16)
+        for number in range(64):
+            index.stored(str(number), common)
+            index.stored(str(number), hashes_of(random.randbytes(16 * 2_000)))
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert num_bytes <= 130 * index.num_hashes
 
 
 operation = st.tuples(
@@ -63,7 +120,7 @@ operation = st.tuples(
 @given(st.lists(operation, max_size=40))
 def test_the_index_agrees_with_plain_sets_under_any_events(operations) -> None:
     index = PrefixIndex(1000)
-    model: dict[str, set[bytes]] = {}
+    model: dict[str, set[int]] = {}
     for name, worker, numbers in operations:
         held = model.setdefault(worker, set())
         if name in ("replace", "clear"):

@@ -7,6 +7,7 @@ from baton.testing.virtual_clock import VirtualClock
 from baton.wire.failures import Incompatible, InvalidRequest
 from baton.wire.v1 import router_pb2, worker_pb2
 from services.router.fleet import Fleet
+from services.router.prefix_index import hashes_of
 from services.router.report_intake import ReportIntake
 from services.router.settings import Settings
 
@@ -53,7 +54,8 @@ class Intake:
         return self.take(seq, snapshot=worker_pb2.KvSnapshot(hashes=joined, more=more))
 
     def held(self, *numbers: int, endpoint: str = HOST, model_fp: str = "fp-1") -> int:
-        return self.intake.index(model_fp).match(hash_list(*numbers)).get(endpoint, 0)
+        hashes = hashes_of(b"".join(hash_list(*numbers)))
+        return self.intake.index(model_fp).match(hashes).get(endpoint, 0)
 
 
 @pytest.fixture
