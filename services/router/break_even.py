@@ -11,18 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from services.router.picker import (
-    Demand,
-    NoPick,
-    Policy,
-    PrefillMode,
-    Room,
-    Speed,
-    WorkerView,
-    pick,
-)
+from services.router.picker import NoPick, pick
 from services.router.reported import BlockShape
 from services.router.settings import Settings
+from services.router.views import Demand, Policy, PrefillMode, Room, Speed, WorkerView
 
 NUM_RUNNING = (0, 1, 4, 16)
 NUM_PROMPT_TOKENS = (16, 64, 256, 1024, 4096)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from baton.system.clock import Clock
 from baton.wire.failures import Incompatible
 from services.router.health import Health, HealthState, OutlierDetector
-from services.router.picker import Room, Unfit, WorkerView
 from services.router.reported import (
     DECODE,
     PREFILL,
@@ -24,6 +23,7 @@ from services.router.reported import (
 from services.router.settings import Settings
 from services.router.slot_lease import SlotLeases
 from services.router.speeds import Measured, MeasuredAt, Speeds
+from services.router.views import Room, Unfit, WorkerView
 
 _MIN_WORKERS_TO_COMPARE = 2
 # How long a new router waits for addresses that neither register nor refuse.

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from baton.system.clock import Clock
-from services.router.picker import WorkerView
+from services.router.views import WorkerView
 
 MAX_RESERVED_S = 10.0
 

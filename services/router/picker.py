@@ -16,36 +16,14 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import StrEnum
 from random import Random
-from statistics import median_low
 
-from services.router.reported import BlockShape
+from services.router import costs
+from services.router.views import Demand, Policy, PrefillMode, Unfit, WorkerView
 
 MAX_REASONS = 12
-# Measured step times of equally fast workers differ by less: cold steps, lagging or old means.
-NOISE_FACTOR = 4.0
 _TIE = 1e-9
-
-
-class PrefillMode(Enum):
-    """The workers that may prefill this request's prompt."""
-
-    REMOTE = "remote"  # on a prefill worker only
-    LOCAL = "local"  # on the decode worker only
-    EITHER = "either"  # on the one with the lower score
-
-
-class Unfit(StrEnum):
-    """Why a worker must not be picked for a request now, as the reasons of a pick name it."""
-
-    DRAINING = "draining"
-    STALLED = "stalled"
-    EJECTED = "ejected"
-    LOST = "lost"  # its stream of reports broke
-    STALE = "stale"  # connected, without a recent report
-    EXCLUDED = "excluded"  # it refused or failed this request before
-    RESERVED = "kept"  # reserved for the first request in line
 
 
 class Obstacle(StrEnum):
@@ -58,90 +36,30 @@ class Obstacle(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """The needs of a request. A decode worker may prefill `max_local_tokens` of it; None = all."""
-
-    num_prompt_tokens: int
-    expected_output_tokens: int
-    num_choices: int
-    mode: PrefillMode
-    max_local_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """A worker's blocks and batch slots; the router's open slot leases count as taken."""
-
-    num_blocks: int
-    num_blocks_free: int
-    num_blocks_promised: int
-    num_batch_slots: int
-    num_batch_slots_free: int
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Measured rates, or priors: never 0. The smallest handoff takes `handoff_s`; 0 = unknown."""
-
-    prefill_tokens_per_s: float
-    decode_step_s: float
-    handoff_bytes_per_s: float
-    handoff_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerView:
-    """One worker as it stands at the moment of the pick.
-
-    `unfit` is None when it may be picked. `num_running` sequences were in the measured step,
-    `num_sequences` are expected in the next ones. `num_cached_tokens` of this request's prompt are
-    in its prefix cache. `chunk_tokens` of a prompt fit into a step beside the decodes that run
-    there; 0 = not known, the whole prompt counts as one chunk.
-    """
-
-    worker_id: str
-    unfit: Unfit | None
-    shape: BlockShape
-    room: Room
-    speed: Speed
-    num_running: int
-    num_sequences: int
-    num_queued_prefill_tokens: int
-    num_cached_tokens: int
-    chunk_tokens: int = 0
-
-    def missing_tokens(self, num_prompt_tokens: int) -> int:
-        """Prompt tokens to compute here; at least the last one, for its logits."""
-        return max(1, num_prompt_tokens - self.num_cached_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The weights of a pick; see settings.py."""
-
-    itl_weight: float
-    batch_doubling: float
-    promise_cap: float
-    growth_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
 class Pick:
-    """The chosen pair, and the blocks it will take on `decode`; no `prefill` = local prefill."""
+    """The chosen pair, and the blocks it will take on `decode`; no `prefill` = local prefill.
+
+    The first token is predicted to come in `first_token_s`; 0 = not known.
+    """
 
     decode: WorkerView
     prefill: WorkerView | None
     num_decode_blocks: int
     reasons: str
+    first_token_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class NoPick:
-    """No pair, and why. The workers in `full` could decode the request if they had room."""
+    """No pair, and why. The workers in `full` could decode the request if they had room.
+
+    There the first token would come in `first_token_s`; 0 = not known.
+    """
 
     obstacle: Obstacle
     reasons: str
     full: tuple[WorkerView, ...] = ()
+    first_token_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +67,11 @@ class _Candidate:
     decode: WorkerView
     prefill: WorkerView | None
     # Seconds by part, in the order of the formula.
-    costs: dict[str, float]
+    parts: dict[str, float]
 
     @property
     def score_s(self) -> float:
-        return sum(self.costs.values())
+        return sum(self.parts.values())
 
     @property
     def name(self) -> str:
@@ -174,11 +92,12 @@ def pick(
     partners = {}
     if demand.mode is not PrefillMode.LOCAL:
         partners = _partners(demand, _fit(prefills, losses), losses, random)
-    pool_step_s = _pool_step_s(fit_decodes, policy)
+    pool_step_s = costs.idle_pool_step_s(fit_decodes, policy)
     obstacles: set[Obstacle] = set()
     full: list[WorkerView] = []
+    soonest_s = math.inf
     for decode in fit_decodes:
-        itl_s = _itl_increase_s(demand, decode, policy, pool_step_s)
+        itl_s = costs.itl_increase_s(demand, decode, policy, pool_step_s)
         ways = _ways(demand, decode, partners)
         if not ways:
             losses.append(f"{decode.worker_id} no_partner")
@@ -188,18 +107,26 @@ def pick(
                 obstacles.add(obstacle)
                 if obstacle is Obstacle.NO_ROOM:
                     full.append(decode)
+                    first_token_s = costs.first_token_s(demand, decode, prefill, pool_step_s)
+                    soonest_s = min(soonest_s, first_token_s)
                 losses.append(f"{decode.worker_id} {obstacle}")
             else:
-                costs = _ttft_s(demand, decode, prefill) | {"itl": itl_s}
-                costs["steps"] = _steps_s(demand, decode, prefill, pool_step_s)
+                parts = costs.ttft_s(demand, decode, prefill) | {"itl": itl_s}
+                parts["steps"] = costs.steps_s(demand, decode, prefill, pool_step_s)
                 if prefill is None and decode.num_running:
-                    costs["streams"] = _delay_s(demand, decode, policy)
-                candidates.append(_Candidate(decode, prefill, costs))
+                    parts["streams"] = costs.delay_s(demand, decode, policy)
+                candidates.append(_Candidate(decode, prefill, parts))
     if not candidates:
-        return NoPick(_main_obstacle(obstacles, decodes), _join(losses), tuple(full))
+        obstacle = _main_obstacle(obstacles, decodes)
+        return NoPick(obstacle, _join(losses), tuple(full), soonest_s if full else 0.0)
     best = _lowest(candidates, random)
-    reasons = _explain(demand, best, candidates, losses)
-    return Pick(best.decode, best.prefill, _blocks_needed(demand, best.decode, policy), reasons)
+    return Pick(
+        best.decode,
+        best.prefill,
+        _blocks_needed(demand, best.decode, policy),
+        _explain(demand, best, candidates, losses),
+        costs.first_token_s(demand, best.decode, best.prefill, pool_step_s),
+    )
 
 
 def _blocks_needed(demand: Demand, decode: WorkerView, policy: Policy) -> int:
@@ -229,8 +156,10 @@ def _partners(
         shapes.setdefault(view.shape.digest, []).append(view)
     partners = {}
     for digest, views in shapes.items():
-        large = [view for view in views if _prompt_blocks(demand, view) <= view.room.num_blocks]
-        seconds = {view.worker_id: _remote_s(demand, view) for view in large or views}
+        large = [
+            view for view in views if costs.prompt_blocks(demand, view) <= view.room.num_blocks
+        ]
+        seconds = {view.worker_id: costs.remote_s(demand, view) for view in large or views}
         soonest_s = min(seconds.values())
         ties = [v for v in large or views if seconds[v.worker_id] <= soonest_s + _TIE]
         partners[digest] = random.choice(ties)
@@ -254,21 +183,11 @@ def _ways(
     return ways
 
 
-def _prompt_blocks(demand: Demand, view: WorkerView) -> int:
-    """Blocks that hold the prompt and the first token."""
-    return -(-(demand.num_prompt_tokens + 1) // view.shape.block_size)
-
-
-def _remote_s(demand: Demand, prefill: WorkerView) -> float:
-    tokens = prefill.num_queued_prefill_tokens + prefill.missing_tokens(demand.num_prompt_tokens)
-    return tokens / prefill.speed.prefill_tokens_per_s
-
-
 def _obstacle(
     demand: Demand, decode: WorkerView, prefill: WorkerView | None, policy: Policy
 ) -> Obstacle | None:
     """The reason why the pair cannot take the request now, or None when it can."""
-    room, prompt_blocks = decode.room, _prompt_blocks(demand, decode)
+    room, prompt_blocks = decode.room, costs.prompt_blocks(demand, decode)
     if prompt_blocks > room.num_blocks or (prefill and prompt_blocks > prefill.room.num_blocks):
         return Obstacle.TOO_LARGE
     if (
@@ -293,68 +212,6 @@ def _obstacle(
     return None
 
 
-def _ttft_s(demand: Demand, decode: WorkerView, prefill: WorkerView | None) -> dict[str, float]:
-    """Seconds until the decode worker has the first token and the blocks, by part."""
-    computing = prefill or decode
-    rate = computing.speed.prefill_tokens_per_s
-    costs = {
-        "wait": computing.num_queued_prefill_tokens / rate,
-        "prefill": computing.missing_tokens(demand.num_prompt_tokens) / rate,
-    }
-    if prefill:
-        shape = decode.shape
-        num_blocks = -(-decode.missing_tokens(demand.num_prompt_tokens) // shape.block_size)
-        sent_s = num_blocks * shape.block_bytes / decode.speed.handoff_bytes_per_s
-        costs["transfer"] = decode.speed.handoff_s + sent_s
-    return costs
-
-
-def _steps_s(
-    demand: Demand, decode: WorkerView, prefill: WorkerView | None, pool_step_s: float
-) -> float:
-    """Seconds of the decode steps, which the rates of prompt tokens leave out: one idle step, or
-    for local prefill beside running sequences one step of their batch per chunk."""
-    if prefill or not decode.num_running:
-        return pool_step_s
-    num_tokens = decode.num_queued_prefill_tokens + decode.missing_tokens(demand.num_prompt_tokens)
-    num_steps = -(-num_tokens // decode.chunk_tokens) if decode.chunk_tokens else 1
-    return num_steps * decode.speed.decode_step_s
-
-
-def _delay_s(demand: Demand, decode: WorkerView, policy: Policy) -> float:
-    """Seconds that the streams on the decode worker lose by a local prefill, in sum, weighted."""
-    missing = decode.missing_tokens(demand.num_prompt_tokens)
-    delay_s = missing / decode.speed.prefill_tokens_per_s
-    return policy.itl_weight * decode.num_running * delay_s
-
-
-def _idle_step_s(decode: WorkerView, policy: Policy) -> float:
-    """Seconds of a decode step with an empty batch, scaled from the one that was measured."""
-    return decode.speed.decode_step_s / (1 + decode.num_running / policy.batch_doubling)
-
-
-def _pool_step_s(decodes: Sequence[WorkerView], policy: Policy) -> float:
-    """Seconds of the pool's idle step: the lower median, so that one slow worker does not count."""
-    steps = [_idle_step_s(decode, policy) for decode in decodes]
-    return median_low(steps) if steps else 0.0
-
-
-def _itl_increase_s(
-    demand: Demand, decode: WorkerView, policy: Policy, pool_step_s: float
-) -> float:
-    """Seconds that the output takes longer than on an idle worker of the pool, weighted.
-
-    A pool's workers count as equally fast: a mean that lags behind a changing batch, or was taken
-    long ago, would send whole bursts to one of them. A worker counts as slow only while it runs
-    sequences and its steps are slower by more than NOISE_FACTOR; an idle one is tried again.
-    """
-    step_s = _idle_step_s(decode, policy)
-    is_slow = decode.num_running > 0 and step_s > NOISE_FACTOR * pool_step_s
-    batch = decode.num_sequences + demand.num_choices
-    longer_s = (step_s if is_slow else pool_step_s) * (1 + batch / policy.batch_doubling)
-    return policy.itl_weight * (longer_s - pool_step_s) * max(1, demand.expected_output_tokens)
-
-
 def _lowest(candidates: list[_Candidate], random: Random) -> _Candidate:
     lowest = min(candidate.score_s for candidate in candidates)
     return random.choice([c for c in candidates if c.score_s <= lowest + _TIE])
@@ -375,7 +232,7 @@ def _explain(
 ) -> str:
     """The winner with its costs; each loser with the seconds it lost by, and their largest part."""
     computing = best.prefill or best.decode
-    costs = " ".join(f"{part} {seconds:.4g}" for part, seconds in best.costs.items())
+    costs = " ".join(f"{part} {seconds:.4g}" for part, seconds in best.parts.items())
     won = (
         f"{best.name} {best.score_s:.4g}s ({costs}; "
         f"cached {computing.num_cached_tokens}/{demand.num_prompt_tokens})"
@@ -388,7 +245,7 @@ def _explain(
 
 
 def _lost_by(loser: _Candidate, best: _Candidate) -> str:
-    parts = {part: cost - best.costs.get(part, 0.0) for part, cost in loser.costs.items()}
+    parts = {part: cost - best.parts.get(part, 0.0) for part, cost in loser.parts.items()}
     worst = max(parts, key=lambda part: parts[part])
     return f"{loser.name} +{loser.score_s - best.score_s:.4g}s {worst}"
 

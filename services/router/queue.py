@@ -1,4 +1,4 @@
-"""The queue of one model: bounded, first come first served, each waiter with its own deadline.
+"""The queue of one model: first come first served, each waiter with its own deadline.
 
 Streams that have begun and lost their worker go before requests of which nobody has seen anything.
 Who is first in line is tried first: at once, when something changed (`notify`), and every RETRY_S
@@ -15,18 +15,15 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from baton.system.clock import Clock
-from baton.wire.failures import BatonError, Overloaded, Unavailable
+from baton.wire.failures import BatonError, Unavailable
+from services.router.grant_pace import GrantPace
+from services.router.retry_timer import TIMER_SLACK_S, RetryTimer
 
 RETRY_S = 0.05
 PACE_S = 0.01
-# How much too early, by the clock, a timer is taken as due: uvloop counts in whole milliseconds.
-_TIMER_SLACK_S = 0.002
 # When so many waiters have found no room, no further one is tried until the next turn.
 MAX_IN_VAIN = 4
-# The weight of the newest interval between two grants in their mean.
-_SMOOTHING = 0.2
-_MIN_RETRY_AFTER_S = 1.0
-_MAX_RETRY_AFTER_S = 30.0
+_STOPPING_RETRY_AFTER_S = 1.0
 
 D = TypeVar("D")
 T = TypeVar("T")
@@ -47,99 +44,43 @@ class _Waiter(Generic[D, T]):
 _Line = dict[_Waiter[D, T], None]
 
 
-class _GrantIntervals:
-    """The mean time between two grants to waiting requests, newest ones weighing most."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._granted_at: float | None = None
-        self.mean_s = 0.0
-
-    def note(self) -> None:
-        """Take a grant into the mean."""
-        now = self._clock.now()
-        if self._granted_at is not None:
-            self.mean_s += _SMOOTHING * (now - self._granted_at - self.mean_s)
-        self._granted_at = now
-
-    def pause(self) -> None:
-        """Leave out the interval from now to the next grant: no request waits meanwhile."""
-        self._granted_at = None
-
-
-class _RetryTimer:
-    """One timer on the running event loop, which calls `retry` when it is due."""
-
-    def __init__(self, clock: Clock, retry: Callable[[], None]) -> None:
-        self._clock = clock
-        self._retry = retry
-        self._handle: asyncio.TimerHandle | None = None
-        self._due_at = 0.0
-
-    def set(self, delay_s: float) -> None:
-        """Be due in `delay_s`, or earlier if it is set to an earlier time already."""
-        due_at = self._clock.now() + delay_s
-        if self._handle is not None and self._due_at > due_at:
-            self.clear()
-        if self._handle is None:
-            self._due_at = due_at
-            self._handle = asyncio.get_running_loop().call_later(delay_s, self._fire)
-
-    def clear(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-    def _fire(self) -> None:
-        self._handle = None
-        left_s = self._due_at - self._clock.now()
-        if left_s > _TIMER_SLACK_S:
-            self.set(left_s)
-        else:
-            self._retry()
-
-
 class RequestQueue(Generic[D, T]):
-    """At most `max_queued` waiters, and as many whose streams have begun.
+    """The waiters of one model.
 
     `attempt(demand, is_first)` returns a waiter's result, or None to let it wait on; it raises
     BatonError to refuse. `covers(one, other)` is true when `other` finds no room where `one` finds
-    none.
+    none. `admit(demand, wait_s, num_waiting)` raises BatonError when a request must not join the
+    line, in which so many wait and it would wait for `wait_s`.
     """
 
     def __init__(
         self,
-        max_queued: int,
         attempt: Callable[[D, bool], T | None],
         covers: Callable[[D, D], bool],
+        admit: Callable[[D, float, int], None],
         clock: Clock,
     ) -> None:
         self._clock = clock
-        self._max_queued = max_queued
         self._attempt = attempt
         self._covers = covers
+        self._admit = admit
         self._begun: _Line[D, T] = {}
         self._new: _Line[D, T] = {}
-        self._timer = _RetryTimer(clock, self.pump)
+        self._timer = RetryTimer(clock, self.pump)
         self._failed_at = self._looked_behind_at = float("-inf")
-        self._intervals = _GrantIntervals(clock)
+        self._pace = GrantPace(clock)
 
     def __len__(self) -> int:
         return len(self._begun) + len(self._new)
 
     def predicted_wait_s(self) -> float:
-        """The wait of a new request, from the intervals between the latest grants."""
-        return len(self) * self._intervals.mean_s
-
-    def retry_after_s(self) -> float:
-        """Seconds after which a refused caller may try again."""
-        return min(max(self.predicted_wait_s(), _MIN_RETRY_AFTER_S), _MAX_RETRY_AFTER_S)
+        """The wait of a new request, from the pace of the latest grants."""
+        return len(self) * self._pace.interval_s
 
     async def wait(self, demand: D, timeout_s: float, *, has_begun: bool = False) -> T:
         """Wait for the result of `attempt`; leaves the queue when the caller is cancelled.
 
-        Raises what `attempt` raises, Overloaded when the queue is full, WaitedTooLong after
-        `timeout_s`.
+        Raises what `attempt` and `admit` raise, and WaitedTooLong after `timeout_s`.
         """
         line = self._begun if has_begun else self._new
         is_first = not self._begun and not line
@@ -147,11 +88,7 @@ class RequestQueue(Generic[D, T]):
             result = self._attempt(demand, is_first)
             if result is not None:
                 return result
-        if len(line) >= self._max_queued:
-            raise Overloaded(
-                f"{self._max_queued} requests wait for this model already",
-                retry_after_s=self.retry_after_s(),
-            )
+        self._admit(demand, self.predicted_wait_s(), len(line))
         waiter = self._enter(line, demand)
         try:
             async with asyncio.timeout(timeout_s):
@@ -177,7 +114,7 @@ class RequestQueue(Generic[D, T]):
     def pump(self) -> None:
         """Try the waiters in order; behind one that has to wait, those that it does not cover."""
         now = self._clock.now()
-        looks_behind = now - self._looked_behind_at >= RETRY_S - _TIMER_SLACK_S
+        looks_behind = now - self._looked_behind_at >= RETRY_S - TIMER_SLACK_S
         if looks_behind:
             self._looked_behind_at = now
         in_vain: list[_Waiter[D, T]] = []
@@ -198,10 +135,11 @@ class RequestQueue(Generic[D, T]):
 
     def refuse_all(self, message: str) -> None:
         """Refuse all waiters; their gateways try another router."""
+        refusal = Unavailable(message, retry_after_s=_STOPPING_RETRY_AFTER_S)
         for line, waiter in self._waiters():
             del line[waiter]
             if not waiter.outcome.done():
-                waiter.outcome.set_result(Unavailable(message, retry_after_s=_MIN_RETRY_AFTER_S))
+                waiter.outcome.set_result(refusal)
         self._set_timer()
 
     def _waiters(self) -> Iterator[tuple[_Line[D, T], _Waiter[D, T]]]:
@@ -220,12 +158,13 @@ class RequestQueue(Generic[D, T]):
         except BatonError as error:
             return error
         if result is not None:
-            self._intervals.note()
+            self._pace.note()
         return result
 
     def _enter(self, line: _Line[D, T], demand: D) -> _Waiter[D, T]:
         waiter: _Waiter[D, T] = _Waiter(demand, asyncio.get_running_loop().create_future())
         line[waiter] = None
+        self._pace.begin()
         self._set_timer()
         return waiter
 
@@ -240,5 +179,5 @@ class RequestQueue(Generic[D, T]):
         if len(self):
             self._timer.set(RETRY_S)
         else:
-            self._intervals.pause()
+            self._pace.pause()
             self._timer.clear()

@@ -5,35 +5,28 @@ and the watcher call it, and so does the simulation. Clock, randomness and setti
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from random import Random
 
 from baton.runtime import logs
 from baton.system.clock import Clock
-from baton.wire.failures import (
-    BatonError,
-    DeadlineExceeded,
-    Overloaded,
-    Unavailable,
-)
+from baton.wire.failures import BatonError, Unavailable
 from baton.wire.v1 import router_pb2, worker_pb2
 from services.router import instruments
 from services.router.admission import AdmissionView
 from services.router.fleet import Fleet, Worker
 from services.router.health import MAX_TICK_S, HealthState
 from services.router.instruments import PickOutcome
+from services.router.model_queues import ModelQueues
+from services.router.pick_request import PickRequest
 from services.router.pool_gauges import PoolGauges
 from services.router.quarantine import Quarantine
-from services.router.queue import RequestQueue, WaitedTooLong
 from services.router.report_intake import ReportIntake
-from services.router.selector import PickRequest, Selector
+from services.router.selector import Selector
 from services.router.settings import Settings
 
 _log = logs.get("router")
-# The key of the queue for models that no worker has registered yet, while the fleet settles.
-_UNKNOWN = ""
-
-Queue = RequestQueue[PickRequest, router_pb2.PickResponse]
 
 
 class RouterCore:
@@ -51,7 +44,7 @@ class RouterCore:
         self._admission = AdmissionView(self._fleet)
         self._quarantine = Quarantine(clock)
         self._gauges = PoolGauges(self._fleet, self._intake)
-        self._queues: dict[str, Queue] = {}
+        self._queues = ModelQueues(settings, self._selector, clock)
         self._changed = asyncio.Event()
         self._closed = False
 
@@ -98,17 +91,16 @@ class RouterCore:
                 name = worker.registration.model.name
                 instruments.ROUTER_EJECTIONS.labels(name, health.cause).inc()
             self._wake_queues(worker)
-        self._gauges.publish(self._num_queued())
+        self._gauges.publish(self._queues.num_queued())
 
     async def pick(
         self, request: router_pb2.PickRequest, timeout_s: float | None = None
     ) -> router_pb2.PickResponse:
         """Pick the pair of workers for a request; waits in its model's queue for room.
 
-        `timeout_s` is the caller's remaining time. Raises ModelNotFound, InvalidRequest (also for
-        a request in quarantine), Overloaded (queue full, or no room within max_wait_s), Unavailable
-        (no_worker) and DeadlineExceeded. Cancelling it leaves the queue and ends the request's slot
-        leases.
+        The first token is due in `timeout_s`. Raises ModelNotFound, InvalidRequest (also for a
+        request in quarantine), Overloaded (queue full, or the first token would come too late) and
+        Unavailable (no_worker). Cancelling it leaves the queue and ends the request's slot leases.
         """
         if self._closed:
             raise Unavailable("this router is stopping", retry_after_s=1)
@@ -118,12 +110,13 @@ class RouterCore:
             self._fleet.failed(request.exclude_worker_ids[-1])
         self._quarantine.clear(request.harmless_fingerprints)
         self._quarantine.learn(request.quarantined)
-        wanted = PickRequest.of(request, self._clock.now())
+        left_s = math.inf if timeout_s is None else timeout_s
+        wanted = PickRequest.of(request, self._clock.now(), left_s)
         outcome: str = PickOutcome.CANCELLED
         try:
             fingerprint, num_deaths = request.poison_fingerprint, request.num_deaths
             is_suspect = self._quarantine.admit(fingerprint, num_deaths, request.request_id)
-            response = await self._queued_pick(wanted, timeout_s, request.has_begun)
+            response = await self._queues.pick(wanted)
             has_prefill = response.HasField("prefill")
             outcome = PickOutcome.PAIR if has_prefill else PickOutcome.LOCAL
         except BatonError as error:
@@ -154,10 +147,7 @@ class RouterCore:
 
     def admission(self) -> router_pb2.WatchAdmissionResponse:
         """Return the view of the fleet as it is now."""
-        view = self._admission.response(
-            self._num_queued(),
-            {fp: queue.predicted_wait_s() for fp, queue in self._queues.items()},
-        )
+        view = self._admission.response(self._queues.num_queued(), self._queues.waits_s())
         view.quarantined.extend(self._quarantine.reported())
         view.software_version = self._quarantine.newest_version
         return view
@@ -165,57 +155,23 @@ class RouterCore:
     def close(self) -> None:
         """Refuse the requests that wait, and end all watches. Final."""
         self._closed = True
-        for queue in self._queues.values():
-            queue.refuse_all("this router is stopping")
+        self._queues.refuse_all("this router is stopping")
         self._notify()
 
     def check_integrity(self) -> None:
         """Assert the invariants of fleet, leases and indexes."""
         self._intake.check_integrity()
 
-    async def _queued_pick(
-        self, wanted: PickRequest, timeout_s: float | None, has_begun: bool
-    ) -> router_pb2.PickResponse:
-        settings = self._settings
-        queue = self._queue(wanted.model_fp)
-        limit_s = min(settings.max_wait_s, timeout_s if timeout_s is not None else float("inf"))
-        try:
-            return await queue.wait(wanted, limit_s, has_begun=has_begun)
-        except WaitedTooLong:
-            waited = f"no worker had room within {limit_s:.3g} s"
-            if limit_s < settings.max_wait_s:
-                raise DeadlineExceeded(waited) from None
-            raise Overloaded(waited, retry_after_s=queue.retry_after_s()) from None
-
-    def _queue(self, model_fp: str) -> Queue:
-        """The queue for a model; all models that no worker has registered share one.
-
-        So clients cannot make new queues.
-        """
-        key = model_fp if self._selector.is_known(model_fp) else _UNKNOWN
-        if (queue := self._queues.get(key)) is None:
-            queue = Queue(
-                self._settings.max_queued, self._selector.attempt, PickRequest.covers, self._clock
-            )
-            self._queues[key] = queue
-        return queue
-
-    def _num_queued(self) -> dict[str, int]:
-        """The number of waiting requests, by the model's fingerprint."""
-        return {fp: len(queue) for fp, queue in self._queues.items()}
-
     def _forget_gone(self) -> None:
         """Forget workers that are gone for good; with a model's last one, its index and its queue.
 
         A model for which requests wait stays.
         """
-        waited_for = {fp for fp, queue in self._queues.items() if len(queue)}
-        for worker in self._fleet.forget_gone(waited_for):
+        for worker in self._fleet.forget_gone(self._queues.waited_for()):
             self._announce(worker, "worker_forgotten")
         self._intake.follow_fleet()
         self._selector.follow_fleet()
-        for fp in self._queues.keys() - self._fleet.models.keys() - waited_for:
-            del self._queues[fp]
+        self._queues.follow(self._fleet.models.keys())
 
     def _at(self, endpoint: str) -> Worker:
         worker = self._fleet.get(endpoint)
@@ -224,9 +180,7 @@ class RouterCore:
 
     def _wake_queues(self, worker: Worker) -> None:
         """Try the queues whose requests this worker could take."""
-        for key in (worker.registration.model.fp, _UNKNOWN):
-            if key in self._queues:
-                self._queues[key].notify()
+        self._queues.wake(worker.registration.model.fp)
 
     def _announce(self, worker: Worker, event: str, **more: str) -> None:
         _log.info(

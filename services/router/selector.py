@@ -5,90 +5,21 @@ Decides where the prompt may be computed, when further waiting is pointless, and
 reserved for the first request in line.
 """
 
-from dataclasses import dataclass
 from random import Random
-from typing import Self
 
 from baton.system.clock import Clock
-from baton.wire.failures import InvalidRequest, ModelNotFound, Unavailable
-from baton.wire.limits import MAX_CHOICES
+from baton.wire.failures import InvalidRequest, ModelNotFound, Overloaded, Unavailable
 from baton.wire.v1 import router_pb2
 from services.router import instruments
 from services.router.fleet import Fleet, Worker
 from services.router.head_of_line import ReservedWorkers
-from services.router.picker import (
-    Demand,
-    NoPick,
-    Obstacle,
-    Pick,
-    Policy,
-    PrefillMode,
-    Unfit,
-    WorkerView,
-    pick,
-)
-from services.router.prefix_index import hashes_of
+from services.router.pick_request import PickRequest
+from services.router.picker import NoPick, Obstacle, Pick, pick
 from services.router.report_intake import ReportIntake
 from services.router.reported import DECODE, PREFILL
 from services.router.settings import Settings
 from services.router.slot_lease import SlotLease
-
-MAX_PROMPT_TOKENS = 1 << 24
-# A prompt that is shorter by more than this factor may find room where another finds none.
-_MUCH = 2
-
-
-@dataclass(frozen=True, slots=True)
-class PickRequest:
-    """A request's pick as the gateway asked for it, checked."""
-
-    request_id: str
-    model_fp: str
-    hashes: list[int]
-    num_prompt_tokens: int
-    expected_output_tokens: int
-    num_choices: int
-    local_prefill: bool
-    excluded: frozenset[str]
-    arrived_at: float
-
-    @classmethod
-    def of(cls, request: router_pb2.PickRequest, now: float) -> Self:
-        """Check a message. Raises InvalidRequest for figures that no real request has."""
-        if not 0 < request.num_prompt_tokens <= MAX_PROMPT_TOKENS:
-            raise InvalidRequest(
-                f"num_prompt_tokens {request.num_prompt_tokens} is not in 1..{MAX_PROMPT_TOKENS}",
-                param="num_prompt_tokens",
-            )
-        if request.num_choices > MAX_CHOICES:
-            raise InvalidRequest(
-                f"num_choices {request.num_choices} is over {MAX_CHOICES}", param="n"
-            )
-        return cls(
-            request_id=request.request_id,
-            model_fp=request.model_fp,
-            hashes=hashes_of(request.block_hashes)[: request.num_prompt_tokens],
-            num_prompt_tokens=request.num_prompt_tokens,
-            expected_output_tokens=min(request.expected_output_tokens, MAX_PROMPT_TOKENS),
-            num_choices=max(1, request.num_choices),
-            local_prefill=request.local_prefill,
-            excluded=frozenset(request.exclude_worker_ids),
-            arrived_at=now,
-        )
-
-    def covers(self, other: Self) -> bool:
-        """Return whether `other` will find no room where this request finds none.
-
-        So it is when `other` has as many choices or more and at least half as long a prompt, and
-        when no worker and no kind of prefill is open to it that is not open to this request.
-        """
-        return (
-            self.model_fp == other.model_fp
-            and self.num_choices <= other.num_choices
-            and self.num_prompt_tokens <= _MUCH * other.num_prompt_tokens
-            and self.excluded <= other.excluded
-            and (self.local_prefill or not other.local_prefill)
-        )
+from services.router.views import Demand, Policy, PrefillMode, Unfit, WorkerView
 
 
 class Selector:
@@ -137,8 +68,8 @@ class Selector:
     ) -> router_pb2.PickResponse | None:
         """Pick workers for a request that is the first in line or passes it; None = let it wait.
 
-        Raises ModelNotFound, InvalidRequest (it never fits) and Unavailable (no_worker) when
-        further waiting is pointless.
+        Raises ModelNotFound, InvalidRequest (it never fits), Unavailable (no_worker) and Overloaded
+        (its first token would come too late) when further waiting is pointless.
         """
         if not self.is_known(request.model_fp):
             self._wait_for_unknown(request)
@@ -150,6 +81,7 @@ class Selector:
         if is_first:
             self._reserve(request, outcome)
         if isinstance(outcome, Pick):
+            self._check_due(request, outcome)
             self._no_worker_since.pop(request.model_fp, None)
             self._take_leases(request, outcome)
             return self._response(request, outcome)
@@ -160,6 +92,25 @@ class Selector:
         if outcome.obstacle is Obstacle.TOO_LARGE:
             raise _too_large(request)
         return None
+
+    def first_token_s(self, request: PickRequest) -> float:
+        """Predict the seconds from the request's pick to its first token; 0 = not known."""
+        return self._pick(request, None).first_token_s if self.is_known(request.model_fp) else 0.0
+
+    def _check_due(self, request: PickRequest, picked: Pick) -> None:
+        """Raise Overloaded rather than spend prefill on a first token that would come too late.
+
+        An idle worker may try, and measures its rate anew: nobody waits behind the request.
+        """
+        now = self._clock.now()
+        computing = picked.prefill or picked.decode
+        is_idle = now == request.arrived_at and not computing.num_queued_prefill_tokens
+        if now + picked.first_token_s > request.due_at and not is_idle:
+            raise Overloaded(
+                f"the first token is due in {request.due_at - now:.3g} s and would come in "
+                f"{picked.first_token_s:.3g} s",
+                retry_after_s=max(1.0, now - request.arrived_at + picked.first_token_s),
+            )
 
     def _reserve(self, request: PickRequest, outcome: Pick | NoPick) -> None:
         if isinstance(outcome, NoPick) and outcome.full:

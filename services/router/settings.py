@@ -24,9 +24,10 @@ class Settings:
     # always: a prefill worker computes every prompt; auto: local prefill is a candidate, too.
     disaggregate: Literal["always", "auto"] = "always"
 
-    # The number of requests that may wait for one model, and the longest wait of one.
+    # The number of requests that may wait for one model, and the longest wait of one; a request
+    # that is predicted to wait for more than 0.8 of it is refused at once.
     max_queued: int = 1024
-    max_wait_s: float = 30.0
+    max_wait_s: float = 60.0
     # How long a request waits for a ready worker, and how long after its start the router expects
     # workers that have not registered yet.
     no_worker_wait_s: float = 5.0

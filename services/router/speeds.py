@@ -8,9 +8,9 @@ and the worker is tried again. Knows neither gRPC nor picks.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from services.router.picker import Speed
 from services.router.reported import ReportedLoad
 from services.router.settings import Settings
+from services.router.views import Speed
 
 
 @dataclass(slots=True)
@@ -62,15 +62,15 @@ class Speeds:
         of its old rate and the prior: an unknown rate is worth a try. A small handoff that no
         worker has measured costs nothing."""
         settings, load = self._settings, worker.load
+        prefill = self._fresh(worker, _prefill) or self._prefill
         return Speed(
-            self._fresh(worker, _prefill)
-            or self._prefill
-            or max(load.prefill_tokens_per_s, settings.prior_prefill_tokens_per_s),
+            prefill or max(load.prefill_tokens_per_s, settings.prior_prefill_tokens_per_s),
             load.decode_step_s or self._step_s,
             self._fresh(worker, _handoff)
             or self._handoff
             or max(load.handoff_bytes_per_s, settings.prior_handoff_bytes_per_s),
             self._fresh(worker, _small_handoff) or self._small_handoff,
+            is_measured=bool(prefill),
         )
 
     def _fresh(self, worker: Measured, rate: "_Rate") -> float:

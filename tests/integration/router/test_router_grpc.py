@@ -16,7 +16,7 @@ from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime import grpc_channel, grpc_server
 from baton.runtime.discovery.discover import FixedMembers
 from baton.system.clock import SystemClock
-from baton.wire.failures import DeadlineExceeded, ModelNotFound, Unavailable
+from baton.wire.failures import ModelNotFound, Overloaded, Unavailable
 from baton.wire.v1 import router_pb2, router_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.reports import ReportLog
 from baton.worker.reports_servicer import WorkerReportsServicer
@@ -182,7 +182,7 @@ async def test_the_calls_deadline_ends_the_wait_with_its_reason(
         await client.until_ready("d0", "p0")
         decode.turn(running=4)
         await client.until(lambda r: any(w.num_running == 4 for w in r.models[0].workers))
-        with pytest.raises(DeadlineExceeded, match="no worker had room"):
+        with pytest.raises(Overloaded, match="no worker had room"):
             await client.pick(deadline_s=60)
 
 

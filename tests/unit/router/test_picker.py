@@ -2,7 +2,8 @@ from random import Random
 
 import pytest
 
-from services.router.picker import NoPick, Obstacle, Pick, PrefillMode, Unfit, pick
+from services.router.picker import NoPick, Obstacle, Pick, pick
+from services.router.views import PrefillMode, Unfit
 
 
 @pytest.fixture

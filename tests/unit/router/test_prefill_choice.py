@@ -4,7 +4,8 @@ from random import Random
 
 import pytest
 
-from services.router.picker import Pick, PrefillMode, Unfit, pick
+from services.router.picker import Pick, pick
+from services.router.views import PrefillMode, Unfit
 
 
 @pytest.fixture
