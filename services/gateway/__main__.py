@@ -106,7 +106,6 @@ def _gateway(process: Process, settings: GatewaySettings, clients: Clients) -> G
         aliases=aliases,
         limits=Limits(
             default_output_reservation=settings.default_output_reservation,
-            first_token_s=settings.first_token_s,
             token_gap_s=settings.token_gap_s,
         ),
     )

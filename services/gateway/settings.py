@@ -37,7 +37,6 @@ class GatewaySettings:
     max_open_requests: int = 4096
     default_output_reservation: int = 512
     deadline_s: float = 600.0
-    first_token_s: float = 30.0
     token_gap_s: float = 20.0
     # How long a client may read nothing of its answer.
     stall_s: float = 30.0

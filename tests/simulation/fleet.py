@@ -312,7 +312,13 @@ class Fleet:
             while await self.gateway.unready_reasons():
                 await asyncio.sleep(0.05)
 
-    async def ask(self, text: str, answer: Answer | None = None, **fields: Any) -> Answer:
+    async def ask(
+        self,
+        text: str,
+        answer: Answer | None = None,
+        first_token_s: float | None = None,
+        **fields: Any,
+    ) -> Answer:
         """One chat request through the whole fleet."""
         answer = answer or Answer()
         body = {"model": "sim", "messages": [{"role": "user", "content": text}], **fields}
@@ -329,6 +335,7 @@ class Fleet:
             read_body,
             f"Bearer {self.api_key}",
             deadline_s=600,
+            first_token_s=first_token_s,
         )
         await self.gateway.pipeline.run(arrival, answer)
         return answer

@@ -15,12 +15,16 @@ class Deadlines:
     """The deadlines of one request, counted from the moment of creation."""
 
     def __init__(
-        self, total_s: float, first_token_s: float, token_gap_s: float, clock: Clock
+        self, total_s: float, first_token_s: float | None, token_gap_s: float, clock: Clock
     ) -> None:
+        """Without `first_token_s` the first token may take as long as the whole request: routers
+        bound the time in their queues, and workers that stand still are ejected."""
         self.token_gap_s = token_gap_s
         self._clock = clock
         self._ends_s = clock.now() + total_s
-        self._due_s = clock.now() + min(first_token_s, total_s)
+        self._due_s = self._ends_s
+        if first_token_s is not None:
+            self._due_s = min(clock.now() + first_token_s, self._ends_s)
 
     @property
     def left_s(self) -> float:

@@ -22,7 +22,6 @@ class Limits:
     """The limits that the operator sets."""
 
     default_output_reservation: int = 512
-    first_token_s: float = 30.0
     token_gap_s: float = 20.0
 
 

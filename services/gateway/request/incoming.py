@@ -14,7 +14,8 @@ from services.gateway.request.deadlines import Deadlines
 @dataclass(frozen=True, slots=True)
 class IncomingRequest:
     """A request as it came in. `authorization` is the header's value; `deadline_s` the time for
-    the whole request; `first_token_s` and `token_gap_s` replace this gateway's limits.
+    the whole request; `first_token_s` is the client's own time for the first token, and
+    `token_gap_s` replaces this gateway's limit.
 
     Quota knows the request under `usage_id`. `read_body` is called once, when the client is
     authenticated; it raises BatonError.
@@ -31,12 +32,12 @@ class IncomingRequest:
     first_token_s: float | None = None
     token_gap_s: float | None = None
 
-    def deadlines(self, first_token_s: float, token_gap_s: float, clock: Clock) -> Deadlines:
-        """Its deadlines, counted from now. The arguments are this gateway's limits, for timeouts
-        that the client left open."""
+    def deadlines(self, token_gap_s: float, clock: Clock) -> Deadlines:
+        """Its deadlines, counted from now. `token_gap_s` is this gateway's limit, for a client that
+        left it open."""
         return Deadlines(
             self.deadline_s,
-            first_token_s if self.first_token_s is None else self.first_token_s,
+            self.first_token_s,
             token_gap_s if self.token_gap_s is None else self.token_gap_s,
             clock,
         )

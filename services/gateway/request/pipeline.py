@@ -51,15 +51,14 @@ class Pipeline:
             except BatonError:
                 raise
             except TimeoutError:
-                raise DeadlineExceeded(f"not finished within {incoming.deadline_s:.0f} s") from None
+                raise DeadlineExceeded(f"not finished within {incoming.deadline_s:g} s") from None
             # The root of a request: a bug is answered, counted and logged like any other failure.
             except Exception as bug:
                 _log.bug("request_failed", bug, request_id=trace.request_id)
                 raise InternalFailure("a bug of ours; its request id is in our log") from bug
 
     async def _serve(self, incoming: IncomingRequest, sink: Sink, trace: RequestTrace) -> None:
-        limits = self._deps.limits
-        deadlines = incoming.deadlines(limits.first_token_s, limits.token_gap_s, self._deps.clock)
+        deadlines = incoming.deadlines(self._deps.limits.token_gap_s, self._deps.clock)
         principal = await self._authenticate(incoming, deadlines, trace)
         request, model = await self._validate(incoming, principal, trace)
         prompt = await self._tokenize(request, model, principal, deadlines, trace)

@@ -161,6 +161,8 @@ class Fleet:
         self.gateway = Gateway(
             clients, identity, clock, random.Random(7), aliases=aliases, limits=limits
         )
+        # The time that clients give their first tokens.
+        self.first_token_s: float | None = None
         self._next_id = 0
 
     async def _dial(self, endpoint: str) -> MemoryStream:
@@ -180,6 +182,7 @@ class Fleet:
             "endpoint": ENDPOINTS[path],
             "read_body": whole(msgspec.json.encode(fields)),
             "authorization": f"Bearer {KEY}",
+            "first_token_s": self.first_token_s,
             **changes,
         }
         return IncomingRequest(**values)

@@ -4,7 +4,6 @@ import pytest
 
 from baton.wire.failures import Unavailable
 from baton.wire.v1 import sampling_pb2, worker_pb2
-from services.gateway.request.deps import Limits
 from tests.unit.gateway.fakes import Fleet, simulate
 
 
@@ -29,10 +28,11 @@ def test_the_worker_gets_a_search_without_sampling() -> None:
 def test_a_search_may_take_longer_than_a_first_token() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.worker.prefill_s = 5.0
+        fleet.first_token_s = 1.0
         sink = await fleet.chat(use_beam_search=True)
         assert sink.reason() == "stop"
 
-    simulate(scenario, limits=Limits(first_token_s=1.0))
+    simulate(scenario)
 
 
 def test_a_search_that_is_lost_with_its_prompt_read_records_no_cached_tokens() -> None:

@@ -44,6 +44,7 @@ def test_attempts_that_fail_are_repeated_at_most_twice() -> None:
 def test_a_request_without_room_goes_back_to_the_queue_until_its_first_token_is_due() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.router.queue_s = 1.0
+        fleet.first_token_s = 30.0
         fleet.router.ignores_exclusion = True
         fleet.worker.refusal = NoRoom("full")
         with pytest.raises(BatonError):
@@ -80,6 +81,7 @@ def test_a_prefill_worker_whose_handoff_failed_is_the_one_that_is_excluded() -> 
 
 def test_a_prefill_worker_that_takes_nothing_new_is_asked_again_and_has_not_failed() -> None:
     async def scenario(fleet: Fleet) -> None:
+        fleet.first_token_s = 30.0
         fleet.workers["w1"].refusal = Unavailable("it drains", reason="prefill_refused")
         fleet.router.ignores_exclusion = True
         fleet.router.queue_s = 1.0
@@ -149,10 +151,20 @@ def test_a_client_that_leaves_before_the_first_token_frees_everything(stage: str
 def test_no_first_token_in_time_is_a_deadline() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.worker.prefill_s = 1000
+        fleet.first_token_s = 30.0
         with pytest.raises(DeadlineExceeded):
             await fleet.chat()
         assert fleet.clock.now() == pytest.approx(30, abs=0.2)
         assert fleet.worker.cancels
+
+    simulate(scenario)
+
+
+def test_without_a_time_of_its_client_a_slow_first_token_is_waited_for() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.prefill_s = 100
+        sink = await fleet.chat()
+        assert sink.reason() == "stop"
 
     simulate(scenario)
 

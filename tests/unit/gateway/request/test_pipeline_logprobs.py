@@ -7,7 +7,6 @@ import pytest
 
 from baton.wire.failures import InternalFailure, InvalidRequest
 from services.gateway.request import submission
-from services.gateway.request.deps import Limits
 from tests.unit.gateway.fakes import Fleet, simulate
 
 
@@ -134,10 +133,11 @@ def test_a_long_prompt_whose_logprobs_come_has_more_time_for_its_first_token() -
             await asyncio.sleep(20)
 
         fleet.worker._judge = slowly  # type: ignore[method-assign]
+        fleet.first_token_s = 30.0
         sink = await fleet.complete(prompt="abc", echo=True, logprobs=0)
         assert sink.text() == "abcHello there."
 
-    simulate(scenario, limits=Limits(first_token_s=30))
+    simulate(scenario)
 
 
 def test_prompt_logprobs_out_of_order_are_the_workers_fault() -> None:

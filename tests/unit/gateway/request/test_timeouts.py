@@ -52,7 +52,17 @@ def test_no_first_token_in_the_time_that_was_asked_for_is_a_504() -> None:
     simulate(scenario)
 
 
-def test_a_longer_wait_for_the_first_token_can_be_asked_for() -> None:
+def test_the_message_names_the_time_that_was_asked_for() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.prefill_s = 20
+        client = asking({"x-request-timeout-s": "0.4"})
+        await serve(app_of(fleet), client)
+        assert error_of(client)["message"] == "not finished within 0.4 s"
+
+    simulate(scenario)
+
+
+def test_a_first_token_that_comes_in_the_time_that_was_asked_for_is_delivered() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.worker.prefill_s = 50
         client = asking({"x-first-token-timeout-s": "60"})
