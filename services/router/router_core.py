@@ -23,6 +23,7 @@ from services.router.pick_request import PickRequest
 from services.router.pool_gauges import PoolGauges
 from services.router.quarantine import Quarantine
 from services.router.report_intake import ReportIntake
+from services.router.retry_budget import RetryBudget
 from services.router.selector import Selector
 from services.router.settings import Settings
 
@@ -43,6 +44,7 @@ class RouterCore:
         self._selector = Selector(settings, clock, random, self._fleet, self._intake)
         self._admission = AdmissionView(self._fleet)
         self._quarantine = Quarantine(clock)
+        self._retry_budget = RetryBudget(clock)
         self._gauges = PoolGauges(self._fleet, self._intake)
         self._queues = ModelQueues(settings, self._selector, clock)
         self._changed = asyncio.Event()
@@ -99,8 +101,9 @@ class RouterCore:
         """Pick the pair of workers for a request; waits in its model's queue for room.
 
         The first token is due in `timeout_s`. Raises ModelNotFound, InvalidRequest (also for a
-        request in quarantine), Overloaded (queue full, or the first token would come too late) and
-        Unavailable (no_worker). Cancelling it leaves the queue and ends the request's slot leases.
+        request in quarantine), Overloaded (queue full, the first token would come too late, or too
+        many requests have failed) and Unavailable (no_worker). Cancelling it leaves the queue and
+        ends the request's slot leases.
         """
         if self._closed:
             raise Unavailable("this router is stopping", retry_after_s=1)
@@ -116,7 +119,11 @@ class RouterCore:
         try:
             fingerprint, num_deaths = request.poison_fingerprint, request.num_deaths
             is_suspect = self._quarantine.admit(fingerprint, num_deaths, request.request_id)
+            if request.has_failed:
+                self._retry_budget.spend(has_begun=request.has_begun)
             response = await self._queues.pick(wanted)
+            if not request.exclude_worker_ids:
+                self._retry_budget.earn()
             has_prefill = response.HasField("prefill")
             outcome = PickOutcome.PAIR if has_prefill else PickOutcome.LOCAL
         except BatonError as error:
