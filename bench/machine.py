@@ -80,7 +80,7 @@ def process_tree(pid: int) -> list[psutil.Process]:
 
 
 def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those that have not ended. One that nobody reaps has: containers often have no init."""
+    """Those that have not ended. One that is not reaped has: containers often have no init."""
     return [process for process in processes if _lives(process)]
 
 

@@ -178,7 +178,7 @@ class Peer:
         await stream.disconnect()
 
     async def bare_stream(self) -> None:
-        """All bytes as raw messages; nobody looks at them."""
+        """All bytes as raw messages, which are not looked at."""
         async with open_channel(self._target) as channel:
             call: Any = channel.unary_stream(BARE_METHOD)
             async for _ in call(b""):

@@ -155,7 +155,7 @@ class Attempt:
             leader.start(self._links)
             return
         leader.start(self._links, others)
-        # A search needs them all, and nobody those that the gateway has already.
+        # A search begins with all choices; those that ended in earlier attempts are not wanted.
         self.cancel_choices(self.request.submit.ended_choices)
 
     def _start_later(self) -> None:

@@ -142,7 +142,7 @@ class ChoiceRun:
         self._deps.dispatcher.abort(self.seq_id)
 
     def cancel(self) -> None:
-        """The gateway wants no more of this choice, and nobody needs its prompt."""
+        """The gateway wants no more of this choice, and no other choice needs its prompt."""
         self.abort(failures.Cancelled("the choice was cancelled"))
         self._owner.ended(self, "cancelled")
 

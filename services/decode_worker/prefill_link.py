@@ -236,7 +236,7 @@ class PrefillLink:
             )
             late.lost(error)
             if is_stuck:
-                # Nothing came for anybody: credit or the peer's writer is stuck, the stream is
+                # No transfer got anything: credit or the peer's writer is stuck, the stream is
                 # useless. Other transfers on it fail now rather than one lease later.
                 self._break_off()
 

@@ -69,7 +69,7 @@ class RemotePrefill:
         self._task = self._links.start(handing_over)
 
     def cancel(self, error: failures.BatonError) -> None:
-        """Nobody wants it any more: when this returns, no byte is written into its blocks."""
+        """It is not wanted any more: when this returns, no byte is written into its blocks."""
         self._close(error)
         if self._task is not None:
             self._task.cancel()

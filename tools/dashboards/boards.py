@@ -204,7 +204,7 @@ TENANTS = Dashboard(
             ),
             Panel(
                 "Prompt tokens served from caches",
-                "Share of each tenant's prompt tokens that nobody computed.",
+                "Share of each tenant's prompt tokens that came from the prefix cache.",
                 {
                     rate("baton_quota_tenant_tokens_total", "tenant", labels='kind="cached"')
                     + " / "

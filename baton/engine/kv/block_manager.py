@@ -217,7 +217,7 @@ class BlockManager:
         return num_needed <= self._pool.num_available
 
     def grow(self, seq: Sequence) -> None:
-        """Make sure that the last token's KV can be written, into a block that nobody shares."""
+        """Make sure that the last token's KV can be written, into a block that is not shared."""
         seq.table.may_share_last = False
         if not self._has_slot(seq):
             seq.table.extend(self._pool.allocate(1))

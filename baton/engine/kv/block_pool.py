@@ -75,7 +75,7 @@ class BlockPool:
         return self._ref_counts[block_id]
 
     def is_shared(self, block_id: int) -> bool:
-        """More than one table names it: nobody may write into it."""
+        """More than one table names it: it may not be written into."""
         return self._ref_counts[block_id] > 1
 
     def retain(self, block_id: int) -> None:

@@ -317,7 +317,7 @@ class StoredBlocks(msgspec.Struct, array_like=True):
 class EngineLoad(msgspec.Struct, array_like=True):
     """Measured at the end of a step; rates are exponential means, 0 = not measured yet.
 
-    Free blocks include cached ones that nobody references, and promised ones.
+    Free blocks include cached ones that no sequence references, and promised ones.
     `num_not_started` remote sequences are admitted but not running yet: their prompt is on its way.
     """
 

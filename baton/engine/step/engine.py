@@ -159,7 +159,7 @@ class Engine:
         return self._reporter.measure_load()
 
     def check_integrity(self) -> None:
-        """Assert that no block is lost, doubled or held by nobody. Only between steps."""
+        """Assert that no block is lost, doubled or held without an owner. Only between steps."""
         self._state.manager.check_integrity(self._state.sequences.block_holders())
         assert not list(self._commit.audit.look())
 

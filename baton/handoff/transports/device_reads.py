@@ -151,7 +151,7 @@ class DeviceReads:
         self._ring.add(read)
 
     def _end(self, transfer_id: int) -> None:
-        """Nothing of it is copied into a block any more, and nobody waits for its answers."""
+        """Nothing of it is copied into a block any more, and its answers are not waited for."""
         unwanted = [read for read, of in self._transfers.items() if of == transfer_id]
         self._ring.give_up(lambda read: read in unwanted, "the transfer has ended")
         for command, start in self._arrived:

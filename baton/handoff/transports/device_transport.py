@@ -62,7 +62,7 @@ class CoreReads:
 
     @property
     def num_open(self) -> int:
-        """Reads that somebody waits for."""
+        """Reads whose answers are waited for."""
         return len(self._landed)
 
     def next_id(self) -> int:

@@ -1,7 +1,7 @@
 """Slots that one-sided reads land in, and that stay out of use until NIXL is through with them.
 
 A reader of remote memory reads into a slot and copies from there, so that nothing that arrives late
-can reach a block: a read that nobody waits for any more leaves its slot in quarantine until NIXL
+can reach a block: a read that is not waited for any more leaves its slot in quarantine until NIXL
 says that it has ended, well or not. Has no clock: the owner polls. Knows nothing of frames and
 blocks.
 """
@@ -14,7 +14,7 @@ from baton.handoff.block_bytes import MAX_DATA_BYTES
 from baton.handoff.transports.nixl_agent import HOST, Memory, NixlAgent, NixlError
 
 POLL_INTERVAL_S = 0.0005
-# While all that is under way is what nobody waits for any more.
+# While none of the reads under way is waited for any more.
 QUARANTINE_INTERVAL_S = 0.1
 
 

@@ -1,7 +1,7 @@
 """Chooses the size of the KV pool: the one asked for, or what a share of free memory leaves.
 
 Never more than full batches of the longest sequences could fill, never less than one sequence of
-the longest length: a length that nobody asked for is lowered to what fits.
+the longest length: a length that was not asked for is lowered to what fits.
 """
 
 import dataclasses
