@@ -4,13 +4,17 @@ For `bench.gpu handoff --device cpu`: the product's core with its own model, its
 the shared pool and its reads by NIXL, all on host memory. Options are those of a worker's core.
 """
 
+import gc
+
+# As the product's core.
+if __name__ == "__main__":
+    gc.disable()
+
 import sys
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from baton.engine.process.core import CoreLink, serve
 from baton.engine.protocol.batch import StepBatch, StepResult
 from baton.model.gpu.block_staging import BlockStaging
 from baton.model.gpu.device_pages import DevicePages
@@ -18,7 +22,7 @@ from baton.model.load.load import LoadedModel
 from baton.model.load.memory_need import LargestStep
 from baton.model.tensors.side_stream import side_stream
 from baton.model.torch_runner import TorchRunner
-from baton.worker.core_main import build_engine, parse_options
+from baton.worker.core_main import end_process, main
 
 
 class OwnPoolRunner(TorchRunner):
@@ -60,12 +64,5 @@ def make_runner(
     return OwnPoolRunner(loaded, is_deterministic=is_deterministic), loaded
 
 
-def main(argv: Sequence[str]) -> None:
-    link, rest = CoreLink.from_argv(argv)
-    options = parse_options(rest)
-    torch.set_num_threads(options.threads)
-    serve(link, build_engine(options, make_runner))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    end_process(main(sys.argv[1:], make_runner))
