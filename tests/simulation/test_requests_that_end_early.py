@@ -13,14 +13,14 @@ import msgspec
 import pytest
 
 from baton.testing.virtual_clock import VirtualClock, run_virtual
-from baton.wire.failures import DeadlineExceeded
+from baton.wire.failures import DeadlineExceeded, Overloaded
 from baton.worker import instruments
 from services.gateway.openai.endpoints import ENDPOINTS
 from services.gateway.request.incoming import IncomingRequest
 from tests.simulation.fleet import Answer, Fleet, running_fleet
 
 IS_LONG = bool(os.environ.get("BATON_TEST_LONG"))
-NUM_ABORTS = 2000 if IS_LONG else 120
+NUM_ABORTS = 2000 if IS_LONG else 200
 # A step of the fleet takes up to 0.1 s, and a client may leave while it runs.
 FREE_AFTER_S = 0.25
 # No component works on longer than this behind a deadline.
@@ -266,7 +266,8 @@ def test_no_component_works_on_behind_a_deadline(tmp_path: Path) -> None:
             )
             error = task.exception()
             ends["late" if error else "in time"] += 1
-            assert error is None or isinstance(error, DeadlineExceeded), error
+            # The router refuses at once what would come too late.
+            assert error is None or isinstance(error, DeadlineExceeded | Overloaded), error
             assert fleet.clock.now() - started <= deadline_s + LATE_S + 0.001
 
         async with asyncio.TaskGroup() as tasks:
