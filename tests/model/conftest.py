@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +84,7 @@ class Reference:
     """transformers' own eager attention and `generate` on the same folder."""
 
     model: transformers.PreTrainedModel
+    _answers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
     @torch.inference_mode()
     def logits(self, tokens: list[int]) -> torch.Tensor:
@@ -91,7 +92,13 @@ class Reference:
         return self.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
 
     def generate(self, prompt: list[int], num_tokens: int) -> list[int]:
-        """Greedy output tokens, never ended by an end token."""
+        """Greedy output tokens, never ended by an end token. Each question is computed once."""
+        question = (num_tokens, *prompt)
+        if question not in self._answers:
+            self._answers[question] = self._generate(prompt, num_tokens)
+        return list(self._answers[question])
+
+    def _generate(self, prompt: list[int], num_tokens: int) -> list[int]:
         output = self.model.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
