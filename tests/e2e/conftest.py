@@ -218,6 +218,7 @@ class ByStack(LoadScopeScheduling):
         return STACK_OF.get(Path(file).name, "shared")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByStack:
     return ByStack(config, log)
 
