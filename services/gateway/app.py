@@ -10,6 +10,7 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -224,11 +225,11 @@ class App:
         return _json(request, b'{"status":"ok"}')
 
     async def _readyz(self, request: Request) -> Response:
-        reasons = await self._gateway.unready_reasons()
-        body = ",".join(f'"{reason}"' for reason in reasons)
-        state = b"unready" if reasons else b"ready"
-        content = b'{"status":"%b","reasons":[%b]}' % (state, body.encode())
-        return _json(request, content, 503 if reasons else 200)
+        readiness = self._gateway.readiness.state()
+        reasons = [*readiness.unready, *readiness.degraded]
+        status = "unready" if readiness.unready else "degraded" if reasons else "ready"
+        content = msgspec.json.encode({"status": status, "reasons": reasons})
+        return _json(request, content, 503 if readiness.unready else 200)
 
     async def _never(self, request: Request) -> Response:
         raise AssertionError("POST on a generating endpoint does not come here")

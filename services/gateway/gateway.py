@@ -93,7 +93,12 @@ class Gateway:
         fallback_picker = FallbackPicker(rng, self._ready_workers, self.links.num_open)
         self._routers = Routers(clients.routers, clock, rng, self._take_in, fallback_picker.pick)
         self.readiness = Readiness(
-            clients.quota, clients.tokenizer, self.directory, self._routers, clock
+            self._quota,
+            clients.tokenizer,
+            self.directory,
+            self._routers,
+            self.authenticator,
+            clock,
         )
         self.pipeline = self._pipeline(clients, own.server_secret, limits or Limits())
 
@@ -102,16 +107,16 @@ class Gateway:
         async with asyncio.TaskGroup() as tasks:
             for owner in (self._routers, self._quota, self.leases, self.links):
                 tasks.create_task(owner.run())
-            tasks.create_task(self.outbox.run())
-            tasks.create_task(self.auditor.run())
+            for watcher in (self.readiness, self.outbox, self.auditor):
+                tasks.create_task(watcher.run())
 
     async def close(self) -> None:
         """Close the workers' links, once no request is open."""
         await self.links.close_all()
 
-    async def unready_reasons(self) -> list[str]:
+    def unready_reasons(self) -> list[str]:
         """The reasons why this gateway cannot serve; empty when it is ready."""
-        return await self.readiness.reasons()
+        return self.readiness.state().unready
 
     def _take_in(self, models: Sequence[router_pb2.ModelState]) -> None:
         """Take in the fleet as the routers see it now; the last view stays while none speaks."""

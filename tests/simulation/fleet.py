@@ -309,7 +309,7 @@ class Fleet:
         self.gateway = Gateway(clients, GatewayIdentity("gw", SECRET), self.clock, self.rng)
         self._run(self.gateway.run())
         async with asyncio.timeout(60):
-            while await self.gateway.unready_reasons():
+            while self.gateway.unready_reasons():
                 await asyncio.sleep(0.05)
 
     async def ask(

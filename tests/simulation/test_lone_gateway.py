@@ -30,7 +30,7 @@ def test_streams_begin_and_move_without_any_router(tmp_path: Path) -> None:
                 await asyncio.sleep(0.1)
                 fleet.router.close()
                 await asyncio.sleep(1)
-                assert await fleet.gateway.unready_reasons() == []
+                assert fleet.gateway.unready_reasons() == []
                 for number in range(4, 16):
                     tasks.create_task(ask(fleet, number))
                 await asyncio.sleep(0.3)

@@ -73,6 +73,13 @@ class Authenticator:
         self._lookups: dict[bytes, asyncio.Task[Principal]] = {}
         self._bad_keys = BadKeys(clock)
 
+    @property
+    def knows_keys(self) -> bool:
+        """True while it has an answer that can be used without quota."""
+        now_s = self._clock.now()
+        newest_first = reversed(self._cache.values())
+        return any(now_s < cached.fetched_s + STALE_S for cached in newest_first)
+
     async def authenticate(
         self, authorization: str | None, context: CallContext, address: str | None = None
     ) -> Principal:

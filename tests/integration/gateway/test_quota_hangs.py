@@ -142,6 +142,8 @@ async def test_a_hung_quota_or_redis_costs_requests_nothing_once_it_is_known(hun
     answers = [await hung.chat() for _ in range(NUM_REQUESTS)]
     assert {answer.status_code for answer in answers} == {200}
     assert {answer.headers["x-ratelimit-degraded"] for answer in answers} == {"1"}
+    readiness = await hung.http.get("/readyz")
+    assert (readiness.status_code, readiness.json()["status"]) == (200, "degraded")
     slow = difference(num_over(LIMITS_S), before)
     assert max(slow.values()) <= NUM_REQUESTS / 100, slow
     hung.go_on()

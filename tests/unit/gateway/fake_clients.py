@@ -85,7 +85,7 @@ class FakeQuota:
         self.settle_delay_s = 0.0
         self.reserve_failure: BatonError | None = None
         self.reserve_delay_s = 0.0
-        self.num_authenticated = 0
+        self.num_authenticated = self.num_probes = 0
         self.authenticate_delay_s = 0.0
         self.reserved: list[quota_pb2.ReserveRequest] = []
         self.settled: list[quota_pb2.UsageRecord] = []
@@ -140,6 +140,7 @@ class FakeQuota:
         return near
 
     async def probe(self, deadline_s: float) -> None:
+        self.num_probes += 1
         self._raise(self.failure)
 
     async def _renew(self, stream: MemoryStream) -> None:

@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY
 from baton.wire.failures import NoRoom, Unavailable
 from services.gateway.app import App
 from services.gateway.readiness import REACHED_WITHIN_S
+from services.gateway.tenants.auth import STALE_S
 from tests.unit.gateway.fakes import KEY, Fleet, simulate
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -19,7 +20,9 @@ CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "strea
 class Client:
     """One HTTP client: sends a request, keeps what comes, may stop reading or leave."""
 
-    def __init__(self, fields: dict[str, Any], path: str = "/v1/chat/completions") -> None:
+    def __init__(
+        self, fields: dict[str, Any], path: str = "/v1/chat/completions", method: str = "POST"
+    ) -> None:
         self.body = b""
         self.status = 0
         self.headers: dict[str, str] = {}
@@ -29,7 +32,7 @@ class Client:
         self.reads.set()
         self.scope = {
             "type": "http",
-            "method": "POST",
+            "method": method,
             "path": path,
             "headers": [(b"authorization", f"Bearer {KEY}".encode())],
         }
@@ -249,7 +252,7 @@ def test_a_draining_gateway_is_not_ready_but_serves_what_still_comes() -> None:
         client = Client(CHAT)
         await serve(app_of(fleet), client)
         assert client.status == 200
-        assert "draining" in await fleet.gateway.unready_reasons()
+        assert "draining" in fleet.gateway.unready_reasons()
 
     simulate(scenario)
 
@@ -283,22 +286,52 @@ def test_closing_says_bye_on_every_stream() -> None:
 
 def test_a_short_silence_of_what_all_gateways_need_does_not_take_them_out_together() -> None:
     async def scenario(fleet: Fleet) -> None:
-        assert await fleet.gateway.unready_reasons() == []
+        assert fleet.gateway.unready_reasons() == []
         fleet.quota.failure = Unavailable("busy")
         await asyncio.sleep(REACHED_WITHIN_S / 2)
-        assert await fleet.gateway.unready_reasons() == []
+        assert fleet.gateway.unready_reasons() == []
+
+    simulate(scenario)
+
+
+def test_a_gateway_that_knows_keys_stays_ready_without_quota_and_says_that_it_is_degraded() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        app, ready = app_of(fleet), Client({}, path="/readyz", method="GET")
+        await fleet.chat()
+        fleet.quota.failure = Unavailable("down")
+        await asyncio.sleep(REACHED_WITHIN_S + 1.2)
+        await serve(app, ready)
+        assert ready.status == 200
+        assert json.loads(ready.body) == {
+            "status": "degraded",
+            "reasons": ["quota service unreachable"],
+        }
+        sink = await fleet.chat()
+        assert sink.text() == "Hello there."
+        await asyncio.sleep(STALE_S)
+        assert fleet.gateway.unready_reasons() == ["quota service unreachable"]
+
+    simulate(scenario)
+
+
+def test_a_question_about_readiness_asks_nobody() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        app, num_probes = app_of(fleet), fleet.quota.num_probes
+        for _ in range(100):
+            await serve(app, Client({}, path="/readyz", method="GET"))
+        assert fleet.quota.num_probes == num_probes
 
     simulate(scenario)
 
 
 def test_readiness_names_every_missing_part() -> None:
     async def scenario(fleet: Fleet) -> None:
-        assert await fleet.gateway.unready_reasons() == []
+        assert fleet.gateway.unready_reasons() == []
         fleet.quota.failure = Unavailable("down")
         fleet.tokenizer.failure = Unavailable("down")
         fleet.router.models = []
-        await asyncio.sleep(REACHED_WITHIN_S + 0.2)
-        assert await fleet.gateway.unready_reasons() == [
+        await asyncio.sleep(REACHED_WITHIN_S + 1.2)
+        assert fleet.gateway.unready_reasons() == [
             "quota service unreachable",
             "tokenizer service unreachable",
             "no model has a ready worker",
