@@ -20,6 +20,7 @@ from baton.wire.converted_tokenizer import cache_folder
 from baton.wire.v1 import tokenizer_pb2_grpc
 from services.tokenizer.conversion import tokenizer_file
 from services.tokenizer.encoder import EncodeLimits, Encoder
+from services.tokenizer.fair_queue import QueueLimits
 from services.tokenizer.model_folder import ModelFolder, UnusableModel, read_model_folder
 from services.tokenizer.render_messages import TemplateLimits, TemplateSetup
 from services.tokenizer.served_model import (
@@ -38,7 +39,9 @@ _log = logs.get("tokenizer")
 
 async def serve(process: Process, settings: Settings) -> None:
     """Serve until `process.stopping`. Raises UnusableModel."""
-    with ThreadPoolExecutor(settings.encode_threads, thread_name_prefix="encode") as executor:
+    # One thread more than large prompts may have: small ones never wait for them.
+    num_threads = settings.encode_threads + 1
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="encode") as executor:
         run_in_thread = _thread_runner(executor)
         models = await _load_models(settings, process.clock, run_in_thread)
         try:
@@ -50,9 +53,12 @@ async def serve(process: Process, settings: Settings) -> None:
 async def _serve_models(
     process: Process, settings: Settings, models: ModelTable, run_in_thread: RunInThread
 ) -> None:
-    limits = EncodeLimits(
-        settings.max_prompt_bytes, settings.max_run_chars, settings.max_concurrent
+    queue = QueueLimits(
+        num_large=settings.encode_threads,
+        max_prompts=settings.max_concurrent,
+        max_bytes=settings.max_queued_bytes,
     )
+    limits = EncodeLimits(settings.max_prompt_bytes, settings.max_run_chars, queue)
     encoder = Encoder(models, limits, process.clock, run_in_thread)
 
     def register(server: grpc.aio.Server) -> None:

@@ -4,18 +4,20 @@ The top of the service's domain. Blocking work runs through the `run_in_thread` 
 that the simulation can run it inline. Knows nothing of gRPC contexts.
 """
 
+import asyncio
 import sys
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tokenizers import Encoding
 
 from baton.runtime.telemetry import StageTimer
 from baton.system.clock import Clock
 from baton.wire import prefix_hash
-from baton.wire.failures import InvalidRequest, Overloaded
+from baton.wire.failures import InvalidRequest
 from baton.wire.limits import MAX_BLOCK_SIZE
 from baton.wire.v1 import tokenizer_pb2
+from services.tokenizer.fair_queue import FairQueue, QueueLimits, Turn
 from services.tokenizer.render_messages import Rendered, RenderRequest
 from services.tokenizer.run_length import has_run_longer_than
 from services.tokenizer.served_model import ModelTable, RunInThread, ServedModel
@@ -23,11 +25,11 @@ from services.tokenizer.served_model import ModelTable, RunInThread, ServedModel
 
 @dataclass(frozen=True)
 class EncodeLimits:
-    """Limits of one prompt, and of the number of prompts in work at once."""
+    """Limits of one prompt, and of all that are queued."""
 
     max_prompt_bytes: int = 1024 * 1024
     max_run_chars: int = 65_536
-    max_concurrent: int = 256
+    queue: QueueLimits = field(default_factory=QueueLimits)
 
 
 class Encoder:
@@ -40,37 +42,44 @@ class Encoder:
         self._limits = limits
         self._clock = clock
         self._run_in_thread = run_in_thread
-        self._num_running = 0
+        self._queue = FairQueue(limits.queue)
 
     async def encode(self, request: tokenizer_pb2.EncodeRequest) -> tokenizer_pb2.EncodeResponse:
         """Encode a request's prompt: ids, hashes and stage times.
 
         Raises InvalidRequest, Overloaded, Unavailable.
         """
-        if self._num_running >= self._limits.max_concurrent:
-            raise Overloaded("The tokenizer has too many prompts in work", retry_after_s=1)
-        self._num_running += 1
-        try:
-            return await self._encode(request)
-        finally:
-            self._num_running -= 1
-
-    async def _encode(self, request: tokenizer_pb2.EncodeRequest) -> tokenizer_pb2.EncodeResponse:
         model = self._models.get(request.model_fp)
-        self._check(request)
+        num_bytes = self._check(request)
         timer = StageTimer(self._clock)
+        turn = await self._queue.enter(request.tenant, num_bytes)
+        timer.mark("queue")
+        try:
+            return await self._encode(model, request, timer, turn)
+        finally:
+            turn.leave()
+
+    async def _encode(
+        self,
+        model: ServedModel,
+        request: tokenizer_pb2.EncodeRequest,
+        timer: StageTimer,
+        turn: Turn,
+    ) -> tokenizer_pb2.EncodeResponse:
         kind = request.WhichOneof("prompt")
         prompt: Rendered | str | bytes = request.token_ids if kind == "token_ids" else request.text
         if kind == "chat":
             prompt = await _render(model, request.chat)
             timer.mark("template")
         encoding = _PromptEncoding(model, request, self._limits, timer)
-        response: tokenizer_pb2.EncodeResponse = await self._run_in_thread(encoding.run, prompt)
+        turn.job = asyncio.ensure_future(self._run_in_thread(encoding.run, prompt))
+        response: tokenizer_pb2.EncodeResponse = await asyncio.shield(turn.job)
         timer.mark("hash")
         response.stages.extend(timer.to_wire())
         return response
 
-    def _check(self, request: tokenizer_pb2.EncodeRequest) -> None:
+    def _check(self, request: tokenizer_pb2.EncodeRequest) -> int:
+        """The size of the prompt in bytes. Raises InvalidRequest."""
         if len(request.cache_key) != prefix_hash.CACHE_KEY_BYTES:
             raise InvalidRequest("cache_key must have 32 bytes", param="cache_key")
         if not 0 < request.block_size <= MAX_BLOCK_SIZE:
@@ -84,6 +93,7 @@ class Encoder:
                 " accepted"
             )
             raise InvalidRequest(message, reason="body_too_large", param=_param(request))
+        return num_bytes
 
 
 class _PromptEncoding:

@@ -17,7 +17,9 @@ class Settings:
     listen: str = "127.0.0.1:0"
     admin_listen: str = "127.0.0.1:0"
     encode_threads: int = 2
+    # Prompts, and their bytes, that are queued or in work.
     max_concurrent: int = 256
+    max_queued_bytes: int = 64 * 1024 * 1024
     max_prompt_bytes: int = 1024 * 1024
     max_run_chars: int = 65_536
     # Each child renders one conversation at a time, for one model.

@@ -110,7 +110,9 @@ class Pipeline:
         with trace.measure(Stage.TOKENIZE) as span:
             text_model = await deps.artifacts.text_model(model.model_fp)
             encoded = await deps.tokenizer.encode(
-                submission.encode_request(trace.request_id, request, model, cache_key),
+                submission.encode_request(
+                    trace.request_id, principal.tenant, request, model, cache_key
+                ),
                 trace.call_context(span, deadlines.of_call(ENCODE_TIMEOUT_S)),
             )
         prompt = Prompt(encoded.token_ids, encoded.block_hashes, cache_key, text_model)

@@ -80,11 +80,12 @@ def default_reservation(
 
 
 def encode_request(
-    request_id: str, request: GenerationRequest, model: ServedModel, cache_key: bytes
+    request_id: str, tenant: str, request: GenerationRequest, model: ServedModel, cache_key: bytes
 ) -> tokenizer_pb2.EncodeRequest:
     """The request to the tokenizer; one token must be left for the answer."""
     encode = tokenizer_pb2.EncodeRequest(
         request_id=request_id,
+        tenant=tenant,
         model_fp=model.model_fp,
         cache_key=cache_key,
         block_size=model.block_size,

@@ -114,7 +114,7 @@ async def test_conversation_comes_back_as_ids_and_hashes(service: Service):
     assert list(array("I", response.token_ids)) == ids
     root = prefix_hash.root_hash(service.model_fp, 16, KEY)
     assert response.block_hashes == prefix_hash.block_hashes(root, response.token_ids, 16, KEY)
-    assert [stage.name for stage in response.stages] == ["template", "encode", "hash"]
+    assert [stage.name for stage in response.stages] == ["queue", "template", "encode", "hash"]
 
 
 async def test_text_that_spells_a_control_token_gets_text_ids(service: Service):

@@ -15,6 +15,7 @@ from baton.wire import prefix_hash
 from baton.wire.failures import InvalidRequest, Overloaded, Unavailable
 from baton.wire.v1 import tokenizer_pb2
 from services.tokenizer.encoder import EncodeLimits, Encoder
+from services.tokenizer.fair_queue import QueueLimits
 from services.tokenizer.prompt_tokenizer import PromptTokenizer
 from services.tokenizer.served_model import ModelTable, ServedModel
 
@@ -84,9 +85,9 @@ async def test_other_tenants_key_gives_the_same_ids_and_no_equal_hash(chatml: Se
 
 async def test_stages_are_named_and_add_up(chatml: ServedModel):
     stages = (await encoder(chatml).encode(request(chatml, chat=chat("hi")))).stages
-    assert [stage.name for stage in stages] == ["template", "encode", "hash"]
+    assert [stage.name for stage in stages] == ["queue", "template", "encode", "hash"]
     stages = (await encoder(chatml).encode(request(chatml, text="hi"))).stages
-    assert [stage.name for stage in stages] == ["encode", "hash"]
+    assert [stage.name for stage in stages] == ["queue", "encode", "hash"]
     assert all(stage.duration_us >= 1_000_000 for stage in stages)
 
 
@@ -226,7 +227,7 @@ async def test_more_prompts_at_once_than_allowed_are_overload(chatml: ServedMode
         await release.wait()
         return function(*args)
 
-    limits = EncodeLimits(max_concurrent=2)
+    limits = EncodeLimits(queue=QueueLimits(max_prompts=2))
     busy = Encoder(ModelTable([chatml]), limits, SteppingClock(), wait_and_run)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(busy.encode(request(chatml, text="x"))) for _ in range(2)]
