@@ -31,11 +31,11 @@ ROOT = Path(__file__).parents[2]
 # No request of a test takes as long, though the first readers of hundreds have stalled long before
 # the last ones get a place in the batch.
 PATIENCE_S = 1800
-# By file, where it is not the shared one.
+# By file, where it is not the shared one; empty where each test starts its own.
 STACK_OF = {
     "test_edge.py": "edge",
     "test_killed_clients.py": "small",
-    "test_life_of_a_stack.py": "its own",
+    "test_life_of_a_stack.py": "",
     "test_stalled_readers.py": "small",
 }
 
@@ -215,7 +215,7 @@ class ByStack(LoadScopeScheduling):
         file = nodeid.partition("::")[0]
         if not file.startswith("tests/e2e/"):
             return file
-        return STACK_OF.get(Path(file).name, "shared")
+        return STACK_OF.get(Path(file).name, "shared") or nodeid
 
 
 @pytest.hookimpl(optionalhook=True)
