@@ -33,7 +33,7 @@ _PUT_AHEAD_EVERY_S = 0.3
 _IDLE_CPU = 0.2
 _SETTLE_TRIES, _SETTLE_PAUSE_S = 60, 1.0
 # Waiting for a place in a full batch is what a benchmark wants to see, not a refusal.
-_PATIENCE = {"BATON_GATEWAY_FIRST_TOKEN_S": "600", "BATON_GATEWAY_TOKEN_GAP_S": "600"}
+_PATIENCE = {"BATON_ROUTER_MAX_WAIT_S": "600", "BATON_GATEWAY_TOKEN_GAP_S": "600"}
 
 
 @dataclass(slots=True)

@@ -235,8 +235,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def patience() -> dict[str, str]:
     """Settings of a stack that cuts nobody off. No spans: their receiver is no part of a
     deployment."""
-    names = ("STALL_S", "DEADLINE_S", "FIRST_TOKEN_S", "TOKEN_GAP_S")
-    limits = {f"BATON_GATEWAY_{name}": str(PATIENCE_S) for name in names}
+    names = ("GATEWAY_STALL_S", "GATEWAY_DEADLINE_S", "GATEWAY_TOKEN_GAP_S", "ROUTER_MAX_WAIT_S")
+    limits = {f"BATON_{name}": str(PATIENCE_S) for name in names}
     return limits | {"OTEL_TRACES_SAMPLER_ARG": "0"}
 
 
