@@ -80,6 +80,16 @@ def itl_increase_s(demand: Demand, decode: WorkerView, policy: Policy, pool_step
     return policy.itl_weight * (longer_s - pool_step_s) * max(1, demand.expected_output_tokens)
 
 
+def engine_s(demand: Demand, decode: WorkerView, prefill: WorkerView | None) -> float:
+    """Seconds of the engines that the request takes: what is not cached of its prompt, the handoff,
+    and its share of the decode steps in which its choices run beside others."""
+    parts = ttft_s(demand, decode, prefill)
+    batch = decode.num_sequences + demand.num_choices
+    step_share_s = decode.speed.decode_step_s * demand.num_choices / batch
+    own_s = parts["prefill"] + parts.get("transfer", 0.0)
+    return own_s + step_share_s * max(1, demand.expected_output_tokens)
+
+
 def first_token_s(
     demand: Demand, decode: WorkerView, prefill: WorkerView | None, pool_step_s: float
 ) -> float:

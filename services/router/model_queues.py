@@ -6,11 +6,11 @@ All models that no worker has registered share one queue, so that clients cannot
 from collections.abc import Collection
 
 from baton.system.clock import Clock
-from baton.wire.failures import Overloaded
 from baton.wire.v1 import router_pb2
+from services.router.fair_line import ANYBODY
 from services.router.pick_request import PickRequest
 from services.router.queue import RequestQueue, WaitedTooLong
-from services.router.selector import Selector
+from services.router.selector import Placement, Selector
 from services.router.settings import Settings
 from services.router.shedding import Shedding
 
@@ -25,29 +25,58 @@ class _ModelQueue:
         self._selector = selector
         self._clock = clock
         self._shedding = Shedding(settings.max_wait_s, clock)
-        self.line = RequestQueue[PickRequest, router_pb2.PickResponse](
-            selector.attempt, PickRequest.covers, self._admit, clock
+        self.queue = RequestQueue[PickRequest, Placement](
+            self._attempt, PickRequest.covers, self._admit, clock
         )
 
     async def pick(self, wanted: PickRequest) -> router_pb2.PickResponse:
         """Wait for a pick. Raises what the attempt raises, and Overloaded."""
         limit_s = min(self._settings.max_wait_s, max(wanted.due_at - wanted.arrived_at, 0.0))
         try:
-            return await self.line.wait(wanted, limit_s, has_begun=wanted.has_begun)
+            placement = await self.queue.wait(
+                wanted, limit_s, wanted.turn, has_begun=wanted.has_begun
+            )
+            return placement.response
         except WaitedTooLong:
             message = f"no worker had room within {limit_s:.3g} s"
-            raise self._shedding.refusal(message, self.line.predicted_wait_s()) from None
+            wait_s = self.queue.predicted_wait_s(wanted.turn)
+            raise self._shedding.refusal(message, wait_s) from None
 
-    def _admit(self, wanted: PickRequest, wait_s: float, num_waiting: int) -> None:
-        if num_waiting >= self._settings.max_queued:
-            raise self._full(num_waiting, wait_s)
+    def _attempt(self, wanted: PickRequest, is_first: bool) -> Placement | None:
+        """Try to place a request, and count its service; that of a stream which has begun is not
+        its tenant's doing."""
+        placement = self._selector.attempt(wanted, is_first)
+        if placement is not None and not wanted.has_begun:
+            self.queue.line.charge(wanted.turn, placement.engine_s)
+        return placement
+
+    def _admit(self, wanted: PickRequest) -> None:
+        """Raise Overloaded when the request must not wait."""
+        wait_s = self.queue.predicted_wait_s(wanted.turn)
+        if (full := self._full(wanted)) is not None:
+            raise self._shedding.refusal(full, wait_s)
         if not wanted.has_begun and wait_s:
             left_s = wanted.due_at - self._clock.now()
             self._shedding.check(wait_s, self._selector.first_token_s(wanted), left_s)
 
-    def _full(self, num_waiting: int, wait_s: float) -> Overloaded:
-        message = f"{num_waiting} requests wait for this model already"
-        return self._shedding.refusal(message, wait_s)
+    def _full(self, wanted: PickRequest) -> str | None:
+        """The bound that the queue has reached, if there is one.
+
+        The first request of a tenant is let in where others have filled the queue, up to twice its
+        size.
+        """
+        settings, queue, turn = self._settings, self.queue, wanted.turn
+        if wanted.has_begun:
+            is_full = queue.num_begun >= settings.max_queued
+            return "too many streams look for another worker" if is_full else None
+        held = queue.line.held(turn.tenant)
+        if held.num_requests >= settings.max_queued_per_tenant:
+            return f"{held.num_requests} requests of this tenant wait for this model already"
+        if held.num_bytes + turn.num_bytes > settings.max_queued_bytes_per_tenant:
+            return f"requests of this tenant keep {held.num_bytes} bytes of the queue already"
+        if len(queue) >= settings.max_queued * (1 if held.num_requests else 2):
+            return f"{len(queue)} requests wait for this model already"
+        return None
 
 
 class ModelQueues:
@@ -67,19 +96,19 @@ class ModelQueues:
         """Try the queues whose requests a worker of this model could take."""
         for key in (model_fp, _UNKNOWN):
             if key in self._queues:
-                self._queues[key].line.notify()
+                self._queues[key].queue.notify()
 
     def num_queued(self) -> dict[str, int]:
         """The number of waiting requests, by the model's fingerprint."""
-        return {fp: len(queue.line) for fp, queue in self._queues.items()}
+        return {fp: len(queue.queue) for fp, queue in self._queues.items()}
 
     def waits_s(self) -> dict[str, float]:
         """The predicted wait of a new request, by the model's fingerprint."""
-        return {fp: queue.line.predicted_wait_s() for fp, queue in self._queues.items()}
+        return {fp: queue.queue.predicted_wait_s(ANYBODY) for fp, queue in self._queues.items()}
 
     def waited_for(self) -> set[str]:
         """The models for which requests wait."""
-        return {fp for fp, queue in self._queues.items() if len(queue.line)}
+        return {fp for fp, queue in self._queues.items() if len(queue.queue)}
 
     def follow(self, model_fps: Collection[str]) -> None:
         """Forget the queues of all models but these, unless a request waits there."""
@@ -89,7 +118,7 @@ class ModelQueues:
     def refuse_all(self, message: str) -> None:
         """Refuse the requests that wait; their gateways try another router."""
         for queue in self._queues.values():
-            queue.line.refuse_all(message)
+            queue.queue.refuse_all(message)
 
     def _of(self, model_fp: str) -> _ModelQueue:
         key = model_fp if self._selector.is_known(model_fp) else _UNKNOWN

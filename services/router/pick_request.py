@@ -5,13 +5,16 @@ from dataclasses import dataclass
 from typing import Self
 
 from baton.wire.failures import InvalidRequest
+from baton.wire.key_registry import MAX_PRIORITY
 from baton.wire.limits import MAX_CHOICES
 from baton.wire.v1 import router_pb2
+from services.router.fair_line import Turn
 from services.router.prefix_index import hashes_of
 
 MAX_PROMPT_TOKENS = 1 << 24
 # A prompt that is shorter by more than this factor may find room where another finds none.
 _MUCH = 2
+MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class PickRequest:
     local_prefill: bool
     excluded: frozenset[str]
     has_begun: bool
+    turn: Turn
     arrived_at: float
     due_at: float
 
@@ -57,6 +61,7 @@ class PickRequest:
             local_prefill=request.local_prefill,
             excluded=frozenset(request.exclude_worker_ids),
             has_begun=request.has_begun,
+            turn=_turn(request),
             arrived_at=now,
             due_at=now + left_s,
         )
@@ -74,3 +79,14 @@ class PickRequest:
             and self.excluded <= other.excluded
             and (self.local_prefill or not other.local_prefill)
         )
+
+
+def _turn(request: router_pb2.PickRequest) -> Turn:
+    """The claim of the request's tenant; a weight that was not sent is 1."""
+    weight = request.weight if math.isfinite(request.weight) and request.weight > 0 else 1.0
+    return Turn(
+        request.tenant,
+        min(request.priority, MAX_PRIORITY),
+        min(max(weight, MIN_WEIGHT), MAX_WEIGHT),
+        len(request.block_hashes),
+    )

@@ -39,7 +39,8 @@ class Obstacle(StrEnum):
 class Pick:
     """The chosen pair, and the blocks it will take on `decode`; no `prefill` = local prefill.
 
-    The first token is predicted to come in `first_token_s`; 0 = not known.
+    The first token is predicted to come in `first_token_s` (0 = not known), and the request to take
+    `engine_s` of the engines' time.
     """
 
     decode: WorkerView
@@ -47,6 +48,7 @@ class Pick:
     num_decode_blocks: int
     reasons: str
     first_token_s: float
+    engine_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ def pick(
         _blocks_needed(demand, best.decode, policy),
         _explain(demand, best, candidates, losses),
         costs.first_token_s(demand, best.decode, best.prefill, pool_step_s),
+        costs.engine_s(demand, best.decode, best.prefill),
     )
 
 

@@ -1,22 +1,24 @@
-"""The queue of one model: first come first served, each waiter with its own deadline.
+"""The queue of one model: fair between tenants, each waiter with its own deadline.
 
-Streams that have begun and lost their worker go before requests of which nobody has seen anything.
-Who is first in line is tried first: at once, when something changed (`notify`), and every RETRY_S
-because room also comes back by time alone (leases expire, silent workers turn stale). Who needs
-less than all who found no room before it is tried after them, so that one who needs much holds up
-nobody else; what keeps it from waiting for ever is the attempt's business (`head_of_line.py`). Many
-changes in a row cost one attempt per PACE_S, and those behind the first are looked at every
-RETRY_S: a full fleet that reports busily must not keep the router busy. Knows nothing of workers.
+Streams that have begun and lost their worker go before requests of which nobody has seen anything;
+those go in the order of `fair_line.py`. Who is first in line is tried first: at once, when
+something changed (`notify`), and every RETRY_S because room also comes back by time alone (leases
+expire, silent workers turn stale). Who needs less than all who found no room before it is tried
+after them, so that one who needs much holds up nobody else; what keeps it from waiting for ever is
+the attempt's business (`head_of_line.py`). Many changes in a row cost one attempt per PACE_S, and
+those behind the first are looked at every RETRY_S: a full fleet that reports busily must not keep
+the router busy. Knows nothing of workers.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, TypeVar
 
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError, Unavailable
-from services.router.grant_pace import GrantPace
+from services.router.fair_line import ANYBODY, FairLine, Turn, Waiting
 from services.router.retry_timer import TIMER_SLACK_S, RetryTimer
 
 RETRY_S = 0.05
@@ -34,14 +36,10 @@ class WaitedTooLong(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class _Waiter(Generic[D, T]):
+class _Waiter(Waiting, Generic[D, T]):
     demand: D
     # Errors are values here: a cancelled waiter would leave an exception unretrieved.
     outcome: "asyncio.Future[T | BatonError]"
-
-
-# Waiters in the order in which they came; the values mean nothing.
-_Line = dict[_Waiter[D, T], None]
 
 
 class RequestQueue(Generic[D, T]):
@@ -49,54 +47,62 @@ class RequestQueue(Generic[D, T]):
 
     `attempt(demand, is_first)` returns a waiter's result, or None to let it wait on; it raises
     BatonError to refuse. `covers(one, other)` is true when `other` finds no room where `one` finds
-    none. `admit(demand, wait_s, num_waiting)` raises BatonError when a request must not join the
-    line, in which so many wait and it would wait for `wait_s`.
+    none. `admit(demand)` raises BatonError when a request must not wait.
     """
 
     def __init__(
         self,
         attempt: Callable[[D, bool], T | None],
         covers: Callable[[D, D], bool],
-        admit: Callable[[D, float, int], None],
+        admit: Callable[[D], None],
         clock: Clock,
     ) -> None:
         self._clock = clock
         self._attempt = attempt
         self._covers = covers
         self._admit = admit
-        self._begun: _Line[D, T] = {}
-        self._new: _Line[D, T] = {}
+        # The waiters whose streams have begun, in order; the values mean nothing.
+        self._begun: dict[_Waiter[D, T], None] = {}
+        self.line: FairLine[_Waiter[D, T]] = FairLine(clock)
+        self._num_entered = 0
         self._timer = RetryTimer(clock, self.pump)
         self._failed_at = self._looked_behind_at = float("-inf")
-        self._pace = GrantPace(clock)
 
     def __len__(self) -> int:
-        return len(self._begun) + len(self._new)
+        return len(self._begun) + len(self.line)
 
-    def predicted_wait_s(self) -> float:
+    @property
+    def num_begun(self) -> int:
+        """The waiters whose streams have begun."""
+        return len(self._begun)
+
+    def predicted_wait_s(self, turn: Turn) -> float:
         """The wait of a new request, from the pace of the latest grants."""
-        return len(self) * self._pace.interval_s
+        return self.line.predicted_wait_s(turn, self.num_begun)
 
-    async def wait(self, demand: D, timeout_s: float, *, has_begun: bool = False) -> T:
+    async def wait(
+        self, demand: D, timeout_s: float, turn: Turn = ANYBODY, *, has_begun: bool = False
+    ) -> T:
         """Wait for the result of `attempt`; leaves the queue when the caller is cancelled.
 
         Raises what `attempt` and `admit` raise, and WaitedTooLong after `timeout_s`.
         """
-        line = self._begun if has_begun else self._new
-        is_first = not self._begun and not line
-        if is_first or not self._is_covered(demand, (each for _, each in self._waiters())):
+        is_first = not self._begun and (has_begun or not len(self.line))
+        if is_first or not self._is_covered(demand, self._waiters()):
             result = self._attempt(demand, is_first)
             if result is not None:
                 return result
-        self._admit(demand, self.predicted_wait_s(), len(line))
-        waiter = self._enter(line, demand)
+        self._admit(demand)
+        waiter = self._enter(demand, turn, has_begun=has_begun)
         try:
             async with asyncio.timeout(timeout_s):
                 outcome = await waiter.outcome
         except TimeoutError:
             raise WaitedTooLong from None
         finally:
-            self._leave(line, waiter)
+            # A waiter that gives up may have stood in the way of those behind it.
+            if self._take_out(waiter):
+                self.pump()
         if isinstance(outcome, BatonError):
             raise outcome
         return outcome
@@ -118,13 +124,13 @@ class RequestQueue(Generic[D, T]):
         if looks_behind:
             self._looked_behind_at = now
         in_vain: list[_Waiter[D, T]] = []
-        for line, waiter in self._waiters():
+        for waiter in self._waiters():
             if waiter.outcome.done():  # cancelled, and its task has not run since
-                del line[waiter]
+                self._take_out(waiter)
             elif self._is_covered(waiter.demand, in_vain):
                 continue
             elif (outcome := self._outcome(waiter, not in_vain)) is not None:
-                del line[waiter]
+                self._take_out(waiter, is_granted=not isinstance(outcome, BatonError))
                 waiter.outcome.set_result(outcome)
             else:
                 self._failed_at = now
@@ -136,17 +142,15 @@ class RequestQueue(Generic[D, T]):
     def refuse_all(self, message: str) -> None:
         """Refuse all waiters; their gateways try another router."""
         refusal = Unavailable(message, retry_after_s=_STOPPING_RETRY_AFTER_S)
-        for line, waiter in self._waiters():
-            del line[waiter]
+        for waiter in list(self._waiters()):
+            self._take_out(waiter)
             if not waiter.outcome.done():
                 waiter.outcome.set_result(refusal)
         self._set_timer()
 
-    def _waiters(self) -> Iterator[tuple[_Line[D, T], _Waiter[D, T]]]:
-        """The waiters in order, with their lines, which may change meanwhile."""
-        for line in (self._begun, self._new):
-            for waiter in list(line):
-                yield line, waiter
+    def _waiters(self) -> Iterator[_Waiter[D, T]]:
+        """The waiters in order; they may leave meanwhile."""
+        return chain(list(self._begun), self.line.in_order())
 
     def _is_covered(self, demand: D, others: Iterable[_Waiter[D, T]]) -> bool:
         return any(self._covers(other.demand, demand) for other in others)
@@ -154,30 +158,34 @@ class RequestQueue(Generic[D, T]):
     def _outcome(self, waiter: _Waiter[D, T], is_first: bool) -> T | BatonError | None:
         """The waiter's result or error, or None when it has to wait on."""
         try:
-            result = self._attempt(waiter.demand, is_first)
+            return self._attempt(waiter.demand, is_first)
         except BatonError as error:
             return error
-        if result is not None:
-            self._pace.note()
-        return result
 
-    def _enter(self, line: _Line[D, T], demand: D) -> _Waiter[D, T]:
-        waiter: _Waiter[D, T] = _Waiter(demand, asyncio.get_running_loop().create_future())
-        line[waiter] = None
-        self._pace.begin()
+    def _enter(self, demand: D, turn: Turn, *, has_begun: bool) -> _Waiter[D, T]:
+        self._num_entered += 1
+        outcome: asyncio.Future[T | BatonError] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(turn, self._num_entered, self._clock.now(), demand, outcome)
+        if has_begun:
+            self._begun[waiter] = None
+        else:
+            self.line.enter(waiter)
         self._set_timer()
         return waiter
 
-    def _leave(self, line: _Line[D, T], waiter: _Waiter[D, T]) -> None:
-        """Take out a waiter that gives up; it may have stood in the way of those behind it."""
-        if waiter in line:
-            del line[waiter]
-            self.pump()
+    def _take_out(self, waiter: _Waiter[D, T], *, is_granted: bool = False) -> bool:
+        """Take a waiter out; returns whether it was there."""
+        if waiter in self._begun:
+            del self._begun[waiter]
+            return True
+        if is_granted:
+            self.line.granted(waiter)
+            return True
+        return self.line.leave(waiter)
 
     def _set_timer(self) -> None:
         """Try again in RETRY_S at the latest, while there is a waiter."""
         if len(self):
             self._timer.set(RETRY_S)
         else:
-            self._pace.pause()
             self._timer.clear()

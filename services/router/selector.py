@@ -5,6 +5,7 @@ Decides where the prompt may be computed, when further waiting is pointless, and
 reserved for the first request in line.
 """
 
+from dataclasses import dataclass
 from random import Random
 
 from baton.system.clock import Clock
@@ -20,6 +21,14 @@ from services.router.reported import DECODE, PREFILL
 from services.router.settings import Settings
 from services.router.slot_lease import SlotLease
 from services.router.views import Demand, Policy, PrefillMode, Unfit, WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A pick, and the seconds of the engines that its request is predicted to take."""
+
+    response: router_pb2.PickResponse
+    engine_s: float
 
 
 class Selector:
@@ -63,9 +72,7 @@ class Selector:
             del self._no_worker_since[model_fp]
         self._reserved.follow(self._fleet.models.keys())
 
-    def attempt(
-        self, request: PickRequest, is_first: bool = True
-    ) -> router_pb2.PickResponse | None:
+    def attempt(self, request: PickRequest, is_first: bool = True) -> Placement | None:
         """Pick workers for a request that is the first in line or passes it; None = let it wait.
 
         Raises ModelNotFound, InvalidRequest (it never fits), Unavailable (no_worker) and Overloaded
@@ -84,7 +91,7 @@ class Selector:
             self._check_due(request, outcome)
             self._no_worker_since.pop(request.model_fp, None)
             self._take_leases(request, outcome)
-            return self._response(request, outcome)
+            return Placement(self._response(request, outcome), outcome.engine_s)
         if outcome.obstacle is Obstacle.NO_WORKER:
             self._wait_for_worker(request, outcome)
             return None

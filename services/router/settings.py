@@ -27,6 +27,9 @@ class Settings:
     # The number of requests that may wait for one model, and the longest wait of one; a request
     # that is predicted to wait for more than 0.8 of it is refused at once.
     max_queued: int = 1024
+    # Of one tenant, so many of them, with so many bytes of prefix hashes.
+    max_queued_per_tenant: int = 256
+    max_queued_bytes_per_tenant: int = 16 * 1024 * 1024
     max_wait_s: float = 60.0
     # How long a request waits for a ready worker, and how long after its start the router expects
     # workers that have not registered yet.

@@ -17,7 +17,7 @@ WORKER_ROLE_PREFILL: WorkerRole
 WORKER_ROLE_DECODE: WorkerRole
 
 class PickRequest(_message.Message):
-    __slots__ = ("request_id", "model_fp", "block_hashes", "num_prompt_tokens", "expected_output_tokens", "tenant", "priority", "poison_fingerprint", "exclude_worker_ids", "num_choices", "local_prefill", "num_deaths", "has_failed", "harmless_fingerprints", "quarantined", "has_begun")
+    __slots__ = ("request_id", "model_fp", "block_hashes", "num_prompt_tokens", "expected_output_tokens", "tenant", "priority", "poison_fingerprint", "exclude_worker_ids", "num_choices", "local_prefill", "num_deaths", "has_failed", "harmless_fingerprints", "quarantined", "has_begun", "weight")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FP_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class PickRequest(_message.Message):
     HARMLESS_FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     HAS_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model_fp: str
     block_hashes: bytes
@@ -50,7 +51,8 @@ class PickRequest(_message.Message):
     harmless_fingerprints: _containers.RepeatedScalarFieldContainer[bytes]
     quarantined: _containers.RepeatedCompositeFieldContainer[Quarantined]
     has_begun: bool
-    def __init__(self, request_id: _Optional[str] = ..., model_fp: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., poison_fingerprint: _Optional[bytes] = ..., exclude_worker_ids: _Optional[_Iterable[str]] = ..., num_choices: _Optional[int] = ..., local_prefill: _Optional[bool] = ..., num_deaths: _Optional[int] = ..., has_failed: _Optional[bool] = ..., harmless_fingerprints: _Optional[_Iterable[bytes]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ..., has_begun: _Optional[bool] = ...) -> None: ...
+    weight: float
+    def __init__(self, request_id: _Optional[str] = ..., model_fp: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., poison_fingerprint: _Optional[bytes] = ..., exclude_worker_ids: _Optional[_Iterable[str]] = ..., num_choices: _Optional[int] = ..., local_prefill: _Optional[bool] = ..., num_deaths: _Optional[int] = ..., has_failed: _Optional[bool] = ..., harmless_fingerprints: _Optional[_Iterable[bytes]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ..., has_begun: _Optional[bool] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class Quarantined(_message.Message):
     __slots__ = ("fingerprint", "left_s", "software_version")
@@ -103,7 +105,7 @@ class WatchAdmissionResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ..., software_version: _Optional[str] = ...) -> None: ...
 
 class ModelState(_message.Message):
-    __slots__ = ("model_fp", "name", "revision", "block_size", "max_model_len", "vocab_size", "eos_token_ids", "workers", "num_queued", "predicted_wait_s", "prefill_tokens_per_s", "shed_below_priority")
+    __slots__ = ("model_fp", "name", "revision", "block_size", "max_model_len", "vocab_size", "eos_token_ids", "workers", "num_queued", "predicted_wait_s", "prefill_tokens_per_s")
     MODEL_FP_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -115,7 +117,6 @@ class ModelState(_message.Message):
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
-    SHED_BELOW_PRIORITY_FIELD_NUMBER: _ClassVar[int]
     model_fp: str
     name: str
     revision: str
@@ -127,8 +128,7 @@ class ModelState(_message.Message):
     num_queued: int
     predicted_wait_s: _containers.RepeatedScalarFieldContainer[float]
     prefill_tokens_per_s: float
-    shed_below_priority: int
-    def __init__(self, model_fp: _Optional[str] = ..., name: _Optional[str] = ..., revision: _Optional[str] = ..., block_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., num_queued: _Optional[int] = ..., predicted_wait_s: _Optional[_Iterable[float]] = ..., prefill_tokens_per_s: _Optional[float] = ..., shed_below_priority: _Optional[int] = ...) -> None: ...
+    def __init__(self, model_fp: _Optional[str] = ..., name: _Optional[str] = ..., revision: _Optional[str] = ..., block_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., num_queued: _Optional[int] = ..., predicted_wait_s: _Optional[_Iterable[float]] = ..., prefill_tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class WorkerState(_message.Message):
     __slots__ = ("worker_id", "endpoint", "role", "ready", "draining", "num_running", "num_waiting", "kv_usage", "ejected")

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RouterStub:
-    """One bounded queue per model; picks the pair of workers for a request.
+    """One bounded queue per model, fair between tenants; picks the pair of workers for a request.
     """
 
     def __init__(self, channel):
@@ -48,11 +48,12 @@ class RouterStub:
 
 
 class RouterServicer:
-    """One bounded queue per model; picks the pair of workers for a request.
+    """One bounded queue per model, fair between tenants; picks the pair of workers for a request.
     """
 
     def Pick(self, request, context):
-        """Waits in the queue for room, until the deadline is near. A full queue refuses at once.
+        """Waits in the queue for room. A request whose first token would come too late is refused at once;
+        the call's deadline is the moment at which it is due.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +88,7 @@ def add_RouterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Router:
-    """One bounded queue per model; picks the pair of workers for a request.
+    """One bounded queue per model, fair between tenants; picks the pair of workers for a request.
     """
 
     @staticmethod

@@ -1,8 +1,8 @@
 """An open loop of requests against a real router, with workers in memory that take real time.
 
 A worker runs `slots` requests at once; each has its first token after `first_token_s` and ends
-after `service_s`. A client whose first token is not there in time leaves, as a gateway does, and
-what its worker computed was for nothing.
+after `service_s`, or later as its prompt is longer. A client whose first token is not there in time
+leaves, as a gateway does, and what its worker computed was for nothing.
 """
 
 import asyncio
@@ -37,7 +37,11 @@ class OpenLoop:
     first_token_s: float = 0.6
     service_s: float = 1.0
     num_prompt_tokens: int = 64
+    # Answers are shorter or longer by up to this share of `service_s`.
+    spread: float = 0.0
     outcomes: list[Outcome] = field(default_factory=list)
+    # The tenants in the order in which their requests got workers.
+    granted: list[str] = field(default_factory=list)
     num_too_late: int = 0
 
     def __post_init__(self) -> None:
@@ -96,7 +100,7 @@ class OpenLoop:
 
     async def one(self, due_s: float | None = None, **fields: Any) -> None:
         """One request, from its arrival to its end."""
-        clock, arrived_at, tenant = self.router.clock, self.router.clock.now(), ""
+        clock, arrived_at = self.router.clock, self.router.clock.now()
         tenant = fields.get("tenant", "")
         self._number += 1
         request_id = f"r{self._number}"
@@ -106,35 +110,41 @@ class OpenLoop:
             num_prompt_tokens=self.num_prompt_tokens,
             expected_output_tokens=100,
             num_choices=1,
-            **fields,
         )
+        request.MergeFrom(router_pb2.PickRequest(**fields))
         try:
             pick = await self.router.core.pick(request, due_s)
         except BatonError as error:
             self.outcomes.append(Outcome(arrived_at, clock.now(), None, error, tenant))
             return
+        self.granted.append(tenant)
         worker_id = pick.decode.worker_id
+        longer = request.num_prompt_tokens / self.num_prompt_tokens
+        spread = 1 + self.spread * self._random.uniform(-1, 1)
+        first_token_s, service_s = self.first_token_s * longer, self.service_s * longer * spread
         left_s = float("inf") if due_s is None else arrived_at + due_s - clock.now()
         self._running[worker_id] += 1
         self._report(worker_id, request_id)
-        await asyncio.sleep(min(self.first_token_s, max(left_s, 0.0)))
-        if left_s < self.first_token_s:
+        await asyncio.sleep(min(first_token_s, max(left_s, 0.0)))
+        if left_s < first_token_s:
             self.num_too_late += 1
             self.outcomes.append(Outcome(arrived_at, clock.now(), None, None, tenant))
         else:
-            first_token_s = clock.now() - arrived_at
-            await asyncio.sleep(self.service_s - self.first_token_s)
-            self.outcomes.append(Outcome(arrived_at, clock.now(), first_token_s, None, tenant))
+            came_after_s = clock.now() - arrived_at
+            await asyncio.sleep(service_s - first_token_s)
+            self.outcomes.append(Outcome(arrived_at, clock.now(), came_after_s, None, tenant))
         self._running[worker_id] -= 1
         self._report(worker_id)
 
     def _report(self, worker_id: str, *accepted: str) -> None:
-        # The rate includes the whole time to the first token.
+        # The rate includes the whole time to the first token. One that never changes would count as
+        # not measured again.
+        tokens_per_s = self.num_prompt_tokens / self.first_token_s + 0.001 * (self._number % 2)
         self._workers[worker_id].load(
             *accepted,
             num_running=self._running[worker_id],
             num_blocks_total=100_000,
             num_blocks_free=100_000,
-            prefill_tokens_per_s=self.num_prompt_tokens / self.first_token_s + 1e-6 * self._number,
+            prefill_tokens_per_s=tokens_per_s,
             decode_step_s=0.001,
         )

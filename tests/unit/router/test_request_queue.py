@@ -5,6 +5,7 @@ import pytest
 
 from baton.testing.virtual_clock import VirtualClock, VirtualLoop, run_virtual
 from baton.wire.failures import ModelNotFound, Overloaded, Unavailable
+from services.router.fair_line import ANYBODY
 from services.router.queue import MAX_IN_VAIN, PACE_S, RETRY_S, RequestQueue, WaitedTooLong
 
 
@@ -42,18 +43,19 @@ def queue_of(max_queued: int) -> Queue:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
 
-    def admit(room: Room, wait_s: float, num_waiting: int) -> None:
-        if num_waiting >= max_queued:
+    def admit(room: Room) -> None:
+        if len(queue.line) >= max_queued:
             raise Overloaded("full", retry_after_s=1)
 
-    return Queue(attempt, operator.is_, admit, loop.clock)
+    queue = Queue(attempt, operator.is_, admit, loop.clock)
+    return queue
 
 
 def attempt(room: Room, is_first: bool) -> str | None:
     return room.attempt(is_first)
 
 
-def admit_all(room: Room, wait_s: float, num_waiting: int) -> None:
+def admit_all(room: Room) -> None:
     """Refuse nothing."""
 
 
@@ -242,24 +244,6 @@ def test_streams_that_have_begun_go_before_requests_that_have_not() -> None:
     assert run_virtual(scenario()) == ["begun-1", "begun-2", "new-1", "new-2"]
 
 
-def test_a_queue_full_of_new_requests_refuses_no_stream_that_has_begun() -> None:
-    async def scenario() -> None:
-        queue, room = queue_of(2), Room()
-        async with asyncio.TaskGroup() as tasks:
-            new = [tasks.create_task(queue.wait(room, 10)) for _ in range(2)]
-            await settle()
-            begun = tasks.create_task(queue.wait(room, 10, has_begun=True))
-            await settle()
-            assert len(queue) == 3
-            room.slots = 1
-            queue.pump()
-            assert await begun == "granted"
-            for task in new:
-                task.cancel()
-
-    run_virtual(scenario())
-
-
 def test_room_that_comes_back_by_time_alone_is_found() -> None:
     async def scenario() -> float:
         queue, room = queue_of(10), Room()
@@ -350,7 +334,7 @@ def test_the_predicted_wait_follows_the_pace_of_grants() -> None:
             room.slots = 1
             queue.pump()
         await settle()
-        predicted = queue.predicted_wait_s()
+        predicted = queue.predicted_wait_s(ANYBODY)
         for task in tasks:
             task.cancel()
         return predicted

@@ -240,6 +240,25 @@ def test_a_full_queue_is_overloaded_at_once(router, run, clock) -> None:
     run(scenario)
 
 
+def test_a_queue_full_of_new_requests_refuses_no_stream_that_has_begun(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router(max_queued=2, max_queued_per_tenant=2, stale_after_s=60)
+        fleet.prefill()
+        decode = fleet.decode()
+        decode.load(num_running=4)
+        new = [asyncio.create_task(fleet.pick(f"r{i}")) for i in range(2)]
+        await settle()
+        begun = asyncio.create_task(fleet.pick("begun", has_begun=True))
+        await settle()
+        assert not begun.done()
+        decode.load(num_running=3)
+        await begun
+        for task in new:
+            task.cancel()
+
+    run(scenario)
+
+
 def test_a_cancelled_pick_gives_its_place_and_its_slot_back(router, run) -> None:
     async def scenario() -> None:
         fleet = router(stale_after_s=60)
