@@ -35,6 +35,7 @@ from services.gateway.tenants.local_buckets import LocalBuckets
 from services.gateway.tenants.outbox import Outbox
 from services.gateway.tenants.outbox_files import OutboxFiles
 from services.gateway.tenants.quota_outage import GuardedQuota
+from services.gateway.tenants.refusals import Refusals
 from services.gateway.text.detokenize import Artifacts
 from services.gateway.workers.migration import EarlyMigration, MigrationLimiter
 from services.gateway.workers.worker_links import WorkerLinks
@@ -128,6 +129,7 @@ class Gateway:
         instruments.GATEWAY_OUTBOX_RECORDS.set(self.outbox.num_waiting)
 
     def _pipeline(self, clients: Clients, server_secret: bytes, limits: Limits) -> Pipeline:
+        refusals = Refusals(self.clock)
         return Pipeline(
             PipelineDeps(
                 clock=self.clock,
@@ -139,8 +141,9 @@ class Gateway:
                 directory=self.directory,
                 tokenizer=clients.tokenizer,
                 artifacts=Artifacts(clients.tokenizer, clients.in_thread),
+                refusals=refusals,
                 reservations=Reservations(
-                    self._quota, self._buckets, self.leases, self.outbox, self.auditor
+                    self._quota, self._buckets, refusals, self.leases, self.outbox, self.auditor
                 ),
                 auditor=self.auditor,
                 attempts=AttemptDeps(

@@ -104,6 +104,17 @@ class GenerationRequest:
     repeated: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def num_prompt_bytes(self) -> int:
+        """The size of the prompt as it was sent."""
+        match self.prompt:
+            case ChatMessages(messages_json):
+                return len(messages_json)
+            case PlainText(text):
+                return len(text)
+            case PromptTokens(token_ids):
+                return len(token_ids)
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """True when prompt logprobs are wanted: then the decode worker prefills by itself."""
         return self.echo and self.num_logprobs is not None

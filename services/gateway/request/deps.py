@@ -12,6 +12,7 @@ from services.gateway.routing.models import ModelDirectory
 from services.gateway.routing.routers import Routers
 from services.gateway.tenants.auth import Authenticator
 from services.gateway.tenants.leases import LeaseRenewer
+from services.gateway.tenants.refusals import Refusals
 from services.gateway.text.detokenize import Artifacts
 from services.gateway.workers.migration import MigrationLimiter
 from services.gateway.workers.worker_links import WorkerLinks
@@ -52,6 +53,7 @@ class PipelineDeps:
     directory: ModelDirectory
     tokenizer: TokenizerClient
     artifacts: Artifacts
+    refusals: Refusals
     reservations: Reservations
     auditor: GatewayAuditor
     attempts: AttemptDeps

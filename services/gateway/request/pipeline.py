@@ -86,8 +86,10 @@ class Pipeline:
         self, incoming: IncomingRequest, principal: Principal, trace: RequestTrace
     ) -> tuple[GenerationRequest, ServedModel]:
         with trace.measure(Stage.VALIDATE):
+            self._deps.refusals.check(principal.key_id)
             request = await self._parse(incoming, principal.tenant)
             model = self._deps.directory.resolve(request.model, principal.allowed_models)
+            self._deps.refusals.check(principal.key_id, request.num_prompt_bytes)
         trace.model_name = model.name
         return request, model
 

@@ -17,6 +17,7 @@ from services.gateway.tenants.leases import LeaseRenewer
 from services.gateway.tenants.local_buckets import LocalBuckets
 from services.gateway.tenants.outbox import Outbox
 from services.gateway.tenants.quota_outage import GuardedQuota, is_outage
+from services.gateway.tenants.refusals import PromptSize, Refusals
 
 RESERVE_TIMEOUT_S = 1.0
 SETTLE_ACK_S = 0.025
@@ -29,12 +30,14 @@ class Reservations:
         self,
         quota: GuardedQuota,
         local_buckets: LocalBuckets,
+        refusals: Refusals,
         leases: LeaseRenewer,
         outbox: Outbox,
         auditor: GatewayAuditor,
     ) -> None:
         self._quota = quota
         self._local_buckets = local_buckets
+        self._refusals = refusals
         self._leases = leases
         self._outbox = outbox
         self._auditor = auditor
@@ -94,6 +97,9 @@ class Reservations:
             raise
         except BatonError as error:
             if not is_outage(error):
+                num_tokens = request.num_prompt_tokens + request.num_output_tokens
+                size = PromptSize(job.request.num_prompt_bytes, num_tokens)
+                self._refusals.note(job.principal.key_id, size, error)
                 raise
             try:
                 return self._local_buckets.reserve(job.principal, request), True
