@@ -204,11 +204,7 @@ class QuotaModel:
 
     def _reopen(self, lease: ModelLease) -> bool:
         more = lease.estimate - lease.charged
-        if (
-            not self.tokens.has(more)
-            or not self._has_concurrency()
-            or not self._budget_has(lease.window, more)
-        ):
+        if not self._has_concurrency() or not self._budget_has(lease.window, more):
             return False
         self.tokens.take(more)
         self._charge(lease, 0)

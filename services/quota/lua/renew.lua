@@ -19,12 +19,12 @@ local function extend(lease, wanted)
   return 'held', 0
 end
 
--- Puts a lapsed lease's hold back in place, when there is still room for it.
+-- Puts a lapsed lease's hold back in place, when there is still room for it. The minute may go into
+-- debt: its request was admitted once, and an outage must not end it for a rate.
 local function reopen(lease)
   local account = account_of(lease.key_id)
   local more = estimate(lease) - lease.charged
-  if wait_ms(account.tokens, account.tpm, more) > 0
-    or (account.concurrency > 0 and account.slots >= account.concurrency)
+  if (account.concurrency > 0 and account.slots >= account.concurrency)
     or not budget_has_room(account, lease.window, more) then
     return false
   end

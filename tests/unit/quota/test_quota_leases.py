@@ -125,6 +125,17 @@ async def test_lapsed_lease_is_held_again_when_there_is_room(bench):
     assert await bench.slots(key) == 1
 
 
+async def test_lapsed_lease_is_held_again_also_when_the_minute_has_no_room(bench):
+    key = await bench.new_key(tokens_per_minute=200)
+    await bench.reserve(key, "r1", prompt=10, output=90)
+    await bench.renew(key, "r1", used=40)
+    bench.pass_time(31)
+    await bench.reserve(key, "r2", prompt=0, output=200)
+    assert (await bench.renew(key, "r1", used=50)).state == HELD
+    limits = (await bench.settle(key, "r2", prompt=0, output=200)).limits
+    assert limits.remaining_tokens == 0
+
+
 async def test_lease_that_is_held_again_is_remembered_as_long_as_it_is_held(bench):
     key = await bench.new_key(concurrency=1)
     await bench.reserve(key, "r1")
