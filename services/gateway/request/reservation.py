@@ -102,7 +102,8 @@ class Reservations:
                 self._refusals.note(job.principal.key_id, size, error)
                 raise
             try:
-                return self._local_buckets.reserve(job.principal, request), True
+                num_open = self._leases.num_open_of(job.principal.key_id)
+                return self._local_buckets.reserve(job.principal, request, num_open), True
             except BatonError as refusal:
                 if isinstance(error, DeadlineExceeded):
                     await self._let_go(job, trace, refusal.reason)

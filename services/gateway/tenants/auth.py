@@ -39,6 +39,7 @@ class Principal:
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     budget_tokens: int = 0
+    concurrency: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,7 @@ class Authenticator:
             requests_per_minute=answer.limits.requests_per_minute,
             tokens_per_minute=answer.limits.tokens_per_minute,
             budget_tokens=answer.limits.budget_tokens,
+            concurrency=answer.limits.concurrency,
         )
         now = self._clock.now()
         fresh_s = min(answer.fresh_for_s or FRESH_S, FRESH_S)

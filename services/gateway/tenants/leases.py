@@ -55,6 +55,10 @@ class LeaseRenewer:
         """The usage ids of all leases that are renewed."""
         yield from self._leases
 
+    def num_open_of(self, key_id: str) -> int:
+        """The number of this key's leases."""
+        return sum(lease.key_id == key_id for lease in self._leases.values())
+
     def open(self, lease: Lease) -> None:
         assert len(self._leases) < MAX_LEASES, "the number of open requests is bounded before"
         assert lease.request_id not in self._leases, "request ids are unique"

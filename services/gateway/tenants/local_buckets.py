@@ -18,6 +18,8 @@ from services.gateway.tenants.auth import Principal
 MAX_KEYS = 10_000
 BUDGET_PART = 0.25
 _MINUTE_S = 60.0
+# It is not known when one of the concurrent requests ends.
+_SLOT_RETRY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -80,10 +82,13 @@ class LocalBuckets:
             self._last_limits.popitem(last=False)
 
     def reserve(
-        self, principal: Principal, request: quota_pb2.ReserveRequest
+        self, principal: Principal, request: quota_pb2.ReserveRequest, num_open: int = 0
     ) -> quota_pb2.ReserveResponse:
-        """Reserve from the local buckets, as Quota.Reserve does. Raises Unavailable for hard
-        budgets and a budget whose part is spent, and LimitExceeded."""
+        """Reserve from the local buckets, as Quota.Reserve does. `num_open`: the key's requests
+        that this gateway serves already.
+
+        Raises Unavailable for hard budgets and a budget whose part is spent, and LimitExceeded.
+        """
         if principal.hard_budget:
             raise _no_budget()
         account = self._of(
@@ -94,9 +99,11 @@ class LocalBuckets:
         if principal.budget_tokens and account.num_granted + num_tokens > part:
             raise _no_budget()
         wait_s = max(account.requests.wait_s(1), account.tokens.wait_s(num_tokens))
+        if principal.concurrency and num_open >= max(principal.concurrency // self.num_gateways, 1):
+            wait_s = max(wait_s, _SLOT_RETRY_S)
         if wait_s:
             raise LimitExceeded(
-                "over the limit per minute", retry_after_s=wait_s, limits=_state(account)
+                "over the limits while quota is away", retry_after_s=wait_s, limits=_state(account)
             )
         account.take(1, num_tokens)
         return quota_pb2.ReserveResponse(

@@ -109,3 +109,16 @@ def test_an_extension_comes_out_of_the_same_bucket() -> None:
     assert buckets.extend("k", answer.limits, 60) == pytest.approx(2)
     clock.advance(2)
     assert buckets.extend("k", answer.limits, 60) == 0
+
+
+def test_open_requests_are_limited_to_a_share_of_one_at_least() -> None:
+    buckets = LocalBuckets(VirtualClock())
+    buckets.num_gateways = 4
+    request = quota_pb2.ReserveRequest(num_output_tokens=1)
+    wide, narrow = Principal("acme", "wide", concurrency=8), Principal("acme", "k", concurrency=2)
+    buckets.reserve(wide, request, num_open=1)
+    with pytest.raises(LimitExceeded):
+        buckets.reserve(wide, request, num_open=2)
+    buckets.reserve(narrow, request, num_open=0)
+    with pytest.raises(LimitExceeded):
+        buckets.reserve(narrow, request, num_open=1)

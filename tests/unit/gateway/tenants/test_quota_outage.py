@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from baton.testing.virtual_clock import run_virtual
-from baton.wire.failures import AuthenticationFailed, DeadlineExceeded, Unavailable
+from baton.wire.failures import AuthenticationFailed, DeadlineExceeded, LimitExceeded, Unavailable
 from baton.wire.v1 import quota_pb2
 from services.gateway.clients.protocols import CallContext
 from services.gateway.tenants.quota_outage import GRACE_S, MAX_FAILURES, SILENCE_S, GuardedQuota
@@ -31,6 +31,22 @@ def test_soft_tenants_go_on_and_are_settled_when_quota_is_back() -> None:
         fleet.quota.settle_failure = None
         await asyncio.sleep(3)
         assert [record.request_id for record in fleet.quota.settled] == ["r1", "r2"]
+
+    simulate(scenario)
+
+
+def test_open_requests_of_a_key_are_limited_while_quota_is_away() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.quota.principal.limits.concurrency = 2
+        fleet.worker.texts = ["x" * 300]
+        await fleet.chat(max_tokens=1)
+        fleet.quota.reserve_failure = Unavailable("down", reason="quota_unavailable")
+        running = [asyncio.create_task(fleet.chat()) for _ in range(2)]
+        await asyncio.sleep(0.5)
+        with pytest.raises(LimitExceeded):
+            await fleet.chat()
+        await asyncio.gather(*running)
+        await fleet.chat()
 
     simulate(scenario)
 
