@@ -202,9 +202,10 @@ def limits_key(tenant: str, key_id: str) -> str:
     return f"{tenant_root(tenant)}:limits:{key_id}"
 
 
-def redis_commands(record: KeyRecord) -> list[Command]:
+def redis_commands(record: KeyRecord, *, is_restoring: bool = False) -> list[Command]:
     """The commands that make Redis agree with `record`; repeating them changes nothing.
 
+    With `is_restoring`, not all that was spent of budgets is known yet: hard ones are refused.
     Limits stay after a revocation: open leases of the key are settled against them.
     """
     limits = record.limits
@@ -218,6 +219,7 @@ def redis_commands(record: KeyRecord) -> list[Command]:
             "budget", limits.budget_tokens,
             "period", int(_PERIODS[limits.budget_period]),
             "revoked", int(record.revoked),
+            "restoring", int(is_restoring and limits.hard_budget),
         ),
     ]  # fmt: skip
     name = principal_key(bytes.fromhex(record.digest))

@@ -10,15 +10,13 @@ from baton.runtime.admin import start_admin
 from baton.runtime.cutoff import Cutoff
 from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Process, run
-from baton.system.clock import Clock
-from baton.wire.key_registry import Command, KeyRecord
 from baton.wire.v1 import quota_pb2_grpc
 from services.quota import instruments
 from services.quota.archive import Archiver
 from services.quota.bootstrap_key import BootstrapKey
-from services.quota.ledger import LeaseTerms, Ledger
-from services.quota.registry import ReadRegistry, Registry, read_in_thread
-from services.quota.restore import spent_commands
+from services.quota.ledger import LeaseTerms, Ledger, store_time_ms
+from services.quota.registry import Registry, Source, read_in_thread
+from services.quota.restore import ArchivedBudgets
 from services.quota.servicer import QuotaServicer
 from services.quota.settings import PREFIX, Settings
 from services.quota.store import PasswordFile, RedisStore, connect
@@ -38,7 +36,7 @@ async def serve(process: Process, settings: Settings) -> None:
         _credentials(settings),
     )
     store = RedisStore(client)
-    registry = _registry(store, settings, process.clock)
+    registry = _registry(store, settings)
     archiver = _archiver(store, settings)
     ledger = Ledger(
         store,
@@ -80,19 +78,18 @@ def _credentials(settings: Settings) -> PasswordFile | None:
     return PasswordFile(settings.redis_password_file, settings.redis_username)
 
 
-def _registry(store: RedisStore, settings: Settings, clock: Clock) -> Registry:
-    folder = settings.usage_dir
-
-    async def restore(records: list[KeyRecord]) -> list[Command]:
-        if folder is None:
-            return []
-        return await asyncio.to_thread(spent_commands, records, folder, int(clock.unix() * 1000))
-
-    file = settings.registry_file
-    read: ReadRegistry = read_in_thread
+def _registry(store: RedisStore, settings: Settings) -> Registry:
+    sources: list[Source] = []
     if settings.bootstrap_key_file and settings.secret_file:
-        file, read = settings.bootstrap_key_file, BootstrapKey(settings.secret_file).read
-    return Registry(store, file, fresh_for_s=settings.fresh_for_s, read=read, restore=restore)
+        sources.append((settings.bootstrap_key_file, BootstrapKey(settings.secret_file).read))
+    if settings.registry_file:
+        sources.append((settings.registry_file, read_in_thread))
+    budgets = None
+    if settings.usage_dir:
+        budgets = ArchivedBudgets(
+            store, settings.usage_dir, settings.num_archives, clock_ms=store_time_ms
+        )
+    return Registry(store, sources, fresh_for_s=settings.fresh_for_s, budgets=budgets)
 
 
 def _archiver(store: RedisStore, settings: Settings) -> Archiver | None:

@@ -8,7 +8,8 @@ from services.quota.outcomes import RenewOutcome, ReserveOutcome, SettleOutcome
 QUOTA_RESERVATIONS = Counter(
     "baton_quota_reservations",
     "Reservations by outcome: granted; requests, tokens, concurrency, budget (no room), "
-    "exceeds_tokens (never fits); unknown_key, revoked_key, used_request_id",
+    "restoring (a hard budget after Redis was lost), exceeds_tokens (never fits); unknown_key, "
+    "revoked_key, used_request_id",
     ("outcome",),
 )
 QUOTA_RENEWALS = Counter(
@@ -48,8 +49,9 @@ QUOTA_TENANT_TOKENS = Counter(
 )
 
 _STORE_CALLS = (
-    "reserve", "renew", "settle", "reap", "agenda", "pipeline",
-    "DEL", "EXISTS", "GET", "PEXPIRE", "SET", "SMEMBERS", "SPOP", "XRANGE",
+    "reserve", "renew", "settle", "reap", "agenda", "restore", "pipeline",
+    "DEL", "EXISTS", "GET", "PEXPIRE", "SADD", "SCARD", "SET", "SISMEMBER", "SMEMBERS", "SPOP",
+    "TIME", "XRANGE",
 )  # fmt: skip
 
 KNOWN_SERIES: Series = {

@@ -349,6 +349,12 @@ def _refusal(
             retry_after_s=wait_ms / 1000,
             limits=limits,
         )
+    if outcome is ReserveOutcome.RESTORING:
+        return failures.Unavailable(
+            "the spent part of the key's budget is being restored",
+            reason="quota_unavailable",
+            retry_after_s=1,
+        )
     if outcome is ReserveOutcome.USED_REQUEST_ID:
         return failures.InvalidRequest("the request id was used before", param="request_id")
     assert outcome in (ReserveOutcome.UNKNOWN_KEY, ReserveOutcome.REVOKED_KEY), outcome

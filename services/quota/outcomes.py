@@ -12,6 +12,7 @@ class ReserveOutcome(StrEnum):
     TOKENS = "tokens"
     CONCURRENCY = "concurrency"
     BUDGET = "budget"
+    RESTORING = "restoring"  # a hard budget of which not all that was spent is known yet
     EXCEEDS_TOKENS = "exceeds_tokens"  # it never fits
     UNKNOWN_KEY = "unknown_key"
     REVOKED_KEY = "revoked_key"

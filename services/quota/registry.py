@@ -1,18 +1,21 @@
-"""The keys: loads the registry file into Redis, and looks a key up by its digest.
+"""The keys: loads them from files into Redis, and looks a key up by its digest.
 
-Because the lookup is by digest, its time does not show how much of a guessed key is right. The file
-is loaded at the start, when it changes, and when Redis came back empty (its marker is gone). A
-lookup that misses checks both before it refuses, so that a key works as soon as it is created.
+The files are the truth, Redis has a copy. Because the lookup is by digest, its time does not show
+how much of a guessed key is right. The files are loaded at the start, when one of them changes,
+when Redis came back empty (its marker is gone), and when the last archive's part of the budgets is
+there. A lookup that misses checks for these before it refuses, so a key works as soon as it is
+created.
 Knows nothing of the limits' meaning; `baton.wire.key_registry` owns the formats.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from baton.runtime import logs
 from baton.wire import failures, key_registry
-from baton.wire.key_registry import Command, KeyRecord
+from baton.wire.key_registry import KeyRecord
 from baton.wire.v1 import quota_pb2
 from services.quota import instruments
 from services.quota.store import Store
@@ -20,8 +23,29 @@ from services.quota.store import Store
 _DIGEST_BYTES = 32
 _log = logs.get("quota.registry")
 
+
+class Budgets(Protocol):
+    """The spent part of budgets, which an empty Redis gets back from all archives."""
+
+    async def counted(self) -> tuple[bool, bool]:
+        """Returns whether this replica's part is in Redis, and whether all parts are."""
+
+    async def count_own(self, records: Iterable[KeyRecord]) -> None:
+        """Put this replica's part into Redis, once."""
+
+
+class NoBudgets:
+    """Nothing is archived, so nothing can be restored."""
+
+    async def counted(self) -> tuple[bool, bool]:
+        return True, True
+
+    async def count_own(self, records: Iterable[KeyRecord]) -> None:
+        """Do nothing."""
+
+
 ReadRegistry = Callable[[Path], Awaitable[dict[str, KeyRecord]]]
-Restore = Callable[[list[KeyRecord]], Awaitable[list[Command]]]
+Source = tuple[Path, ReadRegistry]
 Stamp = tuple[int, int, int]
 
 
@@ -30,32 +54,28 @@ async def read_in_thread(path: Path) -> dict[str, KeyRecord]:
     return await asyncio.to_thread(key_registry.read, path)
 
 
-async def nothing_to_restore(records: list[KeyRecord]) -> list[Command]:
-    return []
-
-
 class Registry:
-    """The keys in Redis, kept equal to the registry file; without a file, those in Redis alone.
+    """The keys in Redis, kept equal to files; without files, those in Redis alone.
 
-    `restore` returns the commands that an empty Redis gets before the keys' limits.
+    `sources` are the files and how each is read; of a key in several, the last one counts. An
+    empty Redis gets what `budgets` restores before the keys' limits.
     """
 
     def __init__(
         self,
         store: Store,
-        file: Path | None,
+        sources: Sequence[Source],
         *,
         fresh_for_s: float = 5.0,
-        read: ReadRegistry = read_in_thread,
-        restore: Restore = nothing_to_restore,
+        budgets: Budgets | None = None,
     ) -> None:
         self._store = store
-        self._file = file
+        self._sources = sources
         self._fresh_for_s = fresh_for_s
-        self._read = read
-        self._restore = restore
+        self._budgets: Budgets = budgets or NoBudgets()
         self._loading = asyncio.Lock()
-        self._loaded_stamp: Stamp | None = None
+        self._loaded_stamps: list[Stamp | None] | None = None
+        self._is_restoring = False
 
     async def authenticate(self, digest: bytes) -> quota_pb2.AuthenticateResponse:
         """Return the principal of a key. Raises AuthenticationFailed, Unavailable."""
@@ -80,36 +100,48 @@ class Registry:
         )
 
     async def refresh(self) -> bool:
-        """Load the file if it changed or Redis lost it; returns whether it was loaded.
+        """Load the files if one changed or Redis lost them, or to restore budgets; returns whether
+        they were loaded.
 
         A file that cannot be read is logged; the keys loaded before stay. Raises Unavailable.
         """
-        if self._file is None:
+        if not self._sources:
             return False
         async with self._loading:
-            stamp = _stamp(self._file)
+            stamps = [_stamp(file) for file, _ in self._sources]
             in_redis = await self._store.execute("EXISTS", key_registry.LOADED_KEY)
-            if in_redis and stamp == self._loaded_stamp:
+            own, every = await self._budgets.counted()
+            is_current = stamps == self._loaded_stamps and self._is_restoring != every
+            if in_redis and is_current and own:
                 return False
             try:
-                await self._load(self._file, stamp, came_back_empty=not in_redis)
+                await self._load(stamps, came_back_empty=not in_redis)
             except key_registry.RegistryError as error:
                 instruments.QUOTA_REGISTRY_LOADS.labels("unusable").inc()
                 _log.error("registry_unusable", error=str(error))
                 return False
             return True
 
-    async def _load(self, file: Path, stamp: Stamp | None, *, came_back_empty: bool) -> None:
-        records = list((await self._read(file)).values())
-        if came_back_empty:
-            await self._store.execute_all(await self._restore(records))
+    async def _load(self, stamps: list[Stamp | None], *, came_back_empty: bool) -> None:
+        records: dict[str, KeyRecord] = {}
+        for file, read in self._sources:
+            records |= await read(file)
+        await self._budgets.count_own(records.values())
+        _, every = await self._budgets.counted()
         await self._store.execute_all(
-            command for record in records for command in key_registry.redis_commands(record)
+            command
+            for record in records.values()
+            for command in key_registry.redis_commands(record, is_restoring=not every)
         )
         await self._store.execute("SET", key_registry.LOADED_KEY, len(records))
-        self._loaded_stamp = stamp
+        self._loaded_stamps, self._is_restoring = stamps, not every
         instruments.QUOTA_REGISTRY_LOADS.labels("loaded").inc()
-        _log.info("registry_loaded", num_keys=len(records), came_back_empty=came_back_empty)
+        _log.info(
+            "registry_loaded",
+            num_keys=len(records),
+            came_back_empty=came_back_empty,
+            budgets_known=every,
+        )
 
 
 def _record(data: bytes) -> KeyRecord:

@@ -3,23 +3,129 @@
 The tokens are those of the current window of each key with a budget, summed from the usage archive
 line by line. A repeated line is left out if the first one is among the last _MAX_REMEMBERED lines;
 beyond that it counts again, so a budget is never restored with too little spent.
-This runs before the keys' limits are declared, so that nothing can be charged in between; a counter
-that exists already stays as it is. Leases of open requests are not restored: their settles are
-debited in full.
+
+Each replica has an archive of its own and adds its part, once for each epoch. An epoch begins when
+a replica finds Redis empty, before anything is charged; records settled later are charged already.
+Until the parts of all archives are there, keys with a hard budget are refused. Leases of open
+requests are not restored: their settles are debited in full.
 """
 
+import asyncio
+import contextlib
+import os
+import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
+from baton.runtime import logs
 from baton.wire import usage_log
-from baton.wire.key_registry import Command, KeyRecord, tenant_root
+from baton.wire.key_registry import KeyRecord, tenant_root
 from baton.wire.usage_log import UsageLine
+from services.quota.store import Store
 from services.quota.usage_files import SeenRequests
 
+EPOCH_KEY = "baton:epoch"
+
+_ARCHIVE_ID_FILE = "archive-id"
 _MAX_REMEMBERED = 262_144
 _FORMATS = {"day": "d%Y%m%d", "month": "m%Y%m"}
+# lua/restore.lua uses neither the time nor the terms of leases, with which each script begins.
+_EVERY_SCRIPT = (0, 1, 1)
+_log = logs.get("quota.restore")
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """The tokens that a key spent in a budget window."""
+
+    tenant: str
+    key_id: str
+    window: str
+    num_tokens: int
+
+
+class ArchivedBudgets:
+    """This replica's part of the spent budgets. `num_archives` is how many parts there are.
+
+    `clock_ms` replaces the store's time in tests; 0 = the store's time.
+    """
+
+    def __init__(
+        self, store: Store, folder: Path, num_archives: int, clock_ms: Callable[[], int]
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._num_archives = num_archives
+        self._clock_ms = clock_ms
+        self._own_id = ""
+
+    async def counted(self) -> tuple[bool, bool]:
+        """Returns whether this archive's part is in Redis, and whether all parts are."""
+        epoch = await self._store.execute("GET", EPOCH_KEY)
+        if epoch is None:
+            return False, False
+        own = self._own_id and await self._store.execute("SISMEMBER", _parts(epoch), self._own_id)
+        num_parts = await self._store.execute("SCARD", _parts(epoch))
+        return bool(own), num_parts >= self._num_archives
+
+    async def count_own(self, records: Iterable[KeyRecord]) -> None:
+        """Add this archive's part, unless that was done in this epoch. Raises Unavailable.
+
+        An archive that cannot be read is logged; its part stays away, so hard budgets wait.
+        """
+        own, _ = await self.counted()
+        if own:
+            return
+        try:
+            await self._count_own(records)
+        except (OSError, msgspec.MsgspecError) as error:
+            _log.error("archive_unreadable", error=str(error))
+
+    async def _count_own(self, records: Iterable[KeyRecord]) -> None:
+        now_ms = await self._now_ms()
+        begun = f"{now_ms}-{secrets.token_hex(8)}"
+        await self._store.execute("SET", EPOCH_KEY, begun, "NX")
+        # Under the epoch's name: if Redis is lost again before the end, nothing counts as done.
+        epoch = await self._store.execute("GET", EPOCH_KEY)
+        if epoch is None:
+            return  # lost again; the next look begins anew
+        before_ms = int(epoch.partition(b"-")[0])
+        self._own_id = await asyncio.to_thread(archive_id, self._folder)
+        if await self._store.execute("SISMEMBER", _parts(epoch), self._own_id):
+            return  # in an earlier life
+        for spent in await asyncio.to_thread(
+            spent_tokens, list(records), self._folder, now_ms, before_ms
+        ):
+            arguments = (spent.key_id, spent.window, self._own_id, spent.num_tokens)
+            root = tenant_root(spent.tenant)
+            await self._store.run_script("restore", root, (*_EVERY_SCRIPT, *arguments))
+        await self._store.execute("SADD", _parts(epoch), self._own_id)
+
+    async def _now_ms(self) -> int:
+        if now_ms := self._clock_ms():
+            return now_ms
+        seconds, microseconds = await self._store.execute("TIME")
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
+
+def archive_id(folder: Path) -> str:
+    """The name of an archive: made once, kept in its folder."""
+    path = folder / _ARCHIVE_ID_FILE
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        name = secrets.token_hex(8)
+        draft = path.with_name(f".{path.name}.{name}")
+        draft.write_text(name)
+        # Of two replicas that share the folder, one makes the name.
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+        draft.unlink()
+    return path.read_text()
 
 
 def window_id(period: str, unix_ms: int) -> str:
@@ -27,10 +133,11 @@ def window_id(period: str, unix_ms: int) -> str:
     return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime(_FORMATS[period])
 
 
-def spent_commands(records: Iterable[KeyRecord], folder: Path, now_unix_ms: int) -> list[Command]:
-    """Return the commands that restore the spent tokens of keys with a budget.
-
-    Reads this month's files: blocks on the disk.
+def spent_tokens(
+    records: Iterable[KeyRecord], folder: Path, now_unix_ms: int, before_unix_ms: int
+) -> list[Spent]:
+    """Sum the tokens of the keys with a budget in the window of now, as far as they were settled
+    before `before_unix_ms`. Reads this month's files: blocks on the disk.
     """
     budgets = {
         (record.tenant, record.key_id): record.limits.budget_period
@@ -43,12 +150,20 @@ def spent_commands(records: Iterable[KeyRecord], folder: Path, now_unix_ms: int)
     spent = _Spent()
     for line in _lines_of_month(folder, now_unix_ms):
         period = budgets.get((line.tenant, line.key_id))
-        if period and window_id(period, _charged_at(line)) == current[period]:
+        if (
+            period
+            and line.settled_unix_ms < before_unix_ms
+            and window_id(period, _charged_at(line)) == current[period]
+        ):
             spent.add(line)
     return [
-        ("HSETNX", _budget_key(owner, budgets[owner], now_unix_ms), "spent", num_tokens)
+        Spent(*owner, current[budgets[owner]], num_tokens)
         for owner, num_tokens in spent.of_key.items()
     ]
+
+
+def _parts(epoch: bytes) -> str:
+    return f"baton:archives:{epoch.decode()}"
 
 
 class _Spent:
@@ -82,8 +197,3 @@ def _lines_of_month(folder: Path, now_unix_ms: int) -> Iterable[UsageLine]:
     for path in usage_log.files(folder):
         if path.name.startswith(month):
             yield from usage_log.read_file(path)
-
-
-def _budget_key(owner: tuple[str, str], period: str, now_unix_ms: int) -> str:
-    tenant, key_id = owner
-    return f"{tenant_root(tenant)}:budget:{key_id}:{window_id(period, now_unix_ms)}"

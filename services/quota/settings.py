@@ -14,7 +14,8 @@ class Settings:
     rediss://host:port/db?ssl_ca_certs=/path (and ssl_certfile, ssl_keyfile where Redis asks for
     them). The password comes from `redis_password_file`.
 
-    Without `registry_file`, the keys are those in Redis; without `usage_dir`, nothing is archived.
+    Without `registry_file` and `bootstrap_key_file`, the keys are those in Redis; without
+    `usage_dir`, nothing is archived.
     """
 
     listen: str = "127.0.0.1:0"
@@ -23,10 +24,13 @@ class Settings:
     redis_username: str = ""
     redis_password_file: Path | None = None
     registry_file: Path | None = None
-    # Instead of a registry file: the bootstrap key, and the secret that its digest is made with.
+    # A deployment's first key, and the secret that its digest is made with.
     bootstrap_key_file: Path | None = None
     secret_file: Path | None = None
     usage_dir: Path | None = None
+    # The usage folders of all replicas. After a loss of Redis, keys with a hard budget are refused
+    # until all of them were read.
+    num_archives: int = 1
     redis_timeout_s: float = 0.25
     redis_connections: int = 64
     lease_s: float = 30.0
@@ -48,8 +52,8 @@ class Settings:
             raise ValueError("redis_url must not hold a password: give it in redis_password_file")
         if self.redis_username and not self.redis_password_file:
             raise ValueError("redis_username needs redis_password_file")
-        if self.bootstrap_key_file and self.registry_file:
-            raise ValueError("bootstrap_key_file and registry_file exclude each other")
+        if self.num_archives < 1:
+            raise ValueError("num_archives must be at least 1")
         if (self.bootstrap_key_file is None) != (self.secret_file is None):
             raise ValueError("bootstrap_key_file and secret_file go together")
         if self.redis_connections < 1:

@@ -27,7 +27,7 @@ from services.quota import instruments
 
 Argument = str | bytes | int
 
-SCRIPT_NAMES = ("reserve", "renew", "settle", "reap", "agenda", "gateways")
+SCRIPT_NAMES = ("reserve", "renew", "settle", "reap", "agenda", "gateways", "restore")
 _SHARED_PARTS = ("accounts", "leases")
 _COMMANDS_PER_ROUND_TRIP = 1000
 # uvloop's message when Redis closed a connection before the first write; redis-py passes it on.

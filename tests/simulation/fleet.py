@@ -472,7 +472,7 @@ class Fleet:
         self._record = record
         self._store = RedisStore(fakeredis.FakeAsyncRedis(protocol=2))
         await self._store.execute_all(key_registry.redis_commands(record))
-        registry = Registry(self._store, None)
+        registry = Registry(self._store, [])
         ledger = Ledger(self._store, registry, clock_ms=lambda: round(self.clock.unix() * 1000))
         return api_key, LocalQuota(ledger, self._dial_renewals)
 

@@ -73,13 +73,15 @@ local ACCOUNTS = {}
 local function account_of(key_id)
   if ACCOUNTS[key_id] then return ACCOUNTS[key_id] end
   local limits = redis.call('HMGET', ROOT .. ':limits:' .. key_id,
-    'rpm', 'tpm', 'concurrency', 'budget', 'period', 'revoked')
+    'rpm', 'tpm', 'concurrency', 'budget', 'period', 'revoked', 'restoring')
   local stored = redis.call('HMGET', ROOT .. ':account:' .. key_id,
     'requests', 'tokens', 'at', 'slots')
   local account = {
     key_id = key_id,
     known = limits[1] and true or false,
     revoked = limits[6] == '1',
+    -- A hard budget of which not all that was spent is known yet.
+    restoring = limits[7] == '1',
     rpm = tonumber(limits[1] or 0),
     tpm = tonumber(limits[2] or 0),
     concurrency = tonumber(limits[3] or 0),

@@ -10,6 +10,8 @@ local function extend(lease, wanted)
   local more = wanted - lease.granted
   local account = account_of(lease.key_id)
   if more <= 0 then return 'held', 0 end
+  -- What was spent of the budget will be known soon: the answer pauses until then.
+  if account.restoring then return 'short', 1000 end
   if not budget_has_room(account, lease.window, more) then return 'refused', 0 end
   local short_ms = wait_ms(account.tokens, account.tpm, more)
   if short_ms > 0 then return 'short', short_ms end

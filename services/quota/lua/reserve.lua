@@ -23,6 +23,7 @@ if known then
 end
 if not account.known then return answer('unknown_key', 0, 0) end
 if account.revoked then return answer('revoked_key', 0, 0) end
+if account.restoring then return answer('restoring', 0, 0) end
 if account.tpm > 0 and amount > account.tpm then return answer('exceeds_tokens', 0, 0) end
 
 local window, window_end = '', 0

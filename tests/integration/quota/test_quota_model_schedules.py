@@ -106,7 +106,7 @@ class Schedule:
         self.store = RedisStore(client)
         self.ledger = Ledger(
             self.store,
-            Registry(self.store, None),
+            Registry(self.store, []),
             LeaseTerms(LEASE_MS / 1000, 3600),
             clock_ms=lambda: self.now_ms,
         )

@@ -35,7 +35,7 @@ async def test_at_most_60_bytes_of_a_request_stay_after_archiving(folder):
     with RedisServer(folder) as server:
         store = RedisStore(connect(server.url, 60.0, 8))
         await store.execute_all(key_registry.redis_commands(record))
-        ledger = Ledger(store, Registry(store, None))
+        ledger = Ledger(store, Registry(store, []))
         archiver = Archiver(store, folder / "usage", token="a")
 
         async def finish(number: int) -> None:

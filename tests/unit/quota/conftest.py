@@ -114,7 +114,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[QuotaBench]:
     client = fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer(), protocol=2)
     store = RedisStore(client)
     file = tmp_path / "registry.jsonl"
-    registry = Registry(store, file, read=read_inline)
+    registry = Registry(store, [(file, read_inline)])
     now_ms = [START_MS]
     listeners: list[Callable[[str], None]] = []
 

@@ -43,9 +43,8 @@ def test_unfit_key_is_refused_without_being_shown(
     [
         {"bootstrap_key_file": Path("k")},
         {"secret_file": Path("s")},
-        {"bootstrap_key_file": Path("k"), "secret_file": Path("s"), "registry_file": Path("r")},
     ],
 )
-def test_bootstrap_key_needs_its_secret_and_no_registry(options: dict[str, Path]) -> None:
+def test_bootstrap_key_needs_its_secret(options: dict[str, Path]) -> None:
     with pytest.raises(ValueError, match="bootstrap_key_file"):
         Settings(**options)

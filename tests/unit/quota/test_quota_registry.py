@@ -2,13 +2,13 @@
 
 import asyncio
 
-import msgspec
 import pytest
 
 from baton.wire import failures, key_registry
 from baton.wire.key_registry import KeyLimits, Revocation
 from baton.wire.v1 import quota_pb2
-from services.quota.restore import spent_commands, window_id
+from services.quota.registry import Registry
+from tests.unit.quota.conftest import read_inline
 
 SECRET = b"s" * 32
 
@@ -113,31 +113,14 @@ async def test_corrupt_record_of_one_key_is_unavailable_for_that_key_only(bench)
     await authenticate(bench, key_registry.key_digest(SECRET, other))
 
 
-async def test_budget_spent_is_put_back_from_the_archive(bench, tmp_path):
-    _, record = new_key()
-    usage = tmp_path / "usage"
-    usage.mkdir()
-    now_ms = bench.now_ms[0]
-    line = {
-        "tenant": "acme", "request_id": "r1", "key_id": record.key_id, "model": "m",
-        "settled_unix_ms": now_ms, "num_prompt_tokens": 10, "num_output_tokens": 5,
-        "finish_reason": "stop",
-    }  # fmt: skip
-    last_month = line | {"request_id": "r0", "started_unix_ms": now_ms - 20 * 86_400_000}
-    foreign = line | {"tenant": "other"}
-    text = b"".join(msgspec.json.encode(x) + b"\n" for x in (line, line, last_month, foreign))
-    (usage / "usage-2027-01-10.jsonl").write_bytes(text)
-
-    async def restore(records):
-        return spent_commands(records, usage, now_ms)
-
-    bench.registry._restore = restore
-    await bench.declare(record)
-    assert await bench.budget(record, "m202701") == (15, 0)
-    with pytest.raises(failures.LimitExceeded):
-        await bench.reserve(record, "r2", prompt=10, output=26)
-
-
-def test_window_ids_are_named_after_the_utc_calendar():
-    assert window_id("day", 1_800_000_000_000) == "d20270115"
-    assert window_id("month", 1_800_000_000_000) == "m202701"
+async def test_keys_of_two_files_are_loaded_together(bench, tmp_path):
+    (first_key, first), (second_key, second) = new_key(), new_key()
+    other_file = tmp_path / "other.jsonl"
+    key_registry.append(other_file, first)
+    registry = Registry(bench.store, [(other_file, read_inline), (bench.file, read_inline)])
+    assert await registry.refresh()
+    key_registry.append(bench.file, second)
+    assert await registry.refresh()
+    for key in (first_key, second_key):
+        await registry.authenticate(key_registry.key_digest(SECRET, key))
+    assert not await registry.refresh()

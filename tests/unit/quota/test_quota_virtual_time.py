@@ -34,7 +34,7 @@ def test_buckets_and_leases_follow_the_virtual_clock(tmp_path):
 
     async def main() -> None:
         store = RedisStore(fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer(), protocol=2))
-        registry = Registry(store, file, read=read_inline)
+        registry = Registry(store, [(file, read_inline)])
         ledger = Ledger(store, registry, clock_ms=lambda: round(clock.unix() * 1000))
         async with asyncio.TaskGroup() as tasks:
             stopping = asyncio.Event()
