@@ -1,13 +1,16 @@
-"""`baton keys create | list | revoke`: API keys in the registry file and, at once, in Redis.
+"""`baton keys create | list | revoke`: API keys in their registry and, at once, in Redis.
 
-The key itself is shown once and stored nowhere; the registry keeps its digest.
+The key itself is shown once and stored nowhere; the registry keeps its digest. With `--release` the
+keys are those of a release of the Helm chart.
 """
 
 import argparse
 import time
-from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
+from baton.cli.key_homes import ClusterKeys, KeyHome, LocalKeys
 from baton.localstack.home import Home
 from baton.wire import key_registry
 from baton.wire.key_registry import KeyLimits, KeyRecord, RegistryError, Revocation
@@ -37,6 +40,11 @@ def add_parsers(commands: Any) -> None:
     revoke = actions.add_parser("revoke", help="refuse requests with this key from now on")
     revoke.add_argument("key_id")
     revoke.set_defaults(run=_revoke)
+    for action in (create, listing, revoke):
+        action.add_argument(
+            "--release", default="", metavar="NAME", help="of the Helm chart, by kubectl"
+        )
+        action.add_argument("--namespace", default="", help="of the release")
 
 
 def parse_budget(text: str) -> tuple[int, str]:
@@ -51,30 +59,35 @@ def parse_budget(text: str) -> tuple[int, str]:
 
 
 def create_key(
-    home: Home,
+    keys: KeyHome,
     tenant: str,
     limits: KeyLimits,
     models: tuple[str, ...] = (),
     priority: int = 0,
 ) -> str:
     """Make a key, record it durably and give it to a running stack; returns the key."""
-    secret = key_registry.ensure_secret(home.secret)
     api_key, record = key_registry.new_key(
-        secret,
+        keys.server_secret(),
         tenant,
         limits,
         now_unix_s=time.time(),
         allowed_models=models,
         priority=priority,
     )
-    key_registry.append(home.registry, record)
-    _publish(home, [record])
+    keys.append(record)
+    keys.publish(record)
     return api_key
 
 
+def _keys_of(arguments: argparse.Namespace) -> KeyHome:
+    if arguments.release:
+        return ClusterKeys(arguments.release, arguments.namespace)
+    return LocalKeys(Home.of_environment())
+
+
 def _create(arguments: argparse.Namespace) -> int:
-    home = Home.of_environment()
-    home.create()
+    if not arguments.release:
+        Home.of_environment().create()
     amount, period = parse_budget(arguments.budget)
     for name in ("rpm", "tpm", "concurrency"):
         if (limit := getattr(arguments, name)) < 0:
@@ -95,12 +108,12 @@ def _create(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise RegistryError(str(error)) from error
     models = tuple(name for name in arguments.models.split(",") if name)
-    print(create_key(home, arguments.tenant, limits, models, arguments.priority))
+    print(create_key(_keys_of(arguments), arguments.tenant, limits, models, arguments.priority))
     return 0
 
 
-def _list(_: argparse.Namespace) -> int:
-    for record in key_registry.read(Home.of_environment().registry).values():
+def _list(arguments: argparse.Namespace) -> int:
+    for record in _keys_of(arguments).read().values():
         print(_line(record))
     return 0
 
@@ -131,29 +144,13 @@ def _line(record: KeyRecord) -> str:
 
 
 def _revoke(arguments: argparse.Namespace) -> int:
-    home = Home.of_environment()
-    if arguments.key_id not in key_registry.read(home.registry):
+    keys = _keys_of(arguments)
+    record = keys.read().get(arguments.key_id)
+    if record is None:
         raise RegistryError(
             f"key id {arguments.key_id!r} is not in the registry; see: baton keys list"
         )
-    key_registry.append(home.registry, Revocation(arguments.key_id, int(time.time())))
-    _publish(home, [key_registry.read(home.registry)[arguments.key_id]])
+    keys.append(Revocation(arguments.key_id, int(time.time())))
+    keys.publish(msgspec.structs.replace(record, revoked=True))
     print(f"revoked {arguments.key_id}: refused within 5 s")
     return 0
-
-
-def _publish(home: Home, records: Iterable[KeyRecord]) -> None:
-    """Update a running stack's Redis; without one the quota service loads the file at its start."""
-    state = home.read_state()
-    if state is None:
-        return
-    import redis
-
-    url = str(state.services["redis"]["endpoint"])
-    try:
-        with redis.Redis.from_url(url, socket_timeout=5) as client:
-            for record in records:
-                for command in key_registry.redis_commands(record):
-                    client.execute_command(*command)
-    except redis.RedisError as error:
-        raise RegistryError(f"recorded, but Redis at {url} did not take it: {error}") from error

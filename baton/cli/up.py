@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from baton.cli import stack
+from baton.cli.key_homes import LocalKeys
 from baton.cli.keys import create_key
 from baton.localstack import models, plan
 from baton.localstack.home import Home, StackState
@@ -262,7 +263,7 @@ def _write_dev_env(home: Home, made: plan.Plan) -> None:
     digest = key_registry.key_digest(secret, api_key).hex()
     records = key_registry.live_keys(key_registry.read(home.registry).values())
     if not api_key or digest not in {record.digest for record in records}:
-        api_key = create_key(home, DEV_TENANT, KeyLimits())
+        api_key = create_key(LocalKeys(home), DEV_TENANT, KeyLimits())
     home.write_dev_env(
         {"BASE_URL": made.base_url, "API_KEY": api_key, "METRICS_URL": made.metrics_url}
     )

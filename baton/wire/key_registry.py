@@ -143,9 +143,14 @@ def new_key(
         raise RegistryError(str(error)) from error
 
 
+def encode(entry: KeyRecord | Revocation) -> bytes:
+    """One line of the registry."""
+    return msgspec.json.encode(entry) + b"\n"
+
+
 def append(path: Path, entry: KeyRecord | Revocation) -> None:
     """Append one line, durably. A new file is readable by its owner only."""
-    line = msgspec.json.encode(entry) + b"\n"
+    line = encode(entry)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
@@ -166,21 +171,26 @@ def read(path: Path) -> dict[str, KeyRecord]:
         return {}
     except OSError as error:
         raise RegistryError(f"{path}: {error.strerror}") from error
+    return parse(data, str(path))
+
+
+def parse(data: bytes, origin: str) -> dict[str, KeyRecord]:
+    """Read the registry that `data` is; `origin` names it in errors. Raises RegistryError."""
     records: dict[str, KeyRecord] = {}
     complete = data[: data.rfind(b"\n") + 1]
     for number, line in enumerate(complete.splitlines(), start=1):
         if line.strip():
-            _apply(records, path, number, line)
+            _apply(records, f"{origin}:{number}", line)
     return records
 
 
-def _apply(records: dict[str, KeyRecord], path: Path, number: int, line: bytes) -> None:
+def _apply(records: dict[str, KeyRecord], where: str, line: bytes) -> None:
     if len(line) > _MAX_LINE_BYTES:
-        raise RegistryError(f"{path}:{number}: longer than {_MAX_LINE_BYTES} bytes")
+        raise RegistryError(f"{where}: longer than {_MAX_LINE_BYTES} bytes")
     try:
         entry = _decode_line(line)
     except msgspec.MsgspecError as error:
-        raise RegistryError(f"{path}:{number}: {error}") from error
+        raise RegistryError(f"{where}: {error}") from error
     if isinstance(entry, KeyRecord):
         records[entry.key_id] = entry
     elif entry.key_id in records:
@@ -239,13 +249,22 @@ def decode_record(data: bytes) -> KeyRecord:
 def read_secret(path: Path) -> bytes:
     """Read the server secret: at least SECRET_BYTES, in hexadecimal. Raises RegistryError."""
     try:
-        secret = bytes.fromhex(path.read_text().strip())
+        text = path.read_text()
     except OSError as error:
         raise RegistryError(f"{path}: {error.strerror}") from error
-    except ValueError:
+    except UnicodeDecodeError:
         raise RegistryError(f"{path}: not hexadecimal") from None
+    return parse_secret(text, str(path))
+
+
+def parse_secret(text: str, origin: str) -> bytes:
+    """Read a server secret from text; `origin` names it in errors. Raises RegistryError."""
+    try:
+        secret = bytes.fromhex(text.strip())
+    except ValueError:
+        raise RegistryError(f"{origin}: not hexadecimal") from None
     if len(secret) < SECRET_BYTES:
-        raise RegistryError(f"{path}: shorter than {SECRET_BYTES} bytes")
+        raise RegistryError(f"{origin}: shorter than {SECRET_BYTES} bytes")
     return secret
 
 

@@ -1,8 +1,9 @@
-"""Manages API keys that are in Redis alone: `python -m services.quota.keys create | list | revoke`.
+"""Manages API keys where the quota service runs: `python -m services.quota.keys create | list |
+revoke | load`.
 
-For deployments without a registry file; with one, use `baton keys`. Run it where the quota service
-runs: it reads the same variables. A key is shown once and stored nowhere; Redis has only its
-digest, so back Redis up.
+It reads the service's own variables. The registry file is the truth and is written first, Redis has
+a copy that counts at once. `load` gives Redis the lines of a registry that is kept elsewhere (a
+Kubernetes Secret, see `baton keys --release`). A key is shown once; only its digest is stored.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import redis
 
 from baton.runtime import environment
 from baton.wire import key_registry
-from baton.wire.key_registry import KeyLimits, KeyRecord, RegistryError
+from baton.wire.key_registry import KeyLimits, KeyRecord, RegistryError, Revocation
 from services.quota.settings import PREFIX, Settings
 from services.quota.store import PasswordFile
 
@@ -25,8 +26,10 @@ _TIMEOUT_S = 5.0
 _PATTERN = key_registry.principal_key(b"") + "*"
 
 
-def create(client: Any, secret: bytes, arguments: argparse.Namespace) -> str:
+def create(client: Any, settings: Settings, arguments: argparse.Namespace) -> str:
     """Make a key and return it. Raises RegistryError for a bad name or limit."""
+    if settings.secret_file is None:
+        raise RegistryError(f"{PREFIX}SECRET_FILE is not set")
     try:
         limits = KeyLimits(
             requests_per_minute=arguments.rpm,
@@ -40,13 +43,14 @@ def create(client: Any, secret: bytes, arguments: argparse.Namespace) -> str:
         raise RegistryError(str(error)) from error
     models = tuple(name for name in arguments.models.split(",") if name)
     api_key, record = key_registry.new_key(
-        secret,
+        key_registry.read_secret(settings.secret_file),
         arguments.tenant,
         limits,
         now_unix_s=time.time(),
         allowed_models=models,
         priority=arguments.priority,
     )
+    _write_down(settings, record)
     _declare(client, record)
     return api_key
 
@@ -58,16 +62,36 @@ def records(client: Any) -> Iterator[KeyRecord]:
             yield key_registry.decode_record(data)
 
 
-def revoke(client: Any, key_id: str) -> None:
+def revoke(client: Any, settings: Settings, key_id: str) -> None:
     """Revoke a key: within the quota service's `fresh_for_s` all gateways refuse it.
 
-    Raises RegistryError for an unknown id.
+    A key that the registry lacks (an earlier bootstrap key) is in Redis alone, and so is its
+    revocation. Raises RegistryError for an unknown id.
     """
+    if settings.registry_file and key_id in key_registry.read(settings.registry_file):
+        _write_down(settings, Revocation(key_id, int(time.time())))
     for record in records(client):
         if record.key_id == key_id:
             _declare(client, msgspec.structs.replace(record, revoked=True))
             return
     raise RegistryError(f"key {key_id!r} does not exist; `list` shows all keys")
+
+
+def load(client: Any, data: bytes) -> None:
+    """Give Redis the keys of a registry, revoked ones included. Raises RegistryError."""
+    for record in key_registry.parse(data, "standard input").values():
+        _declare(client, record)
+
+
+def _write_down(settings: Settings, entry: KeyRecord | Revocation) -> None:
+    if settings.registry_file is None:
+        raise RegistryError(f"{PREFIX}REGISTRY_FILE is not set: a key must survive a lost Redis")
+    try:
+        key_registry.append(settings.registry_file, entry)
+    except OSError as error:
+        raise RegistryError(
+            f"{settings.registry_file}: {error.strerror}; with the chart use baton keys --release"
+        ) from error
 
 
 def _declare(client: Any, record: KeyRecord) -> None:
@@ -76,7 +100,7 @@ def _declare(client: Any, record: KeyRecord) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="services.quota.keys", description="API keys in Redis")
+    top = argparse.ArgumentParser(prog="services.quota.keys", description="API keys")
     actions = top.add_subparsers(dest="action", required=True)
     create = actions.add_parser("create", help="make a key and show it once")
     create.add_argument("--tenant", required=True)
@@ -91,17 +115,18 @@ def parser() -> argparse.ArgumentParser:
     create.add_argument("--priority", type=int, default=0, help="0 to 255; larger goes first")
     actions.add_parser("list", help="ids and limits, never the keys")
     actions.add_parser("revoke", help="refuse a key from now on").add_argument("key_id")
+    actions.add_parser("load", help="give Redis the registry lines of the standard input")
     return top
 
 
 def act(client: Any, settings: Settings, arguments: argparse.Namespace) -> None:
     """Do what the arguments say. Raises RegistryError and redis's errors."""
     if arguments.action == "create":
-        if settings.secret_file is None:
-            raise RegistryError(f"{PREFIX}SECRET_FILE is not set")
-        print(create(client, key_registry.read_secret(settings.secret_file), arguments))
+        print(create(client, settings, arguments))
     elif arguments.action == "revoke":
-        revoke(client, arguments.key_id)
+        revoke(client, settings, arguments.key_id)
+    elif arguments.action == "load":
+        load(client, sys.stdin.buffer.read())
     else:
         for record in sorted(records(client), key=lambda record: (record.tenant, record.key_id)):
             limits = msgspec.json.encode(record.limits).decode()

@@ -83,7 +83,7 @@ def test_every_upgrade_between_profiles_is_taken_by_helm() -> None:
 def test_volumes_that_came_later_are_refused_with_the_way_to_get_them() -> None:
     volume = {"redis": {"persistence": {"size": "8Gi"}}}
     with cluster() as (api, config):
-        config.install(chart(), "baton", {})
+        config.install(chart(), "baton", {"redis": {"persistence": {"size": ""}}})
         with pytest.raises(helm.HelmError, match="delete statefulset baton-redis --cascade=orphan"):
             config.upgrade(chart(), "baton", volume)
         api.store.delete(Key("apps", "statefulsets", NAMESPACE, "baton-redis"))

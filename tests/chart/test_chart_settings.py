@@ -185,3 +185,23 @@ def test_worker_on_cpus_has_as_many_threads_as_cores() -> None:
 def test_gateway_knows_how_many_proxies_are_before_it(name: str, num_proxies: str) -> None:
     gateway = named(profile(name), "Deployment", "baton-gateway")
     assert variables(gateway)["BATON_GATEWAY_NUM_PROXIES"] == num_proxies
+
+
+def test_keys_and_budgets_outlive_the_pods_of_redis_and_quota() -> None:
+    objects = render({"quota": {"replicas": 3}})
+    quota = named(objects, "StatefulSet", "baton-quota")
+    assert told(quota)["BATON_QUOTA_NUM_ARCHIVES"] == "3"
+    [keys] = [volume for volume in pod_of(quota)["spec"]["volumes"] if volume["name"] == "keys"]
+    assert (keys["secret"]["secretName"], keys["secret"]["optional"]) == ("baton-keys", True)
+    [mount] = [
+        mount
+        for each in containers(quota)
+        for mount in each["volumeMounts"]
+        if mount["name"] == "keys"
+    ]
+    assert told(quota)["BATON_QUOTA_REGISTRY_FILE"] == f"{mount['mountPath']}/registry.jsonl"
+    for workload in (quota, named(objects, "StatefulSet", "baton-redis")):
+        assert workload["spec"]["volumeClaimTemplates"]
+    assert not [
+        each for each in of_kind(objects, "Secret") if each["metadata"]["name"] == "baton-keys"
+    ]

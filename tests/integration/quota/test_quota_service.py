@@ -27,6 +27,7 @@ from baton.wire.v1 import quota_pb2, quota_pb2_grpc
 from services.quota import keys
 from services.quota.__main__ import serve
 from services.quota.settings import PREFIX, Settings
+from services.quota.store import connect
 
 call = partial(grpc_channel.call, clock=SystemClock())
 
@@ -325,6 +326,13 @@ def test_process_serves_drains_on_sigterm_and_refuses_unknown_settings(folder, r
     assert "BATON_QUOTA_REDIS_ULR" in wrong.stderr
 
 
+async def flush(redis) -> None:
+    """Redis comes back empty."""
+    client = connect(redis.url, DEADLINE_S, 1)
+    await client.flushall()
+    await client.aclose(close_connection_pool=True)
+
+
 async def test_key_made_beside_the_service_works_until_it_is_revoked(
     folder, redis, monkeypatch, capsys
 ):
@@ -336,6 +344,7 @@ async def test_key_made_beside_the_service_works_until_it_is_revoked(
         redis_timeout_s=DEADLINE_S,
         bootstrap_key_file=folder / "api-key",
         secret_file=folder / "server-secret",
+        registry_file=folder / "registry.jsonl",
     )
     for name, value in environment.to_environment(settings, PREFIX).items():
         monkeypatch.setenv(name, value)
@@ -347,6 +356,8 @@ async def test_key_made_beside_the_service_works_until_it_is_revoked(
         request = quota_pb2.AuthenticateRequest(key_digest=key_registry.key_digest(SECRET, api_key))
         principal = await call(quota.Authenticate, request, deadline_s=DEADLINE_S)
         assert (principal.tenant, principal.limits.requests_per_minute) == ("acme", 7)
+        await flush(redis)
+        assert await call(quota.Authenticate, request, deadline_s=DEADLINE_S) == principal
         assert principal.priority == 9
         assert (principal.limits.budget_tokens, principal.limits.hard_budget) == (5000, True)
         assert keys.main(["list"]) == 0
@@ -354,6 +365,9 @@ async def test_key_made_beside_the_service_works_until_it_is_revoked(
         assert principal.key_id in listed
         assert api_key not in listed
         assert keys.main(["revoke", principal.key_id]) == 0
+        with pytest.raises(failures.AuthenticationFailed):
+            await call(quota.Authenticate, request, deadline_s=DEADLINE_S)
+        await flush(redis)
         with pytest.raises(failures.AuthenticationFailed):
             await call(quota.Authenticate, request, deadline_s=DEADLINE_S)
         assert keys.main(["revoke", principal.key_id]) == 1
