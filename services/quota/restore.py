@@ -18,6 +18,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -32,7 +33,8 @@ from services.quota.usage_files import SeenRequests
 EPOCH_KEY = "baton:epoch"
 
 _ARCHIVE_ID_FILE = "archive-id"
-_MAX_REMEMBERED = 262_144
+_MAX_REMEMBERED = 131_072
+_DAY_MS = 86_400_000
 _FORMATS = {"day": "d%Y%m%d", "month": "m%Y%m"}
 # lua/restore.lua uses neither the time nor the terms of leases, with which each script begins.
 _EVERY_SCRIPT = (0, 1, 1)
@@ -130,7 +132,12 @@ def archive_id(folder: Path) -> str:
 
 def window_id(period: str, unix_ms: int) -> str:
     """Return the id of the UTC budget window, as lua/accounts.lua names it."""
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime(_FORMATS[period])
+    return _window_of_day(period, unix_ms // _DAY_MS)
+
+
+@lru_cache(maxsize=128)
+def _window_of_day(period: str, days: int) -> str:
+    return datetime.fromtimestamp(days * _DAY_MS / 1000, UTC).strftime(_FORMATS[period])
 
 
 def spent_tokens(
@@ -175,9 +182,8 @@ class _Spent:
         self._provisional: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def add(self, line: UsageLine) -> None:
-        if not self._seen.is_new(line):
+        if not self._seen.admit(line):
             return
-        self._seen.add(line)
         request, owner = (line.tenant, line.request_id), (line.tenant, line.key_id)
         self.of_key[owner] += line.num_tokens - self._provisional.pop(request, 0)
         if line.provisional:

@@ -36,18 +36,19 @@ class SeenRequests:
     def __len__(self) -> int:
         return len(self._digests)
 
-    def is_new(self, line: UsageLine) -> bool:
-        """Return False for a line that changes nothing: its request is final, or it repeats."""
-        if _digest(line, provisional=False) in self._digests:
-            return False
-        return not line.provisional or _digest(line, provisional=True) not in self._digests
-
-    def add(self, line: UsageLine) -> None:
-        digest = _digest(line, line.provisional)
+    def admit(self, line: UsageLine) -> bool:
+        """Remember a line; False if it changes nothing: its request is final, or it repeats."""
+        final = _digest(line, provisional=False)
+        is_known = final in self._digests
+        digest = final
+        if line.provisional:
+            digest = _digest(line, provisional=True)
+            is_known = is_known or digest in self._digests
         self._digests[digest] = None
         self._digests.move_to_end(digest)
         if len(self._digests) > self._max_requests:
             self._digests.popitem(last=False)
+        return not is_known
 
 
 class UsageFiles:
@@ -60,16 +61,15 @@ class UsageFiles:
         for path in usage_log.files(folder)[-_FILES_REMEMBERED:]:
             _cut_torn_line(path)
             for line in usage_log.read_file(path, _BYTES_REMEMBERED):
-                self._seen.add(line)
+                self._seen.admit(line)
 
     def append(self, lines: Iterable[UsageLine]) -> int:
         """Append the new lines, and fsync; returns their number. Blocks on the disk."""
         texts: dict[str, list[bytes]] = {}
         num_new = 0
         for line in lines:
-            if not self._seen.is_new(line):
+            if not self._seen.admit(line):
                 continue
-            self._seen.add(line)
             texts.setdefault(line.file_name, []).append(usage_log.encode(line))
             num_new += 1
         for name, parts in texts.items():
