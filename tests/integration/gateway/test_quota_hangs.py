@@ -21,7 +21,7 @@ from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime import environment
 from baton.testing.redis_server import RedisServer
 from services.quota.settings import PREFIX, Settings
-from tests.integration.gateway_stack import Stack, running_stack
+from tests.integration.gateway.gateway_stack import Stack, running_stack
 from tests.unit.gateway.fakes import KEY, SECRET
 
 # By stage, the time that it may take once the outage is known. The bill of a request goes to the
