@@ -34,6 +34,8 @@ def add_parsers(commands: Any) -> None:
     create.add_argument(
         "--priority", type=int, default=0, metavar="N", help="0 to 255; larger goes first"
     )
+    weight_help = "share beside other tenants of the same priority"
+    create.add_argument("--weight", type=float, default=1.0, metavar="W", help=weight_help)
     create.set_defaults(run=_create)
     listing = actions.add_parser("list", help="all keys: ids and limits, never the keys")
     listing.set_defaults(run=_list)
@@ -63,7 +65,9 @@ def create_key(
     tenant: str,
     limits: KeyLimits,
     models: tuple[str, ...] = (),
+    *,
     priority: int = 0,
+    weight: float = 1.0,
 ) -> str:
     """Make a key, record it durably and give it to a running stack; returns the key."""
     api_key, record = key_registry.new_key(
@@ -73,6 +77,7 @@ def create_key(
         now_unix_s=time.time(),
         allowed_models=models,
         priority=priority,
+        weight=weight,
     )
     keys.append(record)
     keys.publish(record)
@@ -96,6 +101,11 @@ def _create(arguments: argparse.Namespace) -> int:
         raise RegistryError(
             f"--priority {arguments.priority}: must be 0 to {key_registry.MAX_PRIORITY}"
         )
+    if not key_registry.MIN_WEIGHT <= arguments.weight <= key_registry.MAX_WEIGHT:
+        raise RegistryError(
+            f"--weight {arguments.weight:g}: must be {key_registry.MIN_WEIGHT} to "
+            f"{key_registry.MAX_WEIGHT:g}"
+        )
     try:
         limits = KeyLimits(
             requests_per_minute=arguments.rpm,
@@ -108,7 +118,16 @@ def _create(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise RegistryError(str(error)) from error
     models = tuple(name for name in arguments.models.split(",") if name)
-    print(create_key(_keys_of(arguments), arguments.tenant, limits, models, arguments.priority))
+    print(
+        create_key(
+            _keys_of(arguments),
+            arguments.tenant,
+            limits,
+            models,
+            priority=arguments.priority,
+            weight=arguments.weight,
+        )
+    )
     return 0
 
 
@@ -131,6 +150,7 @@ def _line(record: KeyRecord) -> str:
                 ("tpm", limits.tokens_per_minute),
                 ("concurrency", limits.concurrency),
                 ("priority", record.priority),
+                ("weight", "" if record.weight == 1 else f"{record.weight:g}"),
             )
             if value
         ),

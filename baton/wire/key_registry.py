@@ -23,6 +23,7 @@ KEY_PREFIX = "bt-"
 SECRET_BYTES = 32
 MAX_LIMIT = 10**9
 MAX_PRIORITY = 255
+MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 TENANTS_KEY = "baton:tenants"
 GATEWAYS_KEY = "baton:gateways"
 # Its presence says that the registry file was loaded into this Redis.
@@ -92,6 +93,8 @@ class KeyRecord(msgspec.Struct, frozen=True, tag_field="op", tag="create"):
     allowed_models: tuple[str, ...] = ()
     # Requests of a larger priority are computed sooner and preempted later.
     priority: Annotated[int, msgspec.Meta(ge=0, le=MAX_PRIORITY)] = 0
+    # The share of its tenant beside other tenants of the same priority.
+    weight: Annotated[float, msgspec.Meta(ge=MIN_WEIGHT, le=MAX_WEIGHT)] = 1.0
     revoked: bool = False
 
 
@@ -120,10 +123,11 @@ def new_key(
     random: Random = os.urandom,
     allowed_models: tuple[str, ...] = (),
     priority: int = 0,
+    weight: float = 1.0,
 ) -> tuple[str, KeyRecord]:
     """Make a key, shown once to its owner, and its record.
 
-    Raises RegistryError on a bad tenant name, model name or priority.
+    Raises RegistryError on a bad tenant name, model name, priority or weight.
     """
     api_key = KEY_PREFIX + urlsafe_b64encode(random(_KEY_BYTES)).rstrip(b"=").decode()
     record = KeyRecord(
@@ -135,6 +139,7 @@ def new_key(
         limits=limits,
         allowed_models=allowed_models,
         priority=priority,
+        weight=weight,
     )
     try:
         # msgspec checks constraints on decoding: an unreadable record must not be written.

@@ -49,6 +49,7 @@ def create(client: Any, settings: Settings, arguments: argparse.Namespace) -> st
         now_unix_s=time.time(),
         allowed_models=models,
         priority=arguments.priority,
+        weight=arguments.weight,
     )
     _write_down(settings, record)
     _declare(client, record)
@@ -113,6 +114,8 @@ def parser() -> argparse.ArgumentParser:
     create.add_argument("--hard-budget", action="store_true", help=hard_help)
     create.add_argument("--models", default="", help="A,B: allowed models; empty = all")
     create.add_argument("--priority", type=int, default=0, help="0 to 255; larger goes first")
+    weight_help = "share beside other tenants of the same priority, 0.01 to 100"
+    create.add_argument("--weight", type=float, default=1.0, help=weight_help)
     actions.add_parser("list", help="ids and limits, never the keys")
     actions.add_parser("revoke", help="refuse a key from now on").add_argument("key_id")
     actions.add_parser("load", help="give Redis the registry lines of the standard input")
@@ -132,7 +135,7 @@ def act(client: Any, settings: Settings, arguments: argparse.Namespace) -> None:
             limits = msgspec.json.encode(record.limits).decode()
             print(
                 f"{record.key_id}  tenant={record.tenant}  {record.shown}...  "
-                f"priority={record.priority}  {limits}"
+                f"priority={record.priority}  weight={record.weight:g}  {limits}"
             )
 
 

@@ -96,6 +96,7 @@ class Registry:
             limits=record.limits.to_wire(),
             allowed_models=record.allowed_models,
             priority=record.priority,
+            weight=record.weight,
             fresh_for_s=self._fresh_for_s,
         )
 

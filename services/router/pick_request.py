@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from baton.wire.failures import InvalidRequest
-from baton.wire.key_registry import MAX_PRIORITY
+from baton.wire.key_registry import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT
 from baton.wire.limits import MAX_CHOICES
 from baton.wire.v1 import router_pb2
 from services.router.fair_line import Turn
@@ -14,7 +14,6 @@ from services.router.prefix_index import hashes_of
 MAX_PROMPT_TOKENS = 1 << 24
 # A prompt that is shorter by more than this factor may find room where another finds none.
 _MUCH = 2
-MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,20 +24,22 @@ class AuthenticateRequest(_message.Message):
     def __init__(self, key_digest: _Optional[bytes] = ...) -> None: ...
 
 class AuthenticateResponse(_message.Message):
-    __slots__ = ("tenant", "key_id", "limits", "allowed_models", "priority", "fresh_for_s")
+    __slots__ = ("tenant", "key_id", "limits", "allowed_models", "priority", "fresh_for_s", "weight")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_MODELS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     FRESH_FOR_S_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     key_id: str
     limits: Limits
     allowed_models: _containers.RepeatedScalarFieldContainer[str]
     priority: int
     fresh_for_s: float
-    def __init__(self, tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., allowed_models: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ..., fresh_for_s: _Optional[float] = ...) -> None: ...
+    weight: float
+    def __init__(self, tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., allowed_models: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ..., fresh_for_s: _Optional[float] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("requests_per_minute", "tokens_per_minute", "concurrency", "budget_tokens", "budget_period", "hard_budget")

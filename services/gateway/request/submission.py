@@ -126,6 +126,7 @@ class Submission:
             expected_output_tokens=min(plan.num_expected_tokens, left),
             tenant=self._job.principal.tenant,
             priority=self._job.principal.priority,
+            weight=self._job.principal.weight,
             num_choices=request.num_choices if request.search is not None else len(ahead),
             local_prefill=self._num_prompt_logprobs() >= 0,
             poison_fingerprint=self._fingerprint,

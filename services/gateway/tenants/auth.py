@@ -34,6 +34,7 @@ class Principal:
     key_id: str
     allowed_models: tuple[str, ...] = ()
     priority: int = 0
+    weight: float = 1.0
     hard_budget: bool = False
     # 0 = unlimited.
     requests_per_minute: int = 0
@@ -144,6 +145,7 @@ class Authenticator:
             key_id=answer.key_id,
             allowed_models=tuple(answer.allowed_models),
             priority=answer.priority,
+            weight=answer.weight or 1.0,
             hard_budget=answer.limits.hard_budget,
             requests_per_minute=answer.limits.requests_per_minute,
             tokens_per_minute=answer.limits.tokens_per_minute,

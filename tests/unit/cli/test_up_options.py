@@ -130,14 +130,27 @@ def test_a_priority_that_no_key_can_have_is_one_line_that_names_the_option(
     assert line == f"baton: --priority {priority}: must be 0 to 255"
 
 
-def test_a_key_has_the_priority_that_it_was_made_with(
+def test_a_key_has_the_priority_and_the_weight_that_it_was_made_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wanted = ("keys", "create", "--tenant", "a", "--priority", "9")
+    wanted = ("keys", "create", "--tenant", "a", "--priority", "9", "--weight", "2.5")
     assert baton(monkeypatch, tmp_path, *wanted) == 0
     capsys.readouterr()
     assert baton(monkeypatch, tmp_path, "keys", "list") == 0
-    assert "priority=9" in capsys.readouterr().out
+    assert "priority=9  weight=2.5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("weight", ["0", "nan", "101"])
+def test_a_weight_that_no_key_can_have_is_one_line_that_names_the_option(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    weight: str,
+) -> None:
+    wanted = ("keys", "create", "--tenant", "a", "--weight", weight)
+    assert baton(monkeypatch, tmp_path, *wanted) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"baton: --weight {weight}: must be 0.01 to 100"
 
 
 def test_a_budget_may_be_hard(

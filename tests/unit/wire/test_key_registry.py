@@ -40,6 +40,12 @@ def test_priority_out_of_range_is_refused(priority):
         new(priority=priority)
 
 
+@pytest.mark.parametrize("weight", [0.0, -1.0, 101.0])
+def test_weight_out_of_range_is_refused(weight):
+    with pytest.raises(RegistryError, match="weight"):
+        new(weight=weight)
+
+
 def test_budget_without_period_is_refused():
     with pytest.raises(ValueError, match="period"):
         KeyLimits(budget_tokens=5)

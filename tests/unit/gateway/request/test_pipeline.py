@@ -73,6 +73,18 @@ def test_the_worker_gets_the_prompt_the_sampling_and_the_prefill_endpoint() -> N
     simulate(scenario)
 
 
+def test_picks_carry_the_tenant_and_the_weight_of_the_key() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.chat()
+        fleet.quota.principal.weight = 2.5
+        await asyncio.sleep(6)
+        await fleet.chat()
+        assert [pick.weight for pick in fleet.router.picked] == [1.0, 2.5]
+        assert {pick.tenant for pick in fleet.router.picked} == {fleet.quota.principal.tenant}
+
+    simulate(scenario)
+
+
 def test_picks_and_submits_carry_the_priority_of_the_key() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.quota.principal.priority = 9
