@@ -109,6 +109,11 @@ class FairLine(Generic[W]):
     def __len__(self) -> int:
         return self._num
 
+    @property
+    def num_tenants(self) -> int:
+        """The tenants of which requests wait."""
+        return len(self._held)
+
     def held(self, tenant: str) -> Held:
         """The requests of a tenant that wait."""
         return self._held.get(tenant, Held())

@@ -62,20 +62,22 @@ class _ModelQueue:
     def _full(self, wanted: PickRequest) -> str | None:
         """The bound that the queue has reached, if there is one.
 
-        The first request of a tenant is let in where others have filled the queue, up to twice its
-        size.
+        A tenant alone may fill the queue. One that comes later has its share of it all the same, so
+        that the queue may come to twice its size.
         """
         settings, queue, turn = self._settings, self.queue, wanted.turn
         if wanted.has_begun:
             is_full = queue.num_begun >= settings.max_queued
             return "too many streams look for another worker" if is_full else None
         held = queue.line.held(turn.tenant)
-        if held.num_requests >= settings.max_queued_per_tenant:
+        num_tenants = queue.line.num_tenants + (not held.num_requests)
+        if len(queue.line) >= 2 * settings.max_queued:
+            return f"{len(queue.line)} requests wait for this model already"
+        if held.num_requests >= max(1, settings.max_queued // num_tenants):
             return f"{held.num_requests} requests of this tenant wait for this model already"
-        if held.num_bytes + turn.num_bytes > settings.max_queued_bytes_per_tenant:
+        num_bytes = held.num_bytes + turn.num_bytes
+        if held.num_requests and num_bytes > settings.max_queued_bytes // num_tenants:
             return f"requests of this tenant keep {held.num_bytes} bytes of the queue already"
-        if len(queue) >= settings.max_queued * (1 if held.num_requests else 2):
-            return f"{len(queue)} requests wait for this model already"
         return None
 
 

@@ -27,9 +27,8 @@ class Settings:
     # The number of requests that may wait for one model, and the longest wait of one; a request
     # that is predicted to wait for more than 0.8 of it is refused at once.
     max_queued: int = 1024
-    # Of one tenant, so many of them, with so many bytes of prefix hashes.
-    max_queued_per_tenant: int = 256
-    max_queued_bytes_per_tenant: int = 16 * 1024 * 1024
+    # The bytes of prefix hashes that they may keep. Both are divided by the tenants that wait.
+    max_queued_bytes: int = 64 * 1024 * 1024
     max_wait_s: float = 60.0
     # How long a request waits for a ready worker, and how long after its start the router expects
     # workers that have not registered yet.
@@ -80,7 +79,13 @@ class Settings:
     stop_grace_s: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("max_queued", "slot_lease_s", "batch_doubling", "max_index_hashes"):
+        for name in (
+            "max_queued",
+            "max_queued_bytes",
+            "slot_lease_s",
+            "batch_doubling",
+            "max_index_hashes",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be greater than 0")
         if not 0 < self.promise_cap <= 1:

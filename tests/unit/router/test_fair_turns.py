@@ -105,15 +105,16 @@ def test_a_low_priority_is_served_beside_a_high_one_that_takes_all(router, run) 
 
 def test_the_backlog_of_one_tenant_locks_no_other_out(router, run) -> None:
     async def scenario() -> None:
-        fleet = router(stale_after_s=3600, max_queued=6, max_queued_per_tenant=4)
+        fleet = router(stale_after_s=3600, max_queued=8)
         fleet.decode().load(num_running=4)
-        waiting = [asyncio.create_task(fleet.pick(f"a{n}", tenant="a")) for n in range(4)]
-        waiting += [asyncio.create_task(fleet.pick(f"b{n}", tenant="b")) for n in range(2)]
+        waiting = [asyncio.create_task(fleet.pick(f"a{n}", tenant="a")) for n in range(8)]
         await asyncio.sleep(0.1)
-        with pytest.raises(Overloaded, match="of this tenant"):
-            await fleet.pick("a4", tenant="a")
-        with pytest.raises(Overloaded, match="6 requests wait"):
-            await fleet.pick("b2", tenant="b")
+        with pytest.raises(Overloaded, match="8 requests of this tenant wait"):
+            await fleet.pick("a8", tenant="a")
+        waiting += [asyncio.create_task(fleet.pick(f"b{n}", tenant="b")) for n in range(4)]
+        await asyncio.sleep(0.1)
+        with pytest.raises(Overloaded, match="4 requests of this tenant wait"):
+            await fleet.pick("b4", tenant="b")
         waiting.append(asyncio.create_task(fleet.pick("c0", tenant="c")))
         await asyncio.sleep(0.1)
         assert not any(task.done() for task in waiting)
@@ -123,14 +124,33 @@ def test_the_backlog_of_one_tenant_locks_no_other_out(router, run) -> None:
     run(scenario)
 
 
+def test_tenants_without_number_do_not_make_the_queue_longer_for_ever(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router(stale_after_s=3600, max_queued=8)
+        fleet.decode().load(num_running=4)
+        waiting = [asyncio.create_task(fleet.pick(f"r{n}", tenant=f"t{n}")) for n in range(16)]
+        await asyncio.sleep(0.1)
+        with pytest.raises(Overloaded, match="16 requests wait"):
+            await fleet.pick("late", tenant="late")
+        for task in waiting:
+            task.cancel()
+
+    run(scenario)
+
+
 def test_long_prompts_of_one_tenant_keep_no_more_than_their_bytes(router, run, hashes) -> None:
     async def scenario() -> None:
-        fleet = router(stale_after_s=3600, max_queued_bytes_per_tenant=100)
+        fleet = router(stale_after_s=3600, max_queued_bytes=100)
         fleet.decode().load(num_running=4)
-        first = asyncio.create_task(fleet.pick("a0", tenant="a", block_hashes=hashes(1, 2, 3)))
+        ask = {"tenant": "a", "block_hashes": hashes(1, 2, 3, 4)}
+        waiting = [asyncio.create_task(fleet.pick("a0", **ask))]
         await asyncio.sleep(0.1)
-        with pytest.raises(Overloaded, match="48 bytes"):
-            await fleet.pick("a1", tenant="a", block_hashes=hashes(1, 2, 3, 4))
-        first.cancel()
+        with pytest.raises(Overloaded, match="64 bytes"):
+            await fleet.pick("a1", **ask)
+        waiting.append(asyncio.create_task(fleet.pick("b0", **(ask | {"tenant": "b"}))))
+        await asyncio.sleep(0.1)
+        assert not any(task.done() for task in waiting)
+        for task in waiting:
+            task.cancel()
 
     run(scenario)

@@ -242,7 +242,7 @@ def test_a_full_queue_is_overloaded_at_once(router, run, clock) -> None:
 
 def test_a_queue_full_of_new_requests_refuses_no_stream_that_has_begun(router, run) -> None:
     async def scenario() -> None:
-        fleet = router(max_queued=2, max_queued_per_tenant=2, stale_after_s=60)
+        fleet = router(max_queued=2, stale_after_s=60)
         fleet.prefill()
         decode = fleet.decode()
         decode.load(num_running=4)
