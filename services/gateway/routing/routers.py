@@ -17,12 +17,14 @@ from hashlib import blake2b
 
 from baton.runtime import logs
 from baton.system.clock import Clock
-from baton.wire.failures import BatonError, DeadlineExceeded
+from baton.wire.failures import BatonError, DeadlineExceeded, Unavailable
 from baton.wire.v1 import router_pb2
 from services.gateway.clients.protocols import CallContext, RouterClient
 from services.gateway.routing.quarantine_news import QuarantineNews
 
 _WATCH_RETRY_S = 0.2
+# A time on every event loop's clock that is over.
+_AT_ONCE = float("-inf")
 # The least share of the ready workers of a model that the active router knows.
 _MIN_KNOWN_SHARE = 0.9
 
@@ -52,6 +54,8 @@ class Routers:
         # The number of each model's ready workers in each of these views.
         self._num_ready: dict[str, Counter[str]] = {}
         self._quarantined = QuarantineNews(clock)
+        # The timeouts of the picks that wait at each router; due when it speaks no more.
+        self._waits: dict[str, set[asyncio.Timeout]] = {address: set() for address in routers}
 
     @property
     def is_any_heard(self) -> bool:
@@ -81,13 +85,27 @@ class Routers:
                 raise DeadlineExceeded("no router answered in time")
             try:
                 self._quarantined.attach(address, request)
-                remaining = replace(context, deadline_s=left_s)
-                return await self._routers[address].pick(request, remaining)
+                return await self._ask(address, request, replace(context, deadline_s=left_s))
             except BatonError as error:
                 if error.reason != "unavailable":
                     raise
                 _log.info("pick_repeated", request_id=context.request_id, router=address)
         return self._pick_fallback(request)
+
+    async def _ask(
+        self, address: str, request: router_pb2.PickRequest, context: CallContext
+    ) -> router_pb2.PickResponse:
+        """Ask one router for a pick. Raises BatonError: Unavailable when it speaks no more."""
+        waits = self._waits[address]
+        try:
+            async with asyncio.timeout(None) as wait:
+                waits.add(wait)
+                try:
+                    return await self._routers[address].pick(request, context)
+                finally:
+                    waits.discard(wait)
+        except TimeoutError:
+            raise Unavailable("the router is silent") from None
 
     def _rank(self, address: str, model_fp: str, least_known: float) -> tuple[bool, bool, bytes]:
         """The sort key of a router, which should know `least_known` ready workers of the model."""
@@ -114,6 +132,8 @@ class Routers:
             self._num_ready.pop(address, None)
             if self._views.pop(address, None) is not None:
                 _log.warning("router_lost", router=address, reason=reason)
+                for wait in self._waits[address]:
+                    wait.reschedule(_AT_ONCE)
                 if self._views:
                     self._on_models(self._models())
             await asyncio.sleep(_WATCH_RETRY_S * (0.5 + self._rng.random()))

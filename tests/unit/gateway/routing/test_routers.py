@@ -284,3 +284,18 @@ def test_a_router_of_newer_workers_is_not_reminded_of_its_old_quarantine() -> No
         assert scene.each[active].told == []
 
     following(scenario)
+
+
+def test_a_pick_does_not_wait_at_a_router_that_speaks_no_more() -> None:
+    async def scenario(scene: Scene) -> None:
+        active, second = scene.routers.in_order("m1")[:2]
+        scene.each[active].takes_s = 500.0
+        asking = asyncio.create_task(scene.pick(deadline_s=600.0))
+        await asyncio.sleep(5.0)
+        assert not asking.done()
+        scene.each[active].models = None
+        assert await asking == second
+        assert scene.clock.now() < 6.0
+        assert scene.each[second].deadlines_s[0] == pytest.approx(595, abs=1)
+
+    following(scenario)
