@@ -14,12 +14,13 @@ from baton.wire.v1 import quota_pb2_grpc
 from services.quota import instruments
 from services.quota.archive import Archiver
 from services.quota.bootstrap_key import BootstrapKey
+from services.quota.connections import PasswordFile, connect
 from services.quota.ledger import LeaseTerms, Ledger, store_time_ms
 from services.quota.registry import Registry, Source, read_in_thread
 from services.quota.restore import ArchivedBudgets
 from services.quota.servicer import QuotaServicer
 from services.quota.settings import PREFIX, Settings
-from services.quota.store import PasswordFile, RedisStore, connect
+from services.quota.store import RedisStore
 from services.quota.tenant_meter import TenantMeter
 from services.quota.upkeep import keep_reaping, keep_registry_loaded
 

@@ -49,9 +49,9 @@ QUOTA_TENANT_TOKENS = Counter(
 )
 
 _STORE_CALLS = (
-    "reserve", "renew", "settle", "reap", "agenda", "restore", "pipeline",
+    "reserve", "renew", "settle", "reap", "agenda", "restore", "now", "pipeline",
     "DEL", "EXISTS", "GET", "PEXPIRE", "SADD", "SCARD", "SET", "SISMEMBER", "SMEMBERS", "SPOP",
-    "TIME", "XRANGE",
+    "XRANGE",
 )  # fmt: skip
 
 KNOWN_SERIES: Series = {

@@ -7,9 +7,10 @@ Kubernetes Secret, see `baton keys --release`). A key is shown once; only its di
 """
 
 import argparse
+import asyncio
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -18,15 +19,15 @@ import redis
 from baton.runtime import environment
 from baton.wire import key_registry
 from baton.wire.key_registry import KeyLimits, KeyRecord, RegistryError, Revocation
+from services.quota.connections import PasswordFile, connect
 from services.quota.settings import PREFIX, Settings
-from services.quota.store import PasswordFile
 
 _TIMEOUT_S = 5.0
 # The Redis keys of all records (key_registry.principal_key).
 _PATTERN = key_registry.principal_key(b"") + "*"
 
 
-def create(client: Any, settings: Settings, arguments: argparse.Namespace) -> str:
+async def create(client: Any, settings: Settings, arguments: argparse.Namespace) -> str:
     """Make a key and return it. Raises RegistryError for a bad name or limit."""
     if settings.secret_file is None:
         raise RegistryError(f"{PREFIX}SECRET_FILE is not set")
@@ -52,18 +53,18 @@ def create(client: Any, settings: Settings, arguments: argparse.Namespace) -> st
         weight=arguments.weight,
     )
     _write_down(settings, record)
-    _declare(client, record)
+    await _declare(client, record)
     return api_key
 
 
-def records(client: Any) -> Iterator[KeyRecord]:
+async def records(client: Any) -> AsyncIterator[KeyRecord]:
     """Yield the records of all keys that are not revoked. Raises RegistryError."""
-    for name in client.scan_iter(match=_PATTERN, count=500):
-        if (data := client.get(name)) is not None:
+    async for name in client.scan_iter(match=_PATTERN, count=500):
+        if (data := await client.get(name)) is not None:
             yield key_registry.decode_record(data)
 
 
-def revoke(client: Any, settings: Settings, key_id: str) -> None:
+async def revoke(client: Any, settings: Settings, key_id: str) -> None:
     """Revoke a key: within the quota service's `fresh_for_s` all gateways refuse it.
 
     A key that the registry lacks (an earlier bootstrap key) is in Redis alone, and so is its
@@ -71,17 +72,17 @@ def revoke(client: Any, settings: Settings, key_id: str) -> None:
     """
     if settings.registry_file and key_id in key_registry.read(settings.registry_file):
         _write_down(settings, Revocation(key_id, int(time.time())))
-    for record in records(client):
+    async for record in records(client):
         if record.key_id == key_id:
-            _declare(client, msgspec.structs.replace(record, revoked=True))
+            await _declare(client, msgspec.structs.replace(record, revoked=True))
             return
     raise RegistryError(f"key {key_id!r} does not exist; `list` shows all keys")
 
 
-def load(client: Any, data: bytes) -> None:
+async def load(client: Any, data: bytes) -> None:
     """Give Redis the keys of a registry, revoked ones included. Raises RegistryError."""
     for record in key_registry.parse(data, "standard input").values():
-        _declare(client, record)
+        await _declare(client, record)
 
 
 def _write_down(settings: Settings, entry: KeyRecord | Revocation) -> None:
@@ -95,9 +96,9 @@ def _write_down(settings: Settings, entry: KeyRecord | Revocation) -> None:
         ) from error
 
 
-def _declare(client: Any, record: KeyRecord) -> None:
+async def _declare(client: Any, record: KeyRecord) -> None:
     for command in key_registry.redis_commands(record):
-        client.execute_command(*command)
+        await client.execute_command(*command)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -122,16 +123,17 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def act(client: Any, settings: Settings, arguments: argparse.Namespace) -> None:
+async def act(client: Any, settings: Settings, arguments: argparse.Namespace) -> None:
     """Do what the arguments say. Raises RegistryError and redis's errors."""
     if arguments.action == "create":
-        print(create(client, settings, arguments))
+        print(await create(client, settings, arguments))
     elif arguments.action == "revoke":
-        revoke(client, settings, arguments.key_id)
+        await revoke(client, settings, arguments.key_id)
     elif arguments.action == "load":
-        load(client, sys.stdin.buffer.read())
+        await load(client, sys.stdin.buffer.read())
     else:
-        for record in sorted(records(client), key=lambda record: (record.tenant, record.key_id)):
+        found = [record async for record in records(client)]
+        for record in sorted(found, key=lambda record: (record.tenant, record.key_id)):
             limits = msgspec.json.encode(record.limits).decode()
             print(
                 f"{record.key_id}  tenant={record.tenant}  {record.shown}...  "
@@ -139,19 +141,23 @@ def act(client: Any, settings: Settings, arguments: argparse.Namespace) -> None:
             )
 
 
-def main(argv: list[str]) -> int:
-    arguments = parser().parse_args(argv)
-    settings = environment.load(Settings, PREFIX)
+async def _run(settings: Settings, arguments: argparse.Namespace) -> None:
     credentials = None
     if settings.redis_password_file is not None:
         credentials = PasswordFile(settings.redis_password_file, settings.redis_username)
-    options: dict[str, Any] = {"credential_provider": credentials} if credentials else {}
+    client = connect(settings.redis_url, _TIMEOUT_S, 2, credentials)
     try:
-        with redis.Redis.from_url(
-            settings.redis_url, socket_timeout=_TIMEOUT_S, **options
-        ) as client:
-            act(client, settings, arguments)
-    except (RegistryError, redis.RedisError) as error:
+        await act(client, settings, arguments)
+    finally:
+        await client.aclose()
+
+
+def main(argv: list[str]) -> int:
+    arguments = parser().parse_args(argv)
+    settings = environment.load(Settings, PREFIX)
+    try:
+        asyncio.run(_run(settings, arguments))
+    except (RegistryError, redis.RedisError, redis.exceptions.RedisClusterException) as error:
         print(str(error)[:200], file=sys.stderr)
         return 1
     return 0

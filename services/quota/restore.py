@@ -36,8 +36,8 @@ _ARCHIVE_ID_FILE = "archive-id"
 _MAX_REMEMBERED = 131_072
 _DAY_MS = 86_400_000
 _FORMATS = {"day": "d%Y%m%d", "month": "m%Y%m"}
-# lua/restore.lua uses neither the time nor the terms of leases, with which each script begins.
-_EVERY_SCRIPT = (0, 1, 1)
+# The terms of leases, with which each script begins, and which none of these uses.
+_NO_TERMS = (1, 1)
 _log = logs.get("quota.restore")
 
 
@@ -89,7 +89,7 @@ class ArchivedBudgets:
             _log.error("archive_unreadable", error=str(error))
 
     async def _count_own(self, records: Iterable[KeyRecord]) -> None:
-        now_ms = await self._now_ms()
+        now_ms = await self._store.run_script("now", EPOCH_KEY, (self._clock_ms(), *_NO_TERMS))
         begun = f"{now_ms}-{secrets.token_hex(8)}"
         await self._store.execute("SET", EPOCH_KEY, begun, "NX")
         # Under the epoch's name: if Redis is lost again before the end, nothing counts as done.
@@ -105,14 +105,8 @@ class ArchivedBudgets:
         ):
             arguments = (spent.key_id, spent.window, self._own_id, spent.num_tokens)
             root = tenant_root(spent.tenant)
-            await self._store.run_script("restore", root, (*_EVERY_SCRIPT, *arguments))
+            await self._store.run_script("restore", root, (0, *_NO_TERMS, *arguments))
         await self._store.execute("SADD", _parts(epoch), self._own_id)
-
-    async def _now_ms(self) -> int:
-        if now_ms := self._clock_ms():
-            return now_ms
-        seconds, microseconds = await self._store.execute("TIME")
-        return int(seconds) * 1000 + int(microseconds) // 1000
 
 
 def archive_id(folder: Path) -> str:

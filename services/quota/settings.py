@@ -10,9 +10,10 @@ PREFIX = "BATON_QUOTA_"
 class Settings:
     """The service's settings; each field is one variable.
 
-    `redis_url` is unix://path, redis://host:port/db, or with TLS
-    rediss://host:port/db?ssl_ca_certs=/path (and ssl_certfile, ssl_keyfile where Redis asks for
-    them). The password comes from `redis_password_file`.
+    `redis_url` is unix://path, redis://host:port/db, redis+cluster://node:port,node:port,
+    redis+sentinel://sentinel:port,sentinel:port/name/db (the primary called `name`), or with TLS
+    rediss...://...?ssl_ca_certs=/path (and ssl_certfile, ssl_keyfile where Redis asks for them).
+    The password comes from `redis_password_file`.
 
     Without `registry_file` and `bootstrap_key_file`, the keys are those in Redis; without
     `usage_dir`, nothing is archived.

@@ -11,15 +11,11 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha1
 from importlib import resources
-from pathlib import Path
 from typing import Any, Protocol
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.credentials import CredentialProvider
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.asyncio import Redis
+from redis.asyncio.cluster import RedisCluster
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 
 from baton.runtime import logs
 from baton.wire.failures import Unavailable
@@ -27,7 +23,9 @@ from services.quota import instruments
 
 Argument = str | bytes | int
 
-SCRIPT_NAMES = ("reserve", "renew", "settle", "reap", "agenda", "gateways", "restore")
+SCRIPT_NAMES = (
+    "reserve", "renew", "settle", "reap", "agenda", "gateways", "restore", "now",
+)  # fmt: skip
 _SHARED_PARTS = ("accounts", "leases")
 _COMMANDS_PER_ROUND_TRIP = 1000
 # uvloop's message when Redis closed a connection before the first write; redis-py passes it on.
@@ -58,49 +56,10 @@ def script_text(name: str) -> str:
     return "\n".join((folder / f"{part}.lua").read_text() for part in (*_SHARED_PARTS, name))
 
 
-class PasswordFile(CredentialProvider):
-    """Redis's password, read for each connection; without `username`, that of the default user."""
-
-    def __init__(self, path: Path, username: str = "") -> None:
-        self._path = path
-        self._username = username
-
-    def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """Read the file. Raises redis's ConnectionError, which names the file, not its text."""
-        try:
-            password = self._path.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise RedisConnectionError(f"{self._path}: {type(error).__name__}") from None
-        return (self._username, password) if self._username else (password,)
-
-    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
-        return self.get_credentials()
-
-
-def connect(
-    url: str, timeout_s: float, max_connections: int, credentials: PasswordFile | None = None
-) -> Redis:
-    """Return a client for `url`, which connects on first use.
-
-    A caller waits for a free connection, connects and reads for at most `timeout_s` each.
-    """
-    pool = BlockingConnectionPool.from_url(
-        url,
-        max_connections=max_connections,
-        timeout=timeout_s,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
-        protocol=2,
-        credential_provider=credentials,
-    )
-    return Redis.from_pool(pool)
-
-
 class RedisStore:
     """A Store over a redis.asyncio client (or an in-process fake of one)."""
 
-    def __init__(self, client: Redis) -> None:
+    def __init__(self, client: Redis | RedisCluster) -> None:
         self._client = client
         # Only the first failure of an outage is logged.
         self._failing = False
@@ -120,7 +79,7 @@ class RedisStore:
 
     async def execute(self, *command: Argument) -> Any:
         async with self._translated(str(command[0])):
-            return await self._client.execute_command(*command)  # type: ignore[no-untyped-call]
+            return await self._client.execute_command(*command)
 
     async def execute_all(self, commands: Iterable[Sequence[Argument]]) -> None:
         batch = list(commands)
@@ -132,14 +91,14 @@ class RedisStore:
                     await pipeline.execute()
 
     async def close(self) -> None:
-        await self._client.aclose(close_connection_pool=True)
+        await self._client.aclose()
 
     @asynccontextmanager
     async def _translated(self, call: str) -> AsyncIterator[None]:
         try:
             yield
-        except (RedisError, RuntimeError) as error:
-            if not isinstance(error, RedisError) and _CLOSED not in str(error):
+        except (RedisError, RedisClusterException, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and _CLOSED not in str(error):
                 raise
             instruments.QUOTA_STORE_FAILURES.labels(call).inc()
             if not self._failing or isinstance(error, ResponseError):

@@ -29,9 +29,10 @@ from baton.wire import failures, key_registry, usage_log
 from baton.wire.key_registry import KeyLimits
 from baton.wire.v1 import quota_pb2
 from services.quota.archive import read_entries
+from services.quota.connections import connect
 from services.quota.ledger import LeaseTerms, Ledger
 from services.quota.registry import Registry
-from services.quota.store import RedisStore, connect
+from services.quota.store import RedisStore
 
 DEFAULT_SCHEDULES = "600" if os.environ.get("BATON_TEST_LONG") else "75"
 NUM_SCHEDULES = int(os.environ.get("BATON_TEST_QUOTA_SCHEDULES", DEFAULT_SCHEDULES))
@@ -385,4 +386,4 @@ async def test_random_schedules_bill_exactly_and_leave_nothing_behind(server, cr
             print(f"seed {seed}: BATON_TEST_SEED={seed} BATON_TEST_QUOTA_SCHEDULES=1")
             raise
         await client.flushdb()
-    await client.aclose(close_connection_pool=True)
+    await client.aclose()

@@ -12,7 +12,8 @@ import pytest
 from baton.testing.certificates import Authority
 from baton.testing.redis_server import RedisServer
 from baton.wire.failures import Unavailable
-from services.quota.store import PasswordFile, RedisStore, connect
+from services.quota.connections import PasswordFile, connect
+from services.quota.store import RedisStore
 
 URL_OPTIONS = "ssl_ca_certs={ca}&ssl_certfile={cert}&ssl_keyfile={key}"
 

@@ -11,9 +11,10 @@ from baton.wire import key_registry
 from baton.wire.key_registry import KeyLimits
 from baton.wire.v1 import failure_pb2, quota_pb2
 from services.quota.archive import Archiver
+from services.quota.connections import connect
 from services.quota.ledger import Ledger
 from services.quota.registry import Registry
-from services.quota.store import RedisStore, connect
+from services.quota.store import RedisStore
 
 NUM_REQUESTS = 4000
 MAX_BYTES = 60

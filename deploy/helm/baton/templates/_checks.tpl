@@ -39,7 +39,7 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- if and $r.username (not $r.existingSecret) }}
 {{- fail "redis.username needs redis.existingSecret with its password" }}
 {{- end }}
-{{- if and $r.caSecret (not (hasPrefix "rediss://" $r.url)) }}
+{{- if and $r.caSecret (not (hasPrefix "rediss" $r.url)) }}
 {{- fail "redis.caSecret is for rediss:// only" }}
 {{- end }}
 {{- end }}

@@ -1,0 +1,113 @@
+"""Clients of Redis: of one server, of the primary that Sentinels name, or of a cluster.
+
+All keys of a script are in one hash slot, so that nothing else depends on which one it is.
+"""
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+CLUSTER = "+cluster"
+SENTINEL = "+sentinel"
+_SENTINEL_PORT = 26379
+_REDIS_PORT = 6379
+
+
+class PasswordFile(CredentialProvider):
+    """Redis's password, read for each connection; without `username`, that of the default user."""
+
+    def __init__(self, path: Path, username: str = "") -> None:
+        self._path = path
+        self._username = username
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """Read the file. Raises redis's ConnectionError, which names the file, not its text."""
+        try:
+            password = self._path.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RedisConnectionError(f"{self._path}: {type(error).__name__}") from None
+        return (self._username, password) if self._username else (password,)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        return self.get_credentials()
+
+
+class _SentinelPool(SentinelConnectionPool, BlockingConnectionPool):
+    """Connections to the primary, for which callers wait when all are in use."""
+
+    async def disconnect(self, inuse_connections: bool = True) -> None:
+        await super().disconnect(inuse_connections)
+        if inuse_connections:  # the end, not a change of the primary
+            for sentinel in self.sentinel_manager.sentinels:
+                await sentinel.aclose()
+
+
+def connect(
+    url: str, timeout_s: float, max_connections: int, credentials: PasswordFile | None = None
+) -> Redis | RedisCluster:
+    """Return a client for `url`, which connects on first use. Raises ValueError for a bad URL.
+
+    A caller waits for a free connection, connects and reads for at most `timeout_s` each (in a
+    cluster it does not wait for a connection). `max_connections` is for each node.
+    """
+    options: dict[str, Any] = {
+        "max_connections": max_connections,
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+        "protocol": 2,
+        "credential_provider": credentials,
+    }
+    scheme = urlsplit(url).scheme
+    if scheme.endswith(CLUSTER):
+        return _cluster(url.replace(CLUSTER, "", 1), options)
+    if scheme.endswith(SENTINEL):
+        return _primary(url.replace(SENTINEL, "", 1), timeout_s, options)
+    return Redis.from_pool(BlockingConnectionPool.from_url(url, timeout=timeout_s, **options))
+
+
+def _cluster(url: str, options: dict[str, Any]) -> RedisCluster:
+    """`redis+cluster://node:6379,node:6379`: any nodes; the others are found through them."""
+    nodes = [ClusterNode(host, port) for host, port in _hosts(url, _REDIS_PORT)]
+    return RedisCluster(startup_nodes=nodes, **_tls(url), **options)
+
+
+def _primary(url: str, timeout_s: float, options: dict[str, Any]) -> Redis:
+    """`redis+sentinel://sentinel:26379,sentinel:26379/name/0`: the primary called `name`."""
+    name, _, db = urlsplit(url).path.strip("/").partition("/")
+    if not name:
+        raise ValueError("a Sentinel URL ends with the name of the primary: /mymaster/0")
+    tls = _tls(url)
+    sentinels = Sentinel(  # type: ignore[no-untyped-call]
+        _hosts(url, _SENTINEL_PORT),
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        protocol=2,
+        **tls,
+    )
+    pool = _SentinelPool(  # type: ignore[no-untyped-call]
+        name, sentinels, timeout=timeout_s, db=int(db or 0), **tls, **options
+    )
+    return Redis.from_pool(pool)
+
+
+def _hosts(url: str, default_port: int) -> list[tuple[str, int]]:
+    hosts = (entry.rpartition(":") for entry in urlsplit(url).netloc.split(","))
+    return [(host or port, int(port) if host else default_port) for host, _, port in hosts]
+
+
+def _tls(url: str) -> dict[str, Any]:
+    """What the scheme and the query say about TLS, as redis-py's own URLs have it."""
+    parts = urlsplit(url)
+    options = parse_url(urlunsplit((parts.scheme, "host", "", parts.query, "")))
+    tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
+    return {"ssl": True, **tls} if parts.scheme == "rediss" else {}

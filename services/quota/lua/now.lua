@@ -1,0 +1,3 @@
+-- Reply: the time in ms.
+
+return NOW

@@ -1,0 +1,212 @@
+"""The ledger, archiver and key command on a real cluster, and behind real Sentinels."""
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from baton.localstack.ports import LOOPBACK, free_ports
+from baton.testing.redis_server import server_binary
+from baton.wire import failures, key_registry, usage_log
+from baton.wire.key_registry import KeyLimits
+from baton.wire.v1 import quota_pb2
+from services.quota import keys
+from services.quota.archive import Archiver
+from services.quota.connections import connect
+from services.quota.ledger import Ledger, store_time_ms
+from services.quota.registry import Registry, read_in_thread
+from services.quota.restore import ArchivedBudgets
+from services.quota.store import RedisStore
+
+# A busy machine must not decide.
+TIMEOUT_S = 20.0
+TENANTS = [f"tenant-{number}" for number in range(12)]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with TemporaryDirectory(prefix="baton-") as name:
+        yield Path(name)
+
+
+@contextmanager
+def server(folder: Path, port: int, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    own = folder / str(port)
+    own.mkdir()
+    command = [
+        str(server_binary()), *arguments, "--port", str(port), "--bind", LOOPBACK,
+        "--dir", str(own), "--logfile", str(own / "log"),
+    ]  # fmt: skip
+    process = subprocess.Popen(command)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def until(check: Callable[[], Awaitable[bool]]) -> None:
+    for _ in range(600):
+        if await check():
+            return
+        await asyncio.sleep(0.05)
+    raise TimeoutError
+
+
+async def ask(port: int, *command: str) -> Any:
+    """One command to one server, as soon as it answers."""
+    client = Redis(host=LOOPBACK, port=port, protocol=2, socket_timeout=TIMEOUT_S)
+    async with client:
+        for _ in range(200):
+            try:
+                return await client.execute_command(*command)
+            except RedisConnectionError:
+                await asyncio.sleep(0.05)
+    raise TimeoutError
+
+
+class Quota:
+    """The parts of a quota service, on a client of any kind."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.usage = folder / "usage"
+        self.file = folder / "registry.jsonl"
+        self.store = RedisStore(connect(url, TIMEOUT_S, 8))
+        self.registry = Registry(
+            self.store,
+            [(self.file, read_in_thread)],
+            budgets=ArchivedBudgets(self.store, self.usage, 1, clock_ms=store_time_ms),
+        )
+        self.archiver = Archiver(self.store, self.usage, token="a")
+        self.ledger = Ledger(self.store, self.registry, on_settled=self.archiver.wake)
+
+    def declare(self) -> list[key_registry.KeyRecord]:
+        limits = KeyLimits(budget_tokens=10_000, budget_period="month", hard_budget=True)
+        records = [
+            key_registry.new_key(b"s" * 32, tenant, limits, now_unix_s=time.time())[1]
+            for tenant in TENANTS
+        ]
+        for record in records:
+            key_registry.append(self.file, record)
+        return records
+
+    async def finish(self, record: key_registry.KeyRecord, request_id: str) -> None:
+        names = {"request_id": request_id, "tenant": record.tenant, "key_id": record.key_id}
+        await self.ledger.reserve(quota_pb2.ReserveRequest(num_output_tokens=90, **names))
+        renewal = quota_pb2.LeaseRenewal(
+            request_id=request_id, tenant=record.tenant, used_output_tokens=9
+        )
+        await self.ledger.renew(quota_pb2.RenewRequest(leases=[renewal]))
+        usage = quota_pb2.UsageRecord(num_output_tokens=20, **names)
+        await self.ledger.settle(quota_pb2.SettleRequest(usage=usage))
+
+    def bills(self) -> list[str]:
+        lines = (line for file in usage_log.files(self.usage) for line in usage_log.read_file(file))
+        return sorted(line.tenant for line in lines)
+
+
+async def test_tenants_are_spread_over_a_cluster(folder, monkeypatch, capsys):
+    ports = free_ports(6)
+    # The second half are the ports of the cluster's bus.
+    nodes, buses = ports[:3], ports[3:]
+    with ExitStack() as servers:
+        for port, bus in zip(nodes, buses, strict=True):
+            options = ("--cluster-enabled", "yes", "--cluster-port", str(bus), "--save", "")
+            servers.enter_context(server(folder, port, *options))
+        for index, port in enumerate(nodes):
+            first, last = index * 16384 // 3, (index + 1) * 16384 // 3 - 1
+            await ask(port, "CLUSTER", "ADDSLOTSRANGE", str(first), str(last))
+        for port, bus in zip(nodes[1:], buses[1:], strict=True):
+            await ask(nodes[0], "CLUSTER", "MEET", LOOPBACK, str(port), str(bus))
+
+        async def is_whole() -> bool:
+            states = [await ask(port, "CLUSTER", "INFO") for port in nodes]
+            return all(
+                "cluster_state:ok" in str(each) and "cluster_known_nodes:3" in str(each)
+                for each in states
+            )
+
+        await until(is_whole)
+        url = f"redis+cluster://{LOOPBACK}:{nodes[0]},{LOOPBACK}:{nodes[1]}"
+        quota = Quota(url, folder)
+        for record in quota.declare():
+            await quota.finish(record, "r1")
+        await quota.ledger.look_at_all()
+        await quota.ledger.reap()
+        await quota.archiver.archive_all()
+        assert quota.bills() == sorted(TENANTS)
+        sizes = [await ask(port, "DBSIZE") for port in nodes]
+        assert all(sizes)
+        monkeypatch.setenv("BATON_QUOTA_REDIS_URL", url)
+        assert await asyncio.to_thread(keys.main, ["list"]) == 0
+        listed = capsys.readouterr().out
+        assert all(tenant in listed for tenant in TENANTS)
+        await quota.store.close()
+
+
+async def test_the_next_primary_is_found_by_sentinels(folder):
+    first, second, sentinel = free_ports(3)
+    with ExitStack() as servers:
+        primary = servers.enter_context(server(folder, first, "--save", ""))
+        replica_of = (
+            "--save",
+            "",
+            "--replicaof",
+            f"{LOOPBACK} {first}",
+            "--repl-diskless-sync-delay",
+            "0",
+        )
+        servers.enter_context(server(folder, second, *replica_of))
+        config = folder / "sentinel.conf"
+        config.write_text(
+            f"sentinel monitor mymaster {LOOPBACK} {first} 1\n"
+            "sentinel down-after-milliseconds mymaster 500\n"
+            "sentinel failover-timeout mymaster 3000\n"
+        )
+        servers.enter_context(server(folder, sentinel, str(config), "--sentinel"))
+        quota = Quota(f"redis+sentinel://{LOOPBACK}:{sentinel}/mymaster/0", folder)
+        records = quota.declare()
+        await until_served(quota, records[0], "r1")
+
+        async def is_copied() -> bool:
+            replicas = await ask(sentinel, "SENTINEL", "REPLICAS", "mymaster")
+            size = await ask(second, "DBSIZE")
+            return bool(replicas) and size == await ask(first, "DBSIZE")
+
+        await until(is_copied)
+        primary.kill()
+        await until_served(quota, records[0], "r2")
+        settled = quota_pb2.UsageRecord(
+            request_id="r1", tenant=records[0].tenant, key_id=records[0].key_id
+        )
+        answer = await quota.ledger.settle(quota_pb2.SettleRequest(usage=settled))
+        assert answer.repeated_settle
+        assert await ask(sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster")
+        await quota.store.close()
+
+
+async def until_served(quota: Quota, record: key_registry.KeyRecord, request_id: str) -> None:
+    """Finish a request; what fails while there is no primary is tried again."""
+
+    async def is_served() -> bool:
+        try:
+            await quota.finish(record, request_id)
+        except failures.Unavailable:
+            return False
+        return True
+
+    await until(is_served)
+
+
+@pytest.mark.parametrize("url", ["redis+sentinel://localhost:26379", "redis+sentinel://a,b/"])
+def test_a_sentinel_url_names_its_primary(url):
+    with pytest.raises(ValueError, match="mymaster"):
+        connect(url, 1.0, 1)
