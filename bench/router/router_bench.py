@@ -1,7 +1,7 @@
 """Runs the parts of `python -m bench router` and appends JSON lines.
 
-`replay`: traces through the router and through other placements.
-Figures of the replay do not depend on the machine: they come from virtual time and a seed.
+`replay`: traces through the router and through other placements, on virtual time: its figures are
+the same on every machine. `picks`: CPU times of a pick by the size of the fleet, on this machine.
 """
 
 import json
@@ -11,12 +11,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from bench.router.picks import NUM_WORKERS, PROMPT_TOKENS, index_record, pick_record
 from bench.router.policies import POLICIES
 from bench.router.replay import Replay, run_replay
 from bench.router.traces import Trace, load_traces, synthetic_traces
 
-PARTS = ("replay",)
+PARTS = ("replay", "picks")
 NUM_QUANTILES = 100
+# Of each worker's blocks, for the index's memory.
+INDEX_SIZES = (27_000, 40_000)
+INDEX_WORKERS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,12 @@ def _records(options: BenchOptions) -> Iterator[dict[str, Any]]:
                 yield replay_record(
                     Replay(trace, policy, options.num_workers, options.load, options.seed)
                 )
+    if "picks" in options.parts:
+        sizes, num_picks = (NUM_WORKERS[:2], 100) if options.is_quick else (NUM_WORKERS, 500)
+        for num_workers in sizes:
+            yield pick_record(num_workers, num_picks, options.seed)
+        for num_own in INDEX_SIZES[:1] if options.is_quick else INDEX_SIZES:
+            yield index_record(INDEX_WORKERS, num_own, options.seed)
 
 
 def make_traces(options: BenchOptions) -> list[Trace]:
@@ -81,6 +91,11 @@ def replay_record(replay: Replay) -> dict[str, Any]:
 
 
 def _line(record: dict[str, Any]) -> str:
+    if record["part"] == "index":
+        return f"{record['num_entries']:,} entries of {record['bytes_per_entry']:.0f} bytes"
+    if record["part"] == "picks":
+        picks = (f"{n:,}: {record[f'pick_{n}_p50_s'] * 1e3:.2f} ms" for n in PROMPT_TOKENS)
+        return f"{record['num_workers']} workers, pick of {', '.join(picks)}"
     return (
         f"{record['trace']:18} {record['policy']:18} hit {record['hit_ratio']:6.1%}"
         f"  TTFT {record['ttft_mean_s']:8.3f} s, p99 {record['ttft_p99_s']:8.3f} s"

@@ -14,7 +14,30 @@ def render(records: Sequence[Record]) -> str:
     replays = [record for record in records if record["part"] == "replay"]
     traces = dict.fromkeys(record["trace"] for record in replays)
     sections = [_replay(name, [r for r in replays if r["trace"] == name]) for name in traces]
+    picks = [record for record in records if record["part"] == "picks"]
+    index = [record for record in records if record["part"] == "index"]
+    if picks or index:
+        sections.append(_picks(picks, index))
     return "\n\n".join(sections) + "\n"
+
+
+def _picks(picks: Sequence[Record], index: Sequence[Record]) -> str:
+    lengths = [key.split("_")[1] for key in picks[0] if key.endswith("_p50_s")] if picks else []
+    rows = [["workers", *[f"{int(n):,} tokens p50 / p99 ms" for n in lengths]]]
+    rows[0] += ["report us", "view ms", "50 gateways' views"]
+    for one in picks:
+        row = [str(one["num_workers"])]
+        row += [
+            f"{one[f'pick_{n}_p50_s'] * 1e3:.2f} / {one[f'pick_{n}_p99_s'] * 1e3:.2f}"
+            for n in lengths
+        ]
+        row += [f"{one['report_s'] * 1e6:.0f}", f"{one['view_s'] * 1e3:.2f}"]
+        rows.append([*row, f"{one['views_share']:.1%} of a core"])
+    memory = [
+        f"Index: {one['num_entries']:,} entries of {one['bytes_per_entry']:.0f} bytes."
+        for one in index
+    ]
+    return "\n\n".join(["### One pick, one core", table(rows), *memory])
 
 
 def _replay(name: str, records: Sequence[Record]) -> str:

@@ -7,11 +7,13 @@ queues.
 """
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 
 from baton.system.clock import Clock
 from baton.wire.failures import Incompatible
-from services.router.health import Health, HealthState, OutlierDetector
+from services.router.columns import PoolColumns
+from services.router.health import Health, OutlierDetector
 from services.router.reported import (
     DECODE,
     PREFILL,
@@ -21,59 +23,26 @@ from services.router.reported import (
     idle_load,
 )
 from services.router.settings import Settings
-from services.router.slot_lease import SlotLeases
-from services.router.speeds import Measured, MeasuredAt, Speeds
-from services.router.views import Room, Unfit, WorkerView
+from services.router.slot_lease import SlotLease
+from services.router.speeds import Speeds, means_of
+from services.router.views import Unfit, WorkerView
+from services.router.worker import Worker
 
 _MIN_WORKERS_TO_COMPARE = 2
+# More than one, so that what has expired grows less with each request.
+_NUM_SENT_CHECKED = 4
+# Views of the fleet are made anew as often as that, and when a worker comes, goes or changes.
+_VIEW_S = 0.05
 # How long a new router waits for addresses that neither register nor refuse.
 _MEET_S = 1.0
-
-
-@dataclass(slots=True)
-class Worker:
-    """One address, and the worker that last registered there.
-
-    It is one row of the table of workers, with a column for each thing that a pick reads. At
-    `changed_at` it last became fit or unfit, other than by silence. Since `gone_since` it has
-    been lost and not listed.
-    """
-
-    endpoint: str
-    registration: Registration
-    load: ReportedLoad
-    reported_at: float
-    changed_at: float
-    gone_since: float | None = None
-    connected: bool = True
-    draining: bool = False
-    leases: SlotLeases = field(default_factory=SlotLeases)
-    health: Health = field(default_factory=Health)
-    measured_at: MeasuredAt = field(default_factory=MeasuredAt)
-
-    @property
-    def measured(self) -> Measured:
-        return Measured(self.load, self.measured_at)
-
-    @property
-    def is_stalled(self) -> bool:
-        return self.load.is_stalled
-
-    @property
-    def step_counter(self) -> int:
-        return self.load.step_counter
-
-    @property
-    def worker_id(self) -> str:
-        return self.registration.worker_id
 
 
 class Fleet:
     """All workers by endpoint: those that are listed or connected, and the last one of each pool.
 
     So a model whose workers are all away is known until `forget_after_s` is over. It has more than
-    ten attributes: the table of workers with its three indexes, and what tells a router that has
-    just started when it knows enough of them.
+    ten attributes: the table of workers with its indexes and its columns, the requests on their
+    way, and what tells a router that has just started when it knows enough of them.
     """
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
@@ -91,6 +60,12 @@ class Fleet:
         self._pools: dict[tuple[str, int], list[Worker]] = {}
         self._by_id: dict[str, Worker] = {}
         self._models: dict[str, ServedModel] = {}
+        self._num_changes = 0
+        # The workers that requests are on their way to, and until when; oldest first.
+        self._sent: dict[str, tuple[float, list[Worker]]] = {}
+        # Of the pools that were asked for since then; and each of their workers' place.
+        self._columns: dict[tuple[str, int], PoolColumns] = {}
+        self._rows: dict[str, tuple[PoolColumns, int]] = {}
 
     def register(self, endpoint: str, registration: Registration) -> bool:
         """Take in a worker that introduced itself on a new stream; returns whether it is a new
@@ -103,7 +78,8 @@ class Fleet:
         known = self._workers.get(endpoint)
         if known is not None and _is_same_process(known.registration, registration):
             known.connected = True
-            known.reported_at = known.changed_at = now
+            known.reported_at = now
+            self._changed(known)
             return False
         self._end_ghost(endpoint, registration)
         load = idle_load(registration)
@@ -114,6 +90,8 @@ class Fleet:
 
     def _derive(self) -> None:
         self._pools, self._by_id, self._models = {}, {}, {}
+        self._columns, self._rows = {}, {}
+        self._num_changes += 1
         for worker in self._workers.values():
             registration = worker.registration
             key = (registration.model.fp, registration.role)
@@ -171,22 +149,28 @@ class Fleet:
         """Take a worker's newest figures, which contain the accepted requests."""
         worker = self._workers[endpoint]
         worker.reported_at = self._clock.now()
-        if load.is_stalled != worker.load.is_stalled:
-            worker.changed_at = worker.reported_at
+        has_changed = load.is_stalled != worker.load.is_stalled
         worker.measured_at.note(worker.load, load, worker.reported_at)
         worker.load = load
         for request_id in accepted_request_ids:
             worker.leases.end(request_id)
+        if has_changed:
+            self._changed(worker)
+        else:
+            self._write_row(worker)
 
     def heard(self, endpoint: str) -> None:
         """Note that the worker is alive, as any report shows."""
-        self._workers[endpoint].reported_at = self._clock.now()
+        now = self._workers[endpoint].reported_at = self._clock.now()
+        if (place := self._rows.get(endpoint)) is not None:
+            columns, row = place
+            columns.heard(row, now)
 
     def drain(self, endpoint: str, draining: bool) -> None:
         worker = self._workers[endpoint]
         if worker.draining != draining:
             worker.draining = draining
-            worker.changed_at = self._clock.now()
+            self._changed(worker)
 
     def lose(self, endpoint: str) -> bool:
         """Note that the stream to this worker broke. Returns whether that is news."""
@@ -195,13 +179,25 @@ class Fleet:
         if worker is None or not worker.connected:
             return False
         worker.connected = False
-        worker.changed_at = self._clock.now()
         worker.leases.clear()
+        self._changed(worker)
         return True
+
+    def take_lease(self, worker_id: str, lease: SlotLease) -> None:
+        """Count a request that is on its way to this worker."""
+        for request_id, (expires_at, _) in list(islice(self._sent.items(), _NUM_SENT_CHECKED)):
+            if expires_at > self._clock.now():
+                break
+            del self._sent[request_id]
+        worker = self._by_id[worker_id]
+        worker.leases.take(lease)
+        _, workers = self._sent.setdefault(lease.request_id, (lease.expires_at, []))
+        workers.append(worker)
 
     def end_leases(self, request_id: str) -> None:
         """End the request's leases: it is not on its way to any worker."""
-        for worker in self._workers.values():
+        _, workers = self._sent.pop(request_id, (0.0, ()))
+        for worker in workers:
             worker.leases.end(request_id)
 
     def get(self, endpoint: str) -> Worker | None:
@@ -213,6 +209,10 @@ class Fleet:
 
     def find(self, worker_id: str) -> Worker:
         return self._by_id[worker_id]
+
+    def known(self, worker_id: str) -> Worker | None:
+        """The worker of this id, if there is one."""
+        return self._by_id.get(worker_id)
 
     @property
     def models(self) -> Mapping[str, ServedModel]:
@@ -258,13 +258,7 @@ class Fleet:
 
         Silence is not a reason when this router is `isolated`.
         """
-        if worker.draining:
-            return Unfit.DRAINING
-        if worker.is_stalled and worker.connected:
-            return Unfit.STALLED
-        if worker.health.state is HealthState.EJECTED:
-            return Unfit.EJECTED
-        return None if isolated else self._silence(worker)
+        return worker.fault or (None if isolated else self._silence(worker))
 
     def is_fit(self, worker: Worker, isolated: bool = False) -> bool:
         return self.unfit(worker, isolated) is None
@@ -278,7 +272,7 @@ class Fleet:
         for pool in self._pools.values():
             changed += self._outliers.check(pool, self.is_fit, elapsed_s)
         for worker in changed:
-            worker.changed_at = self._clock.now()
+            self._changed(worker)
         return changed
 
     def failed(self, worker_id: str) -> None:
@@ -305,47 +299,65 @@ class Fleet:
 
     def speeds(self, model_fp: str, role: int) -> Speeds:
         """The speeds of the pool's workers, as estimated now."""
-        pool = self.of_model(model_fp, role)
-        others = self.of_model(model_fp, _other(role))
-        return Speeds(
-            (worker.measured for worker in pool),
-            (worker.measured for worker in others),
-            self._settings,
-            self._clock.now(),
-        )
+        now = self._clock.now()
+        pool = [worker.measured for worker in self.of_model(model_fp, role)]
+        others = (worker.measured for worker in self.of_model(model_fp, _other(role)))
+        return Speeds(means_of(pool, others, self._settings, now), self._settings, now)
+
+    def columns(self, model_fp: str, role: int) -> PoolColumns | None:
+        """The figures of one pool, kept up to date from now on; None without a worker."""
+        key = (model_fp, role)
+        if key in self._pools and key not in self._columns:
+            pool = self._pools[key]
+            self._columns[key] = columns = PoolColumns(pool)
+            for row, worker in enumerate(pool):
+                worker.leases.on_change = partial(columns.write, row)
+                self._rows[worker.endpoint] = (columns, row)
+        return self._columns.get(key)
+
+    def row(self, endpoint: str) -> tuple[PoolColumns, int] | None:
+        """The worker's place in the columns that are kept of its pool."""
+        return self._rows.get(endpoint)
+
+    def moment(self) -> tuple[int, int]:
+        """Return what stays equal for as long as a view of the fleet holds."""
+        return self._num_changes, int(self._clock.now() / _VIEW_S)
+
+    def _changed(self, worker: Worker) -> None:
+        """Note that the worker became fit or unfit, or may have."""
+        worker.changed_at = self._clock.now()
+        self._num_changes += 1
+        self._write_row(worker)
+
+    def _write_row(self, worker: Worker) -> None:
+        """Take a change of the worker into the columns that are kept of its pool."""
+        if (place := self._rows.get(worker.endpoint)) is not None:
+            columns, row = place
+            columns.write(row)
 
     def view(
         self, worker: Worker, speeds: Speeds, unfit: Unfit | None, num_cached_tokens: int
     ) -> WorkerView:
         """The worker as the picker sees it: its own figures plus its open slot leases."""
-        leases = worker.leases
-        leases.expire(self._clock.now())
-        registration, load = worker.registration, worker.load
-        num_sequences = load.num_running + load.num_waiting + leases.num_sequences
-        num_promised = load.num_blocks_promised + leases.num_blocks
-        # The worker sets one block aside for each running sequence, which may grow.
-        num_set_aside = num_promised + load.num_running
-        num_batch_slots_free = max(0, registration.max_num_seqs - num_sequences)
-        if worker.health.state is HealthState.PROBATION and num_sequences:
-            num_batch_slots_free = 0  # one request at a time
+        load = worker.load
+        worker.leases.expire(self._clock.now())
         return WorkerView(
             worker_id=worker.worker_id,
             unfit=unfit,
-            shape=registration.shape,
-            room=Room(
-                num_blocks=registration.num_blocks,
-                num_blocks_free=max(0, load.num_blocks_free - num_set_aside),
-                num_blocks_promised=num_promised,
-                num_batch_slots=registration.max_num_seqs,
-                num_batch_slots_free=num_batch_slots_free,
-            ),
+            shape=worker.registration.shape,
+            room=worker.room(),
             speed=speeds.of(worker.measured),
             num_running=load.num_running,
-            num_sequences=num_sequences,
-            num_queued_prefill_tokens=load.num_queued_prefill_tokens + leases.num_prefill_tokens,
+            num_sequences=worker.num_sequences,
+            num_queued_prefill_tokens=worker.num_queued_prefill_tokens,
             num_cached_tokens=num_cached_tokens,
             chunk_tokens=load.chunk_tokens,
         )
+
+    def num_queued_prefill_tokens(self, worker: Worker) -> int:
+        """Prompt tokens to compute there, those on their way included."""
+        worker.leases.expire(self._clock.now())
+        return worker.num_queued_prefill_tokens
 
     def prefill_tokens_per_s(self, model_fp: str) -> float:
         """The measured rate of the model's ready prefill workers, in sum.

@@ -94,7 +94,7 @@ def pick(
     partners = {}
     if demand.mode is not PrefillMode.LOCAL:
         partners = _partners(demand, _fit(prefills, losses), losses, random)
-    pool_step_s = costs.idle_pool_step_s(fit_decodes, policy)
+    pool_step_s = demand.others.idle_step_s or costs.idle_pool_step_s(fit_decodes, policy)
     obstacles: set[Obstacle] = set()
     full: list[WorkerView] = []
     soonest_s = math.inf
@@ -120,7 +120,8 @@ def pick(
                 candidates.append(_Candidate(decode, prefill, parts))
     if not candidates:
         obstacle = _main_obstacle(obstacles, decodes)
-        return NoPick(obstacle, _join(losses), tuple(full), soonest_s if full else 0.0)
+        reasons = _join(losses, demand.others.num_workers)
+        return NoPick(obstacle, reasons, tuple(full), soonest_s if full else 0.0)
     best = _lowest(candidates, random)
     return Pick(
         best.decode,
@@ -177,9 +178,7 @@ def _ways(
     demand: Demand, decode: WorkerView, partners: dict[str, WorkerView]
 ) -> list[WorkerView | None]:
     """The prefill partners to score for this decode worker; None stands for local prefill."""
-    ways: list[WorkerView | None] = []
-    if demand.mode is not PrefillMode.REMOTE:
-        ways.append(None)
+    ways: list[WorkerView | None] = [] if demand.mode is PrefillMode.REMOTE else [None]
     partner = partners.get(decode.shape.digest)
     if partner is not None:
         ways.append(partner)
@@ -243,7 +242,7 @@ def _explain(
     losers = heapq.nsmallest(
         MAX_REASONS, (c for c in candidates if c is not best), key=lambda c: c.score_s
     )
-    num_omitted = len(candidates) - 1 - len(losers)
+    num_omitted = demand.others.num_workers + len(candidates) - 1 - len(losers)
     return _join([won, *(_lost_by(loser, best) for loser in losers), *losses], num_omitted)
 
 

@@ -28,7 +28,7 @@ def hashes_of(joined: bytes) -> list[int]:
             f"{len(joined)} bytes are not a multiple of {HASH_BYTES}, the length of a hash",
             param="block_hashes",
         )
-    return memoryview(joined).cast("Q").tolist()[1::2]
+    return memoryview(joined).cast("Q")[1::2].tolist()
 
 
 @dataclass(slots=True)
@@ -52,6 +52,8 @@ class PrefixIndex:
         self._names: dict[int, str] = {}
         self._all_bits = 0
         self.num_hashes = 0
+        # Counts the workers that came or went.
+        self.version = 0
 
     def stored(self, worker: str, hashes: Iterable[int]) -> int:
         """Add blocks that the worker has cached. Returns how many old ones had to go."""
@@ -89,10 +91,21 @@ class PrefixIndex:
             self._drop(held, held.log[held.start :])
             self._all_bits ^= held.bit
             del self._names[held.bit.bit_length() - 1]
+            self.version += 1
 
     def match(self, hashes: Iterable[int]) -> dict[str, int]:
         """Count a prompt's first blocks that each worker holds without a gap; 0 is left out."""
-        depths: dict[str, int] = {}
+        names = self._names
+        return {
+            names[number]: depth for bits, depth in self.steps(hashes) for number in _numbers(bits)
+        }
+
+    def steps(self, hashes: Iterable[int]) -> list[tuple[int, int]]:
+        """The same as `match` for many workers at once: their bits, and how many blocks they hold.
+
+        The order is from few blocks to many.
+        """
+        steps: list[tuple[int, int]] = []
         find, holding = self._holders.get, self._all_bits
         depth, known = 0, -1
         for block_hash in hashes:
@@ -100,14 +113,26 @@ class PrefixIndex:
             if mask is not known:  # else it has the same holders as the block before
                 still = mask & holding
                 if still != holding:
-                    self._note(depths, holding ^ still, depth)
+                    if depth:
+                        steps.append((holding ^ still, depth))
                     holding = still
                     if not holding:
-                        break
+                        return steps
                 known = mask
             depth += 1
-        self._note(depths, holding, depth)
-        return depths
+        if depth and holding:
+            steps.append((holding, depth))
+        return steps
+
+    @property
+    def num_bits(self) -> int:
+        """All workers' numbers are smaller."""
+        return self._all_bits.bit_length()
+
+    def number(self, worker: str) -> int | None:
+        """The number of the worker's bit, as long as `version` stays; None without entries."""
+        held = self._held.get(worker)
+        return None if held is None else held.bit.bit_length() - 1
 
     def check_integrity(self) -> None:
         """Assert that map and logs agree, and that the counts are right and within their limits."""
@@ -125,6 +150,7 @@ class PrefixIndex:
         bit = ~self._all_bits & (self._all_bits + 1)
         self._all_bits |= bit
         self._names[bit.bit_length() - 1] = worker
+        self.version += 1
         self._held[worker] = held = _Held(bit)
         return held
 
@@ -164,10 +190,6 @@ class PrefixIndex:
         latest = dict.fromkeys(reversed(held.log[held.start :]))
         alive = [h for h in latest if self._holders.get(h, 0) & held.bit]
         held.log, held.start = array("Q", reversed(alive)), 0
-
-    def _note(self, depths: dict[str, int], bits: int, depth: int) -> None:
-        if depth:
-            depths.update((self._names[number], depth) for number in _numbers(bits))
 
 
 def _numbers(bits: int) -> Iterator[int]:

@@ -12,9 +12,10 @@ from baton.wire.prefix_hash import HASH_BYTES
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import worker_pb2
 from services.router import instruments
-from services.router.fleet import Fleet, Worker
+from services.router.fleet import Fleet
 from services.router.prefix_index import PrefixIndex, hashes_of
 from services.router.reported import load_of, registration_of
+from services.router.worker import Worker
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from baton.wire.failures import BatonError, Unavailable
 from baton.wire.v1 import router_pb2, worker_pb2
 from services.router import instruments
 from services.router.admission import AdmissionView
-from services.router.fleet import Fleet, Worker
+from services.router.fleet import Fleet
 from services.router.health import MAX_TICK_S, HealthState
 from services.router.instruments import PickOutcome
 from services.router.model_queues import ModelQueues
@@ -26,6 +26,7 @@ from services.router.report_intake import ReportIntake
 from services.router.retry_budget import RetryBudget
 from services.router.selector import Selector
 from services.router.settings import Settings
+from services.router.worker import Worker
 
 _log = logs.get("router")
 

@@ -5,15 +5,17 @@ Decides where the prompt may be computed, when further waiting is pointless, and
 reserved for the first request in line.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from random import Random
 
 from baton.system.clock import Clock
 from baton.wire.failures import InvalidRequest, ModelNotFound, Overloaded, Unavailable
 from baton.wire.v1 import router_pb2
 from services.router import instruments
-from services.router.fleet import Fleet, Worker
+from services.router.fleet import Fleet
 from services.router.head_of_line import ReservedWorkers
+from services.router.large_pools import LargePools, ShortPool, ShortPools
 from services.router.pick_request import PickRequest
 from services.router.picker import NoPick, Obstacle, Pick, pick
 from services.router.report_intake import ReportIntake
@@ -21,6 +23,7 @@ from services.router.reported import DECODE, PREFILL
 from services.router.settings import Settings
 from services.router.slot_lease import SlotLease
 from services.router.views import Demand, Policy, PrefillMode, Unfit, WorkerView
+from services.router.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Selector:
             promise_cap=settings.promise_cap,
             growth_blocks=settings.growth_blocks,
         )
+        self._large_pools = LargePools(settings, clock, random, fleet, self._policy)
         # The time since which picks for a model have found no worker.
         self._no_worker_since: dict[str, float] = {}
         self._reserved = ReservedWorkers(clock)
@@ -147,7 +151,6 @@ class Selector:
 
     def _pick(self, request: PickRequest, reserved: str | None) -> Pick | NoPick:
         """Pick a pair for the request, which must not take the `reserved` decode worker."""
-        decodes = self._fleet.of_model(request.model_fp, DECODE)
         prefills = self._fleet.of_model(request.model_fp, PREFILL)
         isolated = self._fleet.is_isolated()
         mode, max_local_tokens = self._prefill_mode(prefills, isolated)
@@ -160,47 +163,60 @@ class Selector:
             mode=mode,
             max_local_tokens=max_local_tokens,
         )
-        num_cached_blocks = self._intake.index(request.model_fp).match(request.hashes)
+        kept_away = self._kept_away(request, reserved)
+        pools = None
+        if not isolated:
+            index = self._intake.index(request.model_fp)
+            pools = self._large_pools.shorten(
+                request.model_fp, demand, index, request.hashes, kept_away
+            )
+        if pools is None:
+            pools = self._whole_pools(request)
         return pick(
-            demand,
-            self._views(request, decodes, num_cached_blocks, isolated, reserved),
-            self._views(request, prefills, num_cached_blocks, isolated),
+            replace(demand, others=pools.others),
+            self._views(request, pools.decodes, isolated, kept_away),
+            self._views(request, pools.prefills, isolated, kept_away),
             self._policy,
             self._random,
         )
 
+    def _whole_pools(self, request: PickRequest) -> ShortPools:
+        """All workers of the model."""
+        cached_blocks = self._intake.index(request.model_fp).match(request.hashes)
+
+        def pool(role: int) -> ShortPool:
+            workers = self._fleet.of_model(request.model_fp, role)
+            cached = [cached_blocks.get(worker.endpoint, 0) for worker in workers]
+            return ShortPool(workers, cached, self._fleet.speeds(request.model_fp, role))
+
+        return ShortPools(pool(DECODE), pool(PREFILL))
+
+    def _kept_away(self, request: PickRequest, reserved: str | None) -> dict[str, Unfit]:
+        """The workers that this request must not get, whatever their state is."""
+        kept_away = {} if reserved is None else {reserved: Unfit.RESERVED}
+        for worker_id in request.excluded:
+            worker = self._fleet.known(worker_id)
+            if worker is not None and self._is_excluded(request, worker):
+                kept_away[worker_id] = Unfit.EXCLUDED
+        return kept_away
+
     def _views(
         self,
         request: PickRequest,
-        pool: list[Worker],
-        num_cached_blocks: dict[str, int],
+        pool: ShortPool,
         isolated: bool,
-        reserved: str | None = None,
+        kept_away: Mapping[str, Unfit],
     ) -> list[WorkerView]:
-        if not pool:
-            return []
-        registration = pool[0].registration
-        speeds = self._fleet.speeds(registration.model.fp, registration.role)
         views = []
-        for worker in pool:
-            unfit = self._fleet.unfit(worker, isolated)
-            if unfit is None and self._is_excluded(request, worker):
-                unfit = Unfit.EXCLUDED
-            if unfit is None and worker.worker_id == reserved:
-                unfit = Unfit.RESERVED
-            num_blocks = num_cached_blocks.get(worker.endpoint, 0)
-            num_cached_tokens = num_blocks * worker.registration.model.block_size
-            views.append(
-                self._fleet.view(
-                    worker, speeds, unfit, min(num_cached_tokens, request.num_prompt_tokens)
-                )
-            )
+        for worker, num_blocks in zip(pool.workers, pool.cached_blocks, strict=True):
+            unfit = self._fleet.unfit(worker, isolated) or kept_away.get(worker.worker_id)
+            num_tokens = num_blocks * worker.registration.model.block_size
+            num_cached = min(num_tokens, request.num_prompt_tokens)
+            views.append(self._fleet.view(worker, pool.speeds, unfit, num_cached))
         return views
 
     def _is_excluded(self, request: PickRequest, worker: Worker) -> bool:
         """A worker that refused the request gets it again after exclusion_s and a new report."""
-        if worker.worker_id not in request.excluded:
-            return False
         waited_s = self._clock.now() - request.arrived_at
         has_reported = worker.reported_at > request.arrived_at
         return waited_s < self._settings.exclusion_s or not has_reported
@@ -227,14 +243,15 @@ class Selector:
         computing = picked.prefill or picked.decode
         for view in filter(None, (picked.decode, picked.prefill)):
             tokens = view.missing_tokens(request.num_prompt_tokens) if view is computing else 0
-            self._fleet.find(view.worker_id).leases.take(
+            self._fleet.take_lease(
+                view.worker_id,
                 SlotLease(
                     request_id=request.request_id,
                     num_sequences=request.num_choices,
                     num_blocks=picked.num_decode_blocks if view is picked.decode else 0,
                     num_prefill_tokens=tokens,
                     expires_at=expires_at,
-                )
+                ),
             )
 
     def _response(self, request: PickRequest, picked: Pick) -> router_pb2.PickResponse:

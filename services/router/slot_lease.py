@@ -5,6 +5,7 @@ accepted (from then on the worker's own figures contain it), when the request is
 its expiry. Without leases, a burst between two reports would go to one worker.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -20,9 +21,13 @@ class SlotLease:
 
 
 class SlotLeases:
-    """One worker's open leases and their sums. All leases live equally long."""
+    """One worker's open leases and their sums. All leases live equally long.
+
+    `on_change` is called after each change of the sums.
+    """
 
     def __init__(self) -> None:
+        self.on_change: Callable[[], None] = _ignore
         self._leases: dict[str, SlotLease] = {}
         self.num_sequences = 0
         self.num_blocks = 0
@@ -58,6 +63,7 @@ class SlotLeases:
         """End all leases: their worker is gone."""
         self._leases.clear()
         self.num_sequences = self.num_blocks = self.num_prefill_tokens = 0
+        self.on_change()
 
     def check_integrity(self) -> None:
         """Assert that the sums agree with the leases."""
@@ -70,3 +76,8 @@ class SlotLeases:
         self.num_sequences += sign * lease.num_sequences
         self.num_blocks += sign * lease.num_blocks
         self.num_prefill_tokens += sign * lease.num_prefill_tokens
+        self.on_change()
+
+
+def _ignore() -> None:
+    """Change nothing: nobody asked."""

@@ -5,7 +5,7 @@ rate of prefill or handoff that has not been measured again for `speed_trust_s` 
 and the worker is tried again. Knows neither gRPC nor picks.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from services.router.reported import ReportedLoad
@@ -39,51 +39,71 @@ class Measured:
     at: MeasuredAt
 
 
-class Speeds:
-    """The rates of one pool at one moment, for its workers without a recent one of their own."""
+@dataclass(frozen=True, slots=True)
+class Means:
+    """The mean rates of a pool, for its workers without a recent one of their own; 0 = unknown."""
 
-    def __init__(
-        self, pool: Iterable[Measured], others: Iterable[Measured], settings: Settings, now: float
-    ) -> None:
-        """`others` are the workers of the same model with the other role: until the pool has
-        measured its own, they count as equally fast at prefill."""
+    prefill: float
+    step_s: float
+    handoff: float
+    small_handoff: float
+
+
+def means_of(
+    pool: Sequence[Measured], others: Iterable[Measured], settings: Settings, now: float
+) -> Means:
+    """Return the means of the rates that were measured recently.
+
+    `others` are the workers of the same model with the other role: until the pool has measured its
+    own, they count as equally fast at prefill.
+    """
+    oldest = now - settings.speed_trust_s
+    steps = [each.load.decode_step_s for each in pool if each.load.decode_step_s]
+    return Means(
+        prefill=_mean(pool, _prefill, oldest) or _mean([*pool, *others], _prefill, oldest),
+        step_s=sum(steps) / len(steps) if steps else settings.prior_decode_step_s,
+        handoff=_mean(pool, _handoff, oldest),
+        small_handoff=_mean(pool, _small_handoff, oldest),
+    )
+
+
+class Speeds:
+    """The rates of one pool at one moment."""
+
+    def __init__(self, means: Means, settings: Settings, now: float) -> None:
+        self._means = means
         self._settings = settings
         self._oldest = now - settings.speed_trust_s
-        mine = list(pool)
-        everybody = [*mine, *others]
-        self._prefill = self._mean(mine, _prefill) or self._mean(everybody, _prefill)
-        self._handoff = self._mean(mine, _handoff)
-        self._small_handoff = self._mean(mine, _small_handoff)
-        steps = [each.load.decode_step_s for each in mine if each.load.decode_step_s]
-        self._step_s = sum(steps) / len(steps) if steps else settings.prior_decode_step_s
 
     def of(self, worker: Measured) -> Speed:
         """The worker's own recent rates, else the mean of the others' recent rates, else the better
         of its old rate and the prior: an unknown rate is worth a try. A small handoff that no
         worker has measured costs nothing."""
-        settings, load = self._settings, worker.load
-        prefill = self._fresh(worker, _prefill) or self._prefill
+        settings, load, means, oldest = self._settings, worker.load, self._means, self._oldest
+        prefill = _fresh(worker, _prefill, oldest) or means.prefill
         return Speed(
             prefill or max(load.prefill_tokens_per_s, settings.prior_prefill_tokens_per_s),
-            load.decode_step_s or self._step_s,
-            self._fresh(worker, _handoff)
-            or self._handoff
+            load.decode_step_s or means.step_s,
+            _fresh(worker, _handoff, oldest)
+            or means.handoff
             or max(load.handoff_bytes_per_s, settings.prior_handoff_bytes_per_s),
-            self._fresh(worker, _small_handoff) or self._small_handoff,
+            _fresh(worker, _small_handoff, oldest) or means.small_handoff,
             is_measured=bool(prefill),
         )
 
-    def _fresh(self, worker: Measured, rate: "_Rate") -> float:
-        """The worker's rate; 0 when it was not measured recently."""
-        per_s, measured_at = rate(worker)
-        return per_s if measured_at > self._oldest else 0.0
-
-    def _mean(self, workers: list[Measured], rate: "_Rate") -> float:
-        fresh = [per_s for each in workers if (per_s := self._fresh(each, rate))]
-        return sum(fresh) / len(fresh) if fresh else 0.0
-
 
 _Rate = Callable[[Measured], tuple[float, float]]
+
+
+def _fresh(worker: Measured, rate: _Rate, oldest: float) -> float:
+    """The worker's rate; 0 when it was not measured recently."""
+    per_s, measured_at = rate(worker)
+    return per_s if measured_at > oldest else 0.0
+
+
+def _mean(workers: Iterable[Measured], rate: _Rate, oldest: float) -> float:
+    fresh = [per_s for each in workers if (per_s := _fresh(each, rate, oldest))]
+    return sum(fresh) / len(fresh) if fresh else 0.0
 
 
 def _prefill(worker: Measured) -> tuple[float, float]:

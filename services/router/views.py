@@ -6,6 +6,7 @@ Knows neither time nor queues nor the source of the figures (`fleet.py`, `speeds
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
+from services.router.others import NO_OTHERS, Others
 from services.router.reported import BlockShape
 
 
@@ -38,6 +39,7 @@ class Demand:
     num_choices: int
     mode: PrefillMode
     max_local_tokens: int | None = None
+    others: Others = NO_OTHERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import pytest
 
 from services.router.reported import ReportedLoad
 from services.router.settings import Settings
-from services.router.speeds import Measured, MeasuredAt, Speeds
+from services.router.speeds import Measured, MeasuredAt, Speeds, means_of
 
 SETTINGS = Settings()
 NOTHING = ReportedLoad(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
@@ -40,7 +40,7 @@ def test_a_small_handoff_costs_nothing_until_somebody_measured_one(worker) -> No
 
 
 def speeds(*pool: Measured, others: tuple[Measured, ...] = ()) -> Speeds:
-    return Speeds(pool, others, SETTINGS, NOW)
+    return Speeds(means_of(pool, others, SETTINGS, NOW), SETTINGS, NOW)
 
 
 def test_what_a_worker_measured_itself_counts_first(worker) -> None:

@@ -1,0 +1,17 @@
+"""The workers that a pick leaves out, because they score worse (`shortlist.py`)."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """How many workers were left out of both pools.
+
+    `idle_step_s` is the idle step of the whole decode pool; 0 = that of the workers looked at.
+    """
+
+    num_workers: int = 0
+    idle_step_s: float = 0.0
+
+
+NO_OTHERS = Others()
