@@ -11,24 +11,28 @@ from services.router.worker import Worker
 
 
 class AdmissionView:
-    """Builds the view of the fleet."""
+    """Builds the view of the fleet: the workers' part once for all gateways of one moment."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self._moment: tuple[int, int] | None = None
+        self._models: list[router_pb2.ModelState] = []
 
     def response(
         self, num_queued: dict[str, int], queue_wait_s: dict[str, float]
     ) -> router_pb2.WatchAdmissionResponse:
         """Return the view; `num_queued` and `queue_wait_s` are by model fingerprint."""
-        models = [
-            self._model_state(model, num_queued.get(fp, 0), queue_wait_s.get(fp, 0.0))
-            for fp, model in sorted(self._fleet.models.items())
-        ]
-        return router_pb2.WatchAdmissionResponse(models=models)
+        if self._moment != self._fleet.moment():
+            self._moment = self._fleet.moment()
+            self._models = [self._model_state(m) for _, m in sorted(self._fleet.models.items())]
+        view = router_pb2.WatchAdmissionResponse(models=self._models)
+        for model in view.models:
+            model.num_queued = num_queued.get(model.model_fp, 0)
+            model.predicted_wait_s[0] += queue_wait_s.get(model.model_fp, 0.0)
+        return view
 
-    def _model_state(
-        self, model: ServedModel, num_queued: int, queue_wait_s: float
-    ) -> router_pb2.ModelState:
+    def _model_state(self, model: ServedModel) -> router_pb2.ModelState:
+        """The model's state without its queue."""
         decodes = self._fleet.of_model(model.fp, DECODE)
         prefills = self._fleet.of_model(model.fp, PREFILL)
         return router_pb2.ModelState(
@@ -40,8 +44,7 @@ class AdmissionView:
             vocab_size=model.vocab_size,
             eos_token_ids=model.eos_token_ids,
             workers=[self._worker_state(worker) for worker in decodes + prefills],
-            num_queued=num_queued,
-            predicted_wait_s=[queue_wait_s + self._prefill_wait_s(model, prefills or decodes)],
+            predicted_wait_s=[self._prefill_wait_s(model, prefills or decodes)],
             prefill_tokens_per_s=self._fleet.prefill_tokens_per_s(model.fp),
         )
 
@@ -50,9 +53,12 @@ class AdmissionView:
         if not pool:
             return 0.0
         speeds = self._fleet.speeds(model.fp, pool[0].registration.role)
-        ready = [worker for worker in pool if self._is_ready(worker)]
-        views = [self._fleet.view(worker, speeds, None, 0) for worker in ready]
-        waits = (v.num_queued_prefill_tokens / v.speed.prefill_tokens_per_s for v in views)
+        waits = (
+            self._fleet.num_queued_prefill_tokens(worker)
+            / speeds.of(worker.measured).prefill_tokens_per_s
+            for worker in pool
+            if self._is_ready(worker)
+        )
         return min(waits, default=0.0)
 
     def _worker_state(self, worker: Worker) -> router_pb2.WorkerState:
