@@ -5,7 +5,9 @@ What changes by time alone is worked out in a pick for all rows at once: silence
 that have become old. Decides nothing.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum, auto
 
 import numpy as np
@@ -34,13 +36,31 @@ class Figure(IntEnum):
     NUM_SEQUENCES = auto()
     QUEUED_TOKENS = auto()
     CHUNK_TOKENS = auto()
-    PREFILL_PER_S = auto()
-    PREFILL_AT = auto()
+
+
+class Rate(IntEnum):
+    """The measured rates, in the order in which they end a row; then come their times."""
+
+    PREFILL_PER_S = 0
     STEP_S = auto()
     HANDOFF_PER_S = auto()
-    HANDOFF_AT = auto()
     SMALL_HANDOFF_S = auto()
-    SMALL_HANDOFF_AT = auto()
+
+
+_RATES = slice(len(Figure), len(Figure) + len(Rate))
+_TIMES = slice(_RATES.stop, _RATES.stop + len(Rate))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRates:
+    """Each worker's rates at one moment, as `Speeds.of` has them, and their means."""
+
+    means: Means
+    _each: Column
+
+    def __getitem__(self, rate: Rate) -> Column:
+        column: Column = self._each[rate]
+        return column
 
 
 class PoolColumns:
@@ -49,7 +69,7 @@ class PoolColumns:
     def __init__(self, workers: Sequence[Worker]) -> None:
         self.shapes = {worker.registration.shape for worker in workers}
         self._workers = workers
-        self._figures = np.zeros((len(Figure), len(workers)))
+        self._figures = np.zeros((_TIMES.stop, len(workers)))
         self._leased: set[int] = set()
         self._numbers_of: tuple[PrefixIndex | None, int] = (None, -1)
         self._numbers = np.zeros(0, dtype=int)
@@ -96,23 +116,29 @@ class PoolColumns:
         for row in list(self._leased):
             self._workers[row].leases.expire(now)
 
-    def fresh(self, figure: Figure, measured_at: Figure, oldest: float) -> Column:
-        """The measured rates; 0 where the last measurement is too old or there is none."""
-        return np.where(self[measured_at] > oldest, self[figure], 0.0)
-
-    def means(self, others: "PoolColumns | None", settings: Settings, now: float) -> Means:
-        """The means of the pool's rates, as `speeds.py` takes them of workers one by one."""
-        oldest = now - settings.speed_trust_s
-        prefill = _mean(self.fresh(Figure.PREFILL_PER_S, Figure.PREFILL_AT, oldest))
+    def rates(self, others: "PoolColumns | None", settings: Settings, now: float) -> PoolRates:
+        """The rates of now: a worker's own recent ones, else the pool's, as in `speeds.py`."""
+        fresh, is_fresh = self._fresh(settings, now)
+        prefill, step_s, handoff, small = _means(fresh, is_fresh)
         if not prefill and others is not None:
-            prefill = _mean(others.fresh(Figure.PREFILL_PER_S, Figure.PREFILL_AT, oldest))
-        small = self.fresh(Figure.SMALL_HANDOFF_S, Figure.SMALL_HANDOFF_AT, oldest)
-        return Means(
-            prefill=prefill,
-            step_s=_mean(self[Figure.STEP_S]) or settings.prior_decode_step_s,
-            handoff=_mean(self.fresh(Figure.HANDOFF_PER_S, Figure.HANDOFF_AT, oldest)),
-            small_handoff=_mean(small),
-        )
+            prefill = _means(*others._fresh(settings, now))[Rate.PREFILL_PER_S]
+        step_s = step_s or settings.prior_decode_step_s
+        means = np.array(((prefill,), (step_s,), (handoff,), (small,)))
+        each = np.where(is_fresh, fresh, means)
+        old = self._figures[_RATES]
+        if not prefill:
+            rate, prior = Rate.PREFILL_PER_S, settings.prior_prefill_tokens_per_s
+            each[rate] = np.maximum(old[rate], prior)
+        if not handoff:
+            rate, prior = Rate.HANDOFF_PER_S, settings.prior_handoff_bytes_per_s
+            each[rate] = np.maximum(old[rate], prior)
+        return PoolRates(Means(prefill, step_s, handoff, small), each)
+
+    def _fresh(self, settings: Settings, now: float) -> tuple[Column, Mask]:
+        """The rates without those whose last measurement is too old, and which there are."""
+        is_fresh = self._figures[_TIMES] > now - settings.speed_trust_s
+        fresh = self._figures[_RATES] * is_fresh
+        return fresh, fresh > 0
 
 
 def _row(worker: Worker) -> tuple[float, ...]:
@@ -131,16 +157,18 @@ def _row(worker: Worker) -> tuple[float, ...]:
         worker.num_queued_prefill_tokens,
         load.chunk_tokens,
         load.prefill_tokens_per_s,
-        at.prefill,
         load.decode_step_s,
         load.handoff_bytes_per_s,
-        at.handoff,
         load.handoff_s,
+        at.prefill,
+        math.inf,  # a step's time never becomes old
+        at.handoff,
         at.small_handoff,
     )
 
 
-def _mean(rates: Column) -> float:
-    """The mean of those that are known."""
-    num_known = np.count_nonzero(rates)
-    return float(rates.sum()) / num_known if num_known else 0.0
+def _means(fresh: Column, is_fresh: Mask) -> list[float]:
+    """The mean of each rate over the workers that have it; 0 without one."""
+    counts = np.maximum(is_fresh.sum(axis=1), 1)
+    means: list[float] = (fresh.sum(axis=1) / counts).tolist()
+    return means

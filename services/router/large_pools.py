@@ -49,7 +49,7 @@ class LargePools:
         self._settings = settings
         self._clock = clock
         self._fleet = fleet
-        self._shortener = Shortener(settings, policy, random)
+        self._shortener = Shortener(policy, random)
 
     def shorten(
         self,
@@ -78,7 +78,7 @@ class LargePools:
         prefill = None
         if prefills is not None:
             prefill = self._candidates(prefills, decodes, demand, cached[1], kept_away)
-        short = self._shortener.shorten(demand, decode, prefill, self._clock.now())
+        short = self._shortener.shorten(demand, decode, prefill)
         if short is None:
             return None
         return ShortPools(
@@ -105,10 +105,10 @@ class LargePools:
             place = self._fleet.row(self._fleet.find(worker_id).endpoint)
             if place is not None and place[0] is columns:
                 is_unfit[place[1]] = True
-        return Candidates(columns, columns.means(others, settings, now), is_unfit, cached)
+        return Candidates(columns, columns.rates(others, settings, now), is_unfit, cached)
 
     def _short_pool(
         self, pool: Sequence[Worker], rows: Sequence[int], cached: Column, candidates: Candidates
     ) -> ShortPool:
-        speeds = Speeds(candidates.means, self._settings, self._clock.now())
+        speeds = Speeds(candidates.rates.means, self._settings, self._clock.now())
         return ShortPool([pool[row] for row in rows], [int(cached[r]) for r in rows], speeds)

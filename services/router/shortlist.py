@@ -13,11 +13,9 @@ from random import Random
 
 import numpy as np
 
-from services.router.columns import Column, Figure, Mask, PoolColumns
+from services.router.columns import Column, Figure, Mask, PoolColumns, PoolRates, Rate
 from services.router.costs import NOISE_FACTOR
 from services.router.others import Others
-from services.router.settings import Settings
-from services.router.speeds import Means
 from services.router.views import Demand, Policy, PrefillMode
 
 # Pools up to this size are scored worker by worker: that is as fast, and the reasons name all.
@@ -35,7 +33,7 @@ class Candidates:
     """
 
     columns: PoolColumns
-    means: Means
+    rates: PoolRates
     is_unfit: Mask
     cached: Column
 
@@ -52,13 +50,12 @@ class Shortlist:
 class Shortener:
     """Makes the shortlists of one router."""
 
-    def __init__(self, settings: Settings, policy: Policy, random: Random) -> None:
-        self._settings = settings
+    def __init__(self, policy: Policy, random: Random) -> None:
         self._policy = policy
         self._random = random
 
     def shorten(
-        self, demand: Demand, decodes: Candidates, prefills: Candidates | None, now: float
+        self, demand: Demand, decodes: Candidates, prefills: Candidates | None
     ) -> Shortlist | None:
         """Return the workers to look at, or None when the picker should look at all."""
         if len(decodes.columns.shapes) != 1:
@@ -69,7 +66,7 @@ class Shortener:
         if prefills is not None and demand.mode is not PrefillMode.LOCAL:
             if prefills.columns.shapes != decodes.columns.shapes:
                 return None
-            until_s = self._prefill_s(demand, prefills, now)
+            until_s = self._prefill_s(demand, prefills)
             num_prompt_blocks = -(-(demand.num_prompt_tokens + 1) // shape.block_size)
             is_small = prefills.columns[Figure.NUM_BLOCKS] < num_prompt_blocks
             until_s[prefills.is_unfit | is_small] = np.inf
@@ -77,9 +74,8 @@ class Shortener:
             if not partners and not prefills.is_unfit.all():
                 return None
             soonest_s = float(until_s[partners].min()) if partners else math.inf
-        rows, idle_step_s = _DecodeScores(self._settings, self._policy, demand, decodes, now).rows(
-            soonest_s, self._lowest
-        )
+        scores = _DecodeScores(self._policy, demand, decodes)
+        rows, idle_step_s = scores.rows(soonest_s, self._lowest)
         if not rows:
             return None
         num_left_out = len(decodes.columns) - len(rows)
@@ -87,10 +83,10 @@ class Shortener:
             num_left_out += len(prefills.columns) - len(partners)
         return Shortlist(rows, partners, Others(num_left_out, idle_step_s))
 
-    def _prefill_s(self, demand: Demand, pool: Candidates, now: float) -> Column:
+    def _prefill_s(self, demand: Demand, pool: Candidates) -> Column:
         """Seconds until each worker would have prefilled the prompt."""
         tokens = pool.columns[Figure.QUEUED_TOKENS] + _missing(demand, pool)
-        return tokens / prefill_rates(pool, self._settings, now)
+        return tokens / pool.rates[Rate.PREFILL_PER_S]
 
     def _lowest(self, values: Column) -> list[int]:
         """The rows of the lowest finite values; chance decides between equal ones."""
@@ -107,14 +103,6 @@ class Shortener:
         return sorted(rows[np.isfinite(values[rows])].tolist())
 
 
-def prefill_rates(pool: Candidates, settings: Settings, now: float) -> Column:
-    """Each worker's rate, as `Speeds.of` has it."""
-    own = pool.columns.fresh(Figure.PREFILL_PER_S, Figure.PREFILL_AT, now - settings.speed_trust_s)
-    if pool.means.prefill:
-        return np.where(own > 0, own, pool.means.prefill)
-    return np.maximum(pool.columns[Figure.PREFILL_PER_S], settings.prior_prefill_tokens_per_s)
-
-
 def _missing(demand: Demand, pool: Candidates) -> Column:
     return np.maximum(1.0, demand.num_prompt_tokens - pool.cached)
 
@@ -122,17 +110,12 @@ def _missing(demand: Demand, pool: Candidates) -> Column:
 class _DecodeScores:
     """The scores of all decode workers of a pool for one request."""
 
-    def __init__(
-        self, settings: Settings, policy: Policy, demand: Demand, pool: Candidates, now: float
-    ) -> None:
-        self._settings = settings
+    def __init__(self, policy: Policy, demand: Demand, pool: Candidates) -> None:
         self._policy = policy
         self._demand = demand
         self._pool = pool
-        self._now = now
         (self._shape,) = pool.columns.shapes
-        step_s = pool.columns[Figure.STEP_S]
-        self._step_s = np.where(step_s > 0, step_s, pool.means.step_s)
+        self._step_s = pool.rates[Rate.STEP_S]
         self._missing = _missing(demand, pool)
         self._is_running = pool.columns[Figure.NUM_RUNNING] > 0
 
@@ -141,40 +124,43 @@ class _DecodeScores:
     ) -> tuple[list[int], float]:
         """The rows to look at and the pool's idle step; `partner_s` is infinite without a prefill
         worker. Without room anywhere they are those with the most."""
-        is_fit = ~self._pool.is_unfit
-        if not is_fit.any():
+        columns, policy = self._pool.columns, self._policy
+        fits = ~self._pool.is_unfit
+        idle_s = self._step_s / (1 + columns[Figure.NUM_RUNNING] / policy.batch_doubling)
+        fit_steps = idle_s[fits]
+        if not len(fit_steps):
             return [], 0.0
-        idle_s = self._step_s / (
-            1 + self._pool.columns[Figure.NUM_RUNNING] / self._policy.batch_doubling
-        )
-        fit_steps = idle_s[is_fit]
         middle = (len(fit_steps) - 1) // 2
         idle_step_s = float(np.partition(fit_steps, middle)[middle])
         needed = self._blocks_needed()
+        fits &= self._is_large()
         has_room = self._has_room(needed)
-        scores = np.full(len(is_fit), np.inf)
-        could_take = np.zeros(len(is_fit), dtype=bool)
+        scores = np.full(len(fits), np.inf)
         itl_s = self._itl_s(idle_s, idle_step_s)
+        could: list[Mask] = []
         if math.isfinite(partner_s):
-            may = is_fit & (needed <= self._pool.columns[Figure.NUM_BLOCKS]) & self._is_large()
-            could_take |= may
-            score = partner_s + self._transfer_s() + itl_s + idle_step_s
-            may &= has_room & self._may_promise(needed)
-            scores = np.where(may, score, scores)
+            could.append(fits & (needed <= columns[Figure.NUM_BLOCKS]))
+            score = self._transfer_s() + itl_s + (partner_s + idle_step_s)
+            scores = np.where(could[-1] & has_room & self._may_promise(needed), score, scores)
         if self._demand.mode is not PrefillMode.REMOTE:
-            may = is_fit & self._is_large()
-            if self._demand.max_local_tokens is not None:
-                may &= self._missing <= self._demand.max_local_tokens
-            could_take |= may
+            could.append(self._may_be_local(fits))
             score = self._local_s(idle_step_s) + itl_s
-            scores = np.where(may & has_room, np.minimum(score, scores), scores)
-        return lowest(scores) or self._roomiest(could_take, lowest), idle_step_s
+            scores = np.where(could[-1] & has_room, np.minimum(score, scores), scores)
+        return lowest(scores) or self._roomiest(could, lowest), idle_step_s
 
-    def _roomiest(self, could_take: Mask, lowest: Callable[[Column], list[int]]) -> list[int]:
+    def _may_be_local(self, fits: Mask) -> Mask:
+        if self._demand.max_local_tokens is None:
+            return fits
+        is_short: Mask = self._missing <= self._demand.max_local_tokens
+        return fits & is_short
+
+    def _roomiest(self, could: Sequence[Mask], lowest: Callable[[Column], list[int]]) -> list[int]:
         """The workers that have most room of those that are only too full."""
+        if not could:
+            return []
         columns = self._pool.columns
         room = columns[Figure.BATCH_SLOTS_FREE] * 2.0**26 + columns[Figure.BLOCKS_FREE]
-        return lowest(np.where(could_take, -room, np.inf))
+        return lowest(np.where(np.logical_or.reduce(could), -room, np.inf))
 
     def _is_large(self) -> Mask:
         num_blocks = -(-(self._demand.num_prompt_tokens + 1) // self._shape.block_size)
@@ -185,8 +171,10 @@ class _DecodeScores:
         longest = (-(-demand.num_prompt_tokens // size) + self._policy.growth_blocks) * size
         num_tokens = min(longest, demand.num_prompt_tokens + max(1, demand.expected_output_tokens))
         num_blocks = np.minimum(-(-num_tokens // size), self._pool.columns[Figure.NUM_BLOCKS])
-        num_own = np.maximum(0, num_blocks - demand.num_prompt_tokens // size)
-        needed: Column = num_blocks - self._pool.cached // size + num_own * (demand.num_choices - 1)
+        needed: Column = num_blocks - self._pool.cached // size
+        if demand.num_choices > 1:
+            num_own = np.maximum(0, num_blocks - demand.num_prompt_tokens // size)
+            needed = needed + num_own * (demand.num_choices - 1)
         return needed
 
     def _has_room(self, needed: Column) -> Mask:
@@ -210,22 +198,15 @@ class _DecodeScores:
         return policy.itl_weight * (longer_s - idle_step_s) * max(1, demand.expected_output_tokens)
 
     def _transfer_s(self) -> Column:
-        pool, oldest = self._pool, self._now - self._settings.speed_trust_s
-        own = pool.columns.fresh(Figure.HANDOFF_PER_S, Figure.HANDOFF_AT, oldest)
-        if pool.means.handoff:
-            per_s = np.where(own > 0, own, pool.means.handoff)
-        else:
-            prior = self._settings.prior_handoff_bytes_per_s
-            per_s = np.maximum(pool.columns[Figure.HANDOFF_PER_S], prior)
-        small_s = pool.columns.fresh(Figure.SMALL_HANDOFF_S, Figure.SMALL_HANDOFF_AT, oldest)
-        small_s = np.where(small_s > 0, small_s, pool.means.small_handoff)
-        num_blocks = np.ceil(self._missing / self._shape.block_size)
-        return small_s + num_blocks * self._shape.block_bytes / per_s
+        rates, shape = self._pool.rates, self._shape
+        num_blocks = np.ceil(self._missing / shape.block_size)
+        sent_s = num_blocks * shape.block_bytes / rates[Rate.HANDOFF_PER_S]
+        return rates[Rate.SMALL_HANDOFF_S] + sent_s
 
     def _local_s(self, idle_step_s: float) -> Column:
         """Seconds of a prefill on the decode worker, with what it costs the streams there."""
         columns = self._pool.columns
-        rate = prefill_rates(self._pool, self._settings, self._now)
+        rate = self._pool.rates[Rate.PREFILL_PER_S]
         tokens = columns[Figure.QUEUED_TOKENS] + self._missing
         chunk = columns[Figure.CHUNK_TOKENS]
         num_steps = np.where(chunk > 0, np.ceil(tokens / np.maximum(chunk, 1)), 1)
