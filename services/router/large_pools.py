@@ -3,7 +3,7 @@
 Stands between the selector, which knows workers, and `shortlist.py`, which knows only columns.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -20,6 +20,22 @@ from services.router.shortlist import MAX_PLAIN, Candidates, Shortener
 from services.router.speeds import Speeds
 from services.router.views import Demand, Policy
 from services.router.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrompt:
+    """A prompt's hashes, and where its first blocks are cached: by the index, or soon."""
+
+    hashes: Sequence[int]
+    index: PrefixIndex
+    coming: Mapping[str, int]
+
+    def blocks(self) -> dict[str, int]:
+        """The number of blocks by endpoint; 0 is left out."""
+        cached = self.index.match(self.hashes)
+        for endpoint, num_blocks in self.coming.items():
+            cached[endpoint] = max(num_blocks, cached.get(endpoint, 0))
+        return cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +71,7 @@ class LargePools:
         self,
         model_fp: str,
         demand: Demand,
-        index: PrefixIndex,
-        hashes: Sequence[int],
+        prompt: CachedPrompt,
         kept_away: Collection[str],
     ) -> ShortPools | None:
         """Return the workers to look at; None when all of them should be.
@@ -69,11 +84,7 @@ class LargePools:
         decodes, prefills = (self._fleet.columns(model_fp, role) for role in (DECODE, PREFILL))
         if decodes is None:
             return None
-        steps = index.steps(hashes)
-        cached = [
-            np.zeros(0) if columns is None else columns.cached_blocks(index, steps)
-            for columns in (decodes, prefills)
-        ]
+        cached = self._cached_blocks(prompt, decodes, prefills)
         decode = self._candidates(decodes, prefills, demand, cached[0], kept_away)
         prefill = None
         if prefills is not None:
@@ -86,6 +97,20 @@ class LargePools:
             self._short_pool(pools[1], short.prefills, cached[1], prefill or decode),
             short.others,
         )
+
+    def _cached_blocks(self, prompt: CachedPrompt, *pools: PoolColumns | None) -> list[Column]:
+        """How many of the prompt's first blocks each worker of each pool has or will have."""
+        steps = prompt.index.steps(prompt.hashes)
+        cached = [
+            np.zeros(0) if columns is None else columns.cached_blocks(prompt.index, steps)
+            for columns in pools
+        ]
+        for endpoint, num_blocks in prompt.coming.items():
+            if (place := self._fleet.row(endpoint)) is not None:
+                columns, row = place
+                of_pool = cached[pools.index(columns)]
+                of_pool[row] = max(num_blocks, of_pool[row])
+        return cached
 
     def _candidates(
         self,

@@ -15,7 +15,8 @@ from baton.wire.v1 import router_pb2
 from services.router import instruments
 from services.router.fleet import Fleet
 from services.router.head_of_line import ReservedWorkers
-from services.router.large_pools import LargePools, ShortPool, ShortPools
+from services.router.large_pools import CachedPrompt, LargePools, ShortPool, ShortPools
+from services.router.on_the_way import STRIDE_TOKENS, PromptsOnTheWay, SentPrompt
 from services.router.pick_request import PickRequest
 from services.router.picker import NoPick, Obstacle, Pick, pick
 from services.router.report_intake import ReportIntake
@@ -60,6 +61,7 @@ class Selector:
         # The time since which picks for a model have found no worker.
         self._no_worker_since: dict[str, float] = {}
         self._reserved = ReservedWorkers(clock)
+        self._on_the_way = PromptsOnTheWay(clock)
 
     def is_known(self, model_fp: str) -> bool:
         """Return whether a worker has registered this model, ready or not."""
@@ -95,6 +97,7 @@ class Selector:
             self._check_due(request, outcome)
             self._no_worker_since.pop(request.model_fp, None)
             self._take_leases(request, outcome)
+            self._expect_blocks(request, outcome)
             return Placement(self._response(request, outcome), outcome.engine_s)
         if outcome.obstacle is Obstacle.NO_WORKER:
             self._wait_for_worker(request, outcome)
@@ -164,14 +167,12 @@ class Selector:
             max_local_tokens=max_local_tokens,
         )
         kept_away = self._kept_away(request, reserved)
+        prompt = self._cached_prompt(request)
         pools = None
         if not isolated:
-            index = self._intake.index(request.model_fp)
-            pools = self._large_pools.shorten(
-                request.model_fp, demand, index, request.hashes, kept_away
-            )
+            pools = self._large_pools.shorten(request.model_fp, demand, prompt, kept_away)
         if pools is None:
-            pools = self._whole_pools(request)
+            pools = self._whole_pools(request, prompt)
         return pick(
             replace(demand, others=pools.others),
             self._views(request, pools.decodes, isolated, kept_away),
@@ -180,9 +181,14 @@ class Selector:
             self._random,
         )
 
-    def _whole_pools(self, request: PickRequest) -> ShortPools:
+    def _cached_prompt(self, request: PickRequest) -> CachedPrompt:
+        block_size = self._fleet.models[request.model_fp].block_size
+        coming = self._on_the_way.match(request.hashes, block_size)
+        return CachedPrompt(request.hashes, self._intake.index(request.model_fp), coming)
+
+    def _whole_pools(self, request: PickRequest, prompt: CachedPrompt) -> ShortPools:
         """All workers of the model."""
-        cached_blocks = self._intake.index(request.model_fp).match(request.hashes)
+        cached_blocks = prompt.blocks()
 
         def pool(role: int) -> ShortPool:
             workers = self._fleet.of_model(request.model_fp, role)
@@ -253,6 +259,20 @@ class Selector:
                     expires_at=expires_at,
                 ),
             )
+
+    def _expect_blocks(self, request: PickRequest, picked: Pick) -> None:
+        """Count on the prompt's blocks where they are going to be computed."""
+        view = picked.prefill or picked.decode
+        num_tokens = view.missing_tokens(request.num_prompt_tokens)
+        block_size = view.shape.block_size
+        if num_tokens >= STRIDE_TOKENS:
+            expected_s = (view.num_queued_prefill_tokens + num_tokens) / (
+                view.speed.prefill_tokens_per_s
+            )
+            num_cached = view.num_cached_tokens // block_size
+            endpoint = self._fleet.find(view.worker_id).endpoint
+            prompt = SentPrompt(endpoint, request.hashes, num_cached, expected_s)
+            self._on_the_way.take(prompt, block_size)
 
     def _response(self, request: PickRequest, picked: Pick) -> router_pb2.PickResponse:
         computing = picked.prefill or picked.decode
