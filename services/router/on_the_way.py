@@ -2,8 +2,8 @@
 
 A worker reports a block when it is computed, which may be seconds after the pick. Requests with the
 same new beginning come closer together than that: the children of an agent, the choices of an
-evaluation. Only a part of a prompt's hashes is kept, one for every STRIDE_TOKENS: a hash covers
-everything before it. What was cached already at the pick is the prefix index's business.
+evaluation. Only a part of a prompt's hashes is kept, the farther from its beginning the fewer: a
+hash covers everything before it. What was cached at the pick is the business of the prefix index.
 """
 
 import heapq
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from baton.system.clock import Clock
+from services.router.pick_request import MAX_PROMPT_TOKENS
 
 STRIDE_TOKENS = 512
 # After the predicted end of its prefill a prompt counts for so much longer, and no longer in all.
@@ -75,7 +76,22 @@ class PromptsOnTheWay:
                     del self._coming[block_hash]
 
 
+def _grid() -> Iterator[int]:
+    """Yield the marks in strides: each one first, then a tenth farther each time."""
+    mark = 1
+    while mark < MAX_PROMPT_TOKENS // STRIDE_TOKENS:
+        yield mark
+        mark = max(mark + 1, mark * 11 // 10)
+
+
+_GRID = tuple(_grid())
+
+
 def _marks(hashes: Sequence[int], block_size: int) -> Iterator[tuple[int, int]]:
     """The hashes that are kept, each with the number of blocks that it covers."""
     stride = max(1, STRIDE_TOKENS // block_size)
-    return zip(range(stride, len(hashes) + 1, stride), hashes[stride - 1 :: stride], strict=True)
+    for mark in _GRID:
+        num_blocks = mark * stride
+        if num_blocks > len(hashes):
+            break
+        yield num_blocks, hashes[num_blocks - 1]
