@@ -97,7 +97,7 @@ def pick(
     pool_step_s = demand.others.idle_step_s or costs.idle_pool_step_s(fit_decodes, policy)
     obstacles: set[Obstacle] = set()
     full: list[WorkerView] = []
-    soonest_s = math.inf
+    soonest_s = demand.others.first_token_s
     for decode in fit_decodes:
         itl_s = costs.itl_increase_s(demand, decode, policy, pool_step_s)
         ways = _ways(demand, decode, partners)

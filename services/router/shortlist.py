@@ -8,14 +8,14 @@ picker looks at all.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
 
 from services.router.columns import Column, Figure, Mask, PoolColumns, PoolRates, Rate
 from services.router.costs import NOISE_FACTOR
-from services.router.others import Others
+from services.router.others import NO_OTHERS, Others
 from services.router.views import Demand, Policy, PrefillMode
 
 # Pools up to this size are scored worker by worker: that is as fast, and the reasons name all.
@@ -75,13 +75,13 @@ class Shortener:
                 return None
             soonest_s = float(until_s[partners].min()) if partners else math.inf
         scores = _DecodeScores(self._policy, demand, decodes)
-        rows, idle_step_s = scores.rows(soonest_s, self._lowest)
+        rows, others = scores.rows(soonest_s, self._lowest)
         if not rows:
             return None
         num_left_out = len(decodes.columns) - len(rows)
         if prefills is not None:
             num_left_out += len(prefills.columns) - len(partners)
-        return Shortlist(rows, partners, Others(num_left_out, idle_step_s))
+        return Shortlist(rows, partners, replace(others, num_workers=num_left_out))
 
     def _prefill_s(self, demand: Demand, pool: Candidates) -> Column:
         """Seconds until each worker would have prefilled the prompt."""
@@ -107,6 +107,20 @@ def _missing(demand: Demand, pool: Candidates) -> Column:
     return np.maximum(1.0, demand.num_prompt_tokens - pool.cached)
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One way to serve the request on each decode worker: local prefill, or the soonest partner.
+
+    A worker that `fits` may take the request when it `has_room`. Its other streams lose
+    `streams_s`.
+    """
+
+    fits: Mask
+    has_room: Mask
+    first_token_s: Column
+    streams_s: Column | float = 0.0
+
+
 class _DecodeScores:
     """The scores of all decode workers of a pool for one request."""
 
@@ -121,32 +135,42 @@ class _DecodeScores:
 
     def rows(
         self, partner_s: float, lowest: Callable[[Column], list[int]]
-    ) -> tuple[list[int], float]:
-        """The rows to look at and the pool's idle step; `partner_s` is infinite without a prefill
-        worker. Without room anywhere they are those with the most."""
-        columns, policy = self._pool.columns, self._policy
+    ) -> tuple[list[int], Others]:
+        """The rows to look at, and the figures of all; `partner_s` is infinite without a prefill
+        worker. Without room anywhere the rows are those with the most."""
         fits = ~self._pool.is_unfit
-        idle_s = self._step_s / (1 + columns[Figure.NUM_RUNNING] / policy.batch_doubling)
+        running = self._pool.columns[Figure.NUM_RUNNING]
+        idle_s = self._step_s / (1 + running / self._policy.batch_doubling)
         fit_steps = idle_s[fits]
         if not len(fit_steps):
-            return [], 0.0
+            return [], NO_OTHERS
         middle = (len(fit_steps) - 1) // 2
         idle_step_s = float(np.partition(fit_steps, middle)[middle])
-        needed = self._blocks_needed()
-        fits &= self._is_large()
-        has_room = self._has_room(needed)
-        scores = np.full(len(fits), np.inf)
         itl_s = self._itl_s(idle_s, idle_step_s)
-        could: list[Mask] = []
+        ways = self._ways(fits & self._is_large(), partner_s, idle_step_s)
+        scores = np.full(len(fits), np.inf)
+        for way in ways:
+            score = way.first_token_s + way.streams_s + itl_s
+            scores = np.where(way.fits & way.has_room, np.minimum(score, scores), scores)
+        if rows := lowest(scores):
+            return rows, Others(idle_step_s=idle_step_s)
+        # The roomiest are seldom the soonest, for which a waiting request is predicted.
+        first = [float(way.first_token_s[way.fits].min(initial=np.inf)) for way in ways]
+        others = Others(idle_step_s=idle_step_s, first_token_s=min(first, default=math.inf))
+        return self._roomiest(ways, lowest), others
+
+    def _ways(self, fits: Mask, partner_s: float, idle_step_s: float) -> list[_Way]:
+        needed = self._blocks_needed()
+        has_room = self._has_room(needed)
+        ways = []
         if math.isfinite(partner_s):
-            could.append(fits & (needed <= columns[Figure.NUM_BLOCKS]))
-            score = self._transfer_s() + itl_s + (partner_s + idle_step_s)
-            scores = np.where(could[-1] & has_room & self._may_promise(needed), score, scores)
+            may_take = fits & (needed <= self._pool.columns[Figure.NUM_BLOCKS])
+            first_token_s = self._transfer_s() + (partner_s + idle_step_s)
+            ways.append(_Way(may_take, has_room & self._may_promise(needed), first_token_s))
         if self._demand.mode is not PrefillMode.REMOTE:
-            could.append(self._may_be_local(fits))
-            score = self._local_s(idle_step_s) + itl_s
-            scores = np.where(could[-1] & has_room, np.minimum(score, scores), scores)
-        return lowest(scores) or self._roomiest(could, lowest), idle_step_s
+            first_token_s, streams_s = self._local_s(idle_step_s), self._streams_s()
+            ways.append(_Way(self._may_be_local(fits), has_room, first_token_s, streams_s))
+        return ways
 
     def _may_be_local(self, fits: Mask) -> Mask:
         if self._demand.max_local_tokens is None:
@@ -154,13 +178,14 @@ class _DecodeScores:
         is_short: Mask = self._missing <= self._demand.max_local_tokens
         return fits & is_short
 
-    def _roomiest(self, could: Sequence[Mask], lowest: Callable[[Column], list[int]]) -> list[int]:
+    def _roomiest(self, ways: Sequence[_Way], lowest: Callable[[Column], list[int]]) -> list[int]:
         """The workers that have most room of those that are only too full."""
-        if not could:
+        if not ways:
             return []
+        fits = np.logical_or.reduce([way.fits for way in ways])
         columns = self._pool.columns
         room = columns[Figure.BATCH_SLOTS_FREE] * 2.0**26 + columns[Figure.BLOCKS_FREE]
-        return lowest(np.where(np.logical_or.reduce(could), -room, np.inf))
+        return lowest(np.where(fits, -room, np.inf))
 
     def _is_large(self) -> Mask:
         num_blocks = -(-(self._demand.num_prompt_tokens + 1) // self._shape.block_size)
@@ -204,12 +229,15 @@ class _DecodeScores:
         return rates[Rate.SMALL_HANDOFF_S] + sent_s
 
     def _local_s(self, idle_step_s: float) -> Column:
-        """Seconds of a prefill on the decode worker, with what it costs the streams there."""
+        """Seconds until the decode worker has prefilled the prompt itself."""
         columns = self._pool.columns
-        rate = self._pool.rates[Rate.PREFILL_PER_S]
         tokens = columns[Figure.QUEUED_TOKENS] + self._missing
         chunk = columns[Figure.CHUNK_TOKENS]
         num_steps = np.where(chunk > 0, np.ceil(tokens / np.maximum(chunk, 1)), 1)
         steps_s = np.where(self._is_running, num_steps * self._step_s, idle_step_s)
-        delayed = self._policy.itl_weight * columns[Figure.NUM_RUNNING]
-        return (tokens + delayed * self._missing) / rate + steps_s
+        return tokens / self._pool.rates[Rate.PREFILL_PER_S] + steps_s
+
+    def _streams_s(self) -> Column:
+        """Seconds that a local prefill costs the streams on the decode worker, weighted."""
+        own_s = self._missing / self._pool.rates[Rate.PREFILL_PER_S]
+        return self._policy.itl_weight * self._pool.columns[Figure.NUM_RUNNING] * own_s
