@@ -1,6 +1,7 @@
 """Picks in large pools: the fleet's columns, and what they are for one request -> a shortlist.
 
-Stands between the selector, which knows workers, and `shortlist.py`, which knows only columns.
+Stands between the selector, which knows workers, and `shortlist.py`, which knows only columns. Says
+nothing when the pools are small or have several block shapes: then the picker looks at all.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -82,7 +83,7 @@ class LargePools:
         if max(map(len, pools)) <= MAX_PLAIN:
             return None
         decodes, prefills = (self._fleet.columns(model_fp, role) for role in (DECODE, PREFILL))
-        if decodes is None:
+        if decodes is None or not _have_one_shape(decodes, prefills):
             return None
         cached = self._cached_blocks(prompt, decodes, prefills)
         decode = self._candidates(decodes, prefills, demand, cached[0], kept_away)
@@ -106,7 +107,9 @@ class LargePools:
             for columns in pools
         ]
         for endpoint, num_blocks in prompt.coming.items():
-            if (place := self._fleet.row(endpoint)) is not None:
+            place = self._fleet.row(endpoint)
+            # A worker that has another model by now has none of these blocks.
+            if place is not None and place[0] in pools:
                 columns, row = place
                 of_pool = cached[pools.index(columns)]
                 of_pool[row] = max(num_blocks, of_pool[row])
@@ -137,3 +140,8 @@ class LargePools:
     ) -> ShortPool:
         speeds = Speeds(candidates.rates.means, self._settings, self._clock.now())
         return ShortPool([pool[row] for row in rows], [int(cached[r]) for r in rows], speeds)
+
+
+def _have_one_shape(decodes: PoolColumns, prefills: PoolColumns | None) -> bool:
+    shapes = decodes.shapes | (prefills.shapes if prefills is not None else set())
+    return len(shapes) == 1

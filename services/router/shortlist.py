@@ -2,8 +2,7 @@
 
 Scores all workers at once by the picker's formula, over the columns of `columns.py`, and leaves the
 choice among the lowest to `picker.py`, with the same outcome as if it had seen all. Says nothing
-when the pools are small or mixed, or when no worker has even the size for the request: then the
-picker looks at all.
+when no worker has even the size for the request: then the picker looks at all.
 """
 
 import math
@@ -57,15 +56,14 @@ class Shortener:
     def shorten(
         self, demand: Demand, decodes: Candidates, prefills: Candidates | None
     ) -> Shortlist | None:
-        """Return the workers to look at, or None when the picker should look at all."""
-        if len(decodes.columns.shapes) != 1:
-            return None
+        """Return the workers to look at, or None when the picker should look at all.
+
+        All workers have the same block shape.
+        """
         (shape,) = decodes.columns.shapes
         partners: list[int] = []
         soonest_s = math.inf
         if prefills is not None and demand.mode is not PrefillMode.LOCAL:
-            if prefills.columns.shapes != decodes.columns.shapes:
-                return None
             until_s = self._prefill_s(demand, prefills)
             num_prompt_blocks = -(-(demand.num_prompt_tokens + 1) // shape.block_size)
             is_small = prefills.columns[Figure.NUM_BLOCKS] < num_prompt_blocks

@@ -1,10 +1,10 @@
-"""The predictions of large pools."""
+"""The predictions of large pools, and workers that change or differ in them."""
 
 from random import Random
 
 import pytest
 
-from baton.testing.virtual_clock import VirtualClock
+from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.v1 import router_pb2
 from services.router import large_pools
 from services.router.fleet import Fleet
@@ -16,6 +16,11 @@ from tests.unit.router.conftest import MODEL, WorkerInMemory
 
 ALL = 10**9
 DECODE, PREFILL = router_pb2.WORKER_ROLE_DECODE, router_pb2.WORKER_ROLE_PREFILL
+
+
+@pytest.fixture
+def run(clock):
+    return lambda scenario: run_virtual(scenario(), clock)
 
 
 class FullFleet:
@@ -71,3 +76,35 @@ def test_the_first_token_of_a_full_pool_is_predicted_as_of_all_workers(seed, mon
     short = FullFleet(seed).predictions()
     monkeypatch.setattr(large_pools, "MAX_PLAIN", ALL)
     assert short == pytest.approx(FullFleet(seed).predictions())
+
+
+def test_a_pool_of_several_block_sizes_is_looked_at_whole(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router()
+        for number in range(20):
+            fleet.decode(f"d{number}").load(num_queued_prefill_tokens=number)
+        other = fleet.decode("d20")
+        other.register.block_size = 32
+        other.start(boot_epoch=2)
+        prefill = fleet.prefill()
+        assert (await fleet.pick()).prefill.worker_id == prefill.register.worker_id
+
+    run(scenario)
+
+
+def test_a_worker_that_changes_its_model_takes_its_sent_prompts_along(router, run, hashes) -> None:
+    async def scenario() -> None:
+        fleet = router()
+        for model_fp in (MODEL, "fp-2"):
+            for number in range(20):
+                fleet.decode(f"{model_fp}-d{number}", model_fp)
+            fleet.prefill(f"{model_fp}-p", model_fp)
+        prompt = {"num_prompt_tokens": 1200, "block_hashes": hashes(*range(75))}
+        await fleet.pick("r1", **prompt)
+        changed = WorkerInMemory(fleet.core, f"{MODEL}-p", PREFILL, "fp-2")
+        changed.start(boot_epoch=2)
+        prefill = fleet.prefill(f"{MODEL}-q")
+        await fleet.pick("r2", model_fp="fp-2")
+        assert (await fleet.pick("r3", **prompt)).prefill.worker_id == prefill.register.worker_id
+
+    run(scenario)
