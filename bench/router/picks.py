@@ -17,7 +17,7 @@ from baton.system.clock import Clock
 from baton.wire.prefix_hash import HASH_BYTES
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, worker_pb2
-from services.router.prefix_index import PrefixIndex, hashes_of
+from services.router.fleet.prefix_index import PrefixIndex, hashes_of
 from services.router.router_core import RouterCore
 from services.router.settings import Settings
 

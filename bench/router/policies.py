@@ -23,7 +23,7 @@ from bench.router.simulated_workers import (
     Worker,
 )
 from bench.router.traces import BLOCK_SIZE
-from services.router.health import TICK_S
+from services.router.fleet.health import TICK_S
 from services.router.router_core import RouterCore
 from services.router.settings import Settings
 

@@ -88,7 +88,7 @@ def _described(options: BenchOptions) -> Record:
 def _break_even(server: Server, options: BenchOptions) -> Iterator[Record]:
     rates = read_rates(server.endpoints)
     yield {"part": "rates", **rates}
-    argv = [sys.executable, "-m", "services.router.break_even", json.dumps(rates)]
+    argv = [sys.executable, "-m", "services.router.pick.break_even", json.dumps(rates)]
     log = options.cache / "logs" / "break_even.log"
     for point in run_to_end(argv, log, clean_environment()):
         yield {"part": "break_even", **point}

@@ -4,10 +4,10 @@ Builds WatchAdmission's messages from the fleet and the queues; decides nothing.
 """
 
 from baton.wire.v1 import router_pb2
-from services.router.fleet import Fleet
-from services.router.health import HealthState
-from services.router.reported import DECODE, PREFILL, ServedModel
-from services.router.worker import Worker
+from services.router.fleet.fleet import Fleet
+from services.router.fleet.health import HealthState
+from services.router.fleet.reported import DECODE, PREFILL, ServedModel
+from services.router.fleet.worker import Worker
 
 
 class AdmissionView:

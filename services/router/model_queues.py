@@ -7,12 +7,12 @@ from collections.abc import Collection
 
 from baton.system.clock import Clock
 from baton.wire.v1 import router_pb2
-from services.router.fair_line import ANYBODY
-from services.router.pick_request import PickRequest
-from services.router.queue import RequestQueue, WaitedTooLong
-from services.router.selector import Placement, Selector
+from services.router.pick.pick_request import PickRequest
+from services.router.pick.selector import Placement, Selector
+from services.router.queue.fair_line import ANYBODY
+from services.router.queue.queue import RequestQueue, WaitedTooLong
+from services.router.queue.shedding import Shedding
 from services.router.settings import Settings
-from services.router.shedding import Shedding
 
 _UNKNOWN = ""
 

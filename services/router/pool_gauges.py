@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 from baton.wire.v1 import router_pb2
 from services.router import instruments
-from services.router.fleet import Fleet
-from services.router.health import Cause
+from services.router.fleet.fleet import Fleet
+from services.router.fleet.health import Cause
+from services.router.fleet.report_intake import ReportIntake
+from services.router.fleet.reported import DECODE, PREFILL
+from services.router.fleet.worker import Worker
 from services.router.instruments import PickOutcome
-from services.router.report_intake import ReportIntake
-from services.router.reported import DECODE, PREFILL
-from services.router.worker import Worker
 
 _OF_NAME = (
     instruments.ROUTER_QUEUE_REQUESTS,

@@ -15,18 +15,18 @@ from baton.wire.failures import BatonError, Unavailable
 from baton.wire.v1 import router_pb2, worker_pb2
 from services.router import instruments
 from services.router.admission import AdmissionView
-from services.router.fleet import Fleet
-from services.router.health import MAX_TICK_S, HealthState
+from services.router.fleet.fleet import Fleet
+from services.router.fleet.health import MAX_TICK_S, HealthState
+from services.router.fleet.quarantine import Quarantine
+from services.router.fleet.report_intake import ReportIntake
+from services.router.fleet.worker import Worker
 from services.router.instruments import PickOutcome
 from services.router.model_queues import ModelQueues
-from services.router.pick_request import PickRequest
+from services.router.pick.pick_request import PickRequest
+from services.router.pick.selector import Selector
 from services.router.pool_gauges import PoolGauges
-from services.router.quarantine import Quarantine
-from services.router.report_intake import ReportIntake
-from services.router.retry_budget import RetryBudget
-from services.router.selector import Selector
+from services.router.queue.retry_budget import RetryBudget
 from services.router.settings import Settings
-from services.router.worker import Worker
 
 _log = logs.get("router")
 
@@ -58,7 +58,8 @@ class RouterCore:
     def apply_report(self, endpoint: str, report: worker_pb2.Report) -> worker_pb2.ReportAck:
         """Take in a worker's report; returns the acknowledgement to send.
 
-        Raises Incompatible or InvalidRequest when the stream cannot go on (`report_intake.py`).
+        Raises Incompatible or InvalidRequest when the stream cannot go on: see
+        `fleet/report_intake.py`.
         """
         ack = self._intake.take(endpoint, report)
         kind = report.WhichOneof("report")

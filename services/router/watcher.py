@@ -17,7 +17,7 @@ from baton.runtime.shared_stream import StreamLost
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError
 from baton.wire.v1 import worker_pb2
-from services.router.health import TICK_S
+from services.router.fleet.health import TICK_S
 from services.router.router_core import RouterCore
 
 FIRST_BACKOFF_S = 0.05

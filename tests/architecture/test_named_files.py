@@ -132,7 +132,7 @@ def test_a_name_without_its_file_is_found(text: str) -> None:
     "text",
     [
         "`request/pipeline.py` is the order of a request",
-        "`gateway/server.py` and services/router/picker.py",
+        "`gateway/server.py` and services/router/pick/picker.py",
         "lies in `services/gateway/request`",
         "`test_references.py`",
         "as llama.cpp has it",

@@ -38,18 +38,22 @@ FORBIDDEN = [
     ("services/gateway/workers/worker_link.py", "grpc", ROOMS),
     ("services/gateway/request/attempts.py", "grpc", ROOMS),
     ("services/gateway/tenants/leases.py", "redis", ROOMS),
-    ("services/router/selector.py", "grpc", DOORS),
+    ("services/router/pick/selector.py", "grpc", DOORS),
     ("services/decode_worker/choice.py", "grpc", DOORS),
     ("services/prefill_worker/front.py", "grpc", DOORS),
     ("services/quota/ledger.py", "redis", DOORS),
     ("services/decode_worker/choice.py", "torch", FRONTS),
     ("services/gateway/app.py", "torch", LIGHT),
-    ("services/router/selector.py", "baton.engine.protocol.messages", LIGHT),
-    ("services/router/selector.py", "services.gateway.instruments", "Services are independent"),
+    ("services/router/pick/selector.py", "baton.engine.protocol.messages", LIGHT),
+    (
+        "services/router/pick/selector.py",
+        "services.gateway.instruments",
+        "Services are independent",
+    ),
     ("baton/handoff/ticket.py", "grpc", "The handoff's protocol knows no transport"),
     ("services/gateway/app.py", "baton.testing.faults", "The test kit is imported by tests"),
     ("baton/worker/reports.py", "bench.report", "The library and the services know neither"),
-    ("services/router/fleet.py", "services.router.router_core", "No package has a circle"),
+    ("services/router/fleet/fleet.py", "services.router.router_core", "No package has a circle"),
 ]
 
 

@@ -13,7 +13,7 @@ import pytest
 from baton.engine.protocol.batch import StepBatch, StepResult
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import BatonError
-from services.router import quarantine
+from services.router.fleet import quarantine
 from tests.simulation.fleet import Fleet, Worker, running_fleet
 
 NUM_SEEDS = 60 if os.environ.get("BATON_TEST_LONG") else 6

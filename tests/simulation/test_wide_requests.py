@@ -6,7 +6,7 @@ import asyncio
 import pytest
 
 from baton.testing.virtual_clock import VirtualClock, run_virtual
-from services.router.head_of_line import MAX_RESERVED_S
+from services.router.pick.head_of_line import MAX_RESERVED_S
 from services.tokenizer.served_model import ServedModel
 from tests.simulation.fleet import Fleet, fleet_of, load_sim_model
 

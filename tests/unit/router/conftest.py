@@ -10,10 +10,10 @@ import pytest
 from baton.testing.virtual_clock import VirtualClock
 from baton.wire.prefix_hash import HASH_BYTES
 from baton.wire.v1 import router_pb2, worker_pb2
-from services.router.reported import BlockShape
+from services.router.fleet.reported import BlockShape
+from services.router.fleet.views import Demand, Policy, PrefillMode, Room, Speed, WorkerView
 from services.router.router_core import RouterCore
 from services.router.settings import Settings
-from services.router.views import Demand, Policy, PrefillMode, Room, Speed, WorkerView
 
 MODEL = "fp-1"
 

@@ -7,7 +7,7 @@ from prometheus_client import REGISTRY
 
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import ModelNotFound, Unavailable
-from services.router.health import TICK_S
+from services.router.fleet.health import TICK_S
 
 FORGET_S = 60.0
 

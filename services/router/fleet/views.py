@@ -1,0 +1,103 @@
+"""The figures that a pick is made from: the request's demand, and each worker as it stands.
+
+Knows neither time nor queues nor the source of the figures (`fleet.py`, `speeds.py`).
+"""
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from services.router.fleet.others import NO_OTHERS, Others
+from services.router.fleet.reported import BlockShape
+
+
+class PrefillMode(Enum):
+    """The workers that may prefill this request's prompt."""
+
+    REMOTE = "remote"  # on a prefill worker only
+    LOCAL = "local"  # on the decode worker only
+    EITHER = "either"  # on the one with the lower score
+
+
+class Unfit(StrEnum):
+    """Why a worker must not be picked for a request now, as the reasons of a pick name it."""
+
+    DRAINING = "draining"
+    STALLED = "stalled"
+    EJECTED = "ejected"
+    LOST = "lost"  # its stream of reports broke
+    STALE = "stale"  # connected, without a recent report
+    EXCLUDED = "excluded"  # it refused or failed this request before
+    RESERVED = "kept"  # reserved for the first request in line
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The needs of a request. A decode worker may prefill `max_local_tokens` of it; None = all."""
+
+    num_prompt_tokens: int
+    expected_output_tokens: int
+    num_choices: int
+    mode: PrefillMode
+    max_local_tokens: int | None = None
+    others: Others = NO_OTHERS
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A worker's blocks and batch slots; the router's open slot leases count as taken."""
+
+    num_blocks: int
+    num_blocks_free: int
+    num_blocks_promised: int
+    num_batch_slots: int
+    num_batch_slots_free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Measured rates, or priors: never 0. The smallest handoff takes `handoff_s`; 0 = unknown.
+
+    `is_measured`: so is the rate of prefill, by this worker or another one of the model.
+    """
+
+    prefill_tokens_per_s: float
+    decode_step_s: float
+    handoff_bytes_per_s: float
+    handoff_s: float = 0.0
+    is_measured: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker as it stands at the moment of the pick.
+
+    `unfit` is None when it may be picked. `num_running` sequences were in the measured step,
+    `num_sequences` are expected in the next ones. `num_cached_tokens` of this request's prompt are
+    in its prefix cache. `chunk_tokens` of a prompt fit into a step beside the decodes that run
+    there; 0 = not known, the whole prompt counts as one chunk.
+    """
+
+    worker_id: str
+    unfit: Unfit | None
+    shape: BlockShape
+    room: Room
+    speed: Speed
+    num_running: int
+    num_sequences: int
+    num_queued_prefill_tokens: int
+    num_cached_tokens: int
+    chunk_tokens: int = 0
+
+    def missing_tokens(self, num_prompt_tokens: int) -> int:
+        """Prompt tokens to compute here; at least the last one, for its logits."""
+        return max(1, num_prompt_tokens - self.num_cached_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The weights of a pick; see settings.py."""
+
+    itl_weight: float
+    batch_doubling: float
+    promise_cap: float
+    growth_blocks: int

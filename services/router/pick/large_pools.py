@@ -1,0 +1,147 @@
+"""Picks in large pools: the fleet's columns, and what they are for one request -> a shortlist.
+
+Stands between the selector, which knows workers, and `shortlist.py`, which knows only columns. Says
+nothing when the pools are small or have several block shapes: then the picker looks at all.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from baton.system.clock import Clock
+from services.router.fleet.columns import Column, Figure, PoolColumns
+from services.router.fleet.fleet import Fleet
+from services.router.fleet.others import NO_OTHERS, Others
+from services.router.fleet.prefix_index import PrefixIndex
+from services.router.fleet.reported import DECODE, PREFILL
+from services.router.fleet.speeds import Speeds
+from services.router.fleet.views import Demand, Policy
+from services.router.fleet.worker import Worker
+from services.router.pick.shortlist import MAX_PLAIN, Candidates, Shortener
+from services.router.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrompt:
+    """A prompt's hashes, and where its first blocks are cached: by the index, or soon."""
+
+    hashes: Sequence[int]
+    index: PrefixIndex
+    coming: Mapping[str, int]
+
+    def blocks(self) -> dict[str, int]:
+        """The number of blocks by endpoint; 0 is left out."""
+        cached = self.index.match(self.hashes)
+        for endpoint, num_blocks in self.coming.items():
+            cached[endpoint] = max(num_blocks, cached.get(endpoint, 0))
+        return cached
+
+
+@dataclass(frozen=True, slots=True)
+class ShortPool:
+    """The workers of one pool to look at, the blocks that each has cached, and its speeds."""
+
+    workers: Sequence[Worker]
+    cached_blocks: Sequence[int]
+    speeds: Speeds
+
+
+@dataclass(frozen=True, slots=True)
+class ShortPools:
+    """Both pools, and what the picker needs to know of the workers left out."""
+
+    decodes: ShortPool
+    prefills: ShortPool
+    others: Others = NO_OTHERS
+
+
+class LargePools:
+    """Shortens a model's pools for one pick."""
+
+    def __init__(
+        self, settings: Settings, clock: Clock, random: Random, fleet: Fleet, policy: Policy
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._fleet = fleet
+        self._shortener = Shortener(policy, random)
+
+    def shorten(
+        self,
+        model_fp: str,
+        demand: Demand,
+        prompt: CachedPrompt,
+        kept_away: Collection[str],
+    ) -> ShortPools | None:
+        """Return the workers to look at; None when all of them should be.
+
+        The workers `kept_away` must not get the request.
+        """
+        pools = [self._fleet.of_model(model_fp, role) for role in (DECODE, PREFILL)]
+        if max(map(len, pools)) <= MAX_PLAIN:
+            return None
+        decodes, prefills = (self._fleet.columns(model_fp, role) for role in (DECODE, PREFILL))
+        if decodes is None or not _have_one_shape(decodes, prefills):
+            return None
+        cached = self._cached_blocks(prompt, decodes, prefills)
+        decode = self._candidates(decodes, prefills, demand, cached[0], kept_away)
+        prefill = None
+        if prefills is not None:
+            prefill = self._candidates(prefills, decodes, demand, cached[1], kept_away)
+        short = self._shortener.shorten(demand, decode, prefill)
+        if short is None:
+            return None
+        return ShortPools(
+            self._short_pool(pools[0], short.decodes, cached[0], decode),
+            self._short_pool(pools[1], short.prefills, cached[1], prefill or decode),
+            short.others,
+        )
+
+    def _cached_blocks(self, prompt: CachedPrompt, *pools: PoolColumns | None) -> list[Column]:
+        """How many of the prompt's first blocks each worker of each pool has or will have."""
+        steps = prompt.index.steps(prompt.hashes)
+        cached = [
+            np.zeros(0) if columns is None else columns.cached_blocks(prompt.index, steps)
+            for columns in pools
+        ]
+        for endpoint, num_blocks in prompt.coming.items():
+            place = self._fleet.row(endpoint)
+            # A worker that has another model by now has none of these blocks.
+            if place is not None and place[0] in pools:
+                columns, row = place
+                of_pool = cached[pools.index(columns)]
+                of_pool[row] = max(num_blocks, of_pool[row])
+        return cached
+
+    def _candidates(
+        self,
+        columns: PoolColumns,
+        others: PoolColumns | None,
+        demand: Demand,
+        cached_blocks: Column,
+        kept_away: Collection[str],
+    ) -> Candidates:
+        now, settings = self._clock.now(), self._settings
+        columns.expire_leases(now)
+        is_silent = now - columns[Figure.REPORTED_AT] > settings.stale_after_s
+        is_unfit = is_silent | (columns[Figure.IS_OUT] != 0)
+        (block_size,) = {shape.block_size for shape in columns.shapes}
+        cached = np.minimum(cached_blocks * block_size, demand.num_prompt_tokens)
+        for worker_id in kept_away:
+            place = self._fleet.row(self._fleet.find(worker_id).endpoint)
+            if place is not None and place[0] is columns:
+                is_unfit[place[1]] = True
+        return Candidates(columns, columns.rates(others, settings, now), is_unfit, cached)
+
+    def _short_pool(
+        self, pool: Sequence[Worker], rows: Sequence[int], cached: Column, candidates: Candidates
+    ) -> ShortPool:
+        speeds = Speeds(candidates.rates.means, self._settings, self._clock.now())
+        return ShortPool([pool[row] for row in rows], [int(cached[r]) for r in rows], speeds)
+
+
+def _have_one_shape(decodes: PoolColumns, prefills: PoolColumns | None) -> bool:
+    shapes = decodes.shapes | (prefills.shapes if prefills is not None else set())
+    return len(shapes) == 1

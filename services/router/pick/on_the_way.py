@@ -1,0 +1,97 @@
+"""The prompts that workers were sent and have not computed yet: their blocks will be there soon.
+
+A worker reports a block when it is computed, which may be seconds after the pick. Requests with the
+same new beginning come closer together than that: the children of an agent, the choices of an
+evaluation. Only a part of a prompt's hashes is kept, the farther from its beginning the fewer: a
+hash covers everything before it. What was cached at the pick is the business of the prefix index.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from baton.system.clock import Clock
+from services.router.pick.pick_request import MAX_PROMPT_TOKENS
+
+STRIDE_TOKENS = 512
+# After the predicted end of its prefill a prompt counts for so much longer, and no longer in all.
+_SLACK_S = 1.0
+_MAX_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SentPrompt:
+    """A prompt on its way to a worker, which will have computed it in `expected_s`."""
+
+    endpoint: str
+    hashes: Sequence[int]
+    num_cached_blocks: int
+    expected_s: float
+
+
+class PromptsOnTheWay:
+    """The blocks that workers are about to cache."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        # How many prompts will leave this block at each endpoint.
+        self._coming: dict[int, dict[str, int]] = {}
+        self._ends: list[tuple[float, int, str, list[int]]] = []
+        self._numbers = count()
+
+    def take(self, prompt: SentPrompt, block_size: int) -> None:
+        """Expect the prompt's blocks at its worker from now on."""
+        marks = [
+            block_hash
+            for num_blocks, block_hash in _marks(prompt.hashes, block_size)
+            if num_blocks > prompt.num_cached_blocks
+        ]
+        for block_hash in marks:
+            workers = self._coming.setdefault(block_hash, {})
+            workers[prompt.endpoint] = workers.get(prompt.endpoint, 0) + 1
+        until = self._clock.now() + min(prompt.expected_s + _SLACK_S, _MAX_S)
+        heapq.heappush(self._ends, (until, next(self._numbers), prompt.endpoint, marks))
+
+    def match(self, hashes: Sequence[int], block_size: int) -> dict[str, int]:
+        """Count a prompt's first blocks that workers will have, in steps; 0 is left out."""
+        self._expire()
+        depths: dict[str, int] = {}
+        if self._coming:
+            for num_blocks, block_hash in _marks(hashes, block_size):
+                for endpoint in self._coming.get(block_hash, ()):
+                    depths[endpoint] = num_blocks
+        return depths
+
+    def _expire(self) -> None:
+        now = self._clock.now()
+        while self._ends and self._ends[0][0] <= now:
+            _, _, endpoint, marks = heapq.heappop(self._ends)
+            for block_hash in marks:
+                workers = self._coming[block_hash]
+                workers[endpoint] -= 1
+                if not workers[endpoint]:
+                    del workers[endpoint]
+                if not workers:
+                    del self._coming[block_hash]
+
+
+def _grid() -> Iterator[int]:
+    """Yield the marks in strides: each one first, then a tenth farther each time."""
+    mark = 1
+    while mark < MAX_PROMPT_TOKENS // STRIDE_TOKENS:
+        yield mark
+        mark = max(mark + 1, mark * 11 // 10)
+
+
+_GRID = tuple(_grid())
+
+
+def _marks(hashes: Sequence[int], block_size: int) -> Iterator[tuple[int, int]]:
+    """The hashes that are kept, each with the number of blocks that it covers."""
+    stride = max(1, STRIDE_TOKENS // block_size)
+    for mark in _GRID:
+        num_blocks = mark * stride
+        if num_blocks > len(hashes):
+            break
+        yield num_blocks, hashes[num_blocks - 1]

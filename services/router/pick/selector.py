@@ -1,0 +1,311 @@
+"""One try to pick workers for one request: the views of the fleet, the pick, its slot leases.
+
+Stands between the queue, which knows only waiting, and the picker, which knows only figures.
+Decides where the prompt may be computed, when further waiting is pointless, and which worker is
+reserved for the first request in line.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from random import Random
+
+from baton.system.clock import Clock
+from baton.wire.failures import InvalidRequest, ModelNotFound, Overloaded, Unavailable
+from baton.wire.v1 import router_pb2
+from services.router import instruments
+from services.router.fleet.fleet import Fleet
+from services.router.fleet.report_intake import ReportIntake
+from services.router.fleet.reported import DECODE, PREFILL
+from services.router.fleet.slot_lease import SlotLease
+from services.router.fleet.views import Demand, Policy, PrefillMode, Unfit, WorkerView
+from services.router.fleet.worker import Worker
+from services.router.pick.head_of_line import ReservedWorkers
+from services.router.pick.large_pools import CachedPrompt, LargePools, ShortPool, ShortPools
+from services.router.pick.on_the_way import STRIDE_TOKENS, PromptsOnTheWay, SentPrompt
+from services.router.pick.pick_request import PickRequest
+from services.router.pick.picker import NoPick, Obstacle, Pick, pick
+from services.router.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A pick, and the seconds of the engines that its request is predicted to take."""
+
+    response: router_pb2.PickResponse
+    engine_s: float
+
+
+class Selector:
+    """Picks workers of the fleet for requests; synchronous."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        random: Random,
+        fleet: Fleet,
+        intake: ReportIntake,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._random = random
+        self._fleet = fleet
+        self._intake = intake
+        self._policy = Policy(
+            itl_weight=settings.itl_weight,
+            batch_doubling=settings.batch_doubling,
+            promise_cap=settings.promise_cap,
+            growth_blocks=settings.growth_blocks,
+        )
+        self._large_pools = LargePools(settings, clock, random, fleet, self._policy)
+        # The time since which picks for a model have found no worker.
+        self._no_worker_since: dict[str, float] = {}
+        self._reserved = ReservedWorkers(clock)
+        self._on_the_way = PromptsOnTheWay(clock)
+
+    def is_known(self, model_fp: str) -> bool:
+        """Return whether a worker has registered this model, ready or not."""
+        return model_fp in self._fleet.models
+
+    def name(self, request: PickRequest) -> str:
+        """The model's name for metrics: never a string from a client."""
+        model = self._fleet.models.get(request.model_fp)
+        return model.name if model else "unknown"
+
+    def follow_fleet(self) -> None:
+        """Forget models that are not in the fleet."""
+        for model_fp in self._no_worker_since.keys() - self._fleet.models.keys():
+            del self._no_worker_since[model_fp]
+        self._reserved.follow(self._fleet.models.keys())
+
+    def attempt(self, request: PickRequest, is_first: bool = True) -> Placement | None:
+        """Pick workers for a request that is the first in line or passes it; None = let it wait.
+
+        Raises ModelNotFound, InvalidRequest (it never fits), Unavailable (no_worker) and Overloaded
+        (its first token would come too late) when further waiting is pointless.
+        """
+        if not self.is_known(request.model_fp):
+            self._wait_for_unknown(request)
+            return None
+        if not self._fleet.has_met_all():
+            return None
+        reserved = None if is_first else self._reserved.of_model(request.model_fp)
+        outcome = self._pick(request, reserved)
+        if is_first:
+            self._reserve(request, outcome)
+        if isinstance(outcome, Pick):
+            self._check_due(request, outcome)
+            self._no_worker_since.pop(request.model_fp, None)
+            self._take_leases(request, outcome)
+            self._expect_blocks(request, outcome)
+            return Placement(self._response(request, outcome), outcome.engine_s)
+        if outcome.obstacle is Obstacle.NO_WORKER:
+            self._wait_for_worker(request, outcome)
+            return None
+        self._no_worker_since.pop(request.model_fp, None)
+        if outcome.obstacle is Obstacle.TOO_LARGE:
+            raise _too_large(request)
+        return None
+
+    def first_token_s(self, request: PickRequest) -> float:
+        """Predict the seconds from the request's pick to its first token; 0 = not known."""
+        return self._pick(request, None).first_token_s if self.is_known(request.model_fp) else 0.0
+
+    def _check_due(self, request: PickRequest, picked: Pick) -> None:
+        """Raise Overloaded rather than spend prefill on a first token that would come too late.
+
+        An idle worker may try, and measures its rate anew: nobody waits behind the request.
+        """
+        now = self._clock.now()
+        computing = picked.prefill or picked.decode
+        is_idle = now == request.arrived_at and not computing.num_queued_prefill_tokens
+        if now + picked.first_token_s > request.due_at and not is_idle:
+            raise Overloaded(
+                f"the first token is due in {request.due_at - now:.3g} s and would come in "
+                f"{picked.first_token_s:.3g} s",
+                retry_after_s=max(1.0, now - request.arrived_at + picked.first_token_s),
+            )
+
+    def _reserve(self, request: PickRequest, outcome: Pick | NoPick) -> None:
+        if isinstance(outcome, NoPick) and outcome.full:
+            self._reserved.reserve(request.model_fp, request.request_id, outcome.full)
+        else:
+            self._reserved.end(request.model_fp)
+
+    def _wait_for_unknown(self, request: PickRequest) -> None:
+        """Let the request wait while workers that have not registered yet may serve its model."""
+        if self._fleet.is_settled():
+            raise ModelNotFound("no worker serves this model", param="model")
+        self._give_up_after(request, request.arrived_at, "no worker has registered this model")
+
+    def _wait_for_worker(self, request: PickRequest, outcome: NoPick) -> None:
+        now = self._clock.now()
+        since = self._no_worker_since.setdefault(request.model_fp, now)
+        self._give_up_after(request, max(since, request.arrived_at), outcome.reasons)
+
+    def _give_up_after(self, request: PickRequest, since: float, reasons: str) -> None:
+        wait_s = self._settings.no_worker_wait_s
+        if self._clock.now() - since >= wait_s:
+            raise Unavailable(
+                f"no worker is ready for this model: {reasons or 'none is known'}",
+                reason="no_worker",
+                retry_after_s=wait_s,
+            )
+
+    def _pick(self, request: PickRequest, reserved: str | None) -> Pick | NoPick:
+        """Pick a pair for the request, which must not take the `reserved` decode worker."""
+        prefills = self._fleet.of_model(request.model_fp, PREFILL)
+        isolated = self._fleet.is_isolated()
+        mode, max_local_tokens = self._prefill_mode(prefills, isolated)
+        if request.local_prefill:
+            mode, max_local_tokens = PrefillMode.LOCAL, None
+        demand = Demand(
+            num_prompt_tokens=request.num_prompt_tokens,
+            expected_output_tokens=request.expected_output_tokens,
+            num_choices=request.num_choices,
+            mode=mode,
+            max_local_tokens=max_local_tokens,
+        )
+        kept_away = self._kept_away(request, reserved)
+        prompt = self._cached_prompt(request)
+        pools = None
+        if not isolated:
+            pools = self._large_pools.shorten(request.model_fp, demand, prompt, kept_away)
+        if pools is None:
+            pools = self._whole_pools(request, prompt)
+        return pick(
+            replace(demand, others=pools.others),
+            self._views(request, pools.decodes, isolated, kept_away),
+            self._views(request, pools.prefills, isolated, kept_away),
+            self._policy,
+            self._random,
+        )
+
+    def _cached_prompt(self, request: PickRequest) -> CachedPrompt:
+        block_size = self._fleet.models[request.model_fp].block_size
+        coming = self._on_the_way.match(request.hashes, block_size)
+        return CachedPrompt(request.hashes, self._intake.index(request.model_fp), coming)
+
+    def _whole_pools(self, request: PickRequest, prompt: CachedPrompt) -> ShortPools:
+        """All workers of the model."""
+        cached_blocks = prompt.blocks()
+
+        def pool(role: int) -> ShortPool:
+            workers = self._fleet.of_model(request.model_fp, role)
+            cached = [cached_blocks.get(worker.endpoint, 0) for worker in workers]
+            return ShortPool(workers, cached, self._fleet.speeds(request.model_fp, role))
+
+        return ShortPools(pool(DECODE), pool(PREFILL))
+
+    def _kept_away(self, request: PickRequest, reserved: str | None) -> dict[str, Unfit]:
+        """The workers that this request must not get, whatever their state is."""
+        kept_away = {} if reserved is None else {reserved: Unfit.RESERVED}
+        for worker_id in request.excluded:
+            worker = self._fleet.known(worker_id)
+            if worker is not None and self._is_excluded(request, worker):
+                kept_away[worker_id] = Unfit.EXCLUDED
+        return kept_away
+
+    def _views(
+        self,
+        request: PickRequest,
+        pool: ShortPool,
+        isolated: bool,
+        kept_away: Mapping[str, Unfit],
+    ) -> list[WorkerView]:
+        views = []
+        for worker, num_blocks in zip(pool.workers, pool.cached_blocks, strict=True):
+            unfit = self._fleet.unfit(worker, isolated) or kept_away.get(worker.worker_id)
+            num_tokens = num_blocks * worker.registration.model.block_size
+            num_cached = min(num_tokens, request.num_prompt_tokens)
+            views.append(self._fleet.view(worker, pool.speeds, unfit, num_cached))
+        return views
+
+    def _is_excluded(self, request: PickRequest, worker: Worker) -> bool:
+        """A worker that refused the request gets it again after exclusion_s and a new report."""
+        waited_s = self._clock.now() - request.arrived_at
+        has_reported = worker.reported_at > request.arrived_at
+        return waited_s < self._settings.exclusion_s or not has_reported
+
+    def _prefill_mode(
+        self, prefills: list[Worker], isolated: bool
+    ) -> tuple[PrefillMode, int | None]:
+        """Where prompts may be prefilled now, and the maximum of tokens for a local prefill."""
+        if self._settings.disaggregate == "auto":
+            return PrefillMode.EITHER, None
+        if not prefills:
+            # Without prefill workers the fleet is aggregated, once all have had time to register.
+            return (PrefillMode.LOCAL if self._fleet.is_settled() else PrefillMode.REMOTE), None
+        if any(self._fleet.is_fit(worker, isolated) for worker in prefills):
+            return PrefillMode.REMOTE, None
+        since = max(self._fleet.unfit_since(worker) for worker in prefills)
+        if self._clock.now() - since < self._settings.local_prefill_after_s:
+            return PrefillMode.REMOTE, None
+        return PrefillMode.LOCAL, self._settings.local_prefill_max_tokens
+
+    def _take_leases(self, request: PickRequest, picked: Pick) -> None:
+        """Count the request on its workers until their reports show it."""
+        expires_at = self._clock.now() + self._settings.slot_lease_s
+        computing = picked.prefill or picked.decode
+        for view in filter(None, (picked.decode, picked.prefill)):
+            tokens = view.missing_tokens(request.num_prompt_tokens) if view is computing else 0
+            self._fleet.take_lease(
+                view.worker_id,
+                SlotLease(
+                    request_id=request.request_id,
+                    num_sequences=request.num_choices,
+                    num_blocks=picked.num_decode_blocks if view is picked.decode else 0,
+                    num_prefill_tokens=tokens,
+                    expires_at=expires_at,
+                ),
+            )
+
+    def _expect_blocks(self, request: PickRequest, picked: Pick) -> None:
+        """Count on the prompt's blocks where they are going to be computed."""
+        view = picked.prefill or picked.decode
+        num_tokens = view.missing_tokens(request.num_prompt_tokens)
+        block_size = view.shape.block_size
+        if num_tokens >= STRIDE_TOKENS:
+            expected_s = (view.num_queued_prefill_tokens + num_tokens) / (
+                view.speed.prefill_tokens_per_s
+            )
+            num_cached = view.num_cached_tokens // block_size
+            endpoint = self._fleet.find(view.worker_id).endpoint
+            prompt = SentPrompt(endpoint, request.hashes, num_cached, expected_s)
+            self._on_the_way.take(prompt, block_size)
+
+    def _response(self, request: PickRequest, picked: Pick) -> router_pb2.PickResponse:
+        computing = picked.prefill or picked.decode
+        num_cached = request.num_prompt_tokens - computing.missing_tokens(request.num_prompt_tokens)
+        name = self.name(request)
+        instruments.ROUTER_PROMPT_TOKENS.labels(name).inc(request.num_prompt_tokens)
+        instruments.ROUTER_PREDICTED_CACHED_TOKENS.labels(name).inc(num_cached)
+        return router_pb2.PickResponse(
+            decode=self._endpoint(picked.decode),
+            prefill=self._endpoint(picked.prefill) if picked.prefill else None,
+            reasons=picked.reasons,
+            predicted_cached_tokens=num_cached,
+        )
+
+    def _endpoint(self, view: WorkerView) -> router_pb2.WorkerEndpoint:
+        worker = self._fleet.find(view.worker_id)
+        return router_pb2.WorkerEndpoint(
+            worker_id=worker.worker_id,
+            endpoint=worker.endpoint,
+            boot_epoch=worker.registration.boot_epoch,
+        )
+
+
+def _too_large(request: PickRequest) -> InvalidRequest:
+    prompt = f"a prompt of {request.num_prompt_tokens} tokens"
+    if request.num_choices == 1:
+        return InvalidRequest(
+            f"{prompt} does not fit on any worker",
+            reason="context_length_exceeded",
+            param="messages",
+        )
+    return InvalidRequest(
+        f"{request.num_choices} choices for {prompt} do not fit on any worker together",
+        reason="request_exceeds_limit",
+        param="n",
+    )

@@ -1,0 +1,241 @@
+"""The shortlist of a pick in a large pool: the few workers of which one can be the best.
+
+Scores all workers at once by the picker's formula, over the columns of `fleet/columns.py`, and
+leaves the choice among the lowest to `picker.py`, with the same outcome as if it had seen all. Says
+nothing when no worker has even the size for the request: then the picker looks at all.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+import numpy as np
+
+from services.router.fleet.columns import Column, Figure, Mask, PoolColumns, PoolRates, Rate
+from services.router.fleet.others import NO_OTHERS, Others
+from services.router.fleet.views import Demand, Policy, PrefillMode
+from services.router.pick.costs import NOISE_FACTOR
+
+# Pools up to this size are scored worker by worker: that is as fast, and the reasons name all.
+MAX_PLAIN = 16
+# So many workers of a pool are left for the picker.
+_NUM_KEPT = 4
+_TIE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """One pool at the moment of a pick: its figures and the state that belongs to the request.
+
+    `is_unfit` has the workers that this request must not get, `cached` its tokens in each cache.
+    """
+
+    columns: PoolColumns
+    rates: PoolRates
+    is_unfit: Mask
+    cached: Column
+
+
+@dataclass(frozen=True, slots=True)
+class Shortlist:
+    """The rows to look at, and what the picker needs to know of the others."""
+
+    decodes: Sequence[int]
+    prefills: Sequence[int]
+    others: Others
+
+
+class Shortener:
+    """Makes the shortlists of one router."""
+
+    def __init__(self, policy: Policy, random: Random) -> None:
+        self._policy = policy
+        self._random = random
+
+    def shorten(
+        self, demand: Demand, decodes: Candidates, prefills: Candidates | None
+    ) -> Shortlist | None:
+        """Return the workers to look at, or None when the picker should look at all.
+
+        All workers have the same block shape.
+        """
+        (shape,) = decodes.columns.shapes
+        partners: list[int] = []
+        soonest_s = math.inf
+        if prefills is not None and demand.mode is not PrefillMode.LOCAL:
+            until_s = self._prefill_s(demand, prefills)
+            num_prompt_blocks = -(-(demand.num_prompt_tokens + 1) // shape.block_size)
+            is_small = prefills.columns[Figure.NUM_BLOCKS] < num_prompt_blocks
+            until_s[prefills.is_unfit | is_small] = np.inf
+            partners = self._lowest(until_s)
+            if not partners and not prefills.is_unfit.all():
+                return None
+            soonest_s = float(until_s[partners].min()) if partners else math.inf
+        scores = _DecodeScores(self._policy, demand, decodes)
+        rows, others = scores.rows(soonest_s, self._lowest)
+        if not rows:
+            return None
+        num_left_out = len(decodes.columns) - len(rows)
+        if prefills is not None:
+            num_left_out += len(prefills.columns) - len(partners)
+        return Shortlist(rows, partners, replace(others, num_workers=num_left_out))
+
+    def _prefill_s(self, demand: Demand, pool: Candidates) -> Column:
+        """Seconds until each worker would have prefilled the prompt."""
+        tokens = pool.columns[Figure.QUEUED_TOKENS] + _missing(demand, pool)
+        return tokens / pool.rates[Rate.PREFILL_PER_S]
+
+    def _lowest(self, values: Column) -> list[int]:
+        """The rows of the lowest finite values; chance decides between equal ones."""
+        lowest = values.min()
+        if not math.isfinite(lowest):
+            return []
+        ties = np.flatnonzero(values <= lowest + _TIE)
+        if len(ties) >= _NUM_KEPT:
+            return sorted(self._random.sample(ties.tolist(), _NUM_KEPT))
+        if len(values) > _NUM_KEPT:
+            rows = np.argpartition(values, _NUM_KEPT)[:_NUM_KEPT]
+        else:
+            rows = np.arange(len(values))
+        return sorted(rows[np.isfinite(values[rows])].tolist())
+
+
+def _missing(demand: Demand, pool: Candidates) -> Column:
+    return np.maximum(1.0, demand.num_prompt_tokens - pool.cached)
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One way to serve the request on each decode worker: local prefill, or the soonest partner.
+
+    A worker that `fits` may take the request when it `has_room`. Its other streams lose
+    `streams_s`.
+    """
+
+    fits: Mask
+    has_room: Mask
+    first_token_s: Column
+    streams_s: Column | float = 0.0
+
+
+class _DecodeScores:
+    """The scores of all decode workers of a pool for one request."""
+
+    def __init__(self, policy: Policy, demand: Demand, pool: Candidates) -> None:
+        self._policy = policy
+        self._demand = demand
+        self._pool = pool
+        (self._shape,) = pool.columns.shapes
+        self._step_s = pool.rates[Rate.STEP_S]
+        self._missing = _missing(demand, pool)
+        self._is_running = pool.columns[Figure.NUM_RUNNING] > 0
+
+    def rows(
+        self, partner_s: float, lowest: Callable[[Column], list[int]]
+    ) -> tuple[list[int], Others]:
+        """The rows to look at, and the figures of all; `partner_s` is infinite without a prefill
+        worker. Without room anywhere the rows are those with the most."""
+        fits = ~self._pool.is_unfit
+        running = self._pool.columns[Figure.NUM_RUNNING]
+        idle_s = self._step_s / (1 + running / self._policy.batch_doubling)
+        fit_steps = idle_s[fits]
+        if not len(fit_steps):
+            return [], NO_OTHERS
+        middle = (len(fit_steps) - 1) // 2
+        idle_step_s = float(np.partition(fit_steps, middle)[middle])
+        itl_s = self._itl_s(idle_s, idle_step_s)
+        ways = self._ways(fits & self._is_large(), partner_s, idle_step_s)
+        scores = np.full(len(fits), np.inf)
+        for way in ways:
+            score = way.first_token_s + way.streams_s + itl_s
+            scores = np.where(way.fits & way.has_room, np.minimum(score, scores), scores)
+        if rows := lowest(scores):
+            return rows, Others(idle_step_s=idle_step_s)
+        # The roomiest are seldom the soonest, for which a waiting request is predicted.
+        first = [float(way.first_token_s[way.fits].min(initial=np.inf)) for way in ways]
+        others = Others(idle_step_s=idle_step_s, first_token_s=min(first, default=math.inf))
+        return self._roomiest(ways, lowest), others
+
+    def _ways(self, fits: Mask, partner_s: float, idle_step_s: float) -> list[_Way]:
+        needed = self._blocks_needed()
+        has_room = self._has_room(needed)
+        ways = []
+        if math.isfinite(partner_s):
+            may_take = fits & (needed <= self._pool.columns[Figure.NUM_BLOCKS])
+            first_token_s = self._transfer_s() + (partner_s + idle_step_s)
+            ways.append(_Way(may_take, has_room & self._may_promise(needed), first_token_s))
+        if self._demand.mode is not PrefillMode.REMOTE:
+            first_token_s, streams_s = self._local_s(idle_step_s), self._streams_s()
+            ways.append(_Way(self._may_be_local(fits), has_room, first_token_s, streams_s))
+        return ways
+
+    def _may_be_local(self, fits: Mask) -> Mask:
+        if self._demand.max_local_tokens is None:
+            return fits
+        is_short: Mask = self._missing <= self._demand.max_local_tokens
+        return fits & is_short
+
+    def _roomiest(self, ways: Sequence[_Way], lowest: Callable[[Column], list[int]]) -> list[int]:
+        """The workers that have most room of those that are only too full."""
+        if not ways:
+            return []
+        fits = np.logical_or.reduce([way.fits for way in ways])
+        columns = self._pool.columns
+        room = columns[Figure.BATCH_SLOTS_FREE] * 2.0**26 + columns[Figure.BLOCKS_FREE]
+        return lowest(np.where(fits, -room, np.inf))
+
+    def _is_large(self) -> Mask:
+        num_blocks = -(-(self._demand.num_prompt_tokens + 1) // self._shape.block_size)
+        return self._pool.columns[Figure.NUM_BLOCKS] >= num_blocks
+
+    def _blocks_needed(self) -> Column:
+        demand, size = self._demand, self._shape.block_size
+        longest = (-(-demand.num_prompt_tokens // size) + self._policy.growth_blocks) * size
+        num_tokens = min(longest, demand.num_prompt_tokens + max(1, demand.expected_output_tokens))
+        num_blocks = np.minimum(-(-num_tokens // size), self._pool.columns[Figure.NUM_BLOCKS])
+        needed: Column = num_blocks - self._pool.cached // size
+        if demand.num_choices > 1:
+            num_own = np.maximum(0, num_blocks - demand.num_prompt_tokens // size)
+            needed = needed + num_own * (demand.num_choices - 1)
+        return needed
+
+    def _has_room(self, needed: Column) -> Mask:
+        columns = self._pool.columns
+        slots = np.minimum(self._demand.num_choices, columns[Figure.BATCH_SLOTS])
+        blocks = np.minimum(needed, columns[Figure.NUM_BLOCKS])
+        has_slots: Mask = columns[Figure.BATCH_SLOTS_FREE] >= slots
+        return has_slots & (columns[Figure.BLOCKS_FREE] >= blocks)
+
+    def _may_promise(self, needed: Column) -> Mask:
+        promised = self._pool.columns[Figure.BLOCKS_PROMISED]
+        cap = self._policy.promise_cap * self._pool.columns[Figure.NUM_BLOCKS]
+        is_only_one: Mask = promised == 0
+        return is_only_one | (promised + needed <= cap)
+
+    def _itl_s(self, idle_s: Column, idle_step_s: float) -> Column:
+        policy, demand = self._policy, self._demand
+        is_slow = self._is_running & (idle_s > NOISE_FACTOR * idle_step_s)
+        batch = self._pool.columns[Figure.NUM_SEQUENCES] + demand.num_choices
+        longer_s = np.where(is_slow, idle_s, idle_step_s) * (1 + batch / policy.batch_doubling)
+        return policy.itl_weight * (longer_s - idle_step_s) * max(1, demand.expected_output_tokens)
+
+    def _transfer_s(self) -> Column:
+        rates, shape = self._pool.rates, self._shape
+        num_blocks = np.ceil(self._missing / shape.block_size)
+        sent_s = num_blocks * shape.block_bytes / rates[Rate.HANDOFF_PER_S]
+        return rates[Rate.SMALL_HANDOFF_S] + sent_s
+
+    def _local_s(self, idle_step_s: float) -> Column:
+        """Seconds until the decode worker has prefilled the prompt itself."""
+        columns = self._pool.columns
+        tokens = columns[Figure.QUEUED_TOKENS] + self._missing
+        chunk = columns[Figure.CHUNK_TOKENS]
+        num_steps = np.where(chunk > 0, np.ceil(tokens / np.maximum(chunk, 1)), 1)
+        steps_s = np.where(self._is_running, num_steps * self._step_s, idle_step_s)
+        return tokens / self._pool.rates[Rate.PREFILL_PER_S] + steps_s
+
+    def _streams_s(self) -> Column:
+        """Seconds that a local prefill costs the streams on the decode worker, weighted."""
+        own_s = self._missing / self._pool.rates[Rate.PREFILL_PER_S]
+        return self._policy.itl_weight * self._pool.columns[Figure.NUM_RUNNING] * own_s

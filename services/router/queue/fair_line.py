@@ -1,0 +1,206 @@
+"""The order of the requests that wait: by priority, then by what their tenants have received.
+
+    larger priorities first -> of one priority, the tenant that has had least -> its oldest request
+
+So a tenant's backlog is its own: a request waits behind those of its own tenant and about as many
+of each other one. Larger priorities cannot starve smaller ones: after MAX_PASSED grants over the
+head of a request that has waited for AGE_S, the one of them that has waited longest goes first.
+Knows neither workers nor demands (decision 0035).
+"""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from baton.system.clock import Clock
+from services.router.queue.fair_shares import FairShares
+from services.router.queue.grant_pace import GrantPace
+
+AGE_S = 1.0
+MAX_PASSED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The claim of a request: its tenant with its weight, its priority, and the bytes it keeps."""
+
+    tenant: str = ""
+    priority: int = 0
+    weight: float = 1.0
+    num_bytes: int = 0
+
+
+# A request of no tenant, at the least priority.
+ANYBODY = Turn()
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A request in a line; `number` counts arrivals."""
+
+    turn: Turn
+    number: int
+    since: float
+
+
+W = TypeVar("W", bound=Waiting)
+
+
+@dataclass(slots=True)
+class Held:
+    """The requests of one tenant that wait, over all priorities."""
+
+    num_requests: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Band(Generic[W]):
+    """The requests of one priority, by tenant in the order of their arrival."""
+
+    pace: GrantPace
+    shares: FairShares = field(default_factory=FairShares)
+    lines: dict[str, dict[W, None]] = field(default_factory=dict)
+
+    def in_order(self) -> Iterator[W]:
+        """The requests in order; those granted meanwhile count for what comes next.
+
+        Of two tenants that have had as much, the one with the shorter backlog goes first: it has
+        come back just now.
+        """
+        backlogs = [list(reversed(line)) for line in self.lines.values()]
+        heap = [self._rank(backlog) for backlog in backlogs]
+        heapq.heapify(heap)
+        while heap:
+            backlog = heapq.heappop(heap)[-1]
+            yield backlog.pop()
+            if backlog:
+                heapq.heappush(heap, self._rank(backlog))
+
+    def _rank(self, backlog: list[W]) -> tuple[float, int, int, list[W]]:
+        """The place of a tenant's next request, which is the last one of `backlog`."""
+        oldest = backlog[-1]
+        return self.shares.served_s(oldest.turn.tenant), len(backlog), oldest.number, backlog
+
+    def num_ahead(self, turn: Turn) -> float:
+        """About how many of these requests go before a new one: as many of each tenant as of its
+        own, by weight."""
+        num_own = len(self.lines.get(turn.tenant, ()))
+        others = (
+            min(len(line), (num_own + 1) * next(iter(line)).turn.weight / turn.weight)
+            for tenant, line in self.lines.items()
+            if tenant != turn.tenant
+        )
+        return num_own + sum(others)
+
+
+class FairLine(Generic[W]):
+    """The requests that wait for one model, and the pace at which they go."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._pace = GrantPace(clock)
+        self._bands: dict[int, _Band[W]] = {}
+        self._held: dict[str, Held] = {}
+        self._num = 0
+        self._num_passed = 0
+
+    def __len__(self) -> int:
+        return self._num
+
+    @property
+    def num_tenants(self) -> int:
+        """The tenants of which requests wait."""
+        return len(self._held)
+
+    def held(self, tenant: str) -> Held:
+        """The requests of a tenant that wait."""
+        return self._held.get(tenant, Held())
+
+    def charge(self, turn: Turn, engine_s: float) -> None:
+        """Count the service of a request, whether it waited or not."""
+        self._band(turn.priority).shares.charge(turn.tenant, engine_s / turn.weight)
+
+    def predicted_wait_s(self, turn: Turn, num_begun: int = 0) -> float:
+        """The wait of a new request behind `num_begun` others that go before all."""
+        band = self._band(turn.priority)
+        num_ahead = num_begun + band.num_ahead(turn)
+        if band.pace.interval_s:
+            return num_ahead * band.pace.interval_s
+        larger = (b for priority, b in self._bands.items() if priority > turn.priority)
+        num_ahead += sum(len(line) for each in larger for line in each.lines.values())
+        return num_ahead * self._pace.interval_s
+
+    def enter(self, waiter: W) -> None:
+        """Let a request wait, behind those of its tenant."""
+        turn = waiter.turn
+        band = self._band(turn.priority)
+        if turn.tenant not in band.lines:
+            band.lines[turn.tenant] = {}
+            band.shares.join(turn.tenant)
+        band.lines[turn.tenant][waiter] = None
+        held = self._held.setdefault(turn.tenant, Held())
+        held.num_requests += 1
+        held.num_bytes += turn.num_bytes
+        self._num += 1
+        band.pace.begin()
+        self._pace.begin()
+
+    def leave(self, waiter: W) -> bool:
+        """Take a request out; returns whether it was there."""
+        turn = waiter.turn
+        band = self._band(turn.priority)
+        line = band.lines.get(turn.tenant, {})
+        if waiter not in line:
+            return False
+        del line[waiter]
+        if not line:
+            del band.lines[turn.tenant]
+            band.shares.leave(turn.tenant)
+        held = self._held[turn.tenant]
+        held.num_requests -= 1
+        held.num_bytes -= turn.num_bytes
+        if not held.num_requests:
+            del self._held[turn.tenant]
+        self._num -= 1
+        if not band.lines:
+            band.pace.pause()
+        if not self._num:
+            self._pace.pause()
+        return True
+
+    def granted(self, waiter: W) -> None:
+        """Take a request out that got its workers."""
+        band = self._band(waiter.turn.priority)
+        band.pace.note()
+        self._pace.note()
+        self.leave(waiter)
+        has_passed = any(each.turn.priority < waiter.turn.priority for each in self._aged())
+        self._num_passed = self._num_passed + 1 if has_passed else 0
+
+    def in_order(self) -> Iterator[W]:
+        """The requests in order; those granted meanwhile count for what comes next."""
+        owed = None
+        if self._num_passed >= MAX_PASSED:
+            owed = min(self._aged(), key=lambda each: each.number, default=None)
+        if owed is not None:
+            yield owed
+        for priority in sorted(self._bands, reverse=True):
+            for waiter in self._bands[priority].in_order():
+                if waiter is not owed:
+                    yield waiter
+
+    def _aged(self) -> Iterator[W]:
+        """The oldest request of each tenant below the largest priority that has waited long."""
+        priorities = [priority for priority, band in self._bands.items() if band.lines]
+        for priority in sorted(priorities)[:-1]:
+            for line in self._bands[priority].lines.values():
+                oldest = next(iter(line))
+                if self._clock.now() - oldest.since >= AGE_S:
+                    yield oldest
+
+    def _band(self, priority: int) -> _Band[W]:
+        if (band := self._bands.get(priority)) is None:
+            band = self._bands[priority] = _Band(GrantPace(self._clock))
+        return band

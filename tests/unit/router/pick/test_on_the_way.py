@@ -1,0 +1,68 @@
+"""Prompts that are computed soon draw requests with the same beginning to the same worker."""
+
+import asyncio
+
+import pytest
+
+from baton.testing.virtual_clock import run_virtual
+from services.router.pick.on_the_way import PromptsOnTheWay, SentPrompt
+
+BLOCK = 256  # two blocks a stride
+
+
+@pytest.fixture
+def run(clock):
+    return lambda scenario: run_virtual(scenario(), clock)
+
+
+def test_a_prompt_counts_in_steps_until_it_should_be_computed(clock) -> None:
+    prompts = PromptsOnTheWay(clock)
+    prompts.take(SentPrompt("a", range(100, 107), 0, 2.0), BLOCK)
+    assert prompts.match(range(100, 107), BLOCK) == {"a": 6}
+    assert prompts.match([100, 101, 102, 7], BLOCK) == {"a": 2}
+    assert prompts.match([100], BLOCK) == {}
+    assert prompts.match([5, 6, 7, 8], BLOCK) == {}
+    clock.advance(2.9)
+    assert prompts.match(range(100, 107), BLOCK) == {"a": 6}
+    clock.advance(0.2)
+    assert prompts.match(range(100, 107), BLOCK) == {}
+
+
+def test_of_two_prompts_with_one_beginning_the_later_keeps_it(clock) -> None:
+    prompts = PromptsOnTheWay(clock)
+    prompts.take(SentPrompt("a", range(4), 0, 1.0), BLOCK)
+    prompts.take(SentPrompt("a", range(8), 0, 5.0), BLOCK)
+    prompts.take(SentPrompt("b", range(2), 0, 5.0), BLOCK)
+    clock.advance(3.0)
+    assert prompts.match(range(4), BLOCK) == {"a": 4, "b": 2}
+
+
+def test_blocks_that_were_cached_already_are_not_counted(clock) -> None:
+    prompts = PromptsOnTheWay(clock)
+    prompts.take(SentPrompt("a", range(8), 4, 1.0), BLOCK)
+    assert prompts.match(range(4), BLOCK) == {}
+    assert prompts.match(range(6), BLOCK) == {"a": 6}
+
+
+@pytest.mark.parametrize("num_workers", [4, 40])
+def test_two_requests_with_one_new_beginning_go_to_one_worker(
+    router, run, hashes, num_workers: int
+) -> None:
+    async def scenario() -> None:
+        fleet = router()
+        decodes = [fleet.decode(f"d{number}") for number in range(4)]
+        workers = [fleet.prefill(f"p{number}") for number in range(num_workers)]
+        prompt = {"num_prompt_tokens": 1200, "block_hashes": hashes(*range(75))}
+        first = await fleet.pick("r1", **prompt)
+        for worker in workers:
+            worker.load("r1", num_queued_prefill_tokens=10)
+        second = await fleet.pick("r2", **prompt)
+        assert second.prefill.worker_id == first.prefill.worker_id
+        assert second.predicted_cached_tokens == 1024
+        for _ in range(5):  # longer than the prompt should take
+            await asyncio.sleep(0.5)
+            for worker in decodes + workers:
+                worker.load("r2")
+        assert (await fleet.pick("r3", **prompt)).predicted_cached_tokens == 0
+
+    run(scenario)
