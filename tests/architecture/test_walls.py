@@ -18,6 +18,7 @@ NO_EVENT_LOOP = "The engine knows no event loop"
 LIGHT = "Light services and the lower library never reach torch"
 FRONTS = "Fronts and the handoff never import torch"
 ROOMS = "Domain rooms of the gateway decide"
+ROUTER_ROOMS = "Rooms of the router"
 DOORS = "gRPC and Redis stand at the doors of a service"
 
 # (module that gets a new import, the import, the contract that has to notice)
@@ -39,6 +40,8 @@ FORBIDDEN = [
     ("services/gateway/request/attempts.py", "grpc", ROOMS),
     ("services/gateway/tenants/leases.py", "redis", ROOMS),
     ("services/router/pick/selector.py", "grpc", DOORS),
+    ("services/router/fleet/fleet.py", "services.router.pick.picker", ROUTER_ROOMS),
+    ("services/router/queue/queue.py", "services.router.fleet.fleet", ROUTER_ROOMS),
     ("services/decode_worker/choice.py", "grpc", DOORS),
     ("services/prefill_worker/front.py", "grpc", DOORS),
     ("services/quota/ledger.py", "redis", DOORS),
