@@ -3,6 +3,7 @@
 import ast
 import gc
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ PRODUCT = [
 ]
 MAX_FUNCTION_LINES = 60
 MAX_FILE_LINES = 400
+# Beside each other in one folder; `__init__.py` does not count.
+MAX_FILES = 21
 SAYS_NOTHING = {"common", "utils", "helpers", "misc", "types", "manager"}
 FORBIDDEN = {
     "pickle": r"^\s*(import|from)\s+(pickle|cloudpickle|shelve|marshal)\b",
@@ -49,6 +52,16 @@ def catches_everything(handler: ast.ExceptHandler) -> bool:
     """Allowed to clean up and raise again; only a process's root may swallow everything."""
     names = {"Exception", "BaseException"}
     return handler.type is None or (isinstance(handler.type, ast.Name) and handler.type.id in names)
+
+
+def test_a_folder_has_so_many_files_that_a_reader_sees_them_at_once() -> None:
+    files = Counter(
+        path.parent
+        for folder in ("baton", "services", "bench", "loadtest", "tools", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+        if path.name != "__init__.py" and "wire/v1" not in path.as_posix()
+    )
+    assert {name_of(path): num for path, num in files.items() if num > MAX_FILES} == {}
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=name_of)

@@ -26,6 +26,9 @@ from services.router.pick.pick_request import PickRequest
 from services.router.pick.picker import NoPick, Obstacle, Pick, pick
 from services.router.settings import Settings
 
+# A pick within so much of a request's arrival did not wait in line.
+_ON_ARRIVAL_S = 0.01
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -118,8 +121,9 @@ class Selector:
         """
         now = self._clock.now()
         computing = picked.prefill or picked.decode
-        is_idle = now == request.arrived_at and not computing.num_queued_prefill_tokens
-        if now + picked.first_token_s > request.due_at and not is_idle:
+        has_waited = now - request.arrived_at > _ON_ARRIVAL_S
+        may_try = not has_waited and not computing.num_queued_prefill_tokens
+        if now + picked.first_token_s > request.due_at and not may_try:
             raise Overloaded(
                 f"the first token is due in {request.due_at - now:.3g} s and would come in "
                 f"{picked.first_token_s:.3g} s",

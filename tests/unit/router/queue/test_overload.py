@@ -5,8 +5,9 @@ import math
 
 import pytest
 
-from baton.testing.virtual_clock import run_virtual
+from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import Overloaded
+from tests.unit.router.conftest import RouterInMemory
 from tests.unit.router.queue.open_loop import OpenLoop
 
 FLEETS = [
@@ -86,6 +87,25 @@ def test_an_idle_worker_tries_a_prompt_that_is_predicted_to_be_late(router, run)
         assert await fleet.pick("r3", num_prompt_tokens=640)
 
     run(scenario)
+
+
+class MovingClock(VirtualClock):
+    """Moves while code runs, as a real clock does."""
+
+    def now(self) -> float:
+        self.advance(20e-6)
+        return super().now()
+
+
+def test_an_idle_worker_tries_it_on_a_clock_that_moves_while_the_router_picks() -> None:
+    clock = MovingClock()
+
+    async def scenario() -> None:
+        fleet = RouterInMemory(clock, stale_after_s=3600)
+        fleet.decode().load(prefill_tokens_per_s=10.0)
+        assert await fleet.pick("r1", num_prompt_tokens=640, timeout_s=30)
+
+    run_virtual(scenario(), clock)
 
 
 def test_a_request_that_has_waited_too_long_is_refused_when_its_turn_comes(router, run) -> None:
