@@ -125,12 +125,14 @@ def test_no_first_token_in_time_is_a_504_and_frees_everything(stack: Stack) -> N
 def test_an_answer_that_takes_too_long_is_ended_at_its_deadline(
     stack: Stack, streams: bool
 ) -> None:
-    limit_s, started = 0.5, time.monotonic()
+    # Long enough for its first token beside what the router still counts of the clients that left:
+    # it refuses what would come too late.
+    limit_s, started = 1.5, time.monotonic()
     answer = post(
         stack, {"x-request-timeout-s": str(limit_s)}, stream=streams, max_tokens=1900,
         ignore_eos=True,
     )  # fmt: skip
-    assert time.monotonic() - started >= limit_s
+    assert time.monotonic() - started >= limit_s, answer.text
     if streams and answer.status_code == 200:
         last = answer.text.strip().rpartition("data: ")[2]
         assert json.loads(last)["error"]["code"] == "deadline_exceeded"

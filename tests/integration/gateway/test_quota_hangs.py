@@ -29,8 +29,8 @@ from tests.unit.gateway.fakes import KEY, SECRET
 LIMITS_S = {"auth": 0.01, "reserve": 0.01, "settle": 0.1}
 NUM_REQUESTS = 200
 PERIOD_S = 0.02
-# Until it is known: 0.2 s of silence, on a busy machine.
-LEARNING_S = 0.5
+# Until it is known: 0.2 s of silence, and what a busy machine adds.
+LEARNING_S = 1.0
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
 
 
