@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import psutil
 
 from services.gateway.server import SEND_BUFFER_BYTES, HttpServer, listening_socket
-from tests.integration.gateway.gateway_stack import running_stack
+from tests.integration.gateway.gateway_stack import Stack, running_stack
 from tests.unit.gateway.fakes import KEY
 
 
@@ -24,6 +25,16 @@ def test_accepted_sockets_have_a_small_send_buffer() -> None:
         with accepted:
             size = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
             assert size <= 2 * SEND_BUFFER_BYTES, "the kernel doubles what it is asked for"
+
+
+async def until_served(stack: Stack) -> None:
+    """Return when the gateway knows its key and its workers: it refuses nothing from then on."""
+    key = {"authorization": f"Bearer {KEY}"}
+    async with asyncio.timeout(60), httpx.AsyncClient(headers=key) as http:
+        while (await http.get(f"{stack.root}/readyz")).status_code != 200:
+            await asyncio.sleep(0.02)
+        while (await http.get(f"{stack.root}/v1/models")).status_code != 200:
+            await asyncio.sleep(0.02)
 
 
 async def connected(port: int) -> socket.socket:
@@ -61,6 +72,7 @@ async def test_a_reader_that_stops_is_cut_off_and_its_request_ends_as_stalled(
     tmp_path: Path,
 ) -> None:
     async with running_stack(tmp_path, stall_s=0.5) as stack:
+        await until_served(stack)
         stack.worker.texts, stack.worker.step_s = ["x" * 20_000], 0
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(60):
@@ -93,6 +105,7 @@ async def test_a_slow_but_steady_reader_gets_all_of_an_answer_that_is_written(
     # All of it takes seconds. A reader that the machine kept from reading was not steady.
     for stall_s in (0.25, 0.5, 1.0, 2.0):
         async with running_stack(tmp_path, stall_s=stall_s) as stack:
+            await until_served(stack)
             stack.worker.texts, stack.worker.step_s = ["x" * 40], 0
             async with asyncio.timeout(60):
                 answer, pause_s = await read_slowly(stack.port)
