@@ -55,8 +55,10 @@ from services.tokenizer.encoder import EncodeLimits, Encoder
 from services.tokenizer.model_folder import read_model_folder
 from services.tokenizer.served_model import ModelTable, ServedModel, load_model
 from services.tokenizer.template import InProcessRenderer
+from tests.unit.gateway.fakes import MemoryFiles
 
 SECRET = bytes(range(32))
+
 VOCAB_SIZE = 1000
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
@@ -103,25 +105,6 @@ class HandoffStream:
     async def read(self) -> Any:
         frame = await self._stream.read()
         return None if frame is None else frame_codec.parse(frame_codec.serialize(frame))
-
-
-class MemoryFiles:
-    """The outbox's files."""
-
-    def __init__(self) -> None:
-        self.lines: dict[int, list[bytes]] = {}
-
-    def segments(self) -> list[int]:
-        return sorted(self.lines)
-
-    def read(self, segment: int) -> list[bytes]:
-        return list(self.lines[segment])
-
-    def append(self, segment: int, lines: list[bytes], *, durable: bool) -> None:
-        self.lines.setdefault(segment, []).extend(lines)
-
-    def remove(self, segment: int) -> None:
-        del self.lines[segment]
 
 
 class LocalQuota:
