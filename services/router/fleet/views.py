@@ -3,10 +3,10 @@
 Knows neither time nor queues nor the source of the figures (`fleet.py`, `speeds.py`).
 """
 
+import math
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-from services.router.fleet.others import NO_OTHERS, Others
 from services.router.fleet.reported import BlockShape
 
 
@@ -28,6 +28,23 @@ class Unfit(StrEnum):
     STALE = "stale"  # connected, without a recent report
     EXCLUDED = "excluded"  # it refused or failed this request before
     RESERVED = "kept"  # reserved for the first request in line
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """The workers that a pick leaves out, because they score worse (`pick/shortlist.py`).
+
+    `num_workers` counts those of both pools. `idle_step_s` is the idle step of the whole decode
+    pool; 0 = that of the workers looked at. Where no worker has room, one that is looked at or left
+    out could have the first token in `first_token_s`.
+    """
+
+    num_workers: int = 0
+    idle_step_s: float = 0.0
+    first_token_s: float = math.inf
+
+
+NO_OTHERS = Others()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,10 @@ import numpy as np
 from baton.system.clock import Clock
 from services.router.fleet.columns import Column, Figure, PoolColumns
 from services.router.fleet.fleet import Fleet
-from services.router.fleet.others import NO_OTHERS, Others
 from services.router.fleet.prefix_index import PrefixIndex
 from services.router.fleet.reported import DECODE, PREFILL
 from services.router.fleet.speeds import Speeds
-from services.router.fleet.views import Demand, Policy
+from services.router.fleet.views import NO_OTHERS, Demand, Others, Policy
 from services.router.fleet.worker import Worker
 from services.router.pick.shortlist import MAX_PLAIN, Candidates, Shortener
 from services.router.settings import Settings

@@ -13,8 +13,7 @@ from random import Random
 import numpy as np
 
 from services.router.fleet.columns import Column, Figure, Mask, PoolColumns, PoolRates, Rate
-from services.router.fleet.others import NO_OTHERS, Others
-from services.router.fleet.views import Demand, Policy, PrefillMode
+from services.router.fleet.views import NO_OTHERS, Demand, Others, Policy, PrefillMode
 from services.router.pick.costs import NOISE_FACTOR
 
 # Pools up to this size are scored worker by worker: that is as fast, and the reasons name all.
