@@ -187,7 +187,9 @@ class Selector:
 
     def _cached_prompt(self, request: PickRequest) -> CachedPrompt:
         block_size = self._fleet.models[request.model_fp].block_size
-        coming = self._on_the_way.match(request.hashes, block_size)
+        coming: dict[str, int] = {}
+        if request.num_prompt_tokens >= STRIDE_TOKENS:
+            coming = self._on_the_way.match(request.hashes, block_size)
         return CachedPrompt(request.hashes, self._intake.index(request.model_fp), coming)
 
     def _whole_pools(self, request: PickRequest, prompt: CachedPrompt) -> ShortPools:
