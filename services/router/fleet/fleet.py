@@ -22,10 +22,9 @@ from services.router.fleet.reported import (
     ServedModel,
     idle_load,
 )
-from services.router.fleet.slot_lease import SlotLease
 from services.router.fleet.speeds import Speeds, means_of
 from services.router.fleet.views import Unfit, WorkerView
-from services.router.fleet.worker import Worker
+from services.router.fleet.worker import SlotLease, Worker
 from services.router.settings import Settings
 
 _MIN_WORKERS_TO_COMPARE = 2

@@ -16,9 +16,8 @@ from services.router import instruments
 from services.router.fleet.fleet import Fleet
 from services.router.fleet.report_intake import ReportIntake
 from services.router.fleet.reported import DECODE, PREFILL
-from services.router.fleet.slot_lease import SlotLease
 from services.router.fleet.views import Demand, Policy, PrefillMode, Unfit, WorkerView
-from services.router.fleet.worker import Worker
+from services.router.fleet.worker import SlotLease, Worker
 from services.router.pick.head_of_line import ReservedWorkers
 from services.router.pick.large_pools import CachedPrompt, LargePools, ShortPool, ShortPools
 from services.router.pick.on_the_way import STRIDE_TOKENS, PromptsOnTheWay, SentPrompt

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.fleet.slot_lease import SlotLease, SlotLeases
+from services.router.fleet.worker import SlotLease, SlotLeases
 
 
 def lease(request_id: str, expires_at: float = 2.0) -> SlotLease:
