@@ -5,8 +5,15 @@ from collections import Counter
 
 import pytest
 
-from services.router.queue.fair_line import AGE_S, MAX_PASSED, FairLine, Turn, Waiting
-from services.router.queue.fair_shares import MAX_IDLE_TENANTS, FairShares
+from services.router.queue.fair_line import (
+    AGE_S,
+    MAX_IDLE_TENANTS,
+    MAX_PASSED,
+    FairLine,
+    FairShares,
+    Turn,
+    Waiting,
+)
 from services.router.queue.grant_pace import MIN_GRANTS
 
 
