@@ -1,9 +1,69 @@
 """Times the steps: for the reported load, for the chunk policy and for the progress page."""
 
 from baton.engine.step.chunk_policy import ChunkPolicy
-from baton.engine.step.load_report import LoadMeter
 from baton.engine.step.step_plan import StepPlan
 from baton.system.clock import Clock
+from baton.system.rate_meter import RateMeter
+
+_WEIGHT_OF_NEWEST = 0.1
+# After so many prefilled tokens, earlier ones count half.
+_HALF_LIFE_TOKENS = 2048
+# The least share of a step's time that is its prefill's: rows share the reading of the weights.
+_LEAST_SHARE = 0.1
+# The shortest step grows by this with each one, to follow a machine that became slower.
+_DRIFT = 1.001
+
+
+class LoadMeter:
+    """The rates of one engine, measured from its steps; 0 means not measured yet.
+
+    A step costs something before its first prompt token: it reads all weights, and it may decode.
+    The rest is its prefill's. Otherwise a decode worker that prefills a few tokens now and then
+    would look as slow at it as its batch is large, or as a step is long, and would never be chosen
+    for a prompt again. Decodes are known from the steps that only decode; a step by itself, on
+    workers that never decode too, from the probes of an idle core.
+    """
+
+    def __init__(self) -> None:
+        self.decode_step_s = 0.0
+        self._prefill = RateMeter(_HALF_LIFE_TOKENS)
+        self._has_decoded_alone = False
+        # The shortest step without prefill lately.
+        self._least_step_s = 0.0
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """The rate, without the time that a step takes to prefill nothing."""
+        return self._prefill.per_s
+
+    def observe_short(self, duration_s: float) -> None:
+        """A step without prefill has run; a probe is one, of a token of no sequence."""
+        least_s = self._least_step_s * _DRIFT
+        self._least_step_s = min(duration_s, least_s) if least_s else duration_s
+
+    def observe(self, duration_s: float, num_prefill_tokens: int, num_decodes: int) -> None:
+        """One step of `duration_s` seconds has run."""
+        if duration_s <= 0:
+            return
+        if num_prefill_tokens:
+            is_decoding = num_decodes > 0 and self._has_decoded_alone
+            step_s = self.decode_step_s if is_decoding else self._least_step_s
+            prefill_s = max(duration_s - step_s, _LEAST_SHARE * duration_s)
+            self._prefill.observe(num_prefill_tokens, prefill_s)
+        elif num_decodes:
+            self.observe_short(duration_s)
+        if num_decodes and (not num_prefill_tokens or not self._has_decoded_alone):
+            self._observe_decode(duration_s, is_alone=not num_prefill_tokens)
+
+    def _observe_decode(self, duration_s: float, *, is_alone: bool) -> None:
+        """Mixed steps count only until there is one without prefill, which starts anew."""
+        if is_alone and not self._has_decoded_alone:
+            self._has_decoded_alone = True
+            self.decode_step_s = duration_s
+        elif self.decode_step_s:
+            self.decode_step_s += _WEIGHT_OF_NEWEST * (duration_s - self.decode_step_s)
+        else:
+            self.decode_step_s = duration_s
 
 
 class StepTimer:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.engine.step.load_report import LoadMeter
+from baton.engine.step.step_timer import LoadMeter
 
 
 def test_nothing_is_measured_before_the_first_step() -> None:
