@@ -131,7 +131,7 @@ class Engine:
         """Commit the runner's result (None without a batch), and report.
 
         Returns what happened since the last report, None when nothing did; or, while blocks are on
-        their way to where the front reads them, what happened before (`report_queue.py`).
+        their way to where the front reads them, what happened before (`step_reporter.py`).
         """
         if result is not None:
             self._commit.commit(self.step_index, self._plan, result)

@@ -1,7 +1,7 @@
 """What the front is reported waits for the copies that were begun before it, in order."""
 
 from baton.engine.protocol.messages import EngineLoad, StepEvents
-from baton.engine.step.report_queue import POLL_INTERVAL_S, ReportQueue
+from baton.engine.step.step_reporter import POLL_INTERVAL_S, ReportQueue
 from baton.testing.device_runner import DeviceFakeRunner
 from baton.testing.engine_driver import EngineDriver, add_sequence
 from baton.testing.fake_runner import FakeRunner
