@@ -4,7 +4,7 @@ One token budget per step; `chunk_policy.py` says how much of it prefill may use
 credit is parked: it keeps its blocks and stays out of the batch. When a decode needs a block and
 none is left, parked sequences lose theirs first, then the least important, newest one; it goes back
 to the queue and is computed again. Parked sequences also give way to a waiting one when nothing
-else could run, and give up their blocks when they are parked for long (`parked_sequences.py`).
+else could run, and give up their blocks when they are parked for long (`step_planner.py`).
 Knows no runner and no clock; arrivals, deadlines and ends are the engine's.
 """
 

@@ -1,7 +1,7 @@
 """Sequences that nobody reads give up their blocks after a while, and go on all the same."""
 
 from baton.engine.protocol.messages import Abort, Credit
-from baton.engine.step.parked_sequences import LOOK_S
+from baton.engine.step.step_planner import LOOK_S
 from baton.testing.engine_driver import EngineDriver, add_sequence
 from baton.testing.fake_runner import FakeRunner
 
