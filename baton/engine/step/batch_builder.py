@@ -1,8 +1,9 @@
-"""Turns a step plan into the flat arrays of a StepBatch, in buffers that every step reuses.
+"""Turns a step plan into a StepBatch: flat arrays, in buffers that every step reuses.
 
-Also decides which rows of logits a sequence's part of a step uses. The logits after position p are
-about the token at position p + 1. Rows of a sequence are in the order of their
-positions, all its prompt rows first; those of its forks come last.
+The copies and masks go with it that the step needs. Also decides which rows of logits a sequence's
+part of a step uses. The logits after position p are about the token at position p + 1. Rows of a
+sequence are in the order of their positions, all its prompt rows first; those of its forks come
+last.
 """
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from baton.engine.protocol.batch import SampleRow, StepBatch, TokenHistory
 from baton.engine.protocol.messages import SamplingParams
 from baton.engine.sequence.sequence import Sequence
+from baton.engine.step.engine_state import EngineState
 from baton.engine.step.step_plan import ScheduledSequence, StepPlan
 
 _TOKEN_ID = 0
@@ -75,6 +77,43 @@ class BatchBuilder:
         return tables
 
 
+class StepBatches:
+    """Builds one engine's batches with all that belongs to them; each is valid until the next."""
+
+    def __init__(self, state: EngineState, max_step_tokens: int) -> None:
+        info = state.info
+        max_blocks = info.kv_spec.num_blocks_for(info.max_model_len)
+        self._state = state
+        self._builder = BatchBuilder(info.max_num_seqs, max_step_tokens, max_blocks)
+
+    def build(self, step: int, plan: StepPlan) -> StepBatch:
+        """The batch of a plan that is not empty."""
+        state, manager = self._state, self._state.manager
+        if plan.is_probe:
+            return probe_batch(step, state.info.num_blocks)
+        batch = self._builder.build(step, plan)
+        batch.block_copies = manager.take_block_copies()
+        batch.imported_blocks = manager.take_imported_blocks()
+        batch.exported_blocks = self._exported_blocks(plan)
+        if state.grammars is not None:
+            batch.masks = state.grammars.masks(plan.sequences)
+        return batch
+
+    def _exported_blocks(self, plan: StepPlan) -> list[int]:
+        """Blocks of prompts that the front reads in the shared pool and that become final now."""
+        manager = self._state.manager
+        exported: list[int] = []
+        if self._state.device is not None:
+            # The blocks of an earlier prompt may never have been there.
+            for seq in plan.started:
+                if _is_staged(seq):
+                    exported += manager.computed_blocks(seq)
+        for scheduled in plan.sequences:
+            if _is_staged(scheduled.seq):
+                exported += manager.written_blocks(scheduled.seq, scheduled.num_new_tokens)
+        return exported
+
+
 def probe_batch(step: int, block_id: int) -> StepBatch:
     """The step of one token that belongs to no request: proof that an idle core can still step.
 
@@ -134,3 +173,8 @@ def _sampled_row(seq: Sequence, last_row: int, draft: tuple[int, ...] = ()) -> S
         seq.num_output_tokens + len(draft),
         history=history,
     )
+
+
+def _is_staged(seq: Sequence) -> bool:
+    """The front reads the prompt's blocks in the shared pool."""
+    return seq.request.kind == "prefill" and seq.request.checksum_every is None

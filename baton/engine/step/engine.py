@@ -13,6 +13,7 @@ from baton.engine.protocol.batch import StepBatch, StepResult
 from baton.engine.protocol.device_handoff import DeviceHandoff
 from baton.engine.protocol.messages import Command, EngineInfo, EngineLoad, StepEvents
 from baton.engine.protocol.runner import Runner
+from baton.engine.step.batch_builder import StepBatches
 from baton.engine.step.chunk_policy import ChunkPolicy
 from baton.engine.step.command_handler import CommandHandler
 from baton.engine.step.engine_state import EngineState
@@ -20,7 +21,6 @@ from baton.engine.step.grammars import Grammars
 from baton.engine.step.parallel_sampling import ParallelSampling
 from baton.engine.step.scheduler import Scheduler
 from baton.engine.step.speculation import DraftProposer
-from baton.engine.step.step_batches import StepBatches
 from baton.engine.step.step_commit import StepCommit
 from baton.engine.step.step_plan import StepPlan
 from baton.engine.step.step_planner import StepPlanner
