@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton.engine.kv.block_pool import BlockPool
-from baton.engine.kv.kv_events import KvEventLog
+from baton.engine.kv.block_pool import BlockPool, KvEventLog
 from baton.engine.protocol.messages import StoredBlocks
 from baton.system.clock import Clock
 from baton.wire.v1 import router_pb2, worker_pb2

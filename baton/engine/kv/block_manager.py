@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from baton.engine.kv.block_pool import BlockPool
-from baton.engine.kv.kv_events import KvEventLog
+from baton.engine.kv.block_pool import BlockPool, KvEventLog
 from baton.engine.protocol.messages import AddSequence, StoredBlocks
 from baton.engine.sequence.sequence import Sequence
 from baton.wire.prefix_hash import next_hash, root_hash

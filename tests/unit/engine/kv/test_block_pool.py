@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.kv.block_pool import BlockPool
-from baton.engine.kv.kv_events import KvEventLog
+from baton.engine.kv.block_pool import BlockPool, KvEventLog
 from baton.engine.protocol.messages import StoredBlocks
 
 ROOT = b"r" * 16
