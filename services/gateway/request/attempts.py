@@ -13,16 +13,13 @@ import asyncio
 from baton.wire.failures import BatonError
 from baton.wire.v1 import router_pb2
 from services.gateway.openai.generation import Usage
-from services.gateway.request.answer import begin_answer
-from services.gateway.request.answer_stream import AnswerStream
-from services.gateway.request.delivery import Delivery
+from services.gateway.request.answer_stream import AnswerStream, Delivery
 from services.gateway.request.deps import AttemptDeps
 from services.gateway.request.incoming import AnswerSink
-from services.gateway.request.job import Job
+from services.gateway.request.job import Job, begin_answer
 from services.gateway.request.payment import Payment
-from services.gateway.request.picks import Picks
+from services.gateway.request.picks import REFUSALS, Picks, Retries
 from services.gateway.request.reports import TokenGaps
-from services.gateway.request.retries import REFUSALS, Retries
 from services.gateway.request.submission import Submission
 from services.gateway.request.timeline import Timeline
 from services.gateway.request.trace import RequestTrace

@@ -1,14 +1,22 @@
-"""A request that is ready to run, with its principal, its model and its prompt."""
+"""A request that is ready to run, and its answer as far as it has come."""
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.wire.prefix_hash import TOKEN_BYTES
-from services.gateway.openai.generation import GenerationRequest
-from services.gateway.request.deadlines import Deadlines
-from services.gateway.request.incoming import IncomingRequest
+from services.gateway.openai.generation import ChatMessages, GenerationRequest
+from services.gateway.request.incoming import Deadlines, IncomingRequest
 from services.gateway.routing.models import ServedModel
 from services.gateway.tenants.auth import Principal
-from services.gateway.text.detokenize import TextModel
+from services.gateway.text.choice_text import ChoiceText
+from services.gateway.text.detokenize import TextModel, TokenTexts
+from services.gateway.text.logprob_trail import LogprobTrail
+from services.gateway.text.prompt_echo import PromptEcho
+from services.gateway.text.stop_strings import StopMatcher, StopPattern
+
+# Tokens before a plain completion that decide whether its first token starts with a space.
+_CONTEXT_TOKENS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +61,67 @@ class Job:
     @property
     def request_id(self) -> str:
         return self.incoming.request_id
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The choices of one request, which go on from one attempt to the next. `echo`: None when the
+    prompt is not repeated."""
+
+    choices: Sequence[ChoiceText]
+    echo: PromptEcho | None
+
+    @property
+    def has_open_choices(self) -> bool:
+        return None in [choice.finish_reason for choice in self.choices]
+
+    @property
+    def has_echo(self) -> bool:
+        """True when the echo is complete, or not wanted."""
+        return self.echo is None or self.echo.is_complete
+
+    def received(self) -> dict[int, int]:
+        """The number of output tokens that reached this gateway, by open choice."""
+        open_choices = (choice for choice in self.choices if choice.finish_reason is None)
+        return {choice.choice: len(choice.token_ids) for choice in open_choices}
+
+
+def begin_answer(job: Job) -> Answer:
+    """The answer before its first token."""
+    echo = _echo_of(job)
+    first_offset = 0 if echo is None else len(echo.text)
+    numbers = range(job.request.num_choices)
+    return Answer([_choice(job, number, first_offset) for number in numbers], echo)
+
+
+def _echo_of(job: Job) -> PromptEcho | None:
+    request, prompt = job.request, job.prompt
+    if not request.echo or isinstance(request.prompt, ChatMessages):
+        return None
+    wants_logprobs = request.wants_prompt_logprobs
+    return PromptEcho(
+        request.prompt, prompt.token_ids, prompt.text_model, wants_logprobs=wants_logprobs
+    )
+
+
+def _choice(job: Job, choice: int, first_offset: int) -> ChoiceText:
+    request = job.request
+    stops = StopMatcher(tuple(StopPattern.of(stop) for stop in request.stop))
+    silent_ids = job.model.eos_token_ids | frozenset(request.rules.stop_token_ids)
+    text = ChoiceText(choice, _texts(job), stops, silent_ids, _trail(job, first_offset))
+    text.is_mute = request.max_tokens == 0
+    return text
+
+
+def _texts(job: Job) -> TokenTexts:
+    context_ids: list[int] = []
+    if not isinstance(job.request.prompt, ChatMessages):
+        tail = job.prompt.token_ids[-_CONTEXT_TOKENS * TOKEN_BYTES :]
+        context_ids = array("I", tail).tolist()
+    return TokenTexts(job.prompt.text_model.decoder, context_ids)
+
+
+def _trail(job: Job, first_offset: int) -> LogprobTrail | None:
+    if job.request.num_logprobs is None:
+        return None
+    return LogprobTrail(job.prompt.text_model.token_bytes, first_offset)

@@ -16,9 +16,8 @@ from baton.wire.prefix_hash import derive_cache_key
 from services.gateway.openai.generation import GenerationRequest, Identity
 from services.gateway.request import reports, submission
 from services.gateway.request.attempts import Attempts
-from services.gateway.request.deadlines import Deadlines
 from services.gateway.request.deps import PipelineDeps
-from services.gateway.request.incoming import IncomingRequest, Sink
+from services.gateway.request.incoming import Deadlines, IncomingRequest, Sink
 from services.gateway.request.job import Job, OutputPlan, Prompt
 from services.gateway.request.large_bodies import LARGE_BODY_BYTES
 from services.gateway.request.trace import RequestTrace, Stage

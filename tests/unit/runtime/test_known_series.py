@@ -8,7 +8,7 @@ from baton.runtime.instruments import KNOWN_SERIES, Series, begin_known
 from baton.worker.instruments import DECODE_SERIES, PREFILL_SERIES
 from services.edge import instruments as edge
 from services.gateway import instruments as gateway
-from services.gateway.request.retries import RETRIED_REASONS
+from services.gateway.request.picks import RETRIED_REASONS
 from services.quota import instruments as quota
 from services.router import instruments as router
 

@@ -9,9 +9,9 @@ from prometheus_client import REGISTRY
 from baton.wire.failures import BatonError, DeadlineExceeded, InternalFailure, Unavailable, to_wire
 from baton.wire.v1 import quota_pb2, worker_pb2
 from services.gateway.request.deps import Limits
-from services.gateway.request.retries import MAX_PLANNED_MIGRATIONS
+from services.gateway.request.picks import MAX_PLANNED_MIGRATIONS
 from services.gateway.workers.migration import MAX_JITTER_S, MAX_MIGRATIONS
-from services.gateway.workers.submit_frames import MAX_EMITTED_BYTES, submit_frames
+from services.gateway.workers.outgoing_frames import MAX_EMITTED_BYTES, submit_frames
 from tests.unit.gateway.fakes import Fleet, RecordingSink, simulate
 
 TEXT = "The bäton is passed on 😀, and never dropped. " * 3

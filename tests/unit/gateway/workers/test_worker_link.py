@@ -14,7 +14,7 @@ from baton.wire.failures import BatonError, NoRoom, Unavailable, to_wire
 from baton.wire.v1 import router_pb2, sampling_pb2, worker_pb2
 from services.gateway.workers.attempt import Attempt, Finished, Tokens
 from services.gateway.workers.migration import EarlyMigration
-from services.gateway.workers.submit_frames import PART_TOKENS
+from services.gateway.workers.outgoing_frames import PART_TOKENS
 from services.gateway.workers.worker_connections import RESUME_WINDOW_S
 from services.gateway.workers.worker_link import WorkerLink
 from services.gateway.workers.worker_links import WorkerLinks
