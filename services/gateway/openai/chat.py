@@ -6,7 +6,6 @@ import msgspec
 
 from baton.wire.failures import BatonError, InvalidRequest
 from services.gateway.openai import limits, logprob_objects, sse
-from services.gateway.openai.beam_fields import search_of
 from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
 from services.gateway.openai.errors import error_body
 from services.gateway.openai.generation import (
@@ -21,6 +20,7 @@ from services.gateway.openai.shared_fields import (
     SharedFields,
     max_tokens_of,
     sampling_of,
+    search_of,
     structure_of,
     usage_object,
 )

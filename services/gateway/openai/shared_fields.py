@@ -4,6 +4,7 @@ HARMLESS_VALUES is the explicit list of fields of absent features with the value
 nothing; SharedFields' lower half lists the metadata that is accepted and has no effect.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from baton.wire.failures import InvalidRequest
 from services.gateway.openai import limits, structured
 from services.gateway.openai.decoding import unsupported_field
-from services.gateway.openai.generation import Structure, TokenRules, Usage
+from services.gateway.openai.generation import BeamSearch, Structure, TokenRules, Usage
 
 HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
@@ -19,6 +20,23 @@ HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
     "prompt_cache_options": ({}, {"mode": "implicit"}),
     # A *maximum* time to keep a prefix; ours are kept for less.
     "prompt_cache_retention": ("in_memory", "24h"),
+}
+# Field -> values that go with a beam search. None always does.
+_HARMLESS_TO_SEARCH: Mapping[str, tuple[Any, ...]] = {
+    "temperature": (0,),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "response_format": (),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
 }
 
 
@@ -75,17 +93,20 @@ class SharedFields(CommonFields, kw_only=True):
 
 def structure_of(fields: SharedFields) -> Structure | None:
     """The form that the answer must have, if any. Raises InvalidRequest."""
+    found: dict[str, Structure] = {}
+    if fields.response_format is not None:
+        found |= structured.of_format(fields.response_format)
+    if fields.structured_outputs is not None:
+        found |= structured.of_outputs(fields.structured_outputs, "structured_outputs.")
     guided = structured.StructuredOutputs(
         json=fields.guided_json,
         regex=fields.guided_regex,
         choice=fields.guided_choice,
         grammar=fields.guided_grammar,
     )
-    return structured.only_one(
-        structured.of_format(fields.response_format)
-        | structured.of_outputs(fields.structured_outputs, "structured_outputs.")
-        | structured.of_outputs(guided, "guided_")
-    )
+    if guided != structured.StructuredOutputs():
+        found |= structured.of_outputs(guided, "guided_")
+    return structured.only_one(found) if found else None
 
 
 def sampling_of(
@@ -152,3 +173,30 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
+
+
+def search_of(fields: SharedFields, num_logprobs: int | None) -> BeamSearch | None:
+    """The beam search that the fields ask for, if they do. Raises InvalidRequest.
+
+    The fields are as vLLM has them: use_beam_search, with `n` as the number of beams. A search
+    takes the likeliest tokens as they are. So fields that choose or change tokens in another way
+    are refused beside it, by name, unless their value asks for nothing.
+    """
+    if not fields.use_beam_search:
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(fields, name) is not None:
+                raise InvalidRequest(f"{name}: only with use_beam_search true", param=name)
+        return None
+    for name, harmless in _HARMLESS_TO_SEARCH.items():
+        value = getattr(fields, name, None)
+        if value is not None and value not in harmless and not _asks_nothing(value):
+            raise unsupported_field(name, "does not go with use_beam_search")
+    if num_logprobs is not None:
+        raise unsupported_field("logprobs", "does not go with use_beam_search")
+    penalty = 1.0 if fields.length_penalty is None else fields.length_penalty
+    return BeamSearch(penalty, fields.early_stopping or False)
+
+
+def _asks_nothing(value: Any) -> bool:
+    """True for a response format that is plain text."""
+    return getattr(value, "type", None) == "text"

@@ -61,9 +61,9 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
     verbosity: limits.Label | None = None
 
 
-def of_format(asked: ResponseFormat | None) -> dict[str, Structure]:
-    """The structure by the field that asks for it; empty when none does. Raises InvalidRequest."""
-    if asked is None or asked.type == "text":
+def of_format(asked: ResponseFormat) -> dict[str, Structure]:
+    """The structure by the field that asks for it; empty for plain text. Raises InvalidRequest."""
+    if asked.type == "text":
         return {}
     if asked.type == "json_object":
         return {"response_format": Structure("json_object")}
@@ -74,11 +74,9 @@ def of_format(asked: ResponseFormat | None) -> dict[str, Structure]:
     return {"response_format": _schema(asked.json_schema.schema, place)}
 
 
-def of_outputs(asked: StructuredOutputs | None, prefix: str) -> dict[str, Structure]:
+def of_outputs(asked: StructuredOutputs, prefix: str) -> dict[str, Structure]:
     """The structures by the field that asks for them, whose name is `prefix` and the member's name.
     Raises InvalidRequest."""
-    if asked is None:
-        return {}
     found: dict[str, Structure] = {}
     if asked.json is not None:
         found[f"{prefix}json"] = _schema(asked.json, f"{prefix}json")
@@ -119,12 +117,12 @@ def text_object(asked: TextOptions | None) -> dict[str, Any]:
     return {"format": msgspec.to_builtins(format)}
 
 
-def only_one(found: dict[str, Structure]) -> Structure | None:
+def only_one(found: dict[str, Structure]) -> Structure:
     """The one structure that was asked for. Raises InvalidRequest when there are several."""
     if len(found) > 1:
         first, second, *_ = found
         raise InvalidRequest(f"{second}: does not go with {first}", param=second)
-    return next(iter(found.values()), None)
+    return next(iter(found.values()))
 
 
 def _schema(schema: Any, place: str) -> Structure:
