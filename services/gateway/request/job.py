@@ -106,7 +106,9 @@ def _echo_of(job: Job) -> PromptEcho | None:
 
 def _choice(job: Job, choice: int, first_offset: int) -> ChoiceText:
     request = job.request
-    stops = StopMatcher(tuple(StopPattern.of(stop) for stop in request.stop))
+    stops = None
+    if request.stop:
+        stops = StopMatcher(tuple(StopPattern.of(stop) for stop in request.stop))
     silent_ids = job.model.eos_token_ids | frozenset(request.rules.stop_token_ids)
     text = ChoiceText(choice, _texts(job), stops, silent_ids, _trail(job, first_offset))
     text.is_mute = request.max_tokens == 0

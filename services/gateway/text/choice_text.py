@@ -17,16 +17,16 @@ from services.gateway.text.stop_strings import StopMatcher
 class ChoiceText:
     """Follows one choice from its first token to its end.
 
-    `trail` keeps logprobs where they are wanted. `is_mute`: only the prompt was wanted, so that the
-    first token ends the choice and is not part of it. Ids, text and logprobs are cut at the same
-    token, hence the many attributes.
+    `stops` looks for stop strings and `trail` keeps logprobs where they are wanted. `is_mute`: only
+    the prompt was wanted, so that the first token ends the choice and is not part of it. Ids, text
+    and logprobs are cut at the same token, hence the many attributes.
     """
 
     def __init__(
         self,
         choice: int,
         texts: TokenTexts,
-        stops: StopMatcher,
+        stops: StopMatcher | None,
         silent_ids: frozenset[int],
         trail: LogprobTrail | None = None,
     ) -> None:
@@ -71,7 +71,7 @@ class ChoiceText:
                 self._trail.add(self._num_chars, token_id, by_index[self.num_tokens])
             self.num_tokens += 1
             pieces.append(self._text_of(token_id))
-            if self._stops.done:
+            if self._stops is not None and self._stops.done:
                 self.finish_reason = FinishReason.STOP
                 break
         return self._delta("".join(pieces))
@@ -84,13 +84,14 @@ class ChoiceText:
         assert self.finish_reason is None, "a choice ends once"
         rest = self._texts.flush()
         self._num_chars += len(rest)
-        text = self._stops.feed(rest) if rest else ""
+        text = self._sendable(rest)
         if self._trail is not None and reason == FinishReason.STOP:
             self._trail.drop_last()
-        if self._stops.done:
+        if self._stops is not None and self._stops.done:
             self.finish_reason = FinishReason.STOP
             return self._delta(text) or Delta(self.choice, "", FinishReason.STOP)
-        text += self._stops.flush()
+        if self._stops is not None:
+            text += self._stops.flush()
         self.finish_reason = reason
         logprobs = () if self._trail is None else self._trail.release_all()
         return Delta(self.choice, text, reason, logprobs)
@@ -98,7 +99,11 @@ class ChoiceText:
     def _text_of(self, token_id: int) -> str:
         text = "" if token_id in self._silent_ids else self._texts.add(token_id)
         self._num_chars += len(text)
-        return self._stops.feed(text) if text else ""
+        return self._sendable(text)
+
+    def _sendable(self, text: str) -> str:
+        """The text that may be sent after new text: all of it where no stop string could begin."""
+        return text if self._stops is None or not text else self._stops.feed(text)
 
     def _delta(self, text: str) -> Delta | None:
         self._num_sent_chars += len(text)

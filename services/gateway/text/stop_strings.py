@@ -48,8 +48,6 @@ class StopMatcher:
         complete; after that no text may be fed.
         """
         assert not self.done, "text after the stop"
-        if not self._patterns:
-            return text
         buffer = self._held + text
         for position in range(len(self._held), len(buffer)):
             length = self._complete(buffer[position])

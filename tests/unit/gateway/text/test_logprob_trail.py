@@ -21,7 +21,7 @@ def choice_of(*stops: str, first_offset: int = 0) -> ChoiceText:
     return ChoiceText(
         0,
         TokenTexts(TOKENIZER, []),
-        StopMatcher(tuple(StopPattern.of(stop) for stop in stops)),
+        StopMatcher(tuple(StopPattern.of(stop) for stop in stops)) if stops else None,
         frozenset({EOS, STOP_TOKEN}),
         LogprobTrail(TOKEN_BYTES, first_offset),
     )
@@ -35,6 +35,12 @@ def take(choice: ChoiceText, text: str | list[int]) -> Delta | None:
 
 def joined(entries: tuple[TokenLogprob, ...]) -> bytes:
     return b"".join(entry.token for entry in entries)
+
+
+def test_without_stop_strings_text_passes_at_once() -> None:
+    delta = take(choice_of(), "abc")
+    assert delta is not None
+    assert delta.text == "abc"
 
 
 def test_logprobs_come_with_their_text_and_say_where_it_starts() -> None:

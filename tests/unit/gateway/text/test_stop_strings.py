@@ -57,10 +57,6 @@ def test_every_stop_string_is_found_behind_each_of_its_own_beginnings() -> None:
             assert run([text], stop) == (text[: text.find(stop)], True), (text, stop)
 
 
-def test_without_stop_strings_text_passes_at_once() -> None:
-    assert matcher().feed("abc") == "abc"
-
-
 @given(
     text=st.text("ab", max_size=40),
     stops=st.lists(st.text("ab", min_size=1, max_size=9), min_size=1, max_size=4),
