@@ -13,6 +13,7 @@ from baton.wire.v1 import worker_pb2
 from services.gateway.openai.generation import Delta, FinishReason
 from services.gateway.request.incoming import AnswerSink
 from services.gateway.request.job import Answer
+from services.gateway.request.payment import CreditMeter
 from services.gateway.request.reports import TokenGaps
 from services.gateway.request.timeline import Timeline
 from services.gateway.request.trace import RequestTrace
@@ -26,7 +27,6 @@ from services.gateway.workers.attempt import (
     PromptLogprobs,
     Tokens,
 )
-from services.gateway.workers.credit import CreditMeter
 
 # A cancelled attempt's last tokens are waited for this long, only to count them.
 DRAIN_S = 0.05

@@ -17,7 +17,7 @@ from services.gateway.request.answer_stream import AnswerStream, Delivery
 from services.gateway.request.deps import AttemptDeps
 from services.gateway.request.incoming import AnswerSink
 from services.gateway.request.job import Job, begin_answer
-from services.gateway.request.payment import Payment
+from services.gateway.request.payment import CreditMeter, Payment
 from services.gateway.request.picks import REFUSALS, Picks, Retries
 from services.gateway.request.reports import TokenGaps
 from services.gateway.request.submission import Submission
@@ -26,7 +26,6 @@ from services.gateway.request.trace import RequestTrace
 from services.gateway.routing.crash_record import CrashRecord
 from services.gateway.tenants.lease import Lease, extension_share
 from services.gateway.workers.attempt import Attempt
-from services.gateway.workers.credit import CreditMeter
 from services.gateway.workers.worker_link import WorkerLink
 
 

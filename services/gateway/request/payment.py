@@ -6,10 +6,134 @@ from contextlib import contextmanager
 from functools import partial
 
 from baton.wire.failures import BatonError, DeadlineExceeded, LimitExceeded, Unavailable
-from services.gateway.tenants.lease import Lease, Standing, nothing_changes
+from services.gateway.tenants.lease import LOW_TOKENS, Lease, Standing, nothing_changes
 from services.gateway.tenants.leases import LeaseRenewer
 from services.gateway.workers.attempt import Attempt
-from services.gateway.workers.credit import CreditMeter
+
+AHEAD_TOKENS = 64
+STEP_TOKENS = 16
+
+
+def _send_nothing(choice: int, up_to_index: int) -> None:
+    """Send no credit: between two attempts it is only counted."""
+
+
+class CreditMeter:
+    """The credit of a request's choices: how far a worker may run ahead of the client.
+
+    It is at most AHEAD_TOKENS beyond what the client's socket accepted, and never beyond what the
+    quota lease grants. Credit is an absolute output index per choice. It goes up in steps of at
+    least STEP_TOKENS, so that credits of many requests share one frame. Knows neither streams nor
+    text. `give(choice, up_to_index)` sends it to the current attempt.
+    """
+
+    def __init__(
+        self, lease: Lease, *, num_choices: int, max_tokens: int, extension_tokens: int
+    ) -> None:
+        self._lease = lease
+        self._max_tokens = max_tokens
+        self._ceiling = num_choices * max_tokens
+        self._extension_tokens = extension_tokens
+        initial = min(AHEAD_TOKENS, max_tokens, lease.num_granted // num_choices)
+        self._credited = [initial] * num_choices
+        self._accepted = [0] * num_choices
+        self._open = set(range(num_choices))
+        self._give: Callable[[int, int], None] = _send_nothing
+        self._ask: Callable[[int], None] | None = None
+        self._book()
+
+    def ask_with(self, ask: Callable[[int], None]) -> None:
+        """Use `ask(num_wanted)` from now on to ask quota for so many tokens in all."""
+        self._ask = ask
+        self.replenish()
+
+    def is_paid(self, num_received: Mapping[int, int]) -> bool:
+        """True when each of these choices may emit one more token, or has all it can have."""
+        return all(
+            num < self._credited[choice] or num == self._max_tokens
+            for choice, num in num_received.items()
+        )
+
+    def ahead(self, num_received: Mapping[int, int]) -> int:
+        """The tokens that every one of these choices may emit beyond those received: the initial
+        credit of a Submit."""
+        return min(self._credited[choice] - num for choice, num in num_received.items())
+
+    def attach(self, give: Callable[[int, int], None], given: Mapping[int, int]) -> None:
+        """Begin to send credit to a new attempt, which has it up to these output indexes."""
+        self._give = give
+        for choice, up_to_index in given.items():
+            if self._credited[choice] > up_to_index:
+                give(choice, self._credited[choice])
+
+    def detach(self) -> None:
+        """Stop sending credit: the attempt is over."""
+        self._give = _send_nothing
+
+    def accepted(self, choice: int, num_tokens: int) -> None:
+        """Note that the client took everything up to output index `num_tokens` of this choice."""
+        self._accepted[choice] = num_tokens
+        if choice in self._open:
+            self._raise_credit(choice)
+            self._extend_when_low()
+
+    def end_choice(self, choice: int, num_tokens: int) -> None:
+        """End a choice; its unused credit goes to the others."""
+        self._open.discard(choice)
+        self._credited[choice] = num_tokens
+        self.replenish()
+
+    def replenish(self) -> None:
+        """Give the credit that is due after the grant grew, or after credit came back."""
+        for choice in self._open:
+            self._raise_credit(choice)
+        self._book()
+        self._extend_when_low()
+
+    def is_paused(self, num_received: Mapping[int, int]) -> bool:
+        """True when none of these choices may emit another token before quota grants more."""
+        return not any(self.is_paid({choice: num}) for choice, num in num_received.items())
+
+    @property
+    def num_credited(self) -> int:
+        """The tokens that the choices may have emitted, over all choices."""
+        return sum(self._credited)
+
+    def starved(self, choice: int, num_received: int) -> bool:
+        """True when the choice used all its credit and will get no more: it ends here."""
+        lease = self._lease
+        return (
+            choice in self._open
+            and num_received >= self._credited[choice]
+            and self._credited[choice] < self._max_tokens
+            and self._num_free <= 0
+            and (lease.standing is Standing.SPENT or lease.num_granted >= self._ceiling)
+        )
+
+    @property
+    def _num_free(self) -> int:
+        return self._lease.num_granted - self.num_credited
+
+    def _raise_credit(self, choice: int) -> None:
+        target = min(self._accepted[choice] + AHEAD_TOKENS, self._max_tokens)
+        num_free = self._num_free
+        step = min(target - self._credited[choice], num_free)
+        # A last small step must not wait for a full one.
+        is_last = target == self._max_tokens or num_free < STEP_TOKENS
+        if step >= STEP_TOKENS or (step > 0 and is_last):
+            self._credited[choice] += step
+            self._book()
+            self._give(choice, self._credited[choice])
+
+    def _extend_when_low(self) -> None:
+        lease = self._lease
+        if self._ask is None or lease.is_asking or lease.num_granted >= self._ceiling:
+            return
+        if self._num_free < LOW_TOKENS:
+            self._ask(min(lease.num_granted + self._extension_tokens, self._ceiling))
+
+    def _book(self) -> None:
+        self._lease.num_credited = self.num_credited
 
 
 class Payment:

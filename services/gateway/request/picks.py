@@ -12,7 +12,7 @@ from services.gateway.request.incoming import Deadlines
 from services.gateway.request.submission import Submission
 from services.gateway.request.trace import RequestTrace, Stage
 from services.gateway.routing.crash_record import Crashes, CrashRecord
-from services.gateway.workers.migration import MigrationPermit
+from services.gateway.workers.migration import MigrationLimiter
 
 NO_WORKER_PAUSE_S = 0.5
 # The request fails with the last of so many attempts.
@@ -62,6 +62,34 @@ class Retries:
 def _at_fault(pick: router_pb2.PickResponse, error: BatonError) -> str:
     is_prefill = error.reason in _OF_PREFILL and pick.HasField("prefill")
     return pick.prefill.worker_id if is_prefill else pick.decode.worker_id
+
+
+class MigrationPermit:
+    """One request's permit to look for another worker: required once a worker has failed it, and
+    held until its next token is there."""
+
+    def __init__(self, limiter: MigrationLimiter) -> None:
+        self._limiter = limiter
+        self._is_required = False
+        self._is_held = False
+
+    def require(self) -> None:
+        """Let the next pick wait for a permit, behind those that wait already: a worker failed."""
+        self.release()
+        self._is_required = True
+
+    async def acquire(self, timeout_s: float) -> None:
+        """Wait for the permit, if one is required. Raises DeadlineExceeded."""
+        if self._is_required:
+            self._is_required = False
+            await self._limiter.acquire(timeout_s)
+            self._is_held = True
+
+    def release(self) -> None:
+        """Give the permit back, if it is held."""
+        if self._is_held:
+            self._is_held = False
+            self._limiter.release()
 
 
 class Picks:

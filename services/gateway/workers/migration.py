@@ -47,34 +47,6 @@ class MigrationLimiter:
         self._permits.release()
 
 
-class MigrationPermit:
-    """One request's permit to look for another worker: required once a worker has failed it, and
-    held until its next token is there."""
-
-    def __init__(self, limiter: MigrationLimiter) -> None:
-        self._limiter = limiter
-        self._is_required = False
-        self._is_held = False
-
-    def require(self) -> None:
-        """Let the next pick wait for a permit, behind those that wait already: a worker failed."""
-        self.release()
-        self._is_required = True
-
-    async def acquire(self, timeout_s: float) -> None:
-        """Wait for the permit, if one is required. Raises DeadlineExceeded."""
-        if self._is_required:
-            self._is_required = False
-            await self._limiter.acquire(timeout_s)
-            self._is_held = True
-
-    def release(self) -> None:
-        """Give the permit back, if it is held."""
-        if self._is_held:
-            self._is_held = False
-            self._limiter.release()
-
-
 class EarlyMigration:
     """Migrates streams off a worker that drains. `has_another(model_fp, worker_id)`: another worker
     than this one would take the model's streams."""

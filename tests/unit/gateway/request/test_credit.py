@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.gateway.request.payment import AHEAD_TOKENS, STEP_TOKENS, CreditMeter
 from services.gateway.tenants.lease import LOW_TOKENS, Lease, Standing
-from services.gateway.workers.credit import AHEAD_TOKENS, STEP_TOKENS, CreditMeter
 
 EXTENSION_TOKENS = 200
 
