@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.tokenizer.run_length import has_run_longer_than
+from services.tokenizer.encoder import has_run_longer_than
 
 
 @given(st.text("a_ \n.<日", max_size=60), st.integers(1, 12))
