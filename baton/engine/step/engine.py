@@ -67,7 +67,9 @@ class Engine:
         scheduler = Scheduler(manager, config.max_num_seqs, max_tokens, chunks)
         state = EngineState(info, manager, scheduler, grammars, device)
         parallel = ParallelSampling(state)
-        proposer = DraftProposer(config.num_draft_tokens, max_tokens, info, manager)
+        proposer = None
+        if config.num_draft_tokens:
+            proposer = DraftProposer(config.num_draft_tokens, max_tokens, info, manager)
         self._state = state
         self._commands = CommandHandler(state, parallel, config.max_waiting)
         self._planner = StepPlanner(state, parallel, proposer, clock)

@@ -30,8 +30,6 @@ class DraftProposer:
 
     def propose(self, plan: StepPlan) -> None:
         """Add drafts to the plan's decodes, as far as credit, step and free blocks go."""
-        if self._num_tokens == 0:
-            return
         decodes = [scheduled for scheduled in plan.sequences if _can_draft(scheduled)]
         room = min(self._max_step_tokens - plan.num_query_tokens, MAX_STEP_DRAFT_TOKENS)
         for num_done, scheduled in enumerate(decodes):

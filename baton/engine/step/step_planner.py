@@ -61,8 +61,13 @@ class StepPlanner:
     """Plans the steps of one engine; knows deadlines, the scheduler does not."""
 
     def __init__(
-        self, state: EngineState, parallel: ParallelSampling, proposer: DraftProposer, clock: Clock
+        self,
+        state: EngineState,
+        parallel: ParallelSampling,
+        proposer: DraftProposer | None,
+        clock: Clock,
     ) -> None:
+        """Without a `proposer` no step guesses tokens."""
         self._state = state
         self._parallel = parallel
         self._proposer = proposer
@@ -76,7 +81,8 @@ class StepPlanner:
         self._settle_grammars()
         state.events.num_preemptions += self._parked.look()
         plan = state.scheduler.schedule()
-        self._proposer.propose(plan)
+        if self._proposer is not None:
+            self._proposer.propose(plan)
         plan.is_probe = state.wants_probe and not plan.sequences
         state.wants_probe = False
         state.events.num_preemptions += plan.num_preemptions
