@@ -89,4 +89,5 @@ class WorkerFront(ABC):
             self._core_stalled()
 
     def _report_violations(self, events: StepEvents) -> None:
-        self._audit.found(events.violations)
+        if events.violations:
+            self._audit.found(events.violations)

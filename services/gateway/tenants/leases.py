@@ -68,7 +68,8 @@ class LeaseRenewer:
         """Stop renewing a lease: its request settles."""
         self._leases.pop(lease.request_id, None)
         self._urgent.pop(lease.request_id, None)
-        self._lines.leave(lease)
+        if lease.standing is Standing.SHORT:
+            self._lines.leave(lease)
 
     def ask(self, lease: Lease, num_wanted: int) -> None:
         """Ask for `num_wanted` output tokens in all; `lease.on_change` is called at the answer."""
