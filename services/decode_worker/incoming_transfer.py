@@ -6,7 +6,8 @@ coroutine does then. Verification is the receiver's.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 
 from baton.handoff.outcomes import DropCause
@@ -17,8 +18,8 @@ from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
 from baton.worker.deps import WorkerDeps
+from baton.worker.prompt import split_prompt
 from baton.worker.stage_event import StageEvent
-from services.decode_worker.prefill_request import PrefillRequest
 
 # A prefill worker with which nothing is wrong takes nothing new.
 _REFUSALS = frozenset({"no_room", "overloaded", "draining"})
@@ -28,6 +29,27 @@ class BadData(failures.Unavailable):
     """Blocks of the transfer were wrong: asking for them again may help."""
 
     default_reason = "handoff_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRequest:
+    """One Prefill: what the decode worker asks for. `message` has no prompt before it leaves."""
+
+    ticket: Ticket
+    message: handoff_pb2.Prefill
+    prompt_ids: bytes
+    block_hashes: bytes
+
+    def frames(self) -> Iterator[handoff_pb2.DecodeFrame]:
+        """The Prefill with the beginning of its prompt, then the rest of the prompt."""
+        deps = split_prompt(self.prompt_ids, self.block_hashes)
+        self.message.prompt_ids, self.message.block_hashes = next(deps)
+        yield handoff_pb2.DecodeFrame(prefill=self.message)
+        for ids, hashes in deps:
+            part = handoff_pb2.PrefillPart(
+                xfer_id=self.ticket.xfer_id, prompt_ids=ids, block_hashes=hashes
+            )
+            yield handoff_pb2.DecodeFrame(prefill_part=part)
 
 
 class Stage(IntEnum):

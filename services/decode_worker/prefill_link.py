@@ -21,9 +21,8 @@ from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
 from baton.worker.deps import WorkerDeps
 from services.decode_worker.delivery_watch import DeliveryWatch
-from services.decode_worker.incoming_transfer import IncomingTransfer
+from services.decode_worker.incoming_transfer import IncomingTransfer, PrefillRequest
 from services.decode_worker.prefill_hello import Connection, Dial, connect
-from services.decode_worker.prefill_request import PrefillRequest
 
 IDLE_CLOSE_S = 60.0
 # Bytes of KV that a prefill worker may have on the way to us.

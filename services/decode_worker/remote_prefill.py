@@ -17,10 +17,14 @@ from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
 from baton.worker.deps import WorkerDeps
 from services.decode_worker.attempt_output import AttemptOutput
-from services.decode_worker.incoming_transfer import BadData, IncomingTransfer, ended_at_once
+from services.decode_worker.incoming_transfer import (
+    BadData,
+    IncomingTransfer,
+    PrefillRequest,
+    ended_at_once,
+)
 from services.decode_worker.prefill_link import PrefillLink
 from services.decode_worker.prefill_links import PrefillLinks
-from services.decode_worker.prefill_request import PrefillRequest
 
 MAX_TRIES = 2
 

@@ -10,8 +10,7 @@ from baton.testing.virtual_clock import run_virtual
 from baton.wire.v1 import handoff_pb2, router_pb2
 from baton.worker.deps import WorkerDeps
 from services.decode_worker.delivery_watch import DeliveryWatch
-from services.decode_worker.incoming_transfer import IncomingTransfer
-from services.decode_worker.prefill_request import PrefillRequest
+from services.decode_worker.incoming_transfer import IncomingTransfer, PrefillRequest
 from tests.unit.worker.scripted_core import make_worker, turns
 
 
