@@ -24,8 +24,11 @@ MAX_WIRE_GRAMMAR_CHARS = 2 * MAX_GRAMMAR_CHARS
 # --- blocks, at the tokenizer, the router and the workers ---
 MAX_BLOCK_SIZE = 1024
 
-# --- poison requests, at the gateway and the router ---
+# --- poison requests, at the gateway, the router and the workers ---
 # The number of cores that a request's steps may kill before it is refused.
 MAX_DEATHS = 2
 # A quarantine that ends sooner is not passed on: it would only circulate.
 MIN_QUARANTINE_S = 5.0
+# A suspect, which may have killed a core, computes in steps of its own until it has brought so many
+# tokens beyond its prompt and those that it had when a core died with it (decision 0032).
+NUM_TOKENS_ALONE = 4

@@ -124,7 +124,7 @@ class AddSequence(msgspec.Struct, array_like=True, tag="add"):
     priority: int = 0
     deadline: float | None = None
     forks: tuple[Fork, ...] = ()
-    # Its request is computed in steps of its own until it has proved harmless (`wire/suspects.py`).
+    # Its request is computed in steps of its own until it has proved harmless (`wire/limits.py`).
     is_suspect: bool = False
     # For a prefill sequence whose blocks the peer reads where they are: checksums of every so
     # many-th one are reported. None = the front reads the blocks, in the shared pool.

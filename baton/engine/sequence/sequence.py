@@ -22,8 +22,8 @@ from baton.engine.grammar.state import GrammarState
 from baton.engine.protocol.messages import AddSequence
 from baton.engine.sequence.beam_search import BeamResult, BeamSearch
 from baton.engine.sequence.prompt_lookup import PromptLookup
+from baton.wire.limits import NUM_TOKENS_ALONE
 from baton.wire.prefix_hash import split_hashes
-from baton.wire.suspects import NUM_TOKENS_ALONE
 
 _TOKEN = np.dtype("<u4")
 

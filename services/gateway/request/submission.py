@@ -4,10 +4,10 @@ import random
 from dataclasses import replace
 
 from baton.wire.failures import InvalidRequest, quoted
-from baton.wire.suspects import request_fingerprint
 from baton.wire.v1 import router_pb2, sampling_pb2, tokenizer_pb2, worker_pb2
 from services.gateway.openai.generation import ChatMessages, GenerationRequest, PlainText, Structure
 from services.gateway.request.job import Answer, Job, OutputPlan
+from services.gateway.routing.crash_record import request_fingerprint
 from services.gateway.routing.models import ServedModel
 from services.gateway.tenants.auth import Principal
 from services.gateway.tenants.lease import extension_share

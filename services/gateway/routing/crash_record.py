@@ -7,15 +7,17 @@ Crashes keeps what does not arrive with an attempt: names that come late, and th
 suspects that proved harmless. The router's quarantine outlives both.
 """
 
+import hashlib
+import hmac
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from baton.wire.failures import BatonError
-from baton.wire.limits import MAX_DEATHS
-from baton.wire.suspects import NUM_TOKENS_ALONE
+from baton.wire.limits import MAX_DEATHS, NUM_TOKENS_ALONE
 from baton.wire.v1 import router_pb2
 
+_PURPOSE = b"baton request fingerprint v1"
 MAX_NAMED = 1024
 MAX_HARMLESS = 256
 # Failures that count against the worker. Refusals for room or because it drains do not.
@@ -90,3 +92,12 @@ class Crashes:
         self._named.update(dict.fromkeys(request_ids))
         for request_id in list(self._named)[: max(0, len(self._named) - MAX_NAMED)]:
             del self._named[request_id]
+
+
+def request_fingerprint(server_secret: bytes, parts: Iterable[bytes]) -> bytes:
+    """32 bytes that are equal for requests of equal parts and reveal nothing of them."""
+    mac = hmac.new(server_secret, _PURPOSE, hashlib.sha256)
+    for part in parts:
+        mac.update(len(part).to_bytes(8, "little"))
+        mac.update(part)
+    return mac.digest()

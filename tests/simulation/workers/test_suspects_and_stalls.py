@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.testing.virtual_clock import virtual
-from baton.wire.suspects import NUM_TOKENS_ALONE
+from baton.wire.limits import NUM_TOKENS_ALONE
 from tests.simulation.workers.fleet import Answer, FakeGateway, Fleet, Worker, fleet
 
 PROMPT = list(range(100))

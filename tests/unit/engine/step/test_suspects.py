@@ -9,7 +9,7 @@ from baton.engine.step.engine import Engine, EngineConfig
 from baton.testing.engine_driver import add_sequence
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.virtual_clock import VirtualClock
-from baton.wire.suspects import NUM_TOKENS_ALONE
+from baton.wire.limits import NUM_TOKENS_ALONE
 
 
 def make_engine(num_blocks: int = 64) -> Engine:

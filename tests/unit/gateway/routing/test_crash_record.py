@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from baton.wire.failures import BatonError, InvalidRequest, Unavailable
-from baton.wire.suspects import NUM_TOKENS_ALONE
+from baton.wire.limits import NUM_TOKENS_ALONE
 from baton.wire.v1 import router_pb2, worker_pb2
 from services.gateway.clients.protocols import CallContext
 from services.gateway.routing.crash_record import MAX_NAMED, Crashes, CrashRecord
