@@ -8,8 +8,13 @@ from baton.testing.virtual_clock import VirtualClock
 from baton.wire.failures import AuthenticationFailed, LimitExceeded
 from services.gateway.clients.protocols import CallContext
 from services.gateway.http.request import client_address_of
-from services.gateway.tenants.auth import Authenticator
-from services.gateway.tenants.bad_keys import MAX_ADDRESSES, MAX_WRONG_KEYS, REFILL_S, BadKeys
+from services.gateway.tenants.auth import (
+    MAX_ADDRESSES,
+    MAX_WRONG_KEYS,
+    REFILL_S,
+    Authenticator,
+    BadKeys,
+)
 from services.gateway.tenants.quota_outage import GuardedQuota
 from tests.unit.gateway.fakes import KEY, SECRET, FakeQuota
 
