@@ -4,25 +4,77 @@ Parsing files blocks and runs in a thread. A function that is passed in makes th
 the simulation can render in process.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+import hashlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from baton.wire.failures import Unavailable
-from services.tokenizer.artifact import Artifact, build_artifact
-from services.tokenizer.model_folder import ModelFolder, UnusableModel, build_tokenizer
+from services.tokenizer.model_folder import (
+    GENERATION_CONFIG_FILE,
+    TOKENIZER_FILE,
+    ModelFolder,
+    UnusableModel,
+    build_tokenizer,
+)
 from services.tokenizer.prompt_tokenizer import PromptTokenizer, added_tokens
 from services.tokenizer.render_messages import TemplateSetup
 from services.tokenizer.template import Renderer, TemplateRefused
 
 MakeRenderer = Callable[[TemplateSetup], Awaitable[Renderer]]
+FORMAT = 1
+DETOKENIZER_FILE = "detokenizer.json"
+CHUNK_BYTES = 512 * 1024
 
 
 class RunInThread(Protocol):
     """Runs a blocking function outside the event loop (in the simulation: at once)."""
 
     async def __call__(self, function: Callable[..., Any], *args: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """The tokenizer artifact: the files of one model with which gateways turn ids into text.
+
+    Format: a msgpack map {file name: bytes}. `tokenizer.json` is the model's tokenizer with all
+    tokens that its configuration adds. `detokenizer.json` has the values that `tokenizer.json`
+    lacks: {"format": 1, "model_fp", "vocab_size", "eos_token_ids", "special_token_ids"}.
+    `generation_config.json` is the folder's own, if it has one. `digest` is the sha256 of the
+    whole, in hex.
+    """
+
+    data: bytes
+    digest: str
+
+    def chunks(self) -> Iterator[bytes]:
+        for start in range(0, len(self.data), CHUNK_BYTES):
+            yield self.data[start : start + CHUNK_BYTES]
+
+
+def build_artifact(
+    folder: ModelFolder, tokenizer: PromptTokenizer, eos_token_ids: tuple[int, ...]
+) -> Artifact:
+    """Build a model's artifact; equal inputs give equal bytes."""
+    special = [token for token, is_special in tokenizer.added_tokens() if is_special]
+    description = {
+        "format": FORMAT,
+        "model_fp": folder.fingerprint,
+        "vocab_size": tokenizer.num_ids,
+        "eos_token_ids": list(eos_token_ids),
+        "special_token_ids": [tokenizer.token_id(token) for token in special],
+    }
+    files = {
+        DETOKENIZER_FILE: msgspec.json.encode(description),
+        TOKENIZER_FILE: tokenizer.to_json().encode(),
+    }
+    if folder.generation_config is not None:
+        files[GENERATION_CONFIG_FILE] = folder.generation_config
+    data = msgspec.msgpack.encode(files, order="deterministic")
+    return Artifact(data, hashlib.sha256(data).hexdigest())
 
 
 @dataclass(frozen=True)
