@@ -14,7 +14,7 @@ import msgspec
 
 from baton.localstack.home import Home
 from baton.wire import key_registry
-from baton.wire.key_registry import KeyRecord, RegistryError, Revocation
+from baton.wire.key_registry import Entries, Line, Record, RegistryError
 
 _FILE = "registry.jsonl"
 # Kubernetes takes Secrets of 1 MiB, with their metadata.
@@ -28,14 +28,14 @@ class KeyHome(Protocol):
     def server_secret(self) -> bytes:
         """The secret that digests are made with."""
 
-    def read(self) -> dict[str, KeyRecord]:
-        """All keys by id, revoked ones included."""
+    def read(self) -> Entries:
+        """All keys, revoked ones included, and the limits of tenants and organisations."""
 
-    def append(self, entry: KeyRecord | Revocation) -> None:
+    def append(self, entry: Line) -> None:
         """Write a line down, durably."""
 
-    def publish(self, record: KeyRecord) -> None:
-        """Give a running Redis the state of a key."""
+    def publish(self, record: Record) -> None:
+        """Give a running Redis the state of a key, or the limits of an owner."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class LocalKeys:
     def server_secret(self) -> bytes:
         return key_registry.ensure_secret(self.home.secret)
 
-    def read(self) -> dict[str, KeyRecord]:
+    def read(self) -> Entries:
         return key_registry.read(self.home.registry)
 
-    def append(self, entry: KeyRecord | Revocation) -> None:
+    def append(self, entry: Line) -> None:
         key_registry.append(self.home.registry, entry)
 
-    def publish(self, record: KeyRecord) -> None:
+    def publish(self, record: Record) -> None:
         """Without a running stack, the quota service loads the file at its start."""
         state = self.home.read_state()
         if state is None:
@@ -82,11 +82,11 @@ class ClusterKeys:
             raise RegistryError(f"there is no Secret {self.name}-auth: is --release right?")
         return key_registry.parse_secret(_data(secret, "server-secret").decode(), "server-secret")
 
-    def read(self) -> dict[str, KeyRecord]:
+    def read(self) -> Entries:
         secret = self._secret(f"{self.name}-keys")
         return key_registry.parse(_data(secret, _FILE), f"{self.name}-keys")
 
-    def append(self, entry: KeyRecord | Revocation) -> None:
+    def append(self, entry: Line) -> None:
         """Write the Secret as it was read: if another one changed it meanwhile, kubectl refuses."""
         name = f"{self.name}-keys"
         secret = self._secret(name)
@@ -98,7 +98,7 @@ class ClusterKeys:
         verb = "replace" if secret else "create"
         self._kubectl([verb, "-f", "-"], msgspec.json.encode(manifest))
 
-    def publish(self, record: KeyRecord) -> None:
+    def publish(self, record: Record) -> None:
         pod = f"{self.name}-quota-0"
         load = ["exec", "-i", pod, "--", "python", "-m", "services.quota.keys", "load"]
         try:

@@ -13,7 +13,8 @@ import msgspec
 from baton.cli.key_homes import ClusterKeys, KeyHome, LocalKeys
 from baton.localstack.home import Home
 from baton.wire import key_registry
-from baton.wire.key_registry import KeyLimits, KeyRecord, RegistryError, Revocation
+from baton.wire.key_limits import KeyLimits
+from baton.wire.key_registry import KeyRecord, RegistryError, Revocation
 
 PERIODS = ("day", "month")
 
@@ -132,7 +133,7 @@ def _create(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    for record in _keys_of(arguments).read().values():
+    for record in _keys_of(arguments).read().keys.values():
         print(_line(record))
     return 0
 
@@ -165,7 +166,7 @@ def _line(record: KeyRecord) -> str:
 
 def _revoke(arguments: argparse.Namespace) -> int:
     keys = _keys_of(arguments)
-    record = keys.read().get(arguments.key_id)
+    record = keys.read().keys.get(arguments.key_id)
     if record is None:
         raise RegistryError(
             f"key id {arguments.key_id!r} is not in the registry; see: baton keys list"

@@ -21,7 +21,7 @@ from baton.localstack.readiness import stack_reason
 from baton.localstack.supervisor import StartFailed, Supervisor
 from baton.system.byte_size import format_bytes, parse_bytes
 from baton.wire import key_registry
-from baton.wire.key_registry import KeyLimits
+from baton.wire.key_limits import KeyLimits
 
 DEV_TENANT = "dev"
 _READY_TIMEOUT_S = 600
@@ -261,7 +261,7 @@ def _write_dev_env(home: Home, made: plan.Plan) -> None:
     secret = key_registry.ensure_secret(home.secret)
     api_key = home.read_dev_env().get("API_KEY", "")
     digest = key_registry.key_digest(secret, api_key).hex()
-    records = key_registry.live_keys(key_registry.read(home.registry).values())
+    records = key_registry.live_keys(key_registry.read(home.registry).keys.values())
     if not api_key or digest not in {record.digest for record in records}:
         api_key = create_key(LocalKeys(home), DEV_TENANT, KeyLimits())
     home.write_dev_env(

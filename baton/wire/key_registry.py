@@ -2,8 +2,9 @@
 Shared because the command line writes the registry that the quota service loads.
 
 A key is random and never stored; its digest is HMAC-SHA256(server_secret, key). The registry is an
-append-only file of JSON lines, `create` and `revoke`; the last line about a key wins. Knows no
-Redis client: `redis_commands` returns commands for any client.
+append-only file of JSON lines: `create`, `revoke` and `limits`, those of a tenant or an
+organisation. The last line about a key or an owner wins. Knows no Redis client: `redis_commands`
+returns commands for any client.
 """
 
 import contextlib
@@ -11,17 +12,26 @@ import hmac
 import os
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
-from baton.wire.v1 import quota_pb2
+from baton.wire.key_limits import (
+    WHOLE,
+    KeyLimits,
+    Name,
+    OwnerLimits,
+    TenantName,
+    limits_key,
+    owner_key,
+    tenant_root,
+)
 
 KEY_PREFIX = "bt-"
 SECRET_BYTES = 32
-MAX_LIMIT = 10**9
 MAX_PRIORITY = 255
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 TENANTS_KEY = "baton:tenants"
@@ -32,50 +42,13 @@ LOADED_KEY = "baton:registry"
 _KEY_BYTES = 32
 _SHOWN_CHARS = 7
 _MAX_LINE_BYTES = 64 * 1024
-# A tenant's name is part of Redis hash tags and log lines: no braces, spaces, control characters.
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z"
-Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
-Limit = Annotated[int, msgspec.Meta(ge=0, le=MAX_LIMIT)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Random = Callable[[int], bytes]
 Command = tuple[str | int, ...]
 
-_PERIODS = {
-    "": quota_pb2.BUDGET_PERIOD_UNSPECIFIED,
-    "day": quota_pb2.BUDGET_PERIOD_DAY,
-    "month": quota_pb2.BUDGET_PERIOD_MONTH,
-}
-
 
 class RegistryError(Exception):
     """The registry or the secret file is unusable; the message names file and line."""
-
-
-class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The limits of one key; 0 = unlimited. The budget counts tokens per UTC day or month."""
-
-    requests_per_minute: Limit = 0
-    tokens_per_minute: Limit = 0
-    concurrency: Limit = 0
-    budget_tokens: Annotated[int, msgspec.Meta(ge=0, le=10**14)] = 0
-    budget_period: Literal["", "day", "month"] = ""
-    hard_budget: bool = False
-
-    def __post_init__(self) -> None:
-        if bool(self.budget_tokens) != bool(self.budget_period):
-            raise ValueError("a budget needs both an amount of tokens and a period")
-        if self.hard_budget and not self.budget_tokens:
-            raise ValueError("a hard budget needs an amount of tokens and a period")
-
-    def to_wire(self) -> quota_pb2.Limits:
-        return quota_pb2.Limits(
-            requests_per_minute=self.requests_per_minute,
-            tokens_per_minute=self.tokens_per_minute,
-            concurrency=self.concurrency,
-            budget_tokens=self.budget_tokens,
-            budget_period=_PERIODS[self.budget_period],
-            hard_budget=self.hard_budget,
-        )
 
 
 class KeyRecord(msgspec.Struct, frozen=True, tag_field="op", tag="create"):
@@ -85,7 +58,7 @@ class KeyRecord(msgspec.Struct, frozen=True, tag_field="op", tag="create"):
     """
 
     key_id: Name
-    tenant: Name
+    tenant: TenantName
     digest: Digest
     shown: str
     created_unix_s: int
@@ -105,8 +78,40 @@ class Revocation(msgspec.Struct, frozen=True, tag_field="op", tag="revoke"):
     revoked_unix_s: int
 
 
-_decode_line = msgspec.json.Decoder(KeyRecord | Revocation).decode
+# What Redis has a copy of, and what a line of the registry may be.
+Record = KeyRecord | OwnerLimits
+Line = Record | Revocation
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """What a registry says: keys by their ids, revoked ones included, and the limits of tenants and
+    organisations by their owners. Both are in order of creation."""
+
+    keys: dict[str, KeyRecord] = field(default_factory=dict)
+    limits: dict[str, OwnerLimits] = field(default_factory=dict)
+
+    def __or__(self, later: "Entries") -> "Entries":
+        """Both; where they speak of the same key or owner, what `later` says."""
+        return Entries(self.keys | later.keys, self.limits | later.limits)
+
+    def records(self) -> list[Record]:
+        """All of it, limits of owners first: no key may be used before they count."""
+        return [*self.limits.values(), *self.keys.values()]
+
+    def take(self, line: Line) -> None:
+        """Take in one more line."""
+        if isinstance(line, OwnerLimits):
+            self.limits[line.owner] = line
+        elif isinstance(line, KeyRecord):
+            self.keys[line.key_id] = line
+        elif line.key_id in self.keys:
+            self.keys[line.key_id] = msgspec.structs.replace(self.keys[line.key_id], revoked=True)
+
+
+_decode_line: Callable[[bytes], Line] = msgspec.json.Decoder(Line).decode
 _decode_record = msgspec.json.Decoder(KeyRecord).decode
+_decode_owner = msgspec.json.Decoder(OwnerLimits).decode
 
 
 def key_digest(server_secret: bytes, api_key: str) -> bytes:
@@ -148,12 +153,22 @@ def new_key(
         raise RegistryError(str(error)) from error
 
 
-def encode(entry: KeyRecord | Revocation) -> bytes:
+def owner_limits(level: str, name: str, limits: KeyLimits) -> OwnerLimits:
+    """Make the line that sets the limits of a tenant or an organisation. Raises RegistryError on a
+    bad name or level."""
+    line = {"op": "limits", "level": level, "name": name, "limits": limits}
+    try:
+        return _decode_owner(msgspec.json.encode(line))
+    except msgspec.ValidationError as error:
+        raise RegistryError(str(error)) from error
+
+
+def encode(entry: Line) -> bytes:
     """One line of the registry."""
     return msgspec.json.encode(entry) + b"\n"
 
 
-def append(path: Path, entry: KeyRecord | Revocation) -> None:
+def append(path: Path, entry: Line) -> None:
     """Append one line, durably. A new file is readable by its owner only."""
     line = encode(entry)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,41 +180,37 @@ def append(path: Path, entry: KeyRecord | Revocation) -> None:
         os.close(descriptor)
 
 
-def read(path: Path) -> dict[str, KeyRecord]:
-    """Read all keys by key id, revoked ones included, in order of creation. Raises RegistryError.
+def read(path: Path) -> Entries:
+    """Read a registry. Raises RegistryError.
 
     A missing file is empty. A last line without its newline is still being written and is left out.
     """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        return {}
+        return Entries()
     except OSError as error:
         raise RegistryError(f"{path}: {error.strerror}") from error
     return parse(data, str(path))
 
 
-def parse(data: bytes, origin: str) -> dict[str, KeyRecord]:
+def parse(data: bytes, origin: str) -> Entries:
     """Read the registry that `data` is; `origin` names it in errors. Raises RegistryError."""
-    records: dict[str, KeyRecord] = {}
+    entries = Entries()
     complete = data[: data.rfind(b"\n") + 1]
     for number, line in enumerate(complete.splitlines(), start=1):
         if line.strip():
-            _apply(records, f"{origin}:{number}", line)
-    return records
+            entries.take(_decoded(f"{origin}:{number}", line))
+    return entries
 
 
-def _apply(records: dict[str, KeyRecord], where: str, line: bytes) -> None:
+def _decoded(where: str, line: bytes) -> Line:
     if len(line) > _MAX_LINE_BYTES:
         raise RegistryError(f"{where}: longer than {_MAX_LINE_BYTES} bytes")
     try:
-        entry = _decode_line(line)
+        return _decode_line(line)
     except msgspec.MsgspecError as error:
         raise RegistryError(f"{where}: {error}") from error
-    if isinstance(entry, KeyRecord):
-        records[entry.key_id] = entry
-    elif entry.key_id in records:
-        records[entry.key_id] = msgspec.structs.replace(records[entry.key_id], revoked=True)
 
 
 def principal_key(digest: bytes) -> str:
@@ -207,40 +218,36 @@ def principal_key(digest: bytes) -> str:
     return f"baton:key:{digest.hex()}"
 
 
-def tenant_root(tenant: str) -> str:
-    """The prefix of every Redis key of a tenant's ledger; one hash slot per tenant."""
-    return f"baton:{{{tenant}}}"
-
-
-def limits_key(tenant: str, key_id: str) -> str:
-    """The Redis key at which the ledger's scripts read one API key's limits."""
-    return f"{tenant_root(tenant)}:limits:{key_id}"
-
-
-def redis_commands(record: KeyRecord, *, is_restoring: bool = False) -> list[Command]:
+def redis_commands(record: Record, *, is_restoring: bool = False) -> list[Command]:
     """The commands that make Redis agree with `record`; repeating them changes nothing.
 
     With `is_restoring`, not all that was spent of budgets is known yet: hard ones are refused.
-    Limits stay after a revocation: open leases of the key are settled against them.
     """
-    limits = record.limits
+    if isinstance(record, OwnerLimits):
+        return _owner_commands(record, is_restoring)
     declare: list[Command] = [
         ("SADD", TENANTS_KEY, record.tenant),
         (
-            "HSET", limits_key(record.tenant, record.key_id),
-            "rpm", limits.requests_per_minute,
-            "tpm", limits.tokens_per_minute,
-            "concurrency", limits.concurrency,
-            "budget", limits.budget_tokens,
-            "period", int(_PERIODS[limits.budget_period]),
+            "HSET", limits_key(tenant_root(record.tenant), record.key_id),
+            *record.limits.redis_fields(is_restoring=is_restoring),
             "revoked", int(record.revoked),
-            "restoring", int(is_restoring and limits.hard_budget),
         ),
     ]  # fmt: skip
     name = principal_key(bytes.fromhex(record.digest))
+    # Limits stay after a revocation: open leases of the key are settled against them.
     if record.revoked:
         return [("DEL", name), *declare]
     return [*declare, ("SET", name, msgspec.json.encode(record).decode())]
+
+
+def _owner_commands(record: OwnerLimits, is_restoring: bool) -> list[Command]:
+    name, limits = owner_key(record.owner), limits_key(record.root, WHOLE)
+    if record.limits == KeyLimits():
+        return [("DEL", limits), ("DEL", name)]
+    return [
+        ("HSET", limits, *record.limits.redis_fields(is_restoring=is_restoring)),
+        ("SET", name, msgspec.json.encode(record).decode()),
+    ]
 
 
 def decode_record(data: bytes) -> KeyRecord:
@@ -249,6 +256,14 @@ def decode_record(data: bytes) -> KeyRecord:
         return _decode_record(data)
     except msgspec.MsgspecError as error:
         raise RegistryError(f"stored key record: {error}") from error
+
+
+def decode_owner(data: bytes) -> OwnerLimits:
+    """Decode the limits of an owner that `redis_commands` stored. Raises RegistryError."""
+    try:
+        return _decode_owner(data)
+    except msgspec.MsgspecError as error:
+        raise RegistryError(f"stored limits: {error}") from error
 
 
 def read_secret(path: Path) -> bytes:

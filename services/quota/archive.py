@@ -23,7 +23,8 @@ from google.protobuf.message import DecodeError
 from baton.runtime import logs
 from baton.wire import usage_log
 from baton.wire.failures import Unavailable
-from baton.wire.key_registry import TENANTS_KEY, tenant_root
+from baton.wire.key_limits import tenant_root
+from baton.wire.key_registry import TENANTS_KEY
 from baton.wire.usage_log import UsageLine
 from baton.wire.v1 import quota_pb2
 from services.quota import instruments

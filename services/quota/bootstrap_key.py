@@ -6,7 +6,8 @@ It stands for the tenant `bootstrap` without limits. Further keys are in Redis a
 import asyncio
 from pathlib import Path
 
-from baton.wire.key_registry import KeyLimits, KeyRecord, RegistryError, key_digest, read_secret
+from baton.wire.key_limits import KeyLimits
+from baton.wire.key_registry import Entries, KeyRecord, RegistryError, key_digest, read_secret
 
 TENANT = "bootstrap"
 _MIN_CHARS = 20
@@ -26,7 +27,7 @@ def record_of(api_key: str, server_secret: bytes) -> KeyRecord:
     )
 
 
-def read_bootstrap_key(key_file: Path, secret_file: Path) -> dict[str, KeyRecord]:
+def read_bootstrap_key(key_file: Path, secret_file: Path) -> Entries:
     """Read the key, as a registry of one. Raises RegistryError, which names the file and never its
     content."""
     try:
@@ -36,7 +37,7 @@ def read_bootstrap_key(key_file: Path, secret_file: Path) -> dict[str, KeyRecord
     if len(api_key) < _MIN_CHARS or not api_key.isascii() or not api_key.isprintable():
         raise RegistryError(f"{key_file}: not an API key of {_MIN_CHARS} or more characters")
     record = record_of(api_key, read_secret(secret_file))
-    return {record.key_id: record}
+    return Entries({record.key_id: record})
 
 
 class BootstrapKey:
@@ -45,5 +46,5 @@ class BootstrapKey:
     def __init__(self, secret_file: Path) -> None:
         self._secret_file = secret_file
 
-    async def read(self, key_file: Path) -> dict[str, KeyRecord]:
+    async def read(self, key_file: Path) -> Entries:
         return await asyncio.to_thread(read_bootstrap_key, key_file, self._secret_file)

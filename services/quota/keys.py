@@ -18,7 +18,8 @@ import redis
 
 from baton.runtime import environment
 from baton.wire import key_registry
-from baton.wire.key_registry import KeyLimits, KeyRecord, RegistryError, Revocation
+from baton.wire.key_limits import KeyLimits
+from baton.wire.key_registry import KeyRecord, Line, Record, RegistryError, Revocation
 from services.quota.connections import PasswordFile, connect
 from services.quota.settings import PREFIX, Settings
 
@@ -70,7 +71,7 @@ async def revoke(client: Any, settings: Settings, key_id: str) -> None:
     A key that the registry lacks (an earlier bootstrap key) is in Redis alone, and so is its
     revocation. Raises RegistryError for an unknown id.
     """
-    if settings.registry_file and key_id in key_registry.read(settings.registry_file):
+    if settings.registry_file and key_id in key_registry.read(settings.registry_file).keys:
         _write_down(settings, Revocation(key_id, int(time.time())))
     async for record in records(client):
         if record.key_id == key_id:
@@ -80,12 +81,12 @@ async def revoke(client: Any, settings: Settings, key_id: str) -> None:
 
 
 async def load(client: Any, data: bytes) -> None:
-    """Give Redis the keys of a registry, revoked ones included. Raises RegistryError."""
-    for record in key_registry.parse(data, "standard input").values():
+    """Give Redis the keys and limits of a registry, revoked keys included. Raises RegistryError."""
+    for record in key_registry.parse(data, "standard input").records():
         await _declare(client, record)
 
 
-def _write_down(settings: Settings, entry: KeyRecord | Revocation) -> None:
+def _write_down(settings: Settings, entry: Line) -> None:
     if settings.registry_file is None:
         raise RegistryError(f"{PREFIX}REGISTRY_FILE is not set: a key must survive a lost Redis")
     try:
@@ -96,7 +97,7 @@ def _write_down(settings: Settings, entry: KeyRecord | Revocation) -> None:
         ) from error
 
 
-async def _declare(client: Any, record: KeyRecord) -> None:
+async def _declare(client: Any, record: Record) -> None:
     for command in key_registry.redis_commands(record):
         await client.execute_command(*command)
 

@@ -15,7 +15,8 @@ from hashlib import blake2b
 from typing import Any
 
 from baton.wire import failures
-from baton.wire.key_registry import GATEWAYS_KEY, tenant_root
+from baton.wire.key_limits import tenant_root
+from baton.wire.key_registry import GATEWAYS_KEY
 from baton.wire.v1 import failure_pb2, quota_pb2
 from services.quota import instruments
 from services.quota.agenda import Agenda

@@ -9,13 +9,13 @@ Knows nothing of the limits' meaning; `baton.wire.key_registry` owns the formats
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from baton.runtime import logs
 from baton.wire import failures, key_registry
-from baton.wire.key_registry import KeyRecord
+from baton.wire.key_registry import Entries
 from baton.wire.v1 import quota_pb2
 from services.quota import instruments
 from services.quota.store import Store
@@ -30,7 +30,7 @@ class Budgets(Protocol):
     async def counted(self) -> tuple[bool, bool]:
         """Returns whether this replica's part is in Redis, and whether all parts are."""
 
-    async def count_own(self, records: Iterable[KeyRecord]) -> None:
+    async def count_own(self, entries: Entries) -> None:
         """Put this replica's part into Redis, once."""
 
 
@@ -40,16 +40,16 @@ class NoBudgets:
     async def counted(self) -> tuple[bool, bool]:
         return True, True
 
-    async def count_own(self, records: Iterable[KeyRecord]) -> None:
+    async def count_own(self, entries: Entries) -> None:
         """Do nothing."""
 
 
-ReadRegistry = Callable[[Path], Awaitable[dict[str, KeyRecord]]]
+ReadRegistry = Callable[[Path], Awaitable[Entries]]
 Source = tuple[Path, ReadRegistry]
 Stamp = tuple[int, int, int]
 
 
-async def read_in_thread(path: Path) -> dict[str, KeyRecord]:
+async def read_in_thread(path: Path) -> Entries:
     """Read the registry file without blocking the event loop."""
     return await asyncio.to_thread(key_registry.read, path)
 
@@ -57,7 +57,7 @@ async def read_in_thread(path: Path) -> dict[str, KeyRecord]:
 class Registry:
     """The keys in Redis, kept equal to files; without files, those in Redis alone.
 
-    `sources` are the files and how each is read; of a key in several, the last one counts. An
+    `sources` are the files and how each is read; of a key in several files, the last one counts. An
     empty Redis gets what `budgets` restores before the keys' limits.
     """
 
@@ -124,28 +124,28 @@ class Registry:
             return True
 
     async def _load(self, stamps: list[Stamp | None], *, came_back_empty: bool) -> None:
-        records: dict[str, KeyRecord] = {}
+        entries = Entries()
         for file, read in self._sources:
-            records |= await read(file)
-        await self._budgets.count_own(records.values())
+            entries |= await read(file)
+        await self._budgets.count_own(entries)
         _, every = await self._budgets.counted()
         await self._store.execute_all(
             command
-            for record in records.values()
+            for record in entries.records()
             for command in key_registry.redis_commands(record, is_restoring=not every)
         )
-        await self._store.execute("SET", key_registry.LOADED_KEY, len(records))
+        await self._store.execute("SET", key_registry.LOADED_KEY, len(entries.keys))
         self._loaded_stamps, self._is_restoring = stamps, not every
         instruments.QUOTA_REGISTRY_LOADS.labels("loaded").inc()
         _log.info(
             "registry_loaded",
-            num_keys=len(records),
+            num_keys=len(entries.keys),
             came_back_empty=came_back_empty,
             budgets_known=every,
         )
 
 
-def _record(data: bytes) -> KeyRecord:
+def _record(data: bytes) -> key_registry.KeyRecord:
     try:
         return key_registry.decode_record(data)
     except key_registry.RegistryError as error:

@@ -25,7 +25,8 @@ import msgspec
 
 from baton.runtime import logs
 from baton.wire import usage_log
-from baton.wire.key_registry import KeyRecord, tenant_root
+from baton.wire.key_limits import tenant_root
+from baton.wire.key_registry import Entries, KeyRecord
 from baton.wire.usage_log import UsageLine
 from services.quota.store import Store
 from services.quota.usage_files import SeenRequests
@@ -75,7 +76,7 @@ class ArchivedBudgets:
         num_parts = await self._store.execute("SCARD", _parts(epoch))
         return bool(own), num_parts >= self._num_archives
 
-    async def count_own(self, records: Iterable[KeyRecord]) -> None:
+    async def count_own(self, entries: Entries) -> None:
         """Add this archive's part, unless that was done in this epoch. Raises Unavailable.
 
         An archive that cannot be read is logged; its part stays away, so hard budgets wait.
@@ -84,11 +85,11 @@ class ArchivedBudgets:
         if own:
             return
         try:
-            await self._count_own(records)
+            await self._count_own(entries)
         except (OSError, msgspec.MsgspecError) as error:
             _log.error("archive_unreadable", error=str(error))
 
-    async def _count_own(self, records: Iterable[KeyRecord]) -> None:
+    async def _count_own(self, entries: Entries) -> None:
         now_ms = await self._store.run_script("now", EPOCH_KEY, (self._clock_ms(), *_NO_TERMS))
         begun = f"{now_ms}-{secrets.token_hex(8)}"
         await self._store.execute("SET", EPOCH_KEY, begun, "NX")
@@ -101,7 +102,7 @@ class ArchivedBudgets:
         if await self._store.execute("SISMEMBER", _parts(epoch), self._own_id):
             return  # in an earlier life
         for spent in await asyncio.to_thread(
-            spent_tokens, list(records), self._folder, now_ms, before_ms
+            spent_tokens, list(entries.keys.values()), self._folder, now_ms, before_ms
         ):
             arguments = (spent.key_id, spent.window, self._own_id, spent.num_tokens)
             root = tenant_root(spent.tenant)

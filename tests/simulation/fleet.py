@@ -33,7 +33,7 @@ from baton.testing.fake_runner import FakeRunner
 from baton.testing.local_client import LocalEngineClient
 from baton.testing.virtual_clock import VirtualClock
 from baton.testing.virtual_network import VirtualNetwork, VirtualStream, stop_process
-from baton.wire import key_registry
+from baton.wire import key_limits, key_registry
 from baton.wire.failures import Unavailable
 from baton.wire.v1 import quota_pb2, router_pb2, tokenizer_pb2
 from baton.worker.deps import WorkerDeps
@@ -450,7 +450,7 @@ class Fleet:
 
     async def _make_quota(self) -> tuple[str, LocalQuota]:
         api_key, record = key_registry.new_key(
-            SECRET, "acme", key_registry.KeyLimits(), now_unix_s=0, random=self.rng.randbytes
+            SECRET, "acme", key_limits.KeyLimits(), now_unix_s=0, random=self.rng.randbytes
         )
         self._record = record
         self._store = RedisStore(fakeredis.FakeAsyncRedis(protocol=2))

@@ -42,20 +42,24 @@ class AuthenticateResponse(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., allowed_models: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ..., fresh_for_s: _Optional[float] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("requests_per_minute", "tokens_per_minute", "concurrency", "budget_tokens", "budget_period", "hard_budget")
+    __slots__ = ("requests_per_minute", "tokens_per_minute", "concurrency", "budget_tokens", "budget_period", "hard_budget", "budget_cost", "cost_period")
     REQUESTS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
     CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
     BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BUDGET_PERIOD_FIELD_NUMBER: _ClassVar[int]
     HARD_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_COST_FIELD_NUMBER: _ClassVar[int]
+    COST_PERIOD_FIELD_NUMBER: _ClassVar[int]
     requests_per_minute: int
     tokens_per_minute: int
     concurrency: int
     budget_tokens: int
     budget_period: BudgetPeriod
     hard_budget: bool
-    def __init__(self, requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., concurrency: _Optional[int] = ..., budget_tokens: _Optional[int] = ..., budget_period: _Optional[_Union[BudgetPeriod, str]] = ..., hard_budget: _Optional[bool] = ...) -> None: ...
+    budget_cost: int
+    cost_period: BudgetPeriod
+    def __init__(self, requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., concurrency: _Optional[int] = ..., budget_tokens: _Optional[int] = ..., budget_period: _Optional[_Union[BudgetPeriod, str]] = ..., hard_budget: _Optional[bool] = ..., budget_cost: _Optional[int] = ..., cost_period: _Optional[_Union[BudgetPeriod, str]] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
     __slots__ = ("request_id", "tenant", "key_id", "model", "num_prompt_tokens", "num_output_tokens")

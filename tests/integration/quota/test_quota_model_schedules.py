@@ -26,7 +26,7 @@ from redis.asyncio import Redis
 from baton.testing.quota_model import ModelHolder, ModelLimits, QuotaModel
 from baton.testing.redis_server import RedisServer
 from baton.wire import failures, key_registry, usage_log
-from baton.wire.key_registry import KeyLimits
+from baton.wire.key_limits import KeyLimits
 from baton.wire.v1 import quota_pb2
 from services.quota.archive import read_entries
 from services.quota.connections import connect

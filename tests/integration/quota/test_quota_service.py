@@ -22,7 +22,8 @@ from baton.runtime.process import Process
 from baton.system.clock import SystemClock
 from baton.testing.redis_server import RedisServer
 from baton.wire import failures, key_registry, usage_log
-from baton.wire.key_registry import KeyLimits, Revocation
+from baton.wire.key_limits import KeyLimits
+from baton.wire.key_registry import Revocation
 from baton.wire.v1 import quota_pb2, quota_pb2_grpc
 from services.quota import keys
 from services.quota.__main__ import serve

@@ -8,7 +8,7 @@ import pytest
 
 from baton.testing.redis_server import RedisServer
 from baton.wire import key_registry
-from baton.wire.key_registry import KeyLimits
+from baton.wire.key_limits import KeyLimits
 from baton.wire.v1 import failure_pb2, quota_pb2
 from services.quota.archive import Archiver
 from services.quota.connections import connect

@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from baton.localstack.ports import LOOPBACK, free_ports
 from baton.testing.redis_server import server_binary
 from baton.wire import failures, key_registry, usage_log
-from baton.wire.key_registry import KeyLimits
+from baton.wire.key_limits import KeyLimits
 from baton.wire.v1 import quota_pb2
 from services.quota import keys
 from services.quota.archive import Archiver

@@ -10,7 +10,8 @@ import pytest
 from baton.cli.key_homes import ClusterKeys
 from baton.cli.keys import create_key
 from baton.wire import key_registry
-from baton.wire.key_registry import KeyLimits, RegistryError, Revocation
+from baton.wire.key_limits import KeyLimits
+from baton.wire.key_registry import RegistryError, Revocation
 
 SECRET = b"s" * 32
 # Secrets are files; like the API server, it refuses what is not based on the latest version.
@@ -57,19 +58,19 @@ KEYS = ClusterKeys("baton", "prod")
 def test_keys_are_written_into_the_secret_and_given_to_the_quota_service(cluster: Path) -> None:
     first = create_key(KEYS, "acme", KeyLimits(requests_per_minute=3))
     create_key(KEYS, "other", KeyLimits())
-    records = list(KEYS.read().values())
+    records = list(KEYS.read().keys.values())
     assert [record.tenant for record in records] == ["acme", "other"]
     assert records[0].digest == key_registry.key_digest(SECRET, first).hex()
     loaded = key_registry.parse((cluster / "loaded").read_bytes(), "loaded")
-    assert list(loaded.values()) == records
+    assert list(loaded.keys.values()) == records
     assert first not in (cluster / "baton-keys.json").read_text()
 
 
 def test_a_revocation_stays_in_the_secret(cluster: Path) -> None:
     create_key(KEYS, "acme", KeyLimits())
-    [record] = KEYS.read().values()
+    [record] = KEYS.read().keys.values()
     KEYS.append(Revocation(record.key_id, 0))
-    assert [record.revoked for record in KEYS.read().values()] == [True]
+    assert [record.revoked for record in KEYS.read().keys.values()] == [True]
 
 
 def test_a_secret_that_another_one_changed_meanwhile_is_not_overwritten(cluster: Path) -> None:
@@ -77,14 +78,14 @@ def test_a_secret_that_another_one_changed_meanwhile_is_not_overwritten(cluster:
     (cluster / "conflict").touch()
     with pytest.raises(RegistryError, match="has been modified"):
         create_key(KEYS, "other", KeyLimits())
-    assert [record.tenant for record in KEYS.read().values()] == ["acme"]
+    assert [record.tenant for record in KEYS.read().keys.values()] == ["acme"]
 
 
 def test_a_key_that_no_pod_took_yet_is_recorded(cluster: Path) -> None:
     (cluster / "no-pod").touch()
     with pytest.raises(RegistryError, match="recorded"):
         create_key(KEYS, "acme", KeyLimits())
-    assert len(KEYS.read()) == 1
+    assert len(KEYS.read().keys) == 1
 
 
 def test_a_secret_has_a_size(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ from baton.cli.key_homes import LocalKeys
 from baton.cli.keys import create_key, parse_budget
 from baton.localstack.home import Home
 from baton.wire import key_registry
-from baton.wire.key_registry import KeyLimits, RegistryError
+from baton.wire.key_limits import KeyLimits
+from baton.wire.key_registry import RegistryError
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ def test_a_key_is_returned_once_and_only_its_digest_is_kept(tmp_path) -> None:
     assert api_key.startswith("bt-")
     kept = home.registry.read_text()
     assert api_key not in kept
-    (record,) = key_registry.read(home.registry).values()
+    (record,) = key_registry.read(home.registry).keys.values()
     secret = key_registry.read_secret(home.secret)
     assert record.digest == key_registry.key_digest(secret, api_key).hex()
     assert record.limits.requests_per_minute == 3

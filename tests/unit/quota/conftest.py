@@ -8,7 +8,8 @@ import fakeredis
 import pytest
 
 from baton.wire import key_registry
-from baton.wire.key_registry import KeyLimits, KeyRecord
+from baton.wire.key_limits import KeyLimits, OwnerLimits
+from baton.wire.key_registry import Entries, KeyRecord
 from baton.wire.v1 import quota_pb2
 from services.quota.ledger import LeaseTerms, Ledger
 from services.quota.registry import Registry
@@ -20,7 +21,7 @@ SECRET = b"s" * 32
 START_MS = 1_800_000_000_000
 
 
-async def read_inline(path: Path) -> dict[str, KeyRecord]:
+async def read_inline(path: Path) -> Entries:
     return key_registry.read(path)
 
 
@@ -49,7 +50,16 @@ class QuotaBench:
         await self.declare(record)
         return record
 
-    async def declare(self, record: KeyRecord) -> None:
+    async def limit(
+        self, level: str, name: str, by_model: dict[str, object] | None = None, **limits: object
+    ) -> None:
+        """Set the limits of a tenant or an organisation."""
+        parts = {"by_model": by_model or {}} | limits
+        await self.declare(
+            key_registry.owner_limits(level, name, KeyLimits(**parts))  # type: ignore[arg-type]
+        )
+
+    async def declare(self, record: KeyRecord | OwnerLimits) -> None:
         key_registry.append(self.file, record)
         await self.registry.refresh()
 

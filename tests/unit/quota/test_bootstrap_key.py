@@ -20,10 +20,10 @@ def secret_file(tmp_path: Path) -> Path:
 def test_key_of_a_file_has_the_digest_that_gateways_send(tmp_path: Path, secret_file: Path) -> None:
     key_file = tmp_path / "api-key"
     key_file.write_text(KEY + "\n")
-    (record,) = read_bootstrap_key(key_file, secret_file).values()
+    (record,) = read_bootstrap_key(key_file, secret_file).keys.values()
     assert record.digest == key_digest(SECRET, KEY).hex()
     assert record.tenant == "bootstrap"
-    assert read_bootstrap_key(key_file, secret_file) == {record.key_id: record}
+    assert read_bootstrap_key(key_file, secret_file).keys == {record.key_id: record}
 
 
 @pytest.mark.parametrize("content", ["", "short", "bt-" + "\u00e9" * 43])

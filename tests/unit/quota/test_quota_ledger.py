@@ -5,7 +5,7 @@ from datetime import datetime
 import msgspec
 import pytest
 
-from baton.wire import failures, key_registry
+from baton.wire import failures, key_limits, key_registry
 from baton.wire.v1 import quota_pb2
 
 
@@ -281,7 +281,7 @@ async def test_revoked_key_cannot_reserve_but_its_open_request_settles(bench):
 async def test_raised_limit_applies_to_what_comes_next(bench):
     key = await bench.new_key(tokens_per_minute=100)
     await bench.reserve(key, "r1", prompt=100, output=0)
-    raised = key_registry.KeyLimits(tokens_per_minute=6000)
+    raised = key_limits.KeyLimits(tokens_per_minute=6000)
     await bench.declare(msgspec.structs.replace(key, limits=raised))
     bench.pass_time(1)
     response = await bench.reserve(key, "r2", prompt=100, output=0)

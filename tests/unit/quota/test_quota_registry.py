@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from baton.wire import failures, key_registry
-from baton.wire.key_registry import KeyLimits, Revocation
+from baton.wire.key_limits import KeyLimits
+from baton.wire.key_registry import Revocation
 from baton.wire.v1 import quota_pb2
 from services.quota.registry import Registry
 from tests.unit.quota.conftest import read_inline

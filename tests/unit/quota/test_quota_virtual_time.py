@@ -8,7 +8,7 @@ import pytest
 
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire import failures, key_registry
-from baton.wire.key_registry import KeyLimits
+from baton.wire.key_limits import KeyLimits
 from baton.wire.v1 import quota_pb2
 from services.quota.ledger import Ledger
 from services.quota.registry import Registry
@@ -16,7 +16,7 @@ from services.quota.store import RedisStore
 from services.quota.upkeep import keep_reaping
 
 
-async def read_inline(path: Path) -> dict[str, key_registry.KeyRecord]:
+async def read_inline(path: Path) -> key_registry.Entries:
     return key_registry.read(path)
 
 

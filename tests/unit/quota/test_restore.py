@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from baton.wire import failures, usage_log
-from baton.wire.key_registry import LOADED_KEY, KeyLimits, new_key
+from baton.wire.key_limits import KeyLimits
+from baton.wire.key_registry import LOADED_KEY, new_key
 from baton.wire.usage_log import UsageLine
 from services.quota.registry import Registry
 from services.quota.restore import ArchivedBudgets, Spent, archive_id, spent_tokens, window_id

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from baton.wire import usage_log
-from baton.wire.key_registry import KeyLimits, KeyRecord
+from baton.wire.key_limits import KeyLimits
+from baton.wire.key_registry import KeyRecord
 from baton.wire.usage_log import UsageLine
 from services.quota.restore import Spent, spent_tokens
 from services.quota.usage_files import UsageFiles

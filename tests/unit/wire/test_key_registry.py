@@ -4,8 +4,9 @@ from hashlib import sha256
 
 import pytest
 
-from baton.wire import key_registry
-from baton.wire.key_registry import KeyLimits, KeyRecord, RegistryError, Revocation
+from baton.wire import key_limits, key_registry
+from baton.wire.key_limits import KeyLimits
+from baton.wire.key_registry import Entries, KeyRecord, RegistryError, Revocation
 
 SECRET = bytes(range(32))
 DAY_BUDGET = KeyLimits(tokens_per_minute=5, budget_tokens=9, budget_period="day")
@@ -28,7 +29,9 @@ def test_two_keys_differ():
     assert new()[0] != new()[0]
 
 
-@pytest.mark.parametrize("tenant", ["", "a b", "a}", "{a", "a\n", "-a", "x" * 65])
+@pytest.mark.parametrize(
+    "tenant", ["", "a b", "a}", "{a", "a\n", "-a", "x" * 65, "a/", "/a", "a/b/c"]
+)
 def test_tenant_that_could_leave_its_hash_slot_is_refused(tenant):
     with pytest.raises(RegistryError):
         new(tenant)
@@ -57,7 +60,7 @@ def test_what_was_appended_is_read_back_and_revocation_sticks(tmp_path):
     _, second = new()
     for entry in (first, second, Revocation(first.key_id, 7), Revocation("unknown", 7)):
         key_registry.append(file, entry)
-    records = key_registry.read(file)
+    records = key_registry.read(file).keys
     assert list(records) == [first.key_id, second.key_id]
     assert records[first.key_id].revoked
     assert records[second.key_id] == second
@@ -66,7 +69,7 @@ def test_what_was_appended_is_read_back_and_revocation_sticks(tmp_path):
 
 
 def test_missing_registry_is_empty(tmp_path):
-    assert key_registry.read(tmp_path / "none") == {}
+    assert key_registry.read(tmp_path / "none") == Entries()
 
 
 def test_unfinished_last_line_is_left_out(tmp_path):
@@ -74,7 +77,7 @@ def test_unfinished_last_line_is_left_out(tmp_path):
     key_registry.append(file, new()[1])
     with file.open("ab") as out:
         out.write(b'{"op":"create"')
-    assert len(key_registry.read(file)) == 1
+    assert len(key_registry.read(file).keys) == 1
 
 
 @pytest.mark.parametrize("line", [b"nonsense", b'{"op":"create"}', b'{"op":"drop"}', b"[1]"])
@@ -101,8 +104,8 @@ def test_redis_gets_no_key_and_a_revoked_digest_is_deleted():
 
 
 def test_all_keys_of_a_tenants_ledger_share_its_hash_tag():
-    assert key_registry.tenant_root("acme") == "baton:{acme}"
-    assert key_registry.limits_key("acme", "k").startswith("baton:{acme}:")
+    assert key_limits.tenant_root("acme") == "baton:{acme}"
+    assert key_limits.limits_key("baton:{acme}", "k").startswith("baton:{acme}:")
 
 
 def test_secret_is_made_once_and_readable_by_its_owner_only(tmp_path):
