@@ -6,7 +6,7 @@ import platform
 import sys
 from importlib.metadata import version
 
-from baton.cli import keys, roll, stack, top, trace, up
+from baton.cli import explain, keys, roll, stack, top, trace, up
 from baton.localstack.edge import NoEnvoy
 from baton.localstack.home import AlreadyRunning, HomeNotWritable
 from baton.localstack.models import ModelNotFound
@@ -37,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="baton", description="Disaggregated LLM serving")
     parser.add_argument("--version", action="version", version=version_line())
     commands = parser.add_subparsers(dest="command", required=True)
-    for module in (up, stack, top, roll, keys, trace):
+    for module in (up, stack, top, roll, keys, trace, explain):
         module.add_parsers(commands)
     arguments = parser.parse_args()
     try:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from baton.localstack.exposition import Samples
 from baton.localstack.fleet_view import Reading
@@ -46,6 +47,15 @@ class Scraper:
         for gateway, own in self._all(urls, json.loads).items():
             rows += [{"gateway": gateway, **row} for row in own or []]
         return sorted(rows, key=lambda row: -float(row["age_s"]))
+
+    def explanation(self, state: StackState, request_id: str) -> dict[str, Any] | None:
+        """The explanation of a request's picks; None when no gateway keeps it."""
+        urls = {
+            name: f"{url}/explain/{quote(request_id, safe='')}"
+            for name, url in admin_urls(state).items()
+            if name.startswith("gateway")
+        }
+        return next((each for each in self._all(urls, json.loads).values() if each), None)
 
     def _all(self, urls: Mapping[str, str], parse: Callable[[str], T]) -> dict[str, T | None]:
         answers = self._threads.map(partial(_read, parse=parse), urls.values())

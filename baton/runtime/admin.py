@@ -8,15 +8,18 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
 # An event loop that runs no callback for this long is stuck; a busy one takes less.
 LIVE_TIMEOUT_S = 5.0
 
-# Makes the JSON of a page on the service's event loop, where nothing changes meanwhile.
-Page = Callable[[], bytes]
+# Makes the JSON of a page on the service's event loop, where nothing changes meanwhile. It gets the
+# rest of the path: "abc" for "/explain/abc" of the page "/explain". None = not found.
+Page = Callable[[str], bytes | None]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -30,16 +33,19 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer_reason("" if is_alive else "the event loop is stuck")
         elif self.path == "/readyz":
             self._answer_reason(self.server.unready_reason())
-        elif (page := self.server.pages.get(self.path)) is not None:
-            self._answer_page(page)
         else:
-            self._answer(404, "text/plain", b"not found\n")
+            self._answer_page()
 
-    def _answer_page(self, page: Page) -> None:
+    def _answer_page(self) -> None:
+        name, _, rest = self.path.removeprefix("/").partition("/")
+        page = self.server.pages.get(f"/{name}", _no_page)
         try:
-            body = self.server.on_loop(page).result(LIVE_TIMEOUT_S)
+            body = self.server.on_loop(partial(page, unquote(rest))).result(LIVE_TIMEOUT_S)
         except FutureTimeout:
             self._answer_reason("the event loop is stuck")
+            return
+        if body is None:
+            self._answer(404, "text/plain", b"not found\n")
         else:
             self._answer(200, "application/json", body)
 
@@ -58,6 +64,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: scrapes are not worth a line."""
 
 
+def _no_page(rest: str) -> None:
+    """A page that is not there."""
+
+
 class _AdminServer(ThreadingHTTPServer):
     """The server in its thread, with the event loop that it was started from."""
 
@@ -71,10 +81,10 @@ class _AdminServer(ThreadingHTTPServer):
         self.pages = pages
         self._loop = asyncio.get_running_loop()
 
-    def on_loop(self, page: Page) -> "Future[bytes]":
+    def on_loop(self, page: Callable[[], bytes | None]) -> "Future[bytes | None]":
         """Make a page on the event loop."""
 
-        async def made() -> bytes:
+        async def made() -> bytes | None:
             return page()
 
         return asyncio.run_coroutine_threadsafe(made(), self._loop)
@@ -97,7 +107,7 @@ def start_admin(
     """Serve on `listen` ("host:port") in a daemon thread; returns the bound port.
 
     Call it from the service's event loop. `unready_reason` is called from another thread; empty =
-    ready. `pages` are the service's own, by path.
+    ready. `pages` are the service's own, by the first part of their paths.
     """
     host, _, port = listen.rpartition(":")
     server = _AdminServer((host, int(port)), unready_reason, pages or {})

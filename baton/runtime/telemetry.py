@@ -95,6 +95,11 @@ class Span:
         """The trace's id, 32 hex characters."""
         return trace.format_trace_id(self._span.get_span_context().trace_id)
 
+    @property
+    def is_recorded(self) -> bool:
+        """False when nobody will see the span, so that attributes need not be made."""
+        return self._span.is_recording()
+
     def set(self, key: str, value: AttributeValue) -> None:
         self._span.set_attribute(key, value)
 

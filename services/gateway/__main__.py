@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import SystemRandom
 
 from baton.runtime import environment, logs
-from baton.runtime.admin import start_admin
+from baton.runtime.admin import Page, start_admin
 from baton.runtime.process import Misconfigured, Process, run
 from baton.wire.key_registry import RegistryError, read_secret
 from services.gateway import instruments
@@ -52,7 +52,10 @@ async def serve(
     # Uvicorn's own cap must not come before ours, which ends streams with an error event.
     drain_cap_s = settings.unready_s + settings.drain_s + LAST_SETTLES_S
     server = HttpServer(app, drain_cap_s=drain_cap_s, stall_s=settings.stall_s)
-    pages = {"/requests": lambda: open_requests(gateway)}
+    pages: dict[str, Page] = {
+        "/requests": lambda rest: open_requests(gateway),
+        "/explain": gateway.explanations.page,
+    }
     admin_port = start_admin(settings.admin_listen, process.unready_reason, pages)
     port = bound.getsockname()[1]
     _log.info("serving", port=port, admin_port=admin_port)

@@ -44,6 +44,7 @@ from services.gateway.http.request import (
     client_address_of,
     timeout_of,
     traceparent_of,
+    wants_explanation,
 )
 from services.gateway.http.response import JSON, STALL_S, HttpResponse, error_headers, send_error
 from services.gateway.http.sink import HttpSink
@@ -146,6 +147,7 @@ class App:
                 read_body=body.read,
                 traceparent=traceparent_of(headers),
                 client_address=client_address_of(scope, self._num_proxies),
+                wants_explanation=wants_explanation(headers),
             )
         except BatonError as error:
             _log.info("refused", request_id=request_id, reason=error.reason)

@@ -25,6 +25,7 @@ from services.gateway.request.deps import AttemptDeps, Limits, PipelineDeps
 from services.gateway.request.large_bodies import LargeBodies
 from services.gateway.request.pipeline import Pipeline
 from services.gateway.request.reservation import Reservations
+from services.gateway.routing.explanations import Explanations
 from services.gateway.routing.fallback_picker import FallbackPicker
 from services.gateway.routing.models import Aliases, ModelDirectory
 from services.gateway.routing.ready_workers import ReadyWorkers
@@ -90,6 +91,7 @@ class Gateway:
         migration = EarlyMigration(rng, self._ready_workers.has_another, clock)
         self.links = WorkerLinks(clients.dial, own.gateway_id, clock, migration)
         self.auditor = GatewayAuditor(self.leases, self.links)
+        self.explanations = Explanations()
         self.outbox = Outbox(clients.outbox_files, clients.quota, clients.in_thread)
         fallback_picker = FallbackPicker(rng, self._ready_workers, self.links.num_open)
         self._routers = Routers(clients.routers, clock, rng, self._take_in, fallback_picker.pick)
@@ -154,6 +156,7 @@ class Gateway:
                     router=self._routers,
                     links=self.links,
                     migrations=MigrationLimiter(self.rng),
+                    explanations=self.explanations,
                 ),
             )
         )

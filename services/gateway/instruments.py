@@ -150,6 +150,20 @@ GATEWAY_FALLBACK_PICKS = Counter(
     "baton_gateway_lone_picks",
     "Picks that the gateway made from the routers' last view, because none of them answered",
 )
+GATEWAY_PICK_REGRET = Histogram(
+    "baton_gateway_pick_regret_seconds",
+    "Time by which a pick cost more than the best other choice was predicted to; 0 = none was "
+    "better",
+    _SERVED,
+    buckets=_STAGE_BUCKETS,
+)
+GATEWAY_PICK_ERROR = Histogram(
+    "baton_gateway_pick_error_ratio",
+    "Measured over predicted time of a pick, by part: wait, prefill, handoff, steps, first_token, "
+    "token_gap",
+    ("model_name", "part"),
+    buckets=(0.1, 0.2, 0.5, 0.8, 0.9, 1.1, 1.25, 2, 5, 10),
+)
 GATEWAY_MIGRATIONS = Counter(
     "baton_gateway_moves",
     "Migrations of streams that had begun to another worker, by reason",

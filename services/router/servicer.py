@@ -33,7 +33,6 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
             response = await self._core.pick(request, _time_to_wait(context.time_remaining()))
             span.set("baton.decode_worker", response.decode.worker_id)
             span.set("baton.prefill_worker", response.prefill.worker_id)
-            span.set("baton.pick_reasons", response.reasons)
             span.set("baton.predicted_cached_tokens", response.predicted_cached_tokens)
             return response
 

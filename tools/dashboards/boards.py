@@ -162,6 +162,24 @@ STAGES = Dashboard(
                 "s",
             ),
         ],
+        "Were the picks right": [
+            Panel(
+                "Measured over predicted, by part",
+                "Median. 1 = the router knew; 2 = it took twice as long as the router thought. The "
+                "parts are those of the score: wait and prefill of the prompt, handoff, steps.",
+                {quantile(0.5, "baton_gateway_pick_error_ratio", "part"): "{{part}}"},
+            ),
+            Panel(
+                "Regret",
+                "By how much picks cost more than the best other choice was predicted to. 0 = none "
+                "was better. The mean is what a router that knew could save at most.",
+                {
+                    mean("baton_gateway_pick_regret_seconds"): "mean",
+                    quantile(0.95, "baton_gateway_pick_regret_seconds"): "p95",
+                },
+                "s",
+            ),
+        ],
         "After it": [
             Panel(
                 "First token to last",

@@ -65,20 +65,68 @@ class Quarantined(_message.Message):
     def __init__(self, fingerprint: _Optional[bytes] = ..., left_s: _Optional[float] = ..., software_version: _Optional[str] = ...) -> None: ...
 
 class PickResponse(_message.Message):
-    __slots__ = ("decode", "prefill", "queue_us", "reasons", "predicted_cached_tokens", "is_suspect")
+    __slots__ = ("decode", "prefill", "queue_us", "predicted_cached_tokens", "is_suspect", "reasons")
     DECODE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
-    REASONS_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IS_SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
     decode: WorkerEndpoint
     prefill: WorkerEndpoint
     queue_us: int
-    reasons: str
     predicted_cached_tokens: int
     is_suspect: bool
-    def __init__(self, decode: _Optional[_Union[WorkerEndpoint, _Mapping]] = ..., prefill: _Optional[_Union[WorkerEndpoint, _Mapping]] = ..., queue_us: _Optional[int] = ..., reasons: _Optional[str] = ..., predicted_cached_tokens: _Optional[int] = ..., is_suspect: _Optional[bool] = ...) -> None: ...
+    reasons: PickReasons
+    def __init__(self, decode: _Optional[_Union[WorkerEndpoint, _Mapping]] = ..., prefill: _Optional[_Union[WorkerEndpoint, _Mapping]] = ..., queue_us: _Optional[int] = ..., predicted_cached_tokens: _Optional[int] = ..., is_suspect: _Optional[bool] = ..., reasons: _Optional[_Union[PickReasons, _Mapping]] = ...) -> None: ...
+
+class PickReasons(_message.Message):
+    __slots__ = ("choices", "left_out", "num_omitted", "num_prompt_tokens", "remark")
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    NUM_OMITTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REMARK_FIELD_NUMBER: _ClassVar[int]
+    choices: _containers.RepeatedCompositeFieldContainer[PickChoice]
+    left_out: _containers.RepeatedCompositeFieldContainer[LeftOutWorker]
+    num_omitted: int
+    num_prompt_tokens: int
+    remark: str
+    def __init__(self, choices: _Optional[_Iterable[_Union[PickChoice, _Mapping]]] = ..., left_out: _Optional[_Iterable[_Union[LeftOutWorker, _Mapping]]] = ..., num_omitted: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., remark: _Optional[str] = ...) -> None: ...
+
+class PickChoice(_message.Message):
+    __slots__ = ("decode_worker_id", "prefill_worker_id", "num_cached_tokens", "is_measured", "wait_s", "prefill_s", "handoff_s", "steps_s", "itl_s", "streams_s", "step_s")
+    DECODE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_MEASURED_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_S_FIELD_NUMBER: _ClassVar[int]
+    STEPS_S_FIELD_NUMBER: _ClassVar[int]
+    ITL_S_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    decode_worker_id: str
+    prefill_worker_id: str
+    num_cached_tokens: int
+    is_measured: bool
+    wait_s: float
+    prefill_s: float
+    handoff_s: float
+    steps_s: float
+    itl_s: float
+    streams_s: float
+    step_s: float
+    def __init__(self, decode_worker_id: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ..., is_measured: _Optional[bool] = ..., wait_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., handoff_s: _Optional[float] = ..., steps_s: _Optional[float] = ..., itl_s: _Optional[float] = ..., streams_s: _Optional[float] = ..., step_s: _Optional[float] = ...) -> None: ...
+
+class LeftOutWorker(_message.Message):
+    __slots__ = ("worker_id", "reason")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    reason: str
+    def __init__(self, worker_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class WorkerEndpoint(_message.Message):
     __slots__ = ("worker_id", "endpoint", "boot_epoch")

@@ -19,6 +19,8 @@ TOTAL_HEADER = "x-request-timeout-s"
 FIRST_TOKEN_HEADER = "x-first-token-timeout-s"
 TOKEN_GAP_HEADER = "x-token-gap-timeout-s"
 MAX_TIMEOUT_S = 3600.0
+# 1 = the answer explains the choice of its workers.
+EXPLAIN_HEADER = "x-explain"
 MAX_REMEMBERED_IDS = 100_000
 
 _SANE_ID = re.compile(r"[A-Za-z0-9_.:\-]{1,64}")
@@ -87,6 +89,15 @@ def timeout_of(headers: Headers, name: str) -> float | None:
     if timeout_s == 0:
         raise DeadlineExceeded(f"{name}: no time at all")
     return min(timeout_s, MAX_TIMEOUT_S)
+
+
+def wants_explanation(headers: Headers) -> bool:
+    """True when the answer should explain the choice of its workers. Raises InvalidRequest."""
+    value = ",".join(headers.all(EXPLAIN_HEADER)) or "0"
+    if value not in ("0", "1"):
+        message = f"{EXPLAIN_HEADER}: got {quoted(value)}; expected 0 or 1"
+        raise InvalidRequest(message, param=EXPLAIN_HEADER)
+    return value == "1"
 
 
 class RequestIds:

@@ -23,6 +23,7 @@ from services.gateway.openai.generation import (
 )
 from services.gateway.request.incoming import Head
 
+EXPLANATION_HEADER = "x-explanation"
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -37,6 +38,9 @@ class StreamedAnswer:
         if not self._response.started:
             headers = {**_STREAM_HEADERS, **_head_headers(head)}
             await self._response.start(200, EVENT_STREAM, headers)
+        elif head.explanation:
+            # A keep-alive has sent the headers.
+            await self._response.write(sse.comment(f"{EXPLANATION_HEADER}: {head.explanation}"))
         await self._response.write(self._format.opening())
 
     async def deltas(self, batch: list[Delta]) -> None:
@@ -154,10 +158,12 @@ class HttpSink:
 
 def _head_headers(head: Head) -> dict[str, str]:
     degraded = {"x-ratelimit-degraded": "1"} if head.degraded else {}
+    explained = {EXPLANATION_HEADER: head.explanation} if head.explanation else {}
     wall_ms = round(sum(head.stages.values()) * 1000)
     return {
         "server-timing": server_timing(head.stages),
         "openai-processing-ms": str(wall_ms),
         **limit_headers(head.limits),
         **degraded,
+        **explained,
     }

@@ -9,6 +9,11 @@ KEEP_ALIVE = b": keep-alive\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
+def comment(text: str) -> bytes:
+    """A comment of one line."""
+    return b": " + text.encode() + b"\n\n"
+
+
 def data_event(payload: object) -> bytes:
     """An event with a JSON payload and no name."""
     return b"data: " + _encode(payload) + b"\n\n"

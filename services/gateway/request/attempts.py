@@ -13,6 +13,7 @@ import asyncio
 from baton.wire.failures import BatonError
 from baton.wire.v1 import router_pb2
 from services.gateway.openai.generation import Usage
+from services.gateway.request import reports
 from services.gateway.request.answer_stream import AnswerStream, Delivery
 from services.gateway.request.deps import AttemptDeps
 from services.gateway.request.incoming import AnswerSink
@@ -67,6 +68,7 @@ class Attempts:
         finally:
             self._picks.permit.release()
             self._timeline.end()
+        reports.of_answer(self._trace)
         return self._trace.usage.for_client()
 
     async def _goes_on(self) -> bool:

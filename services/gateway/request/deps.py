@@ -8,6 +8,7 @@ from services.gateway.clients.protocols import TokenizerClient
 from services.gateway.request.auditor import GatewayAuditor
 from services.gateway.request.large_bodies import LargeBodies
 from services.gateway.request.reservation import Reservations
+from services.gateway.routing.explanations import Explanations
 from services.gateway.routing.models import ModelDirectory
 from services.gateway.routing.routers import Routers
 from services.gateway.tenants.auth import Authenticator
@@ -37,6 +38,7 @@ class AttemptDeps:
     router: Routers
     links: WorkerLinks
     migrations: MigrationLimiter
+    explanations: Explanations
 
 
 @dataclass(frozen=True, slots=True)

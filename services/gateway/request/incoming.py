@@ -62,7 +62,8 @@ class IncomingRequest:
     `token_gap_s` replaces this gateway's limit.
 
     Quota knows the request under `usage_id`. `read_body` is called once, when the client is
-    authenticated; it raises BatonError.
+    authenticated; it raises BatonError. It has a field for each header that the gateway reads,
+    hence many.
     """
 
     request_id: str
@@ -75,6 +76,7 @@ class IncomingRequest:
     deadline_s: float = 600.0
     first_token_s: float | None = None
     token_gap_s: float | None = None
+    wants_explanation: bool = False
 
     def deadlines(self, token_gap_s: float, clock: Clock) -> Deadlines:
         """Its deadlines, counted from now. `token_gap_s` is this gateway's limit, for a client that
@@ -95,6 +97,8 @@ class Head:
     limits: failure_pb2.LimitState | None
     # The limits are this gateway's own, because quota does not answer.
     degraded: bool = False
+    # The pick's explanation as JSON, where the client asked for it.
+    explanation: str = ""
 
 
 class Client(Protocol):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from baton.runtime.telemetry import Span
 from baton.wire.failures import BatonError
+from baton.wire.pick_reasons import text_of
 from baton.wire.v1 import router_pb2
 from services.gateway.request import reports
 from services.gateway.request.deps import AttemptDeps
@@ -12,6 +13,7 @@ from services.gateway.request.incoming import Deadlines
 from services.gateway.request.submission import Submission
 from services.gateway.request.trace import RequestTrace, Stage
 from services.gateway.routing.crash_record import Crashes, CrashRecord
+from services.gateway.routing.explanations import Explanation
 from services.gateway.workers.migration import MigrationLimiter
 
 NO_WORKER_PAUSE_S = 0.5
@@ -111,6 +113,7 @@ class Picks:
         self._router = deps.router
         self._clock = deps.clock
         self._trace = trace
+        self._explanations = deps.explanations
 
     async def next(
         self, excluded: Sequence[str], migration: Span | None
@@ -145,6 +148,20 @@ class Picks:
             pick = await self._router.pick(request, context)
             self._crashes.picked(self._crash_record, pick)
             queue_s = min(pick.queue_us / 1e6, self._clock.now() - asked_s)
-            span.set("baton.pick.reasons", pick.reasons)
+            if span.is_recorded:
+                span.set("baton.pick.reasons", text_of(pick.reasons))
         reports.of_queue(trace, span, asked_s, queue_s)
+        self._explain(pick, queue_s)
         return pick
+
+    def _explain(self, pick: router_pb2.PickResponse, queue_s: float) -> None:
+        trace = self._trace
+        if trace.explanation is None:
+            trace.explanation = Explanation(
+                trace.request_id,
+                trace.tenant,
+                trace.model_name,
+                is_counted=self._submission.starts_with_a_token,
+            )
+            self._explanations.keep(trace.explanation)
+        trace.explanation.picked(pick, queue_s, self._clock.now())

@@ -89,6 +89,16 @@ def of_first_token(
     instruments.REQUEST_PREFILL_TIME.labels(name).observe(prefill_s)
 
 
+def of_answer(trace: RequestTrace) -> None:
+    """Report an answer that is complete to the explanation of its picks."""
+    usage, stages = trace.usage, trace.timer.stages
+    token_gap_s = None
+    if len(usage.choices) == 1 and usage.num_output_tokens > 1 and Stage.MIGRATION not in stages:
+        token_gap_s = stages.get(Stage.DECODE, 0.0) / (usage.num_output_tokens - 1)
+    if trace.explanation is not None:
+        trace.explanation.ended(usage.num_cached_tokens, token_gap_s)
+
+
 @contextmanager
 def of_tokens(trace: RequestTrace, num_choices: int, max_tokens: int) -> Iterator[None]:
     """Report the tokens of a request, around whose lease this stands, and its limit of them."""

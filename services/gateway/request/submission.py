@@ -110,6 +110,13 @@ class Submission:
         self._sampling = _sampling(job)
         self._fingerprint = _fingerprint(job, self._sampling, server_secret)
 
+    @property
+    def starts_with_a_token(self) -> bool:
+        """True when the first token comes as soon as the prompt is computed in steps of any size: a
+        beam search answers at its end, and logprobs of the prompt take small steps."""
+        request = self._job.request
+        return request.search is None and not request.wants_prompt_logprobs
+
     def pick_request(self) -> router_pb2.PickRequest:
         """The request to the router for the next attempt, without the workers to leave out."""
         request, prompt, plan = self._job.request, self._job.prompt, self._job.plan

@@ -46,6 +46,9 @@ class Timeline:
         self._has_begun = True
         prefill_s = self._trace.timer.mark(Stage.PREFILL)
         reports.of_first_token(self._trace, prefill_s, worker_stages)
+        explanation = self._trace.explanation
+        if explanation is not None and worker_stages:
+            explanation.began(self._clock.now(), worker_stages)
         return True
 
     def pause(self) -> None:

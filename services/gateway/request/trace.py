@@ -10,6 +10,7 @@ from baton.system.clock import Clock
 from services.gateway.clients.protocols import CallContext
 from services.gateway.openai.generation import Usage
 from services.gateway.request.incoming import Client, Head, IncomingRequest
+from services.gateway.routing.explanations import Explanation
 from services.gateway.tenants.lease import Lease
 from services.gateway.text.choice_text import ChoiceText
 
@@ -103,6 +104,8 @@ class RequestTrace:
         self.stage = Stage.AUTH
         self.tenant = ""
         self.model_name = ""
+        # From the first pick on.
+        self.explanation: Explanation | None = None
 
     @property
     def request_id(self) -> str:
@@ -128,4 +131,7 @@ class RequestTrace:
 
     def head(self, lease: Lease) -> Head:
         """The headers of the response, as far as its stages have come."""
-        return Head(dict(self.timer.stages), lease.limits, lease.local)
+        explanation = ""
+        if self.explanation is not None and self.incoming.wants_explanation:
+            explanation = self.explanation.to_json().decode()
+        return Head(dict(self.timer.stages), lease.limits, lease.local, explanation)

@@ -47,6 +47,8 @@ class FallbackPicker:
         _log.info("picked_alone", request_id=request.request_id, worker_id=best.worker_id)
         return router_pb2.PickResponse(
             decode=router_pb2.WorkerEndpoint(worker_id=best.worker_id, endpoint=best.endpoint),
-            reasons=f"no router answers: of {len(best_known)} drawn "
-            + ", ".join(f"{w.worker_id}={self._num_open(w.worker_id)}" for w in drawn),
+            reasons=router_pb2.PickReasons(
+                remark=f"no router answers: of {len(best_known)} drawn "
+                + ", ".join(f"{w.worker_id}={self._num_open(w.worker_id)}" for w in drawn)
+            ),
         )

@@ -66,7 +66,7 @@ def is_local(
     decode = _view("decode", figures, figures.local_prefill_tokens_per_s, num_cached_tokens)
     prefill = _view("prefill", figures, figures.prefill_tokens_per_s, num_cached_tokens)
     picked = pick(demand, [_running(decode, num_running)], [prefill], policy, Random(0))
-    assert not isinstance(picked, NoPick), picked.reasons
+    assert not isinstance(picked, NoPick), picked.obstacle
     return picked.prefill is None
 
 

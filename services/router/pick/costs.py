@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from statistics import median_low
+from typing import NamedTuple
 
 from services.router.fleet.views import Demand, Policy, WorkerView
 
@@ -20,44 +21,91 @@ def remote_s(demand: Demand, prefill: WorkerView) -> float:
     return tokens / prefill.speed.prefill_tokens_per_s
 
 
-def ttft_s(demand: Demand, decode: WorkerView, prefill: WorkerView | None) -> dict[str, float]:
-    """Seconds until the decode worker has the first token and the blocks, by part."""
-    computing = prefill or decode
-    rate = computing.speed.prefill_tokens_per_s
-    costs = {
-        "wait": computing.num_queued_prefill_tokens / rate,
-        "prefill": computing.missing_tokens(demand.num_prompt_tokens) / rate,
-    }
-    if prefill:
-        shape = decode.shape
-        num_blocks = -(-decode.missing_tokens(demand.num_prompt_tokens) // shape.block_size)
-        sent_s = num_blocks * shape.block_bytes / decode.speed.handoff_bytes_per_s
-        costs["transfer"] = decode.speed.handoff_s + sent_s
-    return costs
+class Costs(NamedTuple):
+    """The seconds that a pair costs a request, by part, in the order of the formula."""
+
+    wait_s: float
+    prefill_s: float
+    handoff_s: float
+    steps_s: float
+    itl_s: float
+    streams_s: float
+
+    @property
+    def score_s(self) -> float:
+        return sum(self)
+
+    @property
+    def first_token_s(self) -> float:
+        return self.wait_s + self.prefill_s + self.handoff_s + self.steps_s
 
 
-def steps_s(
-    demand: Demand, decode: WorkerView, prefill: WorkerView | None, pool_step_s: float
-) -> float:
-    """Seconds of the decode steps, which the rates of prompt tokens leave out: one idle step, or
-    for local prefill beside running sequences one step of their batch per chunk."""
-    if prefill or not decode.num_running:
-        return pool_step_s
-    num_tokens = decode.num_queued_prefill_tokens + decode.missing_tokens(demand.num_prompt_tokens)
-    num_steps = -(-num_tokens // decode.chunk_tokens) if decode.chunk_tokens else 1
-    return num_steps * decode.speed.decode_step_s
+class PickCosts:
+    """The costs of one request's pairs; an idle decode step of the pool takes `pool_step_s`."""
 
+    def __init__(self, demand: Demand, policy: Policy, pool_step_s: float) -> None:
+        self._demand = demand
+        self._policy = policy
+        self._pool_step_s = pool_step_s
+        self._num_output_tokens = max(1, demand.expected_output_tokens)
 
-def delay_s(demand: Demand, decode: WorkerView, policy: Policy) -> float:
-    """Seconds that the streams on the decode worker lose by a local prefill, in sum, weighted."""
-    missing = decode.missing_tokens(demand.num_prompt_tokens)
-    own_s = missing / decode.speed.prefill_tokens_per_s
-    return policy.itl_weight * decode.num_running * own_s
+    def of(self, decode: WorkerView, prefill: WorkerView | None, step_s: float) -> Costs:
+        """Return the costs of a pair; no `prefill` = local prefill. A decode step takes `step_s`
+        there with the request."""
+        computing = prefill or decode
+        rate = computing.speed.prefill_tokens_per_s
+        itl_s = self._policy.itl_weight * (step_s - self._pool_step_s) * self._num_output_tokens
+        return Costs(
+            wait_s=computing.num_queued_prefill_tokens / rate,
+            prefill_s=computing.missing_tokens(self._demand.num_prompt_tokens) / rate,
+            handoff_s=self._handoff_s(decode) if prefill else 0.0,
+            steps_s=self._pool_step_s if prefill else self._local_steps_s(decode),
+            itl_s=itl_s,
+            streams_s=0.0 if prefill else self._delay_s(decode),
+        )
 
+    def step_s(self, decode: WorkerView) -> float:
+        """Seconds of a decode step there with this request in the batch.
 
-def _idle_step_s(decode: WorkerView, policy: Policy) -> float:
-    """Seconds of a decode step with an empty batch, scaled from the one that was measured."""
-    return decode.speed.decode_step_s / (1 + decode.num_running / policy.batch_doubling)
+        A pool's workers count as equally fast: a mean that lags behind a changing batch, or was
+        taken long ago, would send whole bursts to one of them. A worker counts as slow only while
+        it runs sequences and its steps are slower by more than NOISE_FACTOR; an idle one is tried
+        again.
+        """
+        own_s = _idle_step_s(decode, self._policy)
+        is_slow = decode.num_running > 0 and own_s > NOISE_FACTOR * self._pool_step_s
+        batch = decode.num_sequences + self._demand.num_choices
+        return (own_s if is_slow else self._pool_step_s) * (1 + batch / self._policy.batch_doubling)
+
+    def engine_s(self, decode: WorkerView, costs: Costs) -> float:
+        """Seconds of the engines that the request takes: what is not cached of its prompt, the
+        handoff, and its share of the decode steps in which its choices run beside others."""
+        batch = decode.num_sequences + self._demand.num_choices
+        step_share_s = decode.speed.decode_step_s * self._demand.num_choices / batch
+        return costs.prefill_s + costs.handoff_s + step_share_s * self._num_output_tokens
+
+    def _handoff_s(self, decode: WorkerView) -> float:
+        """Seconds in which the blocks that the decode worker misses are handed over."""
+        shape, speed = decode.shape, decode.speed
+        missing = decode.missing_tokens(self._demand.num_prompt_tokens)
+        num_blocks = -(-missing // shape.block_size)
+        return speed.handoff_s + num_blocks * shape.block_bytes / speed.handoff_bytes_per_s
+
+    def _local_steps_s(self, decode: WorkerView) -> float:
+        """Seconds of the decode steps beside a local prefill, which the rates of prompt tokens
+        leave out: one step of the running batch per chunk, or an idle step."""
+        if not decode.num_running:
+            return self._pool_step_s
+        missing = decode.missing_tokens(self._demand.num_prompt_tokens)
+        num_tokens = decode.num_queued_prefill_tokens + missing
+        num_steps = -(-num_tokens // decode.chunk_tokens) if decode.chunk_tokens else 1
+        return num_steps * decode.speed.decode_step_s
+
+    def _delay_s(self, decode: WorkerView) -> float:
+        """Seconds that the streams on the decode worker lose by a local prefill, weighted."""
+        missing = decode.missing_tokens(self._demand.num_prompt_tokens)
+        own_s = missing / decode.speed.prefill_tokens_per_s
+        return self._policy.itl_weight * decode.num_running * own_s
 
 
 def idle_pool_step_s(decodes: Sequence[WorkerView], policy: Policy) -> float:
@@ -66,35 +114,6 @@ def idle_pool_step_s(decodes: Sequence[WorkerView], policy: Policy) -> float:
     return median_low(steps) if steps else 0.0
 
 
-def itl_increase_s(demand: Demand, decode: WorkerView, policy: Policy, pool_step_s: float) -> float:
-    """Seconds that the output takes longer than on an idle worker of the pool, weighted.
-
-    A pool's workers count as equally fast: a mean that lags behind a changing batch, or was taken
-    long ago, would send whole bursts to one of them. A worker counts as slow only while it runs
-    sequences and its steps are slower by more than NOISE_FACTOR; an idle one is tried again.
-    """
-    step_s = _idle_step_s(decode, policy)
-    is_slow = decode.num_running > 0 and step_s > NOISE_FACTOR * pool_step_s
-    batch = decode.num_sequences + demand.num_choices
-    longer_s = (step_s if is_slow else pool_step_s) * (1 + batch / policy.batch_doubling)
-    return policy.itl_weight * (longer_s - pool_step_s) * max(1, demand.expected_output_tokens)
-
-
-def engine_s(demand: Demand, decode: WorkerView, prefill: WorkerView | None) -> float:
-    """Seconds of the engines that the request takes: what is not cached of its prompt, the handoff,
-    and its share of the decode steps in which its choices run beside others."""
-    parts = ttft_s(demand, decode, prefill)
-    batch = decode.num_sequences + demand.num_choices
-    step_share_s = decode.speed.decode_step_s * demand.num_choices / batch
-    own_s = parts["prefill"] + parts.get("transfer", 0.0)
-    return own_s + step_share_s * max(1, demand.expected_output_tokens)
-
-
-def first_token_s(
-    demand: Demand, decode: WorkerView, prefill: WorkerView | None, pool_step_s: float
-) -> float:
-    """Seconds from the pick to the first token; 0 where the rate of prefill was not measured."""
-    if not (prefill or decode).speed.is_measured:
-        return 0.0
-    ttft = ttft_s(demand, decode, prefill)
-    return sum(ttft.values()) + steps_s(demand, decode, prefill, pool_step_s)
+def _idle_step_s(decode: WorkerView, policy: Policy) -> float:
+    """Seconds of a decode step with an empty batch, scaled from the one that was measured."""
+    return decode.speed.decode_step_s / (1 + decode.num_running / policy.batch_doubling)

@@ -13,16 +13,16 @@ randomness only breaks ties. Knows neither time nor queues nor the source of the
 """
 
 import heapq
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
+from typing import NamedTuple
 
 from services.router.fleet.views import Demand, Policy, PrefillMode, Unfit, WorkerView
 from services.router.pick import costs
+from services.router.pick.reasons import MAX_OTHERS, Choice, LeftOut, Reasons
 
-MAX_REASONS = 12
 _TIE = 1e-9
 
 
@@ -46,7 +46,7 @@ class Pick:
     decode: WorkerView
     prefill: WorkerView | None
     num_decode_blocks: int
-    reasons: str
+    reasons: Reasons
     first_token_s: float
     engine_s: float
 
@@ -59,25 +59,16 @@ class NoPick:
     """
 
     obstacle: Obstacle
-    reasons: str
+    reasons: Reasons
     full: tuple[WorkerView, ...] = ()
     first_token_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    decode: WorkerView
-    prefill: WorkerView | None
-    # Seconds by part, in the order of the formula.
-    parts: dict[str, float]
+class _Partners(NamedTuple):
+    """The prefill workers of one block shape: the soonest one, and others with room."""
 
-    @property
-    def score_s(self) -> float:
-        return sum(self.parts.values())
-
-    @property
-    def name(self) -> str:
-        return self.decode.worker_id + (f"+{self.prefill.worker_id}" if self.prefill else "")
+    soonest: WorkerView
+    others: Sequence[WorkerView]
 
 
 def pick(
@@ -88,48 +79,51 @@ def pick(
     random: Random,
 ) -> Pick | NoPick:
     """Return the best pair that has room, or why there is none. All views are of one model."""
-    losses: list[str] = []
-    candidates: list[_Candidate] = []
-    fit_decodes = _fit(decodes, losses)
-    partners = {}
+    left_out: list[LeftOut] = []
+    choices: list[Choice] = []
+    fit_decodes = _fit(decodes, left_out)
+    partners: dict[str, _Partners] = {}
     if demand.mode is not PrefillMode.LOCAL:
-        partners = _partners(demand, _fit(prefills, losses), losses, random)
+        partners = _partners(demand, _fit(prefills, left_out), left_out, random)
     pool_step_s = demand.others.idle_step_s or costs.idle_pool_step_s(fit_decodes, policy)
+    pick_costs = costs.PickCosts(demand, policy, pool_step_s)
     obstacles: set[Obstacle] = set()
     full: list[WorkerView] = []
     soonest_s = demand.others.first_token_s
     for decode in fit_decodes:
-        itl_s = costs.itl_increase_s(demand, decode, policy, pool_step_s)
         ways = _ways(demand, decode, partners)
         if not ways:
-            losses.append(f"{decode.worker_id} no_partner")
+            left_out.append(LeftOut(decode.worker_id, "no_partner"))
+        step_s = pick_costs.step_s(decode)
         for prefill in ways:
+            choice = Choice(decode, prefill, pick_costs.of(decode, prefill, step_s), step_s)
             obstacle = _obstacle(demand, decode, prefill, policy)
-            if obstacle:
-                obstacles.add(obstacle)
-                if obstacle is Obstacle.NO_ROOM:
-                    full.append(decode)
-                    first_token_s = costs.first_token_s(demand, decode, prefill, pool_step_s)
-                    soonest_s = min(soonest_s, first_token_s)
-                losses.append(f"{decode.worker_id} {obstacle}")
-            else:
-                parts = costs.ttft_s(demand, decode, prefill) | {"itl": itl_s}
-                parts["steps"] = costs.steps_s(demand, decode, prefill, pool_step_s)
-                if prefill is None and decode.num_running:
-                    parts["streams"] = costs.delay_s(demand, decode, policy)
-                candidates.append(_Candidate(decode, prefill, parts))
-    if not candidates:
+            if obstacle is None:
+                choices.append(choice)
+                continue
+            obstacles.add(obstacle)
+            left_out.append(LeftOut(decode.worker_id, obstacle))
+            if obstacle is Obstacle.NO_ROOM:
+                full.append(decode)
+                soonest_s = min(soonest_s, choice.first_token_s)
+    num_unseen = demand.others.num_workers
+    if not choices:
         obstacle = _main_obstacle(obstacles, decodes)
-        reasons = _join(losses, demand.others.num_workers)
+        reasons = Reasons(demand.num_prompt_tokens, left_out, num_unseen=num_unseen)
         return NoPick(obstacle, reasons, tuple(full), soonest_s if full else 0.0)
-    best = _lowest(candidates, random)
+    best = _lowest(choices, random)
+    others = [choice for choice in choices if choice is not best]
+    others += [
+        Choice(best.decode, prefill, pick_costs.of(best.decode, prefill, best.step_s), best.step_s)
+        for prefill in _rivals(demand, best, partners)
+    ]
     return Pick(
         best.decode,
         best.prefill,
         _blocks_needed(demand, best.decode, policy),
-        _explain(demand, best, candidates, losses),
-        costs.first_token_s(demand, best.decode, best.prefill, pool_step_s),
-        costs.engine_s(demand, best.decode, best.prefill),
+        Reasons(demand.num_prompt_tokens, left_out, best, others, num_unseen),
+        best.first_token_s,
+        pick_costs.engine_s(best.decode, best.costs),
     )
 
 
@@ -146,42 +140,49 @@ def _blocks_needed(demand: Demand, decode: WorkerView, policy: Policy) -> int:
     return num_blocks - decode.num_cached_tokens // size + num_own * (demand.num_choices - 1)
 
 
-def _fit(views: Sequence[WorkerView], losses: list[str]) -> list[WorkerView]:
-    losses += [f"{view.worker_id} {view.unfit}" for view in views if view.unfit]
+def _fit(views: Sequence[WorkerView], left_out: list[LeftOut]) -> list[WorkerView]:
+    left_out += [LeftOut(view.worker_id, view.unfit) for view in views if view.unfit]
     return [view for view in views if not view.unfit]
 
 
 def _partners(
-    demand: Demand, prefills: list[WorkerView], losses: list[str], random: Random
-) -> dict[str, WorkerView]:
-    """The soonest prefill worker of each block shape: wait_P + miss_P / rate_P ignores D."""
+    demand: Demand, prefills: list[WorkerView], left_out: list[LeftOut], random: Random
+) -> dict[str, _Partners]:
+    """The prefill workers by block shape: wait_P + miss_P / rate_P ignores D."""
     shapes: dict[str, list[WorkerView]] = {}
     for view in prefills:
         shapes.setdefault(view.shape.digest, []).append(view)
     partners = {}
     for digest, views in shapes.items():
-        large = [
-            view for view in views if costs.prompt_blocks(demand, view) <= view.room.num_blocks
-        ]
-        seconds = {view.worker_id: costs.remote_s(demand, view) for view in large or views}
-        soonest_s = min(seconds.values())
-        ties = [v for v in large or views if seconds[v.worker_id] <= soonest_s + _TIE]
-        partners[digest] = random.choice(ties)
-        for view in views:
-            if view is not partners[digest]:
-                behind_s = seconds.get(view.worker_id, math.inf) - soonest_s
-                losses.append(f"{view.worker_id} +{behind_s:.4g}s until prefilled")
+        small = [view for view in views if costs.prompt_blocks(demand, view) > view.room.num_blocks]
+        if small and len(small) < len(views):
+            left_out += [LeftOut(view.worker_id, Obstacle.TOO_LARGE) for view in small]
+            views = [view for view in views if view not in small]
+        seconds = [costs.remote_s(demand, view) for view in views]
+        latest_s = min(seconds) + _TIE
+        ties = [view for view, own_s in zip(views, seconds, strict=True) if own_s <= latest_s]
+        soonest = random.choice(ties)
+        partners[digest] = _Partners(soonest, [view for view in views if view is not soonest])
     return partners
 
 
+def _rivals(
+    demand: Demand, best: Choice, partners: Mapping[str, _Partners]
+) -> Sequence[WorkerView]:
+    """The next soonest prefill workers for the chosen decode worker."""
+    if best.prefill is None:
+        return ()
+    others = partners[best.decode.shape.digest].others
+    return heapq.nsmallest(MAX_OTHERS, others, key=lambda view: costs.remote_s(demand, view))
+
+
 def _ways(
-    demand: Demand, decode: WorkerView, partners: dict[str, WorkerView]
+    demand: Demand, decode: WorkerView, partners: Mapping[str, _Partners]
 ) -> list[WorkerView | None]:
     """The prefill partners to score for this decode worker; None stands for local prefill."""
     ways: list[WorkerView | None] = [] if demand.mode is PrefillMode.REMOTE else [None]
-    partner = partners.get(decode.shape.digest)
-    if partner is not None:
-        ways.append(partner)
+    if decode.shape.digest in partners:
+        ways.append(partners[decode.shape.digest].soonest)
     return ways
 
 
@@ -214,9 +215,11 @@ def _obstacle(
     return None
 
 
-def _lowest(candidates: list[_Candidate], random: Random) -> _Candidate:
-    lowest = min(candidate.score_s for candidate in candidates)
-    return random.choice([c for c in candidates if c.score_s <= lowest + _TIE])
+def _lowest(choices: list[Choice], random: Random) -> Choice:
+    scores = [sum(choice.costs) for choice in choices]
+    highest = min(scores) + _TIE
+    ties = [choice for choice, own in zip(choices, scores, strict=True) if own <= highest]
+    return random.choice(ties)
 
 
 def _main_obstacle(obstacles: set[Obstacle], decodes: Sequence[WorkerView]) -> Obstacle:
@@ -227,32 +230,3 @@ def _main_obstacle(obstacles: set[Obstacle], decodes: Sequence[WorkerView]) -> O
     if obstacles == {Obstacle.TOO_LARGE} and not any(view.unfit for view in decodes):
         return Obstacle.TOO_LARGE
     return Obstacle.NO_WORKER
-
-
-def _explain(
-    demand: Demand, best: _Candidate, candidates: list[_Candidate], losses: list[str]
-) -> str:
-    """The winner with its costs; each loser with the seconds it lost by, and their largest part."""
-    computing = best.prefill or best.decode
-    costs = " ".join(f"{part} {seconds:.4g}" for part, seconds in best.parts.items())
-    won = (
-        f"{best.name} {best.score_s:.4g}s ({costs}; "
-        f"cached {computing.num_cached_tokens}/{demand.num_prompt_tokens})"
-    )
-    losers = heapq.nsmallest(
-        MAX_REASONS, (c for c in candidates if c is not best), key=lambda c: c.score_s
-    )
-    num_omitted = demand.others.num_workers + len(candidates) - 1 - len(losers)
-    return _join([won, *(_lost_by(loser, best) for loser in losers), *losses], num_omitted)
-
-
-def _lost_by(loser: _Candidate, best: _Candidate) -> str:
-    parts = {part: cost - best.parts.get(part, 0.0) for part, cost in loser.parts.items()}
-    worst = max(parts, key=lambda part: parts[part])
-    return f"{loser.name} +{loser.score_s - best.score_s:.4g}s {worst}"
-
-
-def _join(parts: list[str], num_omitted: int = 0) -> str:
-    shown = parts[:MAX_REASONS]
-    num_omitted += len(parts) - len(shown)
-    return "; ".join([*shown, f"and {num_omitted} more"] if num_omitted else shown)

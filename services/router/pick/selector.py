@@ -11,6 +11,7 @@ from random import Random
 
 from baton.system.clock import Clock
 from baton.wire.failures import InvalidRequest, ModelNotFound, Overloaded, Unavailable
+from baton.wire.pick_reasons import text_of
 from baton.wire.v1 import router_pb2
 from services.router import instruments
 from services.router.fleet.fleet import Fleet
@@ -23,6 +24,7 @@ from services.router.pick.large_pools import CachedPrompt, LargePools, ShortPool
 from services.router.pick.on_the_way import STRIDE_TOKENS, PromptsOnTheWay, SentPrompt
 from services.router.pick.pick_request import PickRequest
 from services.router.pick.picker import NoPick, Obstacle, Pick, pick
+from services.router.pick.reasons import Reasons
 from services.router.settings import Settings
 
 # A pick within so much of a request's arrival did not wait in line.
@@ -139,18 +141,22 @@ class Selector:
         """Let the request wait while workers that have not registered yet may serve its model."""
         if self._fleet.is_settled():
             raise ModelNotFound("no worker serves this model", param="model")
-        self._give_up_after(request, request.arrived_at, "no worker has registered this model")
+        self._check_patience(request.arrived_at, None)
 
     def _wait_for_worker(self, request: PickRequest, outcome: NoPick) -> None:
         now = self._clock.now()
         since = self._no_worker_since.setdefault(request.model_fp, now)
-        self._give_up_after(request, max(since, request.arrived_at), outcome.reasons)
+        self._check_patience(max(since, request.arrived_at), outcome.reasons)
 
-    def _give_up_after(self, request: PickRequest, since: float, reasons: str) -> None:
+    def _check_patience(self, since: float, reasons: Reasons | None) -> None:
+        """Raise Unavailable when a request has waited long enough for a first worker."""
         wait_s = self._settings.no_worker_wait_s
         if self._clock.now() - since >= wait_s:
+            why = "no worker has registered this model"
+            if reasons is not None:
+                why = text_of(reasons.to_wire()) or "none is known"
             raise Unavailable(
-                f"no worker is ready for this model: {reasons or 'none is known'}",
+                f"no worker is ready for this model: {why}",
                 reason="no_worker",
                 retry_after_s=wait_s,
             )
@@ -288,7 +294,7 @@ class Selector:
         return router_pb2.PickResponse(
             decode=self._endpoint(picked.decode),
             prefill=self._endpoint(picked.prefill) if picked.prefill else None,
-            reasons=picked.reasons,
+            reasons=picked.reasons.to_wire(),
             predicted_cached_tokens=num_cached,
         )
 

@@ -206,6 +206,7 @@ async def test_who_somebody_is_cannot_be_said_from_outside(
         "x-envoy-upstream-rq-timeout-ms": "1",
         "x-gateway-destination-endpoint": "127.0.0.1:1",
         "x-request-timeout-s": "5",
+        "x-explain": "1",
         "x-forwarded-for": "10.0.0.1",
         "authorization": "Bearer key",
     }
@@ -214,10 +215,11 @@ async def test_who_somebody_is_cannot_be_said_from_outside(
     passed = serving.requests[-1]
     assert passed["authorization"] == "Bearer key"
     assert passed["x-request-timeout-s"] == "5"
+    assert passed["x-explain"] == "1"
     assert passed["x-forwarded-for"].startswith("10.0.0.1,")
     assert passed["x-request-id"] == answer.headers["x-request-id"] != "mine"
     stripped = set(given) - {
-        "authorization", "x-request-timeout-s", "x-forwarded-for", "x-request-id",
+        "authorization", "x-request-timeout-s", "x-explain", "x-forwarded-for", "x-request-id",
     }  # fmt: skip
     assert not stripped & set(passed)
 

@@ -17,6 +17,7 @@ from baton.runtime import grpc_channel, grpc_server
 from baton.runtime.discovery.discover import FixedMembers
 from baton.system.clock import SystemClock
 from baton.wire.failures import ModelNotFound, Overloaded, Unavailable
+from baton.wire.pick_reasons import text_of
 from baton.wire.v1 import router_pb2, router_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.reports import ReportLog
 from baton.worker.reports_servicer import WorkerReportsServicer
@@ -143,7 +144,7 @@ async def test_a_pick_knows_what_the_workers_reported(workers) -> None:
         assert pick.decode.endpoint == decode.endpoint
         assert pick.prefill.endpoint == prefill.endpoint
         assert pick.predicted_cached_tokens == 16
-        assert "d1 excluded" in pick.reasons
+        assert "d1 excluded" in text_of(pick.reasons)
 
 
 async def test_a_draining_worker_is_left_alone(workers) -> None:

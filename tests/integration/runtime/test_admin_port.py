@@ -45,10 +45,19 @@ async def test_a_stuck_event_loop_is_not_alive(monkeypatch: pytest.MonkeyPatch) 
 async def test_a_page_is_made_on_the_services_own_loop() -> None:
     threads: list[int] = []
 
-    def page() -> bytes:
+    def page(rest: str) -> bytes | None:
         threads.append(threading.get_ident())
         return b"[]"
 
     port = admin.start_admin("127.0.0.1:0", pages={"/requests": page})
     assert await asyncio.to_thread(get, port, "/requests") == (200, "[]")
     assert threads == [threading.get_ident()]
+
+
+async def test_a_page_gets_the_rest_of_its_path_and_may_not_have_it() -> None:
+    def page(rest: str) -> bytes | None:
+        return None if rest == "nobody" else rest.encode()
+
+    port = admin.start_admin("127.0.0.1:0", pages={"/explain": page})
+    assert await asyncio.to_thread(get, port, "/explain/a%20b") == (200, "a b")
+    assert (await asyncio.to_thread(get, port, "/explain/nobody"))[0] == 404

@@ -5,7 +5,7 @@ import pytest
 from baton.cli.__main__ import main
 
 
-@pytest.mark.parametrize("command", ["up", "down", "status", "top", "keys", "trace"])
+@pytest.mark.parametrize("command", ["up", "down", "status", "top", "keys", "trace", "explain"])
 def test_every_command_explains_itself(command: str, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["baton", command, "--help"])
     with pytest.raises(SystemExit) as caught:

@@ -228,6 +228,7 @@ class FakeRouter:
         self.queue_s = 0.0
         self.ignores_exclusion = False
         self.failure: Exception | None = None
+        self.reasons = router_pb2.PickReasons(remark="only one")
 
     async def pick(
         self, request: router_pb2.PickRequest, context: CallContext
@@ -246,7 +247,10 @@ class FakeRouter:
         endpoint = router_pb2.WorkerEndpoint(worker_id=left[0], endpoint=f"{left[0]}:1")
         prefill = router_pb2.WorkerEndpoint(worker_id="p1", endpoint="p1:1")
         return router_pb2.PickResponse(
-            decode=endpoint, prefill=prefill, queue_us=round(self.queue_s * 1e6), reasons="only one"
+            decode=endpoint,
+            prefill=prefill,
+            queue_us=round(self.queue_s * 1e6),
+            reasons=self.reasons,
         )
 
     async def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:

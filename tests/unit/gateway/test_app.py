@@ -125,6 +125,44 @@ def test_a_slow_start_is_kept_alive_by_comments_after_ten_seconds() -> None:
     simulate(scenario)
 
 
+def explaining(**fields: Any) -> Client:
+    """A client that asks for the explanation of its workers."""
+    client = Client(CHAT | fields)
+    client.scope["headers"].append((b"x-explain", b"1"))
+    return client
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_explains_its_pick_when_it_was_asked_to(stream: bool) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.prefill_stages = {"prefill.compute": 0.03}
+        client, other = explaining(stream=stream), Client(CHAT)
+        await serve(app_of(fleet), client)
+        (pick,) = json.loads(client.headers["x-explanation"])["picks"]
+        assert (pick["decode"], pick["remark"]) == ("w1", "only one")
+        assert pick["measured_s"]["prefill"] == 0.03
+        await serve(app_of(fleet), other)
+        assert "x-explanation" not in other.headers
+
+    simulate(scenario)
+
+
+def test_an_explanation_that_comes_after_the_headers_is_a_comment() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.prefill_s = 25
+        client = explaining()
+        await serve(app_of(fleet), client)
+        (comment,) = [
+            part.removeprefix(": x-explanation: ")
+            for part in client.body.decode().split("\n\n")
+            if part.startswith(": x-explanation: ")
+        ]
+        assert json.loads(comment)["picks"][0]["decode"] == "w1"
+        assert "x-explanation" not in client.headers
+
+    simulate(scenario)
+
+
 def test_a_failure_after_early_headers_is_one_error_event() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.worker.prefill_s = 1000
@@ -218,6 +256,7 @@ def refused(reason: str, status: int) -> float:
         ("not_found", 404, {"path": "/v1/no-such-path"}, {}),
         ("method_not_allowed", 405, {"method": "DELETE", "path": "/v1/models"}, {}),
         ("invalid_value", 400, {"headers": [(b"x-request-timeout-s", b"never")]}, {}),
+        ("invalid_value", 400, {"headers": [(b"x-explain", b"please")]}, {}),
     ],
 )
 def test_a_refusal_before_the_model_is_known_is_counted_by_its_reason(

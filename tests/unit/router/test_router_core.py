@@ -12,6 +12,7 @@ from baton.wire.failures import (
     Overloaded,
     Unavailable,
 )
+from baton.wire.pick_reasons import text_of
 
 MODEL = "fp-1"
 
@@ -35,7 +36,7 @@ def test_a_request_gets_a_pair_with_reasons(router, run) -> None:
         assert (response.decode.worker_id, response.prefill.worker_id) == ("d0", "p0")
         assert response.decode.endpoint == "d0:1"
         assert response.decode.boot_epoch == 1
-        assert "d0+p0" in response.reasons
+        assert "d0+p0" in text_of(response.reasons)
 
     run(scenario)
 
@@ -145,7 +146,7 @@ def test_a_worker_that_refused_is_avoided(router, run) -> None:
         for i in range(3):
             response = await fleet.pick(f"r{i}", exclude_worker_ids=["d0"])
             assert response.decode.worker_id == "d1"
-            assert "d0 excluded" in response.reasons
+            assert "d0 excluded" in text_of(response.reasons)
 
     run(scenario)
 
@@ -413,7 +414,7 @@ def test_a_silent_worker_counts_as_busy(router, run) -> None:
         for i in range(3):
             response = await fleet.pick(f"r{i}")
             assert response.decode.worker_id == "d1"
-            assert "d0 stale" in response.reasons
+            assert "d0 stale" in text_of(response.reasons)
 
     run(scenario)
 

@@ -48,7 +48,8 @@ class OneRouter:
         await asyncio.sleep(self.takes_s)
         if self.failure is not None:
             raise self.failure
-        return router_pb2.PickResponse(reasons=self.name)
+        reasons = router_pb2.PickReasons(remark=self.name)
+        return router_pb2.PickResponse(reasons=reasons)
 
     async def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
         while self.models is not None:
@@ -70,7 +71,7 @@ class Scene:
     async def pick(self, model_fp: str = "m1", deadline_s: float = 10.0) -> str:
         request = router_pb2.PickRequest(model_fp=model_fp)
         answer = await self.routers.pick(request, CallContext("r1", deadline_s))
-        return str(answer.reasons)
+        return str(answer.reasons.remark)
 
 
 def following(scenario: Any) -> None:

@@ -2,8 +2,13 @@ from random import Random
 
 import pytest
 
+from baton.wire.pick_reasons import cost_s, name_of, text_of
 from services.router.fleet.views import PrefillMode, Unfit
 from services.router.pick.picker import NoPick, Obstacle, Pick, pick
+
+
+def text(choice) -> str:
+    return text_of(choice.reasons.to_wire())
 
 
 @pytest.fixture
@@ -62,7 +67,7 @@ def test_a_burst_spreads_evenly_over_equal_workers_whatever_their_means_say(
 def test_the_reasons_name_winner_losers_and_why(choose, view) -> None:
     decodes = [view("d0"), view("d1", unfit=Unfit.DRAINING), view("d2", num_blocks_free=3)]
     prefills = [view("p0"), view("p1", unfit=Unfit.STALE)]
-    reasons = choose(decodes, prefills).reasons
+    reasons = text(choose(decodes, prefills))
     assert reasons.startswith("d0+p0 ")
     for part in ("prefill 0.512", "cached 0/512", "d1 draining", "d2 no_room", "p1 stale"):
         assert part in reasons
@@ -70,13 +75,28 @@ def test_the_reasons_name_winner_losers_and_why(choose, view) -> None:
 
 def test_a_loser_is_shown_with_the_part_that_it_lost_by(choose, view) -> None:
     busy = view("d1", num_sequences=8)
-    assert "d1+p0 +" in (reasons := choose([view("d0"), busy], [view("p0")]).reasons)
+    assert "d1+p0 +" in (reasons := text(choose([view("d0"), busy], [view("p0")])))
     assert reasons.endswith("s itl")
 
 
 def test_a_prefill_worker_that_lost_is_shown_with_how_far_behind_it_was(choose, view) -> None:
     prefills = [view("p0"), view("p1", num_queued_prefill_tokens=500)]
-    assert "p1 +0.5s until prefilled" in choose([view("d0")], prefills).reasons
+    assert "d0+p1 +0.5s wait" in text(choose([view("d0")], prefills))
+
+
+def test_a_prefill_worker_that_is_too_small_is_named(choose, view) -> None:
+    prefills = [view("p0"), view("p1", num_blocks=10)]
+    assert "p1 too_large" in text(choose([view("d0")], prefills))
+
+
+def test_the_parts_of_a_choice_add_up_to_its_score(choose, view) -> None:
+    busy = view("p1", num_queued_prefill_tokens=500)
+    choices = choose([view("d0"), view("d1", num_sequences=8)], [view("p0"), busy]).reasons
+    wire = choices.to_wire()
+    assert [name_of(each) for each in wire.choices] == ["d0+p0", "d1+p0", "d0+p1"]
+    assert [each.wait_s for each in wire.choices] == [0.0, 0.0, 0.5]
+    scores = [choices.chosen.costs.score_s, *(each.costs.score_s for each in choices.others)]
+    assert sorted(map(cost_s, wire.choices)) == pytest.approx(sorted(scores))
 
 
 def test_a_prefill_worker_that_is_too_small_for_the_prompt_is_not_the_partner(choose, view) -> None:
@@ -87,8 +107,8 @@ def test_a_prefill_worker_that_is_too_small_for_the_prompt_is_not_the_partner(ch
 
 def test_the_reasons_stay_short_in_a_large_fleet(choose, view) -> None:
     decodes = [view(f"d{i}", unfit=Unfit.LOST) for i in range(100)] + [view("d100")]
-    reasons = choose(decodes, [view("p0")]).reasons
-    assert "and 89 more" in reasons
+    reasons = text(choose(decodes, [view("p0")]))
+    assert "and 92 more" in reasons
     assert len(reasons) < 1000
 
 
@@ -178,7 +198,7 @@ def test_only_workers_with_equal_blocks_are_paired(choose, view) -> None:
     decodes = [view("d0", digest="other"), view("d1", num_sequences=10)]
     choice = choose(decodes, [view("p0")])
     assert choice.decode.worker_id == "d1"
-    assert "d0 no_partner" in choice.reasons
+    assert "d0 no_partner" in text(choice)
 
 
 def test_local_mode_uses_no_prefill_worker(choose, view) -> None:
@@ -213,7 +233,8 @@ def test_the_last_step_of_a_local_prefill_counts_in_full(
     choose, view, chunk_tokens: int, steps_s: float
 ) -> None:
     decode = view("d0", num_running=1, num_sequences=1, chunk_tokens=chunk_tokens)
-    assert f"steps {steps_s:.4g} " in choose([decode], mode=PrefillMode.LOCAL).reasons
+    choice = choose([decode], mode=PrefillMode.LOCAL)
+    assert choice.reasons.chosen.costs.steps_s == pytest.approx(steps_s)
 
 
 def test_one_step_less_decides_between_workers_that_are_alike(choose, view) -> None:

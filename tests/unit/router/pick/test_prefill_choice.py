@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from baton.wire.pick_reasons import text_of
 from services.router.fleet.views import PrefillMode, Unfit
 from services.router.pick.picker import Pick, pick
 
@@ -37,8 +38,9 @@ def test_a_prompt_stays_on_an_idle_decode_worker(choose, view, num_tokens: int) 
 def test_a_long_prompt_leaves_a_decode_worker_whose_streams_would_wait(choose, view, busy) -> None:
     choice = choose([busy()], [view("p0")], num_prompt_tokens=4000)
     assert choice.prefill.worker_id == "p0"
-    assert "d0 +" in choice.reasons
-    assert "s streams" in choice.reasons
+    reasons = text_of(choice.reasons.to_wire())
+    assert "d0 +" in reasons
+    assert "s streams" in reasons
 
 
 def test_an_almost_fully_cached_prompt_stays_although_streams_run(choose, view, busy) -> None:

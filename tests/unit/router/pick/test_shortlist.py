@@ -7,6 +7,7 @@ import pytest
 
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import BatonError
+from baton.wire.pick_reasons import text_of
 from services.router.pick import large_pools
 from services.router.router_core import RouterCore
 from services.router.settings import Settings
@@ -86,7 +87,7 @@ async def one_pick(fleet, random: Random, number: int, workers) -> tuple[str, ..
         )
     except BatonError as error:
         return (type(error).__name__,)
-    winner = response.reasons.partition(";")[0]
+    winner = text_of(response.reasons).partition(";")[0]
     return response.decode.worker_id, response.prefill.worker_id, winner
 
 
@@ -119,7 +120,7 @@ def test_the_reasons_count_the_workers_that_were_not_looked_at(router, run) -> N
             fleet.decode(f"d{number}")
         fleet.prefill()
         reasons = (await fleet.pick()).reasons
-        assert reasons.endswith("; and 46 more")
+        assert text_of(reasons).endswith("; and 46 more")
 
     run(scenario)
 
