@@ -48,6 +48,11 @@ def block_hashes(root: bytes, token_ids: bytes, block_size: int, cache_key: byte
     return bytes(hashes)
 
 
+def short_hash(block_hash: bytes) -> int:
+    """The last 8 bytes of a hash as a number: the form of the router's index and of digests."""
+    return int.from_bytes(block_hash[-8:], "little")
+
+
 def split_hashes(hashes: bytes) -> list[bytes]:
     """Cut a concatenation of hashes into single ones."""
     if len(hashes) % HASH_BYTES:

@@ -1,10 +1,11 @@
 """A worker's reports to the routers: its registration, load, prefix cache, and drain.
 
 `ReportLog` takes the core's events once and feeds any number of router streams, each a
-`ReportSubscription` with its own sequence numbers, pace and bounded backlog. A subscription starts
-with Register and a snapshot of the stored hashes; after that come load (coalesced) and KV events
-(in the core's order, never coalesced away). One that falls too far behind drops its KV events and
-gets a new snapshot instead. Knows neither grpc nor what a router does with it.
+`ReportSubscription` with its own sequence numbers, pace and place in the KV events (`kv_log.py`). A
+subscription starts with Register and a snapshot of the stored hashes, or where an earlier one
+ended; after that come load (coalesced), KV events (in the core's order, never coalesced away) and
+now and then a digest of the prefix cache. One that falls too far behind gets a new snapshot. Knows
+neither grpc nor what a router does with it.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from baton.wire.failures import Overloaded
 from baton.wire.prefix_hash import HASH_BYTES
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, worker_pb2
-from baton.worker.kv_backlog import KvBacklog
+from baton.worker.kv_log import KvCursor, KvLog, num_hashes_of
 
 MAX_ROUTERS = 16
 # Load and KV events leave at most once in this time ...
@@ -27,8 +28,10 @@ PACE_S = 0.05
 HEARTBEAT_S = 0.25
 # A router that has not acknowledged this many reports gets nothing new until it does.
 MAX_UNACKNOWLEDGED = 64
-# Hashes in one KvSnapshot part or KvEvents report: half a MiB, under the frame limit.
-MAX_REPORT_HASHES = 32_768
+# Hashes in one KvSnapshot part or KvEvents report: a router takes so many in in a millisecond.
+MAX_REPORT_HASHES = 4096
+# A digest of the prefix cache goes with every so many reports: each second of a busy worker.
+DIGEST_EVERY = 20
 # Beyond this, the oldest names are dropped: the router's slot leases expire by themselves.
 MAX_ACCEPTED_IDS = 4096
 
@@ -77,6 +80,9 @@ class ReportLog:
         self.load = worker_pb2.Load(
             num_blocks_total=register.num_blocks, num_blocks_free=register.num_blocks
         )
+        self.kv_log = KvLog()
+        # The digest of the prefix cache at the end of the log; None before the core's first turn.
+        self.digest: tuple[int, int] | None = None
         self._request_snapshot = request_snapshot
         self._snapshot_requested = False
         # Sets of objects have no order that a seed could repeat.
@@ -88,16 +94,10 @@ class ReportLog:
         self.load = self._load_of(events)
         if events.snapshot is not None:
             self._snapshot_requested = False
-        kv_events = _kv_events(events)
-        num_hashes = (
-            len(events.removed_hashes) + sum(len(stored.hashes) for stored in events.stored)
-        ) // HASH_BYTES
+        self.kv_log.append(_kv_events(events))
+        self.digest = events.num_cached_hashes, events.cache_digest
         for subscription in self._subscriptions:
-            # First the snapshot: the events of the same turn may repeat what it holds already,
-            # which is harmless, but must not be lost when the core took it before them.
-            if events.snapshot is not None:
-                subscription.take_snapshot(events.snapshot)
-            subscription.take(kv_events, num_hashes)
+            subscription.take_turn(events.snapshot)
 
     def accepted(self, request_id: str) -> None:
         """This request is in the core's load from now on, or was refused, or has ended.
@@ -151,13 +151,13 @@ class ReportLog:
             subscription.wake()
 
     @contextlib.contextmanager
-    def subscribe(self) -> "Iterator[ReportSubscription]":
-        """A new router's view, from Register and snapshot on. Raises Overloaded at MAX_ROUTERS."""
+    def subscribe(self, place: int | None = None) -> "Iterator[ReportSubscription]":
+        """A new router's view, from Register on; `place` is its place in the KV events, if it has
+        one. Raises Overloaded at MAX_ROUTERS."""
         if len(self._subscriptions) >= MAX_ROUTERS:
             raise Overloaded(f"{MAX_ROUTERS} routers watch this worker already")
-        subscription = ReportSubscription(self)
+        subscription = ReportSubscription(self, place)
         self._subscriptions.setdefault(subscription)
-        self.want_snapshot()
         try:
             yield subscription
         finally:
@@ -193,14 +193,15 @@ class ReportLog:
 class ReportSubscription:
     """One router's stream: the news that it has not got yet, and the time when it may."""
 
-    def __init__(self, log: ReportLog) -> None:
+    def __init__(self, log: ReportLog, place: int | None = None) -> None:
         self._log = log
         self._seq = 0
         self._acknowledged = 0
         self._reported_load: worker_pb2.Load | None = None
         # The number of the report that says so.
         self._draining_seq: int | None = None
-        self._backlog = KvBacklog(log.want_snapshot)
+        self._cursor = KvCursor(log.kv_log, log.want_snapshot, place)
+        self._num_since_digest = 0
         self._accepted: deque[str] = deque(maxlen=MAX_ACCEPTED_IDS)
         self._changed = asyncio.Event()
 
@@ -209,14 +210,13 @@ class ReportSubscription:
         """The router has acknowledged that this worker drains."""
         return self._draining_seq is not None and self._acknowledged >= self._draining_seq
 
-    def take_snapshot(self, hashes: bytes) -> None:
-        """All stored hashes as of now; later KV events build on it."""
-        self._backlog.take_snapshot(hashes)
-
-    def take(self, kv_events: list[worker_pb2.KvEvent], num_hashes: int) -> None:
-        """KV events of one turn. Too many waiting ones make room for a new snapshot."""
+    def take_turn(self, snapshot: bytes | None) -> None:
+        """The core has made a turn, whose KV events are in the log, and may have sent all hashes
+        as they are now."""
+        self._cursor.follow_log()
+        if snapshot is not None:
+            self._cursor.take_snapshot(snapshot)
         self._changed.set()
-        self._backlog.take(kv_events, num_hashes)
 
     def take_accepted(self, request_id: str) -> None:
         self._accepted.append(request_id)
@@ -229,7 +229,7 @@ class ReportSubscription:
         """The router has taken everything up to `ack.seq`, and may ask for a snapshot."""
         self._acknowledged = max(self._acknowledged, min(ack.seq, self._seq))
         if ack.want_snapshot:
-            self._backlog.want_snapshot()
+            self._cursor.want_snapshot()
         self._changed.set()
         self._log.note_taken()
 
@@ -260,7 +260,7 @@ class ReportSubscription:
 
     def _has_news(self) -> bool:
         return bool(
-            self._backlog.has_news
+            self._cursor.has_news
             or self._accepted
             or self._log.closed
             or self._must_report_draining
@@ -272,7 +272,7 @@ class ReportSubscription:
         return self._log.draining and self._draining_seq is None
 
     def _collect(self) -> list[worker_pb2.Report]:
-        reports = self._snapshot_reports() + self._kv_reports()
+        reports = self._snapshot_reports() + self._kv_reports() + self._digest_reports()
         if self._must_report_draining:
             reports.append(self._report(draining=True))
             self._draining_seq = self._seq
@@ -285,34 +285,59 @@ class ReportSubscription:
         return reports
 
     def _snapshot_reports(self) -> list[worker_pb2.Report]:
-        hashes = self._backlog.pop_snapshot()
-        if hashes is None:
+        taken = self._cursor.pop_snapshot()
+        if taken is None:
             return []
+        position, hashes = taken
         self._seq += 1
         size = MAX_REPORT_HASHES * HASH_BYTES
         parts = [hashes[i : i + size] for i in range(0, len(hashes), size)] or [b""]
         return [
             worker_pb2.Report(
                 seq=self._seq,
-                snapshot=worker_pb2.KvSnapshot(hashes=part, more=index < len(parts) - 1),
+                snapshot=worker_pb2.KvSnapshot(
+                    hashes=part, more=index < len(parts) - 1, position=position
+                ),
             )
             for index, part in enumerate(parts)
         ]
 
     def _kv_reports(self) -> list[worker_pb2.Report]:
-        reports = []
+        position, events = self._cursor.pop_events()
+        reports: list[worker_pb2.Report] = []
         batch: list[worker_pb2.KvEvent] = []
         num_hashes = 0
-        for event in self._backlog.pop_events():
-            size = (len(event.stored.hashes) + len(event.removed.hashes)) // HASH_BYTES
+        for event in events:
+            size = num_hashes_of(event)
             if batch and num_hashes + size > MAX_REPORT_HASHES:
-                reports.append(self._report(kv_events=worker_pb2.KvEvents(events=batch)))
+                reports.append(self._kv_report(position, batch))
+                position += len(batch)
                 batch, num_hashes = [], 0
             batch.append(event)
             num_hashes += size
         if batch:
-            reports.append(self._report(kv_events=worker_pb2.KvEvents(events=batch)))
+            reports.append(self._kv_report(position, batch))
         return reports
+
+    def _kv_report(self, position: int, events: list[worker_pb2.KvEvent]) -> worker_pb2.Report:
+        return self._report(kv_events=worker_pb2.KvEvents(events=events, position=position))
+
+    def _digest_reports(self) -> list[worker_pb2.Report]:
+        """Now and then the digest of the prefix cache, when the router has got all events."""
+        self._num_since_digest += 1
+        digest = self._log.digest
+        if self._num_since_digest < DIGEST_EVERY or digest is None:
+            return []
+        if not self._cursor.is_up_to_date:
+            return []
+        self._num_since_digest = 0
+        num_hashes, xor = digest
+        message = worker_pb2.KvDigest(
+            num_hashes=num_hashes,
+            xor=xor.to_bytes(8, "little"),
+            position=self._log.kv_log.end,
+        )
+        return [self._report(digest=message)]
 
     def _report(
         self,
@@ -320,11 +345,17 @@ class ReportSubscription:
         register: worker_pb2.Register | None = None,
         load: worker_pb2.Load | None = None,
         kv_events: worker_pb2.KvEvents | None = None,
+        digest: worker_pb2.KvDigest | None = None,
         draining: bool | None = None,
     ) -> worker_pb2.Report:
         self._seq += 1
         return worker_pb2.Report(
-            seq=self._seq, register=register, load=load, kv_events=kv_events, draining=draining
+            seq=self._seq,
+            register=register,
+            load=load,
+            kv_events=kv_events,
+            digest=digest,
+            draining=draining,
         )
 
 

@@ -37,7 +37,7 @@ async def serve_reports(stream: ReportStream, log: ReportLog) -> None:
     if hello is None:
         return
     agree(hello.protocol, peer=hello.router_id or "a router", own=log.register.worker_id)
-    with log.subscribe() as subscription:
+    with log.subscribe(_place(hello, log)) as subscription:
         try:
             async with asyncio.TaskGroup() as tasks:
                 reader = tasks.create_task(_read_acks(stream, subscription))
@@ -45,6 +45,12 @@ async def serve_reports(stream: ReportStream, log: ReportLog) -> None:
                 reader.cancel()
         except* StreamLost:
             pass  # The router dials again when it can.
+
+
+def _place(hello: worker_pb2.ReportAck, log: ReportLog) -> int | None:
+    """The router's place in the KV events of this process, if it has one."""
+    is_here = hello.HasField("resume") and hello.resume.boot_epoch == log.register.boot_epoch
+    return hello.resume.position if is_here else None
 
 
 async def _read_acks(stream: ReportStream, subscription: ReportSubscription) -> None:

@@ -291,6 +291,11 @@ class BlockManager:
     def snapshot(self) -> bytes:
         return self._pool.all_hashes()
 
+    @property
+    def cache_digest(self) -> tuple[int, int]:
+        """The number of hashes in the prefix cache, and the XOR of their short forms."""
+        return self._pool.num_hashes, self._pool.digest
+
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Assert that pool, tables and promises agree; `sequences` are all that live."""
         refs: Counter[int] = Counter()

@@ -7,8 +7,11 @@ knows no sequences, tokens or bytes.
 """
 
 from collections import OrderedDict, deque
+from functools import reduce
+from operator import xor
 
 from baton.engine.protocol.messages import StoredBlocks
+from baton.wire.prefix_hash import short_hash
 
 MAX_PROMISED_SHARE = 0.3
 
@@ -62,6 +65,13 @@ class BlockPool:
         self._block_of_hash: dict[bytes, int] = {}
         self._blank = deque(range(num_blocks))
         self._idle: OrderedDict[int, None] = OrderedDict()
+        # XOR over the cached hashes: routers prove what they believe to be cached by it.
+        self.digest = 0
+
+    @property
+    def num_hashes(self) -> int:
+        """Blocks in the prefix cache."""
+        return len(self._block_of_hash)
 
     @property
     def num_free(self) -> int:
@@ -142,6 +152,7 @@ class BlockPool:
         assert self._hashes[block_id] is None, f"block {block_id} filled twice"
         self._hashes[block_id] = block_hash
         self._block_of_hash[block_hash] = block_id
+        self.digest ^= short_hash(block_hash)
         self._kv_events.stored(block_hash, parent_hash)
 
     def all_hashes(self) -> bytes:
@@ -163,6 +174,7 @@ class BlockPool:
         assert all(self._hashes[b] is not None for b in self._idle)
         hashed = {h: b for b, h in enumerate(self._hashes) if h is not None}
         assert hashed == self._block_of_hash, "hash index and blocks disagree"
+        assert reduce(xor, map(short_hash, hashed), 0) == self.digest
 
     def _allocate_one(self) -> int:
         if self._blank:
@@ -181,5 +193,6 @@ class BlockPool:
         block_hash = self._hashes[block_id]
         assert block_hash is not None
         del self._block_of_hash[block_hash]
+        self.digest ^= short_hash(block_hash)
         self._hashes[block_id] = None
         self._kv_events.removed(block_hash)

@@ -371,6 +371,9 @@ class StepEvents(msgspec.Struct, array_like=True, tag="events"):
     # Faults that the core found in its own books.
     violations: list[Violation] = []
     pages_read: list[PagesRead] = []
+    # The prefix cache after the KV events above: its number of hashes, and their digest.
+    num_cached_hashes: int = 0
+    cache_digest: int = 0
 
 
 CoreMessage = EngineInfo | LoadFailed | StepEvents

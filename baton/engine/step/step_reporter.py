@@ -80,6 +80,7 @@ class StepReporter:
         events.load = self.measure_load()
         state.events = StepEvents(step, events.load)
         if events != nothing:
+            events.num_cached_hashes, events.cache_digest = state.manager.cache_digest
             self.queue.put(events)
         return self.queue.take()
 

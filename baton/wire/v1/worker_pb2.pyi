@@ -262,16 +262,26 @@ class CoreDied(_message.Message):
     def __init__(self, suspect_request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReportAck(_message.Message):
-    __slots__ = ("seq", "protocol", "router_id", "want_snapshot")
+    __slots__ = ("seq", "protocol", "router_id", "want_snapshot", "resume")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     WANT_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     seq: int
     protocol: int
     router_id: str
     want_snapshot: bool
-    def __init__(self, seq: _Optional[int] = ..., protocol: _Optional[int] = ..., router_id: _Optional[str] = ..., want_snapshot: _Optional[bool] = ...) -> None: ...
+    resume: KvPlace
+    def __init__(self, seq: _Optional[int] = ..., protocol: _Optional[int] = ..., router_id: _Optional[str] = ..., want_snapshot: _Optional[bool] = ..., resume: _Optional[_Union[KvPlace, _Mapping]] = ...) -> None: ...
+
+class KvPlace(_message.Message):
+    __slots__ = ("boot_epoch", "position")
+    BOOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    boot_epoch: int
+    position: int
+    def __init__(self, boot_epoch: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("seq", "register", "load", "kv_events", "snapshot", "digest", "draining")
@@ -362,10 +372,12 @@ class Load(_message.Message):
     def __init__(self, step_counter: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_promised: _Optional[int] = ..., num_queued_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., handoff_bytes_per_s: _Optional[float] = ..., accepted_request_ids: _Optional[_Iterable[str]] = ..., stalled: _Optional[bool] = ..., chunk_tokens: _Optional[int] = ..., handoff_s: _Optional[float] = ...) -> None: ...
 
 class KvEvents(_message.Message):
-    __slots__ = ("events",)
+    __slots__ = ("events", "position")
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[KvEvent]
-    def __init__(self, events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ...) -> None: ...
+    position: int
+    def __init__(self, events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ..., position: _Optional[int] = ...) -> None: ...
 
 class KvEvent(_message.Message):
     __slots__ = ("stored", "removed", "all_cleared")
@@ -392,17 +404,21 @@ class KvRemoved(_message.Message):
     def __init__(self, hashes: _Optional[bytes] = ...) -> None: ...
 
 class KvSnapshot(_message.Message):
-    __slots__ = ("hashes", "more")
+    __slots__ = ("hashes", "more", "position")
     HASHES_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     hashes: bytes
     more: bool
-    def __init__(self, hashes: _Optional[bytes] = ..., more: _Optional[bool] = ...) -> None: ...
+    position: int
+    def __init__(self, hashes: _Optional[bytes] = ..., more: _Optional[bool] = ..., position: _Optional[int] = ...) -> None: ...
 
 class KvDigest(_message.Message):
-    __slots__ = ("num_hashes", "xor")
+    __slots__ = ("num_hashes", "xor", "position")
     NUM_HASHES_FIELD_NUMBER: _ClassVar[int]
     XOR_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     num_hashes: int
     xor: bytes
-    def __init__(self, num_hashes: _Optional[int] = ..., xor: _Optional[bytes] = ...) -> None: ...
+    position: int
+    def __init__(self, num_hashes: _Optional[int] = ..., xor: _Optional[bytes] = ..., position: _Optional[int] = ...) -> None: ...

@@ -14,7 +14,7 @@ from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import Incompatible, Overloaded
 from baton.wire.prefix_hash import HASH_BYTES
 from baton.wire.v1 import worker_pb2
-from baton.worker import kv_backlog
+from baton.worker import kv_log
 from baton.worker import reports as reports_module
 from baton.worker.reports import ReportLog, ReportSubscription
 from baton.worker.reports_servicer import serve_reports
@@ -105,10 +105,11 @@ def test_kv_events_before_the_snapshot_are_part_of_it() -> None:
         await drain(subscription)
         worker.log.apply(events(stored=hashes(1)))
         assert kinds(await drain(subscription)) == ["load"]
-        worker.log.apply(events(2, snapshot=hashes(1), stored=hashes(2)))
-        reports = await drain(subscription)
-        assert kinds(reports) == ["snapshot", "kv_events", "load"]
-        assert reports[1].kv_events.events[0].stored.hashes == hashes(2)
+        worker.log.apply(events(2, snapshot=hashes(1, 2), stored=hashes(2)))
+        worker.log.apply(events(3, stored=hashes(3)))
+        snapshot, later, _ = await drain(subscription)
+        assert snapshot.snapshot.position == later.kv_events.position == 2
+        assert later.kv_events.events[0].stored.hashes == hashes(3)
 
     subscribed(scenario)
 
@@ -227,7 +228,7 @@ def test_a_router_that_is_silent_or_leaves_holds_up_nobody() -> None:
 
 
 def test_a_backlog_that_is_too_long_becomes_a_snapshot(monkeypatch) -> None:
-    monkeypatch.setattr(kv_backlog, "MAX_BACKLOG_HASHES", 3)
+    monkeypatch.setattr(kv_log, "MAX_LOG_HASHES", 3)
 
     async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
         await after_start(worker, subscription)
@@ -248,6 +249,57 @@ def test_a_router_that_asks_gets_a_snapshot_and_no_events_before_it() -> None:
         assert kinds(await drain(subscription)) == ["load"]
         worker.answer(hashes(1))
         assert kinds(await drain(subscription)) == ["snapshot", "load"]
+
+    subscribed(scenario)
+
+
+def test_a_router_that_comes_back_gets_what_it_missed_and_no_snapshot() -> None:
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        await after_start(worker, subscription)
+        worker.log.apply(events(2, stored=hashes(1)))
+        worker.log.apply(events(3, stored=hashes(2)))
+        with worker.log.subscribe(1) as again:
+            assert worker.num_snapshots_asked == 1
+            await drain(again)
+            missed, _ = await drain(again)
+            assert missed.kv_events.position == 1
+            assert [e.stored.hashes for e in missed.kv_events.events] == [hashes(2)]
+
+    subscribed(scenario)
+
+
+@pytest.mark.parametrize("place", [0, 9])
+def test_a_router_that_was_away_too_long_or_knows_another_life_gets_a_snapshot(
+    place: int, monkeypatch
+) -> None:
+    monkeypatch.setattr(kv_log, "MAX_LOG_EVENTS", 1)
+
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        await after_start(worker, subscription)
+        worker.log.apply(events(2, stored=hashes(1)))
+        worker.log.apply(events(3, stored=hashes(2)))
+        with worker.log.subscribe(place) as again:
+            worker.answer(hashes(1, 2))
+            await drain(again)
+            assert kinds(await drain(again)) == ["snapshot", "load"]
+
+    subscribed(scenario)
+
+
+def test_a_digest_of_the_cache_goes_behind_the_events_that_it_contains() -> None:
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        await after_start(worker, subscription)
+        sent: list[worker_pb2.Report] = []
+        for step in range(2, 40):
+            turn = events(step, stored=hashes(step))
+            turn.num_cached_hashes, turn.cache_digest = step - 1, step
+            worker.log.apply(turn)
+            sent += await drain(subscription)
+        (digest,) = [report.digest for report in sent if report.HasField("digest")]
+        assert digest.num_hashes == digest.position
+        assert int.from_bytes(digest.xor, "little") == digest.num_hashes + 1
+        before = sent[: [report.HasField("digest") for report in sent].index(True)]
+        assert sum(len(report.kv_events.events) for report in before) == digest.position
 
     subscribed(scenario)
 
@@ -347,6 +399,25 @@ def test_serving_ends_when_the_router_leaves() -> None:
             theirs.cancel()
         with pytest.raises(StreamLost):
             await ours.write(worker_pb2.Report())
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("boot_epoch", "is_known"), [(7, True), (8, False)])
+def test_a_router_goes_on_only_with_the_process_that_it_knows(
+    boot_epoch: int, is_known: bool
+) -> None:
+    async def main() -> None:
+        worker = Worker()
+        worker.log.register.boot_epoch = 7
+        ours, theirs = memory_stream_pair()
+        place = worker_pb2.KvPlace(boot_epoch=boot_epoch)
+        await theirs.write(worker_pb2.ReportAck(protocol=1, resume=place))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(serve_reports(ours, worker.log))
+            await theirs.read()
+            assert worker.num_snapshots_asked == (not is_known)
+            worker.log.close()
 
     run_virtual(main())
 
