@@ -44,6 +44,11 @@ ROUTER_INDEX_EVICTED = Counter(
     "baton_router_index_evicted",
     "Prefix hashes that left the index, oldest of their worker first, for newer ones",
 )
+ROUTER_INDEX_DRIFTS = Counter(
+    "baton_router_index_drifts",
+    "Digests that proved the index of a worker wrong; it is built anew beside the old one",
+    ("model_name",),
+)
 ROUTER_REPORTS_DROPPED = Counter(
     "baton_router_reports_dropped", "Irregular worker reports, by cause: repeat, gap", ("cause",)
 )

@@ -51,9 +51,9 @@ class RouterCore:
         self._changed = asyncio.Event()
         self._closed = False
 
-    def hello(self) -> worker_pb2.ReportAck:
-        """Return the first message on each stream to a worker."""
-        return self._intake.hello()
+    def hello(self, endpoint: str) -> worker_pb2.ReportAck:
+        """Return the first message on a stream to this worker."""
+        return self._intake.hello(endpoint)
 
     def apply_report(self, endpoint: str, report: worker_pb2.Report) -> worker_pb2.ReportAck:
         """Take in a worker's report; returns the acknowledgement to send.

@@ -88,7 +88,7 @@ class Watcher:
         stream = self._dial(endpoint)
         has_reported = False
         try:
-            await stream.write(self._core.hello())
+            await stream.write(self._core.hello(endpoint))
             while (report := await stream.read()) is not None:
                 ack = self._core.apply_report(endpoint, report)
                 has_reported = True

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator
+from functools import reduce
+from operator import xor
 from random import Random
 
 import pytest
@@ -13,6 +15,7 @@ from baton.runtime.discovery.discover import FixedMembers
 from baton.runtime.discovery.members import Discovery, Member
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import run_virtual
+from baton.wire.prefix_hash import short_hash
 from baton.wire.v1 import router_pb2, worker_pb2
 from baton.worker.reports import ReportLog
 from baton.worker.reports_servicer import serve_reports
@@ -26,6 +29,7 @@ class WorkerProcess:
         self.cache: set[bytes] = set()
         self.step = 0
         self.snapshot_asked = False
+        self.num_snapshots = 0
         register = worker_pb2.Register(
             protocol=1,
             worker_id=worker_id,
@@ -49,6 +53,7 @@ class WorkerProcess:
         if stored:
             self.cache.add(stored)
         snapshot = b"".join(self.cache) if self.snapshot_asked else None
+        self.num_snapshots += self.snapshot_asked
         self.snapshot_asked = False
         self.log.apply(
             StepEvents(
@@ -56,6 +61,8 @@ class WorkerProcess:
                 load=EngineLoad(0, 0, 100, 0, 0, 0.0, 0.0),
                 stored=[StoredBlocks(b"", stored)] if stored else [],
                 snapshot=snapshot,
+                num_cached_hashes=len(self.cache),
+                cache_digest=reduce(xor, map(short_hash, self.cache), 0),
             )
         )
 
@@ -151,6 +158,30 @@ def test_a_worker_that_dies_is_not_ready_and_its_next_life_is_taken_in(router, r
             network.workers["d0:1"] = WorkerProcess("d0", router_pb2.WORKER_ROLE_DECODE, 2)
             await asyncio.sleep(0.2)
             assert (await fleet.pick()).decode.boot_epoch == 2
+
+    run(scenario)
+
+
+def test_a_stream_that_broke_goes_on_without_a_snapshot(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router(workers=("d0:1",))
+        async with following(fleet, FixedMembers(("d0:1",))) as network:
+            worker = network.workers["d0:1"] = WorkerProcess("d0", router_pb2.WORKER_ROLE_DECODE)
+            for _ in range(10):
+                worker.turn()
+                await asyncio.sleep(0.1)
+            assert worker.num_snapshots == 1
+            worker.die()
+            blocks = [number.to_bytes(16, "big") for number in range(3)]
+            for block in blocks:
+                worker.turn(block)
+            for _ in range(100):
+                worker.turn()
+                await asyncio.sleep(0.1)
+            assert len(worker.streams) == 2
+            assert worker.num_snapshots == 1
+            response = await fleet.pick(block_hashes=b"".join(blocks), local_prefill=True)
+            assert response.predicted_cached_tokens == 48
 
     run(scenario)
 

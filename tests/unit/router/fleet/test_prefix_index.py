@@ -48,6 +48,64 @@ def test_a_snapshot_replaces_what_was_known_of_that_worker_only() -> None:
     assert index.match(names(1)).get("b", 0) == 1
 
 
+def test_a_snapshot_counts_when_it_is_whole_and_the_old_entries_do_until_then() -> None:
+    index = PrefixIndex(100)
+    index.stored("a", names(1, 2))
+    index.build("a", names(5))
+    index.stored("a", names(3))
+    assert index.match(names(1, 2, 3)) == {"a": 3}
+    index.build("a", names(6))
+    assert index.match(names(5, 6)) == {}
+    index.check_integrity()
+    index.finish("a")
+    assert index.match(names(1)) == {}
+    assert index.match(names(5, 6)) == {"a": 2}
+    index.check_integrity()
+
+
+def test_a_snapshot_that_never_becomes_whole_leaves_nothing() -> None:
+    index = PrefixIndex(100)
+    index.stored("a", names(1))
+    index.build("a", names(5))
+    index.abandon("a")
+    index.finish("a")
+    index.check_integrity()
+    index.sweep(100)
+    assert index.match(names(1)) == {"a": 1}
+    assert index.num_hashes == 1
+    index.check_integrity()
+
+
+def test_entries_that_count_no_more_are_dropped_little_by_little() -> None:
+    index = PrefixIndex(1000)
+    index.stored("a", range(100))
+    index.stored("b", range(50, 150))
+    index.clear("a")
+    assert index.match(range(100)) == {}
+    assert index.num_hashes == 100
+    for _ in range(10):
+        index.stored("c", range(40))
+        index.sweep(30)
+        index.check_integrity()
+        assert index.match(range(50, 150)) == {"b": 100}
+        assert index.match(range(60)) == {"c": 40}
+    assert index.num_bits == 3
+    index.stored("d", range(7))
+    assert index.number("d") == 0
+
+
+def test_the_digest_is_that_of_the_workers_own_cache_though_old_blocks_had_to_go() -> None:
+    index = PrefixIndex(3)
+    index.stored("a", names(1, 2, 4))
+    assert index.digest("a") == (3, 1 ^ 2 ^ 4)
+    index.stored("a", names(8, 16))
+    assert index.digest("a") == (5, 1 ^ 2 ^ 4 ^ 8 ^ 16)
+    index.removed("a", names(2, 16))
+    assert index.digest("a") == (3, 1 ^ 4 ^ 8)
+    index.removed("a", names(32))
+    assert index.digest("b") == (0, 0)
+
+
 def test_a_workers_oldest_blocks_make_room_for_its_new_ones() -> None:
     index = PrefixIndex(3)
     assert index.stored("a", names(1, 2)) == 0
@@ -111,7 +169,7 @@ def test_an_entry_takes_at_most_130_bytes() -> None:
 
 
 operation = st.tuples(
-    st.sampled_from(["stored", "removed", "replace", "clear"]),
+    st.sampled_from(["stored", "removed", "replace", "build", "finish", "sweep", "clear"]),
     st.sampled_from(["a", "b", "c"]),
     st.lists(st.integers(0, 9), max_size=6),
 )
@@ -121,16 +179,25 @@ operation = st.tuples(
 def test_the_index_agrees_with_plain_sets_under_any_events(operations) -> None:
     index = PrefixIndex(1000)
     model: dict[str, set[int]] = {}
+    built: dict[str, set[int]] = {}
     for name, worker, numbers in operations:
         held = model.setdefault(worker, set())
-        if name in ("replace", "clear"):
-            held.clear()
-        if name in ("stored", "replace"):
-            held.update(names(*numbers))
-        if name == "removed":
-            held.difference_update(names(*numbers))
+        if name == "build":
+            built.setdefault(worker, set()).update(numbers)
+        if name == "replace":
+            model[worker] = built.pop(worker, set()) | set(numbers)
+        if name == "finish" and worker in built:
+            model[worker] = built.pop(worker)
         if name == "clear":
-            index.clear(worker)
+            held.clear()
+        if name == "stored":
+            held.update(numbers)
+        if name == "removed":
+            held.difference_update(numbers)
+        if name == "sweep":
+            index.sweep(len(numbers))
+        elif name in ("clear", "finish"):
+            getattr(index, name)(worker)
         else:
             getattr(index, name)(worker, names(*numbers))
         index.check_integrity()

@@ -1,6 +1,7 @@
 """Sequence numbers, restarts and snapshots of the reports that a router takes in."""
 
 import pytest
+from prometheus_client import REGISTRY
 
 from baton.testing.newer_peer import from_the_future, unknown_frame
 from baton.testing.virtual_clock import VirtualClock
@@ -140,6 +141,104 @@ def test_a_lost_worker_holds_nothing(intake) -> None:
     assert intake.intake.lose(HOST)
     assert not intake.intake.lose(HOST)
     assert intake.held(1) == 0
+
+
+def numbered(intake: Intake, seq: int, position: int, *numbers: int) -> worker_pb2.ReportAck:
+    stored = worker_pb2.KvStored(hashes=b"".join(hash_list(*numbers)))
+    events = worker_pb2.KvEvents(events=[worker_pb2.KvEvent(stored=stored)], position=position)
+    return intake.take(seq, kv_events=events)
+
+
+def numbered_snapshot(intake: Intake, seq: int, position: int, *numbers: int) -> None:
+    joined = b"".join(hash_list(*numbers))
+    intake.take(seq, snapshot=worker_pb2.KvSnapshot(hashes=joined, position=position))
+
+
+def digest(intake: Intake, seq: int, position: int, *numbers: int) -> worker_pb2.ReportAck:
+    xor = 0
+    for block_hash in hash_list(*numbers):
+        xor ^= int.from_bytes(block_hash[-8:], "little")
+    message = worker_pb2.KvDigest(
+        num_hashes=len(numbers), xor=xor.to_bytes(8, "little"), position=position
+    )
+    return intake.take(seq, digest=message)
+
+
+def test_a_stream_that_broke_goes_on_where_it_ended(intake) -> None:
+    numbered_snapshot(intake, 2, 40, 1)
+    numbered(intake, 3, 40, 2)
+    intake.intake.lose(HOST)
+    hello = intake.intake.hello(HOST)
+    assert (hello.resume.boot_epoch, hello.resume.position) == (1, 41)
+    intake.register()
+    assert intake.held(1, 2) == 2
+    numbered(intake, 2, 41, 3)
+    assert intake.held(1, 2, 3) == 3
+
+
+def test_the_next_process_of_a_worker_does_not_go_on_where_the_last_one_ended(intake) -> None:
+    numbered_snapshot(intake, 2, 40, 1)
+    intake.intake.lose(HOST)
+    intake.register(boot_epoch=2)
+    assert intake.held(1) == 0
+    assert not intake.intake.hello(HOST).HasField("resume")
+    numbered(intake, 2, 40, 2)
+    assert intake.held(2) == 0
+
+
+def test_events_from_another_place_ask_for_a_snapshot_while_the_old_index_stays(intake) -> None:
+    numbered_snapshot(intake, 2, 40, 1)
+    intake.intake.lose(HOST)
+    intake.register()
+    assert numbered(intake, 2, 42, 3).want_snapshot
+    assert intake.held(1) == 1
+    assert not numbered(intake, 3, 43, 4).want_snapshot
+    numbered_snapshot(intake, 4, 44, 1, 2, 3)
+    numbered(intake, 5, 44, 4)
+    assert intake.held(1, 2, 3, 4) == 4
+
+
+def test_a_digest_that_agrees_asks_for_nothing(intake) -> None:
+    numbered_snapshot(intake, 2, 40, 1, 2)
+    numbered(intake, 3, 40, 3)
+    assert not digest(intake, 4, 41, 1, 2, 3).want_snapshot
+
+
+def test_an_index_that_is_wrong_is_counted_and_built_anew_beside_the_old_one(intake) -> None:
+    def drifts() -> float:
+        value = REGISTRY.get_sample_value("baton_router_index_drifts_total", {"model_name": ""})
+        return value or 0.0
+
+    before = drifts()
+    numbered_snapshot(intake, 2, 40, 1, 2)
+    assert digest(intake, 3, 40, 1, 5).want_snapshot
+    assert drifts() == before + 1
+    intake.snapshot(4, 1, more=True)
+    assert intake.held(1, 2) == 2
+    numbered_snapshot(intake, 4, 41, 5)
+    assert intake.held(1, 5) == 2
+    assert not digest(intake, 5, 41, 1, 5).want_snapshot
+
+
+def test_a_digest_of_another_place_says_nothing(intake) -> None:
+    numbered_snapshot(intake, 2, 40, 1, 2)
+    assert not digest(intake, 3, 41, 9).want_snapshot
+
+
+def test_a_worker_whose_digest_never_agrees_sends_ever_fewer_snapshots(intake) -> None:
+    num_asked = 0
+    for seq in range(2, 400, 2):
+        numbered_snapshot(intake, seq, 40, 1)
+        num_asked += digest(intake, seq + 1, 40, 2).want_snapshot
+    assert num_asked <= 10
+
+
+def test_a_worker_that_left_the_fleet_is_forgotten(intake) -> None:
+    numbered_snapshot(intake, 2, 40, 1)
+    intake.intake.lose(HOST)
+    intake.register(endpoint="elsewhere:1", boot_epoch=2)
+    assert intake.held(1) == 0
+    assert not intake.intake.hello(HOST).HasField("resume")
 
 
 def test_a_worker_that_changes_its_model_leaves_the_old_index(intake) -> None:
