@@ -7,8 +7,7 @@ import torch
 from baton.engine.protocol.batch import SampleRow, TokenHistory
 from baton.engine.protocol.messages import SamplingParams
 from baton.model.sampling.logit_edits import LogitEditor
-from baton.model.sampling.logprobs import largest
-from baton.model.sampling.row_sampler import RowSampler
+from baton.model.sampling.row_sampler import RowSampler, largest
 from baton.model.sampling.token_counts import MIN_KEPT, CountsCache
 
 VOCAB = 100
