@@ -31,8 +31,7 @@ from baton.handoff.transport import PLAIN, Pages, ReceivingEnd, TransportFailed
 from baton.handoff.transports.handoff_method import start_call
 from baton.handoff.transports.nixl_agent import NixlMissing
 from baton.runtime.grpc_channel import open_channel
-from baton.runtime.shared_stream import ClientFrameStream, FrameWriter, StreamLost
-from baton.runtime.stream_runner import StreamRunner
+from baton.runtime.shared_stream import ClientFrameStream, FrameWriter, StreamLost, StreamRunner
 from baton.system.allocator import keep_freed_memory
 from baton.wire.v1 import handoff_pb2
 from bench.handoff.handoff_pair import BARE_METHOD, BLOCK_SIZE, NUM_CHUNKS, SPEC, Pool, source_bytes

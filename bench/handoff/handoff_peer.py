@@ -28,8 +28,7 @@ from baton.handoff.ticket import Ticket
 from baton.handoff.transport import SendingEnd
 from baton.handoff.transports import handoff_method
 from baton.runtime.grpc_server import start_server
-from baton.runtime.shared_stream import FrameWriter, ServerFrameStream
-from baton.runtime.stream_runner import StreamRunner
+from baton.runtime.shared_stream import FrameWriter, ServerFrameStream, StreamRunner
 from baton.system.allocator import keep_freed_memory
 from baton.system.parent_death import die_with_parent
 from baton.wire.v1 import handoff_pb2, handoff_pb2_grpc

@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from baton.runtime import logs
 from baton.runtime.resumable_link import NotResumable, ResumableLink
-from baton.runtime.shared_stream import FrameStream, StreamLost
-from baton.runtime.stream_runner import StreamRunner
+from baton.runtime.shared_stream import FrameStream, StreamLost, StreamRunner
 from baton.wire import failures
 from baton.wire.v1 import worker_pb2
 from baton.worker import instruments

@@ -14,8 +14,7 @@ from baton.handoff.lease import LEASE_S, RENEW_INTERVAL_S
 from baton.handoff.outcomes import DropCause, TransferOutcome
 from baton.handoff.transport import PLAIN, ReceivingEnd, num_payload_bytes
 from baton.runtime import logs
-from baton.runtime.shared_stream import FrameWriter, StreamLost
-from baton.runtime.stream_runner import StreamRunner
+from baton.runtime.shared_stream import FrameWriter, StreamLost, StreamRunner
 from baton.wire import failures
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments

@@ -16,8 +16,7 @@ from baton.handoff.outcomes import DropCause, TransferOutcome
 from baton.handoff.ticket import CAPABILITY_BYTES, ForeignFrame
 from baton.handoff.transport import SendingEnd
 from baton.runtime import logs
-from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
-from baton.runtime.stream_runner import StreamRunner
+from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost, StreamRunner
 from baton.wire import failures
 from baton.wire.limits import MAX_CHOICES
 from baton.wire.v1 import handoff_pb2

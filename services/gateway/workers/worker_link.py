@@ -15,8 +15,7 @@ from typing import NoReturn
 
 from baton.runtime import logs
 from baton.runtime.resumable_link import ResumableLink
-from baton.runtime.shared_stream import StreamLost
-from baton.runtime.stream_runner import StreamRunner
+from baton.runtime.shared_stream import StreamLost, StreamRunner
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError, Unavailable, from_wire
 from baton.wire.protocol import PROTOCOL_VERSION

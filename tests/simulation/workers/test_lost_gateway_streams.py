@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from baton.runtime.stream_runner import FINISH_TIMEOUT_S
+from baton.runtime.shared_stream import FINISH_TIMEOUT_S
 from baton.testing.memory_stream import MemoryStream
 from baton.testing.virtual_clock import virtual
 from baton.wire.v1 import worker_pb2

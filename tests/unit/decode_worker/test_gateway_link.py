@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.runtime.stream_runner import FINISH_TIMEOUT_S
+from baton.runtime.shared_stream import FINISH_TIMEOUT_S
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import virtual
 from baton.wire.failures import Unavailable

@@ -1,7 +1,6 @@
 import asyncio
 
-from baton.runtime.shared_stream import FrameWriter
-from baton.runtime.stream_runner import FINISH_TIMEOUT_S, StreamRunner
+from baton.runtime.shared_stream import FINISH_TIMEOUT_S, FrameWriter, StreamRunner
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import run_virtual
 
