@@ -37,6 +37,9 @@ class UsageLine(msgspec.Struct, frozen=True, omit_defaults=True):
     endpoint: str = ""
     model_fp: str = ""
     provisional: bool = False
+    # Billionths of the currency of the price list with this version.
+    cost: int = 0
+    price_version: str = ""
 
     @property
     def num_tokens(self) -> int:

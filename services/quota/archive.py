@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from google.protobuf.message import DecodeError
 
 from baton.runtime import logs
@@ -206,6 +207,7 @@ def read_entries(
 
 def _read_entry(tenant: str, fields: dict[bytes, bytes], settled_ms: int) -> UsageLine:
     """Read one entry, as lua/settle.lua or (for a lapsed lease) lua/leases.lua wrote it."""
+    cost, version = int(fields[b"cost"]), fields[b"price"].decode().split(" ", 3)[3]
     if b"record" in fields:
         record = quota_pb2.UsageRecord.FromString(fields[b"record"])
     else:
@@ -221,4 +223,6 @@ def _read_entry(tenant: str, fields: dict[bytes, bytes], settled_ms: int) -> Usa
             num_attempts=1,
             provisional=True,
         )
-    return usage_log.from_record(record, settled_ms)
+    return msgspec.structs.replace(
+        usage_log.from_record(record, settled_ms), cost=cost, price_version=version
+    )

@@ -17,10 +17,21 @@ from typing import Any
 from baton.wire import failures
 from baton.wire.key_limits import tenant_root
 from baton.wire.key_registry import GATEWAYS_KEY
-from baton.wire.v1 import failure_pb2, quota_pb2
+from baton.wire.v1 import quota_pb2
 from services.quota import instruments
 from services.quota.agenda import Agenda
-from services.quota.outcomes import RenewOutcome, ReserveOutcome, SettleOutcome
+from services.quota.outcomes import (
+    RenewOutcome,
+    Reserved,
+    ReserveOutcome,
+    SettleOutcome,
+    exceeds_limit,
+    limit_state,
+    refusal,
+    reserved,
+    spent_budget,
+)
+from services.quota.prices import Prices
 from services.quota.registry import Registry
 from services.quota.store import Argument, Store, StoreRefused
 from services.quota.tenant_meter import TenantMeter
@@ -32,7 +43,11 @@ _MAX_ID_CHARS = 128
 _REAPED_PER_CALL = 64
 # A gateway tells its name every 5 s.
 GATEWAY_LIVES_MS = 15_000
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+# What lua/renew.lua replies for each lease.
+_VALUES_OF_RENEWAL = 6
+_PART = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+_NAME = re.compile(_PART)
+_TENANT = re.compile(rf"{_PART}(/{_PART})?")
 _PRINTABLE = re.compile(rf"[\x21-\x7e]{{1,{_MAX_ID_CHARS}}}")
 
 _STATES = {
@@ -41,11 +56,6 @@ _STATES = {
     RenewOutcome.REFUSED: quota_pb2.LeaseState.STATE_REFUSED,
     RenewOutcome.LOST: quota_pb2.LeaseState.STATE_LOST,
     RenewOutcome.UNKNOWN_KEY: quota_pb2.LeaseState.STATE_LOST,
-}
-_OVER_RATE = {
-    ReserveOutcome.REQUESTS: "requests per minute",
-    ReserveOutcome.TOKENS: "tokens per minute",
-    ReserveOutcome.CONCURRENCY: "concurrent requests",
 }
 
 
@@ -66,8 +76,8 @@ class Ledger:
     """The limits, leases and usage records of all tenants.
 
     Methods raise Unavailable when the store is away. `on_settled` is called with a tenant whose
-    usage records may wait to be archived. `clock_ms` replaces the store's time in tests and
-    simulations only.
+    usage records may wait to be archived. Without `prices` everything is free. `clock_ms` replaces
+    the store's time in tests and simulations only.
     """
 
     def __init__(
@@ -78,6 +88,7 @@ class Ledger:
         *,
         on_settled: Callable[[str], None] = lambda tenant: None,
         meter: TenantMeter | None = None,
+        prices: Prices | None = None,
         clock_ms: Callable[[], int] = store_time_ms,
     ) -> None:
         self._store = store
@@ -86,6 +97,7 @@ class Ledger:
         self._terms = terms or LeaseTerms()
         self._on_settled = on_settled
         self._meter = meter or TenantMeter(max_tenants=0)
+        self._prices = prices or Prices()
         self._clock_ms = clock_ms
 
     async def authenticate(
@@ -95,7 +107,8 @@ class Ledger:
         return await self._registry.authenticate(request.key_digest)
 
     async def reserve(self, request: quota_pb2.ReserveRequest) -> quota_pb2.ReserveResponse:
-        """Take a lease on prompt + output tokens, one request and one of the concurrent leases.
+        """Take a lease on prompt + output tokens, one request and one of the concurrent leases, of
+        the key, its tenant and its organisation.
 
         A repeat returns the same grant.
 
@@ -105,23 +118,19 @@ class Ledger:
         _check_identity(request.tenant, request.key_id, request.request_id)
         num_tokens = request.num_prompt_tokens + request.num_output_tokens
         if num_tokens > MAX_REQUEST_TOKENS:
-            raise _exceeds_limit(num_tokens, MAX_REQUEST_TOKENS)
-        arguments = (
-            request.request_id, _digest(request.request_id), request.key_id, request.model,
-            request.num_prompt_tokens, request.num_output_tokens,
-        )  # fmt: skip
-        outcome, reply = await self._reserve(request.tenant, arguments)
-        if outcome is ReserveOutcome.UNKNOWN_KEY:
+            raise exceeds_limit(num_tokens, MAX_REQUEST_TOKENS)
+        answer = await self._reserve(request)
+        if answer.outcome is ReserveOutcome.UNKNOWN_KEY:
             await self._registry.refresh()
-            outcome, reply = await self._reserve(request.tenant, arguments)
-        granted, wait_ms, *numbers = reply
-        limits = _limit_state(numbers)
-        instruments.QUOTA_RESERVATIONS.labels(outcome).inc()
-        self._meter.reserved(request.tenant, outcome)
-        if outcome is not ReserveOutcome.GRANTED:
-            raise _refusal(outcome, wait_ms, num_tokens, limits)
+            answer = await self._reserve(request)
+        instruments.QUOTA_RESERVATIONS.labels(answer.outcome).inc()
+        self._meter.reserved(request.tenant, answer.outcome)
+        if answer.outcome is not ReserveOutcome.GRANTED:
+            raise refusal(answer, num_tokens)
         return quota_pb2.ReserveResponse(
-            granted_output_tokens=granted, expires_in_ms=wait_ms, limits=limits
+            granted_output_tokens=answer.num_granted,
+            expires_in_ms=answer.ms,
+            limits=answer.limits,
         )
 
     async def renew(self, request: quota_pb2.RenewRequest) -> quota_pb2.RenewResponse:
@@ -135,7 +144,7 @@ class Ledger:
         states = [quota_pb2.LeaseState(request_id=lease.request_id) for lease in request.leases]
         of_tenant: dict[str, list[int]] = defaultdict(list)
         for index, lease in enumerate(request.leases):
-            if _NAME.fullmatch(lease.tenant) and _PRINTABLE.fullmatch(lease.request_id):
+            if _TENANT.fullmatch(lease.tenant) and _PRINTABLE.fullmatch(lease.request_id):
                 of_tenant[lease.tenant].append(index)
             else:
                 states[index].state = quota_pb2.LeaseState.STATE_LOST
@@ -157,16 +166,18 @@ class Ledger:
         _check_identity(usage.tenant, usage.key_id, usage.request_id)
         if usage.num_prompt_tokens + usage.num_output_tokens > MAX_REQUEST_TOKENS:
             raise failures.InvalidRequest("token counts of the usage record are impossible")
-        outcome, numbers = await self._settle(usage, key_must_be_known=True)
+        outcome, limits = await self._settle(usage, key_must_be_known=True)
         if outcome is SettleOutcome.UNKNOWN_KEY:
             await self._registry.refresh()
-            outcome, numbers = await self._settle(usage, key_must_be_known=False)
+            outcome, limits = await self._settle(usage, key_must_be_known=False)
         instruments.QUOTA_SETTLES.labels(outcome).inc()
         is_repeated = outcome is SettleOutcome.REPEATED
         if not is_repeated:
             self._meter.settled(usage)
         self._on_settled(usage.tenant)
-        return quota_pb2.SettleResponse(repeated_settle=is_repeated, limits=_limit_state(numbers))
+        return quota_pb2.SettleResponse(
+            repeated_settle=is_repeated, limits=limit_state(limits, usage.model)
+        )
 
     async def reap(self) -> int:
         """Lapse the expired leases of all tenants on the agenda; returns their number."""
@@ -231,52 +242,64 @@ class Ledger:
         finally:
             self._agenda.add(tenant)
 
-    async def _reserve(
-        self, tenant: str, arguments: Sequence[Argument]
-    ) -> tuple[ReserveOutcome, list[int]]:
-        outcome, *numbers = await self._open_leases("reserve", tenant, arguments)
-        return ReserveOutcome(outcome.decode()), numbers
+    async def _reserve(self, request: quota_pb2.ReserveRequest) -> Reserved:
+        arguments = (
+            request.request_id, _digest(request.request_id), request.key_id, request.model,
+            self._prices.text_of(request.model), request.num_prompt_tokens,
+            request.num_output_tokens, request.min_output_tokens,
+        )  # fmt: skip
+        return reserved(
+            await self._open_leases("reserve", request.tenant, arguments), request.model
+        )
 
     async def _settle(
         self, usage: quota_pb2.UsageRecord, *, key_must_be_known: bool
-    ) -> tuple[SettleOutcome, list[int]]:
+    ) -> tuple[SettleOutcome, list[int | bytes]]:
         arguments: tuple[Argument, ...] = (
-            usage.request_id, _digest(usage.request_id), usage.key_id,
-            usage.num_prompt_tokens + usage.num_output_tokens,
-            usage.SerializeToString(), int(key_must_be_known),
+            usage.request_id, _digest(usage.request_id), usage.key_id, usage.model,
+            self._prices.text_of(usage.model), usage.num_prompt_tokens, usage.num_cached_tokens,
+            usage.num_output_tokens, usage.SerializeToString(), int(key_must_be_known),
         )  # fmt: skip
-        outcome, *numbers = await self._run("settle", usage.tenant, arguments)
-        return SettleOutcome(outcome.decode()), numbers
+        outcome, *limits = await self._run("settle", usage.tenant, arguments)
+        return SettleOutcome(outcome.decode()), limits
 
     async def _renew_part(
         self, tenant: str, leases: Sequence[quota_pb2.LeaseRenewal]
     ) -> list[quota_pb2.LeaseState]:
-        arguments = [argument for lease in leases for argument in _renewal_arguments(lease)]
+        arguments = [
+            argument
+            for lease in leases
+            for argument in _renewal_arguments(lease, self._prices.text_of(lease.model))
+        ]
         reply = await self._open_leases("renew", tenant, arguments)
-        if RenewOutcome.UNKNOWN_KEY.encode() in reply[::4]:
+        if RenewOutcome.UNKNOWN_KEY.encode() in reply[::_VALUES_OF_RENEWAL]:
             await self._registry.refresh()
             reply = await self._open_leases("renew", tenant, arguments)
-        outcomes = [RenewOutcome(outcome.decode()) for outcome in reply[::4]]
-        for outcome in outcomes:
-            instruments.QUOTA_RENEWALS.labels(outcome).inc()
-        return [
-            quota_pb2.LeaseState(
-                request_id=lease.request_id,
-                state=_STATES[outcome],
-                granted_output_tokens=granted,
-                expires_in_ms=expires_in_ms,
-                retry_after_ms=retry_after_ms,
-            )
-            for lease, outcome, granted, expires_in_ms, retry_after_ms in zip(
-                leases, outcomes, reply[1::4], reply[2::4], reply[3::4], strict=True
-            )
+        answers = [
+            reply[start : start + _VALUES_OF_RENEWAL]
+            for start in range(0, len(reply), _VALUES_OF_RENEWAL)
         ]
+        return [_lease_state(lease, *answer) for lease, answer in zip(leases, answers, strict=True)]
+
+
+def _lease_state(lease: quota_pb2.LeaseRenewal, state: bytes, *answer: Any) -> quota_pb2.LeaseState:
+    granted, expires_in_ms, retry_after_ms, account, kind = answer
+    outcome = RenewOutcome(state.decode())
+    instruments.QUOTA_RENEWALS.labels(outcome).inc()
+    return quota_pb2.LeaseState(
+        request_id=lease.request_id,
+        state=_STATES[outcome],
+        granted_output_tokens=granted,
+        expires_in_ms=expires_in_ms,
+        retry_after_ms=retry_after_ms,
+        spent_budget=spent_budget(account, kind, lease.model),
+    )
 
 
 def _check_identity(tenant: str, key_id: str, request_id: str) -> None:
     """Refuse names that must not become parts of Redis keys: with braces or spaces, or too long."""
     for param, value, pattern in (
-        ("tenant", tenant, _NAME),
+        ("tenant", tenant, _TENANT),
         ("key_id", key_id, _NAME),
         ("request_id", request_id, _PRINTABLE),
     ):
@@ -295,7 +318,7 @@ def _digest(request_id: str) -> bytes:
     return blake2b(request_id.encode(), digest_size=14).digest()
 
 
-def _renewal_arguments(lease: quota_pb2.LeaseRenewal) -> Sequence[Argument]:
+def _renewal_arguments(lease: quota_pb2.LeaseRenewal, price: str) -> Sequence[Argument]:
     return (
         lease.request_id,
         _digest(lease.request_id),
@@ -304,59 +327,7 @@ def _renewal_arguments(lease: quota_pb2.LeaseRenewal) -> Sequence[Argument]:
         min(lease.wanted_output_tokens, MAX_REQUEST_TOKENS),
         lease.key_id if _NAME.fullmatch(lease.key_id) else "",
         lease.model,
+        price,
         lease.num_prompt_tokens,
         min(lease.granted_output_tokens, MAX_REQUEST_TOKENS),
     )
-
-
-def _limit_state(numbers: Sequence[int]) -> failure_pb2.LimitState:
-    return failure_pb2.LimitState(
-        limit_requests=numbers[0],
-        remaining_requests=numbers[1],
-        reset_requests_ms=numbers[2],
-        limit_tokens=numbers[3],
-        remaining_tokens=numbers[4],
-        reset_tokens_ms=numbers[5],
-    )
-
-
-def _exceeds_limit(
-    num_tokens: int, limit: int, limits: failure_pb2.LimitState | None = None
-) -> failures.InvalidRequest:
-    return failures.InvalidRequest(
-        f"Request too large: {num_tokens} tokens (prompt and largest answer) can never fit the "
-        f"limit of {limit} tokens per minute. Shorten the prompt or lower the maximum of tokens.",
-        reason="request_exceeds_limit",
-        limits=limits,
-    )
-
-
-def _refusal(
-    outcome: ReserveOutcome, wait_ms: int, num_tokens: int, limits: failure_pb2.LimitState
-) -> failures.BatonError:
-    """The error of a refused reservation; clients read its message."""
-    if outcome is ReserveOutcome.EXCEEDS_TOKENS:
-        return _exceeds_limit(num_tokens, limits.limit_tokens, limits)
-    if outcome is ReserveOutcome.BUDGET:
-        return failures.LimitExceeded(
-            f"The key's budget has no room for {num_tokens} more tokens in this period.",
-            reason="insufficient_quota",
-            retry_after_s=wait_ms / 1000,
-            limits=limits,
-        )
-    if outcome in _OVER_RATE:
-        return failures.LimitExceeded(
-            f"Rate limit reached: {_OVER_RATE[outcome]}. Try again in {wait_ms / 1000:g} s.",
-            retry_after_s=wait_ms / 1000,
-            limits=limits,
-        )
-    if outcome is ReserveOutcome.RESTORING:
-        return failures.Unavailable(
-            "the spent part of the key's budget is being restored",
-            reason="quota_unavailable",
-            retry_after_s=1,
-        )
-    if outcome is ReserveOutcome.USED_REQUEST_ID:
-        return failures.InvalidRequest("the request id was used before", param="request_id")
-    assert outcome in (ReserveOutcome.UNKNOWN_KEY, ReserveOutcome.REVOKED_KEY), outcome
-    return failures.AuthenticationFailed("the API key is not valid")

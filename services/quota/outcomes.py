@@ -1,6 +1,11 @@
-"""The outcomes with which the scripts in lua/ reply, as metrics name them."""
+"""Replies of the scripts in lua/: outcomes as metrics name them, refusals as clients read them."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+
+from baton.wire import failures
+from baton.wire.v1 import failure_pb2
 
 
 class ReserveOutcome(StrEnum):
@@ -37,3 +42,114 @@ class SettleOutcome(StrEnum):
     REPEATED = "repeated"
     UNKNOWN = "unknown"  # never reserved here: debited in full
     UNKNOWN_KEY = "unknown_key"  # not settled
+
+
+_OVER_RATE = {
+    ReserveOutcome.REQUESTS: "requests per minute",
+    ReserveOutcome.TOKENS: "tokens per minute",
+    ReserveOutcome.CONCURRENCY: "concurrent requests",
+}
+_LEVELS = {"k": "key", "t": "tenant", "o": "organisation"}
+_KINDS = {"budget": "budget of tokens", "cost": "budget of money"}
+
+
+def scope(account: bytes, model: str) -> str:
+    """The level and the model of an account, as headers and refusals name them; empty = none."""
+    text = account.decode()
+    if not text:
+        return ""
+    level = _LEVELS[text[0]]
+    return f"{level}, model {model}" if text.endswith("m") else level
+
+
+def spent_budget(account: bytes, kind: bytes, model: str) -> str:
+    """The name of the budget that has no room; empty = none."""
+    return f"{_KINDS[kind.decode()]} of the {scope(account, model)}" if account else ""
+
+
+def limit_state(values: Sequence[int | bytes], model: str) -> failure_pb2.LimitState:
+    """Read the limit state that scripts reply: for requests and for tokens the limit, what remains,
+    ms until it is full, and the account."""
+    requests, tokens = values[:4], values[4:]
+    return failure_pb2.LimitState(
+        limit_requests=int(requests[0]),
+        remaining_requests=int(requests[1]),
+        reset_requests_ms=int(requests[2]),
+        limit_tokens=int(tokens[0]),
+        remaining_tokens=int(tokens[1]),
+        reset_tokens_ms=int(tokens[2]),
+        requests_scope=scope(bytes(requests[3]), model),
+        tokens_scope=scope(bytes(tokens[3]), model),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The reply of lua/reserve.lua. `ms` is the lease's time, or the time to wait.
+
+    A refusal names the scope that refuses, and the budget if it is one.
+    """
+
+    outcome: ReserveOutcome
+    num_granted: int
+    ms: int
+    scope: str
+    spent_budget: str
+    limits: failure_pb2.LimitState
+
+
+def reserved(reply: Sequence[int | bytes], model: str) -> Reserved:
+    """Read the reply of lua/reserve.lua to a request for `model`."""
+    outcome, granted, ms, account, kind, *limits = reply
+    return Reserved(
+        ReserveOutcome(bytes(outcome).decode()),
+        int(granted),
+        int(ms),
+        scope(bytes(account), model),
+        spent_budget(bytes(account), bytes(kind), model) if kind else "",
+        limit_state(limits, model),
+    )
+
+
+def exceeds_limit(
+    num_tokens: int, limit: int, where: str = "key", limits: failure_pb2.LimitState | None = None
+) -> failures.InvalidRequest:
+    """The error of a request that can never fit."""
+    return failures.InvalidRequest(
+        f"Request too large: {num_tokens} tokens (prompt and largest answer) can never fit the "
+        f"limit of {limit} tokens per minute of the {where}. Shorten the prompt or lower the "
+        "maximum of tokens.",
+        reason="request_exceeds_limit",
+        limits=limits,
+    )
+
+
+def refusal(reserved: Reserved, num_tokens: int) -> failures.BatonError:
+    """The error of a refused reservation; clients read its message."""
+    outcome, limits, wait_s = reserved.outcome, reserved.limits, reserved.ms / 1000
+    if outcome is ReserveOutcome.EXCEEDS_TOKENS:
+        return exceeds_limit(num_tokens, limits.limit_tokens, reserved.scope, limits)
+    if outcome is ReserveOutcome.BUDGET:
+        return failures.LimitExceeded(
+            f"The {reserved.spent_budget} has no room for this request in this period.",
+            reason="insufficient_quota",
+            retry_after_s=wait_s,
+            limits=limits,
+        )
+    if outcome in _OVER_RATE:
+        return failures.LimitExceeded(
+            f"Rate limit reached: {_OVER_RATE[outcome]} of the {reserved.scope}. "
+            f"Try again in {wait_s:g} s.",
+            retry_after_s=wait_s,
+            limits=limits,
+        )
+    if outcome is ReserveOutcome.RESTORING:
+        return failures.Unavailable(
+            "the spent part of the budget is being restored",
+            reason="quota_unavailable",
+            retry_after_s=1,
+        )
+    if outcome is ReserveOutcome.USED_REQUEST_ID:
+        return failures.InvalidRequest("the request id was used before", param="request_id")
+    assert outcome in (ReserveOutcome.UNKNOWN_KEY, ReserveOutcome.REVOKED_KEY), outcome
+    return failures.AuthenticationFailed("the API key is not valid")

@@ -104,7 +104,7 @@ class ArchivedBudgets:
         for spent in await asyncio.to_thread(
             spent_tokens, list(entries.keys.values()), self._folder, now_ms, before_ms
         ):
-            arguments = (spent.key_id, spent.window, self._own_id, spent.num_tokens)
+            arguments = (spent.key_id, spent.window, self._own_id, spent.num_tokens, 0)
             root = tenant_root(spent.tenant)
             await self._store.run_script("restore", root, (0, *_NO_TERMS, *arguments))
         await self._store.execute("SADD", _parts(epoch), self._own_id)

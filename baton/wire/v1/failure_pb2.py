@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62\x61ton/wire/v1/failure.proto\x12\rbaton.wire.v1\"\xa0\x01\n\x07\x46\x61ilure\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\x12.\n\x06limits\x18\x05 \x01(\x0b\x32\x19.baton.wire.v1.LimitStateH\x00\x88\x01\x01\x12\x12\n\nis_suspect\x18\x06 \x01(\x08\x42\t\n\x07_limits\"\xa4\x01\n\nLimitState\x12\x16\n\x0elimit_requests\x18\x01 \x01(\x04\x12\x1a\n\x12remaining_requests\x18\x02 \x01(\x04\x12\x19\n\x11reset_requests_ms\x18\x03 \x01(\x04\x12\x14\n\x0climit_tokens\x18\x04 \x01(\x04\x12\x18\n\x10remaining_tokens\x18\x05 \x01(\x04\x12\x17\n\x0freset_tokens_ms\x18\x06 \x01(\x04\".\n\tStageTime\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64uration_us\x18\x02 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62\x61ton/wire/v1/failure.proto\x12\rbaton.wire.v1\"\xa0\x01\n\x07\x46\x61ilure\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\x12.\n\x06limits\x18\x05 \x01(\x0b\x32\x19.baton.wire.v1.LimitStateH\x00\x88\x01\x01\x12\x12\n\nis_suspect\x18\x06 \x01(\x08\x42\t\n\x07_limits\"\xd2\x01\n\nLimitState\x12\x16\n\x0elimit_requests\x18\x01 \x01(\x04\x12\x1a\n\x12remaining_requests\x18\x02 \x01(\x04\x12\x19\n\x11reset_requests_ms\x18\x03 \x01(\x04\x12\x14\n\x0climit_tokens\x18\x04 \x01(\x04\x12\x18\n\x10remaining_tokens\x18\x05 \x01(\x04\x12\x17\n\x0freset_tokens_ms\x18\x06 \x01(\x04\x12\x16\n\x0erequests_scope\x18\x07 \x01(\t\x12\x14\n\x0ctokens_scope\x18\x08 \x01(\t\".\n\tStageTime\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64uration_us\x18\x02 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FAILURE']._serialized_start=47
   _globals['_FAILURE']._serialized_end=207
   _globals['_LIMITSTATE']._serialized_start=210
-  _globals['_LIMITSTATE']._serialized_end=374
-  _globals['_STAGETIME']._serialized_start=376
-  _globals['_STAGETIME']._serialized_end=422
+  _globals['_LIMITSTATE']._serialized_end=420
+  _globals['_STAGETIME']._serialized_start=422
+  _globals['_STAGETIME']._serialized_end=468
 # @@protoc_insertion_point(module_scope)

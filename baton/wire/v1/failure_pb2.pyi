@@ -22,20 +22,24 @@ class Failure(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., limits: _Optional[_Union[LimitState, _Mapping]] = ..., is_suspect: _Optional[bool] = ...) -> None: ...
 
 class LimitState(_message.Message):
-    __slots__ = ("limit_requests", "remaining_requests", "reset_requests_ms", "limit_tokens", "remaining_tokens", "reset_tokens_ms")
+    __slots__ = ("limit_requests", "remaining_requests", "reset_requests_ms", "limit_tokens", "remaining_tokens", "reset_tokens_ms", "requests_scope", "tokens_scope")
     LIMIT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     REMAINING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RESET_REQUESTS_MS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REMAINING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESET_TOKENS_MS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_SCOPE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_SCOPE_FIELD_NUMBER: _ClassVar[int]
     limit_requests: int
     remaining_requests: int
     reset_requests_ms: int
     limit_tokens: int
     remaining_tokens: int
     reset_tokens_ms: int
-    def __init__(self, limit_requests: _Optional[int] = ..., remaining_requests: _Optional[int] = ..., reset_requests_ms: _Optional[int] = ..., limit_tokens: _Optional[int] = ..., remaining_tokens: _Optional[int] = ..., reset_tokens_ms: _Optional[int] = ...) -> None: ...
+    requests_scope: str
+    tokens_scope: str
+    def __init__(self, limit_requests: _Optional[int] = ..., remaining_requests: _Optional[int] = ..., reset_requests_ms: _Optional[int] = ..., limit_tokens: _Optional[int] = ..., remaining_tokens: _Optional[int] = ..., reset_tokens_ms: _Optional[int] = ..., requests_scope: _Optional[str] = ..., tokens_scope: _Optional[str] = ...) -> None: ...
 
 class StageTime(_message.Message):
     __slots__ = ("name", "duration_us")

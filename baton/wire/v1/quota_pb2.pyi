@@ -62,20 +62,22 @@ class Limits(_message.Message):
     def __init__(self, requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., concurrency: _Optional[int] = ..., budget_tokens: _Optional[int] = ..., budget_period: _Optional[_Union[BudgetPeriod, str]] = ..., hard_budget: _Optional[bool] = ..., budget_cost: _Optional[int] = ..., cost_period: _Optional[_Union[BudgetPeriod, str]] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("request_id", "tenant", "key_id", "model", "num_prompt_tokens", "num_output_tokens")
+    __slots__ = ("request_id", "tenant", "key_id", "model", "num_prompt_tokens", "num_output_tokens", "min_output_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIN_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     key_id: str
     model: str
     num_prompt_tokens: int
     num_output_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ...) -> None: ...
+    min_output_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., min_output_tokens: _Optional[int] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("granted_output_tokens", "expires_in_ms", "limits")
@@ -126,7 +128,7 @@ class RenewResponse(_message.Message):
     def __init__(self, leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., num_gateways: _Optional[int] = ...) -> None: ...
 
 class LeaseState(_message.Message):
-    __slots__ = ("request_id", "granted_output_tokens", "expires_in_ms", "state", "retry_after_ms")
+    __slots__ = ("request_id", "granted_output_tokens", "expires_in_ms", "state", "retry_after_ms", "spent_budget")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[LeaseState.State]
@@ -144,12 +146,14 @@ class LeaseState(_message.Message):
     EXPIRES_IN_MS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    SPENT_BUDGET_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     granted_output_tokens: int
     expires_in_ms: int
     state: LeaseState.State
     retry_after_ms: int
-    def __init__(self, request_id: _Optional[str] = ..., granted_output_tokens: _Optional[int] = ..., expires_in_ms: _Optional[int] = ..., state: _Optional[_Union[LeaseState.State, str]] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+    spent_budget: str
+    def __init__(self, request_id: _Optional[str] = ..., granted_output_tokens: _Optional[int] = ..., expires_in_ms: _Optional[int] = ..., state: _Optional[_Union[LeaseState.State, str]] = ..., retry_after_ms: _Optional[int] = ..., spent_budget: _Optional[str] = ...) -> None: ...
 
 class SettleRequest(_message.Message):
     __slots__ = ("usage",)

@@ -1,7 +1,8 @@
 -- The first part of every script, which all share: time, rate buckets, concurrency, budget windows.
 --
--- KEYS[1] is the tenant's root, "baton:{tenant}"; every other key is the root plus a suffix, hence
--- in the same hash slot. ARGV[1] is the time in ms, 0 = the server's own TIME (only tests send
+-- KEYS[1] is the tenant's root, "baton:{tenant}" or "baton:{organisation}/tenant"; every other key is
+-- that root or the organisation's, "baton:{organisation}/", plus a suffix, hence in the same hash
+-- slot. ARGV[1] is the time in ms, 0 = the server's own TIME (only tests send
 -- another). ARGV[2] is the length of a lease and ARGV[3] the time for which finished requests are
 -- remembered, both in ms. All data is in ARGV.
 --
@@ -9,6 +10,8 @@
 -- units per millisecond, and nothing is ever rounded.
 
 local ROOT = KEYS[1]
+-- Nothing if the tenant belongs to no organisation.
+local ORGANISATION = string.match(ROOT, '^(baton:{[^{}]+}/)')
 local LEASE_MS = tonumber(ARGV[2])
 local KEPT_MS = tonumber(ARGV[3])
 local UNIT = 60000
@@ -60,6 +63,45 @@ local function current_window(period)
   return string.format('d%04d%02d%02d', year, month, day), (today + 1) * DAY_MS
 end
 
+-- Levels: 'k' the key, 't' its tenant, 'o' its organisation. Each has limits over all models, and
+-- may have limits over single ones. An account is what was used of one such set of limits.
+local NUMBERS_OF_LIMITS = {'rpm', 'tpm', 'concurrency', 'budget', 'period', 'cost', 'cost_period',
+  'restoring'}
+-- The name of a tenant's and an organisation's own limits, where a key has its id.
+local WHOLE = '-'
+
+local LEVELS = {}
+
+local function level_of(id, key_id)
+  local root = id == 'o' and ORGANISATION or ROOT
+  local name = id == 'k' and key_id or WHOLE
+  local place = root .. ':limits:' .. name
+  if LEVELS[place] then return LEVELS[place] end
+  local stored = redis.call('HMGET', place, 'models', 'revoked', unpack(NUMBERS_OF_LIMITS))
+  local level = {id = id, root = root, name = name, models = stored[1] or '',
+    revoked = stored[2] == '1'}
+  if stored[3] then
+    level.numbers = {}
+    for i in ipairs(NUMBERS_OF_LIMITS) do level.numbers[i] = tonumber(stored[i + 2] or 0) end
+  end
+  LEVELS[place] = level
+  return level
+end
+
+-- The numbers of a level's limits over a model, or with '' over all; nothing if it has none. Those of
+-- models are in one string: ";name 1 2 3 4 5 6 7 8;other 1 ...;".
+local function numbers_of(level, model)
+  if model == '' then return level.numbers end
+  if string.find(model, '[; ]') then return nil end
+  local _, last = string.find(level.models, ';' .. model .. ' ', 1, true)
+  if not last then return nil end
+  local numbers = {}
+  for number in string.gmatch(string.match(level.models, '[^;]+', last + 1), '%d+') do
+    numbers[#numbers + 1] = tonumber(number)
+  end
+  return numbers
+end
+
 local function refilled(stored, limit, elapsed)
   if limit == 0 then return nil end
   local full = limit * UNIT
@@ -67,51 +109,73 @@ local function refilled(stored, limit, elapsed)
   return math.min(full, level + limit * elapsed)
 end
 
--- Accounts that this call has read, by key id; save_accounts writes back the touched ones.
+-- Accounts that this call has read; save_accounts writes back the touched ones.
 local ACCOUNTS = {}
 
-local function account_of(key_id)
-  if ACCOUNTS[key_id] then return ACCOUNTS[key_id] end
-  local limits = redis.call('HMGET', ROOT .. ':limits:' .. key_id,
-    'rpm', 'tpm', 'concurrency', 'budget', 'period', 'revoked', 'restoring')
-  local stored = redis.call('HMGET', ROOT .. ':account:' .. key_id,
-    'requests', 'tokens', 'at', 'slots')
+local function read_account(level, model)
+  local suffix = model == '' and '' or '@' .. model
+  local place = level.root .. ':account:' .. level.name
+  local stored = redis.call('HMGET', place, 'requests' .. suffix, 'tokens' .. suffix,
+    'at' .. suffix, 'slots' .. suffix)
+  local numbers = numbers_of(level, model)
   local account = {
-    key_id = key_id,
-    known = limits[1] and true or false,
-    revoked = limits[6] == '1',
-    -- A hard budget of which not all that was spent is known yet.
-    restoring = limits[7] == '1',
-    rpm = tonumber(limits[1] or 0),
-    tpm = tonumber(limits[2] or 0),
-    concurrency = tonumber(limits[3] or 0),
-    budget = tonumber(limits[4] or 0),
-    period = tonumber(limits[5] or 0),
-    slots = tonumber(stored[4] or 0),
+    id = level.id .. (model == '' and '' or 'm'), level = level, place = place, suffix = suffix,
+    known = numbers ~= nil, slots = tonumber(stored[4] or 0),
+    stored = {requests = stored[1], tokens = stored[2]},
   }
+  -- `restoring`: of a hard budget not all that was spent is known yet.
+  for i, name in ipairs(NUMBERS_OF_LIMITS) do account[name] = numbers and numbers[i] or 0 end
+  -- Limits that were taken away are still left by the leases that they held.
+  account.kept = account.known or stored[4]
   local elapsed = NOW - tonumber(stored[3] or NOW)
   -- A clock that stepped back is taken as it is, at once: else the bucket would stand still.
   account.touched = account.known and elapsed < 0
   elapsed = math.max(0, elapsed)
   account.requests = refilled(stored[1], account.rpm, elapsed)
   account.tokens = refilled(stored[2], account.tpm, elapsed)
-  ACCOUNTS[key_id] = account
   return account
 end
 
-local function save_accounts()
-  for key_id, account in pairs(ACCOUNTS) do
-    if account.touched then
-      local key = ROOT .. ':account:' .. key_id
-      redis.call('HSET', key, 'at', whole(NOW), 'slots', whole(account.slots))
-      for _, bucket in ipairs({'requests', 'tokens'}) do
-        if account[bucket] then
-          redis.call('HSET', key, bucket, whole(account[bucket]))
-        else
-          redis.call('HDEL', key, bucket)
-        end
-      end
+local function account_of(id, key_id, model)
+  local level = level_of(string.sub(id, 1, 1), key_id)
+  if #id == 1 then model = '' end
+  local place = level.root .. level.name .. '@' .. model
+  if not ACCOUNTS[place] then ACCOUNTS[place] = read_account(level, model) end
+  return ACCOUNTS[place]
+end
+
+-- The accounts that a request uses: of the key first, of the organisation last. Without that of the
+-- key over all models, the key is unknown.
+local function accounts_of(key_id, model)
+  local accounts = {}
+  for _, id in ipairs({'k', 't', ORGANISATION and 'o'}) do
+    local level = level_of(id, key_id)
+    if level.numbers then accounts[#accounts + 1] = account_of(id, key_id, model) end
+    if model ~= '' and numbers_of(level, model) then
+      accounts[#accounts + 1] = account_of(id .. 'm', key_id, model)
     end
+  end
+  return accounts
+end
+
+local function is_known(key_id) return level_of('k', key_id).numbers ~= nil end
+
+local function save_account(account)
+  local fields = {'at' .. account.suffix, whole(NOW), 'slots' .. account.suffix, whole(account.slots)}
+  for _, bucket in ipairs({'requests', 'tokens'}) do
+    if account[bucket] then
+      fields[#fields + 1] = bucket .. account.suffix
+      fields[#fields + 1] = whole(account[bucket])
+    elseif account.stored[bucket] then
+      redis.call('HDEL', account.place, bucket .. account.suffix)
+    end
+  end
+  redis.call('HSET', account.place, unpack(fields))
+end
+
+local function save_accounts()
+  for _, account in pairs(ACCOUNTS) do
+    if account.touched then save_account(account) end
   end
 end
 
@@ -122,7 +186,7 @@ local function take(account, bucket, limit, amount)
     local full = limit * UNIT
     account[bucket] = math.max(-full, math.min(full, account[bucket] - amount * UNIT))
   end
-  account.touched = account.known
+  account.touched = account.kept
 end
 
 local function take_tokens(account, amount) take(account, 'tokens', account.tpm, amount) end
@@ -134,37 +198,84 @@ local function wait_ms(level, limit, amount)
   return math.ceil((amount * UNIT - level) / limit)
 end
 
-local function budget_key(key_id, window) return ROOT .. ':budget:' .. key_id .. ':' .. window end
+-- The cost of a request in billionths of the currency, rounded up. A price is a text: for a prompt
+-- token, a cached one and an output token thousandths of a billionth, then the price list's version.
+local function cost_of(price, prompt, cached, output)
+  local per_prompt, per_cached, per_output = string.match(price, '^(%d+) (%d+) (%d+) ')
+  if not per_prompt then return 0 end
+  cached = math.min(cached, prompt)
+  return math.ceil(((prompt - cached) * per_prompt + cached * per_cached + output * per_output) / 1000)
+end
 
--- Tokens spent and tokens held in a window.
-local function budget_of(key_id, window)
-  local fields = redis.call('HMGET', budget_key(key_id, window), 'spent', 'held')
+-- The two kinds of budgets: their limits in an account, and their fields in a window.
+local KINDS = {'budget', 'cost'}
+local PERIOD = {budget = 'period', cost = 'cost_period'}
+local SPENT = {budget = 'spent', cost = 'cost_spent'}
+local HELD = {budget = 'held', cost = 'cost_held'}
+
+local function budget_key(level, window, suffix)
+  return level.root .. ':budget:' .. level.name .. ':' .. window .. suffix
+end
+
+-- A hold: an account of a request, and by kind the window of its budget; '' = it has none.
+local function new_hold(account)
+  local hold = {account = account}
+  for _, kind in ipairs(KINDS) do
+    hold[kind] = account[kind] > 0 and current_window(account[PERIOD[kind]]) or ''
+  end
+  return hold
+end
+
+-- What a window has spent, and what it holds.
+local function budget_of(hold, kind)
+  local account = hold.account
+  local fields = redis.call('HMGET', budget_key(account.level, hold[kind], account.suffix),
+    SPENT[kind], HELD[kind])
   return tonumber(fields[1] or 0), tonumber(fields[2] or 0)
 end
 
--- Adds to what a window has spent and holds; '' = the request has no budget.
-local function charge_budget(key_id, window, spent, held)
-  if window == '' then return end
-  local key = budget_key(key_id, window)
-  if spent ~= 0 then redis.call('HINCRBY', key, 'spent', whole(spent)) end
-  if held ~= 0 then redis.call('HINCRBY', key, 'held', whole(held)) end
+local function add_to_window(key, kind, spent, held)
+  if spent == 0 and held == 0 then return end
+  if spent ~= 0 then redis.call('HINCRBY', key, SPENT[kind], whole(spent)) end
+  if held ~= 0 then redis.call('HINCRBY', key, HELD[kind], whole(held)) end
   redis.call('PEXPIRE', key, whole(31 * DAY_MS + BUDGET_KEPT_MS))
 end
 
--- limit, remaining, ms until full; for requests and for tokens. 0, 0, 0 = unlimited.
-local function limit_state(account)
-  local state = {}
-  for _, bucket in ipairs({{account.requests, account.rpm}, {account.tokens, account.tpm}}) do
-    local level, limit = bucket[1], bucket[2]
-    state[#state + 1] = limit
-    state[#state + 1] = level and math.max(0, math.floor(level / UNIT)) or 0
-    state[#state + 1] = wait_ms(level, limit, limit)
+-- Adds to what the windows of a hold have spent and hold. Amounts are by kind: tokens and cost.
+local function charge(hold, spent, held)
+  local account = hold.account
+  for _, kind in ipairs(KINDS) do
+    if hold[kind] ~= '' then
+      local key = budget_key(account.level, hold[kind], account.suffix)
+      add_to_window(key, kind, spent[kind], held[kind])
+    end
   end
-  return state
 end
 
--- A reply: `head` followed by the six numbers of limit_state.
-local function with_limits(head, account)
-  for _, number in ipairs(limit_state(account)) do head[#head + 1] = number end
+-- The account with the least left of a bucket; nothing without such a limit.
+local function scarcest(accounts, bucket)
+  local found
+  for _, account in ipairs(accounts) do
+    if account[bucket] and (not found or account[bucket] < found[bucket]) then found = account end
+  end
+  return found
+end
+
+-- Limit, remaining, ms until full and the id of the account; 0, 0, 0, '' = unlimited.
+local function bucket_state(account, bucket, limit)
+  if not account then return {0, 0, 0, ''} end
+  local level, full = account[bucket], account[limit]
+  return {full, math.max(0, math.floor(level / UNIT)), wait_ms(level, full, full), account.id}
+end
+
+-- A reply: `head`, then for requests and for tokens the four values of bucket_state, of the accounts
+-- in `bound` if they are named there, else of the scarcest.
+local function with_limits(head, accounts, bound)
+  for _, bucket in ipairs({'requests', 'tokens'}) do
+    local account = bound and bound[bucket] or scarcest(accounts, bucket)
+    for _, value in ipairs(bucket_state(account, bucket, bucket == 'requests' and 'rpm' or 'tpm')) do
+      head[#head + 1] = value
+    end
+  end
   return head
 end

@@ -11,9 +11,10 @@
 -- which requests are remembered.
 
 local LEASES = ROOT .. ':leases'
-local FIELDS = {'state', 'key_id', 'prompt', 'granted', 'used', 'produced', 'expires', 'window',
-  'charged', 'model', 'started'}
-local NUMBERS = {'prompt', 'granted', 'used', 'produced', 'expires', 'charged', 'started'}
+local FIELDS = {'state', 'key_id', 'prompt', 'granted', 'used', 'produced', 'expires', 'holds',
+  'charged', 'charged_cost', 'model', 'price', 'started'}
+local NUMBERS = {'prompt', 'granted', 'used', 'produced', 'expires', 'charged', 'charged_cost',
+  'started'}
 local MAX_REAPED = 64
 -- `used` of a lease before its first renewal: its holder may produce all that was granted.
 local NEVER_RENEWED = -1
@@ -51,8 +52,8 @@ local function write_lease(lease)
     numbers[#numbers + 1] = field
     numbers[#numbers + 1] = whole(lease[field])
   end
-  redis.call('HSET', key, 'state', lease.state, 'key_id', lease.key_id, 'window', lease.window,
-    'model', lease.model, unpack(numbers))
+  redis.call('HSET', key, 'state', lease.state, 'key_id', lease.key_id, 'holds', lease.holds,
+    'model', lease.model, 'price', lease.price, unpack(numbers))
   if lease.state == 'held' then
     redis.call('PERSIST', key)
     redis.call('ZADD', LEASES, whole(lease.expires), lease.request_id)
@@ -71,43 +72,112 @@ local function remember_settled(request_id, digest)
   redis.call('ZREM', LEASES, request_id)
 end
 
-local function estimate(lease) return lease.prompt + lease.granted end
-
--- Returns whether the budget of the lease's window has room for `amount` more tokens.
-local function budget_has_room(account, window, amount)
-  if window == '' or account.budget == 0 then return true end
-  local spent, held = budget_of(account.key_id, window)
-  return spent + held + amount <= account.budget
+-- `holds` of a lease names the accounts that it uses with their windows, "k|d20270115|,om||m202701":
+-- limits that come or go while it lives change nothing about it.
+local function holds_of(lease)
+  local holds = {}
+  for id, tokens, cost in string.gmatch(lease.holds, '(%l+)|(%w*)|(%w*)') do
+    holds[#holds + 1] = {account = account_of(id, lease.key_id, lease.model), budget = tokens,
+      cost = cost}
+  end
+  return holds
 end
 
--- Holds the lease's estimate in place of what it was charged before (0 for a new lease).
+-- Returns new holds on all accounts that a request uses now, and their text for its lease.
+local function new_holds(key_id, model)
+  local holds, texts = {}, {}
+  for i, account in ipairs(accounts_of(key_id, model)) do
+    holds[i] = new_hold(account)
+    texts[i] = account.id .. '|' .. holds[i].budget .. '|' .. holds[i].cost
+  end
+  return holds, table.concat(texts, ',')
+end
+
+-- Amounts are by kind of budget: tokens and cost.
+local function amount_of(price, prompt, cached, output)
+  return {budget = prompt + output, cost = cost_of(price, prompt, cached, output)}
+end
+
+local function difference(more, less)
+  return {budget = more.budget - less.budget, cost = more.cost - less.cost}
+end
+
+local function estimate(lease) return amount_of(lease.price, lease.prompt, 0, lease.granted) end
+local function charged(lease) return {budget = lease.charged, cost = lease.charged_cost} end
+local function set_charged(lease, amount)
+  lease.charged, lease.charged_cost = amount.budget, amount.cost
+end
+local NOTHING = {budget = 0, cost = 0}
+
+local function budget_has_room(hold, kind, more)
+  local limit = hold.account[kind]
+  if hold[kind] == '' or limit == 0 then return true end
+  local spent, held = budget_of(hold, kind)
+  return spent + held + more <= limit
+end
+
+-- The budgets without room for `more`, each with its account and kind.
+local function without_room(holds, more)
+  local found = {}
+  for _, kind in ipairs(KINDS) do
+    for _, hold in ipairs(holds) do
+      if not budget_has_room(hold, kind, more[kind]) then
+        found[#found + 1] = {account = hold.account, kind = kind}
+      end
+    end
+  end
+  return found
+end
+
+local function has_slots(holds)
+  for _, hold in ipairs(holds) do
+    local limit = hold.account.concurrency
+    if limit > 0 and hold.account.slots >= limit then return false end
+  end
+  return true
+end
+
+local function is_restoring(holds)
+  for _, hold in ipairs(holds) do
+    if hold.account.restoring == 1 then return true end
+  end
+  return false
+end
+
+-- Holds the lease's estimate in place of what it was charged before (nothing for a new lease).
 local function hold(lease)
-  local account = account_of(lease.key_id)
-  take_tokens(account, estimate(lease) - lease.charged)
-  account.slots = account.slots + 1
-  charge_budget(lease.key_id, lease.window, -lease.charged, estimate(lease))
-  lease.state, lease.charged = 'held', 0
+  local before, now = charged(lease), estimate(lease)
+  for _, each in ipairs(holds_of(lease)) do
+    take_tokens(each.account, now.budget - before.budget)
+    each.account.slots = each.account.slots + 1
+    charge(each, difference(NOTHING, before), now)
+  end
+  lease.state = 'held'
+  set_charged(lease, NOTHING)
 end
 
--- Gives the hold back and charges `actual` tokens instead. The lease was held.
+-- Gives the hold back and charges `actual` instead. The lease was held.
 local function release(lease, actual)
-  local account = account_of(lease.key_id)
-  take_tokens(account, actual - estimate(lease))
-  account.slots = math.max(0, account.slots - 1)
-  charge_budget(lease.key_id, lease.window, actual, -estimate(lease))
-  lease.charged = actual
+  local held = estimate(lease)
+  for _, each in ipairs(holds_of(lease)) do
+    take_tokens(each.account, actual.budget - held.budget)
+    each.account.slots = math.max(0, each.account.slots - 1)
+    charge(each, actual, difference(NOTHING, held))
+  end
+  set_charged(lease, actual)
 end
 
 -- Charges an expired lease what its holder was allowed to produce. The usage record has what the
 -- holder reported as produced, in the tenant's favour, until a settle reports more.
 local function lapse(lease)
   local credit = lease.used == NEVER_RENEWED and lease.granted or lease.used
-  release(lease, lease.prompt + credit)
+  release(lease, amount_of(lease.price, lease.prompt, 0, credit))
   lease.state = 'lapsed'
   write_lease(lease)
+  local cost = cost_of(lease.price, lease.prompt, 0, lease.produced)
   redis.call('XADD', ROOT .. ':usage', '*', 'lapsed', lease.request_id, 'key_id', lease.key_id,
     'model', lease.model, 'started', whole(lease.started), 'prompt', whole(lease.prompt),
-    'produced', whole(lease.produced))
+    'produced', whole(lease.produced), 'cost', whole(cost), 'price', lease.price)
 end
 
 -- Lapses up to MAX_REAPED expired leases of the tenant; returns their number.

@@ -1,8 +1,9 @@
 """Random schedules of the lease protocol against the real scripts on a real server.
 
 Faults: repeated and delayed messages, gateways that die (settled late from their outbox, or never),
-a failover that rolls the store back to an older state. Every answer is compared with
-`baton.testing.quota_model`; in the end:
+a failover that rolls the store back to an older state. Limits are of keys, tenants and an
+organisation, over all models and over single ones, of requests, tokens and money. Every answer is
+compared with `quota_model.py`; in the end:
 
   I1  each request is billed exactly once at its real cost
   I2  no hold, slot or lease is left after the lease time
@@ -14,25 +15,36 @@ BATON_TEST_QUOTA_SCHEDULES sets how many schedules of each kind run, BATON_TEST_
 """
 
 import copy
+import json
 import os
 import random
-from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from redis.asyncio import Redis
 
-from baton.testing.quota_model import ModelHolder, ModelLimits, QuotaModel
 from baton.testing.redis_server import RedisServer
 from baton.wire import failures, key_registry, usage_log
-from baton.wire.key_limits import KeyLimits
-from baton.wire.v1 import quota_pb2
+from baton.wire.key_limits import (
+    tenant_root,
+)
+from baton.wire.v1 import failure_pb2, quota_pb2
 from services.quota.archive import read_entries
 from services.quota.connections import connect
 from services.quota.ledger import LeaseTerms, Ledger
+from services.quota.prices import Prices
 from services.quota.registry import Registry
 from services.quota.store import RedisStore
+from tests.integration.quota.limited_keys import PRICE_LIST, PRICES, Limited
+from tests.integration.quota.quota_accounts import ModelCaller
+from tests.integration.quota.quota_model import (
+    ModelAnswer,
+    ModelHolder,
+    ModelUsage,
+    QuotaModel,
+)
+from tests.integration.quota.schedule_checks import check, num_of
 
 DEFAULT_SCHEDULES = "600" if os.environ.get("BATON_TEST_LONG") else "75"
 NUM_SCHEDULES = int(os.environ.get("BATON_TEST_QUOTA_SCHEDULES", DEFAULT_SCHEDULES))
@@ -69,7 +81,8 @@ for i = 2, #ARGV, 2 do redis.call('RESTORE', ARGV[i], 0, ARGV[i + 1]) end
 class Holder:
     """What a gateway knows of one of its requests."""
 
-    def __init__(self, prompt: int, granted: int, now_ms: int) -> None:
+    def __init__(self, caller: ModelCaller, prompt: int, granted: int, now_ms: int) -> None:
+        self.caller = caller
         self.prompt = prompt
         self.granted = granted
         self.produced = 0
@@ -83,45 +96,43 @@ class Holder:
 
 
 class Schedule:
-    """One seeded run over a tenant of its own.
+    """One seeded run over an organisation or a tenant of its own.
 
     Each step draws from all of its attributes: the system, the model beside it, and the books of
     what was sent and is still under way.
     """
 
-    def __init__(self, seed: int, client: Redis, *, crash: bool, failover: bool) -> None:
+    def __init__(
+        self, seed: int, client: Redis, prices: Prices, *, crash: bool, failover: bool
+    ) -> None:
         self.random = random.Random(seed)
         self.crash, self.failover = crash, failover
-        self.tenant = f"t{seed}-{int(crash)}{int(failover)}"
+        self.name = f"t{seed}-{int(crash)}{int(failover)}"
         self.client = client
         self.start_ms = DAY_START_MS + self.random.choice([0, 8 * 3_600_000, 86_340_000])
         self.now_ms = self.start_ms
-        choose = self.random.choice
-        self.limits = ModelLimits(
-            requests_per_minute=choose([0, 5, 20]),
-            tokens_per_minute=choose([0, 200, 700]),
-            concurrency=choose([0, 2, 5]),
-            budget_tokens=choose([0, 150, 300, 1000]),
-        )
-        self.model = QuotaModel(self.limits, LEASE_MS, self.start_ms)
+        self.limited = Limited(self.random, self.name)
+        self.model = QuotaModel(self.limited.limits, PRICES, LEASE_MS, self.start_ms)
         self.store = RedisStore(client)
         self.ledger = Ledger(
             self.store,
             Registry(self.store, []),
             LeaseTerms(LEASE_MS / 1000, 3600),
+            prices=prices,
             clock_ms=lambda: self.now_ms,
         )
         self.live: dict[str, Holder] = {}
-        self.sent_renewals: list[tuple[str, ModelHolder, int]] = []
-        self.truth: dict[str, tuple[int, int]] = {}
+        self.sent_renewals: list[tuple[str, ModelCaller, ModelHolder, int]] = []
+        self.truth: dict[str, tuple[ModelCaller, ModelUsage]] = {}
         self.abandoned: dict[str, Holder] = {}
         self.wire: list[tuple[int, str]] = []
         self.archive: list[usage_log.UsageLine] = []
         self.snapshots: list[tuple[list[bytes], QuotaModel]] = []
-        self.num_admitted = 0
+        self.admitted: list[ModelCaller] = []
 
     async def run(self) -> None:
-        await self._declare_key()
+        for record in self.limited.records():
+            await self.store.execute_all(key_registry.redis_commands(record))
         for step in range(self.random.randint(20, 120)):
             self.now_ms += self.random.choice(TIME_STEPS_MS)
             if self.failover and self.random.random() < 0.4:
@@ -131,7 +142,7 @@ class Schedule:
             if self.random.random() < 0.1:
                 await self._archive()
         await self._finish()
-        await self._check()
+        await check(self)
 
     async def _step(self, step: int) -> None:
         draw = self.random.random()
@@ -154,42 +165,55 @@ class Schedule:
         elif draw < 0.92 and self.failover and self.snapshots:
             await self._fail_over()
         elif draw < 0.95 and self.sent_renewals:
-            request_id, said, wanted = self.random.choice(self.sent_renewals)
-            await self._both_renew(request_id, said, wanted, 0)
+            await self._both_renew(*self.random.choice(self.sent_renewals), 0)
         elif draw < 0.97:
             await self.ledger.reap()
             self.model.reap(self.now_ms)
 
     async def _reserve(self, request_id: str) -> None:
-        prompt, output = self.random.randint(1, 20), self.random.randint(9, 60)
-        outcome = await self._both_reserve(request_id, prompt, output)
-        if outcome == "granted":
-            self.num_admitted += 1
-            self.live[request_id] = Holder(prompt, output, self.now_ms)
+        caller = self.random.choice(self.limited.callers)
+        wanted = ModelUsage(self.random.randint(1, 20), 0, self.random.randint(9, 60))
+        fewest = self.random.choice([0, 0, 1])
+        answer = await self._both_reserve(request_id, caller, wanted, fewest)
+        if answer.outcome == "granted":
+            self.admitted.append(caller)
+            self.live[request_id] = Holder(caller, wanted.prompt, answer.granted, self.now_ms)
             if self.random.random() < 0.2:
-                assert await self._both_reserve(request_id, prompt, output) == "granted"
-        if not self.failover and self.limits.concurrency:
-            producing = sum(h.may_produce(self.now_ms) for h in self.live.values())
-            assert producing <= self.limits.concurrency, "I4"
+                again = await self._both_reserve(request_id, caller, wanted, fewest)
+                assert again.outcome == "granted"
+        if not self.failover:
+            self._check_concurrency()
 
-    async def _both_reserve(self, request_id: str, prompt: int, output: int) -> str:
-        """Reserve in the store and in the model; returns the outcome that both gave."""
-        expected = self.model.reserve(request_id, prompt, output, self.now_ms)
+    def _check_concurrency(self) -> None:
+        producing = [h.caller for h in self.live.values() if h.may_produce(self.now_ms)]
+        for place, limits in self.limited.limits.items():
+            assert not limits.concurrency or num_of(place, producing) <= limits.concurrency, "I4"
+
+    async def _both_reserve(
+        self, request_id: str, caller: ModelCaller, wanted: ModelUsage, fewest: int
+    ) -> ModelAnswer:
+        """Reserve in the store and in the model; returns the answer that both gave."""
+        expected = self.model.reserve(request_id, caller, wanted, fewest, self.now_ms)
         request = quota_pb2.ReserveRequest(
             request_id=request_id,
-            tenant=self.tenant,
-            key_id="key",
-            num_prompt_tokens=prompt,
-            num_output_tokens=output,
+            tenant=caller.tenant,
+            key_id=caller.key_id,
+            model=caller.model,
+            num_prompt_tokens=wanted.prompt,
+            num_output_tokens=wanted.output,
+            min_output_tokens=fewest,
         )
-        reason = ""
+        refused = None
         try:
             response = await self.ledger.reserve(request)
         except failures.BatonError as error:
-            reason = error.reason
-        assert reason == REASONS.get(expected, "rate_limit_exceeded"), expected
-        if not reason:
-            self._compare_limits(response.limits)
+            refused = error
+        if refused is None:
+            assert expected.outcome == "granted"
+            assert response.granted_output_tokens == expected.granted
+            _compare_limits(response.limits, expected)
+        else:
+            _compare_refusal(refused, expected)
         return expected
 
     async def _renew(self, request_id: str) -> None:
@@ -197,8 +221,10 @@ class Schedule:
         wanted = holder.granted + self.random.choice([0, 0, 10, 60])
         used = min(wanted, holder.produced + CREDIT)
         said = ModelHolder(holder.prompt, holder.granted, used)
-        self.sent_renewals.append((request_id, said, wanted))
-        expected, state = await self._both_renew(request_id, said, wanted, holder.produced)
+        self.sent_renewals.append((request_id, holder.caller, said, wanted))
+        expected, state = await self._both_renew(
+            request_id, holder.caller, said, wanted, holder.produced
+        )
         if expected == "lost":
             self._end(request_id, [0])
             return
@@ -209,23 +235,25 @@ class Schedule:
         self._produce(request_id)
 
     async def _both_renew(
-        self, request_id: str, said: ModelHolder, wanted: int, produced: int
+        self, request_id: str, caller: ModelCaller, said: ModelHolder, wanted: int, produced: int
     ) -> tuple[str, quota_pb2.LeaseState]:
         """Renew in the store and in the model; returns the answer that both gave."""
-        expected = self.model.renew(request_id, said, wanted, self.now_ms)
+        expected = self.model.renew(request_id, caller, said, wanted, self.now_ms)
         renewal = quota_pb2.LeaseRenewal(
             request_id=request_id,
-            tenant=self.tenant,
+            tenant=caller.tenant,
             used_output_tokens=said.used,
             wanted_output_tokens=wanted,
             produced_output_tokens=produced,
-            key_id="key",
+            key_id=caller.key_id,
+            model=caller.model,
             num_prompt_tokens=said.prompt,
             granted_output_tokens=said.granted,
         )
         response = await self.ledger.renew(quota_pb2.RenewRequest(leases=[renewal]))
         state = response.leases[0]
         assert (_STATE_NAMES[state.state], state.granted_output_tokens) == expected
+        assert bool(state.spent_budget) == (expected[0] == "refused")
         return expected[0], state
 
     def _produce(self, request_id: str) -> None:
@@ -236,7 +264,8 @@ class Schedule:
     def _end(self, request_id: str, delays_ms: list[int]) -> None:
         """The holder is done; its settle messages arrive after `delays_ms`."""
         holder = self.live.pop(request_id)
-        self.truth[request_id] = (holder.prompt, holder.produced)
+        cached = self.random.randint(0, holder.prompt)
+        self.truth[request_id] = holder.caller, ModelUsage(holder.prompt, cached, holder.produced)
         self.wire += [(self.now_ms + delay, request_id) for delay in delays_ms]
 
     async def _deliver(self, due_by_ms: int) -> None:
@@ -247,34 +276,29 @@ class Schedule:
             await self._settle(request_id)
 
     async def _settle(self, request_id: str) -> None:
-        prompt, output = self.truth[request_id]
-        expected = self.model.settle(request_id, prompt, output, self.now_ms)
-        usage = quota_pb2.UsageRecord(
+        caller, usage = self.truth[request_id]
+        expected = self.model.settle(request_id, caller, usage, self.now_ms)
+        record = quota_pb2.UsageRecord(
             request_id=request_id,
-            tenant=self.tenant,
-            key_id="key",
-            num_prompt_tokens=prompt,
-            num_output_tokens=output,
+            tenant=caller.tenant,
+            key_id=caller.key_id,
+            model=caller.model,
+            num_prompt_tokens=usage.prompt,
+            num_cached_tokens=usage.cached,
+            num_output_tokens=usage.output,
         )
-        response = await self.ledger.settle(quota_pb2.SettleRequest(usage=usage))
-        assert response.repeated_settle == (expected == "repeated")
-        self._compare_limits(response.limits)
-
-    def _compare_limits(self, limits) -> None:
-        for bucket, remaining in (
-            (self.model.requests, limits.remaining_requests),
-            (self.model.tokens, limits.remaining_tokens),
-        ):
-            assert remaining == max(0, bucket.level // 60_000)
+        response = await self.ledger.settle(quota_pb2.SettleRequest(usage=record))
+        assert response.repeated_settle == (expected.outcome == "repeated")
+        _compare_limits(response.limits, expected)
 
     async def _snapshot(self) -> None:
-        kept = await self.client.eval(_SNAPSHOT, 0, f"baton:{{{self.tenant}}}:*")
+        kept = await self.client.eval(_SNAPSHOT, 0, f"baton:{{{self.name}}}*")
         self.snapshots = [*self.snapshots, (kept, copy.deepcopy(self.model))][-6:]
 
     async def _fail_over(self) -> None:
         """An older replica is promoted; gateways replay what they settled, and go on renewing."""
         kept, model = self.random.choice(self.snapshots)
-        await self.client.eval(_ROLL_BACK, 0, f"baton:{{{self.tenant}}}:*", *kept)
+        await self.client.eval(_ROLL_BACK, 0, f"baton:{{{self.name}}}*", *kept)
         self.model = copy.deepcopy(model)
         # Leases that came back with the older state: the service looks at all tenants now and then.
         await self.ledger.look_at_all()
@@ -282,13 +306,14 @@ class Schedule:
             self.wire.append((self.now_ms + self.random.choice([0, 1000, 3000]), request_id))
 
     async def _archive(self) -> None:
-        stream = f"baton:{{{self.tenant}}}:usage"
-        entries = await self.store.execute("XRANGE", stream, "-", "+")
-        lines, rejected = read_entries(self.tenant, entries)
-        assert not rejected
-        self.archive += lines
-        if entries:
-            await self.store.execute("XDEL", stream, *(entry[0] for entry in entries))
+        for tenant in self.limited.tenants:
+            stream = f"{tenant_root(tenant)}:usage"
+            entries = await self.store.execute("XRANGE", stream, "-", "+")
+            lines, rejected = read_entries(tenant, entries)
+            assert not rejected
+            self.archive += lines
+            if entries:
+                await self.store.execute("XDEL", stream, *(entry[0] for entry in entries))
 
     async def _finish(self) -> None:
         for request_id in list(self.live):
@@ -302,66 +327,19 @@ class Schedule:
         self.model.reap(self.now_ms)
         await self._archive()
 
-    async def _check(self) -> None:
-        bills = {line.request_id: line for line in usage_log.final_lines(self.archive)}
-        for request_id, (prompt, output) in self.truth.items():
-            line = bills[request_id]
-            assert (line.num_prompt_tokens, line.num_output_tokens) == (prompt, output), "I1"
-            assert not line.provisional, "I1"
-        await self._check_nothing_is_left()
-        if self.failover:
-            return
-        finals = Counter(line.request_id for line in self.archive if not line.provisional)
-        assert finals == Counter(self.truth.keys()), "I1"
-        for request_id, holder in self.abandoned.items():
-            assert bills[request_id].provisional
-            assert bills[request_id].num_output_tokens == holder.confirmed, "I1"
-        self._check_nothing_was_overspent()
 
-    async def _check_nothing_is_left(self) -> None:
-        root = f"baton:{{{self.tenant}}}"
-        assert await self.store.execute("ZCARD", f"{root}:leases") == 0, "I2"
-        assert int(await self.store.execute("HGET", f"{root}:account:key", "slots") or 0) == 0, "I2"
-        spent = 0
-        for name in await self.store.execute("KEYS", f"{root}:budget:*"):
-            window_spent, held = await self.store.execute("HMGET", name, "spent", "held")
-            assert int(held or 0) == 0, "I2"
-            spent += int(window_spent or 0)
-            if not self.failover:
-                assert int(window_spent or 0) <= self.limits.budget_tokens, "I3"
-        if self.limits.budget_tokens:
-            assert spent == sum(self.model.spent.values())
-            settled = sum(prompt + output for prompt, output in self.truth.values())
-            lapsed = [x for x in self.model.leases.values() if x.state == "lapsed"]
-            assert spent == settled + sum(lease.charged for lease in lapsed), "I1"
+def _compare_refusal(refused: failures.BatonError, expected: ModelAnswer) -> None:
+    assert refused.reason == REASONS.get(expected.outcome, "rate_limit_exceeded"), expected
+    assert refused.retry_after_s == expected.wait_ms / 1000
+    assert expected.scope in refused.message
+    if refused.limits:
+        _compare_limits(refused.limits, expected)
 
-    def _check_nothing_was_overspent(self) -> None:
-        used = sum(prompt + output for prompt, output in self.truth.values())
-        used += sum(h.prompt + h.produced for h in self.abandoned.values())
-        elapsed_ms = self.end_ms - self.start_ms
-        for limit, amount in (
-            (self.limits.tokens_per_minute, used),
-            (self.limits.requests_per_minute, self.num_admitted),
-        ):
-            assert not limit or amount <= limit + limit * elapsed_ms / 60_000, "I3"
 
-    async def _declare_key(self) -> None:
-        budget = self.limits.budget_tokens
-        record = key_registry.KeyRecord(
-            key_id="key",
-            tenant=self.tenant,
-            digest="0" * 64,
-            shown="",
-            created_unix_s=0,
-            limits=KeyLimits(
-                requests_per_minute=self.limits.requests_per_minute,
-                tokens_per_minute=self.limits.tokens_per_minute,
-                concurrency=self.limits.concurrency,
-                budget_tokens=budget,
-                budget_period="day" if budget else "",
-            ),
-        )
-        await self.store.execute_all(key_registry.redis_commands(record))
+def _compare_limits(limits: failure_pb2.LimitState, expected: ModelAnswer) -> None:
+    requests = (limits.limit_requests, limits.remaining_requests, limits.requests_scope)
+    tokens = (limits.limit_tokens, limits.remaining_tokens, limits.tokens_scope)
+    assert (requests, tokens) == (expected.requests, expected.tokens)
 
 
 @pytest.fixture(scope="module")
@@ -376,10 +354,14 @@ def server():
     [(False, False), (True, False), (True, True)],
     ids=["late-and-repeated-messages", "and-gateway-crashes", "and-failover"],
 )
-async def test_random_schedules_bill_exactly_and_leave_nothing_behind(server, crash, failover):
+async def test_random_schedules_bill_exactly_and_leave_nothing_behind(
+    server, tmp_path, crash, failover
+):
     client = connect(server.url, 60.0, 4)
+    (tmp_path / "prices.json").write_text(json.dumps(PRICE_LIST))
+    prices = Prices(tmp_path / "prices.json")
     for seed in range(FIRST_SEED, FIRST_SEED + NUM_SCHEDULES):
-        schedule = Schedule(seed, client, crash=crash, failover=failover)
+        schedule = Schedule(seed, client, prices, crash=crash, failover=failover)
         try:
             await schedule.run()
         except BaseException:
