@@ -86,11 +86,13 @@ class Lease:
 
     def to_wire(self) -> quota_pb2.LeaseRenewal:
         """The renewal, with every value that a store needs to hold a lease again that it lost."""
+        wanted = self.num_wanted if self.is_asking else 0
         return quota_pb2.LeaseRenewal(
             request_id=self.request_id,
             tenant=self.tenant,
-            used_output_tokens=self.num_credited,
-            wanted_output_tokens=self.num_wanted if self.is_asking else 0,
+            # Credit grows up to the grant without another renewal.
+            used_output_tokens=max(self.num_granted, wanted),
+            wanted_output_tokens=wanted,
             produced_output_tokens=min(self.num_produced, self.num_credited),
             key_id=self.key_id,
             model=self.model,

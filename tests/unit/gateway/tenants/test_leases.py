@@ -234,10 +234,16 @@ def test_a_renewal_says_what_may_be_produced_and_never_more_produced_than_that()
     lease = lease_of()
     lease.num_credited, lease.num_produced, lease.num_wanted = 64, 70, 500
     renewal = lease.to_wire()
-    assert (renewal.used_output_tokens, renewal.produced_output_tokens) == (64, 64)
+    assert (renewal.used_output_tokens, renewal.produced_output_tokens) == (500, 64)
     assert (renewal.granted_output_tokens, renewal.wanted_output_tokens) == (100, 500)
     lease.num_produced = 20
     assert lease.to_wire().produced_output_tokens == 20
+
+
+def test_a_renewal_admits_the_whole_grant_which_credit_reaches_before_the_next_renewal() -> None:
+    lease = lease_of()
+    lease.num_credited = 64
+    assert lease.to_wire().used_output_tokens == lease.num_granted == 100
 
 
 def test_a_lease_that_quota_does_not_know_is_not_renewed_and_answered_here() -> None:
