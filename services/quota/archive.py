@@ -36,7 +36,7 @@ LOCK_KEY = "baton:archiver"
 UNARCHIVED_KEY = "baton:unarchived"
 LAPSED_REASON = "lease_expired"
 
-_LOCK_MS = 15_000
+LOCK_MS = 15_000
 _TENANTS_PER_BATCH = 50
 _ENTRIES_OF_TENANT = 200
 _log = logs.get("quota.archive")
@@ -136,13 +136,13 @@ class Archiver:
 
     async def _hold_lock(self) -> bool:
         """Take or renew the lock; its new holder looks at all tenants."""
-        if await self._store.execute("SET", LOCK_KEY, self._token, "NX", "PX", _LOCK_MS):
+        if await self._store.execute("SET", LOCK_KEY, self._token, "NX", "PX", LOCK_MS):
             tenants = await self._store.execute("SMEMBERS", TENANTS_KEY)
             self._woken.update(name.decode() for name in tenants)
             return True
         if await self._store.execute("GET", LOCK_KEY) != self._token.encode():
             return False
-        await self._store.execute("PEXPIRE", LOCK_KEY, _LOCK_MS)
+        await self._store.execute("PEXPIRE", LOCK_KEY, LOCK_MS)
         return True
 
     async def _release_lock(self) -> None:

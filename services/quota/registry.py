@@ -4,7 +4,8 @@ The files are the truth, Redis has a copy. Because the lookup is by digest, its 
 how much of a guessed key is right. The files are loaded at the start, when one of them changes,
 when Redis came back empty (its marker is gone), and when the last archive's part of the budgets is
 there. A lookup that misses checks for these before it refuses, so a key works as soon as it is
-created.
+created. Another server under the same address, a promoted replica for one, may hold older keys
+although it has the marker: it is loaded, too.
 Knows nothing of the limits' meaning; `baton.wire.key_registry` owns the formats.
 """
 
@@ -75,6 +76,7 @@ class Registry:
         self._budgets: Budgets = budgets or NoBudgets()
         self._loading = asyncio.Lock()
         self._loaded_stamps: list[Stamp | None] | None = None
+        self._loaded_into = ""
         self._is_restoring = False
 
     async def authenticate(self, digest: bytes) -> quota_pb2.AuthenticateResponse:
@@ -109,11 +111,12 @@ class Registry:
         if not self._sources:
             return False
         async with self._loading:
+            server = await self._store.identity()
             stamps = [_stamp(file) for file, _ in self._sources]
             in_redis = await self._store.execute("EXISTS", key_registry.LOADED_KEY)
             own, every = await self._budgets.counted()
             is_current = stamps == self._loaded_stamps and self._is_restoring != every
-            if in_redis and is_current and own:
+            if in_redis and is_current and own and server == self._loaded_into:
                 return False
             try:
                 await self._load(stamps, came_back_empty=not in_redis)
@@ -121,6 +124,7 @@ class Registry:
                 instruments.QUOTA_REGISTRY_LOADS.labels("unusable").inc()
                 _log.error("registry_unusable", error=str(error))
                 return False
+            self._loaded_into = server
             return True
 
     async def _load(self, stamps: list[Stamp | None], *, came_back_empty: bool) -> None:

@@ -11,6 +11,7 @@ from baton.runtime.cutoff import CutOff, Cutoff
 from baton.runtime.grpc_server import incoming, translate_failures
 from baton.wire.v1 import quota_pb2, quota_pb2_grpc
 from services.quota.ledger import Ledger
+from services.quota.recent_settles import RecentSettles
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -22,8 +23,9 @@ class QuotaServicer(quota_pb2_grpc.QuotaServicer):
     open them again at another replica.
     """
 
-    def __init__(self, ledger: Ledger, leaving: Cutoff) -> None:
+    def __init__(self, ledger: Ledger, settles: RecentSettles, leaving: Cutoff) -> None:
         self._ledger = ledger
+        self._settles = settles
         self._leaving = leaving
 
     @translate_failures
@@ -58,7 +60,7 @@ class QuotaServicer(quota_pb2_grpc.QuotaServicer):
     ) -> quota_pb2.SettleResponse:
         with _span("quota.settle", context, request.usage.request_id) as span:
             span.set("baton.tenant", request.usage.tenant)
-            return await self._ledger.settle(request)
+            return await self._settles.settle(request)
 
 
 def _span(name: str, context: Context, request_id: str = "") -> telemetry.Span:

@@ -49,6 +49,10 @@ class Store(Protocol):
     async def execute_all(self, commands: Iterable[Sequence[Argument]]) -> None:
         """Run many commands in few round trips, in order."""
 
+    async def identity(self) -> str:
+        """Name the servers that hold the data now, each in this life. With another name the last
+        writes may be lost: a server was started again, or a replica promoted."""
+
 
 def script_text(name: str) -> str:
     """Return a whole script: the shared parts first, because Redis 6.2 has no libraries."""
@@ -89,6 +93,14 @@ class RedisStore:
                     for command in batch[start : start + _COMMANDS_PER_ROUND_TRIP]:
                         pipeline.execute_command(*command)
                     await pipeline.execute()
+
+    async def identity(self) -> str:
+        async with self._translated("INFO"):
+            if not isinstance(self._client, RedisCluster):
+                return str((await self._client.info("server"))["run_id"])
+            told = await self._client.info("server", target_nodes=RedisCluster.PRIMARIES)
+            nodes = [told] if "run_id" in told else told.values()
+            return " ".join(sorted(str(node["run_id"]) for node in nodes))
 
     async def close(self) -> None:
         await self._client.aclose()

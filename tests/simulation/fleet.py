@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fakeredis
 import msgspec
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -31,6 +30,7 @@ from baton.runtime.discovery.discover import FixedMembers
 from baton.runtime.shared_stream import StreamLost
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.local_client import LocalEngineClient
+from baton.testing.redis_server import RedisDouble
 from baton.testing.virtual_clock import VirtualClock
 from baton.testing.virtual_network import VirtualNetwork, VirtualStream, stop_process
 from baton.wire import key_limits, key_registry
@@ -453,7 +453,7 @@ class Fleet:
             SECRET, "acme", key_limits.KeyLimits(), now_unix_s=0, random=self.rng.randbytes
         )
         self._record = record
-        self._store = RedisStore(fakeredis.FakeAsyncRedis(protocol=2))
+        self._store = RedisStore(RedisDouble())
         await self._store.execute_all(key_registry.redis_commands(record))
         registry = Registry(self._store, [])
         ledger = Ledger(self._store, registry, clock_ms=lambda: round(self.clock.unix() * 1000))

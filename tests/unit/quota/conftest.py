@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import fakeredis
 import pytest
 
+from baton.testing.redis_server import RedisDouble
 from baton.wire import key_registry
 from baton.wire.key_limits import KeyLimits, OwnerLimits
 from baton.wire.key_registry import Entries, KeyRecord
@@ -121,7 +121,7 @@ class QuotaBench:
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[QuotaBench]:
-    client = fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer(), protocol=2)
+    client = RedisDouble()
     store = RedisStore(client)
     file = tmp_path / "registry.jsonl"
     registry = Registry(store, [(file, read_inline)])

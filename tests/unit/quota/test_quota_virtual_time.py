@@ -3,9 +3,9 @@
 import asyncio
 from pathlib import Path
 
-import fakeredis
 import pytest
 
+from baton.testing.redis_server import RedisDouble
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire import failures, key_registry
 from baton.wire.key_limits import KeyLimits
@@ -33,7 +33,7 @@ def test_buckets_and_leases_follow_the_virtual_clock(tmp_path):
         )
 
     async def main() -> None:
-        store = RedisStore(fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer(), protocol=2))
+        store = RedisStore(RedisDouble())
         registry = Registry(store, [(file, read_inline)])
         ledger = Ledger(store, registry, clock_ms=lambda: round(clock.unix() * 1000))
         async with asyncio.TaskGroup() as tasks:
