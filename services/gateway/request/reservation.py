@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from baton.wire.failures import BatonError, DeadlineExceeded
+from baton.wire.failures import BatonError
 from baton.wire.v1 import quota_pb2
 from services.gateway.clients.protocols import CallContext
 from services.gateway.request import reports
@@ -16,7 +16,7 @@ from services.gateway.tenants.lease import Lease
 from services.gateway.tenants.leases import LeaseRenewer
 from services.gateway.tenants.local_buckets import LocalBuckets
 from services.gateway.tenants.outbox import Outbox
-from services.gateway.tenants.quota_outage import GuardedQuota, is_outage
+from services.gateway.tenants.quota_outage import GuardedQuota, NotAsked, is_outage
 from services.gateway.tenants.refusals import PromptSize, Refusals
 
 RESERVE_TIMEOUT_S = 1.0
@@ -105,14 +105,14 @@ class Reservations:
                 num_open = self._leases.num_open_of(job.principal.key_id)
                 return self._local_buckets.reserve(job.principal, request, num_open), True
             except BatonError as refusal:
-                if isinstance(error, DeadlineExceeded):
+                if not isinstance(error, NotAsked):
                     await self._let_go(job, trace, refusal.reason)
                 raise
         self._local_buckets.quota_answers(job.principal, answer.limits)
         return answer, False
 
     async def _let_go(self, job: Job, trace: RequestTrace, outcome: str) -> None:
-        """Free later what quota may hold for this request: it was asked and did not answer."""
+        """Free later what quota may hold for this request: it was asked, and its answer is lost."""
         await self._outbox.put(usage_record(job, trace, outcome))
 
     async def _settle(self, trace: RequestTrace, record: quota_pb2.UsageRecord) -> None:

@@ -87,7 +87,7 @@ class GuardedQuota:
     async def settle(self, record: quota_pb2.UsageRecord, context: CallContext) -> None:
         """Settle a record. Failures do not count: the short deadline proves no outage."""
         if self.is_open:
-            raise _away()
+            raise NotAsked
         await self._quota.settle(record, context)
         self._answered()
 
@@ -114,7 +114,7 @@ class GuardedQuota:
 
     async def _call(self, call: Callable[[], Awaitable[T]], *, has_fallback: bool) -> T:
         if self.is_open and (has_fallback or not self._is_in_grace):
-            raise _away()
+            raise NotAsked
         try:
             answer = await (self._soon(call) if has_fallback else call())
         except BatonError as error:
@@ -172,7 +172,10 @@ def _do_nothing() -> None:
     """Do nothing: nobody follows the breaker."""
 
 
-def _away() -> Unavailable:
-    return Unavailable(
-        "the quota service does not answer", reason="quota_unavailable", retry_after_s=1
-    )
+class NotAsked(Unavailable):
+    """The breaker is open: quota has not heard of the call."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the quota service does not answer", reason="quota_unavailable", retry_after_s=1
+        )

@@ -275,10 +275,13 @@ def test_a_client_that_leaves_while_quota_is_asked_frees_what_quota_may_hold() -
     simulate(scenario)
 
 
-def test_a_reservation_without_an_answer_is_freed_when_its_request_is_refused() -> None:
+@pytest.mark.parametrize("failure", [DeadlineExceeded("no answer"), Unavailable("it died")])
+def test_a_reservation_without_an_answer_is_freed_when_its_request_is_refused(
+    failure: BatonError,
+) -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.quota.principal.limits.hard_budget = True
-        fleet.quota.reserve_failure = DeadlineExceeded("no answer")
+        fleet.quota.reserve_failure = failure
         with pytest.raises(Unavailable):
             await fleet.chat()
         await asyncio.sleep(3)
