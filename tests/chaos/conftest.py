@@ -188,6 +188,12 @@ def way(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pr
 
 
 @pytest.fixture
+def bare_trials() -> Trials:
+    """For tests with processes of their own."""
+    return _trials
+
+
+@pytest.fixture
 def trials(target: Target) -> Iterator[Trials]:
     """After a test nothing is held anywhere. Workers that died in it may still be starting."""
     target.wait_until_able()
