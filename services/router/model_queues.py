@@ -26,7 +26,7 @@ class _ModelQueue:
         self._clock = clock
         self._shedding = Shedding(settings.max_wait_s, clock)
         self.queue = RequestQueue[PickRequest, Placement](
-            self._attempt, PickRequest.covers, self._admit, clock
+            self._attempt, self._covers, self._admit, clock
         )
 
     async def pick(self, wanted: PickRequest) -> router_pb2.PickResponse:
@@ -45,10 +45,18 @@ class _ModelQueue:
     def _attempt(self, wanted: PickRequest, is_first: bool) -> Placement | None:
         """Try to place a request, and count its service; that of a stream which has begun is not
         its tenant's doing."""
-        placement = self._selector.attempt(wanted, is_first)
+        leaves_room = self.queue.line.must_leave_room(wanted.turn) and not wanted.has_begun
+        placement = self._selector.attempt(wanted, is_first, leaves_room)
         if placement is not None and not wanted.has_begun:
             self.queue.line.charge(wanted.turn, placement.engine_s)
         return placement
+
+    def _covers(self, one: PickRequest, other: PickRequest) -> bool:
+        """Return whether `other` finds no room where `one` finds none."""
+        line = self.queue.line
+        if line.must_leave_room(one.turn) and not line.must_leave_room(other.turn):
+            return False
+        return one.covers(other)
 
     def _admit(self, wanted: PickRequest) -> None:
         """Raise Overloaded when the request must not wait."""

@@ -19,6 +19,7 @@ from services.router.fleet.report_intake import ReportIntake
 from services.router.fleet.reported import DECODE, PREFILL
 from services.router.fleet.views import Demand, Policy, PrefillMode, Unfit, WorkerView
 from services.router.fleet.worker import SlotLease, Worker
+from services.router.pick import kept_room
 from services.router.pick.head_of_line import ReservedWorkers
 from services.router.pick.large_pools import CachedPrompt, LargePools, ShortPool, ShortPools
 from services.router.pick.on_the_way import STRIDE_TOKENS, PromptsOnTheWay, SentPrompt
@@ -82,8 +83,11 @@ class Selector:
             del self._no_worker_since[model_fp]
         self._reserved.follow(self._fleet.models.keys())
 
-    def attempt(self, request: PickRequest, is_first: bool = True) -> Placement | None:
-        """Pick workers for a request that is the first in line or passes it; None = let it wait.
+    def attempt(
+        self, request: PickRequest, is_first: bool = True, leaves_room: bool = False
+    ) -> Placement | None:
+        """Pick workers for a request that is the first in line or passes it; None = let it wait,
+        also where it `leaves_room` for others.
 
         Raises ModelNotFound, InvalidRequest (it never fits), Unavailable (no_worker) and Overloaded
         (its first token would come too late) when further waiting is pointless.
@@ -99,6 +103,8 @@ class Selector:
             self._reserve(request, outcome)
         if isinstance(outcome, Pick):
             self._check_due(request, outcome)
+            if leaves_room and not self._leaves_room(request):
+                return None
             self._no_worker_since.pop(request.model_fp, None)
             self._take_leases(request, outcome)
             self._expect_blocks(request, outcome)
@@ -114,6 +120,11 @@ class Selector:
     def first_token_s(self, request: PickRequest) -> float:
         """Predict the seconds from the request's pick to its first token; 0 = not known."""
         return self._pick(request, None).first_token_s if self.is_known(request.model_fp) else 0.0
+
+    def _leaves_room(self, request: PickRequest) -> bool:
+        """Return whether there is room for others beside this request. One with several choices,
+        for which room is gathered on one worker, is not asked."""
+        return request.num_choices > 1 or kept_room.is_left(self._fleet, request.model_fp)
 
     def _check_due(self, request: PickRequest, picked: Pick) -> None:
         """Raise Overloaded rather than spend prefill on a first token that would come too late.

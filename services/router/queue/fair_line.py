@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 from baton.system.clock import Clock
 from services.router.queue.grant_pace import GrantPace
+from services.router.queue.quiet_tenants import QuietTenants
 
 AGE_S = 1.0
 MAX_PASSED = 8
@@ -122,6 +123,7 @@ class _Band(Generic[W]):
     """The requests of one priority, by tenant in the order of their arrival."""
 
     pace: GrantPace
+    quiet: QuietTenants
     shares: FairShares = field(default_factory=FairShares)
     lines: dict[str, dict[W, None]] = field(default_factory=dict)
 
@@ -182,7 +184,19 @@ class FairLine(Generic[W]):
 
     def charge(self, turn: Turn, engine_s: float) -> None:
         """Count the service of a request, whether it waited or not."""
-        self._band(turn.priority).shares.charge(turn.tenant, engine_s / turn.weight)
+        band = self._band(turn.priority)
+        band.shares.charge(turn.tenant, engine_s / turn.weight)
+        band.quiet.charge(turn.tenant, engine_s / turn.weight)
+
+    def must_leave_room(self, turn: Turn) -> bool:
+        """Return whether requests of this tenant must leave room for quiet ones of as large a
+        priority or a larger one."""
+        if self._band(turn.priority).quiet.is_quiet(turn.tenant):
+            return False
+        return any(
+            priority >= turn.priority and band.quiet.is_any()
+            for priority, band in self._bands.items()
+        )
 
     def predicted_wait_s(self, turn: Turn, num_begun: int = 0) -> float:
         """The wait of a new request behind `num_begun` others that go before all."""
@@ -264,5 +278,5 @@ class FairLine(Generic[W]):
 
     def _band(self, priority: int) -> _Band[W]:
         if (band := self._bands.get(priority)) is None:
-            band = self._bands[priority] = _Band(GrantPace(self._clock))
+            band = self._bands[priority] = _Band(GrantPace(self._clock), QuietTenants(self._clock))
         return band

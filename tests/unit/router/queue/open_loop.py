@@ -39,13 +39,14 @@ class OpenLoop:
     num_prompt_tokens: int = 64
     # Answers are shorter or longer by up to this share of `service_s`.
     spread: float = 0.0
+    seed: int = 7
     outcomes: list[Outcome] = field(default_factory=list)
     # The tenants in the order in which their requests got workers.
     granted: list[str] = field(default_factory=list)
     num_too_late: int = 0
 
     def __post_init__(self) -> None:
-        self._random = Random(7)
+        self._random = Random(self.seed)
         self._number = 0
         self._tasks: asyncio.TaskGroup
         self._running: dict[str, int] = {}

@@ -1,0 +1,77 @@
+"""A full fleet keeps a slot for tenants with a small share, beside one that would take all."""
+
+import asyncio
+
+import pytest
+
+from baton.testing.virtual_clock import run_virtual
+from services.router.pick.kept_room import num_kept
+from services.router.queue.fair_line import Turn
+from services.router.queue.quiet_tenants import LOOK_S
+from tests.unit.router.conftest import MODEL, RouterInMemory
+
+SLOTS = 16
+
+
+@pytest.fixture
+def run(clock):
+    return lambda scenario: run_virtual(scenario(), clock)
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "kept"), [(8, 0), (79, 0), (80, 1), (511, 1), (512, 2), (100_000, 4)]
+)
+def test_few_slots_are_kept_and_none_of_a_small_fleet(num_slots: int, kept: int) -> None:
+    assert num_kept(num_slots) == kept
+
+
+@pytest.fixture(params=[5, 20], ids=["5 workers", "20 workers"])
+def fleet(request, router):
+    """Builds a fleet in which one batch slot or more are free."""
+
+    def build(shares: dict[str, int], num_free: int = 1) -> RouterInMemory:
+        """The tenants had as many requests lately."""
+        built = router(stale_after_s=3600)
+        workers = [built.decode(f"d{number}") for number in range(request.param)]
+        for worker in workers:
+            worker.register.max_num_seqs = SLOTS
+            worker.start(boot_epoch=2)
+            worker.load(num_running=SLOTS)
+        workers[0].load(num_running=SLOTS - num_free)
+        line = built.core._queues._of(MODEL).queue.line
+        for tenant, count in shares.items():
+            line.charge(Turn(tenant), count)
+        return built
+
+    return build
+
+
+def test_a_tenant_with_a_large_share_leaves_the_last_slot_to_one_with_a_small_share(fleet, run):
+    async def scenario() -> None:
+        router = fleet({"loud": 20, "quiet": 1})
+        await asyncio.sleep(LOOK_S)
+        waiting = asyncio.create_task(router.pick("l1", tenant="loud"))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        assert await router.pick("q1", tenant="quiet")
+        waiting.cancel()
+
+    run(scenario)
+
+
+def test_several_choices_for_one_prompt_are_not_held_up_for_others(fleet, run):
+    async def scenario() -> None:
+        router = fleet({"loud": 20, "quiet": 1}, num_free=2)
+        await asyncio.sleep(LOOK_S)
+        assert await asyncio.wait_for(router.pick("l1", tenant="loud", num_choices=2), 1)
+
+    run(scenario)
+
+
+def test_without_tenants_with_small_shares_all_slots_are_used(fleet, run):
+    async def scenario() -> None:
+        router = fleet({"one": 20, "other": 20})
+        await asyncio.sleep(LOOK_S)
+        assert await asyncio.wait_for(router.pick("r1", tenant="one"), 1)
+
+    run(scenario)

@@ -1,0 +1,59 @@
+"""Quiet tenants: those that had little of the latest service beside others that had much."""
+
+import pytest
+
+from baton.testing.virtual_clock import VirtualClock
+from services.router.queue.fair_line import FairLine, Turn, Waiting
+from services.router.queue.quiet_tenants import LOOK_S, WINDOW_S, QuietTenants
+
+
+@pytest.fixture
+def tenants(clock: VirtualClock) -> QuietTenants:
+    return QuietTenants(clock)
+
+
+def charge(tenants: QuietTenants, clock: VirtualClock, **seconds: float) -> None:
+    for tenant, had_s in seconds.items():
+        tenants.charge(tenant, had_s)
+    clock.advance(LOOK_S)
+
+
+def test_a_tenant_with_a_small_share_is_quiet_beside_one_with_a_large_share(tenants, clock) -> None:
+    charge(tenants, clock, loud=20.0, small=1.0)
+    assert tenants.is_any()
+    assert tenants.is_quiet("small")
+    assert not tenants.is_quiet("loud")
+
+
+def test_among_tenants_with_equal_shares_none_is_quiet(tenants, clock) -> None:
+    charge(tenants, clock, one=10.0, other=8.0)
+    assert not tenants.is_any()
+    assert not tenants.is_quiet("one")
+
+
+def test_a_tenant_alone_is_not_quiet_and_one_that_is_new_is(tenants, clock) -> None:
+    charge(tenants, clock, alone=10.0)
+    assert not tenants.is_any()
+    assert not tenants.is_quiet("alone")
+    assert tenants.is_quiet("new")
+
+
+def test_service_is_forgotten_after_two_windows(tenants, clock) -> None:
+    charge(tenants, clock, loud=20.0, small=1.0)
+    for is_known in (True, False):
+        clock.advance(WINDOW_S)
+        charge(tenants, clock, loud=20.0)
+        assert tenants.is_any() == is_known
+
+
+def test_room_is_left_to_quiet_tenants_of_as_large_a_priority(clock) -> None:
+    line: FairLine[Waiting] = FairLine(clock)
+    for tenant, priority, had_s in (("loud", 1, 20.0), ("small", 1, 1.0), ("low", 0, 9.0)):
+        line.charge(Turn(tenant, priority), had_s)
+    clock.advance(LOOK_S)
+    assert line.must_leave_room(Turn("loud", 1))
+    assert line.must_leave_room(Turn("low", 0))
+    assert not line.must_leave_room(Turn("small", 1))
+    line.charge(Turn("high", 2), 1.0)
+    clock.advance(LOOK_S)
+    assert not line.must_leave_room(Turn("high", 2))
