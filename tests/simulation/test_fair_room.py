@@ -10,8 +10,8 @@ from tests.unit.router.queue.open_loop import OpenLoop
 
 IS_LONG = bool(os.environ.get("BATON_TEST_LONG"))
 SIZES = {"first_token_s": 0.5, "service_s": 2.0, "spread": 0.5}
-FLEETS = [(5, 16), (20, 4), (40, 4)] if IS_LONG else [(5, 16)]
-NUM_SEEDS, SECONDS = (10, 60) if IS_LONG else (1, 40)
+FLEETS = [(5, 16), (20, 4)] if IS_LONG else [(5, 16)]
+NUM_SEEDS, SECONDS = (5, 60) if IS_LONG else (1, 40)
 BEGIN = 15
 
 

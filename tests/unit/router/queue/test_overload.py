@@ -40,15 +40,18 @@ def test_goodput_stands_at_three_times_the_capacity(router, run, sizes, due_s) -
     run(scenario)
 
 
-@pytest.mark.parametrize("sizes", FLEETS, ids=["4 slots", "64 workers"])
-def test_all_is_normal_again_soon_after_the_overload(router, run, sizes) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "due_s"),
+    [(FLEETS[0], None), (FLEETS[0], 30.0), (FLEETS[1], None)],
+    ids=["4 slots", "4 slots, due in 30 s", "64 workers"],
+)
+def test_all_is_normal_again_soon_after_the_overload(router, run, sizes, due_s) -> None:
     async def scenario() -> None:
         loop = OpenLoop(router(stale_after_s=3600), **sizes)
 
         async def load(it: OpenLoop) -> None:
-            await it.send(0.5 * it.capacity_per_s, 20)
-            await it.send(3 * it.capacity_per_s, 150)
-            await it.send(0.8 * it.capacity_per_s, 60)
+            for load, seconds in ((0.5, 20), (3, 150), (0.8, 60)):
+                await it.send(load * it.capacity_per_s, seconds, due_s=due_s)
 
         await loop.run(load)
         assert not loop.refused(0, 20)

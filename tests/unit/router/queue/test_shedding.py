@@ -99,6 +99,18 @@ def test_a_deadline_that_is_too_short_for_the_line_does_not_shorten_it_for_other
     shedding.check(wait_s=10.0, first_token_s=0.0, left_s=math.inf)
 
 
+def test_the_line_is_shortened_for_those_that_have_little_more_time_than_who_was_refused(
+    shedding, clock
+) -> None:
+    with pytest.raises(Overloaded):
+        shedding.check(wait_s=9.0, first_token_s=0.0, left_s=10.0)
+    with pytest.raises(Overloaded):
+        shedding.check(wait_s=OVERLOAD_WAIT_S + 1, first_token_s=0.0, left_s=10.5)
+    shedding.check(wait_s=OVERLOAD_WAIT_S + 1, first_token_s=0.0, left_s=30.0)
+    clock.advance(OVERLOAD_S)
+    shedding.check(wait_s=7.0, first_token_s=0.0, left_s=10.0)
+
+
 def test_the_line_stays_short_until_none_has_been_refused_for_a_while(shedding, clock) -> None:
     with pytest.raises(Overloaded):
         shedding.check(wait_s=50.0, first_token_s=0.0, left_s=math.inf)
