@@ -60,24 +60,22 @@ class FakeRunner:
 
     def bind_pool(self, pool: memoryview) -> None:
         size = self.kv_spec.block_size
-        rows = np.frombuffer(pool, np.uint64).reshape(-1, self.kv_spec.row_bytes // 8)
-        self._keys, self._values = [], []
-        for layer in self.kv_spec.layers:
-            page = rows[:, layer.offset // 8 : (layer.offset + layer.page_bytes(size)) // 8]
-            self._keys.append(page[:, : 2 * size])
-            self._values.append(page[:, 2 * size :])
+        num_layers = len(self.kv_spec.layers)
+        self._rows = np.frombuffer(pool, np.uint64).reshape(-1, num_layers, 3 * size)
+        # By block, layer and slot; a key's token and state lie side by side.
+        self._keys = self._rows[:, :, : 2 * size].reshape(-1, num_layers, size, 2)
+        self._values = self._rows[:, :, 2 * size :]
 
     def run(self, batch: StepBatch) -> StepResult:
         for source, target in batch.block_copies:
-            for pages in (*self._keys, *self._values):
-                pages[target] = pages[source]
+            self._rows[target] = self._rows[source]
         for row in range(len(batch.context_lens)):
             self._compute(batch, row)
         masks = None
         if batch.masks is not None:
             batch.masks.start()
             masks = batch.masks.result()
-        states = [self._states_after(batch, row.token_row) for row in batch.sample_rows]
+        states = self._states_to_sample(batch)
         pairs = zip(states, batch.sample_rows, strict=True)
         tokens = [self._sample(*pair, masks) for pair in pairs]
         logprobs: list[RowLogprobs | None] = []
@@ -96,12 +94,14 @@ class FakeRunner:
         top_ids = [(token + index) % self.vocab_size for index in range(num_top)]
         return RowLogprobs(start, top_ids, [start - index for index in range(num_top)])
 
-    def _states_after(self, batch: StepBatch, token_row: int) -> list[int]:
-        """Per layer, the stored state of flat query token `token_row`."""
-        seq_row = int(np.searchsorted(batch.query_starts, token_row, side="right")) - 1
-        block, slot = divmod(int(batch.positions[token_row]), self.kv_spec.block_size)
-        block_id = batch.block_tables[seq_row][block]
-        return [int(keys[block_id, 2 * slot + 1]) for keys in self._keys]
+    def _states_to_sample(self, batch: StepBatch) -> list[list[int]]:
+        """Of each sample row, the stored state per layer of its flat query token."""
+        rows = np.array([row.token_row for row in batch.sample_rows], np.int64)
+        seq_rows = np.searchsorted(batch.query_starts, rows, side="right") - 1
+        blocks, slots = np.divmod(batch.positions[rows], self.kv_spec.block_size)
+        block_ids = batch.block_tables[seq_rows, blocks]
+        states: list[list[int]] = self._keys[block_ids, :, slots, 1].tolist()
+        return states
 
     def lone_run(self, prompt: Iterable[int], params: SamplingParams, choice: int = 0) -> list[int]:
         """The output that this prompt must get, whatever happens around it."""
@@ -137,30 +137,44 @@ class FakeRunner:
         length = int(batch.context_lens[row])
         first = length - len(tokens)
         assert batch.positions[start:end].tolist() == list(range(first, length))
-        positions = np.arange(length)
-        blocks = batch.block_tables[row][positions // self.kv_spec.block_size]
-        slots = positions % self.kv_spec.block_size
-        assert (blocks >= 0).all(), f"sequence {batch.seq_ids[row]} has no block for a token"
-        for layer in range(len(self.kv_spec.layers)):
-            self._compute_layer(layer, tokens, blocks, slots)
+        num_blocks = self.kv_spec.num_blocks_for(length)
+        blocks = batch.block_tables[row][:num_blocks]
+        has_all = len(blocks) == num_blocks and bool((blocks >= 0).all())
+        assert has_all, f"sequence {batch.seq_ids[row]} has no block for a token"
+        states = self._check(blocks, first)
+        self._store(blocks, first, tokens, states)
 
-    def _compute_layer(
-        self, layer: int, tokens: list[int], blocks: NDArray[np.int32], slots: NDArray[np.int64]
+    def _check(self, blocks: NDArray[np.int32], num_cached: int) -> list[int]:
+        """Check the chain of the first `num_cached` slots; the state after them, per layer."""
+        size, num_layers = self.kv_spec.block_size, len(self.kv_spec.layers)
+        roots = [mix(_LAYER_ROOT, layer) for layer in range(num_layers)]
+        if not num_cached:
+            return roots
+        rows = self._rows[blocks[: self.kv_spec.num_blocks_for(num_cached)]].swapaxes(0, 1)
+        keys = rows[:, :, : 2 * size].reshape(num_layers, -1)
+        tokens, states = keys[:, 0 : 2 * num_cached : 2], keys[:, 1 : 2 * num_cached : 2]
+        values = rows[:, :, 2 * size :].reshape(num_layers, -1)[:, :num_cached]
+        before = np.empty_like(states)
+        before[:, 0], before[:, 1:] = roots, states[:, :-1]
+        assert (states == _mix_all(before, tokens)).all(), "broken KV chain in K"
+        assert (values == ~states).all(), "bad KV in V"
+        after: list[int] = states[:, -1].tolist()
+        return after
+
+    def _store(
+        self, blocks: NDArray[np.int32], first: int, tokens: list[int], states: list[int]
     ) -> None:
-        keys, values = self._keys[layer], self._values[layer]
-        num_cached = len(blocks) - len(tokens)
-        cached_tokens = keys[blocks[:num_cached], 2 * slots[:num_cached]]
-        states = keys[blocks[:num_cached], 2 * slots[:num_cached] + 1]
-        root = mix(_LAYER_ROOT, layer)
-        before = np.concatenate([np.array([root], np.uint64), states])
-        assert (states == _mix_all(before[:-1], cached_tokens)).all(), "broken KV chain in K"
-        assert (values[blocks[:num_cached], slots[:num_cached]] == ~states).all(), "bad KV in V"
-        state = int(before[-1])
-        for index, token in enumerate(tokens, num_cached):
-            state = mix(state, token)
-            keys[blocks[index], 2 * slots[index]] = token
-            keys[blocks[index], 2 * slots[index] + 1] = state
-            values[blocks[index], slots[index]] = ~state & _MASK
+        """Store these tokens from slot `first` on, with the states that follow from `states`."""
+        chains = []
+        for state in states:
+            chain = [state := mix(state, token) for token in tokens]
+            chains.append(chain)
+        new = np.array(chains, np.uint64).T
+        indexes, slots = np.divmod(np.arange(first, first + len(tokens)), self.kv_spec.block_size)
+        block_ids = blocks[indexes]
+        self._keys[block_ids, :, slots, 0] = np.array(tokens, np.uint64)[:, None]
+        self._keys[block_ids, :, slots, 1] = new
+        self._values[block_ids, :, slots] = ~new
 
     def _sample(
         self, states: list[int], row: SampleRow, masks: NDArray[np.int32] | None = None
