@@ -40,6 +40,17 @@ class QuotaBench:
     def pass_time(self, seconds: float) -> None:
         self.now_ms[0] += round(seconds * 1000)
 
+    async def new_tenants(self, *tenants: str) -> list[KeyRecord]:
+        """One key each, which the registry reads all at once."""
+        records = [
+            key_registry.new_key(SECRET, tenant, KeyLimits(), now_unix_s=START_MS / 1000)[1]
+            for tenant in tenants
+        ]
+        for record in records:
+            key_registry.append(self.file, record)
+        await self.registry.refresh()
+        return records
+
     async def new_key(self, tenant: str = "acme", **limits: object) -> KeyRecord:
         _, record = key_registry.new_key(
             SECRET,

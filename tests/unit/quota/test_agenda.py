@@ -25,8 +25,7 @@ def count_scripts(bench, monkeypatch):
 
 
 async def test_idle_tenants_are_not_looked_at(bench, monkeypatch):
-    for number in range(100):
-        await bench.new_key(f"idle-{number}")
+    await bench.new_tenants(*(f"idle-{number}" for number in range(100)))
     await bench.ledger.reap()
     calls = count_scripts(bench, monkeypatch)
     await bench.ledger.reap()
@@ -114,8 +113,8 @@ async def test_what_a_lost_replica_had_taken_is_found_by_a_look_at_all(bench):
 
 
 async def test_many_tenants_are_reaped_in_one_round(bench):
-    for number in range(150):
-        await bench.reserve(await bench.new_key(f"t{number}"), "r1")
+    for key in await bench.new_tenants(*(f"t{number}" for number in range(150))):
+        await bench.reserve(key, "r1")
     bench.pass_time(31)
     assert await bench.ledger.reap() == 150
     assert await agenda(bench) == set()
