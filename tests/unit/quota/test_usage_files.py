@@ -15,7 +15,7 @@ from services.quota.usage_files import UsageFiles
 
 # 2027-01-15 08:00:00 UTC
 NOW_MS = 1_800_000_000_000
-NUM_LINES = 60_000
+NUM_LINES = 20_000
 MIB = 1024 * 1024
 KEY = KeyRecord(
     key_id="key_1",
@@ -44,7 +44,7 @@ def line(number: int, *, provisional: bool = False, num_output_tokens: int = 5) 
 
 @pytest.fixture
 def large_archive(tmp_path: Path) -> Path:
-    """A file of about 30 MiB."""
+    """A file of about 10 MiB: ten times what may be held of it."""
     with (tmp_path / "usage-2027-01-15.jsonl").open("wb") as file:
         for number in range(NUM_LINES):
             file.write(usage_log.encode(line(number)))
