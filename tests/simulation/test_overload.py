@@ -10,7 +10,7 @@ from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import BatonError
 from tests.simulation.fleet import Fleet, running_fleet
 
-NUM_SLOTS = 4
+NUM_SLOTS = 2
 MAX_TOKENS = 100  # a step takes 5 ms and more: somewhat over half a second
 
 
