@@ -43,8 +43,10 @@ ENVIRONMENT = {
 COMPUTING = ["-n", str(min(num_available_cores(), 4)), "--dist", "worksteal"]
 # The same, where what a file's tests share takes long to make.
 SHARING = [*COMPUTING[:2], "--dist", "loadfile"]
-# Tests that mostly wait for processes: more than cores, and a file's tests stay together.
+# Tests that mostly wait for processes: more than cores, and a file's tests stay together. In their
+# order: bench/ comes first, whose few tests take longest and would be left alone at the end.
 WAITING = ["-n", str(min(num_available_cores() + 1, 4)), "--dist", "loadfile"]
+WAITING += ["--no-loadscope-reorder"]
 # Whole stacks, each of several processes: two at a time (tests/e2e/conftest.py says which tests).
 STACKS = ["-n", "2", "--dist", "loadscope"]
 # By folder. Chaos has the machine to itself: how soon faults are found is measured.
