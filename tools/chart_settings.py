@@ -36,7 +36,7 @@ OWN = {
     "quota": "listen admin_listen redis_url redis_username redis_password_file registry_file "
     "bootstrap_key_file secret_file usage_dir drain_s",
     "tokenizer": "listen admin_listen models drain_s",
-    "router": "listen admin_listen router_id workers stop_grace_s",
+    "router": "listen admin_listen router_id workers peers stop_grace_s",
     "worker": "listen admin_listen model model_name worker_id device state_dir handoff_dir "
     "load_timeout_s drain_s",
     "edge": "listen admin_listen gateways http_listen tls_cert_file tls_key_file",

@@ -110,7 +110,7 @@ def fleet_view(before: Reading, after: Reading) -> FleetView:
         gateways=gateways,
         workers=workers,
         others=others,
-        # Each router replica knows all of the queue that it keeps; the standby's is empty.
+        # Each router keeps a queue of its own.
         num_queued=int(router.total("baton_router_queue_requests")),
         queued_prefill_s=_longest(after, "baton_router_queued_prefill_seconds"),
         first_token=_latency(was, now, "vllm:time_to_first_token_seconds"),
@@ -169,7 +169,7 @@ def _latency(was: Samples, now: Samples, histogram: str) -> Latency:
 
 
 def _longest(reading: Reading, gauge: str) -> dict[str, float]:
-    """The largest value of any router, by role: a standby may know less."""
+    """The largest value of any router, by role: one that has just started may know less."""
     longest: dict[str, float] = {}
     for name, page in reading.pages.items():
         if page is not None and name.startswith("router"):

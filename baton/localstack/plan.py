@@ -259,16 +259,19 @@ def _add_tokenizer(builder: _Builder, options: Options) -> str:
 
 
 def _add_router(builder: _Builder, options: Options, workers: list[str]) -> str:
-    endpoints = []
-    for name in _replica_names("router", options):
+    names = _replica_names("router", options)
+    ports = [builder.next_port() for _ in names]
+    all_routers = ",".join(f"{LOOPBACK}:{port}" for port in ports)
+    for name, port in zip(names, ports, strict=True):
         settings = {
             "prefix": "BATON_ROUTER_",
             "router_id": name,
             "workers": ",".join(workers),
+            "peers": all_routers if len(names) > 1 else "",
             "disaggregate": options.disaggregate,
         }
-        endpoints.append(builder.add(name, "services.router", _STOP_ROUTER, settings))
-    return ",".join(endpoints)
+        builder.add(name, "services.router", _STOP_ROUTER, settings, port=port)
+    return all_routers
 
 
 def _add_gateway(

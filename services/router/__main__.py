@@ -1,7 +1,10 @@
 """The router process: builds the objects and serves until it is asked to stop."""
 
 import asyncio
+from functools import partial
 from random import Random
+
+import grpc
 
 from baton.runtime import admin, environment, logs
 from baton.runtime.discovery.discover import discover
@@ -9,10 +12,18 @@ from baton.runtime.grpc_channel import open_channel
 from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Process, run
 from baton.runtime.shared_stream import ClientFrameStream
-from baton.wire.v1 import router_pb2_grpc, worker_pb2, worker_pb2_grpc
+from baton.wire.protocol import PROTOCOL_VERSION
+from baton.wire.v1 import (
+    peers_pb2,
+    peers_pb2_grpc,
+    router_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
 from services.router import instruments
+from services.router.peers.watcher import PeerWatcher
 from services.router.router_core import RouterCore
-from services.router.servicer import RouterServicer
+from services.router.servicer import RouterPeersServicer, RouterServicer
 from services.router.settings import ENVIRONMENT_PREFIX, Settings
 from services.router.watcher import Watcher
 
@@ -30,25 +41,43 @@ class ReportCall(ClientFrameStream[worker_pb2.ReportAck]):
         await self._channel.close()
 
 
+class NewsCall(ClientFrameStream[None]):
+    """A stream of a peer's news over a channel of its own, which is closed with it."""
+
+    def __init__(self, router_id: str, address: str) -> None:
+        self._channel = open_channel(address, link=True)
+        request = peers_pb2.FollowRequest(protocol=PROTOCOL_VERSION, router_id=router_id)
+        super().__init__(peers_pb2_grpc.RouterPeersStub(self._channel).Follow(request))
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+def add_services(core: RouterCore, server: grpc.aio.Server) -> None:
+    """Let a server serve gateways and other routers."""
+    router_pb2_grpc.add_RouterServicer_to_server(RouterServicer(core), server)
+    peers_pb2_grpc.add_RouterPeersServicer_to_server(RouterPeersServicer(core), server)
+
+
 async def serve(process: Process, settings: Settings) -> None:
     """Serve until `process.stopping`, then refuse the requests that wait and end."""
     random = Random()
     core = RouterCore(settings, process.clock, random)
     discovery = await discover(settings.workers, random)
-    servicer = RouterServicer(core)
-    server = await start_server(
-        settings.listen,
-        lambda target: router_pb2_grpc.add_RouterServicer_to_server(servicer, target),
-        link=True,
-    )
+    peers = await discover(settings.peers, random)
+    server = await start_server(settings.listen, partial(add_services, core), link=True)
     admin_port = admin.start_admin(settings.admin_listen, process.unready_reason)
     _log.info("serving", port=server.port, admin_port=admin_port, workers=settings.workers)
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(Watcher(core, ReportCall, process.clock, random).run(discovery))
+        dial = partial(NewsCall, settings.router_id)
+        follow = PeerWatcher(core, settings.router_id, dial, random).run(peers)
+        watch_peers = tasks.create_task(follow)
         await process.stopping.wait()
         core.close()
         await server.stop(settings.stop_grace_s)
         watch.cancel()
+        watch_peers.cancel()
     _log.info("stopped")
 
 

@@ -4,12 +4,15 @@ All models that no worker has registered share one queue, so that clients cannot
 """
 
 from collections.abc import Collection
+from itertools import islice
 
 from baton.system.clock import Clock
-from baton.wire.v1 import router_pb2
+from baton.wire.v1 import peers_pb2, router_pb2
+from services.router.peers.news import MAX_TENANTS, PeerNewsLog
 from services.router.pick.pick_request import PickRequest
-from services.router.pick.selector import Placement, Selector
-from services.router.queue.fair_line import ANYBODY
+from services.router.pick.placement import Placement
+from services.router.pick.selector import Selector
+from services.router.queue.fair_line import ANYBODY, Turn
 from services.router.queue.queue import RequestQueue, WaitedTooLong
 from services.router.queue.shedding import Shedding
 from services.router.settings import Settings
@@ -20,9 +23,12 @@ _UNKNOWN = ""
 class _ModelQueue:
     """One model's queue and its admission."""
 
-    def __init__(self, settings: Settings, selector: Selector, clock: Clock) -> None:
+    def __init__(
+        self, settings: Settings, selector: Selector, news: PeerNewsLog, clock: Clock
+    ) -> None:
         self._settings = settings
         self._selector = selector
+        self._news = news
         self._clock = clock
         self._shedding = Shedding(settings.max_wait_s, clock)
         self.queue = RequestQueue[PickRequest, Placement](
@@ -47,8 +53,11 @@ class _ModelQueue:
         its tenant's doing."""
         leaves_room = self.queue.line.must_leave_room(wanted.turn) and not wanted.has_begun
         placement = self._selector.attempt(wanted, is_first, leaves_room)
-        if placement is not None and not wanted.has_begun:
+        if placement is None:
+            return None
+        if not wanted.has_begun:
             self.queue.line.charge(wanted.turn, placement.engine_s)
+        self._news.placed(wanted, placement)
         return placement
 
     def _covers(self, one: PickRequest, other: PickRequest) -> bool:
@@ -92,9 +101,12 @@ class _ModelQueue:
 class ModelQueues:
     """All queues, made and forgotten with their models."""
 
-    def __init__(self, settings: Settings, selector: Selector, clock: Clock) -> None:
+    def __init__(
+        self, settings: Settings, selector: Selector, news: PeerNewsLog, clock: Clock
+    ) -> None:
         self._settings = settings
         self._selector = selector
+        self._news = news
         self._clock = clock
         self._queues: dict[str, _ModelQueue] = {}
 
@@ -102,11 +114,30 @@ class ModelQueues:
         """Wait in the model's queue for a pick. Raises BatonError."""
         return await self._of(wanted.model_fp).pick(wanted)
 
-    def wake(self, model_fp: str) -> None:
-        """Try the queues whose requests a worker of this model could take."""
+    def wake(self, model_fp: str, after_s: float = 0.0) -> None:
+        """Try the queues whose requests a worker of this model could take, now or in `after_s`."""
         for key in (model_fp, _UNKNOWN):
             if key in self._queues:
-                self._queues[key].queue.notify()
+                self._queues[key].queue.notify(after_s)
+
+    def charge(self, model_fp: str, turn: Turn, service_s: float) -> None:
+        """Count the service that a tenant has had at another router."""
+        if self._selector.is_known(model_fp):
+            self._of(model_fp).queue.line.charge(turn, service_s)
+
+    def lines(self) -> peers_pb2.PeerLines:
+        """The lines as the other routers are told of them."""
+        lines = peers_pb2.PeerLines()
+        for model_fp, model in self._queues.items():
+            priority, weights = model.queue.line.claims()
+            reserved = self._selector.reserved(model_fp)
+            if weights or reserved:
+                line = lines.lines.add(
+                    model_fp=model_fp, priority=priority, reserved_worker_id=reserved
+                )
+                for tenant, weight in islice(weights.items(), MAX_TENANTS):
+                    line.tenants.add(tenant=tenant, weight=weight)
+        return lines
 
     def num_queued(self) -> dict[str, int]:
         """The number of waiting requests, by the model's fingerprint."""
@@ -133,6 +164,6 @@ class ModelQueues:
     def _of(self, model_fp: str) -> _ModelQueue:
         key = model_fp if self._selector.is_known(model_fp) else _UNKNOWN
         if (queue := self._queues.get(key)) is None:
-            queue = _ModelQueue(self._settings, self._selector, self._clock)
+            queue = _ModelQueue(self._settings, self._selector, self._news, self._clock)
             self._queues[key] = queue
         return queue

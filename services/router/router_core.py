@@ -12,20 +12,24 @@ from random import Random
 from baton.runtime import logs
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError, Unavailable
-from baton.wire.v1 import router_pb2, worker_pb2
+from baton.wire.v1 import peers_pb2, router_pb2, worker_pb2
 from services.router import instruments
 from services.router.admission import AdmissionView
 from services.router.fleet.fleet import Fleet
 from services.router.fleet.health import MAX_TICK_S, HealthState
 from services.router.fleet.quarantine import Quarantine
 from services.router.fleet.report_intake import ReportIntake
+from services.router.fleet.reported import DECODE
 from services.router.fleet.worker import Worker
 from services.router.instruments import PickOutcome
 from services.router.model_queues import ModelQueues
+from services.router.peers.intake import PeerIntake, checked_lines
+from services.router.peers.news import PeerNewsLog
 from services.router.pick.pick_request import PickRequest
 from services.router.pick.selector import Selector
 from services.router.pool_gauges import PoolGauges
 from services.router.queue.retry_budget import RetryBudget
+from services.router.queue.turns import TURN_S
 from services.router.settings import Settings
 
 _log = logs.get("router")
@@ -43,11 +47,15 @@ class RouterCore:
         self._fleet = Fleet(settings, clock)
         self._intake = ReportIntake(self._fleet, settings.router_id, settings.max_index_hashes)
         self._selector = Selector(settings, clock, random, self._fleet, self._intake)
+        self._news = PeerNewsLog(settings, clock)
         self._admission = AdmissionView(self._fleet)
         self._quarantine = Quarantine(clock)
         self._retry_budget = RetryBudget(clock)
         self._gauges = PoolGauges(self._fleet, self._intake)
-        self._queues = ModelQueues(settings, self._selector, clock)
+        self._queues = ModelQueues(settings, self._selector, self._news, clock)
+        self._peers = PeerIntake(
+            self._fleet, self._selector, self._queues.charge, self._quarantine, self._retry_budget
+        )
         self._changed = asyncio.Event()
         self._closed = False
 
@@ -110,11 +118,8 @@ class RouterCore:
         if self._closed:
             raise Unavailable("this router is stopping", retry_after_s=1)
         # A gateway repeats a pick when the workers of the earlier one have refused it.
-        self._fleet.end_leases(request.request_id)
-        if request.has_failed and request.exclude_worker_ids:
-            self._fleet.failed(request.exclude_worker_ids[-1])
-        self._quarantine.clear(request.harmless_fingerprints)
-        self._quarantine.learn(request.quarantined)
+        self._end_leases(request.request_id)
+        self._take_reports(request)
         left_s = math.inf if timeout_s is None else timeout_s
         wanted = PickRequest.of(request, self._clock.now(), left_s)
         outcome: str = PickOutcome.CANCELLED
@@ -135,13 +140,49 @@ class RouterCore:
             raise
         finally:
             if outcome not in (PickOutcome.PAIR, PickOutcome.LOCAL):
-                self._fleet.end_leases(request.request_id)
+                self._end_leases(request.request_id)
             self._count(wanted, outcome)
         queued_s = self._clock.now() - wanted.arrived_at
         response.queue_us = round(queued_s * 1e6)
         response.is_suspect = is_suspect
         instruments.ROUTER_QUEUE_SECONDS.labels(self._selector.name(wanted)).observe(queued_s)
         return response
+
+    def _end_leases(self, request_id: str) -> None:
+        """End the request's leases, here and at the other routers."""
+        if self._fleet.end_leases(request_id):
+            self._news.ended(request_id)
+
+    def _take_reports(self, request: router_pb2.PickRequest) -> None:
+        """Take in, and pass on to the other routers, what a gateway reports with a pick."""
+        if request.has_failed and request.exclude_worker_ids:
+            worker_id = request.exclude_worker_ids[-1]
+            self._fleet.failed(worker_id)
+            self._news.failed(worker_id)
+        self._quarantine.clear(request.harmless_fingerprints)
+        for fingerprint in request.harmless_fingerprints:
+            self._news.harmless(fingerprint)
+        self._quarantine.learn(request.quarantined)
+        if request.num_deaths and request.poison_fingerprint:
+            self._news.suspected(request.poison_fingerprint, request.num_deaths)
+
+    def follow_news(self) -> AsyncIterator[peers_pb2.PeerNews]:
+        """The news of this router, for one of its peers; see `peers/news.py`."""
+        return self._news.follow(self._lines)
+
+    def take_news(self, router_id: str, news: peers_pb2.PeerNews) -> None:
+        """Take in the news of a peer."""
+        self._peers.take(router_id, news)
+
+    def lose_peer(self, router_id: str) -> None:
+        """Note that a peer is gone."""
+        self._peers.lose(router_id)
+
+    def _lines(self) -> peers_pb2.PeerLines:
+        """The lines of this router, from now on as its peers know them."""
+        lines = self._queues.lines()
+        self._selector.turns.hear(self._settings.router_id, checked_lines(lines))
+        return lines
 
     async def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
         """Yield the view of the fleet at once, on change, and every admission_interval_s."""
@@ -165,6 +206,7 @@ class RouterCore:
         """Refuse the requests that wait, and end all watches. Final."""
         self._closed = True
         self._queues.refuse_all("this router is stopping")
+        self._news.close()
         self._notify()
 
     def check_integrity(self) -> None:
@@ -188,8 +230,13 @@ class RouterCore:
         return worker
 
     def _wake_queues(self, worker: Worker) -> None:
-        """Try the queues whose requests this worker could take."""
-        self._queues.wake(worker.registration.model.fp)
+        """Try the queues whose requests this worker could take, unless its room is the turn of
+        another router."""
+        model_fp, is_decode = worker.registration.model.fp, worker.registration.role == DECODE
+        is_peers = is_decode and self._selector.turns.note_room(
+            model_fp, worker.worker_id, worker.step_counter
+        )
+        self._queues.wake(model_fp, TURN_S if is_peers else 0.0)
 
     def _announce(self, worker: Worker, event: str, **more: str) -> None:
         _log.info(

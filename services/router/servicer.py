@@ -1,4 +1,7 @@
-"""The router's gRPC service: passes Pick and WatchAdmission to RouterCore. Decides nothing."""
+"""The router's gRPC services, for gateways and for other routers: pass calls to RouterCore.
+
+Decide nothing.
+"""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -7,7 +10,8 @@ import grpc
 
 from baton.runtime.grpc_server import incoming, translate_failures
 from baton.runtime.telemetry import start_span
-from baton.wire.v1 import router_pb2, router_pb2_grpc
+from baton.wire.protocol import agree
+from baton.wire.v1 import peers_pb2, peers_pb2_grpc, router_pb2, router_pb2_grpc
 from services.router.router_core import RouterCore
 
 # A refusal must reach the caller before the caller's own deadline.
@@ -44,6 +48,23 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
     ) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
         async for response in self._core.watch_admission():
             yield response
+
+
+class RouterPeersServicer(peers_pb2_grpc.RouterPeersServicer):
+    """Tells other routers what this one gives away."""
+
+    def __init__(self, core: RouterCore) -> None:
+        self._core = core
+
+    @translate_failures
+    async def Follow(
+        self,
+        request: peers_pb2.FollowRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[peers_pb2.PeerNews]:
+        agree(request.protocol, peer=request.router_id or "a router", own="the router")
+        async for news in self._core.follow_news():
+            yield news
 
 
 def _time_to_wait(remaining_s: float | None) -> float | None:

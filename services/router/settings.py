@@ -21,6 +21,9 @@ class Settings:
     # All workers, prefill and decode alike; each reports its role. Addresses ("host:port"), names
     # that stand for several, or "kubernetes:[NAMESPACE/]SERVICE[:PORT]" (baton/runtime/discovery).
     workers: tuple[str, ...] = ()
+    # All routers of the fleet, named like the workers; this one finds itself among them by its
+    # router_id. They tell each other what they give away, and gateways ask all of them.
+    peers: tuple[str, ...] = ()
     # always: a prefill worker computes every prompt; auto: local prefill is a candidate, too.
     disaggregate: Literal["always", "auto"] = "always"
 
@@ -90,5 +93,5 @@ class Settings:
                 raise ValueError(f"{name} must be greater than 0")
         if not 0 < self.promise_cap <= 1:
             raise ValueError(f"promise_cap {self.promise_cap} is not in (0, 1]")
-        for target in self.workers:
+        for target in (*self.workers, *self.peers):
             Target.parse(target)

@@ -193,11 +193,16 @@ class Fleet:
         _, workers = self._sent.setdefault(lease.request_id, (lease.expires_at, []))
         workers.append(worker)
 
-    def end_leases(self, request_id: str) -> None:
-        """End the request's leases: it is not on its way to any worker."""
+    def lease_end(self) -> float:
+        """The time at which a lease ends that is taken now."""
+        return self._clock.now() + self._settings.slot_lease_s
+
+    def end_leases(self, request_id: str) -> bool:
+        """End the request's leases: it is not on its way to any worker. Returns whether it was."""
         _, workers = self._sent.pop(request_id, (0.0, ()))
         for worker in workers:
             worker.leases.end(request_id)
+        return bool(workers)
 
     def get(self, endpoint: str) -> Worker | None:
         return self._workers.get(endpoint)

@@ -5,8 +5,7 @@ a repeat of a suspect begin as a suspect, and refuses whatever has killed two co
 until workers of another version come. Knows neither prompts nor tenants: the fingerprint is an HMAC
 under the gateways' secret. What is refused is told to the gateways, and they tell routers that do
 not know it (`gateway/routing/quarantine_news.py`): neither the next router nor one that starts
-again learns it at the cost of two more cores. Suspects are this router's alone; a gateway knows its
-own.
+again learns it at the cost of two more cores. Routers tell each other of suspects at once.
 """
 
 from collections import OrderedDict
@@ -66,6 +65,11 @@ class Quarantine:
             )
         return bool(num_deaths or known)
 
+    def suspect(self, fingerprint: bytes, num_deaths: int) -> None:
+        """Take over the deaths that another router was told of."""
+        if num_deaths and 0 < len(fingerprint) <= MAX_FINGERPRINT_BYTES:
+            self._enter(fingerprint, num_deaths)
+
     def clear(self, fingerprints: Iterable[bytes]) -> None:
         """Forget suspects that have proved harmless; requests in quarantine stay there."""
         for fingerprint in fingerprints:
@@ -119,10 +123,13 @@ class Quarantine:
         return known is not None and known.num_deaths >= MAX_DEATHS
 
     def _note(self, fingerprint: bytes, num_deaths: int, request_id: str) -> _Entry:
-        known = self._entries.pop(fingerprint, None)
-        if num_deaths >= MAX_DEATHS and (known is None or known.num_deaths < MAX_DEATHS):
+        if num_deaths >= MAX_DEATHS and not self._refuses(fingerprint):
             instruments.ROUTER_QUARANTINED.inc()
             _log.error("request_quarantined", request_id=request_id)
+        return self._enter(fingerprint, num_deaths)
+
+    def _enter(self, fingerprint: bytes, num_deaths: int) -> _Entry:
+        known = self._entries.pop(fingerprint, None)
         most = max(num_deaths, known.num_deaths if known else 0)
         entry = _Entry(most, self._clock.now() + QUARANTINE_S)
         self._entries[fingerprint] = entry

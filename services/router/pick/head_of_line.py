@@ -15,7 +15,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from baton.system.clock import Clock
-from services.router.fleet.views import WorkerView
+from services.router.fleet.views import Unfit, WorkerView
+from services.router.queue.turns import Turns
 
 MAX_RESERVED_S = 10.0
 
@@ -32,9 +33,10 @@ class _Reservation:
 
 
 class ReservedWorkers:
-    """The reserved workers, at most one for each model."""
+    """The reserved workers, at most one for each model, in the whole fleet: see `turns`."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, turns: Turns) -> None:
+        self.turns = turns
         self._clock = clock
         self._reserved: dict[str, _Reservation] = {}
 
@@ -45,12 +47,24 @@ class ReservedWorkers:
             return None
         return reservation.worker_id
 
+    def kept_away(
+        self, model_fp: str, reserved: str | None, *, has_begun: bool
+    ) -> dict[str, Unfit]:
+        """The workers that are kept for others: this router's `reserved` one, and its peers'."""
+        kept_away = self.turns.kept_away(model_fp, has_begun=has_begun)
+        if reserved is not None:
+            kept_away.add(reserved)
+        return dict.fromkeys(kept_away, Unfit.RESERVED)
+
     def reserve(self, model_fp: str, request_id: str, full: Sequence[WorkerView]) -> None:
         """Reserve one of `full` for this request, which is first in line and lacks only room there.
 
         The reservation of the same request goes on; after one of another request, which was of no
         use, it begins as much later as that one lasted.
         """
+        if not self.turns.may_reserve(model_fp):
+            self.end(model_fp)
+            return
         reservation = self._reserved.get(model_fp)
         if reservation is None or reservation.request_id != request_id:
             since = self._clock.now()

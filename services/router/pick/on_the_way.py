@@ -30,6 +30,15 @@ class SentPrompt:
     expected_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class SentMarks:
+    """The blocks that are kept of a prompt on its way."""
+
+    endpoint: str
+    marks: list[int]
+    expected_s: float
+
+
 class PromptsOnTheWay:
     """The blocks that workers are about to cache."""
 
@@ -40,18 +49,24 @@ class PromptsOnTheWay:
         self._ends: list[tuple[float, int, str, list[int]]] = []
         self._numbers = count()
 
-    def take(self, prompt: SentPrompt, block_size: int) -> None:
-        """Expect the prompt's blocks at its worker from now on."""
+    def take(self, prompt: SentPrompt, block_size: int) -> SentMarks:
+        """Expect the prompt's blocks at its worker from now on; returns those that are kept."""
         marks = [
             block_hash
             for num_blocks, block_hash in _marks(prompt.hashes, block_size)
             if num_blocks > prompt.num_cached_blocks
         ]
-        for block_hash in marks:
+        sent = SentMarks(prompt.endpoint, marks, prompt.expected_s)
+        self.expect(sent)
+        return sent
+
+    def expect(self, sent: SentMarks) -> None:
+        """Expect these blocks at their worker from now on."""
+        for block_hash in sent.marks:
             workers = self._coming.setdefault(block_hash, {})
-            workers[prompt.endpoint] = workers.get(prompt.endpoint, 0) + 1
-        until = self._clock.now() + min(prompt.expected_s + _SLACK_S, _MAX_S)
-        heapq.heappush(self._ends, (until, next(self._numbers), prompt.endpoint, marks))
+            workers[sent.endpoint] = workers.get(sent.endpoint, 0) + 1
+        until = self._clock.now() + min(sent.expected_s + _SLACK_S, _MAX_S)
+        heapq.heappush(self._ends, (until, next(self._numbers), sent.endpoint, sent.marks))
 
     def match(self, hashes: Sequence[int], block_size: int) -> dict[str, int]:
         """Count a prompt's first blocks that workers will have, in steps; 0 is left out."""
@@ -85,6 +100,8 @@ def _grid() -> Iterator[int]:
 
 
 _GRID = tuple(_grid())
+# Blocks of one prompt that are kept at most.
+MAX_MARKS = len(_GRID)
 
 
 def _marks(hashes: Sequence[int], block_size: int) -> Iterator[tuple[int, int]]:

@@ -80,12 +80,17 @@ class PickRequest:
         )
 
 
+def checked_weight(weight: float) -> float:
+    """A tenant's weight within its limits; one that was not sent is 1."""
+    is_sent = math.isfinite(weight) and weight > 0
+    return min(max(weight, MIN_WEIGHT), MAX_WEIGHT) if is_sent else 1.0
+
+
 def _turn(request: router_pb2.PickRequest) -> Turn:
-    """The claim of the request's tenant; a weight that was not sent is 1."""
-    weight = request.weight if math.isfinite(request.weight) and request.weight > 0 else 1.0
+    """The claim of the request's tenant."""
     return Turn(
         request.tenant,
         min(request.priority, MAX_PRIORITY),
-        min(max(weight, MIN_WEIGHT), MAX_WEIGHT),
+        checked_weight(request.weight),
         len(request.block_hashes),
     )

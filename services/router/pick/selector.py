@@ -6,7 +6,7 @@ reserved for the first request in line.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 
 from baton.system.clock import Clock
@@ -22,22 +22,21 @@ from services.router.fleet.worker import SlotLease, Worker
 from services.router.pick import kept_room
 from services.router.pick.head_of_line import ReservedWorkers
 from services.router.pick.large_pools import CachedPrompt, LargePools, ShortPool, ShortPools
-from services.router.pick.on_the_way import STRIDE_TOKENS, PromptsOnTheWay, SentPrompt
+from services.router.pick.on_the_way import (
+    STRIDE_TOKENS,
+    PromptsOnTheWay,
+    SentMarks,
+    SentPrompt,
+)
 from services.router.pick.pick_request import PickRequest
 from services.router.pick.picker import NoPick, Obstacle, Pick, pick
+from services.router.pick.placement import Placement
 from services.router.pick.reasons import Reasons
+from services.router.queue.turns import Turns
 from services.router.settings import Settings
 
 # A pick within so much of a request's arrival did not wait in line.
 _ON_ARRIVAL_S = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A pick, and the seconds of the engines that its request is predicted to take."""
-
-    response: router_pb2.PickResponse
-    engine_s: float
 
 
 class Selector:
@@ -65,12 +64,25 @@ class Selector:
         self._large_pools = LargePools(settings, clock, random, fleet, self._policy)
         # The time since which picks for a model have found no worker.
         self._no_worker_since: dict[str, float] = {}
-        self._reserved = ReservedWorkers(clock)
+        self._reserved = ReservedWorkers(clock, Turns(settings.router_id, clock))
         self._on_the_way = PromptsOnTheWay(clock)
 
     def is_known(self, model_fp: str) -> bool:
         """Return whether a worker has registered this model, ready or not."""
         return model_fp in self._fleet.models
+
+    @property
+    def turns(self) -> Turns:
+        """Whose turn a worker's room is, among several routers."""
+        return self._reserved.turns
+
+    def reserved(self, model_fp: str) -> str:
+        """The id of the worker that is reserved for the first request in line; empty = none."""
+        return self._reserved.of_model(model_fp) or ""
+
+    def expect(self, sent: SentMarks) -> None:
+        """Count on the blocks of a prompt that a peer has sent to a worker."""
+        self._on_the_way.expect(sent)
 
     def name(self, request: PickRequest) -> str:
         """The model's name for metrics: never a string from a client."""
@@ -106,9 +118,12 @@ class Selector:
             if leaves_room and not self._leaves_room(request):
                 return None
             self._no_worker_since.pop(request.model_fp, None)
-            self._take_leases(request, outcome)
-            self._expect_blocks(request, outcome)
-            return Placement(self._response(request, outcome), outcome.engine_s)
+            return Placement(
+                self._response(request, outcome),
+                outcome.engine_s,
+                self._take_leases(request, outcome),
+                self._expect_blocks(request, outcome),
+            )
         if outcome.obstacle is Obstacle.NO_WORKER:
             self._wait_for_worker(request, outcome)
             return None
@@ -221,7 +236,9 @@ class Selector:
 
     def _kept_away(self, request: PickRequest, reserved: str | None) -> dict[str, Unfit]:
         """The workers that this request must not get, whatever their state is."""
-        kept_away = {} if reserved is None else {reserved: Unfit.RESERVED}
+        kept_away = self._reserved.kept_away(
+            request.model_fp, reserved, has_begun=request.has_begun
+        )
         for worker_id in request.excluded:
             worker = self._fleet.known(worker_id)
             if worker is not None and self._is_excluded(request, worker):
@@ -265,36 +282,36 @@ class Selector:
             return PrefillMode.REMOTE, None
         return PrefillMode.LOCAL, self._settings.local_prefill_max_tokens
 
-    def _take_leases(self, request: PickRequest, picked: Pick) -> None:
-        """Count the request on its workers until their reports show it."""
-        expires_at = self._clock.now() + self._settings.slot_lease_s
+    def _take_leases(self, request: PickRequest, picked: Pick) -> list[tuple[str, SlotLease]]:
+        """Count the request on its workers until their reports show it; returns the leases by
+        worker id."""
+        leases = []
         computing = picked.prefill or picked.decode
         for view in filter(None, (picked.decode, picked.prefill)):
             tokens = view.missing_tokens(request.num_prompt_tokens) if view is computing else 0
-            self._fleet.take_lease(
-                view.worker_id,
-                SlotLease(
-                    request_id=request.request_id,
-                    num_sequences=request.num_choices,
-                    num_blocks=picked.num_decode_blocks if view is picked.decode else 0,
-                    num_prefill_tokens=tokens,
-                    expires_at=expires_at,
-                ),
+            lease = SlotLease(
+                request_id=request.request_id,
+                num_sequences=request.num_choices,
+                num_blocks=picked.num_decode_blocks if view is picked.decode else 0,
+                num_prefill_tokens=tokens,
+                expires_at=self._fleet.lease_end(),
             )
+            self._fleet.take_lease(view.worker_id, lease)
+            leases.append((view.worker_id, lease))
+        return leases
 
-    def _expect_blocks(self, request: PickRequest, picked: Pick) -> None:
-        """Count on the prompt's blocks where they are going to be computed."""
+    def _expect_blocks(self, request: PickRequest, picked: Pick) -> SentMarks | None:
+        """Count on the prompt's blocks where they are going to be computed, if they are new."""
         view = picked.prefill or picked.decode
         num_tokens = view.missing_tokens(request.num_prompt_tokens)
         block_size = view.shape.block_size
-        if num_tokens >= STRIDE_TOKENS:
-            expected_s = (view.num_queued_prefill_tokens + num_tokens) / (
-                view.speed.prefill_tokens_per_s
-            )
-            num_cached = view.num_cached_tokens // block_size
-            endpoint = self._fleet.find(view.worker_id).endpoint
-            prompt = SentPrompt(endpoint, request.hashes, num_cached, expected_s)
-            self._on_the_way.take(prompt, block_size)
+        if num_tokens < STRIDE_TOKENS:
+            return None
+        expected_s = (view.num_queued_prefill_tokens + num_tokens) / view.speed.prefill_tokens_per_s
+        num_cached = view.num_cached_tokens // block_size
+        endpoint = self._fleet.find(view.worker_id).endpoint
+        prompt = SentPrompt(endpoint, request.hashes, num_cached, expected_s)
+        return self._on_the_way.take(prompt, block_size)
 
     def _response(self, request: PickRequest, picked: Pick) -> router_pb2.PickResponse:
         computing = picked.prefill or picked.decode

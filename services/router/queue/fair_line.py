@@ -182,6 +182,15 @@ class FairLine(Generic[W]):
         """The requests of a tenant that wait."""
         return self._held.get(tenant, Held())
 
+    def claims(self) -> tuple[int, dict[str, float]]:
+        """The largest priority for which requests wait, and the weights of its tenants."""
+        waiting = [priority for priority, band in self._bands.items() if band.lines]
+        if not waiting:
+            return 0, {}
+        lines = self._bands[max(waiting)].lines
+        weights = {tenant: next(iter(line)).turn.weight for tenant, line in lines.items()}
+        return max(waiting), weights
+
     def charge(self, turn: Turn, engine_s: float) -> None:
         """Count the service of a request, whether it waited or not."""
         band = self._band(turn.priority)

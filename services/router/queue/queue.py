@@ -141,11 +141,11 @@ class RequestQueue(Generic[D, T]):
             raise outcome
         return outcome
 
-    def notify(self) -> None:
-        """Try the waiters after a change, now or when PACE_S allows."""
+    def notify(self, after_s: float = 0.0) -> None:
+        """Try the waiters after a change, in `after_s` or when PACE_S allows."""
         if not len(self):
             return
-        due_in_s = self._failed_at + PACE_S - self._clock.now()
+        due_in_s = max(self._failed_at + PACE_S - self._clock.now(), after_s)
         if due_in_s <= 0:
             self.pump()
         else:

@@ -75,7 +75,7 @@ BATON_TLS_CA_FILE: /etc/baton/tls/ca.crt
 {{ include "baton.fullname" .root }}-{{ .service }}:7000
 {{- end }}
 
-{{/* Every router by its own stable name: all gateways know the same ones. */}}
+{{/* Every router by its own stable name: gateways, and routers themselves, know the same ones. */}}
 {{- define "baton.routers" -}}
 {{- $name := printf "%s-router" (include "baton.fullname" .) }}
 {{- $all := list }}

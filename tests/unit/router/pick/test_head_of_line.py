@@ -10,6 +10,7 @@ from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import Unavailable
 from services.router.pick.head_of_line import MAX_RESERVED_S, ReservedWorkers
 from services.router.queue.queue import RETRY_S
+from services.router.queue.turns import Turns
 
 NUM_SLOTS = 4  # of the workers in memory
 SECOND = "fp-2"
@@ -27,7 +28,7 @@ async def settle() -> None:
 
 def test_the_worker_with_the_most_room_is_reserved(clock, view) -> None:
     reserved, d0, d1 = (
-        ReservedWorkers(clock),
+        ReservedWorkers(clock, Turns("own", clock)),
         view("d0", num_batch_slots_free=1),
         view("d1", num_batch_slots_free=2),
     )
@@ -43,7 +44,7 @@ def test_the_worker_with_the_most_room_is_reserved(clock, view) -> None:
 
 
 def test_a_reservation_ends_after_its_maximum(clock, view) -> None:
-    reserved, full = ReservedWorkers(clock), [view("d0")]
+    reserved, full = ReservedWorkers(clock, Turns("own", clock)), [view("d0")]
     reserved.reserve("m", "r1", full)
     clock.advance(MAX_RESERVED_S)
     reserved.reserve("m", "r1", full)
@@ -54,7 +55,7 @@ def test_a_reservation_ends_after_its_maximum(clock, view) -> None:
 
 
 def test_after_a_useless_reservation_there_is_none_for_as_long(clock, view) -> None:
-    reserved, full, num_reserved_s = ReservedWorkers(clock), [view("d0")], 0
+    reserved, full, num_reserved_s = ReservedWorkers(clock, Turns("own", clock)), [view("d0")], 0
     for second in range(1000):
         # Each leaves when it has waited for five seconds.
         reserved.reserve("m", f"r{second // 5}", full)
@@ -67,7 +68,7 @@ def test_after_a_useless_reservation_there_is_none_for_as_long(clock, view) -> N
 
 
 def test_models_that_are_gone_reserve_no_worker(clock, view) -> None:
-    reserved = ReservedWorkers(clock)
+    reserved = ReservedWorkers(clock, Turns("own", clock))
     reserved.reserve("m", "r1", [view("d0")])
     reserved.follow({"another"})
     assert reserved.of_model("m") is None

@@ -1,0 +1,162 @@
+"""The news that this router tells its peers: what it has just given away, and who waits here.
+
+A ring of the latest events feeds all peers that follow. A peer that comes later, or falls behind,
+misses what is too old: by then a slot lease has ended, and reports show the request.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import islice
+
+from baton.system.clock import Clock
+from baton.wire.failures import Overloaded
+from baton.wire.protocol import PROTOCOL_VERSION
+from baton.wire.v1 import peers_pb2
+from services.router.pick.pick_request import PickRequest
+from services.router.pick.placement import Placement
+from services.router.settings import Settings
+
+MAX_PEERS = 16
+# Tenants of a line that the peers are told of.
+MAX_TENANTS = 256
+MAX_EVENTS = 8192
+MAX_EVENTS_A_MESSAGE = 1024
+# Events leave at most once in this time; the first after a pause at once.
+PACE_S = 0.005
+# The lines are told this often, which also shows that this router lives.
+LINES_S = 0.1
+
+
+class PeerNewsLog:
+    """The events of the time in which a slot lease lives. A router without peers tells nothing."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._hello = peers_pb2.PeerHello(protocol=PROTOCOL_VERSION, router_id=settings.router_id)
+        self._memory_s = settings.slot_lease_s
+        self._is_alone = not settings.peers
+        self._clock = clock
+        self._events: deque[tuple[float, peers_pb2.PeerEvent]] = deque(maxlen=MAX_EVENTS)
+        self._num_told = 0
+        self._num_followers = 0
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def placed(self, wanted: PickRequest, placement: Placement) -> None:
+        """Tell that a request got its workers."""
+        if self._is_alone:
+            return
+        placed = peers_pb2.Placed(
+            request_id=wanted.request_id,
+            model_fp=wanted.model_fp,
+            slots=[
+                peers_pb2.GivenSlots(
+                    worker_id=worker_id,
+                    num_sequences=lease.num_sequences,
+                    num_blocks=lease.num_blocks,
+                    num_prefill_tokens=lease.num_prefill_tokens,
+                )
+                for worker_id, lease in placement.leases
+            ],
+            tenant=wanted.turn.tenant,
+            priority=wanted.turn.priority,
+            service_s=0.0 if wanted.has_begun else placement.engine_s / wanted.turn.weight,
+            is_first=not wanted.excluded,
+        )
+        if placement.sent is not None:
+            response = placement.response
+            placed.prompt.worker_id = response.prefill.worker_id or response.decode.worker_id
+            placed.prompt.marks.extend(placement.sent.marks)
+            placed.prompt.expected_s = placement.sent.expected_s
+        self._tell(peers_pb2.PeerEvent(placed=placed))
+
+    def ended(self, request_id: str) -> None:
+        """Tell that a request is not on its way to any worker."""
+        if not self._is_alone:
+            self._tell(peers_pb2.PeerEvent(ended_request_id=request_id))
+
+    def failed(self, worker_id: str) -> None:
+        """Tell that a request failed at this worker and is placed anew."""
+        if not self._is_alone:
+            failed = peers_pb2.FailedAttempt(worker_id=worker_id)
+            self._tell(peers_pb2.PeerEvent(failed=failed))
+
+    def suspected(self, fingerprint: bytes, num_deaths: int) -> None:
+        """Tell that cores have died with a request."""
+        if not self._is_alone:
+            suspect = peers_pb2.Suspect(fingerprint=fingerprint, num_deaths=num_deaths)
+            self._tell(peers_pb2.PeerEvent(suspect=suspect))
+
+    def harmless(self, fingerprint: bytes) -> None:
+        """Tell that a suspect has proved harmless."""
+        if not self._is_alone:
+            self._tell(peers_pb2.PeerEvent(harmless_fingerprint=fingerprint))
+
+    async def follow(
+        self, lines: Callable[[], peers_pb2.PeerLines]
+    ) -> AsyncIterator[peers_pb2.PeerNews]:
+        """Yield the news for one peer until cancelled or closed. Raises Overloaded for one peer too
+        many."""
+        if self._num_followers >= MAX_PEERS:
+            raise Overloaded(f"{MAX_PEERS} routers follow this one already")
+        self._num_followers += 1
+        try:
+            async for news in self._news(lines):
+                yield news
+        finally:
+            self._num_followers -= 1
+
+    def close(self) -> None:
+        """End all streams."""
+        self._closed = True
+        self._changed.set()
+
+    async def _news(
+        self, lines: Callable[[], peers_pb2.PeerLines]
+    ) -> AsyncIterator[peers_pb2.PeerNews]:
+        yield peers_pb2.PeerNews(hello=self._hello, lines=lines())
+        told_at, position = self._clock.now(), 0
+        while not self._closed:
+            changed = self._changed
+            is_due = self._clock.now() - told_at >= LINES_S
+            events, position = self._since(position)
+            if events or is_due:
+                news = peers_pb2.PeerNews(events=events)
+                if is_due:
+                    news.lines.CopyFrom(lines())
+                    told_at = self._clock.now()
+                yield news
+                await asyncio.sleep(PACE_S)
+            if position == self._num_told:
+                await _wait(changed, max(told_at + LINES_S - self._clock.now(), PACE_S))
+
+    def _tell(self, event: peers_pb2.PeerEvent) -> None:
+        self._events.append((self._clock.now(), event))
+        self._num_told += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _since(self, position: int) -> tuple[list[peers_pb2.PeerEvent], int]:
+        """The events from this position on that still count, and the position behind them."""
+        first = self._num_told - len(self._events)
+        start = max(position, first)
+        end = min(self._num_told, start + MAX_EVENTS_A_MESSAGE)
+        return list(self._aged(start - first, end - first)), end
+
+    def _aged(self, start: int, end: int) -> Iterator[peers_pb2.PeerEvent]:
+        now = self._clock.now()
+        for told_at, event in islice(self._events, start, end):
+            age_s = now - told_at
+            if age_s < self._memory_s:
+                aged = peers_pb2.PeerEvent(age_ms=math.ceil(age_s * 1000))
+                aged.MergeFrom(event)
+                yield aged
+
+
+async def _wait(changed: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await changed.wait()
+    except TimeoutError:
+        pass
