@@ -16,6 +16,7 @@ from services.quota.archive import Archiver
 from services.quota.bootstrap_key import BootstrapKey
 from services.quota.connections import PasswordFile, connect
 from services.quota.ledger import LeaseTerms, Ledger, store_time_ms
+from services.quota.prices import Prices
 from services.quota.recent_settles import RecentSettles
 from services.quota.registry import Registry, Source, read_in_thread
 from services.quota.restore import ArchivedBudgets
@@ -23,14 +24,18 @@ from services.quota.servicer import QuotaServicer
 from services.quota.settings import PREFIX, Settings
 from services.quota.store import RedisStore
 from services.quota.tenant_meter import TenantMeter
-from services.quota.upkeep import every, keep_reaping, keep_registry_loaded
+from services.quota.upkeep import every, keep_files_loaded, keep_reaping
 
 LOOK_AT_ALL_S = 600.0
 _log = logs.get("quota")
 
 
 async def serve(process: Process, settings: Settings) -> None:
-    """Serve until `process.stopping`. Redis may be away at the start."""
+    """Serve until `process.stopping`. Redis may be away at the start, the price list must be there.
+
+    Raises PriceError.
+    """
+    prices = Prices(settings.prices_file)
     client = connect(
         settings.redis_url,
         settings.redis_timeout_s,
@@ -46,6 +51,7 @@ async def serve(process: Process, settings: Settings) -> None:
         LeaseTerms(settings.lease_s, settings.settled_kept_s),
         on_settled=archiver.wake if archiver else lambda tenant: None,
         meter=TenantMeter(settings.metered_tenants),
+        prices=prices,
     )
 
     settles = RecentSettles(ledger, store, process.clock.now)
@@ -62,7 +68,7 @@ async def serve(process: Process, settings: Settings) -> None:
     drained = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(
-            keep_registry_loaded(registry, settings.registry_interval_s, process.stopping)
+            keep_files_loaded(registry, prices, settings.registry_interval_s, process.stopping)
         )
         tasks.create_task(
             keep_reaping(ledger, settings.reap_interval_s, LOOK_AT_ALL_S, process.stopping)

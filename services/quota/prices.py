@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import msgspec
 
 from baton.runtime import logs
+from baton.runtime.environment import SettingsError
 from baton.wire.key_limits import ModelName
 
 # A millionth of the currency for a million tokens is a thousandth of a billionth for one.
@@ -29,7 +30,7 @@ Version = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{1,64}\Z")]
 _log = logs.get("quota.prices")
 
 
-class PriceError(ValueError):
+class PriceError(SettingsError):
     """The price list is unusable; the message names the file."""
 
 

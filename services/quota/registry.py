@@ -10,16 +10,19 @@ Knows nothing of the limits' meaning; `baton.wire.key_registry` owns the formats
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from baton.runtime import logs
 from baton.wire import failures, key_registry
+from baton.wire.key_limits import KeyLimits, organisation_of, owner_key
 from baton.wire.key_registry import Entries
 from baton.wire.v1 import quota_pb2
 from services.quota import instruments
 from services.quota.store import Store
+
+T = TypeVar("T")
 
 _DIGEST_BYTES = 32
 _log = logs.get("quota.registry")
@@ -91,16 +94,28 @@ class Registry:
             data = await self._store.execute("GET", name)
         if data is None:
             raise failures.AuthenticationFailed("the API key is not valid")
-        record = _record(data)
+        record = _decoded(key_registry.decode_record, data)
         return quota_pb2.AuthenticateResponse(
             tenant=record.tenant,
             key_id=record.key_id,
             limits=record.limits.to_wire(),
+            more_limits=await self._more_limits(record),
             allowed_models=record.allowed_models,
             priority=record.priority,
             weight=record.weight,
             fresh_for_s=self._fresh_for_s,
         )
+
+    async def _more_limits(self, record: key_registry.KeyRecord) -> list[quota_pb2.MoreLimits]:
+        """The limits that hold for a key beside its own over all models."""
+        owners = [f"tenant:{record.tenant}"]
+        if organisation := organisation_of(record.tenant):
+            owners.append(f"organisation:{organisation}")
+        found = list(_wire_limits(record.key_id, record.limits))[1:]
+        for owner in owners:
+            if (data := await self._store.execute("GET", owner_key(owner))) is not None:
+                found += _wire_limits(owner, _decoded(key_registry.decode_owner, data).limits)
+        return found
 
     async def refresh(self) -> bool:
         """Load the files if one changed or Redis lost them, or to restore budgets; returns whether
@@ -149,14 +164,19 @@ class Registry:
         )
 
 
-def _record(data: bytes) -> key_registry.KeyRecord:
+def _decoded(decode: Callable[[bytes], T], data: bytes) -> T:
     try:
-        return key_registry.decode_record(data)
+        return decode(data)
     except key_registry.RegistryError as error:
         _log.error("key_record_corrupt", error=str(error))
         raise failures.Unavailable(
             "the key's record cannot be read", reason="quota_unavailable"
         ) from error
+
+
+def _wire_limits(owner: str, limits: KeyLimits) -> Iterator[quota_pb2.MoreLimits]:
+    for model, of_model in limits.by_models():
+        yield quota_pb2.MoreLimits(owner=owner, model=model, limits=of_model.to_wire())
 
 
 def _stamp(file: Path) -> Stamp | None:

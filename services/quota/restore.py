@@ -1,7 +1,8 @@
-"""Restores budgets in a Redis that came back empty: the tokens that keys have spent.
+"""Restores budgets in a Redis that came back empty: the tokens and the money that keys, tenants and
+organisations have spent, over all models and over single ones.
 
-The tokens are those of the current window of each key with a budget, summed from the usage archive
-line by line. A repeated line is left out if the first one is among the last _MAX_REMEMBERED lines;
+They are those of the current window of each budget, summed from the usage archive line by line. A
+repeated line is left out if the first one is among the last _MAX_REMEMBERED lines;
 beyond that it counts again, so a budget is never restored with too little spent.
 
 Each replica has an archive of its own and adds its part, once for each epoch. An epoch begins when
@@ -15,18 +16,25 @@ import contextlib
 import os
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from baton.runtime import logs
 from baton.wire import usage_log
-from baton.wire.key_limits import tenant_root
-from baton.wire.key_registry import Entries, KeyRecord
+from baton.wire.key_limits import (
+    WHOLE,
+    KeyLimits,
+    organisation_of,
+    organisation_root,
+    tenant_root,
+)
+from baton.wire.key_registry import Entries
 from baton.wire.usage_log import UsageLine
 from services.quota.store import Store
 from services.quota.usage_files import SeenRequests
@@ -44,12 +52,13 @@ _log = logs.get("quota.restore")
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The tokens that a key spent in a budget window."""
+    """What the limits called `name` below `root` spent in a budget window."""
 
-    tenant: str
-    key_id: str
+    root: str
+    name: str
     window: str
-    num_tokens: int
+    num_tokens: int = 0
+    cost: int = 0
 
 
 class ArchivedBudgets:
@@ -102,11 +111,10 @@ class ArchivedBudgets:
         if await self._store.execute("SISMEMBER", _parts(epoch), self._own_id):
             return  # in an earlier life
         for spent in await asyncio.to_thread(
-            spent_tokens, list(entries.keys.values()), self._folder, now_ms, before_ms
+            spent_of_budgets, entries, self._folder, now_ms, before_ms
         ):
-            arguments = (spent.key_id, spent.window, self._own_id, spent.num_tokens, 0)
-            root = tenant_root(spent.tenant)
-            await self._store.run_script("restore", root, (0, *_NO_TERMS, *arguments))
+            arguments = (spent.name, spent.window, self._own_id, spent.num_tokens, spent.cost)
+            await self._store.run_script("restore", spent.root, (0, *_NO_TERMS, *arguments))
         await self._store.execute("SADD", _parts(epoch), self._own_id)
 
 
@@ -135,56 +143,128 @@ def _window_of_day(period: str, days: int) -> str:
     return datetime.fromtimestamp(days * _DAY_MS / 1000, UTC).strftime(_FORMATS[period])
 
 
-def spent_tokens(
-    records: Iterable[KeyRecord], folder: Path, now_unix_ms: int, before_unix_ms: int
+def spent_of_budgets(
+    entries: Entries, folder: Path, now_unix_ms: int, before_unix_ms: int
 ) -> list[Spent]:
-    """Sum the tokens of the keys with a budget in the window of now, as far as they were settled
-    before `before_unix_ms`. Reads this month's files: blocks on the disk.
+    """Sum what was spent of each budget in the window of now, as far as it was settled before
+    `before_unix_ms`. Reads this month's files: blocks on the disk.
     """
-    budgets = {
-        (record.tenant, record.key_id): record.limits.budget_period
-        for record in records
-        if record.limits.budget_period
-    }
+    budgets = _Budgets(entries)
     if not budgets:
         return []
     current = {period: window_id(period, now_unix_ms) for period in _FORMATS}
     spent = _Spent()
     for line in _lines_of_month(folder, now_unix_ms):
-        period = budgets.get((line.tenant, line.key_id))
-        if (
-            period
-            and line.settled_unix_ms < before_unix_ms
-            and window_id(period, _charged_at(line)) == current[period]
-        ):
-            spent.add(line)
-    return [
-        Spent(*owner, current[budgets[owner]], num_tokens)
-        for owner, num_tokens in spent.of_key.items()
-    ]
+        if line.settled_unix_ms >= before_unix_ms:
+            continue
+        charged_ms = _charged_at(line)
+        spent.add(
+            line,
+            [
+                budget
+                for budget in budgets.of_line(line)
+                if window_id(budget.period, charged_ms) == current[budget.period]
+            ],
+        )
+    return spent.of_windows(current)
 
 
 def _parts(epoch: bytes) -> str:
     return f"baton:archives:{epoch.decode()}"
 
 
+class _Budget(NamedTuple):
+    """A budget of tokens, or of money with `is_cost`."""
+
+    root: str
+    name: str
+    model: str
+    period: str
+    is_cost: bool
+
+
+class _Budgets:
+    """All budgets of a registry, and those that each usage line is charged to."""
+
+    def __init__(self, entries: Entries) -> None:
+        self._budgets: dict[tuple[str, str], list[_Budget]] = {}
+        self._of_caller: dict[tuple[str, str, str], list[_Budget]] = {}
+        for record in entries.keys.values():
+            self._take(tenant_root(record.tenant), record.key_id, record.limits)
+        for owner in entries.limits.values():
+            self._take(owner.root, WHOLE, owner.limits)
+
+    def __bool__(self) -> bool:
+        return bool(self._budgets)
+
+    def of_line(self, line: UsageLine) -> list[_Budget]:
+        caller = (line.tenant, line.key_id, line.model)
+        if caller not in self._of_caller:
+            self._of_caller[caller] = [
+                budget
+                for place in _places(line)
+                for budget in self._budgets.get(place, ())
+                if budget.model in ("", line.model)
+            ]
+        return self._of_caller[caller]
+
+    def _take(self, root: str, name: str, limits: KeyLimits) -> None:
+        budgets = [
+            _Budget(root, name, model, period, is_cost)
+            for model, of_model in limits.by_models()
+            for period, is_cost in ((of_model.budget_period, False), (of_model.cost_period, True))
+            if period
+        ]
+        if budgets:
+            self._budgets[root, name] = budgets
+
+
+def _places(line: UsageLine) -> Iterator[tuple[str, str]]:
+    """The roots and names of the limits of a line's key, tenant and organisation."""
+    yield tenant_root(line.tenant), line.key_id
+    yield tenant_root(line.tenant), WHOLE
+    if organisation := organisation_of(line.tenant):
+        yield organisation_root(organisation), WHOLE
+
+
 class _Spent:
-    """Tokens by tenant and key. A final line replaces what a provisional one counted."""
+    """Amounts by budget. A final line replaces what a provisional one counted."""
 
     def __init__(self) -> None:
-        self.of_key: Counter[tuple[str, str]] = Counter()
+        self._amounts: Counter[_Budget] = Counter()
         self._seen = SeenRequests(_MAX_REMEMBERED)
-        self._provisional: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._provisional: OrderedDict[tuple[str, str], UsageLine] = OrderedDict()
 
-    def add(self, line: UsageLine) -> None:
-        if not self._seen.admit(line):
+    def add(self, line: UsageLine, budgets: list[_Budget]) -> None:
+        if not budgets or not self._seen.admit(line):
             return
-        request, owner = (line.tenant, line.request_id), (line.tenant, line.key_id)
-        self.of_key[owner] += line.num_tokens - self._provisional.pop(request, 0)
+        request = (line.tenant, line.request_id)
+        replaced = self._provisional.pop(request, None)
+        for budget in budgets:
+            self._amounts[budget] += _amount(budget, line) - _amount(budget, replaced)
         if line.provisional:
-            self._provisional[request] = line.num_tokens
+            self._provisional[request] = line
             if len(self._provisional) > _MAX_REMEMBERED:
                 self._provisional.popitem(last=False)
+
+    def of_windows(self, current: dict[str, str]) -> list[Spent]:
+        """The sums; both kinds of budgets of one window in one entry."""
+        sums: dict[tuple[str, str, str], Spent] = {}
+        for budget, amount in self._amounts.items():
+            window = current[budget.period] + (f"@{budget.model}" if budget.model else "")
+            place = (budget.root, budget.name, window)
+            spent = sums.get(place, Spent(*place))
+            if budget.is_cost:
+                sums[place] = replace(spent, cost=amount)
+            else:
+                sums[place] = replace(spent, num_tokens=amount)
+        return list(sums.values())
+
+
+def _amount(budget: _Budget, line: UsageLine | None) -> int:
+    if line is None:
+        return 0
+    return line.cost if budget.is_cost else line.num_tokens
 
 
 def _charged_at(line: UsageLine) -> int:

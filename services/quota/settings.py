@@ -28,6 +28,8 @@ class Settings:
     # A deployment's first key, and the secret that its digest is made with.
     bootstrap_key_file: Path | None = None
     secret_file: Path | None = None
+    # What tokens cost; without it everything is free.
+    prices_file: Path | None = None
     usage_dir: Path | None = None
     # The usage folders of all replicas. After a loss of Redis, keys with a hard budget are refused
     # until all of them were read.

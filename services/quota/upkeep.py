@@ -1,4 +1,4 @@
-"""The periodic work of the quota service: lapse expired leases, keep the registry loaded.
+"""The periodic work of the quota service: lapse expired leases, keep registry and prices loaded.
 
 Both try again after an outage of Redis. They end by an event, not by cancellation: Python 3.11's
 `wait_for`, with which the Redis client sends, can lose a cancellation that comes while the send
@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from baton.runtime import logs
 from baton.wire.failures import Unavailable
 from services.quota.ledger import Ledger
+from services.quota.prices import Prices
 from services.quota.registry import Registry
 
 _log = logs.get("quota.upkeep")
@@ -40,12 +41,14 @@ async def keep_reaping(
     await every(interval_s, reap, stopping)
 
 
-async def keep_registry_loaded(
-    registry: Registry, interval_s: float, stopping: asyncio.Event
+async def keep_files_loaded(
+    registry: Registry, prices: Prices, interval_s: float, stopping: asyncio.Event
 ) -> None:
-    """Load the registry at once, then whenever it changed or Redis came back empty."""
+    """Load the registry at once, then whenever it changed or Redis came back empty; load the price
+    list whenever it changed."""
 
     async def refresh() -> None:
+        await prices.refresh()
         await registry.refresh()
 
     await every(interval_s, refresh, stopping)

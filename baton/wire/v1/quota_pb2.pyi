@@ -24,7 +24,7 @@ class AuthenticateRequest(_message.Message):
     def __init__(self, key_digest: _Optional[bytes] = ...) -> None: ...
 
 class AuthenticateResponse(_message.Message):
-    __slots__ = ("tenant", "key_id", "limits", "allowed_models", "priority", "fresh_for_s", "weight")
+    __slots__ = ("tenant", "key_id", "limits", "allowed_models", "priority", "fresh_for_s", "weight", "more_limits")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class AuthenticateResponse(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     FRESH_FOR_S_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    MORE_LIMITS_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     key_id: str
     limits: Limits
@@ -39,7 +40,18 @@ class AuthenticateResponse(_message.Message):
     priority: int
     fresh_for_s: float
     weight: float
-    def __init__(self, tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., allowed_models: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ..., fresh_for_s: _Optional[float] = ..., weight: _Optional[float] = ...) -> None: ...
+    more_limits: _containers.RepeatedCompositeFieldContainer[MoreLimits]
+    def __init__(self, tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., allowed_models: _Optional[_Iterable[str]] = ..., priority: _Optional[int] = ..., fresh_for_s: _Optional[float] = ..., weight: _Optional[float] = ..., more_limits: _Optional[_Iterable[_Union[MoreLimits, _Mapping]]] = ...) -> None: ...
+
+class MoreLimits(_message.Message):
+    __slots__ = ("owner", "model", "limits")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    model: str
+    limits: Limits
+    def __init__(self, owner: _Optional[str] = ..., model: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("requests_per_minute", "tokens_per_minute", "concurrency", "budget_tokens", "budget_period", "hard_budget", "budget_cost", "cost_period")

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from baton.wire import failures, usage_log
-from baton.wire.key_limits import KeyLimits
-from baton.wire.key_registry import LOADED_KEY, new_key
+from baton.wire.key_limits import KeyLimits, ModelLimits
+from baton.wire.key_registry import LOADED_KEY, Entries, new_key, owner_limits
 from baton.wire.usage_log import UsageLine
 from services.quota.registry import Registry
-from services.quota.restore import ArchivedBudgets, Spent, archive_id, spent_tokens, window_id
+from services.quota.restore import ArchivedBudgets, Spent, archive_id, spent_of_budgets, window_id
 from tests.unit.quota.conftest import START_MS, read_inline
 
 MONTH = "m202701"
@@ -176,8 +176,47 @@ def test_only_the_keys_own_tokens_of_the_current_window_are_summed(tmp_path):
     archive_line(tmp_path, key, "r0", started_unix_ms=START_MS - 20 * DAY_MS)
     archive_line(tmp_path, key, "r2", tenant="other")
     archive_line(tmp_path, key, "r3", settled_unix_ms=START_MS)
-    spent = spent_tokens([key], tmp_path, START_MS, START_MS)
-    assert spent == [Spent("acme", key.key_id, MONTH, 15)]
+    entries = Entries({key.key_id: key})
+    spent = spent_of_budgets(entries, tmp_path, START_MS, START_MS)
+    assert spent == [Spent("baton:{acme}", key.key_id, MONTH, 15)]
+
+
+def test_budgets_of_all_levels_of_models_and_of_money_are_restored(tmp_path):
+    day = ModelLimits(budget_cost=9, cost_period="day")
+    month = KeyLimits(
+        budget_tokens=50, budget_period="month", budget_cost=9, cost_period="month",
+        by_model={"m": day},
+    )  # fmt: skip
+    _, key = new_key(b"s" * 32, "bigco/search", KeyLimits(), now_unix_s=0)
+    entries = Entries({key.key_id: key})
+    entries.take(owner_limits("organisation", "bigco", month))
+    entries.take(owner_limits("tenant", "bigco/search", KeyLimits(by_model={"m": day})))
+    archive_line(tmp_path, key, "r1", 10, cost=7, provisional=True)
+    archive_line(tmp_path, key, "r1", 15, cost=8)
+    archive_line(tmp_path, key, "r2", 5, cost=1, model="other")
+    archive_line(tmp_path, key, "r3", 5, cost=2, tenant="bigco/ads")
+    assert set(spent_of_budgets(entries, tmp_path, START_MS, START_MS)) == {
+        Spent("baton:{bigco}/", "-", MONTH, 25, 11),
+        Spent("baton:{bigco}/", "-", "d20270115@m", 0, 10),
+        Spent("baton:{bigco}/search", "-", "d20270115@m", 0, 8),
+    }
+
+
+async def test_a_tenants_hard_budget_of_money_waits_for_all_archives(bench, replicas):
+    key = await bench.new_key("bigco/search")
+    await bench.limit(
+        "organisation", "bigco", budget_cost=100, cost_period="month", hard_budget=True
+    )
+    await replicas.second.refresh()
+    archive_line(replicas.folders[0], key, "r1", 10, cost=100)
+    await lose_redis(bench)
+    await replicas.second.refresh()
+    with pytest.raises(failures.Unavailable):
+        await bench.reserve(key, "r2")
+    await replicas.first.refresh()
+    spent = await bench.store.execute("HGET", f"baton:{{bigco}}/:budget:-:{MONTH}", "cost_spent")
+    assert spent == b"100"
+    await bench.reserve(key, "r3")
 
 
 def test_an_archive_keeps_its_name(tmp_path):

@@ -8,9 +8,9 @@ import pytest
 
 from baton.wire import usage_log
 from baton.wire.key_limits import KeyLimits
-from baton.wire.key_registry import KeyRecord
+from baton.wire.key_registry import Entries, KeyRecord
 from baton.wire.usage_log import UsageLine
-from services.quota.restore import Spent, spent_tokens
+from services.quota.restore import Spent, spent_of_budgets
 from services.quota.usage_files import UsageFiles
 
 # 2027-01-15 08:00:00 UTC
@@ -52,7 +52,7 @@ def large_archive(tmp_path: Path) -> Path:
 
 
 def spent_in(folder: Path) -> list[Spent]:
-    return spent_tokens([KEY], folder, NOW_MS, NOW_MS + 1)
+    return spent_of_budgets(Entries({KEY.key_id: KEY}), folder, NOW_MS, NOW_MS + 1)
 
 
 def peak_bytes(work) -> int:
@@ -80,7 +80,7 @@ def test_budgets_are_restored_from_a_large_archive_in_little_memory(large_archiv
     monkeypatch.setattr("services.quota.restore._MAX_REMEMBERED", 1000)
     spent = []
     assert peak_bytes(lambda: spent.extend(spent_in(large_archive))) < MIB
-    assert spent == [Spent("acme", "key_1", "m202701", NUM_LINES * 15)]
+    assert spent == [Spent("baton:{acme}", "key_1", "m202701", NUM_LINES * 15)]
 
 
 def test_a_torn_line_longer_than_a_chunk_is_cut(tmp_path, monkeypatch):
@@ -102,7 +102,7 @@ def test_a_final_line_replaces_what_a_lapsed_lease_was_counted_with(tmp_path):
     lines = [line(1, provisional=True, num_output_tokens=40), line(1), line(1), line(2)]
     path = tmp_path / "usage-2027-01-15.jsonl"
     path.write_bytes(b"".join(map(usage_log.encode, [*lines, line(2, provisional=True)])))
-    assert spent_in(tmp_path) == [Spent("acme", "key_1", "m202701", 30)]
+    assert spent_in(tmp_path) == [Spent("baton:{acme}", "key_1", "m202701", 30)]
 
 
 def test_the_end_of_a_file_begins_with_a_whole_line(tmp_path):
