@@ -124,10 +124,14 @@ def limit_headers(limits: failure_pb2.LimitState | None) -> dict[str, str]:
         headers["x-ratelimit-limit-requests"] = str(limits.limit_requests)
         headers["x-ratelimit-remaining-requests"] = str(limits.remaining_requests)
         headers["x-ratelimit-reset-requests"] = duration(limits.reset_requests_ms)
+        if limits.requests_scope:
+            headers["x-ratelimit-scope-requests"] = limits.requests_scope
     if limits is not None and limits.limit_tokens:
         headers["x-ratelimit-limit-tokens"] = str(limits.limit_tokens)
         headers["x-ratelimit-remaining-tokens"] = str(limits.remaining_tokens)
         headers["x-ratelimit-reset-tokens"] = duration(limits.reset_tokens_ms)
+        if limits.tokens_scope:
+            headers["x-ratelimit-scope-tokens"] = limits.tokens_scope
     return headers
 
 

@@ -73,6 +73,7 @@ class WholeAnswer:
         self._texts: list[list[str]] = [[] for _ in range(num_choices)]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(num_choices)]
         self._reasons: list[FinishReason | None] = [None] * num_choices
+        self._spent_budgets = [""] * num_choices
 
     async def started(self, head: Head) -> None:
         """Write nothing: the status comes with the body."""
@@ -82,10 +83,17 @@ class WholeAnswer:
             self._texts[delta.choice].append(delta.text)
             self._logprobs[delta.choice] += delta.logprobs
             self._reasons[delta.choice] = delta.finish_reason
+            self._spent_budgets[delta.choice] = delta.spent_budget
 
     async def finished(self, usage: Usage, head: Head) -> None:
         choices = [
-            Delta(choice, "".join(pieces), self._reasons[choice], tuple(self._logprobs[choice]))
+            Delta(
+                choice,
+                "".join(pieces),
+                self._reasons[choice],
+                tuple(self._logprobs[choice]),
+                self._spent_budgets[choice],
+            )
             for choice, pieces in enumerate(self._texts)
         ]
         body = self._format.whole(choices, usage)

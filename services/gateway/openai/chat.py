@@ -7,7 +7,7 @@ import msgspec
 from baton.wire.failures import BatonError, InvalidRequest
 from services.gateway.openai import limits, logprob_objects, sse
 from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
-from services.gateway.openai.errors import error_body
+from services.gateway.openai.errors import choice_error, error_body
 from services.gateway.openai.generation import (
     ChatMessages,
     Delta,
@@ -185,7 +185,7 @@ class ChatAnswer:
             elif delta.text:
                 events.append(self._templates[delta.choice].render(delta.text))
             if delta.finish_reason:
-                events.append(sse.data_event(self._chunk({}, delta.choice, delta.finish_reason)))
+                events.append(sse.data_event(self._last_chunk(delta)))
         return b"".join(events)
 
     def closing(self, usage: Usage) -> bytes:
@@ -210,10 +210,19 @@ class ChatAnswer:
         self,
         delta: dict[str, Any],
         choice: int,
-        reason: str | None = None,
         logprobs: object = None,
     ) -> object:
-        entry = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        entry = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+        return self._frame([entry], None)
+
+    def _last_chunk(self, delta: Delta) -> object:
+        entry = {
+            "index": delta.choice,
+            "delta": {},
+            "logprobs": None,
+            "finish_reason": delta.finish_reason,
+            **choice_error(delta.spent_budget),
+        }
         return self._frame([entry], None)
 
     def _choice_object(self, choice: Delta) -> dict[str, Any]:
@@ -229,6 +238,7 @@ class ChatAnswer:
             "message": message,
             "logprobs": logprobs,
             "finish_reason": choice.finish_reason,
+            **choice_error(choice.spent_budget),
         }
 
     def _frame(self, choices: list[object], usage: object) -> object:

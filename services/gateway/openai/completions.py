@@ -8,7 +8,7 @@ import msgspec
 from baton.wire.failures import BatonError, InvalidRequest
 from services.gateway.openai import limits, logprob_objects, sse
 from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
-from services.gateway.openai.errors import error_body
+from services.gateway.openai.errors import choice_error, error_body
 from services.gateway.openai.generation import (
     Delta,
     GenerationRequest,
@@ -154,4 +154,5 @@ def _choice_object(choice: Delta, *, has_logprobs: bool) -> dict[str, Any]:
         "text": choice.text,
         "logprobs": logprob_objects.completion_object(choice.logprobs) if has_logprobs else None,
         "finish_reason": choice.finish_reason,
+        **choice_error(choice.spent_budget),
     }

@@ -145,12 +145,14 @@ class Delta:
     """New text of one choice, in order. `finish_reason` is set on the choice's last delta only.
 
     `logprobs`: those of the tokens whose text begins here, where the request asked for them.
+    `spent_budget` names the budget that ended the choice, if one did.
     """
 
     choice: int
     text: str
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    spent_budget: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import msgspec
 
 from baton.wire.failures import BatonError
 from services.gateway.openai import sse
+from services.gateway.openai.errors import budget_spent
 from services.gateway.openai.generation import (
     Delta,
     FinishReason,
@@ -33,6 +34,7 @@ class ResponsesAnswer:
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
         self._finish_reason: FinishReason = FinishReason.STOP
+        self._spent_budget = ""
         self._delta_parts = self._delta_template()
 
     def opening(self) -> bytes:
@@ -58,6 +60,7 @@ class ResponsesAnswer:
                 events.append(self._delta_event(delta))
             if delta.finish_reason:
                 self._finish_reason = delta.finish_reason
+                self._spent_budget = delta.spent_budget
         return b"".join(events)
 
     def closing(self, usage: Usage) -> bytes:
@@ -76,17 +79,17 @@ class ResponsesAnswer:
         )
 
     def failure(self, error: BatonError) -> bytes:
-        code = "rate_limit_exceeded" if error.row.http_status == 429 else "server_error"
         part = _part("".join(self._texts), self._logprobs)
         output = [self._item("incomplete", part)] if self._texts else []
         response = self._response("failed", output, None)
-        response["error"] = {"code": code, "message": f"{error.reason}: {error.message}"}
+        response["error"] = _error_object(error)
         return self._event("response.failed", response=response)
 
     def whole(self, choices: list[Delta], usage: Usage) -> bytes:
         """The JSON body of the finished response."""
         (choice,) = choices
         self._finish_reason = choice.finish_reason or FinishReason.STOP
+        self._spent_budget = choice.spent_budget
         status = _STATUS[self._finish_reason]
         part = _part(choice.text, response_list(choice.logprobs))
         response = self._response(status, [self._item(status, part)], usage)
@@ -136,13 +139,14 @@ class ResponsesAnswer:
         }
 
     def _response(self, status: str, output: list[Any], usage: Usage | None) -> dict[str, Any]:
+        spent = self._spent_budget
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             "id": f"resp_{self._identity.request_id}",
             "object": "response",
             "created_at": self._identity.created_unix_s,
             "status": status,
-            "error": None,
+            "error": _error_object(budget_spent(spent)) if spent else None,
             "incomplete_details": incomplete,
             "model": self._identity.model,
             "output": output,
@@ -169,6 +173,12 @@ _FIXED: dict[str, Any] = {
     "tools": [],
     "truncation": "disabled",
 }
+
+
+def _error_object(error: BatonError) -> dict[str, str]:
+    """An error with one of the codes that OpenAI's clients know; the message has our own."""
+    code = "rate_limit_exceeded" if error.row.http_status == 429 else "server_error"
+    return {"code": code, "message": f"{error.reason}: {error.message}"}
 
 
 def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:

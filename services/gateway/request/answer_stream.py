@@ -6,6 +6,7 @@ Knows nothing of picks and submits.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from baton.system.clock import Clock
 from baton.wire.failures import Unavailable
@@ -157,7 +158,8 @@ class AnswerStream:
             if choice.finish_reason is None and self._meter.starved(
                 choice.choice, choice.num_received
             ):
-                self._batch.append(choice.finish(FinishReason.LENGTH))
+                last = choice.finish(FinishReason.LENGTH)
+                self._batch.append(replace(last, spent_budget=self._meter.spent_budget))
                 choice.is_unpaid = True
                 self._end_early(choice)
 

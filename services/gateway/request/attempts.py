@@ -165,6 +165,6 @@ def _meter(job: Job, lease: Lease, deps: AttemptDeps) -> CreditMeter:
         max_tokens=job.plan.max_tokens,
         extension_tokens=min(
             deps.limits.default_output_reservation * num_choices,
-            extension_share(job.principal.tokens_per_minute),
+            extension_share(lease.limits.limit_tokens),
         ),
     )

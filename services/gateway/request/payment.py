@@ -95,6 +95,11 @@ class CreditMeter:
         return not any(self.is_paid({choice: num}) for choice, num in num_received.items())
 
     @property
+    def spent_budget(self) -> str:
+        """The name of the budget that ends choices."""
+        return self._lease.spent_budget or "budget"
+
+    @property
     def num_credited(self) -> int:
         """The tokens that the choices may have emitted, over all choices."""
         return sum(self._credited)

@@ -128,11 +128,10 @@ class Pipeline:
         principal: Principal,
     ) -> OutputPlan:
         submission.check(request, model, prompt.num_tokens)
-        most = self._deps.limits.default_output_reservation
         return submission.plan_output(
             request,
             model.max_model_len - prompt.num_tokens,
-            submission.default_reservation(most, principal, prompt.num_tokens, request.num_choices),
+            self._deps.limits.default_output_reservation,
             self._deps.rng,
         )
 

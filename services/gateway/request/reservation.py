@@ -71,7 +71,7 @@ class Reservations:
             request_id=job.incoming.usage_id,
             tenant=job.principal.tenant,
             key_id=job.principal.key_id,
-            model=job.request.model,
+            model=job.model.name,
             num_prompt_tokens=job.prompt.num_tokens,
             num_granted=answer.granted_output_tokens,
             limits=answer.limits,
@@ -138,7 +138,7 @@ def usage_record(job: Job, trace: RequestTrace, outcome: str) -> quota_pb2.Usage
         request_id=job.incoming.usage_id,
         tenant=job.principal.tenant,
         key_id=job.principal.key_id,
-        model=job.request.model,
+        model=job.model.name,
         model_fp=job.model.model_fp,
         started_unix_ms=int(trace.started_unix_s * 1000),
         num_prompt_tokens=usage.num_prompt_tokens if usage.prompt_was_read else 0,
@@ -158,7 +158,9 @@ def _reserve_request(job: Job) -> quota_pb2.ReserveRequest:
         request_id=job.incoming.usage_id,
         tenant=job.principal.tenant,
         key_id=job.principal.key_id,
-        model=job.request.model,
+        # Limits and prices are of the model, whatever alias it was asked for by.
+        model=job.model.name,
         num_prompt_tokens=job.prompt.num_tokens,
         num_output_tokens=job.plan.num_expected_tokens * job.request.num_choices,
+        min_output_tokens=job.request.num_choices if job.request.max_tokens is None else 0,
     )

@@ -9,8 +9,6 @@ from services.gateway.openai.generation import ChatMessages, GenerationRequest, 
 from services.gateway.request.job import Answer, Job, OutputPlan
 from services.gateway.routing.crash_record import request_fingerprint
 from services.gateway.routing.models import ServedModel
-from services.gateway.tenants.auth import Principal
-from services.gateway.tenants.lease import extension_share
 from services.gateway.text.detokenize import TextModel
 
 # OpenAI's defaults.
@@ -65,17 +63,6 @@ def plan_output(
     has_limit = request.max_tokens is not None
     expected = max_tokens if has_limit else min(default_reservation, max_tokens)
     return OutputPlan(max_tokens, expected, _seed(request, rng))
-
-
-def default_reservation(
-    most: int, principal: Principal, num_prompt_tokens: int, num_choices: int
-) -> int:
-    """The tokens of a choice to reserve where the client set no maximum: as far as they can ever
-    fit into the key's limits beside the prompt, and one at least."""
-    limits = (principal.tokens_per_minute, principal.budget_tokens)
-    rooms = [limit - num_prompt_tokens for limit in limits if limit]
-    room = min([most * num_choices, extension_share(principal.tokens_per_minute), *rooms])
-    return max(room // num_choices, 1)
 
 
 def encode_request(

@@ -4,7 +4,8 @@ Quota is asked when a prompt's tokens are known, and by then its body is read an
 key that goes on after a refusal would have that work for nothing. Requests per minute come back
 only with time: until the time that quota told, the key has none. Tokens may be given back earlier
 by requests that end; so only a large prompt waits for them, and only one that is no smaller than
-the one that was refused.
+the one that was refused. Refusals for one model's limits forbid nothing: the next request may be
+for another model.
 """
 
 from collections import OrderedDict
@@ -67,6 +68,7 @@ class Refusals:
         limits = error.limits
         now_s, request_s = self._clock.now(), _wait_for_request_s(limits)
         is_short = limits.limit_tokens > 0 and limits.remaining_tokens < size.num_tokens
+        is_short = is_short and _is_of_all_models(limits.tokens_scope)
         self._refused[key_id] = _Refused(
             limits,
             no_request_until_s=now_s + request_s,
@@ -82,5 +84,12 @@ def _wait_for_request_s(limits: failure_pb2.LimitState) -> float:
     """The time until the bucket has one request; quota tells the time until it is full."""
     if not limits.limit_requests or limits.remaining_requests:
         return 0.0
+    if not _is_of_all_models(limits.requests_scope):
+        return 0.0
     ms_of_others = (limits.limit_requests - 1) * _MINUTE_MS / limits.limit_requests
     return max(limits.reset_requests_ms - ms_of_others, 0.0) / 1000
+
+
+def _is_of_all_models(scope: str) -> bool:
+    """True for a limit that every request of the key falls under."""
+    return ", model " not in scope

@@ -100,6 +100,8 @@ class FakeQuota:
         self.hangs_renewals = False
         # With STATE_SHORT.
         self.retry_after_ms = 0
+        # With STATE_REFUSED.
+        self.spent_budget = ""
         self.tasks: asyncio.TaskGroup | None = None
 
     async def authenticate(
@@ -157,6 +159,7 @@ class FakeQuota:
                         granted_output_tokens=granted,
                         state=state,
                         retry_after_ms=self.retry_after_ms,
+                        spent_budget=self.spent_budget,
                     )
                 await stream.write(response)
         except StreamLost:

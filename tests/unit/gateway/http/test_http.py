@@ -170,6 +170,16 @@ def test_unlimited_limits_are_left_out() -> None:
     }  # fmt: skip
 
 
+def test_headers_say_whose_limit_binds() -> None:
+    told = limit_headers(
+        failure_pb2.LimitState(
+            limit_requests=5, requests_scope="organisation", limit_tokens=10, tokens_scope="key"
+        )
+    )
+    assert told["x-ratelimit-scope-requests"] == "organisation"
+    assert told["x-ratelimit-scope-tokens"] == "key"
+
+
 def test_server_timing() -> None:
     assert server_timing({"auth": 0.0003, "prefill.queue": 0.0121}) == (
         "auth;dur=0.3, prefill.queue;dur=12.1"

@@ -5,7 +5,7 @@ import pytest
 from baton.testing.virtual_clock import VirtualClock
 from baton.wire.failures import LimitExceeded, Unavailable
 from baton.wire.v1 import failure_pb2, quota_pb2
-from services.gateway.tenants.auth import Principal
+from services.gateway.tenants.auth import Principal, SharedLimits
 from services.gateway.tenants.local_buckets import LocalBuckets
 
 
@@ -122,3 +122,51 @@ def test_open_requests_are_limited_to_a_share_of_one_at_least() -> None:
     buckets.reserve(narrow, request, num_open=0)
     with pytest.raises(LimitExceeded):
         buckets.reserve(narrow, request, num_open=1)
+
+
+def test_keys_share_their_tenants_limits_and_a_models_hold_for_it_alone() -> None:
+    buckets = LocalBuckets(VirtualClock())
+    shared = (
+        SharedLimits("tenant:acme", requests_per_minute=2),
+        SharedLimits("tenant:acme", "large", requests_per_minute=1),
+    )
+    first, second = (Principal("acme", key, shared=shared) for key in ("one", "two"))
+    buckets.reserve(first, quota_pb2.ReserveRequest(model="large"))
+    with pytest.raises(LimitExceeded) as caught:
+        buckets.reserve(second, quota_pb2.ReserveRequest(model="large"))
+    assert caught.value.retry_after_s == pytest.approx(60)
+    buckets.reserve(second, quota_pb2.ReserveRequest(model="small"))
+    with pytest.raises(LimitExceeded):
+        buckets.reserve(first, quota_pb2.ReserveRequest(model="small"))
+
+
+def test_a_tenants_budget_gives_its_part_to_all_its_keys_together() -> None:
+    buckets = LocalBuckets(VirtualClock())
+    shared = (SharedLimits("tenant:acme", budget_tokens=400),)
+    request = quota_pb2.ReserveRequest(num_output_tokens=60)
+    buckets.reserve(Principal("acme", "one", shared=shared), request)
+    second = Principal("acme", "two", shared=shared)
+    with pytest.raises(Unavailable):
+        buckets.reserve(second, request)
+    buckets.quota_answers(second, failure_pb2.LimitState())
+    buckets.reserve(second, request)
+
+
+@pytest.mark.parametrize(
+    ("limits", "granted"),
+    [
+        ({"tokens_per_minute": 60_000}, 512),
+        ({"tokens_per_minute": 1000}, 125),
+        ({"tokens_per_minute": 600}, 75),
+        ({"tokens_per_minute": 100}, 12),
+    ],
+)
+def test_a_default_maximum_is_cut_to_what_can_ever_fit(
+    limits: dict[str, int], granted: int
+) -> None:
+    buckets = LocalBuckets(VirtualClock())
+    principal = Principal("acme", "k", shared=(SharedLimits("tenant:acme", **limits),))
+    request = quota_pb2.ReserveRequest(
+        num_prompt_tokens=32, num_output_tokens=512, min_output_tokens=1
+    )
+    assert buckets.reserve(principal, request).granted_output_tokens == granted

@@ -96,3 +96,12 @@ def test_a_flood_of_large_prompts_over_the_tokens_per_minute_is_tokenized_once()
         await fleet.complete(prompt="hi")
 
     simulate(scenario)
+
+
+def test_a_refusal_for_one_models_limit_forbids_no_other_request() -> None:
+    refusals = Refusals(VirtualClock())
+    for error, size in ((no_requests(), SMALL), (no_tokens(), LARGE)):
+        assert error.limits is not None
+        error.limits.requests_scope = error.limits.tokens_scope = "key, model large"
+        refusals.note("k", size, error)
+        refusals.check("k", LARGE.num_bytes)
