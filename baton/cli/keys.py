@@ -1,4 +1,5 @@
-"""`baton keys create | list | revoke`: API keys in their registry and, at once, in Redis.
+"""`baton keys create | limit | list | revoke`: API keys and limits in their registry and, at once,
+in Redis.
 
 The key itself is shown once and stored nowhere; the registry keeps its digest. With `--release` the
 keys are those of a release of the Helm chart.
@@ -13,24 +14,19 @@ import msgspec
 from baton.cli.key_homes import ClusterKeys, KeyHome, LocalKeys
 from baton.localstack.home import Home
 from baton.wire import key_registry
-from baton.wire.key_limits import KeyLimits
-from baton.wire.key_registry import KeyRecord, RegistryError, Revocation
+from baton.wire.key_limits import KeyLimits, ModelLimits, OwnerLimits
+from baton.wire.key_registry import Entries, KeyRecord, Record, RegistryError, Revocation
 
 PERIODS = ("day", "month")
 
 
 def add_parsers(commands: Any) -> None:
-    keys = commands.add_parser("keys", help="API keys: create, list, revoke")
+    keys = commands.add_parser("keys", help="API keys: create, limit, list, revoke")
     actions = keys.add_subparsers(dest="action", required=True)
     create = actions.add_parser("create", help="make a key and show it once")
-    create.add_argument("--tenant", required=True, metavar="T")
-    create.add_argument("--rpm", type=int, default=0, metavar="N", help="requests a minute")
-    create.add_argument("--tpm", type=int, default=0, metavar="N", help="tokens a minute")
-    create.add_argument("--concurrency", type=int, default=0, metavar="N", help="open requests")
-    create.add_argument("--budget", default="", metavar="N/day|N/month", help="tokens, UTC windows")
-    create.add_argument(
-        "--hard-budget", action="store_true", help="never exceed it, also while Redis is away"
-    )
+    tenant_help = "ORGANISATION/NAME for a tenant of an organisation"
+    create.add_argument("--tenant", required=True, metavar="T", help=tenant_help)
+    _add_limits(create)
     create.add_argument("--models", default="", metavar="A,B", help="allowed models; empty = all")
     create.add_argument(
         "--priority", type=int, default=0, metavar="N", help="0 to 255; larger goes first"
@@ -38,16 +34,36 @@ def add_parsers(commands: Any) -> None:
     weight_help = "share beside other tenants of the same priority"
     create.add_argument("--weight", type=float, default=1.0, metavar="W", help=weight_help)
     create.set_defaults(run=_create)
+    limit = actions.add_parser("limit", help="set the limits of a tenant, an organisation or a key")
+    owner = limit.add_mutually_exclusive_group(required=True)
+    owner.add_argument("--tenant", default="", metavar="T", help="all its keys together")
+    owner.add_argument("--organisation", default="", metavar="O", help="all its tenants together")
+    owner.add_argument("--key", default="", metavar="KEY_ID")
+    limit.add_argument("--model", default="", metavar="M", help="of this model only, beside others")
+    _add_limits(limit)
+    limit.set_defaults(run=_limit)
     listing = actions.add_parser("list", help="all keys: ids and limits, never the keys")
     listing.set_defaults(run=_list)
     revoke = actions.add_parser("revoke", help="refuse requests with this key from now on")
     revoke.add_argument("key_id")
     revoke.set_defaults(run=_revoke)
-    for action in (create, listing, revoke):
+    for action in (create, limit, listing, revoke):
         action.add_argument(
             "--release", default="", metavar="NAME", help="of the Helm chart, by kubectl"
         )
         action.add_argument("--namespace", default="", help="of the release")
+
+
+def _add_limits(action: Any) -> None:
+    """Add the options of limits; without them nothing is limited."""
+    action.add_argument("--rpm", type=int, default=0, metavar="N", help="requests a minute")
+    action.add_argument("--tpm", type=int, default=0, metavar="N", help="tokens a minute")
+    action.add_argument("--concurrency", type=int, default=0, metavar="N", help="open requests")
+    action.add_argument("--budget", default="", metavar="N/day|N/month", help="tokens, UTC windows")
+    cost_help = "money, in the currency of the price list: 250.50/month"
+    action.add_argument("--budget-cost", default="", metavar="X/day|X/month", help=cost_help)
+    hard_help = "never exceed the budgets, also while Redis is away"
+    action.add_argument("--hard-budget", action="store_true", help=hard_help)
 
 
 def parse_budget(text: str) -> tuple[int, str]:
@@ -59,6 +75,19 @@ def parse_budget(text: str) -> tuple[int, str]:
     if period not in PERIODS or not is_number or int(amount) == 0:
         raise RegistryError(f"--budget {text!r}: say N/day or N/month, N tokens")
     return int(amount), period
+
+
+def parse_cost(text: str) -> tuple[int, str]:
+    """ "2.5/day" -> (2500000000, "day"): billionths. Raises RegistryError."""
+    if not text:
+        return 0, ""
+    amount, _, period = text.partition("/")
+    whole, _, fraction = amount.partition(".")
+    digits = whole + fraction.ljust(9, "0")
+    is_number = digits.isascii() and digits.isdigit() and len(fraction) <= 9
+    if period not in PERIODS or not is_number or int(digits) == 0:
+        raise RegistryError(f"--budget-cost {text!r}: say X/day or X/month, X an amount of money")
+    return int(digits), period
 
 
 def create_key(
@@ -94,10 +123,7 @@ def _keys_of(arguments: argparse.Namespace) -> KeyHome:
 def _create(arguments: argparse.Namespace) -> int:
     if not arguments.release:
         Home.of_environment().create()
-    amount, period = parse_budget(arguments.budget)
-    for name in ("rpm", "tpm", "concurrency"):
-        if (limit := getattr(arguments, name)) < 0:
-            raise RegistryError(f"--{name} {limit}: must be 0 or more; 0 = unlimited")
+    limits = KeyLimits(**_given_limits(arguments))
     if not 0 <= arguments.priority <= key_registry.MAX_PRIORITY:
         raise RegistryError(
             f"--priority {arguments.priority}: must be 0 to {key_registry.MAX_PRIORITY}"
@@ -107,17 +133,6 @@ def _create(arguments: argparse.Namespace) -> int:
             f"--weight {arguments.weight:g}: must be {key_registry.MIN_WEIGHT} to "
             f"{key_registry.MAX_WEIGHT:g}"
         )
-    try:
-        limits = KeyLimits(
-            requests_per_minute=arguments.rpm,
-            tokens_per_minute=arguments.tpm,
-            concurrency=arguments.concurrency,
-            budget_tokens=amount,
-            budget_period=period,  # type: ignore[arg-type]
-            hard_budget=arguments.hard_budget,
-        )
-    except ValueError as error:
-        raise RegistryError(str(error)) from error
     models = tuple(name for name in arguments.models.split(",") if name)
     print(
         create_key(
@@ -132,33 +147,114 @@ def _create(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _given_limits(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The values of the options of limits. Raises RegistryError."""
+    for name in ("rpm", "tpm", "concurrency"):
+        if (limit := getattr(arguments, name)) < 0:
+            raise RegistryError(f"--{name} {limit}: must be 0 or more; 0 = unlimited")
+    amount, period = parse_budget(arguments.budget)
+    cost, cost_period = parse_cost(arguments.budget_cost)
+    given = {
+        "requests_per_minute": arguments.rpm,
+        "tokens_per_minute": arguments.tpm,
+        "concurrency": arguments.concurrency,
+        "budget_tokens": amount,
+        "budget_period": period,
+        "budget_cost": cost,
+        "cost_period": cost_period,
+        "hard_budget": arguments.hard_budget,
+    }
+    try:
+        ModelLimits(**given)
+    except ValueError as error:
+        raise RegistryError(str(error)) from error
+    return given
+
+
+def _limit(arguments: argparse.Namespace) -> int:
+    keys = _keys_of(arguments)
+    if not arguments.release:
+        Home.of_environment().create()
+    record = limited(keys.read(), arguments, _given_limits(arguments))
+    keys.append(record)
+    keys.publish(record)
+    print(_line(record) if isinstance(record, KeyRecord) else _owner_line(record))
+    return 0
+
+
+def limited(entries: Entries, arguments: argparse.Namespace, given: dict[str, Any]) -> Record:
+    """Return the line with new limits for what the arguments name. Raises RegistryError."""
+    if arguments.key:
+        if (key := entries.keys.get(arguments.key)) is None:
+            raise RegistryError(f"key id {arguments.key!r} is not in the registry")
+        limits = _changed(key.limits, arguments.model, given)
+        # What would be unreadable must not be written.
+        return key_registry.decode_record(
+            msgspec.json.encode(msgspec.structs.replace(key, limits=limits))
+        )
+    level, name = "tenant", arguments.tenant
+    if arguments.organisation:
+        level, name = "organisation", arguments.organisation
+    known = entries.limits.get(f"{level}:{name}")
+    before = known.limits if known else KeyLimits()
+    return key_registry.owner_limits(level, name, _changed(before, arguments.model, given))
+
+
+def _changed(before: KeyLimits, model: str, given: dict[str, Any]) -> KeyLimits:
+    """Replace the limits over all models, or those of one; the others stay."""
+    if not model:
+        return KeyLimits(**given, by_model=before.by_model)
+    others = {name: limits for name, limits in before.by_model.items() if name != model}
+    of_model = ModelLimits(**given)
+    by_model = others if of_model == ModelLimits() else others | {model: of_model}
+    return msgspec.structs.replace(before, by_model=by_model)
+
+
 def _list(arguments: argparse.Namespace) -> int:
-    for record in _keys_of(arguments).read().keys.values():
+    entries = _keys_of(arguments).read()
+    for owner in entries.limits.values():
+        print(_owner_line(owner))
+    for record in entries.keys.values():
         print(_line(record))
     return 0
 
 
+def _owner_line(owner: OwnerLimits) -> str:
+    return "  ".join([f"{owner.level}={owner.name}", *_limits_text(owner.limits)])
+
+
+def _limits_text(limits: KeyLimits) -> list[str]:
+    """The limits over all models, then those of each under its name."""
+    parts: list[str] = []
+    for model, of_model in limits.by_models():
+        at = f"{model}:" if model else ""
+        numbers = {
+            "rpm": of_model.requests_per_minute,
+            "tpm": of_model.tokens_per_minute,
+            "concurrency": of_model.concurrency,
+        }
+        parts += [f"{at}{name}={value}" for name, value in numbers.items() if value]
+        hard = ", hard" if of_model.hard_budget else ""
+        if of_model.budget_tokens:
+            parts.append(f"{at}budget={of_model.budget_tokens}/{of_model.budget_period}{hard}")
+        if of_model.budget_cost:
+            cost = f"{of_model.budget_cost // 10**9}.{of_model.budget_cost % 10**9:09}"
+            amount = cost.rstrip("0").rstrip(".")
+            parts.append(f"{at}budget-cost={amount}/{of_model.cost_period}{hard}")
+    return parts
+
+
 def _line(record: KeyRecord) -> str:
-    limits = record.limits
     parts = [
         record.key_id,
         f"{record.shown}...",
         f"tenant={record.tenant}",
-        *(
-            f"{name}={value}"
-            for name, value in (
-                ("rpm", limits.requests_per_minute),
-                ("tpm", limits.tokens_per_minute),
-                ("concurrency", limits.concurrency),
-                ("priority", record.priority),
-                ("weight", "" if record.weight == 1 else f"{record.weight:g}"),
-            )
-            if value
-        ),
+        *_limits_text(record.limits),
     ]
-    if limits.budget_tokens:
-        hard = ", hard" if limits.hard_budget else ""
-        parts.append(f"budget={limits.budget_tokens}/{limits.budget_period}{hard}")
+    if record.priority:
+        parts.append(f"priority={record.priority}")
+    if record.weight != 1:
+        parts.append(f"weight={record.weight:g}")
     if record.revoked:
         parts.append("REVOKED")
     return "  ".join(parts)

@@ -1,7 +1,10 @@
+import argparse
+from pathlib import Path
+
 import pytest
 
 from baton.cli.key_homes import LocalKeys
-from baton.cli.keys import create_key, parse_budget
+from baton.cli.keys import add_parsers, create_key, parse_budget, parse_cost
 from baton.localstack.home import Home
 from baton.wire import key_registry
 from baton.wire.key_limits import KeyLimits
@@ -31,3 +34,72 @@ def test_a_key_is_returned_once_and_only_its_digest_is_kept(tmp_path) -> None:
     secret = key_registry.read_secret(home.secret)
     assert record.digest == key_registry.key_digest(secret, api_key).hex()
     assert record.limits.requests_per_minute == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("", (0, "")), ("2.5/day", (2_500_000_000, "day")), ("0.000000001/month", (1, "month"))],
+)
+def test_a_budget_of_money_is_exact(text: str, expected: tuple[int, str]) -> None:
+    assert parse_cost(text) == expected
+
+
+@pytest.mark.parametrize("text", ["5", "x/day", "5/week", "0/day", "-1/day", "1.0000000001/day"])
+def test_a_malformed_budget_of_money_is_named(text: str) -> None:
+    with pytest.raises(RegistryError, match=text):
+        parse_cost(text)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("BATON_HOME", str(tmp_path))
+    return Home.of_environment()
+
+
+def keys(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    add_parsers(parser.add_subparsers(required=True))
+    arguments = parser.parse_args(["keys", *words])
+    return int(arguments.run(arguments))
+
+
+def test_limits_of_a_model_are_set_beside_those_of_all_and_taken_away_alone(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys("limit", "--organisation", "bigco", "--rpm", "600", "--budget-cost", "250.5/month")
+    keys("limit", "--organisation", "bigco", "--model", "large", "--tpm", "5000")
+    everything = "organisation=bigco  rpm=600  budget-cost=250.5/month"
+    assert capsys.readouterr().out.splitlines()[-1] == f"{everything}  large:tpm=5000"
+    keys("limit", "--organisation", "bigco", "--model", "large")
+    keys("list")
+    assert capsys.readouterr().out.splitlines()[-1] == everything
+
+
+def test_limits_of_a_key_change_and_the_key_stays(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys("create", "--tenant", "bigco/search", "--rpm", "5", "--priority", "2")
+    [before] = key_registry.read(home.registry).keys.values()
+    keys("limit", "--key", before.key_id, "--concurrency", "3")
+    [after] = key_registry.read(home.registry).keys.values()
+    assert after.limits == KeyLimits(concurrency=3)
+    assert (after.digest, after.priority) == (before.digest, 2)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--key", "key_unknown"),
+        ("--tenant", "a b"),
+        ("--organisation", "a/b"),
+        ("--tenant", "acme", "--model", "a b", "--rpm", "1"),
+        ("--tenant", "acme", "--rpm", "-1"),
+        ("--tenant", "acme", "--hard-budget"),
+    ],
+)
+def test_limits_that_cannot_be_are_refused_and_nothing_is_written(
+    home: Home, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(RegistryError):
+        keys("limit", *words)
+    assert not key_registry.read(home.registry).records()
