@@ -77,14 +77,15 @@ local function level_of(id, key_id)
   local name = id == 'k' and key_id or WHOLE
   local place = root .. ':limits:' .. name
   if LEVELS[place] then return LEVELS[place] end
-  local stored = redis.call('HMGET', place, 'models', 'revoked', unpack(NUMBERS_OF_LIMITS))
-  local level = {id = id, root = root, name = name, models = stored[1] or '',
-    revoked = stored[2] == '1'}
-  if stored[3] then
-    level.numbers = {}
-    for i in ipairs(NUMBERS_OF_LIMITS) do level.numbers[i] = tonumber(stored[i + 2] or 0) end
-  end
+  local level = {id = id, root = root, name = name, models = ''}
   LEVELS[place] = level
+  -- Most tenants have no limits of their own.
+  if id ~= 'k' and redis.call('EXISTS', place) == 0 then return level end
+  local stored = redis.call('HMGET', place, 'models', 'revoked', unpack(NUMBERS_OF_LIMITS))
+  if stored[3] then
+    level.models, level.revoked, level.numbers = stored[1] or '', stored[2] == '1', {}
+    for i = 1, #NUMBERS_OF_LIMITS do level.numbers[i] = tonumber(stored[i + 2] or 0) end
+  end
   return level
 end
 
@@ -92,6 +93,7 @@ end
 -- models are in one string: ";name 1 2 3 4 5 6 7 8;other 1 ...;".
 local function numbers_of(level, model)
   if model == '' then return level.numbers end
+  if level.models == '' then return nil end
   if string.find(model, '[; ]') then return nil end
   local _, last = string.find(level.models, ';' .. model .. ' ', 1, true)
   if not last then return nil end
@@ -124,7 +126,7 @@ local function read_account(level, model)
     stored = {requests = stored[1], tokens = stored[2]},
   }
   -- `restoring`: of a hard budget not all that was spent is known yet.
-  for i, name in ipairs(NUMBERS_OF_LIMITS) do account[name] = numbers and numbers[i] or 0 end
+  for i = 1, #NUMBERS_OF_LIMITS do account[NUMBERS_OF_LIMITS[i]] = numbers and numbers[i] or 0 end
   -- Limits that were taken away are still left by the leases that they held.
   account.kept = account.known or stored[4]
   local elapsed = NOW - tonumber(stored[3] or NOW)
@@ -146,8 +148,13 @@ end
 
 -- The accounts that a request uses: of the key first, of the organisation last. Without that of the
 -- key over all models, the key is unknown.
+local ACCOUNTS_OF = {}
+
 local function accounts_of(key_id, model)
+  local caller = key_id .. '@' .. model
+  if ACCOUNTS_OF[caller] then return ACCOUNTS_OF[caller] end
   local accounts = {}
+  ACCOUNTS_OF[caller] = accounts
   for _, id in ipairs({'k', 't', ORGANISATION and 'o'}) do
     local level = level_of(id, key_id)
     if level.numbers then accounts[#accounts + 1] = account_of(id, key_id, model) end
@@ -201,6 +208,7 @@ end
 -- The cost of a request in billionths of the currency, rounded up. A price is a text: for a prompt
 -- token, a cached one and an output token thousandths of a billionth, then the price list's version.
 local function cost_of(price, prompt, cached, output)
+  if string.sub(price, 1, 6) == '0 0 0 ' then return 0 end
   local per_prompt, per_cached, per_output = string.match(price, '^(%d+) (%d+) (%d+) ')
   if not per_prompt then return 0 end
   cached = math.min(cached, prompt)
@@ -234,11 +242,16 @@ local function budget_of(hold, kind)
   return tonumber(fields[1] or 0), tonumber(fields[2] or 0)
 end
 
+local function keep_window(key) redis.call('PEXPIRE', key, whole(31 * DAY_MS + BUDGET_KEPT_MS)) end
+
+-- A window outlasts a month that begins with it; one that may be new gets its time.
 local function add_to_window(key, kind, spent, held)
-  if spent == 0 and held == 0 then return end
-  if spent ~= 0 then redis.call('HINCRBY', key, SPENT[kind], whole(spent)) end
-  if held ~= 0 then redis.call('HINCRBY', key, HELD[kind], whole(held)) end
-  redis.call('PEXPIRE', key, whole(31 * DAY_MS + BUDGET_KEPT_MS))
+  for _, added in ipairs({{SPENT[kind], spent}, {HELD[kind], held}}) do
+    local amount = added[2]
+    if amount ~= 0 and redis.call('HINCRBY', key, added[1], whole(amount)) == amount then
+      keep_window(key)
+    end
+  end
 end
 
 -- Adds to what the windows of a hold have spent and hold. Amounts are by kind: tokens and cost.

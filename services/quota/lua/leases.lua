@@ -42,6 +42,8 @@ local function read_lease(request_id, digest)
   local lease = {request_id = request_id}
   for i, field in ipairs(FIELDS) do lease[field] = stored[i] or '' end
   for _, field in ipairs(NUMBERS) do lease[field] = tonumber(lease[field]) or 0 end
+  -- The entry of one that lapsed has an expiry.
+  lease.fades = lease.state == 'lapsed'
   return lease
 end
 
@@ -55,7 +57,7 @@ local function write_lease(lease)
   redis.call('HSET', key, 'state', lease.state, 'key_id', lease.key_id, 'holds', lease.holds,
     'model', lease.model, 'price', lease.price, unpack(numbers))
   if lease.state == 'held' then
-    redis.call('PERSIST', key)
+    if lease.fades then redis.call('PERSIST', key) end
     redis.call('ZADD', LEASES, whole(lease.expires), lease.request_id)
   else
     redis.call('PEXPIRE', key, whole(KEPT_MS))
@@ -75,7 +77,9 @@ end
 -- `holds` of a lease names the accounts that it uses with their windows, "k|d20270115|,om||m202701":
 -- limits that come or go while it lives change nothing about it.
 local function holds_of(lease)
+  if lease.parsed then return lease.parsed end
   local holds = {}
+  lease.parsed = holds
   for id, tokens, cost in string.gmatch(lease.holds, '(%l+)|(%w*)|(%w*)') do
     holds[#holds + 1] = {account = account_of(id, lease.key_id, lease.model), budget = tokens,
       cost = cost}
@@ -83,7 +87,7 @@ local function holds_of(lease)
   return holds
 end
 
--- Returns new holds on all accounts that a request uses now, and their text for its lease.
+-- Returns new holds on all accounts that a request uses now, and with them their text for its lease.
 local function new_holds(key_id, model)
   local holds, texts = {}, {}
   for i, account in ipairs(accounts_of(key_id, model)) do
@@ -172,7 +176,7 @@ end
 local function lapse(lease)
   local credit = lease.used == NEVER_RENEWED and lease.granted or lease.used
   release(lease, amount_of(lease.price, lease.prompt, 0, credit))
-  lease.state = 'lapsed'
+  lease.state, lease.fades = 'lapsed', true
   write_lease(lease)
   local cost = cost_of(lease.price, lease.prompt, 0, lease.produced)
   redis.call('XADD', ROOT .. ':usage', '*', 'lapsed', lease.request_id, 'key_id', lease.key_id,

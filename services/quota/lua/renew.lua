@@ -46,8 +46,8 @@ local function recreate(holder)
   local holds, names = new_holds(holder.key_id, holder.model)
   local lease = {request_id = holder.request_id, key_id = holder.key_id, model = holder.model,
     price = holder.price, prompt = holder.prompt, granted = holder.granted, used = NEVER_RENEWED,
-    produced = 0, expires = NOW + LEASE_MS, holds = names, charged = 0, charged_cost = 0,
-    started = NOW}
+    produced = 0, expires = NOW + LEASE_MS, holds = names, parsed = holds, charged = 0,
+    charged_cost = 0, started = NOW}
   if #without_room(holds, estimate(lease)) > 0 then return nil end
   hold(lease)
   return lease

@@ -56,7 +56,7 @@ local output = fitting(tonumber(ARGV[10]), tonumber(ARGV[11]))
 local holds, names = new_holds(key_id, model)
 local lease = {request_id = request_id, key_id = key_id, prompt = prompt, granted = output,
   used = NEVER_RENEWED, produced = 0, expires = NOW + LEASE_MS, holds = names, charged = 0,
-  charged_cost = 0, model = model, price = price, started = NOW}
+  charged_cost = 0, model = model, price = price, started = NOW, parsed = holds}
 local amount = estimate(lease)
 
 local function refuse_for_size()

@@ -6,6 +6,6 @@ local key = ROOT .. ':budget:' .. ARGV[4] .. ':' .. ARGV[5]
 if redis.call('HSETNX', key, 'from:' .. ARGV[6], ARGV[7] .. ' ' .. ARGV[8]) == 1 then
   add_to_window(key, 'budget', tonumber(ARGV[7]), 0)
   add_to_window(key, 'cost', tonumber(ARGV[8]), 0)
-  redis.call('PEXPIRE', key, whole(31 * DAY_MS + BUDGET_KEPT_MS))
+  keep_window(key)
 end
 return 0
