@@ -124,7 +124,9 @@ def open_balanced_channel(
     assert endpoints, "at least one replica"
     target = endpoints[0] if len(endpoints) == 1 else f"ipv4:{','.join(endpoints)}"
     balanced: Options = [("grpc.service_config", json.dumps(_BALANCED))]
-    return _open(target, MESSAGE_OPTIONS + _NO_PROXY + _UNARY_OPTIONS + balanced, tls)
+    # A second channel is opened to be rid of connections to replicas that hang.
+    options = MESSAGE_OPTIONS + _NO_PROXY + _UNARY_OPTIONS + _OWN_CONNECTION + balanced
+    return _open(target, options, tls)
 
 
 def _open(target: str, options: Options, tls: PeerTls | None) -> grpc.aio.Channel:

@@ -188,6 +188,10 @@ GATEWAY_QUOTA_AWAY = Gauge(
     "baton_gateway_quota_away",
     "1 while quota does not answer, and this gateway's own limits hold for soft tenants",
 )
+GATEWAY_QUOTA_RECONNECTS = Counter(
+    "baton_gateway_quota_reconnects_total",
+    "Connections to quota that were left because a call was silent: a replica may hang",
+)
 GATEWAY_OUTBOX_RECORDS = Gauge(
     "baton_gateway_outbox_records", "Usage records that wait for the quota service"
 )

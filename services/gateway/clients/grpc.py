@@ -6,6 +6,7 @@ Translates calls and nothing else. Replicas of quota and tokenizer share a balan
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -13,6 +14,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.runtime import grpc_channel
+from baton.runtime.cutoff import CutOff, Cutoff
 from baton.runtime.shared_stream import ClientFrameStream
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError, InternalFailure, Unavailable
@@ -25,12 +27,17 @@ from baton.wire.v1 import (
     tokenizer_pb2_grpc,
     worker_pb2_grpc,
 )
+from services.gateway import instruments
 from services.gateway.clients.protocols import CallContext, WorkerStream
 
 ARTIFACT_TIMEOUT_S = 60.0
 MAX_ARTIFACT_BYTES = 256 * 1024 * 1024
 # How long a request waits for any replica of a service, when none is there.
 PATIENCE_S = 0.9
+# A call to quota that is silent for so long is made again, over another connection.
+HUNG_S = 0.1
+# No connection to quota is left sooner: if another one helps, it helps for longer.
+MIN_LIFE_S = 5.0
 # A router that says nothing for this long is lost; it speaks every 100 ms.
 WATCH_SILENCE_S = 2.0
 
@@ -49,20 +56,50 @@ class _CallStream(ClientFrameStream[Any]):
             await self._channel.close()
 
 
+class _RenewalStream(_CallStream):
+    """The renewal stream; it ends when its connection is left."""
+
+    def __init__(self, call: Any, leaving: Cutoff) -> None:
+        super().__init__(call)
+        self._leaving = leaving
+
+    async def read(self) -> Any:
+        try:
+            async with self._leaving.guard():
+                return await super().read()
+        except CutOff:
+            return None
+
+
+class _Connection:
+    """A channel to all replicas of quota, since when it is there, and what ends when it is left."""
+
+    def __init__(self, endpoints: Sequence[str], now_s: float) -> None:
+        self.channel = grpc_channel.open_balanced_channel(endpoints)
+        self.stub = quota_pb2_grpc.QuotaStub(self.channel)
+        self.since_s = now_s
+        self.leaving = Cutoff()
+
+
 class GrpcQuota:
-    """QuotaClient over all replicas. Every call may be repeated: quota knows it by its usage id."""
+    """QuotaClient over all replicas. Every call may be repeated: quota knows it by its usage id.
+
+    A replica that hangs keeps its connections, and would get its share of the calls until gRPC's
+    pings find it, in two seconds. So a call that is silent for HUNG_S leaves the channel for a
+    fresh one, which has only replicas that answer; running calls end where they are.
+    """
 
     def __init__(self, endpoints: Sequence[str], clock: Clock) -> None:
         self._clock = clock
-        self._channel = grpc_channel.open_balanced_channel(endpoints)
-        self._stub = quota_pb2_grpc.QuotaStub(self._channel)
+        self._endpoints = endpoints
+        self._connection = _Connection(endpoints, clock.now())
 
     async def authenticate(
         self, key_digest: bytes, context: CallContext
     ) -> quota_pb2.AuthenticateResponse:
         request = quota_pb2.AuthenticateRequest(key_digest=key_digest)
         answer: quota_pb2.AuthenticateResponse = await _call(
-            self._clock, self._stub.Authenticate, request, context
+            self._clock, partial(self._ask, "Authenticate"), request, context
         )
         return answer
 
@@ -70,22 +107,47 @@ class GrpcQuota:
         self, request: quota_pb2.ReserveRequest, context: CallContext
     ) -> quota_pb2.ReserveResponse:
         answer: quota_pb2.ReserveResponse = await _call(
-            self._clock, self._stub.Reserve, request, context
+            self._clock, partial(self._ask, "Reserve"), request, context
         )
         return answer
 
     async def settle(self, record: quota_pb2.UsageRecord, context: CallContext) -> None:
         request = quota_pb2.SettleRequest(usage=record)
-        await _call(self._clock, self._stub.Settle, request, context, 0.0)
+        await _call(self._clock, partial(self._ask, "Settle"), request, context, 0.0)
 
     async def open_renewals(self) -> ClientFrameStream[quota_pb2.RenewRequest]:
-        return _CallStream(self._stub.Renew(metadata=grpc_channel.outgoing()))
+        connection = self._connection
+        call = connection.stub.Renew(metadata=grpc_channel.outgoing())
+        return _RenewalStream(call, connection.leaving)
 
     async def probe(self, deadline_s: float) -> None:
-        await _probe(self._clock, self._channel, deadline_s)
+        await _probe(self._clock, self._connection.channel, deadline_s)
 
     async def close(self) -> None:
-        await self._channel.close()
+        await self._connection.channel.close()
+
+    async def _ask(self, name: str, request: Any, *, timeout: float, metadata: Any) -> Any:
+        """Call a method of the stub, again if it is silent."""
+        began_s, connection = self._clock.now(), self._connection
+        if timeout > HUNG_S:
+            try:
+                async with asyncio.timeout(HUNG_S):
+                    method = getattr(connection.stub, name)
+                    return await method(request, timeout=timeout, metadata=metadata)
+            except TimeoutError:
+                self._leave(connection)
+                timeout -= self._clock.now() - began_s
+        method = getattr(self._connection.stub, name)
+        return await method(request, timeout=timeout, metadata=metadata)
+
+    def _leave(self, connection: _Connection) -> None:
+        """Open another connection, unless there is one already or this one is young. gRPC closes a
+        channel that nobody uses."""
+        now_s = self._clock.now()
+        if connection is self._connection and now_s >= connection.since_s + MIN_LIFE_S:
+            self._connection = _Connection(self._endpoints, now_s)
+            connection.leaving.now()
+            instruments.GATEWAY_QUOTA_RECONNECTS.inc()
 
 
 class GrpcTokenizer:

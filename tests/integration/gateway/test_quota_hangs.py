@@ -19,7 +19,9 @@ from prometheus_client import REGISTRY
 
 from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime import environment
+from baton.runtime.grpc_channel import open_channel
 from baton.testing.redis_server import RedisServer
+from services.gateway.clients.grpc import HUNG_S
 from services.quota.settings import PREFIX, Settings
 from tests.integration.gateway.gateway_stack import Stack, running_stack
 from tests.unit.gateway.fakes import KEY, SECRET
@@ -91,23 +93,37 @@ def difference(after: Mapping[str, float], before: Mapping[str, float]) -> dict[
     return {stage: num - before[stage] for stage, num in after.items()}
 
 
+def settings_in(folder: Path, port: int) -> Settings:
+    (folder / "api-key").write_text(KEY)
+    (folder / "secret").write_text(SECRET.hex())
+    return Settings(
+        listen=f"{LOOPBACK}:{port}",
+        redis_url=RedisServer(folder).url,
+        bootstrap_key_file=folder / "api-key",
+        secret_file=folder / "secret",
+        fresh_for_s=0.5,
+    )
+
+
+async def until_it_serves(hung: Hung) -> None:
+    async with asyncio.timeout(60):
+        while (await hung.chat()).status_code != 200:
+            await asyncio.sleep(0.05)
+
+
+def quicken(stack: Stack) -> None:
+    stack.worker.texts = ["Hello there."]
+    stack.worker.prefill_s = stack.worker.step_s = 0.001
+
+
 @pytest.fixture(params=["quota", "redis"])
 async def hung(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Hung]:
     with TemporaryDirectory(prefix="baton-") as short:
         folder = Path(short)
-        (folder / "api-key").write_text(KEY)
-        (folder / "secret").write_text(SECRET.hex())
-        settings = Settings(
-            listen=f"{LOOPBACK}:{free_ports(1)[0]}",
-            redis_url=RedisServer(folder).url,
-            bootstrap_key_file=folder / "api-key",
-            secret_file=folder / "secret",
-            fresh_for_s=0.5,
-        )
+        settings = settings_in(folder, free_ports(1)[0])
         with RedisServer(folder) as redis, quota_process(settings) as quota:
             async with running_stack(tmp_path, quota=(settings.listen,)) as stack:
-                stack.worker.texts = ["Hello there."]
-                stack.worker.prefill_s = stack.worker.step_s = 0.001
+                quicken(stack)
                 if request.param == "redis":
                     hung = Hung(stack, redis.pause, redis.resume)
                 else:
@@ -117,9 +133,7 @@ async def hung(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
                         lambda: quota.send_signal(signal.SIGCONT),
                     )
                 try:
-                    async with asyncio.timeout(60):
-                        while (await hung.chat()).status_code != 200:
-                            await asyncio.sleep(0.05)
+                    await until_it_serves(hung)
                     yield hung
                 finally:
                     hung.go_on()
@@ -152,3 +166,53 @@ async def test_a_hung_quota_or_redis_costs_requests_nothing_once_it_is_known(hun
         while "x-ratelimit-degraded" in (await hung.chat()).headers:
             await asyncio.sleep(0.05)
     await hung.until(lambda: REGISTRY.get_sample_value("baton_gateway_outbox_records") == 0)
+
+
+def num_reconnects() -> float:
+    return REGISTRY.get_sample_value("baton_gateway_quota_reconnects_total") or 0.0
+
+
+async def test_one_hung_replica_of_two_costs_requests_nothing_once_it_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.clients.grpc.MIN_LIFE_S", 0.0)
+    with TemporaryDirectory(prefix="baton-") as short:
+        folder = Path(short)
+        one, other = (settings_in(folder, port) for port in free_ports(2))
+        with RedisServer(folder), quota_process(one) as hanging, quota_process(other):
+            for replica in (one, other):
+                async with open_channel(replica.listen) as channel:
+                    await asyncio.wait_for(channel.channel_ready(), 60)
+            async with running_stack(tmp_path, quota=(one.listen, other.listen)) as stack:
+                quicken(stack)
+                hung = Hung(
+                    stack,
+                    lambda: hanging.send_signal(signal.SIGSTOP),
+                    lambda: hanging.send_signal(signal.SIGCONT),
+                )
+                try:
+                    await until_it_serves(hung)
+                    # Time to be connected with both.
+                    assert {(await hung.chat()).status_code for _ in range(20)} == {200}
+                    await hung_replica_costs_nothing(hung)
+                finally:
+                    hung.go_on()
+                    await hung.http.aclose()
+
+
+async def hung_replica_costs_nothing(hung: Hung) -> None:
+    first, while_learning = num_reconnects(), num_over(dict.fromkeys(LIMITS_S, LEARNING_S))
+    hung.stop()
+    async with asyncio.timeout(60):
+        while num_reconnects() == first:
+            assert (await hung.chat()).status_code == 200
+    too_long = difference(num_over(dict.fromkeys(LIMITS_S, LEARNING_S)), while_learning)
+    assert not any(too_long.values()), too_long
+    limits_s = dict.fromkeys(LIMITS_S, HUNG_S)
+    before, known = num_over(limits_s), num_reconnects()
+    answers = [await hung.chat() for _ in range(NUM_REQUESTS)]
+    assert {answer.status_code for answer in answers} == {200}
+    assert not any("x-ratelimit-degraded" in answer.headers for answer in answers)
+    # What waits for the hung replica takes longer; without it every other request would.
+    slow = difference(num_over(limits_s), before)
+    assert max(slow.values()) <= NUM_REQUESTS / 100, (slow, num_reconnects() - known)

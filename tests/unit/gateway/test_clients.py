@@ -1,6 +1,7 @@
 """How long the gateway's clients go on asking when nobody answers, on virtual time."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,7 +14,13 @@ from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire import failures, metadata
 from baton.wire.failures import BatonError, DeadlineExceeded, Overloaded, Unavailable
 from baton.wire.v1 import quota_pb2, router_pb2, tokenizer_pb2
-from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer
+from services.gateway.clients.grpc import (
+    HUNG_S,
+    MIN_LIFE_S,
+    GrpcQuota,
+    GrpcRouter,
+    GrpcTokenizer,
+)
 from services.gateway.clients.protocols import CallContext
 
 Ask = Callable[[CallContext], Awaitable[Any]]
@@ -135,3 +142,58 @@ def test_no_request_asks_again_beyond_its_deadline(channel: Channel) -> None:
 def test_a_request_that_is_late_already_does_not_ask(channel: Channel) -> None:
     assert outcome(reserve, deadline_s=0.0) == (DeadlineExceeded, 0.0)
     assert channel.tried_at_s == []
+
+
+class SilentChannel(Channel):
+    """Takes every call and answers none: a replica that hangs."""
+
+    async def _call(self, request: Any, **_options: Any) -> str:
+        self.tried_at_s.append(asyncio.get_running_loop().time())
+        await asyncio.Event().wait()
+        return ""
+
+
+def test_a_call_that_is_silent_is_made_again_over_a_fresh_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hung, fresh = SilentChannel(), Channel()
+    fresh.back_at_s = 0.0
+    channels = iter([hung, fresh])
+    monkeypatch.setattr(grpc_channel, "open_balanced_channel", lambda *_: next(channels))
+    clock = VirtualClock()
+
+    async def main() -> None:
+        quota = GrpcQuota(["a:1", "b:1"], clock)
+        await asyncio.sleep(MIN_LIFE_S)
+        context = CallContext("r1", 1.0)
+        began_s = clock.now()
+        await quota.reserve(quota_pb2.ReserveRequest(), context)
+        assert clock.now() - began_s == pytest.approx(HUNG_S)
+        await quota.reserve(quota_pb2.ReserveRequest(), context)
+        assert clock.now() - began_s == pytest.approx(HUNG_S)
+        assert (len(hung.tried_at_s), len(fresh.tried_at_s)) == (1, 2)
+
+    run_virtual(main(), clock)
+
+
+def test_a_quota_that_is_silent_as_a_whole_is_not_dialled_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    channels: list[SilentChannel] = []
+
+    def opened(*_: Any) -> SilentChannel:
+        channels.append(SilentChannel())
+        return channels[-1]
+
+    monkeypatch.setattr(grpc_channel, "open_balanced_channel", opened)
+    clock = VirtualClock()
+
+    async def main() -> None:
+        quota = GrpcQuota(["a:1"], clock)
+        for _ in range(20):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await quota.reserve(quota_pb2.ReserveRequest(), CallContext("r1", 1.0))
+        assert len(channels) <= 1 + 20 / MIN_LIFE_S
+
+    run_virtual(main(), clock)
