@@ -1,4 +1,4 @@
-"""`python -m bench engine`, `handoff`, `disagg` or `router`: tables and JSON lines.
+"""`python -m bench engine`, `handoff`, `disagg`, `router` or `overload`: tables and JSON lines.
 
 Exit status 2 = wrong usage or a clear refusal, in one line.
 """
@@ -80,6 +80,7 @@ def _add_parsers(kinds: Any) -> None:
     handoff.set_defaults(run=_handoff)
     _add_disagg(kinds)
     _add_router(kinds)
+    _add_overload(kinds)
 
 
 def _add_disagg(kinds: Any) -> None:
@@ -127,6 +128,21 @@ def _add_router(kinds: Any) -> None:
     help_text = "folder for one SVG picture of each trace"
     router.add_argument("--plots", type=Path, metavar="FOLDER", help=help_text)
     router.set_defaults(run=_router)
+
+
+def _add_overload(kinds: Any) -> None:
+    help_text = "the real stack under more load than it can serve, and beside a loud tenant"
+    overload = kinds.add_parser("overload", help=help_text)
+    overload.add_argument("--part", default="shed,fair", help="shed, fair (default: both)")
+    overload.add_argument("--seconds", type=int, default=60, metavar="N", help="of a phase (60)")
+    overload.add_argument("--seed", type=int, default=1, metavar="N", help="of the arrivals (1)")
+    help_text = "append JSON lines here (default: a new file in ~/.cache/baton-bench/results)"
+    overload.add_argument("--output", type=Path, metavar="FILE", help=help_text)
+    help_text = "measure nothing; render these results"
+    overload.add_argument("--report", type=Path, nargs="+", metavar="FILE", help=help_text)
+    help_text = "put the tables between the marks of this Markdown file"
+    overload.add_argument("--into", type=Path, metavar="FILE", help=help_text)
+    overload.set_defaults(run=_overload)
 
 
 def _engine(arguments: argparse.Namespace) -> int:
@@ -200,6 +216,29 @@ def _router(arguments: argparse.Namespace) -> int:
     if arguments.plots:
         write_plots(records, arguments.plots)
     return _show(render(records), arguments.into)
+
+
+def _overload(arguments: argparse.Namespace) -> int:
+    from bench.engine.engine_bench import read_records
+    from bench.models import cache_folder
+    from bench.pressure.overload_bench import PARTS, BenchOptions, run_bench
+    from bench.pressure.overload_report import render
+
+    if not arguments.report:
+        if arguments.seconds < 1:
+            raise BadBenchOption("--seconds must be 1 or more")
+        parts, cache = _words("--part", arguments.part, PARTS), cache_folder()
+        options = BenchOptions(
+            parts=parts, cache=cache, seconds=arguments.seconds, seed=arguments.seed
+        )
+        output = arguments.output or cache / "results" / time.strftime(
+            "overload-%Y%m%d-%H%M%S.jsonl"
+        )
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        run_bench(options, output, lambda line: print(line, flush=True))
+        print(f"\nJSON lines: {output}\n")
+        arguments.report = [output]
+    return _show(render(read_records(arguments.report)), arguments.into)
 
 
 def _router_options(arguments: argparse.Namespace) -> Any:

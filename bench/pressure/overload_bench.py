@@ -1,0 +1,252 @@
+"""Runs the parts of `python -m bench overload` against the real stack and appends JSON lines.
+
+`shed`: capacity by a closed loop, then an open loop of 0.5, 3 and 0.8 times of it. `fair`: a quiet
+tenant alone, and beside a neighbour with 20 times its load; one tenant as loud as both; two tenants
+with a backlog. The workers' steps take a set time (`bench/pressure/paced_core.py`).
+"""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from baton.demo_model import demo_model_path
+from bench.contenders import clean_environment
+from bench.machine import CpuWatch, describe_machine, tree_cpu_s
+from bench.measured_process import Runner
+from bench.pressure import outcome
+from bench.pressure.paced_core import Pace
+from bench.pressure.paced_stack import MODEL, PacedStack
+from bench.workload import RequestSize, WordList
+from loadtest.reporting.latency import percentile
+
+Record = dict[str, Any]
+PARTS = ("shed", "fair")
+PHASES = (("0.5x", 0.5), ("3x", 3.0), ("0.8x", 0.8))
+QUIET_SHARE, LOUD_SHARE = 0.05, 1.0
+NUM_DECODE = 2
+_NUM_PROMPT = 16
+_PROMPT_TOKEN_S = 0.0005
+_TIMEOUT_S = 300.0
+# More clients than slots, so that no slot is idle.
+_CLIENTS_PER_SLOT = 1.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """Each phase takes `seconds`. An answer has `num_output` tokens, half as many more or less."""
+
+    parts: tuple[str, ...]
+    cache: Path
+    seconds: float = 60.0
+    step_s: float = 0.1
+    slots: int = 80
+    num_output: int = 50
+    due_s: float = 10.0
+    seed: int = 1
+
+    @property
+    def service_s(self) -> float:
+        return self.num_output * self.step_s
+
+
+def run_bench(options: BenchOptions, output: Path, say: Callable[[str], None]) -> None:
+    """Measure, and append each record to `output` as soon as it is there. Raises RunnerFailed."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("a") as file, ExitStack() as stack:
+        for record in _records(options, stack, say):
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+
+
+def _records(
+    options: BenchOptions, stack: ExitStack, say: Callable[[str], None]
+) -> Iterator[Record]:
+    names = ("seconds", "step_s", "slots", "num_output", "due_s", "seed")
+    described = {name: getattr(options, name) for name in names}
+    yield {"part": "environment", **describe_machine(), "options": described}
+    say("starting the stack")
+    bench = _Bench(options, stack)
+    say("capacity")
+    capacity = bench.capacity()
+    yield {"part": "capacity", **capacity}
+    if "shed" in options.parts:
+        say(f"overload: {capacity['per_s']:.1f} answers/s are 1x")
+        yield from bench.shed(capacity["per_s"])
+    if "fair" in options.parts:
+        for name, figures in bench.fair(capacity["per_s"]):
+            say(f"fairness: {name}")
+            yield {"part": "fair", "case": name, **figures}
+
+
+class _Bench:
+    """The running stack and the process that loads it."""
+
+    def __init__(self, options: BenchOptions, stack: ExitStack) -> None:
+        self._options = options
+        self._random = Random(options.seed)
+        self._words = WordList.of_tokenizer(demo_model_path() / "tokenizer.json")
+        (token_id,) = self._words.token_ids("answer", 1)
+        logs = options.cache / "logs"
+        workers = {
+            "--prefill": 1,
+            "--decode": NUM_DECODE,
+            "--max-batch": options.slots // NUM_DECODE,
+            "--kv-memory": "128MiB",
+            "--threads": 1,
+        }
+        pace = Pace(options.step_s, _PROMPT_TOKEN_S, token_id)
+        self._stack = PacedStack.start(workers, pace, logs / "overload-stack.log")
+        stack.callback(self._stack.stop)
+        argv = [sys.executable, "-m", "bench.pressure.open_loop"]
+        self._client = Runner(argv, logs / "overload-client.log", clean_environment())
+        stack.callback(self._client.stop)
+        self._keys = {tenant: self._stack.key(tenant) for tenant in ("one", "quiet", "loud")}
+        self._num_sent = 0
+
+    def capacity(self) -> Record:
+        """Whole answers a second while all slots are busy, by clients that wait for each."""
+        options = self._options
+        begin, end = 2 * options.service_s, 2 * options.service_s + options.seconds
+        count = math.ceil(4 * options.slots * end / options.service_s)
+        plan = {
+            "concurrency": round(_CLIENTS_PER_SLOT * options.slots),
+            "seconds": end,
+            "requests": [self._request("one") for _ in range(count)],
+        }
+        records, figures = self._send(plan)
+        per_s = outcome.goodput_per_s(records, begin, end, math.inf)
+        return {"per_s": per_s, "codes": outcome.codes(records), **figures}
+
+    def shed(self, per_s: float) -> Iterator[Record]:
+        """0.5, 3 and 0.8 times the capacity, each request due in `due_s`."""
+        options, times, end = self._options, [], 0.0
+        for _, load in PHASES:
+            times += self._times(load * per_s, end, end + options.seconds)
+            end += options.seconds
+        plan = {"requests": [self._request("one", at_s, options.due_s) for at_s in times]}
+        records, figures = self._send(plan)
+        log = self._stack.gateway_log()
+        calm = outcome.ttft_s(outcome.arrived(records, 0, options.seconds))
+        calm_p50_s = percentile(calm, 50) or 0.0
+        for number, (name, load) in enumerate(PHASES):
+            begin = number * options.seconds
+            mine = outcome.arrived(records, begin, begin + options.seconds)
+            yield {
+                "part": "shed",
+                "phase": name,
+                "load": load,
+                **self._phase(mine, records, begin, log),
+                "retry": outcome.retry_advice(mine, calm_p50_s),
+                **figures,
+            }
+        fell_at = 2 * options.seconds
+        after_s = outcome.normal_after_s(records, fell_at, end, calm_p50_s)
+        yield {"part": "normal", "after_s": after_s}
+
+    def _phase(
+        self, mine: list[Record], records: list[Record], begin: float, log: list[str]
+    ) -> Record:
+        """The figures of the requests that came in one phase; goodput without its beginning, in
+        which answers of the last one end."""
+        options = self._options
+        counted_from = begin + min(1.5 * options.service_s, options.seconds / 2)
+        end = begin + options.seconds
+        ids = {each["request_id"] for each in outcome.refused(mine)}
+        times = {
+            "ttft": outcome.ttft_s(mine),
+            "refusal": outcome.refusal_s(mine),
+            "gateway_refusal": outcome.gateway_refusal_s(log, ids),
+            "retry_after": [each["retry_after_s"] for each in outcome.refused(mine)],
+        }
+        return {
+            "num_requests": len(mine),
+            "goodput_per_s": outcome.goodput_per_s(records, counted_from, end, options.due_s),
+            "num_refused": len(ids),
+            "codes": outcome.codes(mine),
+            **_percentiles(times),
+        }
+
+    def fair(self, per_s: float) -> Iterator[tuple[str, Record]]:
+        """All cases; nothing is due at a set time."""
+        quiet, loud = QUIET_SHARE * per_s, LOUD_SHARE * per_s
+        twice = 2 * self._options.seconds
+        yield "quiet alone", self._case({"quiet": quiet}, twice)
+        yield "quiet beside loud", self._case({"quiet": quiet, "loud": loud}, twice)
+        yield "one as loud as both", self._case({"one": quiet + loud}, twice)
+        yield "two with a backlog", self._case({"one": per_s, "loud": per_s}, twice / 2)
+
+    def _case(self, rates: dict[str, float], seconds: float) -> Record:
+        arrivals = sorted(
+            (at_s, tenant)
+            for tenant, per_s in rates.items()
+            for at_s in self._times(per_s, 0.0, seconds)
+        )
+        plan = {"requests": [self._request(tenant, at_s) for at_s, tenant in arrivals]}
+        records, figures = self._send(plan)
+        begin = 2 * self._options.service_s
+        mine = outcome.arrived(records, begin, seconds)
+        first, *others = rates
+        ahead = [outcome.most_ahead(records, first, each, begin, seconds) for each in others]
+        ttft = outcome.ttft_s(each for each in mine if each["tenant"] == first)
+        return {
+            "num_requests": len(ttft),
+            **_percentiles({"ttft": ttft}),
+            "per_s": outcome.goodput_per_s(records, begin, seconds, math.inf),
+            "most_ahead": max(ahead, default=0),
+            "codes": outcome.codes(records),
+            **figures,
+        }
+
+    def _times(self, per_s: float, begin: float, end: float) -> list[float]:
+        """Random moments, `per_s` in the mean."""
+        times, at_s = [], begin
+        while (at_s := at_s + self._random.expovariate(per_s)) < end:
+            times.append(at_s)
+        return times
+
+    def _request(self, tenant: str, at_s: float = 0.0, due_s: float = 0.0) -> Record:
+        self._num_sent += 1
+        size = RequestSize(0, _NUM_PROMPT, 0)
+        half = self._options.num_output // 2
+        headers = {"Authorization": f"Bearer {self._keys[tenant]}"}
+        if due_s:
+            headers["x-first-token-timeout-s"] = f"{due_s:g}"
+        body = {
+            "model": MODEL,
+            "messages": self._words.messages(f"{self._options.seed}-{self._num_sent}", size),
+            "max_tokens": self._random.randint(half, self._options.num_output + half),
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return {"tenant": tenant, "at_s": at_s, "headers": headers, "body": body}
+
+    def _send(self, plan: Record) -> tuple[list[Record], Record]:
+        """What came of all requests, and the CPU that it took, in cores."""
+        pids = self._stack.process.pid, self._client.pid
+        watch, began, used_s = CpuWatch(*pids), time.perf_counter(), tree_cpu_s(pids[0])
+        answer = self._client.ask({"url": self._stack.url, "timeout_s": _TIMEOUT_S, **plan})
+        wall_s = time.perf_counter() - began
+        records: list[Record] = answer["records"]
+        late = [each["sent_s"] - each["at_s"] for each in records if "sent_s" in each]
+        return records, {
+            "client_late_p99_s": percentile(late, 99),
+            "client_cpu": answer["client_cpu"],
+            "stack_cpu": (tree_cpu_s(pids[0]) - used_s) / wall_s,
+            "others_cpu": watch.others_s() / wall_s,
+        }
+
+
+def _percentiles(times: dict[str, list[float]]) -> Record:
+    return {
+        f"{name}_p{percent}_s": percentile(values, percent)
+        for name, values in times.items()
+        for percent in (50, 99)
+    }
