@@ -19,7 +19,7 @@ from services.router.fleet.report_intake import ReportIntake
 from services.router.fleet.reported import DECODE, PREFILL
 from services.router.fleet.views import Demand, Policy, PrefillMode, Unfit, WorkerView
 from services.router.fleet.worker import SlotLease, Worker
-from services.router.pick import kept_room
+from services.router.pick import kept_room, prefill_backlog
 from services.router.pick.head_of_line import ReservedWorkers
 from services.router.pick.large_pools import CachedPrompt, LargePools, ShortPool, ShortPools
 from services.router.pick.on_the_way import (
@@ -117,6 +117,8 @@ class Selector:
             self._check_due(request, outcome)
             if leaves_room and not self._leaves_room(request):
                 return None
+            if self._lacks_prefill(request, outcome):
+                return None
             self._no_worker_since.pop(request.model_fp, None)
             return Placement(
                 self._response(request, outcome),
@@ -140,6 +142,17 @@ class Selector:
         """Return whether there is room for others beside this request. One with several choices,
         for which room is gathered on one worker, is not asked."""
         return request.num_choices > 1 or kept_room.is_left(self._fleet, request.model_fp)
+
+    def _lacks_prefill(self, request: PickRequest, picked: Pick) -> bool:
+        """Return whether the prompt waits here rather than in a worker's queue. That of a stream
+        which has begun goes before all."""
+        computing, role = picked.prefill or picked.decode, PREFILL if picked.prefill else DECODE
+        most_tokens = prefill_backlog.BACKLOG_S * computing.speed.prefill_tokens_per_s
+        if request.has_begun or not computing.speed.is_measured:
+            return False
+        if computing.num_queued_prefill_tokens <= most_tokens:
+            return False
+        return prefill_backlog.least_tokens(self._fleet, request.model_fp, role) > most_tokens
 
     def _check_due(self, request: PickRequest, picked: Pick) -> None:
         """Raise Overloaded rather than spend prefill on a first token that would come too late.
