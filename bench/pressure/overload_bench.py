@@ -21,7 +21,7 @@ from bench.contenders import clean_environment
 from bench.machine import CpuWatch, describe_machine, tree_cpu_s
 from bench.measured_process import Runner
 from bench.pressure import outcome
-from bench.pressure.paced_core import Pace
+from bench.pressure.pace import Pace
 from bench.pressure.paced_stack import MODEL, PacedStack
 from bench.workload import RequestSize, WordList
 from loadtest.reporting.latency import percentile

@@ -20,7 +20,7 @@ from baton.localstack import plan
 from baton.localstack.home import Home, StackState
 from bench.contenders import clean_environment
 from bench.measured_process import MeasuredProcess
-from bench.pressure.paced_core import VARIABLE, Pace
+from bench.pressure.pace import VARIABLE, Pace
 
 _MODULE = "bench.pressure.paced_stack"
 _CORE = "bench.pressure.paced_core"

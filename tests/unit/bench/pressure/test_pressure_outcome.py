@@ -6,7 +6,7 @@ import pytest
 from baton.engine.protocol.batch import StepBatch
 from bench.pressure import outcome
 from bench.pressure.overload_report import render
-from bench.pressure.paced_core import PacedRunner, Pace
+from bench.pressure.pace import Pace, PacedRunner
 
 
 def answered(at_s: float, ttft_s: float = 0.1, took_s: float = 1.0, tenant: str = "a") -> dict:
