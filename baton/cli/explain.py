@@ -15,7 +15,7 @@ _PARTS = {
     "handoff": "handoff",
     "steps": "decode wait and the way",
 }
-_COSTS = {"itl": "slower output", "streams": "delay of others"}
+_COSTS = {"itl": "slower output", "streams": "delay of others", "zone": "leaving the zone"}
 _LABEL_CHARS = 24
 
 

@@ -24,6 +24,11 @@ MAX_WIRE_GRAMMAR_CHARS = 2 * MAX_GRAMMAR_CHARS
 # --- blocks, at the tokenizer, the router and the workers ---
 MAX_BLOCK_SIZE = 1024
 
+# --- zones, at the router and the workers ---
+MAX_ZONE_CHARS = 64
+# Other zones from which a worker tells the speed of handoffs.
+MAX_ZONES = 16
+
 # --- poison requests, at the gateway, the router and the workers ---
 # The number of cores that a request's steps may kill before it is refused.
 MAX_DEATHS = 2

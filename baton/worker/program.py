@@ -63,6 +63,7 @@ def make_parts(
     worker_id: str,
     role: "router_pb2.WorkerRole",
     clock: Clock,
+    zone: str = "",
     limits: WatchLimits | None = None,
     handoff: HandoffOptions | None = None,
     random_bytes: Callable[[int], bytes] = secrets.token_bytes,
@@ -86,6 +87,7 @@ def make_parts(
         boot_epoch=boot_epoch,
         role=role,
         transports=transports.names,
+        zone=zone,
     )
     watch = CoreWatch(client, clock, limits)
     reports = ReportLog(register, lambda: dispatcher.send(SnapshotHashes()))
@@ -141,6 +143,7 @@ async def serve_worker(
             worker_id=settings.identity(),
             role=role,
             clock=process.clock,
+            zone=settings.zone,
             limits=WatchLimits(
                 stall_s=settings.stall_s, hang_s=settings.hang_s, probe_s=settings.probe_s
             ),

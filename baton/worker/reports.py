@@ -43,6 +43,7 @@ def register_message(
     boot_epoch: int,
     role: router_pb2.WorkerRole,
     transports: Sequence[str],
+    zone: str = "",
 ) -> worker_pb2.Register:
     """A worker's registration, its first report; constant for the life of its core."""
     return worker_pb2.Register(
@@ -63,6 +64,7 @@ def register_message(
         eos_token_ids=info.eos_token_ids,
         block_bytes=info.kv_spec.row_bytes,
         software_version=_software_version(),
+        zone=zone,
     )
 
 
@@ -121,6 +123,12 @@ class ReportLog:
         travel with the next load."""
         self.load.handoff_bytes_per_s = bytes_per_s
         self.load.handoff_s = handoff_s
+
+    def set_far_handoff_speed(self, far: worker_pb2.FarHandoff) -> None:
+        """The same for handoffs from another zone."""
+        others = [each for each in self.load.far_handoffs if each.zone != far.zone]
+        self.load.ClearField("far_handoffs")
+        self.load.far_handoffs.extend([*others, far])
 
     def set_draining(self) -> None:
         """Take no new requests from now on. Cannot be undone."""
@@ -185,6 +193,7 @@ class ReportLog:
             decode_step_s=load.decode_step_s,
             handoff_bytes_per_s=self.load.handoff_bytes_per_s,
             handoff_s=self.load.handoff_s,
+            far_handoffs=self.load.far_handoffs,
             stalled=self.load.stalled,
             chunk_tokens=load.chunk_tokens,
         )

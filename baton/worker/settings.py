@@ -25,6 +25,8 @@ class Settings:
     admin_listen: str = "127.0.0.1:0"
     # Empty = host name and process id.
     worker_id: str = ""
+    # Where it runs, as the cloud or the cluster names it; empty = not known.
+    zone: str = ""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # auto = the GPU where there is one.

@@ -12,6 +12,7 @@ from baton.handoff.transport import ReceivingEnd, TransportFailed
 from baton.runtime import logs
 from baton.runtime.shared_stream import FrameStream, StreamLost
 from baton.wire import failures
+from baton.wire.limits import MAX_ZONE_CHARS
 from baton.wire.v1 import handoff_pb2
 from baton.worker import instruments
 from baton.worker.deps import WorkerDeps
@@ -27,10 +28,11 @@ _log = logs.get("decode_worker.prefill_hello")
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A stream whose peer has agreed to work with us, and how its pages get here."""
+    """A stream whose peer has agreed to work with us, how its pages get here, and where it runs."""
 
     stream: HandoffStream
     end: ReceivingEnd
+    zone: str
 
 
 async def connect(
@@ -64,7 +66,7 @@ async def _connect(
                 await stream.write(handoff_pb2.DecodeFrame(hello=hello))
                 answer = _check(await stream.read(), deps)
             try:
-                return Connection(stream, offer.connect(answer))
+                return Connection(stream, offer.connect(answer), answer.zone[:MAX_ZONE_CHARS])
             except TransportFailed:
                 instruments.HANDOFF_FALLBACKS.labels(answer.transport).inc()
                 raise

@@ -52,6 +52,8 @@ class PrefillLink:
         self._watch = DeliveryWatch(deps.clock, MAX_TRANSFERS_PER_LINK)
         # Both are set once the hello was answered; the runner until the stream ends.
         self._end: ReceivingEnd | None = None
+        # Where the peer runs; empty before its hello, and where it does not say.
+        self.zone = ""
         self._runner: StreamRunner[handoff_pb2.DecodeFrame] | None = None
         self._is_closing = False
         self._last_used_s = deps.clock.now()
@@ -128,7 +130,7 @@ class PrefillLink:
             await self._runner.finish(handoff_pb2.DecodeFrame(bye={"reason": reason}))
 
     async def _serve(self, connection: Connection) -> None:
-        self._end, stream = connection.end, connection.stream
+        self._end, stream, self.zone = connection.end, connection.stream, connection.zone
         self._runner = StreamRunner(stream, FrameWriter(stream), self._on_frame)
         for transfer in self._transfers.values():
             self._send_all(transfer.request)

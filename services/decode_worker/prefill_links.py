@@ -8,6 +8,8 @@ from typing import Any
 
 from baton.system.rate_meter import RateMeter
 from baton.wire import failures
+from baton.wire.limits import MAX_ZONES
+from baton.wire.v1 import worker_pb2
 from baton.worker.deps import WorkerDeps
 from services.decode_worker.prefill_hello import Dial
 from services.decode_worker.prefill_link import PrefillLink
@@ -21,6 +23,31 @@ MAX_SMALL, MIN_SMALL = 5, 3
 RATE_HALF_LIFE_BYTES = 64 * 2**20
 
 
+class HandoffMeter:
+    """How fast handoffs of one origin are: the rate of large ones, and how long small ones take."""
+
+    def __init__(self) -> None:
+        self._rate = RateMeter(RATE_HALF_LIFE_BYTES)
+        self._small_s: deque[float] = deque(maxlen=MAX_SMALL)
+
+    def observe(self, num_bytes: int, duration_s: float) -> None:
+        """Take in one handoff."""
+        if num_bytes >= MIN_RATE_BYTES:
+            self._rate.observe(num_bytes, duration_s)
+        else:
+            self._small_s.append(duration_s)
+
+    @property
+    def per_s(self) -> float:
+        """Bytes per second; 0 = not known."""
+        return self._rate.per_s
+
+    @property
+    def least_s(self) -> float:
+        """The time of a small handoff; 0 = not known."""
+        return median(self._small_s) if len(self._small_s) >= MIN_SMALL else 0.0
+
+
 class PrefillLinks:
     """All links of this worker, by endpoint. `run` must run while transfers are opened."""
 
@@ -32,8 +59,9 @@ class PrefillLinks:
         self._running: dict[PrefillLink, None] = {}
         self._group: asyncio.TaskGroup | None = None
         self._last_xfer_id = 0
-        self._rate = RateMeter(RATE_HALF_LIFE_BYTES)
-        self._small_s: deque[float] = deque(maxlen=MAX_SMALL)
+        # Of its own zone and of unknown ones; and by the name of each other zone.
+        self._near = HandoffMeter()
+        self._far: dict[str, HandoffMeter] = {}
 
     def open_request_ids(self) -> Iterator[str]:
         """The request ids of all transfers."""
@@ -44,17 +72,28 @@ class PrefillLinks:
     def num_transfers(self) -> int:
         return sum(link.num_transfers for link in self._running)
 
-    def observe_rate(self, num_bytes: int, duration_s: float) -> None:
-        """All bytes of one transfer, and how long it went on after their compute was done.
+    def observe_rate(self, num_bytes: int, duration_s: float, zone: str = "") -> None:
+        """All bytes of one transfer from a zone, and how long it went on after their compute was
+        done.
 
         The router is told what a handoff adds to its prefill, at least and per byte.
         """
-        if num_bytes >= MIN_RATE_BYTES:
-            self._rate.observe(num_bytes, duration_s)
-        else:
-            self._small_s.append(duration_s)
-        small_s = median(self._small_s) if len(self._small_s) >= MIN_SMALL else 0.0
-        self._deps.reports.set_handoff_speed(self._rate.per_s, small_s)
+        reports = self._deps.reports
+        own = reports.register.zone
+        if not zone or not own or zone == own:
+            self._near.observe(num_bytes, duration_s)
+            reports.set_handoff_speed(self._near.per_s, self._near.least_s)
+        elif (meter := self._far_meter(zone)) is not None:
+            meter.observe(num_bytes, duration_s)
+            reports.set_far_handoff_speed(
+                worker_pb2.FarHandoff(zone=zone, bytes_per_s=meter.per_s, least_s=meter.least_s)
+            )
+
+    def _far_meter(self, zone: str) -> "HandoffMeter | None":
+        """The meter of another zone; None beyond MAX_ZONES."""
+        if zone not in self._far and len(self._far) < MAX_ZONES:
+            self._far[zone] = HandoffMeter()
+        return self._far.get(zone)
 
     def next_xfer_id(self) -> int:
         """Never the same twice in one life of this worker."""

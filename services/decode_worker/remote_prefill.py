@@ -144,7 +144,7 @@ class RemotePrefill:
         self._set("baton.num_blocks_received", num_blocks)
         self._set("baton.num_bytes_received", transfer.num_bytes_received)
         self._set("baton.transport", link.transport)
-        self._links.observe_rate(transfer.num_bytes_received, tail_s)
+        self._links.observe_rate(transfer.num_bytes_received, tail_s, link.zone)
 
     def _set(self, key: str, value: int | str) -> None:
         if self._span is not None:

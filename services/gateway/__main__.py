@@ -97,7 +97,7 @@ def _gateway(process: Process, settings: GatewaySettings, clients: Clients) -> G
     # In a container the name is the same after a restart; for the workers that is another gateway.
     gateway_id = f"{name}-{os.urandom(4).hex()}"
     try:
-        identity = GatewayIdentity(gateway_id, read_secret(settings.secret_file))
+        identity = GatewayIdentity(gateway_id, read_secret(settings.secret_file), settings.zone)
         aliases = read_aliases(settings.aliases, settings.aliases_file)
     except (AliasError, RegistryError, OSError) as error:
         raise Misconfigured(str(error)) from error

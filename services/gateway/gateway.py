@@ -61,6 +61,7 @@ class GatewayIdentity:
 
     gateway_id: str
     server_secret: bytes
+    zone: str = ""
 
 
 class Gateway:
@@ -94,7 +95,9 @@ class Gateway:
         self.explanations = Explanations()
         self.outbox = Outbox(clients.outbox_files, clients.quota, clients.in_thread)
         fallback_picker = FallbackPicker(rng, self._ready_workers, self.links.num_open)
-        self._routers = Routers(clients.routers, clock, rng, self._take_in, fallback_picker.pick)
+        self._routers = Routers(
+            clients.routers, clock, rng, self._take_in, fallback_picker.pick, own.zone
+        )
         self.readiness = Readiness(
             self._quota,
             clients.tokenizer,

@@ -24,6 +24,8 @@ class GatewaySettings:
     admin_listen: str = "127.0.0.1:0"
     # Name in logs and hellos; empty = host name and process id.
     gateway_id: str = ""
+    # Where it runs, as the cloud or the cluster names it: routers of its zone are asked first.
+    zone: str = ""
     # alias=model or alias=model:weight
     aliases: tuple[str, ...] = ()
     # The same, one per line; read again when it changes.

@@ -112,6 +112,7 @@ class PrefillFront(WorkerFront):
             return None
         deps = self._deps
         answer = make_hello(handoff_pb2.PrefillHello, deps)
+        answer.zone = deps.reports.register.zone
         peer, sending = str(first.hello.worker_id), None
         try:
             self._check_peer(first.hello)

@@ -200,6 +200,7 @@ class RouterCore:
         view = self._admission.response(self._queues.num_queued(), self._queues.waits_s())
         view.quarantined.extend(self._quarantine.reported())
         view.software_version = self._quarantine.newest_version
+        view.zone = self._settings.zone
         return view
 
     def close(self) -> None:

@@ -18,6 +18,8 @@ class Settings:
     listen: str = "127.0.0.1:7400"
     admin_listen: str = "127.0.0.1:7401"
     router_id: str = "router-0"
+    # Where it runs, as the cloud or the cluster names it; gateways prefer routers of their zone.
+    zone: str = ""
     # All workers, prefill and decode alike; each reports its role. Addresses ("host:port"), names
     # that stand for several, or "kubernetes:[NAMESPACE/]SERVICE[:PORT]" (baton/runtime/discovery).
     workers: tuple[str, ...] = ()
@@ -72,6 +74,10 @@ class Settings:
     prior_prefill_tokens_per_s: float = 2000.0
     prior_decode_step_s: float = 0.02
     prior_handoff_bytes_per_s: float = 250e6
+    # Between two zones: the rate that counts at most until it is measured, and the seconds that
+    # such a handoff costs beside its time, because traffic between zones is paid for.
+    prior_far_handoff_bytes_per_s: float = 125e6
+    far_handoff_cost_s: float = 0.005
 
     # Prefix hashes that the index holds of one worker at most; its oldest ones go first. Each takes
     # about 100 bytes.

@@ -96,6 +96,31 @@ def test_whoever_sends_spans_finds_the_headers_in_a_file() -> None:
     assert senders >= len({"gateway", "quota", "tokenizer", "router", "edge", "envoy"})
 
 
+def places(objects: list[Object], name: str) -> set[str]:
+    """Where the workloads of a component get their zone and region from."""
+    return {
+        entry.get("value") or entry["valueFrom"]["fieldRef"]["fieldPath"]
+        for workload in of_component(objects, name)
+        for container in containers(workload)
+        for entry in container.get("env", ())
+        if entry["name"].endswith(("_ZONE", "_REGION"))
+    }
+
+
+@pytest.mark.parametrize("name", ["gateway", "router", "prefill", "decode"])
+def test_what_has_a_zone_reads_it_from_the_label_of_its_pod(name: str) -> None:
+    label = "metadata.labels['topology.kubernetes.io/zone']"
+    assert places(profile("default"), name) == {label}
+
+
+def test_a_place_that_the_values_name_is_not_overwritten() -> None:
+    envoy = {"enabled": True, "settings": {"zone": "z1", "region": "r1"}}
+    own = {"settings": {"zone": "z1"}}
+    objects = render({"gateway": own, "router": own, "envoy": envoy})
+    assert places(objects, "gateway") == places(objects, "router") == {"z1"}
+    assert places(objects, "envoy") == {"z1", "r1"}
+
+
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_started_module_is_there(name: str) -> None:
     modules = set()

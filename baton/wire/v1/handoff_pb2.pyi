@@ -102,7 +102,7 @@ class DecodeHello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., model_fp: _Optional[str] = ..., kv_spec: _Optional[_Union[KvSpec, _Mapping]] = ..., tp_rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., shm_nonce: _Optional[str] = ..., credit_bytes: _Optional[int] = ..., takes_stripes: _Optional[bool] = ...) -> None: ...
 
 class PrefillHello(_message.Message):
-    __slots__ = ("protocol", "worker_id", "boot_epoch", "model_fp", "kv_spec", "tp_rank", "tp_size", "transport", "failure", "nixl_agent", "nixl_pool_address", "nixl_memory", "nixl_device_id")
+    __slots__ = ("protocol", "worker_id", "boot_epoch", "model_fp", "kv_spec", "tp_rank", "tp_size", "transport", "failure", "nixl_agent", "nixl_pool_address", "nixl_memory", "nixl_device_id", "zone")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,7 @@ class PrefillHello(_message.Message):
     NIXL_POOL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NIXL_MEMORY_FIELD_NUMBER: _ClassVar[int]
     NIXL_DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker_id: str
     boot_epoch: int
@@ -129,7 +130,8 @@ class PrefillHello(_message.Message):
     nixl_pool_address: int
     nixl_memory: str
     nixl_device_id: int
-    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., model_fp: _Optional[str] = ..., kv_spec: _Optional[_Union[KvSpec, _Mapping]] = ..., tp_rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., transport: _Optional[str] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., nixl_agent: _Optional[bytes] = ..., nixl_pool_address: _Optional[int] = ..., nixl_memory: _Optional[str] = ..., nixl_device_id: _Optional[int] = ...) -> None: ...
+    zone: str
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., model_fp: _Optional[str] = ..., kv_spec: _Optional[_Union[KvSpec, _Mapping]] = ..., tp_rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., transport: _Optional[str] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., nixl_agent: _Optional[bytes] = ..., nixl_pool_address: _Optional[int] = ..., nixl_memory: _Optional[str] = ..., nixl_device_id: _Optional[int] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class Prefill(_message.Message):
     __slots__ = ("xfer_id", "request_id", "epoch", "choice", "capability", "prompt_ids", "num_prompt_tokens", "block_hashes", "cache_key", "first_missing_block", "sampling", "emitted_ids", "deadline_ms", "traceparent", "priority", "fork_choices", "is_suspect")

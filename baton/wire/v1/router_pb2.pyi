@@ -95,7 +95,7 @@ class PickReasons(_message.Message):
     def __init__(self, choices: _Optional[_Iterable[_Union[PickChoice, _Mapping]]] = ..., left_out: _Optional[_Iterable[_Union[LeftOutWorker, _Mapping]]] = ..., num_omitted: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., remark: _Optional[str] = ...) -> None: ...
 
 class PickChoice(_message.Message):
-    __slots__ = ("decode_worker_id", "prefill_worker_id", "num_cached_tokens", "is_measured", "wait_s", "prefill_s", "handoff_s", "steps_s", "itl_s", "streams_s", "step_s")
+    __slots__ = ("decode_worker_id", "prefill_worker_id", "num_cached_tokens", "is_measured", "wait_s", "prefill_s", "handoff_s", "steps_s", "itl_s", "streams_s", "step_s", "zone_s", "decode_zone", "prefill_zone")
     DECODE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,9 @@ class PickChoice(_message.Message):
     ITL_S_FIELD_NUMBER: _ClassVar[int]
     STREAMS_S_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
+    ZONE_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ZONE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_ZONE_FIELD_NUMBER: _ClassVar[int]
     decode_worker_id: str
     prefill_worker_id: str
     num_cached_tokens: int
@@ -118,7 +121,10 @@ class PickChoice(_message.Message):
     itl_s: float
     streams_s: float
     step_s: float
-    def __init__(self, decode_worker_id: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ..., is_measured: _Optional[bool] = ..., wait_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., handoff_s: _Optional[float] = ..., steps_s: _Optional[float] = ..., itl_s: _Optional[float] = ..., streams_s: _Optional[float] = ..., step_s: _Optional[float] = ...) -> None: ...
+    zone_s: float
+    decode_zone: str
+    prefill_zone: str
+    def __init__(self, decode_worker_id: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ..., is_measured: _Optional[bool] = ..., wait_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., handoff_s: _Optional[float] = ..., steps_s: _Optional[float] = ..., itl_s: _Optional[float] = ..., streams_s: _Optional[float] = ..., step_s: _Optional[float] = ..., zone_s: _Optional[float] = ..., decode_zone: _Optional[str] = ..., prefill_zone: _Optional[str] = ...) -> None: ...
 
 class LeftOutWorker(_message.Message):
     __slots__ = ("worker_id", "reason")
@@ -143,14 +149,16 @@ class WatchAdmissionRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchAdmissionResponse(_message.Message):
-    __slots__ = ("models", "quarantined", "software_version")
+    __slots__ = ("models", "quarantined", "software_version", "zone")
     MODELS_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[ModelState]
     quarantined: _containers.RepeatedCompositeFieldContainer[Quarantined]
     software_version: str
-    def __init__(self, models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ..., software_version: _Optional[str] = ...) -> None: ...
+    zone: str
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ..., software_version: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class ModelState(_message.Message):
     __slots__ = ("model_fp", "name", "revision", "block_size", "max_model_len", "vocab_size", "eos_token_ids", "workers", "num_queued", "predicted_wait_s", "prefill_tokens_per_s")

@@ -12,6 +12,8 @@ from baton.wire.pick_reasons import (
     LATER_PARTS,
     cost_s,
     first_token_s,
+    later_s,
+    overflow_of,
     parts_s,
 )
 from baton.wire.v1 import router_pb2
@@ -60,8 +62,7 @@ class ExplainedPick:
         chosen, others = self.chosen, self._pick.reasons.choices[1:]
         if chosen is None or not others or not self._measured_s:
             return None
-        later_s = chosen.itl_s + chosen.streams_s
-        own_s = self._measured_s["first_token"] + later_s
+        own_s = self._measured_s["first_token"] + later_s(chosen)
         return max(own_s - min(cost_s(other) for other in others), 0.0)
 
     def errors(self) -> Mapping[str, float]:
@@ -89,7 +90,7 @@ class ExplainedPick:
             "others": choices[1:],
             "left_out": {each.worker_id: each.reason for each in reasons.left_out},
             "num_omitted": reasons.num_omitted,
-            "remark": reasons.remark,
+            "remark": reasons.remark or overflow_of(reasons),
             "measured_s": {part: _rounded(own_s) for part, own_s in self._measured_s.items()},
             "regret_s": None if regret_s is None else _rounded(regret_s),
         }
@@ -176,6 +177,8 @@ def _choice_row(choice: router_pb2.PickChoice) -> dict[str, Any]:
         "prefill": choice.prefill_worker_id,
         "num_cached_tokens": choice.num_cached_tokens,
         "is_measured": choice.is_measured,
+        "decode_zone": choice.decode_zone,
+        "prefill_zone": choice.prefill_zone,
         "cost_s": _rounded(cost_s(choice)),
         "first_token_s": _rounded(first_token_s(choice)),
         "parts_s": {part: _rounded(parts[part]) for part in (*FIRST_TOKEN_PARTS, *LATER_PARTS)},

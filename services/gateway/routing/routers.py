@@ -3,7 +3,9 @@
 One router at a time is active for a model: the first, in an order that every gateway computes
 alike (rendezvous hash of model and router), of those that speak and know nearly all ready workers
 that any of them knows for it. One that has just started is active only when it knows the fleet.
-The next in that order takes over when it leaves, without an election: should two gateways differ
+Where zones are known, routers of the gateway's own zone
+come before others, so that each zone has one that is active for its gateways. The next in that
+order takes over when it leaves, without an election: should two gateways differ
 for a moment, the workers' admission is the authority. A pick that a router could not answer is
 repeated at the next one. Knows no network; each router is a RouterClient (clients/protocols.py).
 """
@@ -42,6 +44,7 @@ class Routers:
         rng: random.Random,
         on_models: Callable[[Sequence[router_pb2.ModelState]], None],
         pick_fallback: Callable[[router_pb2.PickRequest], router_pb2.PickResponse],
+        zone: str = "",
     ) -> None:
         assert routers, "at least one router"
         self._routers = routers
@@ -49,6 +52,9 @@ class Routers:
         self._rng = rng
         self._on_models = on_models
         self._pick_fallback = pick_fallback
+        # This gateway's zone and those of the routers that speak; empty = not known.
+        self._zone = zone
+        self._zones: dict[str, str] = {}
         # The models, by fingerprint, of each router that speaks.
         self._views: dict[str, dict[str, router_pb2.ModelState]] = {}
         # The number of each model's ready workers in each of these views.
@@ -107,13 +113,16 @@ class Routers:
         except TimeoutError:
             raise Unavailable("the router is silent") from None
 
-    def _rank(self, address: str, model_fp: str, least_known: float) -> tuple[bool, bool, bytes]:
+    def _rank(
+        self, address: str, model_fp: str, least_known: float
+    ) -> tuple[bool, bool, bool, bytes]:
         """The sort key of a router, which should know `least_known` ready workers of the model."""
         counts = self._num_ready.get(address)
         knows_enough = counts is not None and counts[model_fp] >= least_known
         # The rendezvous hash of router and model; the lowest wins.
         drawn = blake2b(f"{address} {model_fp}".encode(), digest_size=8).digest()
-        return not knows_enough, counts is None, drawn
+        is_elsewhere = bool(self._zone) and self._zones.get(address) != self._zone
+        return not knows_enough, counts is None, is_elsewhere, drawn
 
     async def _follow(self, address: str) -> None:
         """Keep one router's view. Its last one is forgotten when it stops speaking, unless no other
@@ -123,6 +132,7 @@ class Routers:
                 async for view in self._routers[address].watch_admission():
                     self._views[address] = {model.model_fp: model for model in view.models}
                     self._num_ready[address] = _count_ready(view.models)
+                    self._zones[address] = view.zone
                     self._quarantined.hear(address, view)
                     self._on_models(self._models())
                 reason = "ended"

@@ -6,7 +6,7 @@ that have become old. Decides nothing.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, auto
 
@@ -68,6 +68,8 @@ class PoolColumns:
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self.shapes = {worker.registration.shape for worker in workers}
+        # Which rows are in which zone.
+        self.zones = _zones(workers)
         self._workers = workers
         self._figures = np.zeros((_TIMES.stop, len(workers)))
         self._leased: set[int] = set()
@@ -165,6 +167,11 @@ def _row(worker: Worker) -> tuple[float, ...]:
         at.handoff,
         at.small_handoff,
     )
+
+
+def _zones(workers: Sequence[Worker]) -> Mapping[str, Mask]:
+    names = [worker.registration.zone for worker in workers]
+    return {zone: np.array([name == zone for name in names]) for zone in dict.fromkeys(names)}
 
 
 def _means(fresh: Column, is_fresh: Mask) -> list[float]:

@@ -25,6 +25,7 @@ from services.router.fleet.reported import (
 from services.router.fleet.speeds import Speeds, means_of
 from services.router.fleet.views import Unfit, WorkerView
 from services.router.fleet.worker import SlotLease, Worker
+from services.router.fleet.zones import ZoneLinks
 from services.router.settings import Settings
 
 _MIN_WORKERS_TO_COMPARE = 2
@@ -49,6 +50,7 @@ class Fleet:
         self._clock = clock
         self._started_at = clock.now()
         self._outliers = OutlierDetector(settings, clock)
+        self.links = ZoneLinks(clock, settings.speed_trust_s)
         # The addresses that discovery lists; None until it has.
         self._listed: frozenset[str] | None = None
         # The addresses that have registered or could not be reached.
@@ -150,6 +152,7 @@ class Fleet:
         worker.reported_at = self._clock.now()
         has_changed = load.is_stalled != worker.load.is_stalled
         worker.measured_at.note(worker.load, load, worker.reported_at)
+        self.links.note(worker.registration.zone, worker.load.far_handoffs, load.far_handoffs)
         worker.load = load
         for request_id in accepted_request_ids:
             worker.leases.end(request_id)
@@ -356,6 +359,7 @@ class Fleet:
             num_queued_prefill_tokens=worker.num_queued_prefill_tokens,
             num_cached_tokens=num_cached_tokens,
             chunk_tokens=load.chunk_tokens,
+            zone=worker.registration.zone,
         )
 
     def num_queued_prefill_tokens(self, worker: Worker) -> int:

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from baton.wire.failures import Incompatible
-from baton.wire.limits import MAX_BLOCK_SIZE
+from baton.wire.limits import MAX_BLOCK_SIZE, MAX_ZONE_CHARS, MAX_ZONES
 from baton.wire.protocol import agree
 from baton.wire.v1 import router_pb2, worker_pb2
 
@@ -44,6 +44,15 @@ class BlockShape:
 
 
 @dataclass(frozen=True, slots=True)
+class FarHandoff:
+    """The speed of handoffs from another zone, as one worker measured it; 0 = not yet."""
+
+    zone: str
+    bytes_per_s: float
+    least_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Registration:
     """One process of one worker, as it introduced itself."""
 
@@ -54,6 +63,7 @@ class Registration:
     shape: BlockShape
     num_blocks: int
     max_num_seqs: int
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +85,7 @@ class ReportedLoad:
     is_stalled: bool = False
     chunk_tokens: int = 0
     handoff_s: float = 0.0
+    far_handoffs: tuple[FarHandoff, ...] = ()
 
 
 def registration_of(message: worker_pb2.Register) -> Registration:
@@ -103,6 +114,7 @@ def registration_of(message: worker_pb2.Register) -> Registration:
         shape=BlockShape(message.kv_spec_digest, message.block_size, message.block_bytes),
         num_blocks=message.num_blocks,
         max_num_seqs=message.max_num_seqs,
+        zone=message.zone[:MAX_ZONE_CHARS],
     )
 
 
@@ -122,6 +134,10 @@ def load_of(message: worker_pb2.Load, registration: Registration) -> ReportedLoa
         is_stalled=message.stalled,
         chunk_tokens=message.chunk_tokens,
         handoff_s=_rate(message.handoff_s),
+        far_handoffs=tuple(
+            FarHandoff(far.zone[:MAX_ZONE_CHARS], _rate(far.bytes_per_s), _rate(far.least_s))
+            for far in message.far_handoffs[:MAX_ZONES]
+        ),
     )
 
 

@@ -6,8 +6,11 @@ Knows neither time nor queues nor the source of the figures (`fleet.py`, `speeds
 import math
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from typing import Self
 
 from services.router.fleet.reported import BlockShape
+from services.router.fleet.zones import ZoneLinks
+from services.router.settings import Settings
 
 
 class PrefillMode(Enum):
@@ -91,7 +94,8 @@ class WorkerView:
     `unfit` is None when it may be picked. `num_running` sequences were in the measured step,
     `num_sequences` are expected in the next ones. `num_cached_tokens` of this request's prompt are
     in its prefix cache. `chunk_tokens` of a prompt fit into a step beside the decodes that run
-    there; 0 = not known, the whole prompt counts as one chunk.
+    there; 0 = not known, the whole prompt counts as one chunk. `zone` is where it runs; empty = not
+    known.
     """
 
     worker_id: str
@@ -104,6 +108,7 @@ class WorkerView:
     num_queued_prefill_tokens: int
     num_cached_tokens: int
     chunk_tokens: int = 0
+    zone: str = ""
 
     def missing_tokens(self, num_prompt_tokens: int) -> int:
         """Prompt tokens to compute here; at least the last one, for its logits."""
@@ -112,9 +117,25 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The weights of a pick; see settings.py."""
+    """The weights of a pick (settings.py), and the speeds of handoffs between zones."""
 
     itl_weight: float
     batch_doubling: float
     promise_cap: float
     growth_blocks: int
+    links: ZoneLinks
+    prior_far_handoff_bytes_per_s: float
+    far_handoff_cost_s: float
+
+    @classmethod
+    def of(cls, settings: Settings, links: ZoneLinks) -> Self:
+        """Take the weights from the settings."""
+        return cls(
+            itl_weight=settings.itl_weight,
+            batch_doubling=settings.batch_doubling,
+            promise_cap=settings.promise_cap,
+            growth_blocks=settings.growth_blocks,
+            links=links,
+            prior_far_handoff_bytes_per_s=settings.prior_far_handoff_bytes_per_s,
+            far_handoff_cost_s=settings.far_handoff_cost_s,
+        )

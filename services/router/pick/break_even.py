@@ -6,13 +6,16 @@ work; the cached part of the prompt is cached on both.
 """
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from baton.system.clock import SystemClock
 from services.router.fleet.reported import BlockShape
 from services.router.fleet.views import Demand, Policy, PrefillMode, Room, Speed, WorkerView
+from services.router.fleet.zones import ZoneLinks
 from services.router.pick.picker import NoPick, pick
 from services.router.settings import Settings
 
@@ -55,13 +58,7 @@ def is_local(
     figures: Figures, num_running: int, num_prompt_tokens: int, num_cached_tokens: int
 ) -> bool:
     """Ask the picker whether the decode worker should prefill such a prompt."""
-    settings = Settings()
-    policy = Policy(
-        itl_weight=settings.itl_weight,
-        batch_doubling=settings.batch_doubling,
-        promise_cap=settings.promise_cap,
-        growth_blocks=settings.growth_blocks,
-    )
+    policy = Policy.of(Settings(), ZoneLinks(SystemClock(), math.inf))
     demand = Demand(num_prompt_tokens, _NUM_OUTPUT_TOKENS, 1, PrefillMode.EITHER)
     decode = _view("decode", figures, figures.local_prefill_tokens_per_s, num_cached_tokens)
     prefill = _view("prefill", figures, figures.prefill_tokens_per_s, num_cached_tokens)

@@ -15,6 +15,11 @@ def prompt_blocks(demand: Demand, view: WorkerView) -> int:
     return -(-(demand.num_prompt_tokens + 1) // view.shape.block_size)
 
 
+def is_far(prefill: WorkerView, decode: WorkerView) -> bool:
+    """Return whether a handoff between the two leaves its zone, as far as that is known."""
+    return prefill.zone != decode.zone and bool(prefill.zone and decode.zone)
+
+
 def remote_s(demand: Demand, prefill: WorkerView) -> float:
     """Seconds until a prefill worker has computed the prompt."""
     tokens = prefill.num_queued_prefill_tokens + prefill.missing_tokens(demand.num_prompt_tokens)
@@ -30,6 +35,7 @@ class Costs(NamedTuple):
     steps_s: float
     itl_s: float
     streams_s: float
+    zone_s: float
 
     @property
     def score_s(self) -> float:
@@ -58,10 +64,11 @@ class PickCosts:
         return Costs(
             wait_s=computing.num_queued_prefill_tokens / rate,
             prefill_s=computing.missing_tokens(self._demand.num_prompt_tokens) / rate,
-            handoff_s=self._handoff_s(decode) if prefill else 0.0,
+            handoff_s=self._handoff_s(decode, prefill) if prefill else 0.0,
             steps_s=self._pool_step_s if prefill else self._local_steps_s(decode),
             itl_s=itl_s,
             streams_s=0.0 if prefill else self._delay_s(decode),
+            zone_s=self._policy.far_handoff_cost_s if prefill and is_far(prefill, decode) else 0.0,
         )
 
     def step_s(self, decode: WorkerView) -> float:
@@ -84,12 +91,17 @@ class PickCosts:
         step_share_s = decode.speed.decode_step_s * self._demand.num_choices / batch
         return costs.prefill_s + costs.handoff_s + step_share_s * self._num_output_tokens
 
-    def _handoff_s(self, decode: WorkerView) -> float:
+    def _handoff_s(self, decode: WorkerView, prefill: WorkerView) -> float:
         """Seconds in which the blocks that the decode worker misses are handed over."""
-        shape, speed = decode.shape, decode.speed
+        shape, speed, policy = decode.shape, decode.speed, self._policy
         missing = decode.missing_tokens(self._demand.num_prompt_tokens)
-        num_blocks = -(-missing // shape.block_size)
-        return speed.handoff_s + num_blocks * shape.block_bytes / speed.handoff_bytes_per_s
+        num_bytes = -(-missing // shape.block_size) * shape.block_bytes
+        least_s, bytes_per_s = speed.handoff_s, speed.handoff_bytes_per_s
+        if (link := policy.links.between(prefill.zone, decode.zone)) is not None:
+            least_s = link.least_s or least_s
+            slow = min(bytes_per_s, policy.prior_far_handoff_bytes_per_s)
+            bytes_per_s = link.bytes_per_s or slow
+        return least_s + num_bytes / bytes_per_s
 
     def _local_steps_s(self, decode: WorkerView) -> float:
         """Seconds of the decode steps beside a local prefill, which the rates of prompt tokens

@@ -65,10 +65,14 @@ class NoPick:
 
 
 class _Partners(NamedTuple):
-    """The prefill workers of one block shape: the soonest one, and others with room."""
+    """The prefill workers of one block shape in one zone: the soonest one, and others with room."""
 
     soonest: WorkerView
     others: Sequence[WorkerView]
+
+
+# The soonest prefill worker is the same for all decode workers of one shape and zone.
+_ByShapeAndZone = Mapping[tuple[str, str], _Partners]
 
 
 def pick(
@@ -82,7 +86,7 @@ def pick(
     left_out: list[LeftOut] = []
     choices: list[Choice] = []
     fit_decodes = _fit(decodes, left_out)
-    partners: dict[str, _Partners] = {}
+    partners: _ByShapeAndZone = {}
     if demand.mode is not PrefillMode.LOCAL:
         partners = _partners(demand, _fit(prefills, left_out), left_out, random)
     pool_step_s = demand.others.idle_step_s or costs.idle_pool_step_s(fit_decodes, policy)
@@ -102,7 +106,8 @@ def pick(
                 choices.append(choice)
                 continue
             obstacles.add(obstacle)
-            left_out.append(LeftOut(decode.worker_id, obstacle))
+            if (loser := LeftOut(decode.worker_id, obstacle)) not in left_out[-2:]:
+                left_out.append(loser)
             if obstacle is Obstacle.NO_ROOM:
                 full.append(decode)
                 soonest_s = min(soonest_s, choice.first_token_s)
@@ -147,13 +152,13 @@ def _fit(views: Sequence[WorkerView], left_out: list[LeftOut]) -> list[WorkerVie
 
 def _partners(
     demand: Demand, prefills: list[WorkerView], left_out: list[LeftOut], random: Random
-) -> dict[str, _Partners]:
-    """The prefill workers by block shape: wait_P + miss_P / rate_P ignores D."""
-    shapes: dict[str, list[WorkerView]] = {}
+) -> _ByShapeAndZone:
+    """The prefill workers by block shape and zone: wait_P + miss_P / rate_P ignores D."""
+    groups: dict[tuple[str, str], list[WorkerView]] = {}
     for view in prefills:
-        shapes.setdefault(view.shape.digest, []).append(view)
+        groups.setdefault((view.shape.digest, view.zone), []).append(view)
     partners = {}
-    for digest, views in shapes.items():
+    for key, views in groups.items():
         small = [view for view in views if costs.prompt_blocks(demand, view) > view.room.num_blocks]
         if small and len(small) < len(views):
             left_out += [LeftOut(view.worker_id, Obstacle.TOO_LARGE) for view in small]
@@ -162,27 +167,24 @@ def _partners(
         latest_s = min(seconds) + _TIE
         ties = [view for view, own_s in zip(views, seconds, strict=True) if own_s <= latest_s]
         soonest = random.choice(ties)
-        partners[digest] = _Partners(soonest, [view for view in views if view is not soonest])
+        partners[key] = _Partners(soonest, [view for view in views if view is not soonest])
     return partners
 
 
-def _rivals(
-    demand: Demand, best: Choice, partners: Mapping[str, _Partners]
-) -> Sequence[WorkerView]:
-    """The next soonest prefill workers for the chosen decode worker."""
+def _rivals(demand: Demand, best: Choice, partners: _ByShapeAndZone) -> Sequence[WorkerView]:
+    """The next soonest prefill workers of the chosen one's zone."""
     if best.prefill is None:
         return ()
-    others = partners[best.decode.shape.digest].others
+    others = partners[best.prefill.shape.digest, best.prefill.zone].others
     return heapq.nsmallest(MAX_OTHERS, others, key=lambda view: costs.remote_s(demand, view))
 
 
-def _ways(
-    demand: Demand, decode: WorkerView, partners: Mapping[str, _Partners]
-) -> list[WorkerView | None]:
+def _ways(demand: Demand, decode: WorkerView, partners: _ByShapeAndZone) -> list[WorkerView | None]:
     """The prefill partners to score for this decode worker; None stands for local prefill."""
     ways: list[WorkerView | None] = [] if demand.mode is PrefillMode.REMOTE else [None]
-    if decode.shape.digest in partners:
-        ways.append(partners[decode.shape.digest].soonest)
+    ways += [
+        each.soonest for (digest, _), each in partners.items() if digest == decode.shape.digest
+    ]
     return ways
 
 

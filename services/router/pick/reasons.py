@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from baton.wire.v1 import router_pb2
 from services.router.fleet.views import WorkerView
-from services.router.pick.costs import Costs
+from services.router.pick.costs import Costs, is_far
 
 # The other choices and the workers that a pick names; it counts the rest.
 MAX_OTHERS = 3
@@ -41,6 +41,11 @@ class Choice(NamedTuple):
         return self.costs.first_token_s if self._computing.speed.is_measured else 0.0
 
     @property
+    def is_far(self) -> bool:
+        """Return whether its handoff leaves the zone."""
+        return self.prefill is not None and is_far(self.prefill, self.decode)
+
+    @property
     def _computing(self) -> WorkerView:
         return self.prefill or self.decode
 
@@ -58,6 +63,9 @@ class Choice(NamedTuple):
             itl_s=costs.itl_s,
             streams_s=costs.streams_s,
             step_s=self.step_s,
+            zone_s=costs.zone_s,
+            decode_zone=self.decode.zone,
+            prefill_zone=self.prefill.zone if self.prefill else "",
         )
 
 
@@ -74,9 +82,19 @@ class Reasons:
     others: Sequence[Choice] = ()
     num_unseen: int = 0
 
+    def _show_near(self, others: list[Choice]) -> None:
+        """Let the best choice within a zone be among those that are named, if the chosen one is
+        not: the reason of an overflow."""
+        if self.chosen is None or not self.chosen.is_far or not all(o.is_far for o in others):
+            return
+        near = [other for other in self.others if not other.is_far]
+        if near:
+            others[-1] = min(near, key=lambda each: sum(each.costs))
+
     def to_wire(self) -> router_pb2.PickReasons:
         """The chosen pair, the next best ones, and some of the workers that were left out."""
         others = heapq.nsmallest(MAX_OTHERS, self.others, key=lambda each: sum(each.costs))
+        self._show_near(others)
         left_out = self.left_out[:MAX_LEFT_OUT]
         num_named = len(others) + len(left_out)
         choices = [self.chosen, *others] if self.chosen else others

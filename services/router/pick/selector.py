@@ -55,12 +55,7 @@ class Selector:
         self._random = random
         self._fleet = fleet
         self._intake = intake
-        self._policy = Policy(
-            itl_weight=settings.itl_weight,
-            batch_doubling=settings.batch_doubling,
-            promise_cap=settings.promise_cap,
-            growth_blocks=settings.growth_blocks,
-        )
+        self._policy = Policy.of(settings, fleet.links)
         self._large_pools = LargePools(settings, clock, random, fleet, self._policy)
         # The time since which picks for a model have found no worker.
         self._no_worker_since: dict[str, float] = {}

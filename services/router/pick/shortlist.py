@@ -6,7 +6,7 @@ nothing when no worker has even the size for the request: then the picker looks 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -61,16 +61,21 @@ class Shortener:
         """
         (shape,) = decodes.columns.shapes
         partners: list[int] = []
-        soonest_s = math.inf
+        # By the zone of the prefill workers.
+        soonest_s: dict[str, float] = {}
         if prefills is not None and demand.mode is not PrefillMode.LOCAL:
             until_s = self._prefill_s(demand, prefills)
             num_prompt_blocks = -(-(demand.num_prompt_tokens + 1) // shape.block_size)
             is_small = prefills.columns[Figure.NUM_BLOCKS] < num_prompt_blocks
             until_s[prefills.is_unfit | is_small] = np.inf
-            partners = self._lowest(until_s)
+            for zone, is_there in prefills.columns.zones.items():
+                rows = self._lowest(np.where(is_there, until_s, np.inf))
+                partners += rows
+                if rows:
+                    soonest_s[zone] = float(until_s[rows].min())
+            partners.sort()
             if not partners and not prefills.is_unfit.all():
                 return None
-            soonest_s = float(until_s[partners].min()) if partners else math.inf
         scores = _DecodeScores(self._policy, demand, decodes)
         rows, others = scores.rows(soonest_s, self._lowest)
         if not rows:
@@ -108,14 +113,14 @@ def _missing(demand: Demand, pool: Candidates) -> Column:
 class _Way:
     """One way to serve the request on each decode worker: local prefill, or the soonest partner.
 
-    A worker that `fits` may take the request when it `has_room`. Its other streams lose
-    `streams_s`.
+    A worker that `fits` may take the request when it `has_room`. `later_s` are its costs beyond the
+    first token: what its other streams lose, or what leaving the zone costs.
     """
 
     fits: Mask
     has_room: Mask
     first_token_s: Column
-    streams_s: Column | float = 0.0
+    later_s: Column | float = 0.0
 
 
 class _DecodeScores:
@@ -131,10 +136,10 @@ class _DecodeScores:
         self._is_running = pool.columns[Figure.NUM_RUNNING] > 0
 
     def rows(
-        self, partner_s: float, lowest: Callable[[Column], list[int]]
+        self, partners_s: Mapping[str, float], lowest: Callable[[Column], list[int]]
     ) -> tuple[list[int], Others]:
-        """The rows to look at, and the figures of all; `partner_s` is infinite without a prefill
-        worker. Without room anywhere the rows are those with the most."""
+        """The rows to look at, and the figures of all; `partners_s` are the soonest times of
+        prefill workers by zone. Without room anywhere the rows are those with the most."""
         fits = ~self._pool.is_unfit
         running = self._pool.columns[Figure.NUM_RUNNING]
         idle_s = self._step_s / (1 + running / self._policy.batch_doubling)
@@ -144,10 +149,10 @@ class _DecodeScores:
         middle = (len(fit_steps) - 1) // 2
         idle_step_s = float(np.partition(fit_steps, middle)[middle])
         itl_s = self._itl_s(idle_s, idle_step_s)
-        ways = self._ways(fits & self._is_large(), partner_s, idle_step_s)
+        ways = self._ways(fits & self._is_large(), partners_s, idle_step_s)
         scores = np.full(len(fits), np.inf)
         for way in ways:
-            score = way.first_token_s + way.streams_s + itl_s
+            score = way.first_token_s + way.later_s + itl_s
             scores = np.where(way.fits & way.has_room, np.minimum(score, scores), scores)
         if rows := lowest(scores):
             return rows, Others(idle_step_s=idle_step_s)
@@ -156,14 +161,15 @@ class _DecodeScores:
         others = Others(idle_step_s=idle_step_s, first_token_s=min(first, default=math.inf))
         return self._roomiest(ways, lowest), others
 
-    def _ways(self, fits: Mask, partner_s: float, idle_step_s: float) -> list[_Way]:
+    def _ways(self, fits: Mask, partners_s: Mapping[str, float], idle_step_s: float) -> list[_Way]:
         needed = self._blocks_needed()
         has_room = self._has_room(needed)
         ways = []
-        if math.isfinite(partner_s):
+        for zone, partner_s in partners_s.items():
             may_take = fits & (needed <= self._pool.columns[Figure.NUM_BLOCKS])
-            first_token_s = self._transfer_s() + (partner_s + idle_step_s)
-            ways.append(_Way(may_take, has_room & self._may_promise(needed), first_token_s))
+            may_have = has_room & self._may_promise(needed)
+            first_token_s = self._handoff_s(zone) + (partner_s + idle_step_s)
+            ways.append(_Way(may_take, may_have, first_token_s, self._zone_s(zone)))
         if self._demand.mode is not PrefillMode.REMOTE:
             first_token_s, streams_s = self._local_s(idle_step_s), self._streams_s()
             ways.append(_Way(self._may_be_local(fits), has_room, first_token_s, streams_s))
@@ -219,11 +225,24 @@ class _DecodeScores:
         longer_s = np.where(is_slow, idle_s, idle_step_s) * (1 + batch / policy.batch_doubling)
         return policy.itl_weight * (longer_s - idle_step_s) * max(1, demand.expected_output_tokens)
 
-    def _transfer_s(self) -> Column:
-        rates, shape = self._pool.rates, self._shape
-        num_blocks = np.ceil(self._missing / shape.block_size)
-        sent_s = num_blocks * shape.block_bytes / rates[Rate.HANDOFF_PER_S]
-        return rates[Rate.SMALL_HANDOFF_S] + sent_s
+    def _handoff_s(self, prefill_zone: str) -> Column:
+        """Seconds of the handoff from a prefill worker of this zone."""
+        rates, policy = self._pool.rates, self._policy
+        num_bytes = np.ceil(self._missing / self._shape.block_size) * self._shape.block_bytes
+        least_s, per_s = rates[Rate.SMALL_HANDOFF_S], rates[Rate.HANDOFF_PER_S]
+        handoff_s = least_s + num_bytes / per_s
+        for zone, is_there in self._pool.columns.zones.items():
+            if (link := policy.links.between(prefill_zone, zone)) is not None:
+                slow = np.minimum(per_s, policy.prior_far_handoff_bytes_per_s)
+                far_s = (link.least_s or least_s) + num_bytes / (link.bytes_per_s or slow)
+                handoff_s = np.where(is_there, far_s, handoff_s)
+        return handoff_s
+
+    def _zone_s(self, prefill_zone: str) -> Column | float:
+        """The cost of leaving the zone."""
+        zones = self._pool.columns.zones
+        far = [zones[zone] for zone in zones if prefill_zone and zone not in ("", prefill_zone)]
+        return self._policy.far_handoff_cost_s * np.logical_or.reduce(far) if far else 0.0
 
     def _local_s(self, idle_step_s: float) -> Column:
         """Seconds until the decode worker has prefilled the prompt itself."""

@@ -4,7 +4,15 @@ from typing import Any
 
 from baton.cli.explain import render
 
-PARTS = {"wait": 0.0, "prefill": 0.1, "handoff": 0.02, "steps": 0.01, "itl": 0.03, "streams": 0.0}
+PARTS = {
+    "streams": 0.0,
+    "zone": 0.0,
+    "wait": 0.0,
+    "prefill": 0.1,
+    "handoff": 0.02,
+    "steps": 0.01,
+    "itl": 0.03,
+}
 
 
 def choice(decode: str, **parts: float) -> dict[str, Any]:

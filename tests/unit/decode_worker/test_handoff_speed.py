@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from baton.wire.limits import MAX_ZONES
 from baton.wire.v1 import worker_pb2
 from baton.worker.reports import ReportLog
 from services.decode_worker.prefill_links import MIN_RATE_BYTES, PrefillLinks
@@ -26,6 +27,25 @@ def test_large_handoffs_make_the_rate_and_small_ones_the_least_time(links, repor
         links.observe_rate(1000, 0.005)
     assert reports.load.handoff_bytes_per_s == pytest.approx(1000 * MIN_RATE_BYTES)
     assert reports.load.handoff_s == pytest.approx(0.005)
+
+
+def test_handoffs_from_other_zones_are_told_by_zone(links, reports) -> None:
+    reports.register.zone = "a"
+    links.observe_rate(100 * MIN_RATE_BYTES, 0.1, "a")
+    links.observe_rate(100 * MIN_RATE_BYTES, 1.0, "b")
+    for _ in range(3):
+        links.observe_rate(1000, 0.02, "c")
+    assert reports.load.handoff_bytes_per_s == pytest.approx(1000 * MIN_RATE_BYTES)
+    assert reports.load.handoff_s == 0
+    far = {each.zone: (each.bytes_per_s, each.least_s) for each in reports.load.far_handoffs}
+    assert far == {"b": (pytest.approx(100 * MIN_RATE_BYTES), 0.0), "c": (0.0, 0.02)}
+
+
+def test_a_worker_tells_of_so_many_zones_at_most(links, reports) -> None:
+    reports.register.zone = "a"
+    for number in range(MAX_ZONES + 3):
+        links.observe_rate(MIN_RATE_BYTES, 1.0, f"z{number}")
+    assert len(reports.load.far_handoffs) == MAX_ZONES
 
 
 @pytest.mark.parametrize("when", range(6))

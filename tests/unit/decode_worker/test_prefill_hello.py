@@ -102,6 +102,12 @@ async def test_the_hello_tells_what_works_here_and_the_connection_what_was_agree
     assert instruments.HANDOFF_LINKS.labels("grpc")._value.get() == num_links + 1
 
 
+@virtual
+async def test_the_connection_knows_the_zone_of_its_peer() -> None:
+    peer = PrefillWorker(lambda hello: setattr(hello, "zone", "b"))
+    assert (await connected(peer)).zone == "b"
+
+
 @pytest.mark.parametrize(
     ("change", "cause"),
     [

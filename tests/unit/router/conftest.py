@@ -12,6 +12,7 @@ from baton.wire.prefix_hash import HASH_BYTES
 from baton.wire.v1 import router_pb2, worker_pb2
 from services.router.fleet.reported import BlockShape
 from services.router.fleet.views import Demand, Policy, PrefillMode, Room, Speed, WorkerView
+from services.router.fleet.zones import ZoneLinks
 from services.router.router_core import RouterCore
 from services.router.settings import Settings
 
@@ -60,7 +61,7 @@ def demand() -> Callable[..., Demand]:
 
 @pytest.fixture
 def policy() -> Policy:
-    return Policy(itl_weight=1.0, batch_doubling=16.0, promise_cap=0.3, growth_blocks=2)
+    return Policy.of(Settings(), ZoneLinks(VirtualClock(), 60.0))
 
 
 def joined_hashes(*numbers: int) -> bytes:
@@ -128,14 +129,15 @@ class RouterInMemory:
         defaults: dict[str, Any] = {"workers": ()}
         self.core = RouterCore(Settings(**(defaults | settings)), clock, Random(1))
 
-    def decode(self, name: str = "d0", model_fp: str = MODEL) -> WorkerInMemory:
-        return self._started(name, router_pb2.WORKER_ROLE_DECODE, model_fp)
+    def decode(self, name: str = "d0", model_fp: str = MODEL, zone: str = "") -> WorkerInMemory:
+        return self._started(name, router_pb2.WORKER_ROLE_DECODE, model_fp, zone)
 
-    def prefill(self, name: str = "p0", model_fp: str = MODEL) -> WorkerInMemory:
-        return self._started(name, router_pb2.WORKER_ROLE_PREFILL, model_fp)
+    def prefill(self, name: str = "p0", model_fp: str = MODEL, zone: str = "") -> WorkerInMemory:
+        return self._started(name, router_pb2.WORKER_ROLE_PREFILL, model_fp, zone)
 
-    def _started(self, name: str, role: int, model_fp: str) -> WorkerInMemory:
+    def _started(self, name: str, role: int, model_fp: str, zone: str) -> WorkerInMemory:
         worker = WorkerInMemory(self.core, name, role, model_fp)
+        worker.register.zone = zone
         worker.start()
         return worker
 

@@ -35,6 +35,7 @@ class OneRouter:
     def __init__(self, name: str) -> None:
         self.name = name
         self.version = "1"
+        self.zone = ""
         self.models: list[Any] | None = [model()]
         self.failure: BatonError | None = None
         self.takes_s = 0.0
@@ -54,7 +55,10 @@ class OneRouter:
     async def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
         while self.models is not None:
             yield router_pb2.WatchAdmissionResponse(
-                models=self.models, quarantined=self.refused, software_version=self.version
+                models=self.models,
+                quarantined=self.refused,
+                software_version=self.version,
+                zone=self.zone,
             )
             await asyncio.sleep(0.1)
         raise Unavailable("silent")
@@ -66,7 +70,9 @@ class Scene:
         self.each = {name: OneRouter(name) for name in NAMES}
         self.seen: list[Sequence[Any]] = []
         self.alone = FallbackPicker(random.Random(4), ReadyWorkers(), lambda worker_id: 0).pick
-        self.routers = Routers(self.each, clock, random.Random(3), self.seen.append, self.alone)
+        self.routers = Routers(
+            self.each, clock, random.Random(3), self.seen.append, self.alone, "a"
+        )
 
     async def pick(self, model_fp: str = "m1", deadline_s: float = 10.0) -> str:
         request = router_pb2.PickRequest(model_fp=model_fp)
@@ -96,6 +102,23 @@ def test_all_picks_of_a_model_go_to_one_router_and_models_are_spread() -> None:
         await asyncio.sleep(0.2)
         picked = Counter([await scene.pick(f"m{number}") for number in range(60)])
         assert min(picked[name] for name in NAMES) >= 10
+
+    following(scenario)
+
+
+def test_a_router_of_the_own_zone_is_asked_first_while_it_speaks() -> None:
+    async def scenario(scene: Scene) -> None:
+        near, *far = scene.each.values()
+        near.zone = "a"
+        for each in far:
+            each.zone = "b"
+        for each in scene.each.values():
+            each.models = [model(f"m{number}") for number in range(20)]
+        await asyncio.sleep(0.2)
+        assert {await scene.pick(f"m{number}") for number in range(20)} == {near.name}
+        near.models = None
+        await asyncio.sleep(0.2)
+        assert {await scene.pick(f"m{number}") for number in range(20)} == {r.name for r in far}
 
     following(scenario)
 

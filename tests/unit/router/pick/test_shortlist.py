@@ -8,6 +8,7 @@ import pytest
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import BatonError
 from baton.wire.pick_reasons import text_of
+from baton.wire.v1.worker_pb2 import FarHandoff
 from services.router.pick import large_pools
 from services.router.router_core import RouterCore
 from services.router.settings import Settings
@@ -36,8 +37,11 @@ def picks_of(seed: int) -> list[tuple[str, ...]]:
 
 
 async def _picks_of(fleet: RouterInMemory, random: Random) -> list[tuple[str, ...]]:
-    workers = [fleet.decode(f"d{n}") for n in range(random.randrange(17, 40))]
-    workers += [fleet.prefill(f"p{n}") for n in range(random.randrange(0, 40))]
+    num_decodes, num_prefills = random.randrange(17, 40), random.randrange(0, 40)
+    zones = (("",), ("a", "b"), ("a", "b", ""))[num_decodes % 3]
+    in_zone = [zones[n % len(zones)] for n in range(40)]
+    workers = [fleet.decode(f"d{n}", zone=in_zone[n]) for n in range(num_decodes)]
+    workers += [fleet.prefill(f"p{n}", zone=in_zone[n]) for n in range(num_prefills)]
     is_crowded = random.random() < 0.3
     for worker in workers:
         report(worker, random, is_crowded)
@@ -68,6 +72,7 @@ def report(worker, random: Random, is_crowded: bool) -> None:
         handoff_bytes_per_s=random.choice([0.0, random.uniform(1e5, 1e6)]),
         handoff_s=random.choice([0.0, random.uniform(0.001, 0.01)]),
         chunk_tokens=random.choice([0, 64]),
+        far_handoffs=[FarHandoff(zone="a", bytes_per_s=2e5)] if worker.seq % 2 else [],
     )
 
 
