@@ -9,6 +9,7 @@ from envoy_data_plane.envoy.config.route.v3 import (
     RetryPolicy,
     RetryPolicyRetryBackOff,
     RetryPolicyRetryHostPredicate,
+    RetryPolicyRetryPriority,
     Route,
     RouteAction,
     RouteConfiguration,
@@ -16,6 +17,9 @@ from envoy_data_plane.envoy.config.route.v3 import (
     VirtualHost,
 )
 from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
+from envoy_data_plane.envoy.extensions.retry.priority.previous_priorities.v3 import (
+    PreviousPrioritiesConfig,
+)
 from envoy_data_plane.envoy.type.v3 import Int64Range
 
 from services.edge.clusters import GATEWAYS
@@ -28,6 +32,9 @@ HEALTH_PATH = "/healthz"
 # In none of these cases has a gateway received the request, so a retry cannot repeat work.
 _RETRY_ON = "connect-failure,refused-stream,reset-before-request"
 _NUM_RETRIES = 3
+# After so many tries the next ones go to another region: this one may be lost as a whole, and Envoy
+# not know it yet.
+_TRIES_IN_A_REGION = 2
 _MAX_INT64 = 2**63 - 1
 _NEVER = timedelta(0)
 
@@ -64,6 +71,10 @@ def _to_gateways() -> RouteAction:
                     typed_config=packed(PreviousHostsPredicate()),
                 )
             ],
+            retry_priority=RetryPolicyRetryPriority(
+                name="envoy.retry_priorities.previous_priorities",
+                typed_config=packed(PreviousPrioritiesConfig(update_frequency=_TRIES_IN_A_REGION)),
+            ),
             retry_back_off=RetryPolicyRetryBackOff(
                 base_interval=seconds(0.025), max_interval=seconds(0.25)
             ),

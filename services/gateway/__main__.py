@@ -110,6 +110,7 @@ def _gateway(process: Process, settings: GatewaySettings, clients: Clients) -> G
         limits=Limits(
             default_output_reservation=settings.default_output_reservation,
             token_gap_s=settings.token_gap_s,
+            full_wait_s=settings.full_wait_s,
         ),
     )
 

@@ -56,6 +56,8 @@ from services.gateway.request.incoming import IncomingRequest
 from services.gateway.request.pipeline import AUTHENTICATE_TIMEOUT_S
 from services.gateway.tenants.auth import Principal
 
+# Envoy's health check then prefers others, also those of other regions.
+FULL_HEADER = "x-envoy-degraded"
 _MODEL_NAME_PATH = b"/v1/models/"
 
 _log = logs.get("app")
@@ -231,7 +233,10 @@ class App:
         reasons = [*readiness.unready, *readiness.degraded]
         status = "unready" if readiness.unready else "degraded" if reasons else "ready"
         content = msgspec.json.encode({"status": status, "reasons": reasons})
-        return _json(request, content, 503 if readiness.unready else 200)
+        response = _json(request, content, 503 if readiness.unready else 200)
+        if readiness.is_full:
+            response.headers[FULL_HEADER] = "1"
+        return response
 
     async def _never(self, request: Request) -> Response:
         raise AssertionError("POST on a generating endpoint does not come here")

@@ -19,7 +19,7 @@ from services.gateway.clients.protocols import (
     RunInThread,
     TokenizerClient,
 )
-from services.gateway.readiness import Readiness
+from services.gateway.readiness import FleetRoom, Readiness
 from services.gateway.request.auditor import GatewayAuditor
 from services.gateway.request.deps import AttemptDeps, Limits, PipelineDeps
 from services.gateway.request.large_bodies import LargeBodies
@@ -98,12 +98,14 @@ class Gateway:
         self._routers = Routers(
             clients.routers, clock, rng, self._take_in, fallback_picker.pick, own.zone
         )
+        self._room = FleetRoom((limits or Limits()).full_wait_s)
         self.readiness = Readiness(
             self._quota,
             clients.tokenizer,
             self.directory,
             self._routers,
             self.authenticator,
+            self._room,
             clock,
         )
         self.pipeline = self._pipeline(clients, own.server_secret, limits or Limits())
@@ -128,6 +130,7 @@ class Gateway:
         """Take in the fleet as the routers see it now; the last view stays while none speaks."""
         self.directory.update(models)
         self._ready_workers.update(models)
+        self._room.update(models)
         for worker in (worker for model in models for worker in model.workers):
             if worker.ejected:
                 self.links.lose(worker.worker_id)

@@ -7,11 +7,12 @@ stays ready.
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError
+from baton.wire.v1 import router_pb2
 from services.gateway.clients.protocols import TokenizerClient
 from services.gateway.routing.models import ModelDirectory
 from services.gateway.routing.routers import Routers
@@ -24,14 +25,39 @@ _RETRY_INTERVAL_S = 0.1
 # A service that answered within this time counts as reachable. All gateways ask the same services,
 # and a busy moment of one must not take all gateways out of rotation together.
 REACHED_WITHIN_S = 10.0
+_HYSTERESIS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class ReadinessState:
-    """The reasons not to send requests, and those for which it serves with limits of its own."""
+    """The reasons not to send requests, and those for which it serves with limits of its own.
+
+    `is_full`: requests had better go to another region, if that has room.
+    """
 
     unready: list[str]
     degraded: list[str]
+    is_full: bool = False
+
+
+class FleetRoom:
+    """Whether the fleet has room for a new request, as its routers predict it.
+
+    Full when some model's new requests would wait for `full_wait_s` (0 = never), and until they
+    would wait for half of it: what changes with each request would send all of them to and fro.
+    """
+
+    def __init__(self, full_wait_s: float) -> None:
+        self._full_wait_s = full_wait_s
+        self.is_full = False
+
+    def update(self, models: Iterable[router_pb2.ModelState]) -> None:
+        """Take in the routers' view."""
+        if not self._full_wait_s:
+            return
+        longest_s = max((max(model.predicted_wait_s, default=0.0) for model in models), default=0.0)
+        least_s = self._full_wait_s * (_HYSTERESIS if self.is_full else 1.0)
+        self.is_full = longest_s >= least_s
 
 
 class Readiness:
@@ -44,11 +70,13 @@ class Readiness:
         directory: ModelDirectory,
         routers: Routers,
         authenticator: Authenticator,
+        room: FleetRoom,
         clock: Clock,
     ) -> None:
         self.draining = False
         self._quota = quota
         self._authenticator = authenticator
+        self._room = room
         self._probes = {"quota": quota.probe, "tokenizer": tokenizer.probe}
         self._directory = directory
         self._routers = routers
@@ -75,7 +103,9 @@ class Readiness:
         if not self._directory.num_ready_models:
             heard = self._routers.is_any_heard
             unready.append("no model has a ready worker" if heard else "router unreachable")
-        return ReadinessState(unready, degraded)
+        if self._room.is_full:
+            degraded.append("a new request would wait")
+        return ReadinessState(unready, degraded, self._room.is_full)
 
     def _is_reached(self, name: str) -> bool:
         return self._clock.now() - self._reached_s.get(name, -math.inf) <= REACHED_WITHIN_S

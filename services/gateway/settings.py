@@ -40,6 +40,9 @@ class GatewaySettings:
     default_output_reservation: int = 512
     deadline_s: float = 600.0
     token_gap_s: float = 20.0
+    # The predicted wait of a new request from which on Envoys send them to other regions, as far as
+    # those have room; 0 = never.
+    full_wait_s: float = 2.0
     # How long a client may read nothing of its answer.
     stall_s: float = 30.0
     # After the signal to stop it is not ready at once, but serves new requests for so long: until

@@ -25,6 +25,7 @@ class Limits:
 
     default_output_reservation: int = 512
     token_gap_s: float = 20.0
+    full_wait_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)

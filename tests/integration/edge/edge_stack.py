@@ -43,6 +43,7 @@ class SmallGateway:
         self.name = name
         self.place = place
         self.state = GatewayState.READY
+        self.is_full = False
         # What every request to the API is answered with; 200 = a stream, HANG_UP = a reset.
         self.status = 200
         self.num_pieces = 1
@@ -102,7 +103,8 @@ class SmallGateway:
             ready = self.state is GatewayState.READY
             reasons = ["draining"] if self.state is GatewayState.DRAINING else []
             body = json.dumps({"reasons": reasons}).encode()
-            self._write_head(writer, 200 if ready else 503, len(body))
+            full = "x-envoy-degraded: 1\r\n" if self.is_full else ""
+            self._write_head(writer, 200 if ready else 503, len(body), full)
             writer.write(body)
             await writer.drain()
             return
@@ -117,9 +119,13 @@ class SmallGateway:
             return
         await self._stream(reader, writer, None if HURRIED in head else self.go)
 
-    def _write_head(self, writer: asyncio.StreamWriter, status: int, length: int) -> None:
-        head = f"HTTP/1.1 {status} x\r\nx-gateway: {self.name}\r\ncontent-length: {length}\r\n\r\n"
-        writer.write(head.encode())
+    def _write_head(
+        self, writer: asyncio.StreamWriter, status: int, length: int, more: str = ""
+    ) -> None:
+        head = (
+            f"HTTP/1.1 {status} x\r\nx-gateway: {self.name}\r\ncontent-length: {length}\r\n{more}"
+        )
+        writer.write(f"{head}\r\n".encode())
 
     async def _stream(
         self,

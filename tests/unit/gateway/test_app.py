@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY
 from baton.wire.failures import NoRoom, Unavailable
 from services.gateway.app import App
 from services.gateway.readiness import REACHED_WITHIN_S
+from services.gateway.request.deps import Limits
 from services.gateway.tenants.auth import STALE_S
 from tests.unit.gateway.fakes import KEY, Fleet, simulate
 
@@ -283,6 +284,34 @@ def test_a_request_that_fails_later_is_not_counted_among_the_refused() -> None:
         assert refused("no_room", 503) == before
 
     simulate(scenario)
+
+
+async def readyz(app: App) -> Client:
+    client = Client({}, path="/readyz", method="GET")
+    await serve(app, client)
+    return client
+
+
+def test_a_gateway_says_that_its_fleet_is_full_until_the_wait_is_half_as_long() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        app, (model,) = app_of(fleet), fleet.router.models
+        for wait_s, is_full in ((1.9, False), (2.0, True), (1.1, True), (0.9, False), (1.9, False)):
+            model.predicted_wait_s[:] = [wait_s]
+            await asyncio.sleep(0.2)
+            client = await readyz(app)
+            assert client.status == 200, "it serves all the same"
+            assert ("x-envoy-degraded" in client.headers) == is_full, wait_s
+
+    simulate(scenario)
+
+
+def test_a_gateway_without_other_regions_need_not_say_that_it_is_full() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.router.models[0].predicted_wait_s[:] = [100.0]
+        await asyncio.sleep(0.2)
+        assert "x-envoy-degraded" not in (await readyz(app_of(fleet))).headers
+
+    simulate(scenario, limits=Limits(full_wait_s=0))
 
 
 def test_a_draining_gateway_is_not_ready_but_serves_what_still_comes() -> None:
