@@ -14,11 +14,14 @@ from pathlib import Path
 
 import msgspec
 
-from baton.wire.v1 import quota_pb2
+from baton.wire.v1 import failure_pb2, quota_pb2
 
 
 class UsageLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One finished request, a field for each key of its line. `stages_us` adds up to `wall_us`."""
+    """One finished request, a field for each key of its line. `stages_us` adds up to `wall_us`.
+
+    `prefill_us` and `decode_us` are the time of engines; `wasted_us` has parts of them by cause.
+    """
 
     tenant: str
     request_id: str
@@ -40,6 +43,10 @@ class UsageLine(msgspec.Struct, frozen=True, omit_defaults=True):
     # Billionths of the currency of the price list with this version.
     cost: int = 0
     price_version: str = ""
+    prefill_us: int = 0
+    decode_us: int = 0
+    kv_byte_ms: int = 0
+    wasted_us: dict[str, int] = {}
 
     @property
     def num_tokens(self) -> int:
@@ -75,7 +82,20 @@ def from_record(record: quota_pb2.UsageRecord, settled_unix_ms: int) -> UsageLin
         endpoint=record.endpoint,
         model_fp=record.model_fp,
         provisional=record.provisional,
+        prefill_us=record.engine.prefill_us,
+        decode_us=record.engine.decode_us,
+        kv_byte_ms=record.engine.kv_byte_ms,
+        wasted_us=_wasted_us(record.engine),
     )
+
+
+def _wasted_us(engine: failure_pb2.EngineTime) -> dict[str, int]:
+    by_cause = {
+        "cancelled": engine.cancelled_us,
+        "migrated": engine.migrated_us,
+        "preempted": engine.preempted_us,
+    }
+    return {cause: wasted_us for cause, wasted_us in by_cause.items() if wasted_us}
 
 
 def encode(line: UsageLine) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from baton.engine.protocol.client import EngineClient
+from baton.engine.protocol.engine_time import EngineTimes, SequenceTime
 from baton.engine.protocol.messages import (
     Abort,
     Admitted,
@@ -43,6 +44,7 @@ class EngineDispatcher:
     """The front's only way to the core. Sequence ids are never reused."""
 
     def __init__(self, client: EngineClient) -> None:
+        self.times = EngineTimes()
         self._client = client
         self._listeners: dict[int, SequenceListener] = {}
         self._request_ids: dict[int, str] = {}
@@ -77,26 +79,39 @@ class EngineDispatcher:
         self._last_seq_id += 1
         self._request_ids[self._last_seq_id] = request_id
         self._listeners[self._last_seq_id] = listener
+        self.times.open(self._last_seq_id)
         return self._last_seq_id
 
     def send(self, command: Command) -> None:
         """Queue a command for the core; never blocks."""
         self._client.send(command)
 
-    def forget(self, seq_id: int) -> None:
-        """The sequence has ended; later events of it are dropped."""
+    def forget(self, seq_id: int) -> SequenceTime:
+        """The sequence has ended; later events of it are dropped. Returns what is not billed."""
         self._listeners.pop(seq_id, None)
         self._request_ids.pop(seq_id, None)
+        return self.times.close(seq_id)
 
-    def abort(self, seq_id: int) -> None:
-        """End the sequence in any state and free everything; its listener hears no more."""
-        self.forget(seq_id)
+    def abort(self, seq_id: int) -> SequenceTime:
+        """End the sequence in any state and free everything; its listener hears no more. Returns
+        what is not billed."""
         self._client.send(Abort(seq_id))
+        return self.forget(seq_id)
 
     def release(self, seq_id: int) -> None:
         """Free a prefill sequence's blocks into the cache; its listener hears no more."""
         self.forget(seq_id)
         self._client.send(Release(seq_id))
+
+    def bill(self, time: SequenceTime) -> failure_pb2.EngineTime:
+        """What a sequence cost, for the wire; it counts as billed."""
+        self.times.billed(time)
+        return failure_pb2.EngineTime(
+            prefill_us=time.prefill_us,
+            decode_us=time.decode_us,
+            kv_byte_ms=time.held_block_us * self.info.kv_spec.row_bytes // 1000,
+            preempted_us=time.redone_us,
+        )
 
     def when_freed(self, seq_ids: Iterable[int], call: Callable[[], None]) -> None:
         """Call once the core has freed the blocks of all of these, which were just aborted or
@@ -112,6 +127,7 @@ class EngineDispatcher:
 
     def dispatch(self, events: StepEvents) -> None:
         """Bring one step to listeners and observers."""
+        self.times.take_in(events)
         self._dispatch_group(events.admitted)
         self._dispatch_group(events.refused)
         self._dispatch_group(events.started)

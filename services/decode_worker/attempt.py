@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 
 from baton.engine.protocol.messages import Grammar
 from baton.wire import failures
-from baton.wire.v1 import worker_pb2
+from baton.wire.engine_time import add_time
+from baton.wire.v1 import failure_pb2, worker_pb2
 from baton.worker.cancels import observe_cancel
 from baton.worker.deps import WorkerDeps
 from services.decode_worker.attempt_output import AttemptOutput
@@ -68,7 +69,9 @@ class Attempt:
         phases = [run.phase for run in self._open_choices()]
         open_choices = self._abort_open(failures.Cancelled("cancelled by the gateway"))
         for run in open_choices:
-            finish = worker_pb2.Finish(reason="cancelled", num_output_tokens=run.num_output_tokens)
+            finish = worker_pb2.Finish(
+                reason="cancelled", num_output_tokens=run.num_output_tokens, engine=run.bill()
+            )
             self._output.finish(run.choice, finish)
         self._output.flush()
         if open_choices:
@@ -98,12 +101,14 @@ class Attempt:
         if self._has_sent:
             for run in open_choices:
                 finish = worker_pb2.Finish(
-                    num_output_tokens=run.num_output_tokens, failure=failures.to_wire(error)
+                    num_output_tokens=run.num_output_tokens,
+                    failure=failures.to_wire(error),
+                    engine=run.bill(),
                 )
                 self._output.finish(run.choice, finish)
             self._output.flush()
         else:
-            self._output.refuse(error)
+            self._output.refuse(error, _sum([run.bill() for run in open_choices]))
         self._end(error.reason)
 
     # What choices tell (ChoiceOwner).
@@ -118,7 +123,9 @@ class Attempt:
         if run in self._unwanted:
             reason = "cancelled"
         is_last = not self._open_choices()
-        finish = worker_pb2.Finish(reason=reason, num_output_tokens=run.num_output_tokens)
+        finish = worker_pb2.Finish(
+            reason=reason, num_output_tokens=run.num_output_tokens, engine=run.bill()
+        )
         self._output.finish(run.choice, finish, is_last=is_last)
         self._output.flush()
         if is_last:
@@ -192,3 +199,10 @@ class Attempt:
             self._deps.grammar_gate.withdraw(self._on_grammar)
         self._output.end(reason, sum(run.num_output_tokens for run in self._choices.values()))
         self._on_end(self)
+
+
+def _sum(bills: Iterable[failure_pb2.EngineTime]) -> failure_pb2.EngineTime:
+    total = failure_pb2.EngineTime()
+    for bill in bills:
+        add_time(total, bill)
+    return total

@@ -14,7 +14,7 @@ cannot wait for a step is followed by `flush`.
 from baton.runtime import logs
 from baton.runtime.telemetry import StageTimer, start_span
 from baton.wire import failures
-from baton.wire.v1 import handoff_pb2, worker_pb2
+from baton.wire.v1 import failure_pb2, handoff_pb2, worker_pb2
 from baton.worker.deps import WorkerDeps
 from services.decode_worker.attempt_request import AttemptRequest
 from services.decode_worker.gateway_link import GatewayLink
@@ -119,9 +119,9 @@ class AttemptOutput:
         )
         self.span.fail(error.reason)
 
-    def refuse(self, error: failures.BatonError) -> None:
+    def refuse(self, error: failures.BatonError, spent: failure_pb2.EngineTime) -> None:
         """Nothing of this attempt was written, and nothing will be."""
-        refuse(self._link, self.request.submit, error)
+        refuse(self._link, self.request.submit, error, spent)
 
     def end(self, reason: str, num_output_tokens: int) -> None:
         """The attempt is over."""
@@ -156,8 +156,13 @@ class AttemptOutput:
         self._deps.metrics.took_prompt(self.request.num_tokens(choice), num_cached_tokens)
 
 
-def refuse(link: GatewayLink, submit: worker_pb2.Submit, error: failures.BatonError) -> None:
-    """Tell the gateway that nothing of its submit was or will be done."""
+def refuse(
+    link: GatewayLink,
+    submit: worker_pb2.Submit,
+    error: failures.BatonError,
+    spent: failure_pb2.EngineTime | None = None,
+) -> None:
+    """Tell the gateway that nothing comes of its submit, and what was spent on it nevertheless."""
     _log.info(
         "submit_refused",
         request_id=submit.request_id,
@@ -170,5 +175,6 @@ def refuse(link: GatewayLink, submit: worker_pb2.Submit, error: failures.BatonEr
         epoch=submit.epoch,
         handle=submit.handle,
         failure=failures.to_wire(error),
+        engine=spent,
     )
     link.send(worker_pb2.WorkerFrame(refused=refused))

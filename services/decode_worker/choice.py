@@ -12,7 +12,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
+from baton.engine.protocol.engine_time import SequenceTime
 from baton.engine.protocol.messages import (
+    Abort,
     AddSequence,
     Admitted,
     Bind,
@@ -27,7 +29,8 @@ from baton.engine.protocol.messages import (
     TokenLogprobs,
 )
 from baton.wire import failures
-from baton.wire.v1 import handoff_pb2, worker_pb2
+from baton.wire.engine_time import add_time
+from baton.wire.v1 import failure_pb2, handoff_pb2, worker_pb2
 from baton.worker.cancels import Phase
 from baton.worker.deps import WorkerDeps
 from baton.worker.dispatch import SequenceEvent, sequence_failure, to_wire
@@ -77,6 +80,9 @@ class ChoiceRun:
         self._deps = deps
         self._forks: Sequence[ChoiceRun] = ()
         self._handoff: RemotePrefill | None = None
+        # What it cost here, once it has ended, and at the prefill worker so far.
+        self._spent = SequenceTime()
+        self._spent_there = failure_pb2.EngineTime()
         self.seq_id = deps.dispatcher.open(self, request.request_id)
 
     @property
@@ -100,6 +106,7 @@ class ChoiceRun:
             # Beams come from the likeliest first tokens of the leader.
             others = [] if request.is_search else [run.choice for run in forks]
             self._handoff = RemotePrefill(self._output, self.choice, others, self._deps, links)
+            self._spent_there = self._handoff.spent
         runs = (self, *forks)
         least_credit = min(run._credit for run in runs)
         self._deps.dispatcher.send(
@@ -139,7 +146,13 @@ class ChoiceRun:
         if self._handoff is not None:
             # Before the core frees the blocks: nothing is written into them any more.
             self._handoff.cancel(error)
-        self._deps.dispatcher.abort(self.seq_id)
+        self._spent = self._deps.dispatcher.abort(self.seq_id)
+
+    def bill(self) -> failure_pb2.EngineTime:
+        """What it cost, once it has ended; it counts as billed."""
+        bill = self._deps.dispatcher.bill(self._spent)
+        add_time(bill, self._spent_there)
+        return bill
 
     def cancel(self) -> None:
         """The gateway wants no more of this choice, and no other choice needs its prompt."""
@@ -250,12 +263,12 @@ class ChoiceRun:
         reasons = [frame.finish_reason, *(fork_token.finish_reason for fork_token in frame.forks)]
         for run, reason in zip((self, *self._forks), reasons, strict=True):
             if not run.is_ended:
-                run._deps.dispatcher.abort(run.seq_id)
+                run._deps.dispatcher.send(Abort(run.seq_id))
                 run._end(reason)
 
     def _end(self, reason: str) -> None:
         self.phase = Phase.ENDED
-        self._deps.dispatcher.forget(self.seq_id)
+        self._spent = self._deps.dispatcher.forget(self.seq_id)
         self._owner.ended(self, reason)
 
 

@@ -7,7 +7,7 @@ coroutine does then. Verification is the receiver's.
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from baton.handoff.outcomes import DropCause
@@ -15,7 +15,8 @@ from baton.handoff.receiver import Receiver
 from baton.handoff.ticket import BadBlocks, ForeignFrame, Ticket
 from baton.handoff.transport import Pages, ReceivingEnd, num_payload_bytes
 from baton.wire import failures
-from baton.wire.v1 import handoff_pb2
+from baton.wire.engine_time import add_time
+from baton.wire.v1 import failure_pb2, handoff_pb2
 from baton.worker import instruments
 from baton.worker.deps import WorkerDeps
 from baton.worker.prompt import split_prompt
@@ -33,12 +34,16 @@ class BadData(failures.Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class PrefillRequest:
-    """One Prefill: what the decode worker asks for. `message` has no prompt before it leaves."""
+    """One Prefill: what the decode worker asks for. `message` has no prompt before it leaves.
+
+    `spent` is what the prefill worker has told that it cost.
+    """
 
     ticket: Ticket
     message: handoff_pb2.Prefill
     prompt_ids: bytes
     block_hashes: bytes
+    spent: failure_pb2.EngineTime = field(default_factory=failure_pb2.EngineTime)
 
     def frames(self) -> Iterator[handoff_pb2.DecodeFrame]:
         """The Prefill with the beginning of its prompt, then the rest of the prompt."""
@@ -152,6 +157,9 @@ class IncomingTransfer:
 
     def on_refused(self, refused: handoff_pb2.TransferRefused) -> None:
         self.lost(failures.from_wire(refused.failure))
+
+    def on_spent(self, frame: handoff_pb2.Spent) -> None:
+        add_time(self.request.spent, frame.engine)
 
     def on_first_tokens(self, frame: handoff_pb2.FirstTokens) -> None:
         if self._first_tokens is not None:

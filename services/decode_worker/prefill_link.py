@@ -33,6 +33,7 @@ _DELIVERIES = ("blocks", "commit")
 _HANDLERS: dict[str, Callable[[IncomingTransfer, Any], None]] = {
     "accepted": IncomingTransfer.on_accepted,
     "refused": IncomingTransfer.on_refused,
+    "spent": IncomingTransfer.on_spent,
     "first_tokens": IncomingTransfer.on_first_tokens,
     "commit": IncomingTransfer.on_commit,
     "abort": IncomingTransfer.on_aborted,

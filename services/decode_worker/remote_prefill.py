@@ -13,7 +13,7 @@ from baton.handoff.ticket import Ticket, new_capability
 from baton.runtime import logs
 from baton.runtime.telemetry import Span, start_span
 from baton.wire import failures
-from baton.wire.v1 import handoff_pb2
+from baton.wire.v1 import failure_pb2, handoff_pb2
 from baton.worker import instruments
 from baton.worker.deps import WorkerDeps
 from services.decode_worker.attempt_output import AttemptOutput
@@ -57,6 +57,8 @@ class RemotePrefill:
         deps: WorkerDeps,
         links: PrefillLinks,
     ) -> None:
+        # What the prefill worker has told that it cost.
+        self.spent = failure_pb2.EngineTime()
         self.bound: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         self._request = output.request
         self._attempt_span = output.span
@@ -202,4 +204,4 @@ class RemotePrefill:
             fork_choices=self._fork_choices,
             is_suspect=submit.is_suspect,
         )
-        return PrefillRequest(ticket, message, request.prompt_ids, request.block_hashes)
+        return PrefillRequest(ticket, message, request.prompt_ids, request.block_hashes, self.spent)

@@ -103,6 +103,7 @@ class DecodeSession:
             while not transfer.is_computed:
                 self._offer(transfer)
                 await transfer.news()
+                self._tell_spent(transfer)
             self._control(handoff_pb2.PrefillFrame(first_tokens=transfer.take_first_tokens()))
             self._offer(transfer)
             await transfer.over()
@@ -119,9 +120,17 @@ class DecodeSession:
             self._ready.append(transfer)
         self._runner.writer.wake()
 
+    def _tell_spent(self, transfer: OutgoingTransfer) -> None:
+        """Let the peer bill what was computed, also if it gives up soon."""
+        bill = transfer.bill()
+        if bill.prefill_us:
+            spent = handoff_pb2.Spent(xfer_id=transfer.ticket.xfer_id, engine=bill)
+            self._control(handoff_pb2.PrefillFrame(spent=spent))
+
     def _tell_failure(
         self, transfer: OutgoingTransfer, outcome: TransferOutcome, error: failures.BatonError
     ) -> None:
+        self._tell_spent(transfer)
         ticket = transfer.ticket
         if outcome is TransferOutcome.REFUSED:
             self._deps.reports.accepted(transfer.request_id)

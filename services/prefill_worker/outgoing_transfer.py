@@ -26,7 +26,7 @@ from baton.handoff.transport import SendingEnd
 from baton.runtime.telemetry import StageTimer, start_span
 from baton.wire import failures
 from baton.wire.prefix_hash import TOKEN_BYTES
-from baton.wire.v1 import handoff_pb2
+from baton.wire.v1 import failure_pb2, handoff_pb2
 from baton.worker.cancels import Phase
 from baton.worker.deps import WorkerDeps
 from baton.worker.dispatch import SequenceEvent, SequenceListener, sequence_failure, to_wire
@@ -173,6 +173,13 @@ class OutgoingTransfer:
                 checksum_every=self._sending.checksum_every,
             )
         )
+
+    def bill(self) -> failure_pb2.EngineTime:
+        """What it cost since the last call; it counts as billed. All of it is prefill."""
+        dispatcher = self._deps.dispatcher
+        bill = dispatcher.bill(dispatcher.times.take(self.seq_ids[0]))
+        bill.prefill_us, bill.decode_us = bill.prefill_us + bill.decode_us, 0
+        return bill
 
     # What the coroutine waits for. Each raises TransferEnded.
 

@@ -56,6 +56,8 @@ class BlockManager:
         self._promises: dict[int, _Promise] = {}  # by seq_id
         self._block_copies: list[tuple[int, int]] = []
         self._imported_blocks: list[int] = []
+        # The engine's time, which it sets: for how long sequences hold their blocks.
+        self.now_us = 0
 
     @property
     def num_free_blocks(self) -> int:
@@ -130,7 +132,7 @@ class BlockManager:
     def allocate(self, seq: Sequence, match: PrefixMatch) -> None:
         """Give the sequence its whole table; what the cache holds of it counts as computed."""
         self._pin(seq, match.cached_ids)
-        seq.table.extend(self._pool.allocate(match.num_new_blocks))
+        self._extend(seq, self._pool.allocate(match.num_new_blocks))
         seq.num_computed_tokens = len(match.cached_ids) * self.block_size
 
     def can_promise(self, seq: Sequence, match: PrefixMatch, reserve: int) -> bool:
@@ -152,7 +154,7 @@ class BlockManager:
         """Turn the promise into blocks; returns those that cover the tokens. Cannot fail."""
         promise = self._promises[seq.request.seq_id]
         self._pool.end_promise(promise.num_blocks)
-        seq.table.extend(self._pool.allocate(promise.num_blocks))
+        self._extend(seq, self._pool.allocate(promise.num_blocks))
         promise.num_blocks = 0
         table: list[int] = seq.table.ids[: self.num_blocks_for(seq.num_tokens)].tolist()
         return table
@@ -180,7 +182,7 @@ class BlockManager:
         assert child.table.num_blocks == 0
         num_shared = parent.num_tokens // self.block_size
         self._share(parent, child, num_shared)
-        child.table.extend(self._pool.allocate(self.num_blocks_beside(parent, child)))
+        self._extend(child, self._pool.allocate(self.num_blocks_beside(parent, child)))
         child.table.num_registered = num_shared
         child.num_computed_tokens = num_shared * self.block_size
 
@@ -219,7 +221,7 @@ class BlockManager:
         """Make sure that the last token's KV can be written, into a block that is not shared."""
         seq.table.may_share_last = False
         if not self._has_slot(seq):
-            seq.table.extend(self._pool.allocate(1))
+            self._extend(seq, self._pool.allocate(1))
         elif self._pool.is_shared(shared := self._last_block(seq)):
             assert seq.num_computed_tokens % self.block_size, "a full block is never written again"
             [own] = self._pool.allocate(1)
@@ -237,7 +239,7 @@ class BlockManager:
         """Slots for that many tokens behind its last one. They may stay unused for a while."""
         num_missing = self.num_blocks_for(seq.num_tokens + num_tokens) - seq.table.num_blocks
         if num_missing > 0:
-            seq.table.extend(self._pool.allocate(num_missing))
+            self._extend(seq, self._pool.allocate(num_missing))
 
     def note_filled(self, seq: Sequence) -> None:
         """The front has filled the blocks that hold the tokens and did not come from the cache."""
@@ -281,6 +283,7 @@ class BlockManager:
     def free(self, seq: Sequence) -> None:
         """Give everything back, the tail first: it is the least likely to be hit again."""
         self.end_promise(seq)
+        seq.table.accrue(self.now_us)
         self._pool.release(seq.table.take()[::-1])
         seq.num_computed_tokens = 0
 
@@ -324,17 +327,21 @@ class BlockManager:
         num_new = self.num_blocks_for(num_tokens) - len(cached)
         return PrefixMatch(cached, num_new, num_new + sum(map(self._pool.is_idle, cached)))
 
+    def _extend(self, seq: Sequence, block_ids: list[int]) -> None:
+        seq.table.accrue(self.now_us)
+        seq.table.extend(block_ids)
+
     def _pin(self, seq: Sequence, cached_ids: list[int]) -> None:
         for block_id in cached_ids:
             self._pool.retain(block_id)
-        seq.table.extend(cached_ids)
+        self._extend(seq, cached_ids)
         seq.table.num_registered = len(cached_ids)
 
     def _share(self, parent: Sequence, child: Sequence, num_blocks: int) -> None:
         block_ids: list[int] = parent.table.ids[:num_blocks].tolist()
         for block_id in block_ids:
             self._pool.retain(block_id)
-        child.table.extend(block_ids)
+        self._extend(child, block_ids)
         parent.table.may_share_last = child.table.may_share_last = True
 
     def _last_block(self, seq: Sequence) -> int:

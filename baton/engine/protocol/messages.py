@@ -341,6 +341,11 @@ class StepEvents(msgspec.Struct, array_like=True, tag="events"):
 
     `token_seq_ids`, `token_ids` and `token_indexes` are columns: one new output token each, with
     its index among the output tokens of its choice. KV events are in order: removed before stored.
+
+    So are `spent_seq_ids`, `spent_us` and `held_block_us`: the share that each sequence of the step
+    had in its time; and the blocks that it held since that was last told, times microseconds, a
+    column that is empty in most steps. `prefills` names entries by index that were prefill, each
+    with the part of its time that computed again what a preemption had taken.
     """
 
     step: int
@@ -374,6 +379,12 @@ class StepEvents(msgspec.Struct, array_like=True, tag="events"):
     # The prefix cache after the KV events above: its number of hashes, and their digest.
     num_cached_hashes: int = 0
     cache_digest: int = 0
+    # The time of all steps since the last report, with that of planning them.
+    busy_us: int = 0
+    spent_seq_ids: list[int] = []
+    spent_us: list[int] = []
+    held_block_us: list[int] = []
+    prefills: list[tuple[int, int]] = []
 
 
 CoreMessage = EngineInfo | LoadFailed | StepEvents

@@ -37,7 +37,9 @@ class BlockTable:
     """
 
     __slots__ = (
+        "_block_us",
         "_ids",
+        "_since_us",
         "hash_chain",
         "may_share_last",
         "num_blocks",
@@ -55,6 +57,21 @@ class BlockTable:
         self.num_reported = 0
         # Another table may refer to the last block too: before it is written, that must be checked.
         self.may_share_last = False
+        # Blocks times microseconds that it held them, up to `_since_us`.
+        self._block_us = 0
+        self._since_us = 0
+
+    def accrue(self, now_us: int) -> None:
+        """Count the time for which the blocks were held; called before their number changes."""
+        self._block_us += self.num_blocks * (now_us - self._since_us)
+        self._since_us = now_us
+
+    def take_block_us(self, now_us: int) -> int:
+        """Blocks times microseconds that were held since the last call."""
+        block_us = self._block_us + self.num_blocks * (now_us - self._since_us)
+        self._block_us = 0
+        self._since_us = now_us
+        return block_us
 
     def extend(self, block_ids: list[int]) -> None:
         end = self.num_blocks + len(block_ids)
@@ -109,6 +126,7 @@ class Sequence:
         "lookup",
         "next_prompt_logprob",
         "num_computed_tokens",
+        "num_lost_tokens",
         "num_prompt_tokens",
         "num_tokens",
         "rank",
@@ -129,6 +147,8 @@ class Sequence:
         self.num_tokens = len(tokens)
         self.num_prompt_tokens = len(tokens) - request.num_emitted
         self.num_computed_tokens = 0
+        # A preemption took the KV of its first so many tokens, which had been computed.
+        self.num_lost_tokens = 0
         # The prompt token whose logprobs are reported next; the first token has none.
         self.next_prompt_logprob = 1
         self.credit = request.credit

@@ -78,6 +78,14 @@ class ChunkPolicy:
         prefill_s = num_prefill_tokens * (self._token_s or 0.0)
         return prefill_s + (self._decode_s if num_decodes else 0.0)
 
+    def prefill_share(self, num_prefill_tokens: int, num_decodes: int) -> float:
+        """The share of such a step's time that is its prefill's, going by the last steps; by the
+        number of tokens while that is not known."""
+        if not self._token_s or (num_decodes and not self._decode_s):
+            return num_prefill_tokens / (num_prefill_tokens + num_decodes)
+        prefill_s = num_prefill_tokens * self._token_s
+        return prefill_s / (prefill_s + (self._decode_s if num_decodes else 0.0))
+
     def _is_outdated(self, num_decodes: int) -> bool:
         has_grown = num_decodes > _GROWN * self._num_decodes
         return has_grown or self._num_mixed >= MAX_MIXED_STEPS

@@ -25,6 +25,7 @@ from baton.engine.step.step_commit import StepCommit
 from baton.engine.step.step_plan import StepPlan
 from baton.engine.step.step_planner import StepPlanner
 from baton.engine.step.step_reporter import StepReporter
+from baton.engine.step.step_shares import StepShares
 from baton.engine.step.step_timer import StepTimer
 from baton.system.clock import Clock
 
@@ -75,7 +76,7 @@ class Engine:
         self._planner = StepPlanner(state, parallel, proposer, clock)
         self._plan = StepPlan(0, 0)
         self._batches = StepBatches(state, max_tokens)
-        self._timer = StepTimer(clock, chunks)
+        self._timer = StepTimer(clock, chunks, StepShares(manager, chunks))
         self._commit = StepCommit(state, parallel, self._timer)
         self._reporter = StepReporter(state, self._timer, runner)
 
@@ -112,6 +113,7 @@ class Engine:
 
     def begin_step(self, commands: SequenceOf[Command]) -> StepBatch | None:
         """Apply the commands and schedule; None when there is nothing to run."""
+        self._timer.turn()
         for command in commands:
             self._commands.apply(command)
         self._plan = self._planner.plan()

@@ -113,10 +113,10 @@ class Scheduler:
     def requeue(self, seq: Sequence) -> None:
         """Take a running sequence's blocks: it waits, and is computed again."""
         self.running.remove(seq)
-        self._manager.free(seq)
-        if seq.group is not None:
-            for beam in seq.group.beams:
-                self._manager.free(beam)
+        beams = () if seq.group is None else seq.group.beams
+        for each in (seq, *beams):
+            each.num_lost_tokens = max(each.num_lost_tokens, each.num_computed_tokens)
+            self._manager.free(each)
         self.wait(seq)
 
     def schedule(self) -> StepPlan:

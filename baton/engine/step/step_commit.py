@@ -22,9 +22,10 @@ class StepCommit:
 
     def commit(self, step: int, plan: StepPlan, result: StepResult) -> None:
         """Take the result of step `step`, which ran as planned."""
+        self._timer.computed()
         if not plan.is_probe:
             self._commit_sequences(plan, result)
-        self._timer.end(plan)
+        self._timer.end(plan, self._state.events)
         self._state.events.violations = self.audit.after_step(step)
 
     def _commit_sequences(self, plan: StepPlan, result: StepResult) -> None:

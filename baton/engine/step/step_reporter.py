@@ -81,6 +81,7 @@ class StepReporter:
         state.events = StepEvents(step, events.load)
         if events != nothing:
             events.num_cached_hashes, events.cache_digest = state.manager.cache_digest
+            events.busy_us = self._timer.shares.take_busy_us()
             self.queue.put(events)
         return self.queue.take()
 

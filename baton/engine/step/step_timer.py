@@ -1,7 +1,9 @@
-"""Times the steps: for the reported load, for the chunk policy and for the progress page."""
+"""Times the steps: for the reported load, the chunk policy, the progress page, and for bills."""
 
+from baton.engine.protocol.messages import StepEvents
 from baton.engine.step.chunk_policy import ChunkPolicy
 from baton.engine.step.step_plan import StepPlan
+from baton.engine.step.step_shares import StepShares
 from baton.system.clock import Clock
 from baton.system.rate_meter import RateMeter
 
@@ -67,21 +69,32 @@ class LoadMeter:
 
 
 class StepTimer:
-    """Measures one step at a time, from `begin` to `end`."""
+    """Measures one turn at a time: `turn`, then for one with a step `begin`, `computed`, `end`."""
 
-    def __init__(self, clock: Clock, chunks: ChunkPolicy) -> None:
+    def __init__(self, clock: Clock, chunks: ChunkPolicy, shares: StepShares) -> None:
         self.chunks = chunks
+        self.shares = shares
         self.meter = LoadMeter()
         self._clock = clock
         self._began_at = 0.0
         self._probe_s: float | None = None
 
+    def turn(self) -> None:
+        """Commands are applied and a step is planned from now on."""
+        self.shares.begin_turn(int(self._clock.now() * 1e6))
+
     def begin(self) -> None:
         self._began_at = self._clock.now()
 
-    def end(self, plan: StepPlan) -> None:
-        """The step that has begun ran as planned."""
-        duration_s = self._clock.now() - self._began_at
+    def computed(self) -> None:
+        """The step's result is there, and is committed from now on."""
+        self.shares.computed(int(self._clock.now() * 1e6))
+
+    def end(self, plan: StepPlan, events: StepEvents) -> None:
+        """The step that has begun ran as planned, and is committed."""
+        now = self._clock.now()
+        self.shares.charge(plan, int(now * 1e6), events)
+        duration_s = now - self._began_at
         if plan.is_probe:
             self._probe_s = duration_s
             self.meter.observe_short(duration_s)

@@ -41,6 +41,22 @@ class LimitState(_message.Message):
     tokens_scope: str
     def __init__(self, limit_requests: _Optional[int] = ..., remaining_requests: _Optional[int] = ..., reset_requests_ms: _Optional[int] = ..., limit_tokens: _Optional[int] = ..., remaining_tokens: _Optional[int] = ..., reset_tokens_ms: _Optional[int] = ..., requests_scope: _Optional[str] = ..., tokens_scope: _Optional[str] = ...) -> None: ...
 
+class EngineTime(_message.Message):
+    __slots__ = ("prefill_us", "decode_us", "kv_byte_ms", "preempted_us", "migrated_us", "cancelled_us")
+    PREFILL_US_FIELD_NUMBER: _ClassVar[int]
+    DECODE_US_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTE_MS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_US_FIELD_NUMBER: _ClassVar[int]
+    MIGRATED_US_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_US_FIELD_NUMBER: _ClassVar[int]
+    prefill_us: int
+    decode_us: int
+    kv_byte_ms: int
+    preempted_us: int
+    migrated_us: int
+    cancelled_us: int
+    def __init__(self, prefill_us: _Optional[int] = ..., decode_us: _Optional[int] = ..., kv_byte_ms: _Optional[int] = ..., preempted_us: _Optional[int] = ..., migrated_us: _Optional[int] = ..., cancelled_us: _Optional[int] = ...) -> None: ...
+
 class StageTime(_message.Message):
     __slots__ = ("name", "duration_us")
     NAME_FIELD_NUMBER: _ClassVar[int]

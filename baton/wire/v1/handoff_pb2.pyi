@@ -30,7 +30,7 @@ class DecodeFrame(_message.Message):
     def __init__(self, hello: _Optional[_Union[DecodeHello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., prefill_part: _Optional[_Union[PrefillPart, _Mapping]] = ..., credit: _Optional[_Union[TransferCredit, _Mapping]] = ..., renew: _Optional[_Union[RenewTransfers, _Mapping]] = ..., done: _Optional[_Union[TransferDone, _Mapping]] = ..., abort: _Optional[_Union[TransferAbort, _Mapping]] = ..., bye: _Optional[_Union[_worker_pb2.Bye, _Mapping]] = ...) -> None: ...
 
 class PrefillFrame(_message.Message):
-    __slots__ = ("hello", "accepted", "refused", "first_tokens", "blocks", "commit", "abort", "bye")
+    __slots__ = ("hello", "accepted", "refused", "first_tokens", "blocks", "commit", "abort", "bye", "spent")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class PrefillFrame(_message.Message):
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
+    SPENT_FIELD_NUMBER: _ClassVar[int]
     hello: PrefillHello
     accepted: Accepted
     refused: TransferRefused
@@ -47,7 +48,8 @@ class PrefillFrame(_message.Message):
     commit: Commit
     abort: TransferAbort
     bye: _worker_pb2.Bye
-    def __init__(self, hello: _Optional[_Union[PrefillHello, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[TransferRefused, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[TransferAbort, _Mapping]] = ..., bye: _Optional[_Union[_worker_pb2.Bye, _Mapping]] = ...) -> None: ...
+    spent: Spent
+    def __init__(self, hello: _Optional[_Union[PrefillHello, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[TransferRefused, _Mapping]] = ..., first_tokens: _Optional[_Union[FirstTokens, _Mapping]] = ..., blocks: _Optional[_Union[Blocks, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[TransferAbort, _Mapping]] = ..., bye: _Optional[_Union[_worker_pb2.Bye, _Mapping]] = ..., spent: _Optional[_Union[Spent, _Mapping]] = ...) -> None: ...
 
 class KvSpec(_message.Message):
     __slots__ = ("block_size", "row_bytes", "layers")
@@ -216,6 +218,14 @@ class Accepted(_message.Message):
     XFER_ID_FIELD_NUMBER: _ClassVar[int]
     xfer_id: int
     def __init__(self, xfer_id: _Optional[int] = ...) -> None: ...
+
+class Spent(_message.Message):
+    __slots__ = ("xfer_id", "engine")
+    XFER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    xfer_id: int
+    engine: _failure_pb2.EngineTime
+    def __init__(self, xfer_id: _Optional[int] = ..., engine: _Optional[_Union[_failure_pb2.EngineTime, _Mapping]] = ...) -> None: ...
 
 class TransferRefused(_message.Message):
     __slots__ = ("xfer_id", "failure")

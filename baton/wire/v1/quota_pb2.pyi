@@ -1,4 +1,5 @@
 from baton.wire.v1 import failure_pb2 as _failure_pb2
+from baton.wire.v1 import router_pb2 as _router_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -102,12 +103,26 @@ class ReserveResponse(_message.Message):
     def __init__(self, granted_output_tokens: _Optional[int] = ..., expires_in_ms: _Optional[int] = ..., limits: _Optional[_Union[_failure_pb2.LimitState, _Mapping]] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
-    __slots__ = ("leases", "gateway_id")
+    __slots__ = ("leases", "gateway_id", "workers")
     LEASES_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     leases: _containers.RepeatedCompositeFieldContainer[LeaseRenewal]
     gateway_id: str
-    def __init__(self, leases: _Optional[_Iterable[_Union[LeaseRenewal, _Mapping]]] = ..., gateway_id: _Optional[str] = ...) -> None: ...
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerTotals]
+    def __init__(self, leases: _Optional[_Iterable[_Union[LeaseRenewal, _Mapping]]] = ..., gateway_id: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerTotals, _Mapping]]] = ...) -> None: ...
+
+class WorkerTotals(_message.Message):
+    __slots__ = ("worker_id", "model", "role", "totals")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    model: str
+    role: _router_pb2.WorkerRole
+    totals: _router_pb2.EngineTotals
+    def __init__(self, worker_id: _Optional[str] = ..., model: _Optional[str] = ..., role: _Optional[_Union[_router_pb2.WorkerRole, str]] = ..., totals: _Optional[_Union[_router_pb2.EngineTotals, _Mapping]] = ...) -> None: ...
 
 class LeaseRenewal(_message.Message):
     __slots__ = ("request_id", "tenant", "used_output_tokens", "wanted_output_tokens", "produced_output_tokens", "key_id", "model", "num_prompt_tokens", "granted_output_tokens")
@@ -182,7 +197,7 @@ class SettleResponse(_message.Message):
     def __init__(self, repeated_settle: _Optional[bool] = ..., limits: _Optional[_Union[_failure_pb2.LimitState, _Mapping]] = ...) -> None: ...
 
 class UsageRecord(_message.Message):
-    __slots__ = ("request_id", "tenant", "key_id", "model", "model_fp", "started_unix_ms", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "num_wasted_tokens", "finish_reason", "stages", "wall_us", "endpoint", "num_attempts", "provisional")
+    __slots__ = ("request_id", "tenant", "key_id", "model", "model_fp", "started_unix_ms", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "num_wasted_tokens", "finish_reason", "stages", "wall_us", "endpoint", "num_attempts", "provisional", "engine")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +214,7 @@ class UsageRecord(_message.Message):
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     NUM_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     PROVISIONAL_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     key_id: str
@@ -215,4 +231,5 @@ class UsageRecord(_message.Message):
     endpoint: str
     num_attempts: int
     provisional: bool
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., model_fp: _Optional[str] = ..., started_unix_ms: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., finish_reason: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[_failure_pb2.StageTime, _Mapping]]] = ..., wall_us: _Optional[int] = ..., endpoint: _Optional[str] = ..., num_attempts: _Optional[int] = ..., provisional: _Optional[bool] = ...) -> None: ...
+    engine: _failure_pb2.EngineTime
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., model_fp: _Optional[str] = ..., started_unix_ms: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_wasted_tokens: _Optional[int] = ..., finish_reason: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[_failure_pb2.StageTime, _Mapping]]] = ..., wall_us: _Optional[int] = ..., endpoint: _Optional[str] = ..., num_attempts: _Optional[int] = ..., provisional: _Optional[bool] = ..., engine: _Optional[_Union[_failure_pb2.EngineTime, _Mapping]] = ...) -> None: ...

@@ -187,7 +187,7 @@ class ModelState(_message.Message):
     def __init__(self, model_fp: _Optional[str] = ..., name: _Optional[str] = ..., revision: _Optional[str] = ..., block_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., num_queued: _Optional[int] = ..., predicted_wait_s: _Optional[_Iterable[float]] = ..., prefill_tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("worker_id", "endpoint", "role", "ready", "draining", "num_running", "num_waiting", "kv_usage", "ejected")
+    __slots__ = ("worker_id", "endpoint", "role", "ready", "draining", "num_running", "num_waiting", "kv_usage", "ejected", "totals")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +197,7 @@ class WorkerState(_message.Message):
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
     EJECTED_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     endpoint: str
     role: WorkerRole
@@ -206,4 +207,17 @@ class WorkerState(_message.Message):
     num_waiting: int
     kv_usage: float
     ejected: bool
-    def __init__(self, worker_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., ejected: _Optional[bool] = ...) -> None: ...
+    totals: EngineTotals
+    def __init__(self, worker_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., ejected: _Optional[bool] = ..., totals: _Optional[_Union[EngineTotals, _Mapping]] = ...) -> None: ...
+
+class EngineTotals(_message.Message):
+    __slots__ = ("boot_epoch", "uptime_us", "busy_us", "unbilled_us")
+    BOOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_US_FIELD_NUMBER: _ClassVar[int]
+    BUSY_US_FIELD_NUMBER: _ClassVar[int]
+    UNBILLED_US_FIELD_NUMBER: _ClassVar[int]
+    boot_epoch: int
+    uptime_us: int
+    busy_us: int
+    unbilled_us: int
+    def __init__(self, boot_epoch: _Optional[int] = ..., uptime_us: _Optional[int] = ..., busy_us: _Optional[int] = ..., unbilled_us: _Optional[int] = ...) -> None: ...

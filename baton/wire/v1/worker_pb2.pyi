@@ -204,16 +204,18 @@ class StepSide(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., choice: _Optional[int] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., prefill: _Optional[_Union[PrefillSummary, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("reason", "num_output_tokens", "stages", "failure")
+    __slots__ = ("reason", "num_output_tokens", "stages", "failure", "engine")
     REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     reason: str
     num_output_tokens: int
     stages: _containers.RepeatedCompositeFieldContainer[_failure_pb2.StageTime]
     failure: _failure_pb2.Failure
-    def __init__(self, reason: _Optional[str] = ..., num_output_tokens: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[_failure_pb2.StageTime, _Mapping]]] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ...) -> None: ...
+    engine: _failure_pb2.EngineTime
+    def __init__(self, reason: _Optional[str] = ..., num_output_tokens: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[_failure_pb2.StageTime, _Mapping]]] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., engine: _Optional[_Union[_failure_pb2.EngineTime, _Mapping]] = ...) -> None: ...
 
 class PrefillSummary(_message.Message):
     __slots__ = ("num_cached_tokens", "num_blocks_received", "stages")
@@ -238,16 +240,18 @@ class TokenLogprobs(_message.Message):
     def __init__(self, index: _Optional[int] = ..., logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Refused(_message.Message):
-    __slots__ = ("request_id", "epoch", "handle", "failure")
+    __slots__ = ("request_id", "epoch", "handle", "failure", "engine")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     handle: int
     failure: _failure_pb2.Failure
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., handle: _Optional[int] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ...) -> None: ...
+    engine: _failure_pb2.EngineTime
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., handle: _Optional[int] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., engine: _Optional[_Union[_failure_pb2.EngineTime, _Mapping]] = ...) -> None: ...
 
 class GoAway(_message.Message):
     __slots__ = ("deadline_ms",)
@@ -342,7 +346,7 @@ class Register(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., role: _Optional[_Union[_router_pb2.WorkerRole, str]] = ..., model_fp: _Optional[str] = ..., model_name: _Optional[str] = ..., model_revision: _Optional[str] = ..., kv_spec_digest: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., software_version: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("step_counter", "num_running", "num_waiting", "num_blocks_total", "num_blocks_free", "num_blocks_promised", "num_queued_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "handoff_bytes_per_s", "accepted_request_ids", "stalled", "chunk_tokens", "handoff_s", "far_handoffs")
+    __slots__ = ("step_counter", "num_running", "num_waiting", "num_blocks_total", "num_blocks_free", "num_blocks_promised", "num_queued_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "handoff_bytes_per_s", "accepted_request_ids", "stalled", "chunk_tokens", "handoff_s", "far_handoffs", "totals")
     STEP_COUNTER_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -358,6 +362,7 @@ class Load(_message.Message):
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_S_FIELD_NUMBER: _ClassVar[int]
     FAR_HANDOFFS_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
     step_counter: int
     num_running: int
     num_waiting: int
@@ -373,7 +378,8 @@ class Load(_message.Message):
     chunk_tokens: int
     handoff_s: float
     far_handoffs: _containers.RepeatedCompositeFieldContainer[FarHandoff]
-    def __init__(self, step_counter: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_promised: _Optional[int] = ..., num_queued_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., handoff_bytes_per_s: _Optional[float] = ..., accepted_request_ids: _Optional[_Iterable[str]] = ..., stalled: _Optional[bool] = ..., chunk_tokens: _Optional[int] = ..., handoff_s: _Optional[float] = ..., far_handoffs: _Optional[_Iterable[_Union[FarHandoff, _Mapping]]] = ...) -> None: ...
+    totals: _router_pb2.EngineTotals
+    def __init__(self, step_counter: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_promised: _Optional[int] = ..., num_queued_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., handoff_bytes_per_s: _Optional[float] = ..., accepted_request_ids: _Optional[_Iterable[str]] = ..., stalled: _Optional[bool] = ..., chunk_tokens: _Optional[int] = ..., handoff_s: _Optional[float] = ..., far_handoffs: _Optional[_Iterable[_Union[FarHandoff, _Mapping]]] = ..., totals: _Optional[_Union[_router_pb2.EngineTotals, _Mapping]] = ...) -> None: ...
 
 class FarHandoff(_message.Message):
     __slots__ = ("zone", "bytes_per_s", "least_s")

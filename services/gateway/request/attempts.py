@@ -97,7 +97,7 @@ class Attempts:
         begun = self._stream.answer.received()
         credit = self._payment.meter.ahead(begun)
         attempt = self._submit(link, pick, credit)
-        has_client_left = False
+        has_client_left = has_failed = False
         try:
             self._stream.follow(attempt)
             self._payment.attach(attempt, {n: num + credit for n, num in begun.items()})
@@ -108,10 +108,12 @@ class Attempts:
             has_client_left = True
             raise
         except BatonError as error:
+            has_failed = True
             self._links.crashes.failed(self._crash_record, error, attempt.num_received)
             raise
         finally:
             await self._leave(attempt, link, has_client_left)
+            self._trace.usage.took_time(attempt.spent, attempt.num_received, has_failed=has_failed)
 
     def _submit(self, link: WorkerLink, pick: router_pb2.PickResponse, credit: int) -> Attempt:
         submit = self._submission.submit_frame(pick)

@@ -150,6 +150,7 @@ def usage_record(job: Job, trace: RequestTrace, outcome: str) -> quota_pb2.Usage
         wall_us=round(timer.wall_s * 1e6),
         endpoint=job.incoming.endpoint.name,
         num_attempts=usage.num_attempts,
+        engine=usage.engine_time(outcome),
     )
 
 

@@ -7,6 +7,8 @@ from enum import StrEnum
 
 from baton.runtime.telemetry import Span, StageTimer, start_span
 from baton.system.clock import Clock
+from baton.wire.engine_time import add_time
+from baton.wire.v1.failure_pb2 import EngineTime
 from services.gateway.clients.protocols import CallContext
 from services.gateway.openai.generation import Usage
 from services.gateway.request.incoming import Client, Head, IncomingRequest
@@ -37,7 +39,7 @@ class Stage(StrEnum):
 class RequestUsage:
     """The tokens that one request has used so far, over all its choices and attempts.
 
-    They are for its answer, its access line and its usage record.
+    They are for its answer, its access line and its usage record; so is what they cost.
     """
 
     num_prompt_tokens: int = 0
@@ -51,6 +53,8 @@ class RequestUsage:
     prompt_was_read: bool = False
     # Cached prompt tokens by choice; only of choices whose first token came with the first attempt.
     num_cached: dict[int, int] = field(default_factory=dict)
+    # What all attempts cost that have ended, as far as their workers have told.
+    engine: EngineTime = field(default_factory=EngineTime)
 
     @property
     def num_cached_tokens(self) -> int:
@@ -79,6 +83,25 @@ class RequestUsage:
         a later one finds in a cache may have been computed for this request."""
         if not self.num_cached and self.num_failed_attempts == 0:
             self.num_cached = num_cached
+
+    def took_time(self, spent: EngineTime, num_received: int, *, has_failed: bool) -> None:
+        """Note what an attempt cost that just ended, with `num_received` tokens. Of one that failed
+        the prefill has to be done again, and its decode if it brought no token."""
+        add_time(self.engine, spent)
+        if has_failed:
+            self.engine.migrated_us += spent.prefill_us - spent.preempted_us
+            self.engine.migrated_us += 0 if num_received else spent.decode_us
+
+    def engine_time(self, outcome: str) -> EngineTime:
+        """What the request cost that ended with this outcome, and what of it was wasted."""
+        engine = EngineTime()
+        engine.CopyFrom(self.engine)
+        if not self.choices or outcome != self.finish_reasons:
+            wasted_us = engine.preempted_us + engine.migrated_us
+            engine.cancelled_us = engine.prefill_us + engine.decode_us - wasted_us
+        elif self.num_wasted_tokens:
+            engine.cancelled_us = engine.decode_us * self.num_wasted_tokens // self.num_received
+        return engine
 
     def for_client(self) -> Usage:
         """The counts in the client's answer."""

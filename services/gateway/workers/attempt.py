@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.system.clock import Clock
+from baton.wire.engine_time import add_time
 from baton.wire.failures import BatonError, DeadlineExceeded, from_wire
-from baton.wire.v1 import worker_pb2
+from baton.wire.v1 import failure_pb2, worker_pb2
 from services.gateway.workers.output_progress import OutputProgress
 
 
@@ -133,6 +134,8 @@ class Attempt:
         self._clock = clock
         # Why the worker refused or lost the attempt; the first failure stands.
         self.failure: BatonError | None = None
+        # What the worker has told that the attempt cost.
+        self.spent = failure_pb2.EngineTime()
         self._wants_prompt_logprobs = submit.sampling.num_prompt_logprobs >= 0
         self._output = OutputProgress(submit, clock)
         self._give_on_link = give
@@ -221,6 +224,7 @@ class Attempt:
 
     def take_side(self, side: worker_pb2.StepSide) -> None:
         """Add a prefill's summary, or end a choice."""
+        add_time(self.spent, side.finish.engine)
         if side.choice >= self._output.num_choices or self.failure is not None:
             return
         if side.HasField("prefill"):
@@ -231,6 +235,11 @@ class Attempt:
                 return
             self._output.finished.add(side.choice)
             self._add(Finished(side.choice, side.finish))
+
+    def take_refusal(self, refused: worker_pb2.Refused) -> None:
+        """End the attempt: nothing comes of it."""
+        add_time(self.spent, refused.engine)
+        self.fail(from_wire(refused.failure))
 
     def abandon(self, error: BatonError) -> None:
         """Give up from this side: cancel at the worker, and fail with `error`."""

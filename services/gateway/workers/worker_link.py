@@ -17,7 +17,7 @@ from baton.runtime import logs
 from baton.runtime.resumable_link import ResumableLink
 from baton.runtime.shared_stream import StreamLost, StreamRunner
 from baton.system.clock import Clock
-from baton.wire.failures import BatonError, Unavailable, from_wire
+from baton.wire.failures import BatonError, Unavailable
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, worker_pb2
 from services.gateway import instruments
@@ -183,7 +183,7 @@ class WorkerLink:
         elif kind == "refused":
             attempt = self._attempts.get(frame.refused.handle)
             if attempt is not None:
-                attempt.fail(from_wire(frame.refused.failure))
+                attempt.take_refusal(frame.refused)
         elif kind == "go_away":
             self.closed_to_new = True
             self.on_go_away(frame.go_away.deadline_ms / 1000)

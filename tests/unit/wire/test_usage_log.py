@@ -48,3 +48,13 @@ def test_bill_has_one_line_per_request_and_the_final_one_wins():
     assert usage_log.final_lines([final, lapsed]) == [final]
     assert usage_log.final_lines([final, final]) == [final]
     assert len(usage_log.final_lines([final, line(tenant="other")])) == 2
+
+
+def test_a_line_has_the_time_of_engines_and_its_wasted_parts_where_there_are_any() -> None:
+    engine = failure_pb2.EngineTime(
+        prefill_us=5, decode_us=6, kv_byte_ms=7, preempted_us=1, cancelled_us=2
+    )
+    record = quota_pb2.UsageRecord(request_id="r1", tenant="acme", engine=engine)
+    encoded = json.loads(usage_log.encode(usage_log.from_record(record, SETTLED_MS)))
+    assert (encoded["prefill_us"], encoded["decode_us"], encoded["kv_byte_ms"]) == (5, 6, 7)
+    assert encoded["wasted_us"] == {"cancelled": 2, "preempted": 1}
