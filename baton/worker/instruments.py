@@ -53,6 +53,17 @@ KV_BLOCKS_USED = Gauge("baton_kv_blocks_used", "KV blocks held by sequences", _M
 KV_BLOCKS_PROMISED = Gauge(
     "baton_kv_blocks_promised", "KV blocks promised to sequences that wait for prefill", _MODEL
 )
+ENGINE_UPTIME = Gauge(
+    "baton_engine_uptime_seconds",
+    "Time since the model was loaded; what is not busy is idle",
+    _MODEL,
+)
+ENGINE_BUSY = Gauge("baton_engine_busy_seconds", "Time of all engine steps", _MODEL)
+ENGINE_UNBILLED = Gauge(
+    "baton_engine_unbilled_seconds",
+    "Busy time that is on no bill: of requests that were given up meanwhile, and of probes",
+    _MODEL,
+)
 CANCEL_SECONDS = Histogram(
     "baton_cancel_seconds",
     "Time from a cancel's arrival at a worker until its blocks are free there, by phase: "

@@ -1,13 +1,23 @@
 """The worker's metrics, from the core's step events and the fronts' own counts."""
 
+from collections.abc import Callable
+from functools import partial
+
 from baton.engine.protocol.messages import EngineInfo, StepEvents
+from baton.wire.v1 import router_pb2
 from baton.worker import instruments
+
+_TOTALS = (
+    (instruments.ENGINE_UPTIME, "uptime_us"),
+    (instruments.ENGINE_BUSY, "busy_us"),
+    (instruments.ENGINE_UNBILLED, "unbilled_us"),
+)
 
 
 class WorkerMetrics:
     """One engine's series, an attribute for each; `observe` takes every step."""
 
-    def __init__(self, info: EngineInfo) -> None:
+    def __init__(self, info: EngineInfo, totals: Callable[[], router_pb2.EngineTotals]) -> None:
         labels = (info.model_name, "0")
         self._num_blocks = info.num_blocks
         self._running = instruments.NUM_REQUESTS_RUNNING.labels(*labels)
@@ -25,6 +35,8 @@ class WorkerMetrics:
         self._accepted_tokens = instruments.ACCEPTED_TOKENS.labels(*labels)
         self._step_tokens = instruments.ITERATION_TOKENS.labels(*labels)
         self._step_seqs = instruments.STEP_BATCH_SIZE.labels(*labels)
+        for gauge, name in _TOTALS:
+            gauge.labels(*labels).set_function(partial(_seconds, totals, name))
         instruments.KV_BLOCKS.labels(*labels).set(info.num_blocks)
         instruments.CACHE_CONFIG_INFO.labels(
             *labels, str(info.kv_spec.block_size), str(info.num_blocks)
@@ -59,3 +71,8 @@ class WorkerMetrics:
     def _set_used(self, num_used: int) -> None:
         self._used.set(num_used)
         self._usage.set(num_used / self._num_blocks)
+
+
+def _seconds(totals: Callable[[], router_pb2.EngineTotals], name: str) -> float:
+    microseconds: int = getattr(totals(), name)
+    return microseconds / 1e6

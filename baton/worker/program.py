@@ -15,6 +15,7 @@ import grpc
 
 from baton.engine.process.process_client import ProcessEngineClient
 from baton.engine.protocol.client import CoreNotStarted, EngineClient, ModelRefused
+from baton.engine.protocol.engine_time import EngineTimes
 from baton.engine.protocol.messages import SnapshotHashes
 from baton.handoff.block_bytes import KEPT_BYTES, BlockBytes
 from baton.handoff.transports.device_transport import CoreReads, DeviceTransport
@@ -90,7 +91,8 @@ def make_parts(
         zone=zone,
     )
     watch = CoreWatch(client, clock, limits)
-    reports = ReportLog(register, lambda: dispatcher.send(SnapshotHashes()))
+    totals = _totals(dispatcher.times, boot_epoch, clock)
+    reports = ReportLog(register, lambda: dispatcher.send(SnapshotHashes()), totals)
     watch.on_change(reports.set_stalled)
     return WorkerDeps(
         worker_id=worker_id,
@@ -100,11 +102,28 @@ def make_parts(
         blocks=blocks,
         transports=transports,
         reports=reports,
-        metrics=WorkerMetrics(client.info),
+        metrics=WorkerMetrics(client.info, totals),
         grammar_gate=GrammarGate(client.info, clock),
         clock=clock,
         random_bytes=random_bytes,
     )
+
+
+def _totals(
+    times: EngineTimes, boot_epoch: int, clock: Clock
+) -> Callable[[], router_pb2.EngineTotals]:
+    """What tells the worker's uptime, from now on, and what it did with it."""
+    started_s = clock.now()
+
+    def totals() -> router_pb2.EngineTotals:
+        return router_pb2.EngineTotals(
+            boot_epoch=boot_epoch,
+            uptime_us=int((clock.now() - started_s) * 1e6),
+            busy_us=times.busy_us,
+            unbilled_us=times.unbilled_us,
+        )
+
+    return totals
 
 
 def _device_transport(

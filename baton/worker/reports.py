@@ -72,10 +72,16 @@ class ReportLog:
     """The worker's one source of reports; lives on the front's event loop.
 
     `request_snapshot` asks the core for all hashes in its prefix cache; the answer comes back in
-    `StepEvents.snapshot` and may arrive late, but never out of order with the KV events.
+    `StepEvents.snapshot` and may arrive late, but never out of order with the KV events. `totals`
+    are the worker's uptime and what it did with it, now.
     """
 
-    def __init__(self, register: worker_pb2.Register, request_snapshot: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        register: worker_pb2.Register,
+        request_snapshot: Callable[[], None],
+        totals: Callable[[], router_pb2.EngineTotals] = router_pb2.EngineTotals,
+    ) -> None:
         self.register = register
         self.draining = False
         self.closed = False
@@ -85,6 +91,7 @@ class ReportLog:
         self.kv_log = KvLog()
         # The digest of the prefix cache at the end of the log; None before the core's first turn.
         self.digest: tuple[int, int] | None = None
+        self.totals = totals
         self._request_snapshot = request_snapshot
         self._snapshot_requested = False
         # Sets of objects have no order that a seed could repeat.
@@ -287,6 +294,7 @@ class ReportSubscription:
             self._draining_seq = self._seq
         load = worker_pb2.Load()
         load.CopyFrom(self._log.load)
+        load.totals.CopyFrom(self._log.totals())
         load.accepted_request_ids.extend(self._accepted)
         self._accepted.clear()
         self._reported_load = self._log.load

@@ -30,6 +30,7 @@ from services.gateway.routing.fallback_picker import FallbackPicker
 from services.gateway.routing.models import Aliases, ModelDirectory
 from services.gateway.routing.ready_workers import ReadyWorkers
 from services.gateway.routing.routers import Routers
+from services.gateway.routing.worker_totals import WorkersTotals
 from services.gateway.tenants.auth import Authenticator
 from services.gateway.tenants.leases import LeaseRenewer
 from services.gateway.tenants.local_buckets import LocalBuckets
@@ -88,6 +89,8 @@ class Gateway:
         self.directory = ModelDirectory(aliases or {}, rng, clock)
         self.authenticator = Authenticator(self._quota, own.server_secret, clock)
         self.leases = LeaseRenewer(self._quota, self._buckets, own.gateway_id, rng)
+        self.worker_totals = WorkersTotals()
+        self.leases.totals_of_workers = self.worker_totals.take
         self._ready_workers = ReadyWorkers()
         migration = EarlyMigration(rng, self._ready_workers.has_another, clock)
         self.links = WorkerLinks(clients.dial, own.gateway_id, clock, migration)
@@ -128,6 +131,7 @@ class Gateway:
 
     def _take_in(self, models: Sequence[router_pb2.ModelState]) -> None:
         """Take in the fleet as the routers see it now; the last view stays while none speaks."""
+        self.worker_totals.update(models)
         self.directory.update(models)
         self._ready_workers.update(models)
         self._room.update(models)

@@ -10,6 +10,7 @@ from baton.runtime.admin import start_admin
 from baton.runtime.cutoff import Cutoff
 from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Process, run
+from baton.system.clock import SystemClock
 from baton.wire.v1 import quota_pb2_grpc
 from services.quota import instruments
 from services.quota.archive import Archiver
@@ -25,6 +26,7 @@ from services.quota.settings import PREFIX, Settings
 from services.quota.store import RedisStore
 from services.quota.tenant_meter import TenantMeter
 from services.quota.upkeep import every, keep_files_loaded, keep_reaping
+from services.quota.worker_archive import WorkerArchive
 
 LOOK_AT_ALL_S = 600.0
 _log = logs.get("quota")
@@ -44,7 +46,7 @@ async def serve(process: Process, settings: Settings) -> None:
     )
     store = RedisStore(client)
     registry = _registry(store, settings)
-    archiver = _archiver(store, settings)
+    archiver, workers = _archiver(store, settings), _worker_archive(settings)
     ledger = Ledger(
         store,
         registry,
@@ -52,6 +54,7 @@ async def serve(process: Process, settings: Settings) -> None:
         on_settled=archiver.wake if archiver else lambda tenant: None,
         meter=TenantMeter(settings.metered_tenants),
         prices=prices,
+        on_workers=workers.note if workers else lambda workers: None,
     )
 
     settles = RecentSettles(ledger, store, process.clock.now)
@@ -76,6 +79,8 @@ async def serve(process: Process, settings: Settings) -> None:
         tasks.create_task(every(settings.registry_interval_s, settles.follow, process.stopping))
         if archiver:
             tasks.create_task(archiver.run(drained))
+        if workers:
+            tasks.create_task(workers.run(drained))
         await process.stopping.wait()
         leaving.now()
         # Calls that end now settle their requests; the archiver writes those records afterwards.
@@ -113,6 +118,12 @@ def _archiver(store: RedisStore, settings: Settings) -> Archiver | None:
         token=os.urandom(16).hex(),
         interval_s=settings.archive_interval_s,
     )
+
+
+def _worker_archive(settings: Settings) -> WorkerArchive | None:
+    if settings.usage_dir is None:
+        return None
+    return WorkerArchive(settings.usage_dir, SystemClock().unix)
 
 
 async def main(process: Process) -> None:

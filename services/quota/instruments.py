@@ -48,6 +48,12 @@ QUOTA_TENANT_TOKENS = Counter(
     ("tenant", "kind"),
 )
 
+QUOTA_TENANT_ENGINE_SECONDS = Counter(
+    "baton_quota_tenant_engine_seconds",
+    "Settled time of engines by tenant and kind: prefill, decode, wasted (a part of both)",
+    ("tenant", "kind"),
+)
+
 _STORE_CALLS = (
     "reserve", "renew", "settle", "reap", "agenda", "restore", "now", "pipeline",
     "DEL", "EXISTS", "GET", "PEXPIRE", "SADD", "SCARD", "SET", "SISMEMBER", "SMEMBERS", "SPOP",

@@ -76,8 +76,8 @@ class Ledger:
     """The limits, leases and usage records of all tenants.
 
     Methods raise Unavailable when the store is away. `on_settled` is called with a tenant whose
-    usage records may wait to be archived. Without `prices` everything is free. `clock_ms` replaces
-    the store's time in tests and simulations only.
+    usage records may wait to be archived, `on_workers` with what gateways tell of workers. Without
+    `prices` everything is free. `clock_ms` replaces the store's time in tests and simulations only.
     """
 
     def __init__(
@@ -89,8 +89,10 @@ class Ledger:
         on_settled: Callable[[str], None] = lambda tenant: None,
         meter: TenantMeter | None = None,
         prices: Prices | None = None,
+        on_workers: Callable[[Iterable[quota_pb2.WorkerTotals]], None] = lambda workers: None,
         clock_ms: Callable[[], int] = store_time_ms,
     ) -> None:
+        self._on_workers = on_workers
         self._store = store
         self._agenda = Agenda(store)
         self._registry = registry
@@ -141,6 +143,7 @@ class Ledger:
         the renewal names its key and amounts. The leases of a tenant with corrupt data get no
         state, and stay as they are.
         """
+        self._on_workers(request.workers)
         states = [quota_pb2.LeaseState(request_id=lease.request_id) for lease in request.leases]
         of_tenant: dict[str, list[int]] = defaultdict(list)
         for index, lease in enumerate(request.leases):

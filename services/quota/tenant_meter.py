@@ -13,7 +13,7 @@ OTHERS = "(others)"
 
 
 class TenantMeter:
-    """Counts the reservations and tokens of tenants."""
+    """Counts the reservations, the tokens and the engine time of tenants."""
 
     def __init__(self, max_tenants: int) -> None:
         """With `max_tenants` 0 all tenants share one label."""
@@ -25,12 +25,17 @@ class TenantMeter:
         instruments.QUOTA_TENANT_REQUESTS.labels(self._label(tenant), outcome).inc()
 
     def settled(self, usage: quota_pb2.UsageRecord) -> None:
-        """Count the tokens of a usage record; not called for a repeated settle."""
+        """Count what a usage record has; not called for a repeated settle."""
         tokens = instruments.QUOTA_TENANT_TOKENS
         tenant = self._label(usage.tenant)
         tokens.labels(tenant, "prompt").inc(usage.num_prompt_tokens)
         tokens.labels(tenant, "cached").inc(usage.num_cached_tokens)
         tokens.labels(tenant, "output").inc(usage.num_output_tokens)
+        seconds, engine = instruments.QUOTA_TENANT_ENGINE_SECONDS, usage.engine
+        wasted_us = engine.cancelled_us + engine.migrated_us + engine.preempted_us
+        seconds.labels(tenant, "prefill").inc(engine.prefill_us / 1e6)
+        seconds.labels(tenant, "decode").inc(engine.decode_us / 1e6)
+        seconds.labels(tenant, "wasted").inc(wasted_us / 1e6)
 
     def _label(self, tenant: str) -> str:
         if tenant not in self._named:

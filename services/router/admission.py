@@ -73,6 +73,7 @@ class AdmissionView:
             num_running=worker.load.num_running,
             num_waiting=worker.load.num_waiting,
             kv_usage=1 - worker.load.num_blocks_free / num_blocks,
+            totals=worker.load.totals,
         )
 
     def _is_ready(self, worker: Worker) -> bool:

@@ -45,9 +45,11 @@ from services.gateway.gateway import Clients, Gateway, GatewayIdentity
 from services.gateway.openai.endpoints import ENDPOINTS
 from services.gateway.request.incoming import IncomingRequest
 from services.prefill_worker.front import PrefillFront
+from services.quota.archive import Archiver
 from services.quota.ledger import Ledger
 from services.quota.registry import Registry
 from services.quota.store import RedisStore
+from services.quota.worker_archive import WorkerArchive
 from services.router.router_core import RouterCore
 from services.router.settings import Settings as RouterSettings
 from services.router.watcher import Watcher
@@ -261,6 +263,8 @@ class Fleet:
         self._tasks = asyncio.TaskGroup()
         self._num_blocks = 0
         self.num_slots = 64
+        # Where usage is archived; None = nowhere.
+        self.usage_dir: Path | None = None
 
     async def start(
         self, num_prefill: int, num_decode: int, num_blocks: int, num_routers: int = 1
@@ -456,7 +460,18 @@ class Fleet:
         self._store = RedisStore(RedisDouble())
         await self._store.execute_all(key_registry.redis_commands(record))
         registry = Registry(self._store, [])
-        ledger = Ledger(self._store, registry, clock_ms=lambda: round(self.clock.unix() * 1000))
+        self.archives: tuple[Archiver, WorkerArchive] | None = None
+        if self.usage_dir is not None:
+            archiver = Archiver(self._store, self.usage_dir, token="sim", run_blocking=_at_once)
+            workers = WorkerArchive(self.usage_dir, self.clock.unix, run_blocking=_at_once)
+            self.archives = archiver, workers
+        ledger = Ledger(
+            self._store,
+            registry,
+            on_settled=self.archives[0].wake if self.archives else lambda tenant: None,
+            on_workers=self.archives[1].note if self.archives else lambda workers: None,
+            clock_ms=lambda: round(self.clock.unix() * 1000),
+        )
         return api_key, LocalQuota(ledger, self._dial_renewals)
 
     async def _dial_decode(self, endpoint: str) -> VirtualStream:
@@ -522,6 +537,10 @@ def poison_and_time(worker: Worker, batch: StepBatch) -> float:
     return STEP_S + TOKEN_S * len(batch.token_ids)
 
 
+async def _at_once(work: Callable[[], None]) -> None:
+    work()
+
+
 async def load_sim_model(folder: Path) -> ServedModel:
     """The tokenizer's model; the same for every fleet."""
     path = make_model_folder(folder / "sim")
@@ -548,10 +567,12 @@ async def fleet_of(
     max_delay_s: float = 0.0,
     num_routers: int = 1,
     num_slots: int = 64,
+    usage_dir: Path | None = None,
 ) -> AsyncIterator[Fleet]:
     """A fleet that is ready; its workers run `num_slots` sequences at once."""
     fleet = Fleet(seed, clock, model, max_delay_s)
     fleet.num_slots = num_slots
+    fleet.usage_dir = usage_dir
     async with fleet._tasks as tasks:
         await fleet.start(num_prefill, num_decode, num_blocks, num_routers)
         yield fleet
@@ -561,7 +582,7 @@ async def fleet_of(
 
 @asynccontextmanager
 async def running_fleet(
-    seed: int, clock: VirtualClock, folder: Path, **sizes: int
+    seed: int, clock: VirtualClock, folder: Path, **sizes: Any
 ) -> AsyncIterator[Fleet]:
     """A fleet with a model of its own; at the end nothing may be held anywhere."""
     model = await load_sim_model(folder)

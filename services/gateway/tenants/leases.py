@@ -13,7 +13,7 @@ budget pause until quota is back.
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from baton.runtime import logs
 from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
@@ -25,6 +25,8 @@ from services.gateway.tenants.quota_outage import GuardedQuota
 from services.gateway.tenants.shortage import ShortageLines
 
 BEAT_S = 5.0
+# Once in so many beats quota is told what the workers did.
+_BEATS_PER_TOTALS = 12
 MAX_LEASES = 100_000
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 2.0
@@ -46,6 +48,9 @@ class LeaseRenewer:
         self._leases: dict[str, Lease] = {}
         self._urgent: dict[str, Lease] = {}
         self._beat_due = False
+        self._num_beats = 0
+        # The workers of the fleet, and what they did since they started.
+        self.totals_of_workers: Callable[[], list[quota_pb2.WorkerTotals]] = list
         self._lines = ShortageLines(self._ask)
         # Streams that ended in a row since the last answer; from two on quota is away.
         self._num_ends = 1
@@ -136,7 +141,12 @@ class LeaseRenewer:
         renewals = [lease.to_wire() for lease in leases.values() if not lease.local]
         self._urgent.clear()
         if is_beat:
-            return quota_pb2.RenewRequest(leases=renewals, gateway_id=self._gateway_id)
+            self._num_beats += 1
+            is_told = self._num_beats % _BEATS_PER_TOTALS == 0
+            workers = self.totals_of_workers() if is_told else []
+            return quota_pb2.RenewRequest(
+                leases=renewals, gateway_id=self._gateway_id, workers=workers
+            )
         return quota_pb2.RenewRequest(leases=renewals) if renewals else None
 
     def _take_in(self, response: quota_pb2.RenewResponse) -> None:

@@ -86,6 +86,8 @@ class ReportedLoad:
     chunk_tokens: int = 0
     handoff_s: float = 0.0
     far_handoffs: tuple[FarHandoff, ...] = ()
+    # Passed on as it is.
+    totals: router_pb2.EngineTotals | None = None
 
 
 def registration_of(message: worker_pb2.Register) -> Registration:
@@ -138,6 +140,7 @@ def load_of(message: worker_pb2.Load, registration: Registration) -> ReportedLoa
             FarHandoff(far.zone[:MAX_ZONE_CHARS], _rate(far.bytes_per_s), _rate(far.least_s))
             for far in message.far_handoffs[:MAX_ZONES]
         ),
+        totals=message.totals,
     )
 
 

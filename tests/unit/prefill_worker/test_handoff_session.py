@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from baton.engine.protocol.engine_time import EngineTimes
 from baton.engine.protocol.messages import AddSequence, Finished, Progress, SequenceRefused, Started
 from baton.handoff.lease import LEASE_S
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
@@ -33,6 +34,7 @@ class World:
         self.stream = stream
         self.frames: list[handoff_pb2.PrefillFrame] = []
         self.serving: asyncio.Task[None]
+        self.times: EngineTimes
 
     async def read(self) -> None:
         while (frame := await self.stream.read()) is not None:
@@ -112,6 +114,7 @@ async def world(credit_bytes: int = 2**20) -> AsyncIterator[World]:
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(front.run())
         w = World(core, front, ours)
+        w.times = deps.dispatcher.times
         w.serving = tasks.create_task(front.serve(theirs))
         hello = handoff_pb2.DecodeHello(
             protocol=PROTOCOL_VERSION,
@@ -310,5 +313,24 @@ def test_a_prefill_that_is_repeated_is_computed_once() -> None:
             await w.stream.write(handoff_pb2.DecodeFrame(prefill=prefill()))
         await turns()
         assert w.core.kinds() == ["AddSequence"]
+
+    play(scenario)
+
+
+def test_what_a_prompt_cost_is_told_chunk_by_chunk_so_that_a_cancel_is_billed() -> None:
+    async def scenario(w: World) -> None:
+        await w.ask()
+        await w.start()
+        [seq_id] = w.seq_ids
+        for num_tokens in (4, 8):
+            spent = {"spent_seq_ids": [seq_id], "spent_us": [900], "prefills": [(0, 0)]}
+            progress = [Progress(seq_id, num_tokens)]
+            await w.core.step(progress=progress, busy_us=1000, **spent)
+        bills = [frame.spent for frame in w.frames if frame.WhichOneof("frame") == "spent"]
+        assert [(bill.xfer_id, bill.engine.prefill_us) for bill in bills] == [(1, 900), (1, 900)]
+        await w.say(abort={"xfer_id": 1, "capability": CAPABILITY})
+        last = {"spent_seq_ids": [seq_id], "spent_us": [900]}
+        await w.core.step(busy_us=1000, **last)
+        assert w.times.unbilled_us == 3 * 100 + 900
 
     play(scenario)

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from baton.wire import failures
-from baton.wire.v1 import quota_pb2
+from baton.wire.v1 import failure_pb2, quota_pb2
 from services.quota.tenant_meter import OTHERS, TenantMeter
 
 
@@ -38,3 +38,16 @@ def test_beyond_the_bound_tenants_share_a_label() -> None:
     assert tokens("crowd-1", "output") == 2
     assert tokens("crowd-2", "output") == 0
     assert tokens(OTHERS, "output") == before + 3
+
+
+def test_the_time_of_engines_is_counted_by_stage_and_the_wasted_part_beside_it() -> None:
+    engine = failure_pb2.EngineTime(
+        prefill_us=2_000_000, decode_us=3_000_000, cancelled_us=500_000, migrated_us=250_000
+    )
+    TenantMeter(max_tenants=1).settled(quota_pb2.UsageRecord(tenant="busy", engine=engine))
+    name = "baton_quota_tenant_engine_seconds_total"
+    seconds = [
+        REGISTRY.get_sample_value(name, {"tenant": "busy", "kind": kind})
+        for kind in ("prefill", "decode", "wasted")
+    ]
+    assert seconds == [2, 3, 0.75]

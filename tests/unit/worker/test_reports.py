@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import pytest
@@ -13,7 +14,7 @@ from baton.testing.newer_peer import from_the_future
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import Incompatible, Overloaded
 from baton.wire.prefix_hash import HASH_BYTES
-from baton.wire.v1 import worker_pb2
+from baton.wire.v1 import router_pb2, worker_pb2
 from baton.worker import kv_log
 from baton.worker import reports as reports_module
 from baton.worker.reports import ReportLog, ReportSubscription
@@ -448,3 +449,16 @@ def test_a_router_of_a_protocol_too_old_is_refused_naming_both() -> None:
             await serve_reports(ours, Worker().log)
 
     run_virtual(main())
+
+
+def test_each_load_says_what_the_worker_did_with_its_time_until_now() -> None:
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        await after_start(worker, subscription)
+        uptimes = []
+        for uptime_us in (5, 7):
+            worker.log.totals = partial(router_pb2.EngineTotals, uptime_us=uptime_us)
+            [report] = await drain(subscription)
+            uptimes.append(report.load.totals.uptime_us)
+        assert uptimes == [5, 7]
+
+    subscribed(scenario)

@@ -446,3 +446,13 @@ def test_a_hard_budget_that_paused_goes_on_when_quota_is_back() -> None:
         assert (lease.num_granted, lease.standing) == (500, Standing.HELD)
 
     keeping(scenario)
+
+
+def test_quota_is_told_of_the_workers_once_a_minute() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
+        keeper.totals_of_workers = lambda: [quota_pb2.WorkerTotals(worker_id="d0")]
+        await quota.next_stream()
+        told = [[w.worker_id for w in (await quota.answer()).workers] for _ in range(24)]
+        assert told == 2 * [*(11 * [[]]), ["d0"]]
+
+    keeping(scenario)
