@@ -43,6 +43,7 @@ class BatchBuilder:
             start += count
             self._query_starts[row + 1] = start
             self._context_lens[row] = scheduled.seq.num_computed_tokens + count
+        plan.seq_ids = [scheduled.seq.request.seq_id for scheduled in plan.sequences]
         return StepBatch(
             step=step,
             token_ids=self._token_ids[:start],
@@ -50,7 +51,7 @@ class BatchBuilder:
             query_starts=self._query_starts[: num_seqs + 1],
             context_lens=self._context_lens[:num_seqs],
             block_tables=self._fill_tables(plan.sequences),
-            seq_ids=[scheduled.seq.request.seq_id for scheduled in plan.sequences],
+            seq_ids=plan.seq_ids,
             sample_rows=sample_rows,
         )
 

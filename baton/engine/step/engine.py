@@ -118,6 +118,7 @@ class Engine:
             self._commands.apply(command)
         self._plan = self._planner.plan()
         if self._plan.is_empty:
+            self._timer.idle()
             return None
         self.step_index += 1
         self._timer.begin()

@@ -22,7 +22,7 @@ class StepCommit:
 
     def commit(self, step: int, plan: StepPlan, result: StepResult) -> None:
         """Take the result of step `step`, which ran as planned."""
-        self._timer.computed()
+        self._timer.computed(plan, self._state.events)
         if not plan.is_probe:
             self._commit_sequences(plan, result)
         self._timer.end(plan, self._state.events)

@@ -18,9 +18,6 @@ class ScheduledSequence:
     num_new_tokens: int
     # The step computes the sequence to its last token: another one follows.
     completes: bool
-    # It lacked more than its last token: a prefill. Of its tokens, so many were computed before.
-    is_prefill: bool = False
-    num_redone_tokens: int = 0
     draft: tuple[int, ...] = ()
     # Further choices that go on from the same logits: the step completes the prompt they wait for.
     forks: list[Sequence] = field(default_factory=list)
@@ -40,6 +37,11 @@ class StepPlan:
     num_seqs_left: int
     num_prompt_logprobs_left: int = MAX_PROMPT_LOGPROB_TOKENS
     sequences: list[ScheduledSequence] = field(default_factory=list)
+    # The ids of `sequences`; set when the batch is built.
+    seq_ids: list[int] = field(default_factory=list)
+    # Places in `sequences` of those that lack more than their last token; and how many of the
+    # tokens had been computed before a preemption.
+    prefills: dict[int, int] = field(default_factory=dict)
     started: list[Sequence] = field(default_factory=list)
     num_decodes: int = 0
     num_prefill_tokens: int = 0
@@ -73,17 +75,15 @@ class StepPlan:
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
         num_uncomputed = seq.num_uncomputed_tokens
-        scheduled = ScheduledSequence(seq, num_tokens, num_tokens == num_uncomputed)
-        self.sequences.append(scheduled)
+        self.sequences.append(ScheduledSequence(seq, num_tokens, num_tokens == num_uncomputed))
         self.num_tokens_left -= num_tokens
         self.num_seqs_left -= 1
         if num_uncomputed == 1:
             self.num_decodes += 1
         else:
             self.num_prefill_tokens += num_tokens
-            scheduled.is_prefill = True
             num_lost = seq.num_lost_tokens - seq.num_computed_tokens
-            scheduled.num_redone_tokens = max(0, min(num_lost, num_tokens))
+            self.prefills[len(self.sequences) - 1] = max(0, min(num_lost, num_tokens))
 
     def add_draft(self, scheduled: ScheduledSequence, draft: tuple[int, ...]) -> None:
         """Guess the tokens that follow those of a scheduled sequence."""

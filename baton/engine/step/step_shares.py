@@ -15,40 +15,48 @@ _HELD_EVERY = 8
 
 class StepShares:
     """The time of one engine's steps. The manager is told the time, too: for how long sequences
-    hold their blocks."""
+    hold their blocks.
+
+    A step's time begins when the step before it was computed, or with its turn if there was nothing
+    to compute: so all that a busy core does is on some bill.
+    """
 
     def __init__(self, manager: BlockManager, chunks: ChunkPolicy) -> None:
+        # Steps follow each other.
+        self.is_busy = False
         self._manager = manager
         self._chunks = chunks
-        self._turn_us = 0
         # Time of steps that was not reported yet.
         self._busy_us = 0
         self._num_untold = 0
 
-    def begin_turn(self, now_us: int) -> None:
-        """Commands are applied and a step is planned from now on."""
-        self._turn_us = self._manager.now_us = now_us
-
-    def computed(self, now_us: int) -> None:
-        """The runner is done; sequences that end now have held their blocks up to now."""
+    def begin(self, now_us: int) -> None:
+        """There was nothing to compute before now."""
         self._manager.now_us = now_us
 
     def charge(self, plan: StepPlan, now_us: int, events: StepEvents) -> None:
-        """The turn is over: note what each sequence of its step cost."""
-        step_us = now_us - self._turn_us
+        """The step is computed: note what each of its sequences cost."""
+        step_us = now_us - self._manager.now_us
+        self._manager.now_us = now_us
         self._busy_us += step_us
         sequences = plan.sequences
+        self.is_busy = bool(sequences)
         if plan.num_prefill_tokens:
             self._charge_mixed(plan, step_us, events)
         elif plan.num_draft_tokens:
             events.spent_us = _divide_by_tokens(step_us, sequences)
         elif sequences:
             events.spent_us = divide_evenly(step_us, len(sequences))
-        events.spent_seq_ids = [scheduled.seq.request.seq_id for scheduled in sequences]
+        events.spent_seq_ids = plan.seq_ids
+
+    def tell_held(self, plan: StepPlan, events: StepEvents) -> None:
+        """The step is committed: note for how long its sequences have held blocks, if it is time.
+        Those that have ended held them until the step was computed."""
         self._num_untold += 1
         if self._num_untold == _HELD_EVERY or plan.num_prefill_tokens or events.finished:
             self._num_untold = 0
-            tables = [scheduled.seq.table for scheduled in sequences]
+            now_us = self._manager.now_us
+            tables = [scheduled.seq.table for scheduled in plan.sequences]
             events.held_block_us = [table.take_block_us(now_us) for table in tables]
 
     def take_busy_us(self) -> int:
@@ -59,18 +67,18 @@ class StepShares:
     def _charge_mixed(self, plan: StepPlan, step_us: int, events: StepEvents) -> None:
         share = self._chunks.prefill_share(plan.num_prefill_tokens, plan.num_decodes)
         prefill_us = round(step_us * share)
-        prefills = [scheduled for scheduled in plan.sequences if scheduled.is_prefill]
-        decodes = [scheduled for scheduled in plan.sequences if not scheduled.is_prefill]
+        places = range(len(plan.sequences))
+        prefills = [plan.sequences[place] for place in plan.prefills]
+        decodes = [plan.sequences[place] for place in places if place not in plan.prefills]
         of_prefills = iter(_divide_by_tokens(prefill_us, prefills))
         of_decodes = iter(_divide_by_tokens(step_us - prefill_us, decodes))
-        for index, scheduled in enumerate(plan.sequences):
-            if not scheduled.is_prefill:
-                events.spent_us.append(next(of_decodes))
-                continue
-            spent_us = next(of_prefills)
-            redone_us = spent_us * scheduled.num_redone_tokens // scheduled.num_new_tokens
+        for place in places:
+            is_prefill = place in plan.prefills
+            spent_us = next(of_prefills if is_prefill else of_decodes)
             events.spent_us.append(spent_us)
-            events.prefills.append((index, redone_us))
+            if is_prefill:
+                num_tokens = plan.sequences[place].num_new_tokens
+                events.prefills.append((place, spent_us * plan.prefills[place] // num_tokens))
 
 
 def divide(total: int, weights: list[int]) -> list[int]:

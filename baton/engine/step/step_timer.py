@@ -69,7 +69,7 @@ class LoadMeter:
 
 
 class StepTimer:
-    """Measures one turn at a time: `turn`, then for one with a step `begin`, `computed`, `end`."""
+    """Measures one turn at a time: `turn`, then `begin`, `computed` and `end`, or `idle`."""
 
     def __init__(self, clock: Clock, chunks: ChunkPolicy, shares: StepShares) -> None:
         self.chunks = chunks
@@ -81,19 +81,24 @@ class StepTimer:
 
     def turn(self) -> None:
         """Commands are applied and a step is planned from now on."""
-        self.shares.begin_turn(int(self._clock.now() * 1e6))
+        if not self.shares.is_busy:
+            self.shares.begin(int(self._clock.now() * 1e6))
 
     def begin(self) -> None:
         self._began_at = self._clock.now()
 
-    def computed(self) -> None:
+    def idle(self) -> None:
+        """The turn has nothing to compute."""
+        self.shares.is_busy = False
+
+    def computed(self, plan: StepPlan, events: StepEvents) -> None:
         """The step's result is there, and is committed from now on."""
-        self.shares.computed(int(self._clock.now() * 1e6))
+        self.shares.charge(plan, int(self._clock.now() * 1e6), events)
 
     def end(self, plan: StepPlan, events: StepEvents) -> None:
         """The step that has begun ran as planned, and is committed."""
         now = self._clock.now()
-        self.shares.charge(plan, int(now * 1e6), events)
+        self.shares.tell_held(plan, events)
         duration_s = now - self._began_at
         if plan.is_probe:
             self._probe_s = duration_s

@@ -116,7 +116,7 @@ def test_the_blocks_that_a_sequence_holds_are_counted_for_as_long_as_it_holds_th
     timed.step(timed.open(1, 2 * BLOCK_SIZE - 1, max_tokens=4, credit=2), seconds=0.010)
     assert timed.times.take(1).held_block_us == 2 * 10_000
     timed.step(seconds=0.010)
-    # It has no credit for more.
+    timed.step(seconds=0)  # it has no credit for more
     timed.clock.advance(0.100)
     timed.step(Credit(1, 9), seconds=0.010)
     timed.step(seconds=0.010)
@@ -149,6 +149,16 @@ def test_a_step_that_ran_when_its_sequence_was_given_up_is_on_no_bill() -> None:
     timed.times.billed(timed.times.close(2))
     assert timed.times.unbilled_us == 5_000
     assert timed.times.busy_us == 30_000
+
+
+def test_time_between_two_steps_is_the_second_ones_unless_there_was_nothing_to_do() -> None:
+    timed = TimedEngine()
+    timed.step(timed.open(1, 8, max_tokens=3), seconds=0.010)
+    timed.clock.advance(0.002)
+    timed.step(seconds=0.010)
+    timed.step(seconds=0.010)
+    timed.step(seconds=0.050)
+    assert timed.times.take(1).total_us == timed.times.busy_us == 32_000
 
 
 def test_a_probe_is_busy_time_on_no_bill() -> None:
