@@ -138,7 +138,7 @@ def _columns(group_by: Sequence[str]) -> tuple[str, ...]:
     return (
         *("line", *group_by, "requests", "prompt_tokens", "cached_tokens", "output_tokens"),
         *("engine_us", "prefill_us", "decode_us"),
-        *("cancelled_us", "migrated_us", "preempted_us", "kv_gib_s"),
+        *("cancelled_us", "migrated_us", "preempted_us", "kv_gib_s", "cost"),
     )
 
 

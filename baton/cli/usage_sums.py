@@ -28,10 +28,12 @@ _COUNTS = ("prompt_tokens", "cached_tokens", "output_tokens", "prefill_us", "dec
 _CAUSES = ("cancelled", "migrated", "preempted")
 _NUMBERS = (*_COUNTS, *(f"{cause}_us" for cause in _CAUSES))
 _GIB_MS = 2**30 * 1000
+_BILLION = 10**9
+_CACHE_KIB = 64 * 1024
 _TABLE = f"""CREATE TABLE lines (
     request TEXT PRIMARY KEY, provisional INTEGER, {", ".join(_TEXTS)},
-    {", ".join(_NUMBERS)}, kv_gib_s REAL) WITHOUT ROWID"""
-_COLUMNS = ("provisional", *_TEXTS, *_NUMBERS, "kv_gib_s")
+    {", ".join(_NUMBERS)}, kv_gib_s REAL, cost INTEGER) WITHOUT ROWID"""
+_COLUMNS = ("provisional", *_TEXTS, *_NUMBERS, "kv_gib_s", "cost")
 _UPSERT = f"""INSERT INTO lines VALUES (?, {", ".join("?" * len(_COLUMNS))})
     ON CONFLICT (request) DO UPDATE SET {", ".join(f"{c} = excluded.{c}" for c in _COLUMNS)}
     WHERE lines.provisional"""
@@ -72,18 +74,20 @@ def sum_usage(
 ) -> list[Row]:
     """The rows of a bill, in the order of their groups. Raises UnreadableArchive, OSError."""
     with closing(sqlite3.connect("")) as database:
+        database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         database.execute(_TABLE)
         for folder in folders:
             for path in usage_log.files(folder):
                 if period.is_near(_day_of(path)):
                     database.executemany(_UPSERT, _values(path, tenant))
         sums = [f"SUM({name})" for name in (*_NUMBERS, "kv_gib_s")]
+        sums.append(f"SUM(cost) * 1.0 / {_BILLION}")
         query = f"SELECT {', '.join([*group_by, 'COUNT(*)', *sums])} FROM lines"
         query += " WHERE day BETWEEN ? AND ?"
         if group_by:
             query += f" GROUP BY {', '.join(group_by)} ORDER BY {', '.join(group_by)}"
         days = (str(period.since or date.min), str(period.until or date.max))
-        names = (*group_by, "requests", *_NUMBERS, "kv_gib_s")
+        names = (*group_by, "requests", *_NUMBERS, "kv_gib_s", "cost")
         rows = [dict(zip(names, row, strict=True)) for row in database.execute(query, days)]
     return [row for row in rows if row["requests"]]
 
@@ -191,4 +195,5 @@ def _row_of(line: UsageLine, day: str) -> tuple[str | int | float, ...]:
         line.decode_us,
         *(line.wasted_us.get(cause, 0) for cause in _CAUSES),
         line.kv_byte_ms / _GIB_MS,
+        line.cost,
     )

@@ -94,14 +94,14 @@ def test_archives_of_several_replicas_are_one(tmp_path: Path) -> None:
 
 def test_lines_are_grouped_by_what_was_asked_for(tmp_path: Path) -> None:
     write_usage(tmp_path, "r1", wasted_us={"cancelled": 100, "preempted": 20})
-    write_usage(tmp_path, "r2", key_id="key_2", kv_byte_ms=3 * 2**30 * 1000)
+    write_usage(tmp_path, "r2", key_id="key_2", kv_byte_ms=3 * 2**30 * 1000, cost=1_250_000_000)
     write_usage(tmp_path, "r3", at_ms=NOON_MS + 24 * HOUR_MS, model="n")
     by_day = usage_rows(tmp_path, "day", "model")
     found = [(row["day"], row["model"], row["requests"]) for row in by_day]
     assert found == [("2027-01-15", "m", 2), ("2027-01-16", "n", 1)]
     first, second = usage_rows(tmp_path, "key")
     assert (first["cancelled_us"], first["migrated_us"], first["preempted_us"]) == (100, 0, 20)
-    assert second["kv_gib_s"] == 3.0
+    assert (second["kv_gib_s"], second["cost"]) == (3.0, 1.25)
 
 
 def test_a_bill_of_some_days_knows_what_the_next_day_says_of_their_requests(tmp_path: Path) -> None:
