@@ -8,9 +8,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+from baton.engine.protocol.messages import StepEvents
 from baton.wire.prefix_hash import HASH_BYTES
 from baton.wire.v1 import worker_pb2
 
+# Hashes in one KvSnapshot part or KvEvents report: a router takes so many in in a millisecond.
+MAX_REPORT_HASHES = 4096
 # The latest events are kept up to so many hashes (1 MiB), and so many events.
 MAX_LOG_HASHES = 65_536
 MAX_LOG_EVENTS = 16_384
@@ -18,6 +21,24 @@ MAX_LOG_EVENTS = 16_384
 
 def num_hashes_of(event: worker_pb2.KvEvent) -> int:
     return (len(event.stored.hashes) + len(event.removed.hashes)) // HASH_BYTES
+
+
+def kv_events_of(events: StepEvents) -> list[worker_pb2.KvEvent]:
+    """The turn's KV events on the wire, removed before stored, each within MAX_REPORT_HASHES."""
+    size = MAX_REPORT_HASHES * HASH_BYTES
+    wire = [
+        worker_pb2.KvEvent(removed=worker_pb2.KvRemoved(hashes=events.removed_hashes[i : i + size]))
+        for i in range(0, len(events.removed_hashes), size)
+    ]
+    for stored in events.stored:
+        parent = stored.parent_hash
+        for i in range(0, len(stored.hashes), size):
+            part = stored.hashes[i : i + size]
+            wire.append(
+                worker_pb2.KvEvent(stored=worker_pb2.KvStored(parent_hash=parent, hashes=part))
+            )
+            parent = part[-HASH_BYTES:]
+    return wire
 
 
 class KvLog:

@@ -19,7 +19,7 @@ from baton.wire.failures import Overloaded
 from baton.wire.prefix_hash import HASH_BYTES
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, worker_pb2
-from baton.worker.kv_log import KvCursor, KvLog, num_hashes_of
+from baton.worker.kv_log import MAX_REPORT_HASHES, KvCursor, KvLog, kv_events_of, num_hashes_of
 
 MAX_ROUTERS = 16
 # Load and KV events leave at most once in this time ...
@@ -28,8 +28,6 @@ PACE_S = 0.05
 HEARTBEAT_S = 0.25
 # A router that has not acknowledged this many reports gets nothing new until it does.
 MAX_UNACKNOWLEDGED = 64
-# Hashes in one KvSnapshot part or KvEvents report: a router takes so many in in a millisecond.
-MAX_REPORT_HASHES = 4096
 # A digest of the prefix cache goes with every so many reports: each second of a busy worker.
 DIGEST_EVERY = 20
 # Beyond this, the oldest names are dropped: the router's slot leases expire by themselves.
@@ -103,7 +101,7 @@ class ReportLog:
         self.load = self._load_of(events)
         if events.snapshot is not None:
             self._snapshot_requested = False
-        self.kv_log.append(_kv_events(events))
+        self.kv_log.append(kv_events_of(events))
         self.digest = events.num_cached_hashes, events.cache_digest
         for subscription in self._subscriptions:
             subscription.take_turn(events.snapshot)
@@ -381,21 +379,3 @@ def _software_version() -> str:
         return version("baton")
     except PackageNotFoundError:
         return "unpackaged"
-
-
-def _kv_events(events: StepEvents) -> list[worker_pb2.KvEvent]:
-    """The turn's KV events on the wire, removed before stored, each within MAX_REPORT_HASHES."""
-    size = MAX_REPORT_HASHES * HASH_BYTES
-    wire = [
-        worker_pb2.KvEvent(removed=worker_pb2.KvRemoved(hashes=events.removed_hashes[i : i + size]))
-        for i in range(0, len(events.removed_hashes), size)
-    ]
-    for stored in events.stored:
-        parent = stored.parent_hash
-        for i in range(0, len(stored.hashes), size):
-            part = stored.hashes[i : i + size]
-            wire.append(
-                worker_pb2.KvEvent(stored=worker_pb2.KvStored(parent_hash=parent, hashes=part))
-            )
-            parent = part[-HASH_BYTES:]
-    return wire

@@ -320,6 +320,7 @@ def test_a_large_snapshot_travels_in_parts_of_one_number(monkeypatch) -> None:
 
 
 def test_long_kv_events_are_cut_into_reports_below_the_frame_limit(monkeypatch) -> None:
+    monkeypatch.setattr(kv_log, "MAX_REPORT_HASHES", 2)
     monkeypatch.setattr(reports_module, "MAX_REPORT_HASHES", 2)
 
     async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
