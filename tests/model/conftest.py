@@ -1,6 +1,5 @@
 """Tiny random models, made and loaded once, and transformers' own answers to compare with."""
 
-import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,15 +33,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def frozen_imports() -> Iterator[None]:
-    """Each runner that is made collects garbage, which takes 0.4 s with all of torch and
-    transformers to look through."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
