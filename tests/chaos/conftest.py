@@ -78,7 +78,7 @@ class Target:
         """By worker. One that is just being started again holds none."""
         gauges = ("baton_kv_blocks_used", "baton_kv_blocks_promised")
         names = [name for name in self.stack.workers() if name.startswith(role)]
-        return {name: sum(self.figure(name, gauge) for gauge in gauges) for name in names}
+        return {name: self.figure(name, *gauges) for name in names}
 
     def busy(self, role: str) -> list[str]:
         """Workers of this role that hold blocks now, the fullest first."""
@@ -139,13 +139,14 @@ class Target:
             return False
 
     def _is_quiet(self) -> bool:
-        loads = [self.figure(name, gauge) for name in self.stack.workers() for gauge in GAUGES]
-        return not any(loads) and not self.stack.metric("gateway", "baton_gateway_open_requests")
+        if self.stack.metric("gateway", "baton_gateway_open_requests"):
+            return False
+        return not any(self.figure(name, *GAUGES) for name in self.stack.workers())
 
-    def figure(self, replica: str, name: str, **labels: str) -> float:
-        """One metric of one process; 0 of one that is dead."""
+    def figure(self, replica: str, *names: str, **labels: str) -> float:
+        """As `read_metric`, of one process; 0 of one that is dead."""
         try:
-            return self.stack.metric(replica, name, **labels)
+            return self.stack.metric(replica, *names, **labels)
         except URLError as error:
             # Dead, or not yet listening; one that stands still would not refuse.
             if isinstance(error.reason, ConnectionRefusedError):

@@ -155,21 +155,18 @@ class Stack:
                 timeout=COMMAND_TIMEOUT_S, check=False,
             )  # fmt: skip
 
-    def metric(self, service: str, name: str, **labels: str) -> float:
-        """Sum over the samples of one metric of one service that carry these labels."""
+    def metric(self, service: str, *names: str, **labels: str) -> float:
+        """As `read_metric`, of one service."""
         state = self.home.read_state()
         assert state is not None
-        return read_metric(str(state.services[service]["metrics_url"]), name, **labels)
+        return read_metric(str(state.services[service]["metrics_url"]), *names, **labels)
 
     def workers(self) -> list[str]:
         return [name for name in self.pids() if name.startswith(("prefill", "decode"))]
 
     def used_blocks(self) -> dict[str, float]:
-        return {
-            name: self.metric(name, "baton_kv_blocks_used")
-            + self.metric(name, "baton_kv_blocks_promised")
-            for name in self.workers()
-        }
+        gauges = ("baton_kv_blocks_used", "baton_kv_blocks_promised")
+        return {name: self.metric(name, *gauges) for name in self.workers()}
 
     def usage_records(self, request_id: str) -> list[dict]:
         lines = [
@@ -180,14 +177,16 @@ class Stack:
         return [line for line in lines if line["request_id"] == request_id]
 
 
-def read_metric(url: str, name: str, **labels: str) -> float:
-    """Sum over the samples of one metric that carry these labels."""
+def read_metric(url: str, *names: str, **labels: str) -> float:
+    """Sum over the samples of these metrics that carry these labels, all from one page."""
     with urllib.request.urlopen(url, timeout=METRICS_TIMEOUT_S) as answer:
         text = answer.read().decode()
     total = 0.0
     for line in text.splitlines():
+        if not line.startswith(names):
+            continue
         match = re.match(r"([^\s{]+)(?:\{(.*)\})? (\S+)$", line)
-        if match and match[1] == name:
+        if match and match[1] in names:
             found = dict(re.findall(r'(\w+)="([^"]*)"', match[2] or ""))
             if all(found.get(key) == value for key, value in labels.items()):
                 total += float(match[3])
