@@ -35,7 +35,7 @@ def test_streams_that_a_draining_worker_would_cut_move_early_and_a_few_at_a_time
     clock = VirtualClock()
 
     async def scenario() -> None:
-        sizes = {"num_prefill": 1, "num_decode": 2, "num_blocks": 4096}
+        sizes = {"num_prefill": 1, "num_decode": 2, "num_blocks": 2048}
         async with fleet_of(1, clock, model, **sizes) as fleet:
             sizes_of = {f"r{n}": SHORT if n % 2 else LONG for n in range(2 * NUM_EACH)}
             async with asyncio.TaskGroup() as tasks:
