@@ -28,6 +28,8 @@ MODULE = re.compile(
     r"(?!.*\.(?:py|yaml|md|json)$)(?:(?:bench|services|loadtest|tests)(?:\.[a-z]\w*)+"
     r"|baton\.[\w.]+_(?:main|child))"
 )
+# The beginning of a string, or of a part of one, that may be such a name.
+STRING = re.compile(r"""["'}](?:baton|bench|services|loadtest|tests)\.""")
 # A program, a file of transformers, a header of Linux.
 FOREIGN = {"llama.cpp", "generation/utils.py", "linux/mman.h"}
 # Kinds of file, of which many packages have one.
@@ -45,6 +47,8 @@ def python_prose(source: str) -> Iterator[str]:
 
 def prose(path: Path) -> str:
     text = path.read_text()
+    if not (FILE.search(text) or FOLDER.search(text)):
+        return ""  # to find its comments and docstrings takes long
     if path.suffix == ".py":
         text = "\n".join(python_prose(text))
     elif path.suffix != ".md":
@@ -74,6 +78,8 @@ def missing(text: str, folder: Path) -> Iterator[str]:
 
 def named_modules(source: str) -> Iterator[str]:
     """The modules that strings of Python code name, as `python -m` takes them."""
+    if not STRING.search(source):
+        return  # to parse it takes long
     constants = (n.value for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Constant))
     for value in constants:
         if isinstance(value, str) and MODULE.fullmatch(value):
