@@ -50,6 +50,7 @@ from services.quota.ledger import Ledger
 from services.quota.registry import Registry
 from services.quota.store import RedisStore
 from services.quota.worker_archive import WorkerArchive
+from services.router.peers.watcher import PeerWatcher
 from services.router.router_core import RouterCore
 from services.router.settings import Settings as RouterSettings
 from services.router.watcher import Watcher
@@ -407,9 +408,17 @@ class Fleet:
     def start_router(self, name: str) -> None:
         """A router process, or the next life of one that was killed."""
         router = self.routers[name]
-        router.core = RouterCore(RouterSettings(), self.clock, self.rng)
+        settings = RouterSettings(router_id=name, peers=tuple(f"{each}:1" for each in self.routers))
+        router.core = RouterCore(settings, self.clock, self.rng)
         watcher = Watcher(router.core, partial(self._dial_reports, name), self.clock, self.rng)
-        router.life = self._tasks.create_task(watcher.run(self._endpoints))
+        peers = PeerWatcher(router.core, name, partial(self._dial_router, name), self.rng)
+
+        async def live() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(watcher.run(self._endpoints))
+                tasks.create_task(peers.run(FixedMembers(self.routers)))
+
+        router.life = self._tasks.create_task(live())
 
     def kill_router(self, name: str) -> None:
         """What it knew is gone."""
@@ -494,6 +503,19 @@ class Fleet:
             theirs.cancel()
             return ours
         self._serve(worker.tasks, serve_reports(theirs, worker.deps.reports), theirs)
+        return ours
+
+    def _dial_router(self, caller: str, name: str) -> VirtualStream:
+        ours, theirs = self.network.connect(caller, name, "peers")
+        if (core := self.routers[name].core) is None:
+            theirs.cancel()
+            return ours
+
+        async def tell() -> None:
+            async for news in core.follow_news():
+                await theirs.write(news)
+
+        self._serve(self._tasks, tell(), theirs)
         return ours
 
     def _dial_renewals(self) -> VirtualStream:

@@ -1,9 +1,9 @@
 """The routers' quarantine, kept for routers that do not know it.
 
-Only the active router hears of cores' deaths. It reports its quarantine to every gateway in its
-view. Each pick at another router, or at one that has started again, brings along the entries that
-its view lacks. So a request can kill at most two cores while one gateway lives that heard of it.
-Decides nothing: routers refuse.
+A router hears of cores' deaths from gateways and from its peers. It reports its quarantine to every
+gateway in its view. Each pick at another router, or at one that has started again, brings along the
+entries that its view lacks. So a request can kill at most two cores while one gateway lives that
+heard of it. Decides nothing: routers refuse.
 """
 
 from collections import OrderedDict

@@ -1,12 +1,11 @@
-"""All routers of the fleet as one: follows each one's view, and asks the active one to pick.
+"""All routers of the fleet as one: follows each one's view, and asks one of them for each pick.
 
-One router at a time is active for a model: the first, in an order that every gateway computes
-alike (rendezvous hash of model and router), of those that speak and know nearly all ready workers
-that any of them knows for it. One that has just started is active only when it knows the fleet.
-Where zones are known, routers of the gateway's own zone
-come before others, so that each zone has one that is active for its gateways. The next in that
-order takes over when it leaves, without an election: should two gateways differ
-for a moment, the workers' admission is the authority. A pick that a router could not answer is
+All routers pick, for every model. A request goes to the first one, in an order that depends on its
+prompt (rendezvous hash of model, router and the key of `prompt_keys.py`), of those that speak and
+know nearly all ready workers that any of them knows for the model; so one that has just started is
+asked only when it knows the fleet. Where zones are known, routers of the gateway's own zone come
+before others. When a router leaves, its share of the requests goes to the others, and all other
+requests stay where they are. A pick that a router could not answer is
 repeated at the next one. Knows no network; each router is a RouterClient (clients/protocols.py).
 """
 
@@ -22,12 +21,13 @@ from baton.system.clock import Clock
 from baton.wire.failures import BatonError, DeadlineExceeded, Unavailable
 from baton.wire.v1 import router_pb2
 from services.gateway.clients.protocols import CallContext, RouterClient
+from services.gateway.routing.prompt_keys import PromptKeys
 from services.gateway.routing.quarantine_news import QuarantineNews
 
 _WATCH_RETRY_S = 0.2
 # A time on every event loop's clock that is over.
 _AT_ONCE = float("-inf")
-# The least share of the ready workers of a model that the active router knows.
+# The least share of the ready workers of a model that a router knows which is asked.
 _MIN_KNOWN_SHARE = 0.9
 
 _log = logs.get("routers")
@@ -59,6 +59,7 @@ class Routers:
         self._views: dict[str, dict[str, router_pb2.ModelState]] = {}
         # The number of each model's ready workers in each of these views.
         self._num_ready: dict[str, Counter[str]] = {}
+        self._keys = PromptKeys()
         self._quarantined = QuarantineNews(clock)
         # The timeouts of the picks that wait at each router; due when it speaks no more.
         self._waits: dict[str, set[asyncio.Timeout]] = {address: set() for address in routers}
@@ -73,19 +74,19 @@ class Routers:
             for address in self._routers:
                 tasks.create_task(self._follow(address))
 
-    def in_order(self, model_fp: str) -> list[str]:
-        """All routers, the active one of this model first."""
+    def in_order(self, model_fp: str, key: bytes = b"") -> list[str]:
+        """All routers, in the order in which a request with this key asks them."""
         most = max((counts[model_fp] for counts in self._num_ready.values()), default=0)
         least = max(1.0, _MIN_KNOWN_SHARE * most)
-        return sorted(self._routers, key=lambda address: self._rank(address, model_fp, least))
+        return sorted(self._routers, key=lambda address: self._rank(address, model_fp, key, least))
 
     async def pick(
         self, request: router_pb2.PickRequest, context: CallContext
     ) -> router_pb2.PickResponse:
-        """Ask the active router, then each next one, for a pick; without any, pick from the last
+        """Ask the prompt's router, then each next one, for a pick; without any, pick from the last
         view. Raises BatonError."""
         ends_s = self._clock.now() + context.deadline_s
-        for address in self.in_order(request.model_fp):
+        for address in self.in_order(request.model_fp, self._keys.key(request)):
             left_s = ends_s - self._clock.now()
             if left_s <= 0:
                 raise DeadlineExceeded("no router answered in time")
@@ -114,13 +115,13 @@ class Routers:
             raise Unavailable("the router is silent") from None
 
     def _rank(
-        self, address: str, model_fp: str, least_known: float
+        self, address: str, model_fp: str, key: bytes, least_known: float
     ) -> tuple[bool, bool, bool, bytes]:
         """The sort key of a router, which should know `least_known` ready workers of the model."""
         counts = self._num_ready.get(address)
         knows_enough = counts is not None and counts[model_fp] >= least_known
-        # The rendezvous hash of router and model; the lowest wins.
-        drawn = blake2b(f"{address} {model_fp}".encode(), digest_size=8).digest()
+        # The rendezvous hash of router, model and key; the lowest wins.
+        drawn = blake2b(f"{address} {model_fp} ".encode() + key, digest_size=8).digest()
         is_elsewhere = bool(self._zone) and self._zones.get(address) != self._zone
         return not knows_enough, counts is None, is_elsewhere, drawn
 
@@ -149,7 +150,7 @@ class Routers:
             await asyncio.sleep(_WATCH_RETRY_S * (0.5 + self._rng.random()))
 
     def _models(self) -> list[router_pb2.ModelState]:
-        """Every model that some router knows, as its active router sees it."""
+        """Every model that some router knows, as the first one in its order sees it."""
         known = sorted({model_fp for view in self._views.values() for model_fp in view})
         return [
             next(

@@ -149,9 +149,8 @@ class PeerNewsLog:
         for told_at, event in islice(self._events, start, end):
             age_s = now - told_at
             if age_s < self._memory_s:
-                aged = peers_pb2.PeerEvent(age_ms=math.ceil(age_s * 1000))
-                aged.MergeFrom(event)
-                yield aged
+                event.age_ms = math.ceil(age_s * 1000)
+                yield event
 
 
 async def _wait(changed: asyncio.Event, timeout_s: float) -> None:

@@ -13,6 +13,7 @@ from baton.wire.failures import BatonError, DeadlineExceeded, Overloaded, Unavai
 from baton.wire.v1 import router_pb2
 from services.gateway.clients.protocols import CallContext
 from services.gateway.routing.fallback_picker import FallbackPicker
+from services.gateway.routing.prompt_keys import NUM_LATEST, PromptKeys
 from services.gateway.routing.ready_workers import ReadyWorkers
 from services.gateway.routing.routers import Routers
 
@@ -74,8 +75,8 @@ class Scene:
             self.each, clock, random.Random(3), self.seen.append, self.alone, "a"
         )
 
-    async def pick(self, model_fp: str = "m1", deadline_s: float = 10.0) -> str:
-        request = router_pb2.PickRequest(model_fp=model_fp)
+    async def pick(self, model_fp: str = "m1", deadline_s: float = 10.0, **fields: Any) -> str:
+        request = router_pb2.PickRequest(model_fp=model_fp, **fields)
         answer = await self.routers.pick(request, CallContext("r1", deadline_s))
         return str(answer.reasons.remark)
 
@@ -94,7 +95,7 @@ def following(scenario: Any) -> None:
     run_virtual(main(), clock)
 
 
-def test_all_picks_of_a_model_go_to_one_router_and_models_are_spread() -> None:
+def test_equal_requests_go_to_one_router_and_models_are_spread() -> None:
     async def scenario(scene: Scene) -> None:
         assert len({await scene.pick() for _ in range(20)}) == 1
         for each in scene.each.values():
@@ -121,6 +122,83 @@ def test_a_router_of_the_own_zone_is_asked_first_while_it_speaks() -> None:
         assert {await scene.pick(f"m{number}") for number in range(20)} == {r.name for r in far}
 
     following(scenario)
+
+
+def blocks(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(16, "big") for number in numbers)
+
+
+def test_requests_with_one_new_beginning_meet_and_others_are_spread() -> None:
+    async def scenario(scene: Scene) -> None:
+        met = []
+        for family in range(60):
+            shared = range(100 * family, 100 * family + 20)
+            met.append(
+                {await scene.pick(block_hashes=blocks(*shared, 9000 + child)) for child in range(5)}
+            )
+        assert all(len(names) == 1 for names in met)
+        picked = Counter(name for names in met for name in names)
+        assert min(picked[name] for name in NAMES) >= 10
+
+    following(scenario)
+
+
+def test_a_system_prompt_that_all_share_sends_nobody_to_one_router() -> None:
+    async def scenario(scene: Scene) -> None:
+        system = range(100)
+        picked: Counter[str] = Counter()
+        for number in range(600):
+            prompt = blocks(*system, *range(1000 * number + 1000, 1000 * number + 1040))
+            picked[await scene.pick(block_hashes=prompt, request_id=str(number))] += 1
+        assert min(picked[name] for name in NAMES) >= 150
+
+    following(scenario)
+
+
+def test_one_prompt_that_everybody_sends_goes_to_all_routers() -> None:
+    async def scenario(scene: Scene) -> None:
+        picked: Counter[str] = Counter()
+        for number in range(300):
+            picked[await scene.pick(block_hashes=blocks(1, 2, 3), request_id=str(number))] += 1
+        assert min(picked[name] for name in NAMES) >= 70
+
+    following(scenario)
+
+
+def test_when_a_router_dies_only_its_share_moves() -> None:
+    async def scenario(scene: Scene) -> None:
+        def prompt(number: int) -> bytes:
+            return blocks(*range(10 * number, 10 * number + 9))
+
+        before = [await scene.pick(block_hashes=prompt(number)) for number in range(60)]
+        scene.each[NAMES[0]].models = None
+        await asyncio.sleep(0.2)
+        after = [await scene.pick(block_hashes=prompt(number)) for number in range(60)]
+        assert all(b == a for b, a in zip(before, after, strict=True) if b != NAMES[0])
+        moved = Counter(a for b, a in zip(before, after, strict=True) if b == NAMES[0])
+        assert moved.keys() == set(NAMES[1:])
+
+    following(scenario)
+
+
+def test_a_repeated_pick_is_not_counted_as_another_request() -> None:
+    keys = PromptKeys()
+    again = router_pb2.PickRequest(
+        request_id="r", block_hashes=blocks(1, 2, 3), exclude_worker_ids=["d1"]
+    )
+    assert {keys.key(again) for _ in range(1000)} == {blocks(1)}
+
+
+def test_what_was_common_is_so_no_longer_when_others_have_come() -> None:
+    keys = PromptKeys()
+
+    def key(*numbers: int) -> bytes:
+        return keys.key(router_pb2.PickRequest(request_id="r", block_hashes=blocks(*numbers)))
+
+    assert [key(1, 2, 3) for _ in range(20)][-1] == b"r"
+    for number in range(2 * NUM_LATEST):
+        key(10 + number)
+    assert key(1, 2, 3) == blocks(1)
 
 
 def test_every_gateway_chooses_the_same_order() -> None:
