@@ -5,6 +5,7 @@ import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +17,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from baton.localstack.ports import LOOPBACK, free_ports
 from baton.testing.redis_server import server_binary
 from baton.wire import failures, key_registry, usage_log
-from baton.wire.key_limits import KeyLimits
+from baton.wire.key_limits import WHOLE, KeyLimits, organisation_root
 from baton.wire.v1 import quota_pb2
 from services.quota import keys
 from services.quota.archive import Archiver
@@ -28,7 +29,8 @@ from services.quota.store import RedisStore
 
 # A busy machine must not decide.
 TIMEOUT_S = 20.0
-TENANTS = [f"tenant-{number}" for number in range(12)]
+ORGANISATION = "bigco"
+TENANTS = [*(f"tenant-{number}" for number in range(12)), "bigco/ads", "bigco/search"]
 
 
 @pytest.fixture
@@ -94,8 +96,10 @@ class Quota:
             key_registry.new_key(b"s" * 32, tenant, limits, now_unix_s=time.time())[1]
             for tenant in TENANTS
         ]
-        for record in records:
-            key_registry.append(self.file, record)
+        shared = KeyLimits(budget_tokens=10**6, budget_period="month", concurrency=1000)
+        lines = [key_registry.owner_limits("organisation", ORGANISATION, shared), *records]
+        for line in lines:
+            key_registry.append(self.file, line)
         return records
 
     async def finish(self, record: key_registry.KeyRecord, request_id: str) -> None:
@@ -143,6 +147,9 @@ async def test_tenants_are_spread_over_a_cluster(folder, monkeypatch, capsys):
         await quota.ledger.reap()
         await quota.archiver.archive_all()
         assert quota.bills() == sorted(TENANTS)
+        month = datetime.now(UTC).strftime("m%Y%m")
+        window = f"{organisation_root(ORGANISATION)}:budget:{WHOLE}:{month}"
+        assert await quota.store.execute("HMGET", window, "spent", "held") == [b"40", b"0"]
         sizes = [await ask(port, "DBSIZE") for port in nodes]
         assert all(sizes)
         monkeypatch.setenv("BATON_QUOTA_REDIS_URL", url)
