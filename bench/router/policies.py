@@ -66,6 +66,7 @@ class RoutedPlacement:
 
     async def place(self, job: Job) -> tuple[PrefillWorker, DecodeWorker]:
         arrival = job.arrival
+        left_s = None if job.due_at is None else job.due_at - self._clock.now()
         response = await self.core.pick(
             router_pb2.PickRequest(
                 request_id=job.request_id,
@@ -74,7 +75,8 @@ class RoutedPlacement:
                 num_prompt_tokens=arrival.num_prompt_tokens,
                 expected_output_tokens=arrival.num_output_tokens,
                 num_choices=1,
-            )
+            ),
+            left_s,
         )
         prefill = self._by_name[response.prefill.worker_id]
         decode = self._by_name[response.decode.worker_id]

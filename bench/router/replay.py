@@ -16,7 +16,8 @@ from bench.router.traces import Trace
 class Replay:
     """One run to make: the fleet has `num_workers` of each role.
 
-    `load` is the share of the fleet's prefill speed that the trace would take without caches.
+    `load` is the share of the fleet's prefill speed that the trace would take without caches. A
+    client leaves whose first token is not there after `due_s`.
     """
 
     trace: Trace
@@ -24,6 +25,7 @@ class Replay:
     num_workers: int = 8
     load: float = 0.7
     seed: int = 1
+    due_s: float | None = None
 
     @property
     def machine(self) -> Machine:
@@ -41,6 +43,8 @@ class Outcome:
     num_prompt_tokens: int = 0
     num_computed: list[int] = field(default_factory=list)
     ttft_s: list[float] = field(default_factory=list)
+    # The prompt tokens of those that had their first token in time.
+    num_in_time_tokens: int = 0
 
     @property
     def hit_ratio(self) -> float:
@@ -60,6 +64,21 @@ class Outcome:
         """The most prompt tokens that one worker computed, over their mean."""
         mean = sum(self.num_computed) / max(1, len(self.num_computed))
         return max(self.num_computed, default=0) / mean if mean else 1.0
+
+
+def most_in_time_tokens(replay: Replay) -> float:
+    """The prompt tokens that could have their first token in time if all workers were one, which
+    knew beforehand what it would finish in time and refused the rest: a bound for every router."""
+    assert replay.due_s is not None
+    per_s = replay.num_workers * replay.machine.prefill_tokens_per_s
+    taken = backlog = last_at = 0.0
+    for arrival in replay.trace.arrivals:
+        backlog = max(0.0, backlog - per_s * (arrival.at_s - last_at))
+        last_at = arrival.at_s
+        fitting = min(arrival.num_prompt_tokens, per_s * replay.due_s - backlog)
+        taken += fitting
+        backlog += fitting
+    return taken
 
 
 def run_replay(replay: Replay) -> Outcome:
@@ -83,6 +102,8 @@ async def _replay(replay: Replay, clock: Clock) -> Outcome:
         for number, arrival in enumerate(replay.trace.arrivals):
             await asyncio.sleep(max(0.0, started_at + arrival.at_s - clock.now()))
             job = Job(f"request-{number}", arrival)
+            if replay.due_s is not None:
+                job.due_at = clock.now() + replay.due_s
             requests.create_task(_request(job, placement, clock, outcome))
     for task in background:
         task.cancel()
@@ -103,4 +124,9 @@ async def _request(job: Job, placement: Placement, clock: Clock, outcome: Outcom
     prefill.submit(job)
     decode.submit(job)
     first_at = await decode.serve(job)
+    if first_at is None:
+        prefill.leave(job)
+        return
     outcome.ttft_s.append(first_at - arrived_at)
+    if job.due_at is None or first_at <= job.due_at:
+        outcome.num_in_time_tokens += job.arrival.num_prompt_tokens

@@ -1,7 +1,8 @@
 """Runs the parts of `python -m bench router` and appends JSON lines.
 
 `replay`: traces through the router and through other placements, on virtual time: its figures are
-the same on every machine. `picks`: CPU times of a pick by the size of the fleet, on this machine.
+the same on every machine. `bursts`: those without shared prompts again, at BURST_LOAD. `picks`: CPU
+times of a pick by the size of the fleet, on this machine.
 """
 
 import json
@@ -13,10 +14,14 @@ from typing import Any
 
 from bench.router.picks import NUM_WORKERS, PROMPT_TOKENS, index_record, pick_record
 from bench.router.policies import POLICIES
-from bench.router.replay import Replay, run_replay
+from bench.router.replay import Replay, most_in_time_tokens, run_replay
 from bench.router.traces import Trace, load_traces, synthetic_traces
 
-PARTS = ("replay", "picks")
+PARTS = ("replay", "bursts", "picks")
+# Traffic in bursts, as a multiple of what the fleet can do; clients leave after BURST_DUE_S.
+BURST_TRACES = ("azure code", "azure chat", "synthetic bursts")
+BURST_LOAD = 2.5
+BURST_DUE_S = 30.0
 NUM_QUANTILES = 100
 # Of each worker's blocks, for the index's memory.
 INDEX_SIZES = (27_000, 40_000)
@@ -52,12 +57,45 @@ def _records(options: BenchOptions) -> Iterator[dict[str, Any]]:
                 yield replay_record(
                     Replay(trace, policy, options.num_workers, options.load, options.seed)
                 )
+    if "bursts" in options.parts:
+        for trace in make_traces(options):
+            if trace.name in BURST_TRACES:
+                yield from _burst_records(trace, options)
     if "picks" in options.parts:
         sizes, num_picks = (NUM_WORKERS[:2], 100) if options.is_quick else (NUM_WORKERS, 500)
         for num_workers in sizes:
             yield pick_record(num_workers, num_picks, options.seed)
         for num_own in INDEX_SIZES[:1] if options.is_quick else INDEX_SIZES:
             yield index_record(INDEX_WORKERS, num_own, options.seed)
+
+
+def _burst_records(trace: Trace, options: BenchOptions) -> Iterator[dict[str, Any]]:
+    for policy in POLICIES:
+        replay = Replay(
+            trace, policy, options.num_workers, BURST_LOAD, options.seed, due_s=BURST_DUE_S
+        )
+        yield burst_record(replay)
+
+
+def burst_record(replay: Replay) -> dict[str, Any]:
+    """Run one replay with more load than the fleet can do; returns its record."""
+    outcome = run_replay(replay)
+    return {
+        "part": "bursts",
+        "trace": replay.trace.name,
+        "policy": replay.policy,
+        "num_workers": replay.num_workers,
+        "load": replay.load,
+        "seed": replay.seed,
+        "due_s": replay.due_s,
+        "duration_s": round(replay.trace.duration_s, 3),
+        "num_requests": outcome.num_requests,
+        "num_shed": outcome.num_shed,
+        "num_left": outcome.num_requests - outcome.num_shed - len(outcome.ttft_s),
+        "goodput": round(outcome.num_in_time_tokens / most_in_time_tokens(replay), 4),
+        "ttft_p50_s": round(outcome.ttft_quantile_s(0.5), 4),
+        "ttft_p99_s": round(outcome.ttft_quantile_s(0.99), 4),
+    }
 
 
 def make_traces(options: BenchOptions) -> list[Trace]:
@@ -91,6 +129,11 @@ def replay_record(replay: Replay) -> dict[str, Any]:
 
 
 def _line(record: dict[str, Any]) -> str:
+    if record["part"] == "bursts":
+        return (
+            f"{record['trace']:18} {record['policy']:18} {record['load']:.1f}x: goodput"
+            f" {record['goodput']:.1%}  shed {record['num_shed']}  left {record['num_left']}"
+        )
     if record["part"] == "index":
         return f"{record['num_entries']:,} entries of {record['bytes_per_entry']:.0f} bytes"
     if record["part"] == "picks":

@@ -14,6 +14,8 @@ def render(records: Sequence[Record]) -> str:
     replays = [record for record in records if record["part"] == "replay"]
     traces = dict.fromkeys(record["trace"] for record in replays)
     sections = [_replay(name, [r for r in replays if r["trace"] == name]) for name in traces]
+    if bursts := [record for record in records if record["part"] == "bursts"]:
+        sections.append(_bursts(bursts))
     picks = [record for record in records if record["part"] == "picks"]
     index = [record for record in records if record["part"] == "index"]
     if picks or index:
@@ -38,6 +40,29 @@ def _picks(picks: Sequence[Record], index: Sequence[Record]) -> str:
         for one in index
     ]
     return "\n\n".join(["### One pick, one core", table(rows), *memory])
+
+
+def _bursts(records: Sequence[Record]) -> str:
+    one = records[0]
+    about = (
+        f"{one['load']:g} times what {one['num_workers']} prefill workers can compute, and clients"
+        f" leave after {one['due_s']:g} s. Goodput: the prompt tokens whose answers began in time,"
+        " of those that could have."
+    )
+    rows = [["trace", "placement", "goodput", "refused", "left", "TTFT p50 / p99 s"]]
+    for record in records:
+        num = max(1, record["num_requests"])
+        rows.append(
+            [
+                record["trace"],
+                f"**{record['policy']}**" if record["policy"] == OURS else record["policy"],
+                f"{record['goodput']:.1%}",
+                f"{record['num_shed'] / num:.1%}",
+                f"{record['num_left'] / num:.1%}",
+                f"{record['ttft_p50_s']:.2f} / {record['ttft_p99_s']:.2f}",
+            ]
+        )
+    return f"### Bursts beyond capacity\n\n{about}\n\n{table(rows)}"
 
 
 def _replay(name: str, records: Sequence[Record]) -> str:

