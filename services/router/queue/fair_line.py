@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from baton.system.clock import Clock
 from services.router.queue.grant_pace import GrantPace
-from services.router.queue.quiet_tenants import QuietTenants
+from services.router.queue.quiet_tenants import MAX_WAITING, QuietTenants
 
 AGE_S = 1.0
 MAX_PASSED = 8
@@ -200,7 +200,8 @@ class FairLine(Generic[W]):
     def must_leave_room(self, turn: Turn) -> bool:
         """Return whether requests of this tenant must leave room for quiet ones of as large a
         priority or a larger one."""
-        if self._band(turn.priority).quiet.is_quiet(turn.tenant):
+        has_backlog = self.held(turn.tenant).num_requests > MAX_WAITING
+        if self._band(turn.priority).quiet.is_quiet(turn.tenant) and not has_backlog:
             return False
         return any(
             priority >= turn.priority and band.quiet.is_any()

@@ -12,6 +12,8 @@ WINDOW_S = 30.0
 LOOK_S = 1.0
 # A tenant is quiet that had less than this share of the mean of all tenants.
 QUIET_SHARE = 0.5
+# With more requests that wait it has a backlog, too.
+MAX_WAITING = 2
 
 
 class QuietTenants:

@@ -4,7 +4,7 @@ import pytest
 
 from baton.testing.virtual_clock import VirtualClock
 from services.router.queue.fair_line import FairLine, Turn, Waiting
-from services.router.queue.quiet_tenants import LOOK_S, WINDOW_S, QuietTenants
+from services.router.queue.quiet_tenants import LOOK_S, MAX_WAITING, WINDOW_S, QuietTenants
 
 
 @pytest.fixture
@@ -57,3 +57,16 @@ def test_room_is_left_to_quiet_tenants_of_as_large_a_priority(clock) -> None:
     line.charge(Turn("high", 2), 1.0)
     clock.advance(LOOK_S)
     assert not line.must_leave_room(Turn("high", 2))
+
+
+def test_a_tenant_that_comes_back_with_a_backlog_has_its_turns_and_no_more(clock) -> None:
+    """Else it got every slot until it had as much as the others."""
+    line: FairLine[Waiting] = FairLine(clock)
+    line.charge(Turn("loud"), 20.0)
+    line.charge(Turn("back"), 1.0)
+    clock.advance(LOOK_S)
+    for number in range(MAX_WAITING):
+        line.enter(Waiting(Turn("back"), number, clock.now()))
+        assert not line.must_leave_room(Turn("back"))
+    line.enter(Waiting(Turn("back"), MAX_WAITING, clock.now()))
+    assert line.must_leave_room(Turn("back"))
