@@ -137,6 +137,8 @@ def _add_overload(kinds: Any) -> None:
     overload.add_argument("--part", default="shed,fair", help="shed, fair (default: both)")
     overload.add_argument("--seconds", type=int, default=60, metavar="N", help="of a phase (60)")
     overload.add_argument("--seed", type=int, default=1, metavar="N", help="of the arrivals (1)")
+    help_text = "time of a step of the workers; an answer takes 5 s (50)"
+    overload.add_argument("--step-ms", type=int, default=50, metavar="N", help=help_text)
     help_text = "append JSON lines here (default: a new file in ~/.cache/baton-bench/results)"
     overload.add_argument("--output", type=Path, metavar="FILE", help=help_text)
     help_text = "measure nothing; render these results"
@@ -226,15 +228,19 @@ def _overload(arguments: argparse.Namespace) -> int:
     from bench.pressure.overload_report import render
 
     if not arguments.report:
-        if arguments.seconds < 1:
-            raise BadBenchOption("--seconds must be 1 or more")
+        if arguments.seconds < 1 or not 1 <= arguments.step_ms <= 1000:
+            raise BadBenchOption("--seconds must be 1 or more, and --step-ms 1 to 1000")
         parts, cache = _words("--part", arguments.part, PARTS), cache_folder()
         options = BenchOptions(
-            parts=parts, cache=cache, seconds=arguments.seconds, seed=arguments.seed
+            parts=parts,
+            cache=cache,
+            seconds=arguments.seconds,
+            step_s=arguments.step_ms / 1000,
+            num_output=5000 // arguments.step_ms,
+            seed=arguments.seed,
         )
-        output = arguments.output or cache / "results" / time.strftime(
-            "overload-%Y%m%d-%H%M%S.jsonl"
-        )
+        name = time.strftime("overload-%Y%m%d-%H%M%S.jsonl")
+        output = arguments.output or cache / "results" / name
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         run_bench(options, output, lambda line: print(line, flush=True))
         print(f"\nJSON lines: {output}\n")

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from loadtest.reporting.latency import percentile
@@ -18,7 +18,7 @@ Record = dict[str, Any]
 NORMAL_FACTOR = 1.5
 NORMAL_WINDOW_S = 3.0
 _STEP_S = 0.25
-_STAGE = re.compile(r"=([\d.]+)ms")
+_STAGE = re.compile(r"(\w+)=([\d.]+)ms")
 
 
 def arrived(records: Iterable[Record], begin: float, end: float) -> list[Record]:
@@ -56,14 +56,25 @@ def refusal_s(records: Iterable[Record]) -> list[float]:
 
 def gateway_refusal_s(lines: Iterable[str], request_ids: Collection[str]) -> list[float]:
     """The times of these requests by the gateway's own stages, from the lines of its log."""
-    wanted, seconds = set(request_ids), []
+    return [sum(stages.values()) for stages in _stages(lines, request_ids)]
+
+
+def stage_p99_s(lines: Iterable[str], request_ids: Collection[str]) -> dict[str, float]:
+    """The 99th percentile of each stage of these requests."""
+    times: dict[str, list[float]] = {}
+    for stages in _stages(lines, request_ids):
+        for name, seconds in stages.items():
+            times.setdefault(name, []).append(seconds)
+    return {name: percentile(values, 99) or 0.0 for name, values in times.items()}
+
+
+def _stages(lines: Iterable[str], request_ids: Collection[str]) -> Iterator[dict[str, float]]:
+    wanted = set(request_ids)
     for line in lines:
-        if '"stages"' not in line:
-            continue
-        entry = json.loads(line)
-        if entry["request_id"] in wanted:
-            seconds.append(sum(map(float, _STAGE.findall(entry["stages"]))) / 1000)
-    return seconds
+        entry = json.loads(line) if '"stages"' in line else {}
+        if entry.get("request_id") in wanted:
+            found = _STAGE.findall(entry["stages"])
+            yield {name: float(milliseconds) / 1000 for name, milliseconds in found}
 
 
 def codes(records: Iterable[Record]) -> Counter[str]:

@@ -1,8 +1,8 @@
 """Runs the parts of `python -m bench overload` against the real stack and appends JSON lines.
 
 `shed`: capacity by a closed loop, then an open loop of 0.5, 3 and 0.8 times of it. `fair`: a quiet
-tenant alone, and beside a neighbour with 20 times its load; one tenant as loud as both; two tenants
-with a backlog. The workers' steps take a set time (`bench/pressure/paced_core.py`).
+tenant alone, beside one that leaves room, and beside one with 20 times its load; one tenant as loud
+as both; two tenants with a backlog. The workers' steps take a set time (`paced_core.py`).
 """
 
 import json
@@ -29,7 +29,7 @@ from loadtest.reporting.latency import percentile
 Record = dict[str, Any]
 PARTS = ("shed", "fair")
 PHASES = (("0.5x", 0.5), ("3x", 3.0), ("0.8x", 0.8))
-QUIET_SHARE, LOUD_SHARE = 0.05, 1.0
+QUIET_SHARE, CALM_SHARE, LOUD_SHARE = 0.05, 0.6, 1.0
 NUM_DECODE = 2
 _NUM_PROMPT = 16
 _PROMPT_TOKEN_S = 0.0005
@@ -45,9 +45,9 @@ class BenchOptions:
     parts: tuple[str, ...]
     cache: Path
     seconds: float = 60.0
-    step_s: float = 0.1
+    step_s: float = 0.05
     slots: int = 80
-    num_output: int = 50
+    num_output: int = 100
     due_s: float = 10.0
     seed: int = 1
 
@@ -178,6 +178,8 @@ class _Bench:
         quiet, loud = QUIET_SHARE * per_s, LOUD_SHARE * per_s
         twice = 2 * self._options.seconds
         yield "quiet alone", self._case({"quiet": quiet}, twice)
+        calm = self._case({"quiet": quiet, "loud": CALM_SHARE * per_s}, twice)
+        yield "quiet beside one that leaves room", calm
         yield "quiet beside loud", self._case({"quiet": quiet, "loud": loud}, twice)
         yield "one as loud as both", self._case({"one": quiet + loud}, twice)
         yield "two with a backlog", self._case({"one": per_s, "loud": per_s}, twice / 2)
@@ -195,9 +197,11 @@ class _Bench:
         first, *others = rates
         ahead = [outcome.most_ahead(records, first, each, begin, seconds) for each in others]
         ttft = outcome.ttft_s(each for each in mine if each["tenant"] == first)
+        ids = {each.get("request_id") for each in mine if each["tenant"] == first}
         return {
             "num_requests": len(ttft),
             **_percentiles({"ttft": ttft}),
+            "stage_p99_s": outcome.stage_p99_s(self._stack.gateway_log(), ids),
             "per_s": outcome.goodput_per_s(records, begin, seconds, math.inf),
             "most_ahead": max(ahead, default=0),
             "codes": outcome.codes(records),

@@ -10,7 +10,10 @@ _SHED_HEAD = ["load", "requests", "goodput, of capacity", "TTFT p50 / p99 s", "r
 _SHED_HEAD += ["refusal p50 / p99 ms", "by the gateway's stages, ms", "codes"]
 _SHED_HEAD += ["Retry-After p50 / p99 s", "within 1 s of the next wait", "next one then let in"]
 _SHED_HEAD += ["cores: stack, client, others", "client late p99 ms"]
+# The stages after the first token.
+_LATER = {"decode", "settle", "flush"}
 _FAIR_HEAD = ["case", "requests of the first", "its TTFT p50 / p99 s", "p50, p99 of alone"]
+_FAIR_HEAD += ["p99 of its stages, ms"]
 _FAIR_HEAD += ["answers/s, of capacity", "most ahead of the other", "codes"]
 _FAIR_HEAD += ["cores: stack, client, others"]
 
@@ -82,6 +85,7 @@ def _fair(cases: Sequence[Record], per_s: float) -> str:
                 str(one["num_requests"]),
                 _pair(one, "ttft", 1, "{:.2f}"),
                 ", ".join(f"{ratio:.2f}x" for ratio in ratios),
+                _stages(one["stage_p99_s"]),
                 f"{one['per_s'] / per_s:.3f}",
                 str(one["most_ahead"]),
                 _codes(one),
@@ -94,6 +98,14 @@ def _fair(cases: Sequence[Record], per_s: float) -> str:
 def _pair(record: Record, name: str, factor: float, form: str) -> str:
     values = [record[f"{name}_p{percent}_s"] for percent in (50, 99)]
     return " / ".join("-" if value is None else form.format(factor * value) for value in values)
+
+
+def _stages(times: dict[str, float]) -> str:
+    """The stages before the first token that take long, largest first."""
+    named = sorted(times.items(), key=lambda each: -each[1])
+    return ", ".join(
+        f"{name} {seconds * 1000:.0f}" for name, seconds in named if name not in _LATER
+    )
 
 
 def _codes(record: Record) -> str:

@@ -54,6 +54,7 @@ def test_refusals_are_timed_at_the_client_and_by_the_gateways_stages() -> None:
     ]
     assert outcome.refusal_s(records) == pytest.approx([0.01, 0.03])
     assert outcome.gateway_refusal_s(log, {"r1", "r2"}) == pytest.approx([0.004])
+    assert outcome.stage_p99_s(log, {"r1"}) == {"auth": 0.0015, "pick": 0.0025}
     assert outcome.codes(records) == {"503 overloaded": 2}
 
 
@@ -107,6 +108,7 @@ def test_the_report_has_a_row_for_each_phase_and_case() -> None:
         for name in ("ttft", "refusal", "gateway_refusal", "retry_after")
         for percent in (50, 99)
     }
+    stages = {"stage_p99_s": {"queue": 0.02, "decode": 5.0}}
     cores = {"stack_cpu": 0.5, "client_cpu": 0.1, "others_cpu": 0.0, "client_late_p99_s": 0.001}
     common = {"num_requests": 9, "codes": {"503 overloaded": 3}, **percentiles, **cores}
     options = {"slots": 80, "step_s": 0.1, "num_output": 50, "due_s": 10, "seconds": 60, "seed": 1}
@@ -122,9 +124,12 @@ def test_the_report_has_a_row_for_each_phase_and_case() -> None:
             **common,
         },
         {"part": "normal", "after_s": 4.25},
-        {"part": "fair", "case": "quiet alone", "per_s": 9.9, "most_ahead": 0, **common},
+        {"part": "fair", "case": "quiet alone", "per_s": 9.9, "most_ahead": 0} | stages | common,
     ]
     text = render(records)
     assert "| 3x | 9 | 0.95 |" in text
     assert "Normal again 4.2 s after" in text
-    assert "| quiet alone | 9 | 0.50 / 0.50 | 1.00x, 1.00x | 0.990 | 0 | 3 503 overloaded |" in text
+    assert (
+        "| quiet alone | 9 | 0.50 / 0.50 | 1.00x, 1.00x | queue 20 | 0.990 | 0 | 3 503 overloaded |"
+        in text
+    )
