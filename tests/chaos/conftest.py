@@ -24,7 +24,7 @@ TEST_TIMEOUT_S = 4 * 3600 if IS_LONG else 400 + 60 * NUM_EACH
 NUM_PREFILL, NUM_DECODE = 2, 3
 # A fault of a worker needs one that dies and one that goes on; the third may still be starting.
 NUM_NEEDED = 2
-CORE_MODULE = "tests.chaos.poisoned_core"
+CORE_MODULE = "tests.chaos.poison.core"
 # What no worker may hold once nobody asks for anything.
 GAUGES = (
     "baton_kv_blocks_used",
@@ -42,7 +42,7 @@ _trials = Trials()
 class PoisonedStack(Stack):
     """`baton up` with cores that die of one prompt."""
 
-    program = "tests.chaos.poisoned_up"
+    program = "tests.chaos.poison.up"
 
 
 class Target:
@@ -168,7 +168,7 @@ class Target:
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """Workers whose tokens do not depend on batch mates, and two of each service that may die. The
-    cores die of one prompt (poisoned_core.py), and differ from the product's in nothing else."""
+    cores die of one prompt (poison/core.py), and differ from the product's in nothing else."""
     folder = tmp_path_factory.mktemp("chaos") / "home"
     sizes = ("--prefill", str(NUM_PREFILL), "--decode", str(NUM_DECODE), "--kv-memory", "16MiB")
     replicas = ("--replicas", "quota=2,tokenizer=2,router=2")

@@ -7,7 +7,7 @@ import urllib.request
 from typing import Any
 
 from tests.chaos.conftest import Target
-from tests.chaos.poison import POISON_PROMPT
+from tests.chaos.poison.prompt import POISON_PROMPT
 from tests.chaos.streams import assert_same, story
 from tests.chaos.trials import Trials
 from tests.e2e.conftest import Stack, wait_until

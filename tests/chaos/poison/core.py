@@ -1,6 +1,6 @@
-"""A worker's core with the real model, which dies of one prompt (poison.py).
+"""A worker's core with the real model, which dies of one prompt (prompt.py).
 
-Run by poisoned_worker.py; no product code knows it.
+Run by worker.py; no product code knows it.
 """
 
 import gc
@@ -21,7 +21,7 @@ from baton.engine.protocol.runner import Runner
 from baton.model.device import make_runner
 from baton.model.load.load import LoadedModel
 from baton.worker import core_main
-from tests.chaos.poison import POISON_PROMPT, POISON_TOKEN
+from tests.chaos.poison.prompt import POISON_PROMPT, POISON_TOKEN
 
 
 class PoisonedRunner:

@@ -1,4 +1,4 @@
-"""`baton` whose local stacks run workers with poisoned cores (poisoned_worker.py), and start again
+"""`baton` whose local stacks run workers with poisoned cores (poison/worker.py), and start again
 at once what dies: here that happens every few seconds, which is no crash loop."""
 
 from dataclasses import replace
@@ -16,7 +16,7 @@ def make(*arguments: Any, **options: Any) -> plan.Plan:
     for spec in made.services:
         if spec.argv[-1].endswith("_worker"):
             role = spec.argv[-1].removeprefix("services.").removesuffix("_worker")
-            spec = replace(spec, argv=[*spec.argv[:-1], "tests.chaos.poisoned_worker", role])
+            spec = replace(spec, argv=[*spec.argv[:-1], "tests.chaos.poison.worker", role])
         services.append(spec)
     return replace(made, services=services)
 

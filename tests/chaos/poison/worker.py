@@ -1,4 +1,4 @@
-"""A worker of the given role whose core is poisoned_core.py."""
+"""A worker of the given role whose core is core.py."""
 
 import importlib
 import sys
@@ -6,5 +6,5 @@ import sys
 from baton.worker import program
 
 if __name__ == "__main__":
-    program.CORE_MODULE = "tests.chaos.poisoned_core"
+    program.CORE_MODULE = "tests.chaos.poison.core"
     importlib.import_module(f"services.{sys.argv[1]}_worker.__main__").main()
