@@ -27,7 +27,7 @@ from services.gateway.openai.generation import GenerationRequest, PlainText
 from services.gateway.request.auditor import GatewayAuditor
 from services.gateway.request.incoming import IncomingRequest
 from services.gateway.request.job import Job, OutputPlan, Prompt
-from services.gateway.request.payment import Payment
+from services.gateway.request.payment import CreditMeter, Payment
 from services.gateway.request.reservation import Reservations
 from services.gateway.request.trace import RequestTrace
 from services.gateway.routing.models import ServedModel
@@ -40,7 +40,6 @@ from services.gateway.tenants.outbox import Outbox
 from services.gateway.tenants.outbox_files import DiskFiles, waiting_records
 from services.gateway.tenants.quota_outage import GuardedQuota
 from services.gateway.tenants.refusals import Refusals
-from services.gateway.workers.credit import CreditMeter
 from services.gateway.workers.migration import EarlyMigration
 from services.gateway.workers.worker_links import WorkerLinks
 
