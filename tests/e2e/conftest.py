@@ -171,7 +171,7 @@ class Stack:
     def usage_records(self, request_id: str) -> list[dict]:
         lines = [
             json.loads(line)
-            for path in sorted(self.home.usage.glob("*.jsonl"))
+            for path in sorted(self.home.usage.glob("usage-*.jsonl"))
             for line in path.read_text().splitlines()
         ]
         return [line for line in lines if line["request_id"] == request_id]
