@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import helm_python as helm
 import pytest
 import yaml
 
@@ -13,11 +14,13 @@ from services.edge import settings as edge_settings
 from services.envoy import settings as envoy_settings
 from services.gateway import settings as gateway_settings
 from services.quota import settings as quota_settings
+from services.quota.prices import parse_prices
 from services.router import settings as router_settings
 from services.tokenizer import settings as tokenizer_settings
 from tests.chart.rendered import (
     CHART,
     PROFILES,
+    ROOT,
     WORKLOADS,
     Object,
     component,
@@ -230,3 +233,30 @@ def test_keys_and_budgets_outlive_the_pods_of_redis_and_quota() -> None:
     assert not [
         each for each in of_kind(objects, "Secret") if each["metadata"]["name"] == "baton-keys"
     ]
+
+
+def test_prices_are_a_file_that_quota_reads() -> None:
+    prices = {
+        "version": "2026-11",
+        "currency": "USD",
+        "models": {"large": {"prompt": "2.5", "cached": "1.25", "output": "10"}},
+    }
+    objects = render({"quota": {"prices": prices}})
+    quota = named(objects, "StatefulSet", "baton-quota")
+    path = variables(quota)["BATON_QUOTA_PRICES_FILE"]
+    text = named(objects, "ConfigMap", "baton-prices")["data"][Path(path).name]
+    assert parse_prices(text, path).text_of("large") == "2500000 1250000 10000000 2026-11"
+    assert "BATON_QUOTA_PRICES_FILE" not in variables(
+        named(profile("default"), "StatefulSet", "baton-quota")
+    )
+
+
+def test_prices_that_are_numbers_and_not_texts_are_refused() -> None:
+    models = {"large": {"prompt": 2.5, "output": "10"}}
+    with pytest.raises(helm.HelmError, match="prompt"):
+        render({"quota": {"prices": {"version": "1", "currency": "USD", "models": models}}})
+
+
+def test_the_price_list_of_compose_is_one_that_quota_takes() -> None:
+    file = ROOT / "deploy/compose/prices.json"
+    assert parse_prices(file.read_text(), str(file)).text_of("baton-demo")

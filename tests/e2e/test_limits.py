@@ -43,6 +43,17 @@ def test_tokens_per_minute_count_prompt_and_reserved_output(stack) -> None:
         ask(client, max_tokens=80)
 
 
+def test_keys_of_a_tenant_share_its_limits(stack) -> None:
+    keys = [new_key(stack, "--tenant", "bigco/shared", "--rpm", "60") for _ in range(2)]
+    told = stack.command("keys", "limit", "--tenant", "bigco/shared", "--rpm", "1")
+    assert told.returncode == 0, told.stderr
+    headers = ask(stack.client(keys[0])).headers
+    assert headers["x-ratelimit-limit-requests"] == "1"
+    assert headers["x-ratelimit-scope-requests"] == "tenant"
+    with pytest.raises(openai.RateLimitError, match="requests per minute of the tenant"):
+        ask(stack.client(keys[1]))
+
+
 def test_a_request_that_can_never_fit_is_the_clients_fault(stack) -> None:
     client = stack.client(new_key(stack, "--tenant", "tpm", "--tpm", "100"))
     with pytest.raises(openai.BadRequestError) as refused:

@@ -181,7 +181,10 @@ class Payment:
     def overdue(self) -> BatonError:
         """The failure of a request that waited for a grant for as long as it may."""
         if self._lease.standing is Standing.SHORT:
-            return LimitExceeded("The key's tokens per minute had no room for the rest in time.")
+            scope = self._lease.limits.tokens_scope or "key"
+            return LimitExceeded(
+                f"The tokens per minute of the {scope} had no room for the rest in time."
+            )
         return Unavailable("quota granted no more tokens in time", reason="quota_unavailable")
 
     async def changed(self) -> None:
