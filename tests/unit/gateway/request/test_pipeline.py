@@ -12,6 +12,7 @@ from baton.wire.failures import (
     Unavailable,
 )
 from baton.wire.v1 import quota_pb2
+from services.gateway.routing.models import parse_aliases
 from tests.unit.gateway import fakes
 from tests.unit.gateway.fakes import EOS, Fleet, RecordingSink, simulate, token_bytes
 
@@ -378,6 +379,15 @@ def test_a_lost_lease_stops_the_request() -> None:
         assert fleet.record.finish_reason == "quota_unavailable"
 
     simulate(scenario)
+
+
+def test_a_request_by_an_alias_is_limited_and_billed_as_the_model() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.chat(model="nickname")
+        (reserved,) = fleet.quota.reserved
+        assert (reserved.model, fleet.record.model) == ("demo", "demo")
+
+    simulate(scenario, aliases=parse_aliases(["nickname=demo"]))
 
 
 def test_without_max_tokens_quota_may_grant_less_than_is_asked_for() -> None:
