@@ -169,6 +169,7 @@ class _Bench:
             "num_requests": len(mine),
             "goodput_per_s": outcome.goodput_per_s(records, counted_from, end, options.due_s),
             "num_refused": len(ids),
+            "stage_p99_s": outcome.stage_p99_s(log, ids),
             "codes": outcome.codes(mine),
             **_percentiles(times),
         }

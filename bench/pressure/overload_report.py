@@ -7,7 +7,7 @@ from bench.router.router_report import table
 
 Record = dict[str, Any]
 _SHED_HEAD = ["load", "requests", "goodput, of capacity", "TTFT p50 / p99 s", "refused"]
-_SHED_HEAD += ["refusal p50 / p99 ms", "by the gateway's stages, ms", "codes"]
+_SHED_HEAD += ["refusal p50 / p99 ms", "by the gateway's stages, ms", "p99 of each, ms", "codes"]
 _SHED_HEAD += ["Retry-After p50 / p99 s", "within 1 s of the next wait", "next one then let in"]
 _SHED_HEAD += ["cores: stack, client, others", "client late p99 ms"]
 # The stages after the first token.
@@ -56,6 +56,7 @@ def _shed(phases: Sequence[Record], per_s: float) -> str:
                 str(one["num_refused"]),
                 _pair(one, "refusal", 1000, "{:.1f}"),
                 _pair(one, "gateway_refusal", 1000, "{:.1f}"),
+                _stages(one["stage_p99_s"]) or "-",
                 _codes(one),
                 _pair(one, "retry_after", 1, "{:.0f}"),
                 f"{one['retry']['within_1_s']:.0%}" if one["num_refused"] else "-",

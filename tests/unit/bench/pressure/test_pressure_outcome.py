@@ -121,6 +121,7 @@ def test_the_report_has_a_row_for_each_phase_and_case() -> None:
             "goodput_per_s": 9.5,
             "num_refused": 3,
             "retry": {"within_1_s": 1.0, "let_in": 0.3},
+            **stages,
             **common,
         },
         {"part": "normal", "after_s": 4.25},
