@@ -7,6 +7,7 @@ after the other for `seconds`. Every answer is told: its status, its times, what
 
 import asyncio
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ import uvloop
 from loadtest.raw_client import Connection, StreamedAnswer
 
 Record = dict[str, Any]
+# Of an error event in a stream, as `StreamedAnswer` describes it.
+_CODE = re.compile(r"'code': '(\w+)'")
 _TOLD_HEADERS = (b"retry-after", b"x-request-id")
 
 
@@ -102,7 +105,8 @@ class Load:
             first_s = described["text_times_s"][0] - self._began_at
             return told | {"first_s": first_s, "code": "" if is_whole else "cut"}
         if answer.status == 200:
-            return told | {"code": f"stream: {described['error']}"}
+            found = _CODE.search(described["error"])
+            return told | {"code": f"then {found[1] if found else described['error']}"}
         code = json.loads(answer.rest or b"{}").get("error", {}).get("code", "")
         return told | {"code": code, "retry_after_s": float(headers.get("retry-after", 0))}
 
