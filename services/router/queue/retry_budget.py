@@ -2,10 +2,10 @@
 
 A worker that dies sends all its requests to the others, to be prefilled again. Once that is right;
 when workers die again and again, or take what they cannot hold, second attempts would crowd out
-first ones. The router sees every repeated pick of the fleet, so the budget is here. It is full
-with what a large worker holds: the death of one fails no request. After that each first pick adds
-a share. Streams whose clients have tokens are never refused, and their attempts are counted all the
-same: while they need the budget, requests without output are refused.
+first ones. Routers see every repeated pick of the fleet, and tell each other of it, so the budget
+is here. It is full with what a large worker holds: the death of one fails no request. After that
+each first pick adds a share. Streams whose clients have tokens are never refused, and their
+attempts are counted all the same: while they need the budget, requests without output are refused.
 """
 
 from baton.system.clock import Clock
