@@ -3,7 +3,7 @@
 import pytest
 
 from tests.chaos.conftest import Target
-from tests.chaos.streams import assert_same, story
+from tests.chaos.streams import STORY, Answer, assert_same, story
 from tests.chaos.trials import Missed, Trials
 
 # What a replica counts of each new request.
@@ -41,6 +41,34 @@ def test_a_dying_service_is_not_noticed(service: str, target: Target, trials: Tr
         return max(answers[0].stall_s, answers[1].first_text_s)
 
     trials.run(f"kill -9 {service}", 50, trial)
+
+
+def test_half_of_the_routers_die_under_load_and_hits_stay(target: Target, trials: Trials) -> None:
+    """The other router has had its share of the requests, and takes all of them."""
+    bodies = [story(question=f"{n}. {STORY * 12}", max_tokens=20) for n in range(6)]
+    right = [target.right_answer(body) for body in bodies]
+
+    def trial(number: int) -> float:
+        target.wait_until_able()
+        before = [target.stream(body).join() for body in bodies]
+        running = [target.stream(body) for body in bodies]
+        for stream in running:
+            stream.wait_for(1)
+        target.fault(f"router-{number % 2 + 1}").kill().verify()
+        new = [target.stream(body).join() for body in bodies]
+        after = [target.stream(body).join() for body in bodies]
+        for answers in (before, [stream.join() for stream in running], new, after):
+            for answer, same in zip(answers, right, strict=True):
+                assert_same(answer, same)
+        assert num_cached(after) >= 0.9 * num_cached(before) > 0
+        return max(answer.first_text_s for answer in new)
+
+    trials.run("kill -9 one of two routers, under load", 50, trial)
+
+
+def num_cached(answers: list[Answer]) -> int:
+    """The prompt tokens that were not computed."""
+    return sum(answer.usage["prompt_tokens_details"]["cached_tokens"] for answer in answers)
 
 
 def test_streams_begin_while_every_router_is_dead(target: Target, trials: Trials) -> None:
