@@ -6,16 +6,17 @@ keys are those of a release of the Helm chart.
 """
 
 import argparse
-import time
 from typing import Any
 
 import msgspec
 
-from baton.cli.key_homes import ClusterKeys, KeyHome, LocalKeys
+from baton.cli.key_homes import ClusterKeys, Keys, LocalKeys
+from baton.keys import changes
+from baton.keys.changes import NewKey
 from baton.localstack.home import Home
 from baton.wire import key_registry
 from baton.wire.key_limits import KeyLimits, ModelLimits, OwnerLimits
-from baton.wire.key_registry import Entries, KeyRecord, Record, RegistryError, Revocation
+from baton.wire.key_registry import Entries, KeyRecord, Line, Record, RegistryError
 
 PERIODS = ("day", "month")
 
@@ -90,31 +91,14 @@ def parse_cost(text: str) -> tuple[int, str]:
     return int(digits), period
 
 
-def create_key(
-    keys: KeyHome,
-    tenant: str,
-    limits: KeyLimits,
-    models: tuple[str, ...] = (),
-    *,
-    priority: int = 0,
-    weight: float = 1.0,
-) -> str:
+def create_key(keys: Keys, new: NewKey) -> str:
     """Make a key, record it durably and give it to a running stack; returns the key."""
-    api_key, record = key_registry.new_key(
-        keys.server_secret(),
-        tenant,
-        limits,
-        now_unix_s=time.time(),
-        allowed_models=models,
-        priority=priority,
-        weight=weight,
-    )
-    keys.append(record)
+    api_key, record = changes.create(keys.home, keys.server_secret(), new)
     keys.publish(record)
     return api_key
 
 
-def _keys_of(arguments: argparse.Namespace) -> KeyHome:
+def _keys_of(arguments: argparse.Namespace) -> Keys:
     if arguments.release:
         return ClusterKeys(arguments.release, arguments.namespace)
     return LocalKeys(Home.of_environment())
@@ -134,16 +118,8 @@ def _create(arguments: argparse.Namespace) -> int:
             f"{key_registry.MAX_WEIGHT:g}"
         )
     models = tuple(name for name in arguments.models.split(",") if name)
-    print(
-        create_key(
-            _keys_of(arguments),
-            arguments.tenant,
-            limits,
-            models,
-            priority=arguments.priority,
-            weight=arguments.weight,
-        )
-    )
+    new = NewKey(arguments.tenant, limits, models, arguments.priority, arguments.weight)
+    print(create_key(_keys_of(arguments), new))
     return 0
 
 
@@ -175,8 +151,15 @@ def _limit(arguments: argparse.Namespace) -> int:
     keys = _keys_of(arguments)
     if not arguments.release:
         Home.of_environment().create()
-    record = limited(keys.read(), arguments, _given_limits(arguments))
-    keys.append(record)
+    given = _given_limits(arguments)
+    record: Record
+
+    def decide(entries: Entries) -> list[Line]:
+        nonlocal record
+        record = limited(entries, arguments, given)
+        return [record]
+
+    keys.home.change(decide)
     keys.publish(record)
     print(_line(record) if isinstance(record, KeyRecord) else _owner_line(record))
     return 0
@@ -211,7 +194,7 @@ def _changed(before: KeyLimits, model: str, given: dict[str, Any]) -> KeyLimits:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    entries = _keys_of(arguments).read()
+    entries = _keys_of(arguments).home.read()
     for owner in entries.limits.values():
         print(_owner_line(owner))
     for record in entries.keys.values():
@@ -262,12 +245,6 @@ def _line(record: KeyRecord) -> str:
 
 def _revoke(arguments: argparse.Namespace) -> int:
     keys = _keys_of(arguments)
-    record = keys.read().keys.get(arguments.key_id)
-    if record is None:
-        raise RegistryError(
-            f"key id {arguments.key_id!r} is not in the registry; see: baton keys list"
-        )
-    keys.append(Revocation(arguments.key_id, int(time.time())))
-    keys.publish(msgspec.structs.replace(record, revoked=True))
+    keys.publish(changes.revoke(keys.home, arguments.key_id))
     print(f"revoked {arguments.key_id}: refused within 5 s")
     return 0

@@ -14,6 +14,7 @@ from typing import Any
 from baton.cli import stack
 from baton.cli.key_homes import LocalKeys
 from baton.cli.keys import create_key
+from baton.keys.changes import NewKey
 from baton.localstack import models, plan
 from baton.localstack.home import Home, StackState
 from baton.localstack.models import LocalModel
@@ -21,7 +22,6 @@ from baton.localstack.readiness import stack_reason
 from baton.localstack.supervisor import StartFailed, Supervisor
 from baton.system.byte_size import format_bytes, parse_bytes
 from baton.wire import key_registry
-from baton.wire.key_limits import KeyLimits
 
 DEV_TENANT = "dev"
 _READY_TIMEOUT_S = 600
@@ -263,7 +263,7 @@ def _write_dev_env(home: Home, made: plan.Plan) -> None:
     digest = key_registry.key_digest(secret, api_key).hex()
     records = key_registry.live_keys(key_registry.read(home.registry).keys.values())
     if not api_key or digest not in {record.digest for record in records}:
-        api_key = create_key(LocalKeys(home), DEV_TENANT, KeyLimits())
+        api_key = create_key(LocalKeys(home), NewKey(DEV_TENANT))
     home.write_dev_env(
         {"BASE_URL": made.base_url, "API_KEY": api_key, "METRICS_URL": made.metrics_url}
     )

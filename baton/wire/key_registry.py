@@ -180,18 +180,32 @@ def append(path: Path, entry: Line) -> None:
         os.close(descriptor)
 
 
+def files(path: Path) -> list[Path]:
+    """The files of a registry: `path`, and where that is `registry.jsonl`, those of further Secrets
+    beside it, `registry-1.jsonl` and so on."""
+    found = [path]
+    while (part := path.with_stem(f"{path.stem}-{len(found)}")).exists():
+        found.append(part)
+    return found
+
+
 def read(path: Path) -> Entries:
-    """Read a registry. Raises RegistryError.
+    """Read a registry, all its files in order. Raises RegistryError.
 
     A missing file is empty. A last line without its newline is still being written and is left out.
     """
+    data = b"".join(_whole_lines(part) for part in files(path))
+    return parse(data, str(path))
+
+
+def _whole_lines(path: Path) -> bytes:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        return Entries()
+        return b""
     except OSError as error:
         raise RegistryError(f"{path}: {error.strerror}") from error
-    return parse(data, str(path))
+    return data[: data.rfind(b"\n") + 1]
 
 
 def parse(data: bytes, origin: str) -> Entries:
@@ -202,6 +216,20 @@ def parse(data: bytes, origin: str) -> Entries:
         if line.strip():
             entries.take(_decoded(f"{origin}:{number}", line))
     return entries
+
+
+def compacted(data: bytes) -> bytes:
+    """The same part of a registry without the lines that later ones replace. Raises
+    RegistryError."""
+    latest: dict[str, Line] = {}
+    for number, text in enumerate(data.splitlines(), start=1):
+        line = _decoded(f"registry:{number}", text)
+        name = line.owner if isinstance(line, OwnerLimits) else line.key_id
+        known = latest.get(name)
+        if isinstance(line, Revocation) and isinstance(known, KeyRecord):
+            line = msgspec.structs.replace(known, revoked=True)
+        latest[name] = line
+    return b"".join(map(encode, latest.values()))
 
 
 def _decoded(where: str, line: bytes) -> Line:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import redis
 
+from baton.keys.homes import FileHome
 from baton.runtime import environment
 from baton.wire import key_registry
 from baton.wire.key_limits import KeyLimits
@@ -90,11 +91,9 @@ def _write_down(settings: Settings, entry: Line) -> None:
     if settings.registry_file is None:
         raise RegistryError(f"{PREFIX}REGISTRY_FILE is not set: a key must survive a lost Redis")
     try:
-        key_registry.append(settings.registry_file, entry)
-    except OSError as error:
-        raise RegistryError(
-            f"{settings.registry_file}: {error.strerror}; with the chart use baton keys --release"
-        ) from error
+        FileHome(settings.registry_file).change(lambda entries: [entry])
+    except RegistryError as error:
+        raise RegistryError(f"{error}; with the chart use baton keys --release") from error
 
 
 async def _declare(client: Any, record: Record) -> None:

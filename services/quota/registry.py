@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 from baton.runtime import logs
 from baton.wire import failures, key_registry
 from baton.wire.key_limits import KeyLimits, organisation_of, owner_key
-from baton.wire.key_registry import Entries
+from baton.wire.key_registry import Entries, Record
 from baton.wire.v1 import quota_pb2
 from services.quota import instruments
 from services.quota.store import Store
@@ -127,7 +127,9 @@ class Registry:
             return False
         async with self._loading:
             server = await self._store.identity()
-            stamps = [_stamp(file) for file, _ in self._sources]
+            stamps = [
+                _stamp(part) for file, _ in self._sources for part in key_registry.files(file)
+            ]
             in_redis = await self._store.execute("EXISTS", key_registry.LOADED_KEY)
             own, every = await self._budgets.counted()
             is_current = stamps == self._loaded_stamps and self._is_restoring != every
@@ -141,6 +143,11 @@ class Registry:
                 return False
             self._loaded_into = server
             return True
+
+    async def declare(self, record: Record) -> None:
+        """Give Redis a record that its durable home has got just now. Raises Unavailable."""
+        commands = key_registry.redis_commands(record, is_restoring=self._is_restoring)
+        await self._store.execute_all(commands)
 
     async def _load(self, stamps: list[Stamp | None], *, came_back_empty: bool) -> None:
         entries = Entries()

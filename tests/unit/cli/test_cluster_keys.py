@@ -9,9 +9,11 @@ import pytest
 
 from baton.cli.key_homes import ClusterKeys
 from baton.cli.keys import create_key
+from baton.keys import changes
+from baton.keys.changes import NewKey
 from baton.wire import key_registry
 from baton.wire.key_limits import KeyLimits
-from baton.wire.key_registry import RegistryError, Revocation
+from baton.wire.key_registry import RegistryError
 
 SECRET = b"s" * 32
 # Secrets are files; like the API server, it refuses what is not based on the latest version.
@@ -56,9 +58,9 @@ KEYS = ClusterKeys("baton", "prod")
 
 
 def test_keys_are_written_into_the_secret_and_given_to_the_quota_service(cluster: Path) -> None:
-    first = create_key(KEYS, "acme", KeyLimits(requests_per_minute=3))
-    create_key(KEYS, "other", KeyLimits())
-    records = list(KEYS.read().keys.values())
+    first = create_key(KEYS, NewKey("acme", KeyLimits(requests_per_minute=3)))
+    create_key(KEYS, NewKey("other"))
+    records = list(KEYS.home.read().keys.values())
     assert [record.tenant for record in records] == ["acme", "other"]
     assert records[0].digest == key_registry.key_digest(SECRET, first).hex()
     loaded = key_registry.parse((cluster / "loaded").read_bytes(), "loaded")
@@ -67,40 +69,43 @@ def test_keys_are_written_into_the_secret_and_given_to_the_quota_service(cluster
 
 
 def test_a_revocation_stays_in_the_secret(cluster: Path) -> None:
-    create_key(KEYS, "acme", KeyLimits())
-    [record] = KEYS.read().keys.values()
-    KEYS.append(Revocation(record.key_id, 0))
-    assert [record.revoked for record in KEYS.read().keys.values()] == [True]
+    create_key(KEYS, NewKey("acme"))
+    [record] = KEYS.home.read().keys.values()
+    changes.revoke(KEYS.home, record.key_id)
+    assert [record.revoked for record in KEYS.home.read().keys.values()] == [True]
 
 
 def test_a_secret_that_another_one_changed_meanwhile_is_not_overwritten(cluster: Path) -> None:
-    create_key(KEYS, "acme", KeyLimits())
+    create_key(KEYS, NewKey("acme"))
     (cluster / "conflict").touch()
-    with pytest.raises(RegistryError, match="has been modified"):
-        create_key(KEYS, "other", KeyLimits())
-    assert [record.tenant for record in KEYS.read().keys.values()] == ["acme"]
+    with pytest.raises(RegistryError, match="changes all the time"):
+        create_key(KEYS, NewKey("other"))
+    assert [record.tenant for record in KEYS.home.read().keys.values()] == ["acme"]
 
 
 def test_a_key_that_no_pod_took_yet_is_recorded(cluster: Path) -> None:
     (cluster / "no-pod").touch()
     with pytest.raises(RegistryError, match="recorded"):
-        create_key(KEYS, "acme", KeyLimits())
-    assert len(KEYS.read().keys) == 1
+        create_key(KEYS, NewKey("acme"))
+    assert len(KEYS.home.read().keys) == 1
 
 
-def test_a_secret_has_a_size(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.cli.key_homes._MAX_BYTES", 400)
-    create_key(KEYS, "acme", KeyLimits())
-    with pytest.raises(RegistryError, match="full"):
-        create_key(KEYS, "acme", KeyLimits())
+def test_keys_that_do_not_fit_into_a_secret_go_into_another(
+    cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.keys.homes.MAX_BYTES", 400)
+    create_key(KEYS, NewKey("acme"))
+    create_key(KEYS, NewKey("other"))
+    assert (cluster / "baton-keys-1.json").exists()
+    assert [record.tenant for record in KEYS.home.read().keys.values()] == ["acme", "other"]
 
 
 def test_a_release_that_does_not_exist_is_named(cluster: Path) -> None:
     with pytest.raises(RegistryError, match="batton-auth"):
-        create_key(ClusterKeys("batton", "prod"), "acme", KeyLimits())
+        create_key(ClusterKeys("batton", "prod"), NewKey("acme"))
 
 
 def test_a_machine_without_kubectl_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RegistryError, match="kubectl is not installed"):
-        KEYS.read()
+        KEYS.home.read()

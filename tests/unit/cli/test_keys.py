@@ -5,6 +5,7 @@ import pytest
 
 from baton.cli.key_homes import LocalKeys
 from baton.cli.keys import add_parsers, create_key, parse_budget, parse_cost
+from baton.keys.changes import NewKey
 from baton.localstack.home import Home
 from baton.wire import key_registry
 from baton.wire.key_limits import KeyLimits
@@ -26,7 +27,7 @@ def test_a_malformed_budget_is_named(text: str) -> None:
 
 def test_a_key_is_returned_once_and_only_its_digest_is_kept(tmp_path) -> None:
     home = Home(tmp_path)
-    api_key = create_key(LocalKeys(home), "acme", KeyLimits(requests_per_minute=3))
+    api_key = create_key(LocalKeys(home), NewKey("acme", KeyLimits(requests_per_minute=3)))
     assert api_key.startswith("bt-")
     kept = home.registry.read_text()
     assert api_key not in kept
