@@ -2,17 +2,22 @@
 
 import asyncio
 import os
+import socket
 
 import grpc
 
+from baton.keys.homes import FileHome, RegistryHome, SecretHome
+from baton.keys.secrets import ApiServer
 from baton.runtime import environment, logs
 from baton.runtime.admin import start_admin
 from baton.runtime.cutoff import Cutoff
 from baton.runtime.grpc_server import start_server
-from baton.runtime.process import Process, run
+from baton.runtime.process import Misconfigured, Process, run
 from baton.system.clock import SystemClock
 from baton.wire.v1 import quota_pb2_grpc
 from services.quota import instruments
+from services.quota.admin.api import AdminApi
+from services.quota.admin.server import AdminServer, listening_socket
 from services.quota.archive import Archiver
 from services.quota.bootstrap_key import BootstrapKey
 from services.quota.connections import PasswordFile, connect
@@ -67,6 +72,7 @@ async def serve(process: Process, settings: Settings) -> None:
 
     server = await start_server(settings.listen, register)
     admin_port = start_admin(settings.admin_listen, process.unready_reason)
+    api = _admin_api(store, registry, settings)
     _log.info("serving", port=server.port, admin_port=admin_port)
     drained = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
@@ -77,6 +83,9 @@ async def serve(process: Process, settings: Settings) -> None:
             keep_reaping(ledger, settings.reap_interval_s, LOOK_AT_ALL_S, process.stopping)
         )
         tasks.create_task(every(settings.registry_interval_s, settles.follow, process.stopping))
+        if api:
+            bound = _bound(settings)
+            tasks.create_task(AdminServer(api.app()).run_until(process.stopping, bound))
         if archiver:
             tasks.create_task(archiver.run(drained))
         if workers:
@@ -124,6 +133,25 @@ def _worker_archive(settings: Settings) -> WorkerArchive | None:
     if settings.usage_dir is None:
         return None
     return WorkerArchive(settings.usage_dir, SystemClock().unix)
+
+
+def _admin_api(store: RedisStore, registry: Registry, settings: Settings) -> AdminApi | None:
+    if not settings.api_listen:
+        return None
+    assert settings.registry_file
+    assert settings.api_token_file
+    assert settings.secret_file
+    home: RegistryHome = FileHome(settings.registry_file)
+    if settings.registry_secret:
+        home = SecretHome(ApiServer.of_pod(), settings.registry_secret)
+    return AdminApi(home, registry, store, settings.api_token_file, settings.secret_file)
+
+
+def _bound(settings: Settings) -> socket.socket:
+    try:
+        return listening_socket(settings.api_listen)
+    except OSError as error:
+        raise Misconfigured(f"cannot listen on {settings.api_listen}: {error.strerror}") from error
 
 
 async def main(process: Process) -> None:

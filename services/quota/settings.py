@@ -31,6 +31,11 @@ class Settings:
     # What tokens cost; without it everything is free.
     prices_file: Path | None = None
     usage_dir: Path | None = None
+    # The admin API (host:port), for those who show the token in the file; empty = there is none.
+    api_listen: str = ""
+    api_token_file: Path | None = None
+    # The Secret that is the registry's home, of which registry_file is a mount; empty = the file.
+    registry_secret: str = ""
     # The usage folders of all replicas. After a loss of Redis, keys with a hard budget are refused
     # until all of them were read.
     num_archives: int = 1
@@ -57,8 +62,12 @@ class Settings:
             raise ValueError("redis_username needs redis_password_file")
         if self.num_archives < 1:
             raise ValueError("num_archives must be at least 1")
-        if (self.bootstrap_key_file is None) != (self.secret_file is None):
-            raise ValueError("bootstrap_key_file and secret_file go together")
+        if self.bootstrap_key_file and not self.secret_file:
+            raise ValueError("bootstrap_key_file needs secret_file")
+        if bool(self.api_listen) != bool(self.api_token_file):
+            raise ValueError("api_listen and api_token_file go together")
+        if self.api_listen and not (self.registry_file and self.secret_file):
+            raise ValueError("api_listen needs registry_file and secret_file")
         if self.redis_connections < 1:
             raise ValueError("redis_connections must be at least 1")
         if self.metered_tenants < 0:

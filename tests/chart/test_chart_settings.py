@@ -8,6 +8,7 @@ import helm_python as helm
 import pytest
 import yaml
 
+from baton.keys.homes import MAX_SECRETS
 from baton.runtime import environment, peer_tls
 from baton.worker import settings as worker_settings
 from services.edge import settings as edge_settings
@@ -220,7 +221,12 @@ def test_keys_and_budgets_outlive_the_pods_of_redis_and_quota() -> None:
     quota = named(objects, "StatefulSet", "baton-quota")
     assert told(quota)["BATON_QUOTA_NUM_ARCHIVES"] == "3"
     [keys] = [volume for volume in pod_of(quota)["spec"]["volumes"] if volume["name"] == "keys"]
-    assert (keys["secret"]["secretName"], keys["secret"]["optional"]) == ("baton-keys", True)
+    sources = [source["secret"] for source in keys["projected"]["sources"]]
+    assert all(source["optional"] for source in sources)
+    assert [(source["name"], source["items"][0]["path"]) for source in sources] == [
+        ("baton-keys", "registry.jsonl"),
+        *((f"baton-keys-{number}", f"registry-{number}.jsonl") for number in range(1, MAX_SECRETS)),
+    ]
     [mount] = [
         mount
         for each in containers(quota)

@@ -15,7 +15,7 @@ component of the chart is rendered by this template from a description:
   drainSeconds  what it may take after SIGTERM    preStop     seconds before SIGTERM
   service       none | balanced | headless | each (headless, also for pods that are not ready)
   pool          scheduling: nodeSelector, tolerations, ... of a worker pool
-  watches       true: may read EndpointSlices     labels, checksum, surge, serviceType, ...
+  account       watcher, keys: with rights         labels, checksum, surge, serviceType, ...
 */}}
 {{- define "baton.workload" -}}
 {{- $root := .root }}
@@ -132,8 +132,8 @@ spec:
 {{- $root := .root }}
 {{- $w := .spec }}
 {{- $pool := $w.pool | default $root.Values.scheduling }}
-serviceAccountName: {{ include "baton.fullname" $root }}{{ if $w.watches }}-watcher{{ end }}
-automountServiceAccountToken: {{ $w.watches | default false }}
+serviceAccountName: {{ include "baton.fullname" $root }}{{ with $w.account }}-{{ . }}{{ end }}
+automountServiceAccountToken: {{ not (empty $w.account) }}
 enableServiceLinks: false
 terminationGracePeriodSeconds: {{ include "baton.grace" . | trim }}
 {{- include "baton.pod.security" $root }}

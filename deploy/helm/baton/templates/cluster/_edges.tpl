@@ -22,6 +22,9 @@ container's; without it, all ports. `from` and `to` are components; `dns`, `api`
 - {from: prefill, to: decode}
 {{- end }}
 - {from: quota, to: redis, port: 6379}
+{{- if .Values.quota.adminApi.existingSecret }}
+- {from: quota, to: api}
+{{- end }}
 - {from: download, to: hub}
 - {from: test, to: {{ include "baton.way-in" . }}, port: 8080}
 {{- range tuple "envoy" "edge" "gateway" "quota" "tokenizer" "router" "prefill" "decode" }}
