@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.chaos.quota_crashes import ALL_STEPS, VICTIMS, QuotaStack, Round, quota_stack
-from tests.chaos.trials import NUM_EACH, Trials
+from tests.chaos.trials import IS_LONG, NUM_EACH, Trials
 
 NUM_LONG = 200
 # A round takes two seconds.
@@ -23,6 +23,7 @@ def stack() -> Iterator[QuotaStack]:
         yield running
 
 
+@pytest.mark.timeout(60 + 30 * max(NUM_ROUNDS, NUM_LONG if IS_LONG else 0))
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_crash_overspends_nothing_holds_nothing_and_bills_once(
     victim: str, stack: QuotaStack, bare_trials: Trials
