@@ -38,9 +38,12 @@ from tests.chaos.trials import Missed
 
 NUM_GATEWAYS, NUM_CLIENTS, NUM_REPLICAS = 4, 100, 2
 BUDGETS = (6_000, 12_000, 24_000)
+# It must not be spent before the copy is made.
+STALE_BUDGETS = (24_000, 48_000)
+MAX_PASSED = 3
 LEASE_S = 1.0
 # A step that has not come by then does not come.
-STRIKE_S = 1.0
+STRIKE_S = 10.0
 # The clients go on for so long when the victim is back.
 REST_S = 0.3
 # A busy machine must not decide.
@@ -127,6 +130,7 @@ class QuotaStack:
             num_archives=NUM_REPLICAS,
             lease_s=LEASE_S,
             reap_interval_s=0.1,
+            redis_timeout_s=5.0,
             registry_interval_s=0.05,
             archive_interval_s=0.05,
         )
@@ -196,7 +200,10 @@ class Round:
         self.folder = self.stack.folder / self.tenant
         self.folder.mkdir()
         self.armed, self.over = self.folder / "armed", self.folder / "over"
-        self.budget = self.rng.choice(BUDGETS)
+        is_stale = self.victim == "stale redis"
+        self.budget = self.rng.choice(STALE_BUDGETS if is_stale else BUDGETS)
+        if not is_stale:
+            self.armed.touch()
         self.key, self.record = self.stack.new_key(
             self.tenant, budget_tokens=self.budget, budget_period="month", hard_budget=True
         )
@@ -210,9 +217,9 @@ class Round:
         with ExitStack() as ending:
             ending.callback(self._end_gateways)
             self._start_gateways()
-            assert until(self._has_begun)
-            time.sleep(self.rng.uniform(0, 0.1))
             if self.victim == "stale redis":
+                assert until(self._has_begun)
+                time.sleep(self.rng.uniform(0, 0.1))
                 with self.stack.redis_client() as client:
                     self.copied_s = time.time()
                     client.save()
@@ -246,7 +253,8 @@ class Round:
     def _plan_strike(self, number: int) -> Strike | None:
         if number or self.step == ARCHIVE:
             return None
-        return Strike(self.step, self.rng.choice(MOMENTS), self.armed, self._pids())
+        moment, num_passed = self.rng.choice(MOMENTS), self.rng.randint(0, MAX_PASSED)
+        return Strike(self.step, moment, self.armed, num_passed, self._pids())
 
     def _pids(self) -> tuple[int, ...]:
         """The processes that a gateway kills; none = itself."""

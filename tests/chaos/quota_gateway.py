@@ -64,11 +64,12 @@ _END_S = 60.0
 @dataclass(frozen=True)
 class Strike:
     """A kill: of these processes, or of the gateway itself if there are none. It waits until the
-    file `armed` exists."""
+    file `armed` exists, and then lets the step pass `num_passed` times."""
 
     step: str
     moment: str
     armed: Path
+    num_passed: int = 0
     pids: tuple[int, ...] = ()
 
 
@@ -103,6 +104,7 @@ class Striker:
 
     def __init__(self, strike: Strike | None, rng: random.Random) -> None:
         self._strike = strike
+        self._num_passed = 0
         self._rng = rng
 
     async def around(self, step: str, call: Callable[[], Awaitable[T]]) -> T:
@@ -122,6 +124,9 @@ class Striker:
     def due(self, step: str) -> Strike | None:
         strike = self._strike
         if strike is None or strike.step != step or not strike.armed.exists():
+            return None
+        self._num_passed += 1
+        if self._num_passed <= strike.num_passed:
             return None
         self._strike = None
         return strike
