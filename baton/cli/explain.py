@@ -17,6 +17,8 @@ _PARTS = {
 }
 _COSTS = {"itl": "slower output", "streams": "delay of others", "zone": "leaving the zone"}
 _LABEL_CHARS = 24
+# Less is shown as nothing.
+_SHOWN_S = 0.00005
 
 
 def add_parsers(commands: Any) -> None:
@@ -100,10 +102,11 @@ def _others(chosen: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> I
             part: other["parts_s"][part] - chosen["parts_s"][part] for part in other["parts_s"]
         }
         worst = max(behind, key=lambda part: behind[part])
-        yield (
-            f"not {_name(other)}  first token in {_ms(other['first_token_s'])}, cost "
-            f"{_ms(other['cost_s'] - chosen['cost_s'])} more: {(_PARTS | _COSTS)[worst]}"
-        )
+        more_s = other["cost_s"] - chosen["cost_s"]
+        cost = "as cheap: chance decided"
+        if more_s >= _SHOWN_S:
+            cost = f"cost {_ms(more_s)} more: {(_PARTS | _COSTS)[worst]}"
+        yield f"not {_name(other)}  first token in {_ms(other['first_token_s'])}, {cost}"
 
 
 def _name(pair: Mapping[str, Any]) -> str:

@@ -76,6 +76,13 @@ def test_other_choices_and_workers_left_out_are_named_with_the_cause() -> None:
     assert "64 of them expected in the cache, 48 were found" in text
 
 
+def test_of_equal_choices_it_says_that_chance_decided() -> None:
+    row = explanation()
+    row["picks"][0]["others"] = [choice("d1")]
+    text = "\n".join(render(row))
+    assert "not d1+p0  first token in 130.0 ms, as cheap: chance decided" in text
+
+
 def test_a_pick_without_a_prediction_shows_why() -> None:
     alone = {"chosen": None, "others": [], "left_out": {}, "num_omitted": 0, "measured_s": {}}
     row = explanation()
