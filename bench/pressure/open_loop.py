@@ -88,8 +88,8 @@ class Load:
             if connection.is_open:
                 return connection
         loop = asyncio.get_running_loop()
-        host, port = self._url.hostname, self._url.port
-        _, fresh = await loop.create_connection(PressureConnection, host, port)
+        host, _, port = self._url.netloc.rpartition(":")
+        _, fresh = await loop.create_connection(PressureConnection, host, int(port))
         return fresh
 
     def _told(self, answer: StreamedAnswer, headers: dict[str, str], max_tokens: int) -> Record:

@@ -198,7 +198,7 @@ class _Bench:
         first, *others = rates
         ahead = [outcome.most_ahead(records, first, each, begin, seconds) for each in others]
         ttft = outcome.ttft_s(each for each in mine if each["tenant"] == first)
-        ids = {each.get("request_id") for each in mine if each["tenant"] == first}
+        ids = {str(each.get("request_id")) for each in mine if each["tenant"] == first}
         return {
             "num_requests": len(ttft),
             **_percentiles({"ttft": ttft}),
