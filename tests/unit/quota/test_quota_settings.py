@@ -16,3 +16,12 @@ def test_a_password_comes_from_a_file_only(options: dict[str, str], reason: str)
     with pytest.raises(ValueError, match=reason):
         Settings(**options)
     Settings(redis_username="quota", redis_password_file=Path("p"))
+
+
+def test_the_admin_api_needs_a_token_a_home_and_the_server_secret() -> None:
+    with pytest.raises(ValueError, match="go together"):
+        Settings(api_listen="127.0.0.1:8081")
+    with pytest.raises(ValueError, match="go together"):
+        Settings(api_token_file=Path("t"))
+    with pytest.raises(ValueError, match="needs registry_file and secret_file"):
+        Settings(api_listen="127.0.0.1:8081", api_token_file=Path("t"))
