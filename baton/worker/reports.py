@@ -70,8 +70,7 @@ class ReportLog:
     """The worker's one source of reports; lives on the front's event loop.
 
     `request_snapshot` asks the core for all hashes in its prefix cache; the answer comes back in
-    `StepEvents.snapshot` and may arrive late, but never out of order with the KV events. `totals`
-    are the worker's uptime and what it did with it, now.
+    `StepEvents.snapshot`, maybe late, but in order with the KV events. `totals` tell its uptime.
     """
 
     def __init__(
