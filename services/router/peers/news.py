@@ -24,7 +24,7 @@ MAX_TENANTS = 256
 MAX_EVENTS = 8192
 MAX_EVENTS_A_MESSAGE = 1024
 # Events leave at most once in this time; the first after a pause at once.
-PACE_S = 0.005
+PACE_S = 0.02
 # The lines are told this often, which also shows that this router lives.
 LINES_S = 0.1
 

@@ -18,7 +18,7 @@ from hashlib import blake2b
 from baton.system.clock import Clock
 from baton.wire.v1 import peers_pb2
 
-TURN_S = 0.02
+TURN_S = 0.03
 # A turn lasts so many steps of a worker: about a second.
 STEPS_OF_A_TURN = 64
 # The lines of a router that has not spoken for this long do not count.

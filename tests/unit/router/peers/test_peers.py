@@ -79,7 +79,7 @@ class Pair:
     async def pick(self, number: int, **fields: Any) -> router_pb2.PickResponse:
         each = (self.a, self.b)[number % 2]
         response: router_pb2.PickResponse = await each.pick(f"r{number}", **fields)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.03)
         return response
 
 
@@ -118,7 +118,7 @@ def test_a_request_that_is_picked_again_elsewhere_is_on_its_way_once(paired) -> 
             await pair.pick(number)
         for each in (pair.a, pair.b):
             await each.pick("r0", exclude_worker_ids=["d9"])
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.03)
         with pytest.raises(Overloaded):
             await pair.pick(5, timeout_s=0.1)
 
@@ -132,7 +132,7 @@ def test_a_request_that_left_leaves_its_room_to_the_other_router(paired) -> None
             await pair.pick(number)
         with pytest.raises(InvalidRequest):  # the repeated pick asks for more than there is
             await pair.a.pick("r0", num_prompt_tokens=100_000)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.03)
         assert (await pair.pick(5)).decode.worker_id == "d0"
 
     paired(scenario)
@@ -168,7 +168,7 @@ def test_what_a_tenant_has_had_at_one_router_counts_at_the_other(paired) -> None
             for number in range(2):
                 for tenant in ("loud", "quiet"):
                     tasks.create_task(ask(tenant, number))
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.03)
             had = peers_pb2.Placed(request_id="a-1", model_fp="fp-1", tenant="loud", service_s=9)
             event = peers_pb2.PeerEvent(placed=had)
             pair.b.core.take_news("a", peers_pb2.PeerNews(events=[event]))
