@@ -107,8 +107,8 @@ def _add_disagg(kinds: Any) -> None:
 
 def _add_router(kinds: Any) -> None:
     router = kinds.add_parser("router", help="recorded traffic through the router; cost of a pick")
-    help_text = "replay, bursts, picks (default: all)"
-    router.add_argument("--part", default="replay,bursts,picks", help=help_text)
+    help_text = "replay, bursts, picks, routers (default: all)"
+    router.add_argument("--part", default="replay,bursts,picks,routers", help=help_text)
     help_text = "folder of recorded traces (default: synthetic ones are made)"
     router.add_argument("--traces", type=Path, metavar="FOLDER", help=help_text)
     help_text = "of each trace (1800)"

@@ -47,9 +47,16 @@ class PaperClock(Clock):
 class PaperFleet:
     """A router that knows workers which are not there."""
 
-    def __init__(self, num_workers: int, num_own: int, random: Random) -> None:
+    def __init__(
+        self,
+        num_workers: int,
+        num_own: int,
+        random: Random,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self.clock = PaperClock()
-        self.core = RouterCore(Settings(), self.clock, random)
+        self.core = RouterCore(settings or Settings(), clock or self.clock, random)
         self._random = random
         self._common = random.randbytes(_NUM_COMMON * HASH_BYTES)
         self._own = [random.randbytes(num_own * HASH_BYTES) for _ in range(num_workers // 2)]
@@ -63,6 +70,17 @@ class PaperFleet:
         cached = self._random.choice(self._own)[: num_blocks // 2 * HASH_BYTES]
         new = self._random.randbytes(num_blocks * HASH_BYTES)
         return (self._common + cached + new)[: num_blocks * HASH_BYTES]
+
+    def request(self, request_id: str, num_tokens: int) -> router_pb2.PickRequest:
+        """Return a request with such a prompt."""
+        return router_pb2.PickRequest(
+            request_id=request_id,
+            model_fp=_MODEL,
+            block_hashes=self.prompt(num_tokens),
+            num_prompt_tokens=num_tokens,
+            expected_output_tokens=300,
+            num_choices=1,
+        )
 
     def report(self, number: int, *accepted: str) -> None:
         """Send a worker's load, with figures that differ from report to report."""
@@ -138,14 +156,7 @@ def _pick_times(fleet: PaperFleet, num_tokens: int, num_picks: int) -> Iterator[
         fleet.clock.at_s += 0.01
         if number % 20 == 0:
             fleet.report_all()
-        request = router_pb2.PickRequest(
-            request_id=f"request-{number}",
-            model_fp=_MODEL,
-            block_hashes=fleet.prompt(num_tokens),
-            num_prompt_tokens=num_tokens,
-            expected_output_tokens=300,
-            num_choices=1,
-        )
+        request = fleet.request(f"request-{number}", num_tokens)
         before = time.thread_time_ns()
         response = _run(fleet.core.pick(request))
         yield (time.thread_time_ns() - before) / 1e9

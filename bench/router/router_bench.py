@@ -2,7 +2,8 @@
 
 `replay`: traces through the router and through other placements, on virtual time: its figures are
 the same on every machine. `bursts`: those without shared prompts again, at BURST_LOAD. `picks`: CPU
-times of a pick by the size of the fleet, on this machine.
+times of a pick by the size of the fleet, on this machine. `routers`: the CPU time of two active
+routers beside that of one.
 """
 
 import json
@@ -12,17 +13,19 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from bench.router.active_routers import routers_record
 from bench.router.picks import NUM_WORKERS, PROMPT_TOKENS, index_record, pick_record
 from bench.router.policies import POLICIES
 from bench.router.replay import Replay, most_in_time_tokens, run_replay
 from bench.router.traces import Trace, load_traces, synthetic_traces
 
-PARTS = ("replay", "bursts", "picks")
+PARTS = ("replay", "bursts", "picks", "routers")
 # Traffic in bursts, as a multiple of what the fleet can do; clients leave after BURST_DUE_S.
 BURST_TRACES = ("azure code", "azure chat", "synthetic bursts")
 BURST_LOAD = 2.5
 BURST_DUE_S = 30.0
 NUM_QUANTILES = 100
+NUM_ROUNDS = 3
 # Of each worker's blocks, for the index's memory.
 INDEX_SIZES = (27_000, 40_000)
 INDEX_WORKERS = 20
@@ -67,6 +70,19 @@ def _records(options: BenchOptions) -> Iterator[dict[str, Any]]:
             yield pick_record(num_workers, num_picks, options.seed)
         for num_own in INDEX_SIZES[:1] if options.is_quick else INDEX_SIZES:
             yield index_record(INDEX_WORKERS, num_own, options.seed)
+
+    if "routers" in options.parts:
+        yield from _routers_records(800 if options.is_quick else 4_000, options)
+
+
+def _routers_records(num_picks: int, options: BenchOptions) -> Iterator[dict[str, Any]]:
+    """One router and two in turn; of each the round in which the machine was least disturbed."""
+    rounds = []
+    for _ in range(NUM_ROUNDS):
+        one = routers_record(1, num_picks, options.seed)
+        rounds.append((one, routers_record(2, num_picks, options.seed, one["stretch"])))
+    for records in zip(*rounds, strict=True):
+        yield max(records, key=lambda record: float(record["picks_per_s"]))
 
 
 def _burst_records(trace: Trace, options: BenchOptions) -> Iterator[dict[str, Any]]:
@@ -136,6 +152,11 @@ def _line(record: dict[str, Any]) -> str:
         )
     if record["part"] == "index":
         return f"{record['num_entries']:,} entries of {record['bytes_per_entry']:.0f} bytes"
+    if record["part"] == "routers":
+        return (
+            f"{record['num_routers']} routers, picks of {record['prompt_tokens']:,} tokens:"
+            f" {record['picks_per_s']:,.0f}/s fill a core of each"
+        )
     if record["part"] == "picks":
         picks = (f"{n:,}: {record[f'pick_{n}_p50_s'] * 1e3:.2f} ms" for n in PROMPT_TOKENS)
         return f"{record['num_workers']} workers, pick of {', '.join(picks)}"

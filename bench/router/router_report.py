@@ -20,7 +20,27 @@ def render(records: Sequence[Record]) -> str:
     index = [record for record in records if record["part"] == "index"]
     if picks or index:
         sections.append(_picks(picks, index))
+    if several := [record for record in records if record["part"] == "routers"]:
+        sections.append(_routers(several))
     return "\n\n".join(sections) + "\n"
+
+
+def _routers(several: Sequence[Record]) -> str:
+    first = several[0]
+    about = (
+        f"Picks of {first['prompt_tokens']:,} tokens over gRPC, {first['num_workers']} workers;"
+        " each router has a core of its own."
+    )
+    rows = [["routers", "picks/s", "beside one"]]
+    rows += [
+        [
+            str(one["num_routers"]),
+            f"{one['picks_per_s']:,.0f}",
+            f"{one['picks_per_s'] / first['picks_per_s']:.2f}",
+        ]
+        for one in several
+    ]
+    return "\n\n".join(["### Several routers", about, table(rows)])
 
 
 def _picks(picks: Sequence[Record], index: Sequence[Record]) -> str:

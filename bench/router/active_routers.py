@@ -1,0 +1,142 @@
+"""The picks of two active routers beside those of one, by the CPU time of their processes.
+
+Each router is a process of its own with the product's gRPC services and its stream to the other
+one. Its workers are on paper (`picks.py`), the same for all, and report in the same process. CPU
+time is measured, not time on the clock: the machine may have fewer cores than the routers. What a
+router does by the clock, telling news, is stretched by as much as the machine is too slow.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from functools import partial
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from baton.localstack.ports import LOOPBACK, free_ports
+from baton.runtime.discovery.discover import FixedMembers
+from baton.runtime.grpc_channel import open_channel
+from baton.runtime.grpc_server import start_server
+from baton.system.clock import SystemClock
+from baton.wire.v1 import router_pb2_grpc
+from bench.router.picks import PaperFleet
+from services.router.__main__ import NewsCall, add_services
+from services.router.peers import news
+from services.router.peers.watcher import PeerWatcher
+from services.router.settings import Settings
+
+NUM_WORKERS = 100
+PROMPT_TOKENS = 16_000
+_NUM_OWN = 2_000
+_NUM_AT_ONCE = 8
+# Rare: every router takes all reports, however many routers there are (`picks.py` measures them).
+_REPORT_S = 1.0
+# Leases end by time alone, about when reports would end them: workers on paper name no requests.
+_LEASE_S = 0.2
+
+
+def routers_record(
+    num_routers: int, num_picks: int, seed: int, stretch: float = 1.0
+) -> dict[str, Any]:
+    """Measure so many routers; `picks_per_s` fill a core of each.
+
+    `stretch` is the time on the clock in which a router had a second of CPU time, as one router
+    alone measured it.
+    """
+    addresses = tuple(f"{LOOPBACK}:{port}" for port in free_ports(num_routers))
+    argv = [sys.executable, "-m", __name__, str(seed), str(stretch)]
+    processes = [subprocess.Popen([*argv, address, *addresses]) for address in addresses]
+    try:
+        pids = [process.pid for process in processes]
+        cpu_s, wall_s = asyncio.run(_measure(addresses, pids, num_picks, seed))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return {
+        "part": "routers",
+        "num_routers": num_routers,
+        "num_workers": NUM_WORKERS,
+        "num_picks": num_picks,
+        "prompt_tokens": PROMPT_TOKENS,
+        "seed": seed,
+        "cpu_s": [round(each, 2) for each in cpu_s],
+        "picks_per_s": round(num_picks / max(cpu_s), 1),
+        "stretch": round(wall_s / max(cpu_s), 2),
+    }
+
+
+def _fleet(seed: int, settings: Settings | None = None) -> PaperFleet:
+    return PaperFleet(NUM_WORKERS, _NUM_OWN, Random(seed), settings, SystemClock())
+
+
+def main() -> None:
+    """Be one router: SEED STRETCH ADDRESS ALL_ADDRESSES..."""
+    seed, stretch, address, *addresses = sys.argv[1:]
+    news.PACE_S *= float(stretch)
+    news.LINES_S *= float(stretch)
+    asyncio.run(_serve(address, tuple(addresses), int(seed)))
+
+
+async def _serve(address: str, addresses: tuple[str, ...], seed: int) -> None:
+    """Serve as one router until killed."""
+    peers = addresses if len(addresses) > 1 else ()
+    settings = Settings(router_id=address, peers=peers, slot_lease_s=_LEASE_S, stale_after_s=60)
+    fleet = _fleet(seed, settings)
+    server = await start_server(address, partial(add_services, fleet.core), link=True)
+    watcher = PeerWatcher(fleet.core, address, partial(NewsCall, address), Random(seed))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(watcher.run(FixedMembers(peers)))
+        tasks.create_task(_report(fleet))
+    await server.stop(0)
+
+
+async def _report(fleet: PaperFleet) -> None:
+    while True:
+        fleet.report_all()
+        await asyncio.sleep(_REPORT_S)
+
+
+async def _measure(
+    addresses: tuple[str, ...], pids: list[int], num_picks: int, seed: int
+) -> tuple[list[float], float]:
+    """Pick `num_picks` times, in turn at all routers.
+
+    Returns the CPU time of each router, and the time on the clock.
+    """
+    fleet, numbers = _fleet(seed), count()
+    channels = [open_channel(address) for address in addresses]
+    stubs = [router_pb2_grpc.RouterStub(channel) for channel in channels]
+
+    async def pick(num_times: int) -> None:
+        for _ in range(num_times):
+            number = next(numbers)
+            request = fleet.request(f"request-{number}", PROMPT_TOKENS)
+            await stubs[number % len(stubs)].Pick(request, wait_for_ready=True)
+
+    async def pick_at_once(num_times: int) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(_NUM_AT_ONCE):
+                tasks.create_task(pick(num_times // _NUM_AT_ONCE))
+
+    await pick_at_once(num_picks // 10)
+    began_s, before = time.monotonic(), [_cpu_s(pid) for pid in pids]
+    await pick_at_once(num_picks)
+    ended_s, after = time.monotonic(), [_cpu_s(pid) for pid in pids]
+    for channel in channels:
+        await channel.close()
+    return [b - a for a, b in zip(before, after, strict=True)], ended_s - began_s
+
+
+def _cpu_s(pid: int) -> float:
+    """The CPU time of a process, from /proc."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    main()
