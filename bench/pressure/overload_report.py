@@ -88,7 +88,7 @@ def _fair(cases: Sequence[Record], per_s: float) -> str:
                 ", ".join(f"{ratio:.2f}x" for ratio in ratios),
                 _stages(one["stage_p99_s"]),
                 f"{one['per_s'] / per_s:.3f}",
-                str(one["most_ahead"]),
+                "-" if one["most_ahead"] is None else str(one["most_ahead"]),
                 _codes(one),
                 _cores(one),
             ]
