@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from baton.keys.secrets import Conflict, Secrets
+from baton.keys.secrets import Conflict, Forbidden, Secrets
 from baton.wire import key_registry
 from baton.wire.key_registry import Entries, Line, RegistryError
 
@@ -107,7 +107,7 @@ class SecretHome:
         """The Secrets in use: after one that is full comes the next."""
         parts: list[Any] = []
         while not parts or _is_full(parts[-1]):
-            secret = self.secrets.get(self._name_of(len(parts)))
+            secret = self._next(len(parts))
             if secret is None:
                 break
             parts.append(secret)
@@ -137,10 +137,19 @@ class SecretHome:
         if number >= MAX_SECRETS or len(added) > MAX_BYTES:
             raise RegistryError(f"the registry is full: {number} Secrets of {self.name}")
         fresh = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}}
-        secret = self.secrets.get(name) or fresh
+        secret = self._next(number) or fresh
         if _data(secret):
             raise Conflict  # another writer has begun it
         self.secrets.put(secret | {"data": _encoded(added)})
+
+    def _next(self, number: int) -> Any:
+        """A Secret; None if there is none. An account may know fewer names than MAX_SECRETS."""
+        try:
+            return self.secrets.get(self._name_of(number))
+        except Forbidden:
+            if number:
+                return None
+            raise
 
     def _name_of(self, number: int) -> str:
         return f"{self.name}-{number}" if number else self.name

@@ -29,6 +29,10 @@ class HomeAway(RegistryError):
     """The Secrets cannot be read or written now."""
 
 
+class Forbidden(HomeAway):
+    """The account may not read the Secret."""
+
+
 class Conflict(Exception):
     """The Secret is not what was read any more."""
 
@@ -38,7 +42,7 @@ class Secrets(Protocol):
     RegistryError."""
 
     def get(self, name: str) -> Any:
-        """A Secret; None when there is none, or none that may be read."""
+        """A Secret; None when there is none. Raises Forbidden."""
 
     def put(self, secret: Any) -> None:
         """Create a Secret, or replace the one that was read. Raises Conflict."""
@@ -107,9 +111,10 @@ class ApiServer:
         try:
             return self._call("GET", f"/{name}")
         except urllib.error.HTTPError as error:
-            # 403: the next Secret's name is not among those that the account may read.
-            if error.code in (403, 404):
+            if error.code == 404:
                 return None
+            if error.code == 403:
+                raise Forbidden(f"the pod's account may not read the Secret {name}") from error
             raise _refused(error) from error
 
     def put(self, secret: Any) -> None:

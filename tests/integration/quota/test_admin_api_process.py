@@ -97,7 +97,7 @@ def test_another_writer_of_the_secret_loses_nothing(home: SecretHome, api: KubeA
     assert (keys[first.key_id].revoked, keys[record.key_id].priority) == (True, 7)
 
 
-@pytest.mark.parametrize("status", [401, 500, 503])
+@pytest.mark.parametrize("status", [401, 500])
 def test_an_api_server_that_refuses_is_told(home: SecretHome, api: KubeApi, status: int) -> None:
     api.refuse_with = status
     with pytest.raises(HomeAway, match=str(status)):
@@ -107,4 +107,12 @@ def test_an_api_server_that_refuses_is_told(home: SecretHome, api: KubeApi, stat
 def test_an_api_server_that_is_away_is_told(home: SecretHome, api: KubeApi) -> None:
     api.stop()
     with pytest.raises(HomeAway, match="does not answer"):
+        home.read()
+
+
+def test_rights_that_are_missing_are_told_and_not_taken_for_an_empty_registry(
+    home: SecretHome, api: KubeApi
+) -> None:
+    api.refuse_with = 403
+    with pytest.raises(HomeAway, match="may not read the Secret baton-keys"):
         home.read()

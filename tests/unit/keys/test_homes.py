@@ -12,7 +12,7 @@ import pytest
 from baton.keys import changes, homes
 from baton.keys.changes import KeyChange, NewKey, UnknownKey
 from baton.keys.homes import FileHome, RegistryHome, SecretHome
-from baton.keys.secrets import Conflict
+from baton.keys.secrets import Conflict, Forbidden
 from baton.wire import key_registry
 from baton.wire.key_limits import KeyLimits
 from baton.wire.key_registry import Entries, Line, RegistryError, owner_limits
@@ -27,8 +27,11 @@ class MemorySecrets:
         self.kept: dict[str, Any] = {}
         self.meanwhile: Callable[[], None] | None = None
         self.num_puts = 0
+        self.forbidden: set[str] = set()
 
     def get(self, name: str) -> Any:
+        if name in self.forbidden:
+            raise Forbidden(name)
         return self.kept.get(name)
 
     def put(self, secret: Any) -> None:
@@ -214,3 +217,26 @@ def test_the_quota_service_reads_all_files_of_a_registry_in_order(tmp_path: Path
         "registry.jsonl",
         "registry-1.jsonl",
     ]
+
+
+def test_an_account_that_knows_one_secret_reads_that_one(
+    secrets: MemorySecrets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(homes, "MAX_BYTES", 1000)
+    secrets.forbidden = {"baton-keys-1"}
+    home = SecretHome(secrets, "baton-keys")
+    made = [new_key(home)]
+    monkeypatch.setattr(secrets, "put", _refuse_new(secrets.put))
+    with pytest.raises(RegistryError):
+        for _ in range(10):
+            made.append(new_key(home))
+    assert list(home.read().keys) == made
+
+
+def _refuse_new(put: Callable[[Any], None]) -> Callable[[Any], None]:
+    def refusing(secret: Any) -> None:
+        if "resourceVersion" not in secret["metadata"]:
+            raise RegistryError("may not create")
+        put(secret)
+
+    return refusing
