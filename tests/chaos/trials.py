@@ -45,17 +45,17 @@ class Trials:
         num_long: int,
         trial: Callable[[int], float],
         *,
-        num_each: int = NUM_EACH,
+        num_each: int | None = None,
         max_s: float = MAX_TRIAL_S,
         max_p95_s: float = float("inf"),
     ) -> None:
         """Call `trial` with 0, 1, ... as often as this run asks for; it returns how long a client
         stalled, or what else took its time. `max_p95_s` is for runs with enough trials; `max_s`
-        holds for each. `num_each` trials make a short run. All failures are told at the end. A
-        trial that missed is made again."""
+        holds for each. A short run makes `num_each` trials, NUM_EACH by default. All failures are
+        told at the end. A trial that missed is made again."""
         entry = self.kinds.setdefault(kind, Kind())
         started_s = time.monotonic()
-        num_wanted = num_long if IS_LONG else num_each
+        num_wanted = num_long if IS_LONG else num_each or NUM_EACH
         for number in range(num_wanted * MAX_TRIES):
             if entry.num_trials == num_wanted:
                 break
