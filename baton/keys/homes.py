@@ -6,8 +6,8 @@ moment, and nobody else's change is lost: the file is locked meanwhile, and a Se
 only if it is still what was read; else the change is decided again.
 
 A Secret holds a megabyte, some 3,000 keys. Further lines go into the next one: `name-1`, `name-2`.
-The one before is compacted, and if it is full all the same marked so first, so that no writer who
-has not seen the next one can append to it. Blocks; knows no Redis.
+The one before is compacted, and if it is full all the same marked so first: then a writer that
+has not seen the next one cannot append to it. Blocks; knows no Redis.
 """
 
 import base64

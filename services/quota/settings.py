@@ -31,7 +31,7 @@ class Settings:
     # What tokens cost; without it everything is free.
     prices_file: Path | None = None
     usage_dir: Path | None = None
-    # The admin API (host:port), for those who show the token in the file; empty = there is none.
+    # The admin API (host:port), for callers with the token in the file; empty = there is none.
     api_listen: str = ""
     api_token_file: Path | None = None
     # The Secret that is the registry's home, of which registry_file is a mount; empty = the file.

@@ -1,5 +1,5 @@
 """The endpoints: keys, tenants, organisations, their limits and what is spent of budgets, as JSON
-over HTTP on a port of its own, for those who show its token.
+over HTTP on a port of its own, for callers with its token.
 
 A change goes into the durable home first (`baton.keys`), safely beside other writers, and then into
 Redis, so that it counts at once. If Redis is away it counts when Redis is back: `in_effect` says
@@ -80,7 +80,7 @@ class AdminApi:
         )
 
     def _guarded(self, endpoint: Endpoint) -> Endpoint:
-        """An endpoint for those who show the token, whose failures are answers."""
+        """An endpoint for callers with the token, whose failures are answers."""
 
         async def answer(request: Request) -> Response:
             try:

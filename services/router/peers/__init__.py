@@ -1,1 +1,1 @@
-"""Several active routers: what each gives away, and who goes first where room is short."""
+"""Several active routers: what each gives away, and which goes first where room is short."""

@@ -1,4 +1,5 @@
-"""The news that this router tells its peers: what it has just given away, and who waits here.
+"""The news that this router tells its peers: what it has just given away, and which tenants wait
+here.
 
 A ring of the latest events feeds all peers that follow. A peer that comes later, or falls behind,
 misses what is too old: by then a slot lease has ended, and reports show the request.

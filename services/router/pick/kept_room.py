@@ -1,8 +1,8 @@
 """The batch slots that a tenant with a large share leaves free for tenants with a small one.
 
-Without them who comes back to a full fleet waits until some answer ends. One slot is enough for a
-small share: the next answer that ends frees the next one. It must not cost much: a small fleet
-keeps none.
+Without them a tenant that comes back to a full fleet waits until an answer ends. One slot is enough
+for a small share: the next answer that ends frees the next one. It must not cost much: a small
+fleet keeps none.
 """
 
 from services.router.fleet.columns import Figure

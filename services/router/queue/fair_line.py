@@ -57,7 +57,7 @@ class Held:
 
 
 class FairShares:
-    """The service that the tenants of one priority have received: who has had least goes next.
+    """The service that the tenants of one priority have received: the one with least goes next.
 
     A virtual counter for each tenant ("Fairness in Serving Large Language Models", OSDI 2024), in
     seconds of the engines, divided by the tenant's weight. Of two tenants for which requests wait

@@ -16,7 +16,7 @@ SAFE_SHARE = 0.8
 # The longest wait during an overload, and how long one lasts after the last refusal.
 OVERLOAD_WAIT_S = 2.0
 OVERLOAD_S = 10.0
-# Requests that have this much more time than who was refused are served as ever.
+# Requests that have this much more time than one that was refused are served as ever.
 _MUCH_MORE = 1.25
 _MIN_RETRY_AFTER_S = 1.0
 

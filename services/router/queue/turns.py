@@ -1,4 +1,4 @@
-"""Who goes first where room is short: several routers must not book the same room.
+"""The router that goes first where room is short: several routers must not book the same room.
 
 Every router hears of a worker's room by the worker's own report, and its peers' leases reach it a
 few milliseconds after their picks. So while requests wait at several routers, each worker is the
