@@ -96,7 +96,7 @@ class Pipeline:
         body, parse = await incoming.read_body(), incoming.endpoint.parse
         if len(body) <= LARGE_BODY_BYTES:
             return parse(body)
-        return await self._deps.large_bodies.parse(tenant, partial(parse, body))
+        return await self._deps.large_bodies.parse(tenant, len(body), partial(parse, body))
 
     async def _tokenize(
         self,
