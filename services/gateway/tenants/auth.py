@@ -2,7 +2,7 @@
 
 An answer is fresh for as long as the quota service says (at most FRESH_S); a stale one is used
 for STALE_S more, only while the quota service cannot answer. All requests of a key share one call.
-Only the keyed digest of a key is kept and sent, never the key itself.
+A refusal holds for REFILL_S. Only the keyed digest of a key is kept and sent, never the key itself.
 """
 
 import asyncio
@@ -107,7 +107,8 @@ class BadKeys:
     """The wrong API keys of each client address: after many of them it must wait with the next.
 
     Only keys that quota refused count, and only unknown keys are held back: a client that shares an
-    address with a guesser goes on with a key that this gateway has seen to be good. They are
+    address with a guesser goes on with a key that this gateway has seen to be good. One wrong key
+    that is sent again and again costs no more than comes back meanwhile. They are
     counted here and not in Envoy, whose limits cannot depend on an answer
     (docs/decisions/0012-wrong-keys-per-address.md). An address that is not known is not counted.
     """
@@ -157,6 +158,8 @@ class Authenticator:
         self._clock = clock
         self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
         self._lookups: dict[bytes, asyncio.Task[Principal]] = {}
+        # Until when a key that quota refused is refused unasked; the longest refused come first.
+        self._refused_until_s: OrderedDict[bytes, float] = OrderedDict()
         self._bad_keys = BadKeys(clock)
 
     @property
@@ -180,12 +183,12 @@ class Authenticator:
             self._cache.move_to_end(digest)
             return cached.principal
         if cached is None:
+            if self._clock.now() < self._refused_until_s.get(digest, 0.0):
+                raise AuthenticationFailed("the API key is not valid")
             self._bad_keys.check(address)
         try:
-            return await asyncio.shield(self._lookup(digest, context, is_known=cached is not None))
-        except AuthenticationFailed:
-            self._bad_keys.note(address)
-            raise
+            lookup = self._lookup(digest, context, address, is_known=cached is not None)
+            return await asyncio.shield(lookup)
         except (Unavailable, DeadlineExceeded) as error:
             if cached is not None and self._clock.now() < cached.fetched_s + STALE_S:
                 return cached.principal
@@ -194,12 +197,12 @@ class Authenticator:
             ) from error
 
     def _lookup(
-        self, digest: bytes, context: CallContext, *, is_known: bool
+        self, digest: bytes, context: CallContext, address: str | None, *, is_known: bool
     ) -> asyncio.Task[Principal]:
         """The one call about this key that runs now. It outlives the request that began it."""
         running = self._lookups.get(digest)
         if running is None:
-            running = asyncio.create_task(self._ask(digest, context, is_known=is_known))
+            running = asyncio.create_task(self._ask(digest, context, address, is_known=is_known))
             self._lookups[digest] = running
             running.add_done_callback(lambda task: self._end_lookup(digest, task))
         return running
@@ -209,12 +212,16 @@ class Authenticator:
         if not lookup.cancelled():
             lookup.exception()  # all requests that waited for it may have left
 
-    async def _ask(self, digest: bytes, context: CallContext, *, is_known: bool) -> Principal:
+    async def _ask(
+        self, digest: bytes, context: CallContext, address: str | None, *, is_known: bool
+    ) -> Principal:
         own = replace(context, deadline_s=LOOKUP_TIMEOUT_S)
         try:
             answer = await self._quota.authenticate(digest, own, has_fallback=is_known)
         except AuthenticationFailed:
             self._cache.pop(digest, None)
+            self._refuse(digest)
+            self._bad_keys.note(address)
             raise
         except (Unavailable, DeadlineExceeded):
             if (cached := self._cache.get(digest)) is not None:
@@ -222,6 +229,12 @@ class Authenticator:
                 self._cache[digest] = replace(cached, asked_again_s=retried_s)
             raise
         return self._remember(digest, answer)
+
+    def _refuse(self, digest: bytes) -> None:
+        self._refused_until_s[digest] = self._clock.now() + REFILL_S
+        self._refused_until_s.move_to_end(digest)
+        if len(self._refused_until_s) > MAX_CACHED_KEYS:
+            self._refused_until_s.popitem(last=False)
 
     def _remember(self, digest: bytes, answer: quota_pb2.AuthenticateResponse) -> Principal:
         principal = Principal(

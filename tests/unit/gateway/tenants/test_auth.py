@@ -8,7 +8,7 @@ import pytest
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import AuthenticationFailed, Unavailable
 from services.gateway.clients.protocols import CallContext
-from services.gateway.tenants.auth import RETRY_S, Authenticator, bearer_key
+from services.gateway.tenants.auth import REFILL_S, RETRY_S, Authenticator, bearer_key
 from services.gateway.tenants.quota_outage import GuardedQuota
 from tests.unit.gateway.fakes import KEY, SECRET, FakeQuota
 
@@ -93,6 +93,9 @@ async def test_a_revoked_key_is_refused_once_its_answer_is_no_longer_fresh(
     with pytest.raises(AuthenticationFailed):
         await authenticator.authenticate(HEADER, CONTEXT)
     quota.failure = Unavailable("down")
+    with pytest.raises(AuthenticationFailed):
+        await authenticator.authenticate(HEADER, CONTEXT)
+    clock.advance(REFILL_S)
     with pytest.raises(Unavailable):
         await authenticator.authenticate(HEADER, CONTEXT)
 

@@ -75,6 +75,19 @@ async def test_a_good_key_passes_from_the_address_of_a_guesser_without_quota_bei
     assert (await authenticator.authenticate(f"Bearer {KEY}", CONTEXT, GUESSER)).tenant == "acme"
 
 
+async def test_one_wrong_key_sent_again_and_again_holds_no_new_key_of_its_address_back() -> None:
+    clock, quota = VirtualClock(), FakeQuota()
+    authenticator = Authenticator(GuardedQuota(quota, clock, random.Random(1)), SECRET, clock)
+    quota.failure = AuthenticationFailed("unknown")
+    for _ in range(1000):
+        with pytest.raises(AuthenticationFailed):
+            await authenticator.authenticate("Bearer wrong", CONTEXT, GUESSER)
+        clock.advance(0.1)
+    assert quota.num_authenticated <= 100 / REFILL_S + 1
+    quota.failure = None
+    assert (await authenticator.authenticate(f"Bearer {KEY}", CONTEXT, GUESSER)).tenant == "acme"
+
+
 @pytest.mark.parametrize(
     ("forwarded", "num_proxies", "expected"),
     [
