@@ -108,8 +108,8 @@ def test_envoy_comes_back_by_itself(edge: Stack) -> None:
 
 def test_who_tries_keys_is_held_back_whatever_address_it_claims(edge: Stack) -> None:
     """The last test: the address that really tries them is everybody's here."""
-    guesser = edge.client(api_key="sk-wrong")
     with pytest.raises(openai.RateLimitError):
         for number in range(200):
+            guesser = edge.client(api_key=f"sk-wrong-{number}")
             with pytest.raises(openai.AuthenticationError):
                 guesser.models.list(extra_headers={"x-forwarded-for": f"10.0.0.{number}"})
