@@ -1,0 +1,100 @@
+"""The dashboard of the tenants."""
+
+from tools.dashboards.panels import Dashboard, Panel, rate, since_start
+
+TENANTS = Dashboard(
+    "baton-tenants",
+    "Baton / Tenants",
+    "Who uses what. A bounded number of tenants by name; the others share a label.",
+    {
+        "Use": [
+            Panel(
+                "Tokens a second, by tenant",
+                "Settled prompt and output tokens.",
+                {
+                    "topk(12, "
+                    + rate("baton_quota_tenant_tokens_total", "tenant", labels='kind!="cached"')
+                    + " > 0)": "{{tenant}}"
+                },
+                "short",
+                is_stacked=True,
+            ),
+            Panel(
+                "Prompt tokens served from caches",
+                "Share of each tenant's prompt tokens that came from the prefix cache.",
+                {
+                    rate("baton_quota_tenant_tokens_total", "tenant", labels='kind="cached"')
+                    + " / "
+                    + rate("baton_quota_tenant_tokens_total", "tenant", labels='kind="prompt"'): (
+                        "{{tenant}}"
+                    )
+                },
+                "percentunit",
+                most=1,
+            ),
+        ],
+        "Limits": [
+            Panel(
+                "Reservations",
+                "Granted requests of each tenant.",
+                {
+                    "topk(12, "
+                    + rate(
+                        "baton_quota_tenant_requests_total", "tenant", labels='outcome="granted"'
+                    )
+                    + " > 0)": "{{tenant}}"
+                },
+                "reqps",
+            ),
+            Panel(
+                "Refused, by limit",
+                "What had no room: requests, tokens, concurrency or budget.",
+                {
+                    rate(
+                        "baton_quota_tenant_requests_total",
+                        "tenant",
+                        "outcome",
+                        labels='outcome!="granted"',
+                    ): "{{tenant}}: {{outcome}}"
+                },
+                "reqps",
+            ),
+        ],
+        "Bookkeeping": [
+            Panel(
+                "Leases that lapsed",
+                "Since the service started: their gateway died or lost its way to it.",
+                {
+                    since_start("baton_quota_lapsed_leases_total"): "lapsed",
+                    since_start("baton_quota_renewals_total", "state", labels='state!="held"'): (
+                        "renewal {{state}}"
+                    ),
+                },
+                decimals=0,
+            ),
+            Panel(
+                "Usage records in outboxes",
+                "They wait in a gateway for the quota service.",
+                {
+                    'max by (instance) (baton_gateway_outbox_records{component="gateway"})': (
+                        "{{instance}}"
+                    )
+                },
+                limit=1000,
+                decimals=0,
+            ),
+            Panel(
+                "Usage records archived",
+                "Taken from Redis into the archive's files.",
+                {rate("baton_quota_archived_records_total", "outcome", labels=""): "{{outcome}}"},
+                "ops",
+            ),
+            Panel(
+                "Calls without an answer",
+                "From Redis, by call. Empty when all is well.",
+                {rate("baton_quota_store_failures_total", "call", labels=""): "{{call}}"},
+                "ops",
+            ),
+        ],
+    },
+)
