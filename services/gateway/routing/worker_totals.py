@@ -13,18 +13,14 @@ class WorkersTotals:
     told."""
 
     def __init__(self) -> None:
-        self._present: dict[tuple[str, int], quota_pb2.WorkerTotals] = {}
-        self._ended: list[quota_pb2.WorkerTotals] = []
+        # By worker and life: the model's name, and the worker as the view shows it.
+        self._present: dict[tuple[str, int], tuple[str, router_pb2.WorkerState]] = {}
+        self._ended: list[tuple[str, router_pb2.WorkerState]] = []
 
     def update(self, models: Iterable[router_pb2.ModelState]) -> None:
-        """Take in the routers' view."""
+        """Take in the routers' view, which comes several times a second."""
         present = {
-            (worker.worker_id, worker.totals.boot_epoch): quota_pb2.WorkerTotals(
-                worker_id=worker.worker_id,
-                model=model.name,
-                role=worker.role,
-                totals=worker.totals,
-            )
+            (worker.worker_id, worker.totals.boot_epoch): (model.name, worker)
             for model in models
             for worker in model.workers
             if worker.totals.uptime_us
@@ -37,4 +33,10 @@ class WorkersTotals:
     def take(self) -> list[quota_pb2.WorkerTotals]:
         """What quota is told now."""
         ended, self._ended = self._ended, []
-        return [*self._present.values(), *ended]
+        return [_totals_of(*life) for life in (*self._present.values(), *ended)]
+
+
+def _totals_of(model_name: str, worker: router_pb2.WorkerState) -> quota_pb2.WorkerTotals:
+    return quota_pb2.WorkerTotals(
+        worker_id=worker.worker_id, model=model_name, role=worker.role, totals=worker.totals
+    )
