@@ -26,7 +26,8 @@ def num_kept(num_slots: int) -> int:
 def is_left(fleet: Fleet, model_fp: str) -> bool:
     """Return whether one more sequence leaves the slots free that are to be kept."""
     num_free, num_slots = _slots(fleet, model_fp)
-    return num_free > num_kept(num_slots)
+    least = num_kept(num_slots)
+    return not least or num_free > least
 
 
 def _slots(fleet: Fleet, model_fp: str) -> tuple[int, int]:

@@ -129,7 +129,9 @@ class LargePools:
         (block_size,) = {shape.block_size for shape in columns.shapes}
         cached = np.minimum(cached_blocks * block_size, demand.num_prompt_tokens)
         for worker_id in kept_away:
-            place = self._fleet.row(self._fleet.find(worker_id).endpoint)
+            # A peer may keep a worker that this router has not met.
+            worker = self._fleet.known(worker_id)
+            place = None if worker is None else self._fleet.row(worker.endpoint)
             if place is not None and place[0] is columns:
                 is_unfit[place[1]] = True
         return Candidates(columns, columns.rates(others, settings, now), is_unfit, cached)

@@ -47,6 +47,8 @@ class QuietTenants:
         if now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
+        if now - self._window_since >= 2 * WINDOW_S:
+            self._window_since, self._served_before_s, self._served_s = now, {}, {}
         served = dict(self._served_before_s)
         for tenant, seconds in self._served_s.items():
             served[tenant] = served.get(tenant, 0.0) + seconds

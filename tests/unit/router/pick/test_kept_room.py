@@ -75,3 +75,17 @@ def test_without_tenants_with_small_shares_all_slots_are_used(fleet, run):
         assert await asyncio.wait_for(router.pick("r1", tenant="one"), 1)
 
     run(scenario)
+
+
+def test_a_router_that_hears_no_worker_holds_no_tenant_back(router, run):
+    async def scenario() -> None:
+        built = router(isolation_s=30)
+        for worker in (built.decode(), built.decode("d1")):
+            built.core.lose(worker.endpoint)
+        line = built.core._queues._of(MODEL).queue.line
+        for tenant, count in (("loud", 20), ("quiet", 1)):
+            line.charge(Turn(tenant), count)
+        await asyncio.sleep(LOOK_S)
+        assert await asyncio.wait_for(built.pick("l1", tenant="loud"), 1)
+
+    run(scenario)

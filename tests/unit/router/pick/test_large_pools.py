@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from baton.testing.virtual_clock import VirtualClock, run_virtual
-from baton.wire.v1 import router_pb2
+from baton.wire.v1 import peers_pb2, router_pb2
 from services.router.fleet.fleet import Fleet
 from services.router.fleet.report_intake import ReportIntake
 from services.router.pick import large_pools
@@ -106,5 +106,17 @@ def test_a_worker_that_changes_its_model_takes_its_sent_prompts_along(router, ru
         prefill = fleet.prefill(f"{MODEL}-q")
         await fleet.pick("r2", model_fp="fp-2")
         assert (await fleet.pick("r3", **prompt)).prefill.worker_id == prefill.register.worker_id
+
+    run(scenario)
+
+
+def test_a_peer_may_keep_a_worker_that_this_router_has_not_met(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router()
+        for number in range(20):
+            fleet.decode(f"d{number}")
+        line = peers_pb2.PeerLine(model_fp=MODEL, reserved_worker_id="d99")
+        fleet.core.take_news("peer", peers_pb2.PeerNews(lines=peers_pb2.PeerLines(lines=[line])))
+        assert (await fleet.pick()).decode.worker_id
 
     run(scenario)

@@ -70,3 +70,10 @@ def test_a_tenant_that_comes_back_with_a_backlog_has_its_turns_and_no_more(clock
         assert not line.must_leave_room(Turn("back"))
     line.enter(Waiting(Turn("back"), MAX_WAITING, clock.now()))
     assert line.must_leave_room(Turn("back"))
+
+
+def test_service_before_a_long_pause_is_forgotten_at_once(tenants, clock) -> None:
+    charge(tenants, clock, loud=20.0, small=1.0)
+    clock.advance(60 * WINDOW_S)
+    assert not tenants.is_any()
+    assert tenants.is_quiet("loud")
