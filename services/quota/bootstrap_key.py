@@ -1,6 +1,6 @@
 """The bootstrap key: a deployment's first key, which a secret store makes and mounts as a file.
 
-It stands for the tenant `bootstrap` without limits. Further keys are in Redis alone.
+It stands for the tenant `bootstrap` without limits. Further keys go into the registry.
 """
 
 import asyncio

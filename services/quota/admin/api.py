@@ -189,8 +189,6 @@ def _shown(record: Record) -> dict[str, Any]:
     shown: dict[str, Any] = msgspec.to_builtins(record)
     for hidden in ("op", "digest"):
         shown.pop(hidden, None)
-    if isinstance(record, OwnerLimits):
-        shown["limits"] = msgspec.to_builtins(record.limits)
     return shown
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from baton.wire.key_limits import WHOLE, KeyLimits, ModelLimits, tenant_root
+from baton.wire.key_limits import WHOLE, KeyLimits, ModelLimits, organisation_of, tenant_root
 from baton.wire.key_registry import Entries
 from services.quota.restore import window_id
 from services.quota.store import Store
@@ -52,7 +52,7 @@ async def budget_windows(
 
 
 def _owners(entries: Entries, tenant: str) -> Iterator[_Owner]:
-    organisation = tenant.partition("/")[0]
+    organisation = organisation_of(tenant)
     for owner in entries.limits.values():
         if owner.name == (tenant if owner.level == "tenant" else organisation):
             yield _Owner(owner.owner, owner.root, WHOLE, owner.limits)

@@ -140,6 +140,10 @@ async def test_what_is_spent_of_budgets_is_told_by_window(bench: Bench) -> None:
     _, earlier = await bench.call("GET", "usage?tenant=acme&day=2026-01-31")
     assert [row["window"] for row in earlier["windows"]] == ["d20260131"]
     assert [row["held_tokens"] for row in earlier["windows"]] == [0]
+    # A tenant without a slash has no organisation, also where one has its name.
+    assert (await bench.call("PUT", "organisations/acme/limits", budget))[0] == 200
+    [same] = (await bench.call("GET", "usage?tenant=acme"))[1]["windows"]
+    assert same["owner"] == window["owner"]
     assert (await bench.call("GET", "usage"))[0] == 400
     assert (await bench.call("GET", "usage?tenant=acme&day=soon"))[0] == 400
 
