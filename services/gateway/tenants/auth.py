@@ -132,7 +132,9 @@ class BadKeys:
         if address is None:
             return
         key, now = _neighbours(address), self._clock.now()
-        self._full_at_s[key] = max(self._full_at_s.get(key, now), now) + REFILL_S
+        full_at_s = max(self._full_at_s.get(key, now), now) + REFILL_S
+        # Wrong keys that were looked up at once are not held against the address for longer.
+        self._full_at_s[key] = min(full_at_s, now + MAX_WRONG_KEYS * REFILL_S)
         self._full_at_s.move_to_end(key)
         if len(self._full_at_s) > MAX_ADDRESSES:
             self._full_at_s.popitem(last=False)

@@ -104,3 +104,11 @@ def test_only_what_our_own_proxies_wrote_is_believed(
     headers = [(b"x-forwarded-for", value) for value in forwarded]
     scope = {"headers": headers, "client": ("10.0.0.9", 1)}
     assert client_address_of(scope, num_proxies) == expected
+
+
+def test_wrong_keys_that_were_looked_up_at_once_hold_their_address_back_for_no_longer() -> None:
+    clock = VirtualClock()
+    bad_keys = BadKeys(clock)
+    guess(bad_keys, GUESSER, 100 * MAX_WRONG_KEYS)
+    clock.advance(2 * REFILL_S)
+    bad_keys.check(GUESSER)
