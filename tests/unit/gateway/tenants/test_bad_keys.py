@@ -109,6 +109,7 @@ def test_only_what_our_own_proxies_wrote_is_believed(
 def test_wrong_keys_that_were_looked_up_at_once_hold_their_address_back_for_no_longer() -> None:
     clock = VirtualClock()
     bad_keys = BadKeys(clock)
-    guess(bad_keys, GUESSER, 100 * MAX_WRONG_KEYS)
+    for _ in range(100 * MAX_WRONG_KEYS):
+        bad_keys.note(GUESSER)
     clock.advance(2 * REFILL_S)
     bad_keys.check(GUESSER)
