@@ -34,9 +34,12 @@ _propagator = TraceContextTextMapPropagator()
 
 
 class _Tracing:
-    """This process's tracer provider; records nothing until `setup`."""
+    """This process's tracer; records nothing until `setup`."""
 
     provider = TracerProvider(sampler=TraceIdRatioBased(0), shutdown_on_exit=False)
+    tracer = provider.get_tracer("baton")
+    # Spans go somewhere: to an exporter, or to a test's processor.
+    is_heard = False
 
 
 def setup(service: str, processor: SpanProcessor | None = None) -> None:
@@ -64,6 +67,8 @@ def setup(service: str, processor: SpanProcessor | None = None) -> None:
         )
         provider.add_span_processor(SpanExport(exporter))
     _Tracing.provider = provider
+    _Tracing.tracer = provider.get_tracer("baton")
+    _Tracing.is_heard = bool(endpoint) or processor is not None
 
 
 def _channel_options(endpoint: str) -> Any:
@@ -137,16 +142,23 @@ def start_span(
     `start_s` is a monotonic time in the past for a stage that is reported after it ended.
     """
     if parent is not None:
-        context = trace.set_span_in_context(parent._span)
+        above = parent._span
     else:
-        context = _propagator.extract({"traceparent": traceparent} if traceparent else {})
-    span = _Tracing.provider.get_tracer("baton").start_span(
+        above = trace.get_current_span(_propagator.extract({"traceparent": traceparent}))
+    if _is_dropped(above.get_span_context()):
+        return Span(trace.NonRecordingSpan(above.get_span_context()))
+    span = _Tracing.tracer.start_span(
         name,
-        context=context,
+        context=trace.set_span_in_context(above),
         start_time=_unix_ns(start_s) if start_s is not None else None,
         attributes={"baton.request_id": request_id, **(attributes or {})},
     )
     return Span(span)
+
+
+def _is_dropped(above: trace.SpanContext) -> bool:
+    """True for a span below another of which nobody will see anything: it need not be built."""
+    return above.is_valid and not (_Tracing.is_heard and above.trace_flags.sampled)
 
 
 def _unix_ns(monotonic_s: float) -> int:

@@ -34,8 +34,17 @@ def test_a_failure_marks_the_span_with_its_reason(spans: InMemorySpanExporter) -
 
 def test_without_an_exporter_nothing_is_recorded_but_context_travels() -> None:
     telemetry.setup("test")
-    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
-    assert telemetry.start_span("x", traceparent=parent).trace_id in parent
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    span = telemetry.start_span("x", traceparent=parent)
+    assert telemetry.start_span("y", parent=span).traceparent == parent
+    assert not span.is_recorded
+
+
+def test_below_a_span_that_is_not_sampled_none_is_built(spans: InMemorySpanExporter) -> None:
+    unsampled = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+    with telemetry.start_span("outer", traceparent=unsampled) as outer:
+        assert outer.traceparent == unsampled
+    assert not spans.get_finished_spans()
 
 
 def test_stages_are_contiguous_and_add_up_to_the_wall_time() -> None:
