@@ -1,7 +1,8 @@
 """A gRPC server with our limits, health service and failure translation; no reflection.
 
-With certificates (peer_tls.py) every caller must show one that names a peer. Without, the server
-listens on this machine only, unless the setting `plaintext` says otherwise.
+With certificates (peer_tls.py) every caller must show one that names a peer, and a service that may
+make the call (callers.py). Without, the server listens on this machine only, unless the setting
+`plaintext` says otherwise.
 """
 
 import asyncio
@@ -15,7 +16,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from baton.runtime import logs, peer_tls
+from baton.runtime import peer_tls
+from baton.runtime.callers import PeersOnly
 from baton.runtime.grpc_channel import LINK_OPTIONS, MESSAGE_OPTIONS
 from baton.runtime.peer_tls import PeerTls
 from baton.wire import failures, metadata
@@ -30,9 +32,6 @@ _SERVER_OPTIONS = [
 _REQUEST_ID_CHARS = 128
 # From NOT_SERVING to the stop: time for peers that watch the health, and for calls on their way.
 _NOTICE_S = 0.1
-_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-
-_log = logs.get("grpc_server")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -77,7 +76,7 @@ async def start_server(
     tls = tls or peer_tls.of_process()
     options = MESSAGE_OPTIONS + _SERVER_OPTIONS + (LINK_OPTIONS if link else [])
     server = grpc.aio.server(
-        interceptors=[_PeersOnly(tls.peer_name)] if tls else [],
+        interceptors=[PeersOnly(tls.peer_name)] if tls else [],
         options=[*options, ("grpc.so_reuseport", 0)],
     )
     health = HealthServicer()
@@ -98,47 +97,6 @@ def _bind(server: grpc.aio.Server, listen: str, tls: PeerTls | None) -> int:
         peer_tls.check_listen(listen)
         return server.add_insecure_port(listen)
     return server.add_secure_port(listen, tls.server_credentials())
-
-
-class _PeersOnly(grpc.aio.ServerInterceptor):
-    """Refuses callers whose certificate does not carry the name of a peer."""
-
-    def __init__(self, peer_name: str) -> None:
-        self._peer_name = peer_name
-
-    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        method = self._guarded(getattr(handler, kind))
-        return make(method, handler.request_deserializer, handler.response_serializer)
-
-    def _guarded(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """The method behind the check: a coroutine or an async generator, as it was."""
-
-        async def awaited(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            await self._check(context)
-            return await method(request, context)
-
-        async def iterated(
-            request: Any, context: grpc.aio.ServicerContext[Any, Any]
-        ) -> AsyncIterator[Any]:
-            await self._check(context)
-            async for response in method(request, context):
-                yield response
-
-        return iterated if inspect.isasyncgenfunction(method) else awaited
-
-    async def _check(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        names = [name.decode() for name in context.auth_context().get("peer_dns", ())]
-        if self._peer_name in names:
-            return
-        shown = ", ".join(names) or "nobody"
-        _log.warning("caller_refused", peer=context.peer(), certificate_names=shown[:200])
-        reason = f"the caller's certificate names {shown}, not {self._peer_name}"
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason[:500])
 
 
 @dataclass(frozen=True, slots=True)

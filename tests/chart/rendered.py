@@ -4,6 +4,7 @@ Profiles are rendered once per session, against a stub API server that knows the
 common operators: `lookup` finds nothing there, and `.Capabilities` has them.
 """
 
+import base64
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -83,6 +84,19 @@ def of_component(objects: list[Object], *components: str) -> list[Object]:
 def named(objects: list[Object], kind: str, name: str) -> Object:
     (found,) = [one for one in of_kind(objects, kind) if one["metadata"]["name"] == name]
     return found
+
+
+def generated_certificate(service: str, folder: Path) -> None:
+    """Write the certificate that the chart makes for a service as its pods see it: by the items."""
+    (workload,) = [
+        one for one in of_kind(profile("default"), "Deployment", "StatefulSet")
+        if component(one) == service
+    ]  # fmt: skip
+    volumes = pod_of(workload)["spec"]["volumes"]
+    (secret,) = [volume["secret"] for volume in volumes if volume["name"] == "tls"]
+    data = named(profile("default"), "Secret", secret["secretName"])["data"]
+    for item in secret["items"]:
+        (folder / item["path"]).write_bytes(base64.b64decode(data[item["key"]]))
 
 
 def pod_of(workload: Object) -> Object:

@@ -1,6 +1,5 @@
 """The Envoys of the chart start with what Envoy itself accepts."""
 
-import base64
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from tests.chart.rendered import (
     Object,
     component,
     environment,
-    named,
+    generated_certificate,
     of_kind,
     profile,
 )
@@ -25,8 +24,7 @@ TLS_FOLDER = "/etc/baton/tls"
 def told(objects: list[Object], folder: Path) -> dict[str, str]:
     """What Envoy's container is told, its certificate in `folder`."""
     (workload,) = [one for one in of_kind(objects, "Deployment") if component(one) == "envoy"]
-    for name, value in named(profile("default"), "Secret", "baton-tls")["data"].items():
-        (folder / name).write_bytes(base64.b64decode(value))
+    generated_certificate("envoy", folder)
     return {
         name: value.replace(TLS_FOLDER, str(folder))
         for name, value in environment(workload).items()

@@ -20,7 +20,15 @@ from baton.runtime.grpc_channel import open_channel
 from baton.runtime.grpc_server import start_server
 from baton.runtime.peer_tls import PeerTls
 from baton.testing.redis_server import server_binary
-from tests.chart.rendered import CHART, named, profile
+from tests.chart.rendered import (
+    CHART,
+    component,
+    generated_certificate,
+    named,
+    of_component,
+    pod_of,
+    profile,
+)
 
 EVENT = b'data: {"choices": [{"delta": {"content": "%b"}}]}\n\n'
 
@@ -110,8 +118,7 @@ def test_script_of_helm_test_tells_a_stream_from_anything_else(
 
 
 async def test_services_trust_each_other_by_the_generated_certificate(tmp_path: Path) -> None:
-    for name, value in named(profile("default"), "Secret", "baton-tls")["data"].items():
-        (tmp_path / name).write_bytes(base64.b64decode(value))
+    generated_certificate("gateway", tmp_path)
     tls = PeerTls(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt", "baton")
     server = await start_server("127.0.0.1:0", lambda grpc_server: None, tls=tls)
     try:
@@ -121,3 +128,13 @@ async def test_services_trust_each_other_by_the_generated_certificate(tmp_path: 
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     finally:
         await server.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"), [("external-redis", "baton-mtls-"), ("h100-pools", "baton-tls-")]
+)
+def test_each_service_has_a_certificate_of_its_own(name: str, secret: str) -> None:
+    for workload in of_component(profile(name), "gateway", "quota", "router", "tokenizer"):
+        volumes = pod_of(workload)["spec"]["volumes"]
+        (mounted,) = [one["secret"]["secretName"] for one in volumes if one["name"] == "tls"]
+        assert mounted == secret + component(workload)

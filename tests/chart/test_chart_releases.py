@@ -13,7 +13,8 @@ from tests.chart.rendered import CHART, NAMESPACE, PROFILES, chart, cluster
 from tests.kit.kube.kube_api import KubeApi
 from tests.kit.kube.kube_store import Key, Object
 
-SECRETS = ("baton-auth", "baton-tls", "baton-redis")
+ROLES = ("gateway", "quota", "tokenizer", "router", "worker", "edge", "envoy")
+SECRETS = ("baton-auth", "baton-certificates", "baton-redis")
 
 
 def secrets(api: KubeApi) -> dict[str, dict[str, str]]:
@@ -63,11 +64,15 @@ def test_generated_keys_are_of_the_form_that_the_services_read(tmp_path: Path) -
     assert len(auth["api-key"]) == 46
     assert len(bytes.fromhex(auth["server-secret"].decode())) == 32
     assert made["baton-redis"]["auth.conf"].split()[1] == made["baton-redis"]["password"]
-    for name, content in made["baton-tls"].items():
+    for name, content in made["baton-certificates"].items():
         (tmp_path / name).write_bytes(content)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
-    context.load_verify_locations(tmp_path / "ca.crt")
+    assert set(made["baton-certificates"]) == {"ca.crt"} | {
+        f"{service}.{kind}" for service in ROLES for kind in ("crt", "key")
+    }
+    for service in ROLES:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_cert_chain(tmp_path / f"{service}.crt", tmp_path / f"{service}.key")
+        context.load_verify_locations(tmp_path / "ca.crt")
 
 
 def test_every_upgrade_between_profiles_is_taken_by_helm() -> None:

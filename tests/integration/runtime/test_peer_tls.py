@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from baton.runtime import grpc_channel, grpc_server, peer_tls
+from baton.runtime.callers import CALLERS
 from baton.runtime.environment import SettingsError
 from baton.runtime.peer_tls import PeerTls
 from baton.runtime.shared_stream import ClientFrameStream, ServerFrameStream
@@ -17,10 +18,13 @@ from baton.system.clock import SystemClock
 from baton.testing.certificates import Authority, MemberFiles
 from baton.wire.failures import BatonError, InternalFailure, Unavailable
 from baton.wire.v1 import (
+    handoff_pb2,
+    peers_pb2,
     quota_pb2,
     quota_pb2_grpc,
     router_pb2,
     router_pb2_grpc,
+    tokenizer_pb2,
     worker_pb2,
     worker_pb2_grpc,
 )
@@ -112,6 +116,28 @@ async def test_a_server_whose_certificate_names_no_peer_is_refused(
     async with serving(other.tls()) as server:
         with pytest.raises(Unavailable, match="Hostname Verification"):
             await settle(server.port, files.tls())
+
+
+async def test_a_service_makes_no_call_that_is_not_its_own(authority, files, tmp_path) -> None:
+    gateway = authority.issue(tmp_path / "gateway", san="DNS:baton,DNS:gateway.baton")
+    worker = authority.issue(tmp_path / "worker", san="DNS:baton,DNS:worker.baton")
+    async with serving(files.tls()) as server:
+        await settle(server.port, gateway.tls())
+        with pytest.raises(InternalFailure, match=r"worker\.baton, which may not call .*Quota"):
+            await settle(server.port, worker.tls())
+        target = f"127.0.0.1:{server.port}"
+        async with grpc_channel.open_channel(target, link=True, tls=worker.tls()) as channel:
+            stream = ClientFrameStream(worker_pb2_grpc.DecodeWorkerStub(channel).Serve())
+            assert await stream.read() is None
+
+
+def test_every_service_of_the_protocol_names_its_callers() -> None:
+    protocol = {
+        service.full_name
+        for module in (handoff_pb2, peers_pb2, quota_pb2, router_pb2, tokenizer_pb2, worker_pb2)
+        for service in module.DESCRIPTOR.services_by_name.values()
+    }
+    assert protocol <= CALLERS.keys()
 
 
 async def test_a_caller_whose_certificate_names_no_peer_is_told_so(

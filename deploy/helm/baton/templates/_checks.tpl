@@ -52,6 +52,9 @@ model, sources that do not fit, custom resources that the cluster does not know.
 {{- if and (ne $t.mode "existingSecret") $t.existingSecret }}
 {{- fail (printf "tls.existingSecret is set, but tls.mode is %s" $t.mode) }}
 {{- end }}
+{{- if and (ne $t.mode "existingSecret") $t.perService }}
+{{- fail (printf "tls.perService is set, but tls.mode is %s" $t.mode) }}
+{{- end }}
 {{- end }}
 
 {{- define "baton.check.tracing" -}}

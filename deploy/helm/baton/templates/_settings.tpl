@@ -39,29 +39,51 @@ BATON_TLS_CA_FILE: /etc/baton/tls/ca.crt
 {{ .Values.auth.existingSecret | default (printf "%s-auth" (include "baton.fullname" .)) }}
 {{- end }}
 
+{{/* The Secret with a service's certificate: (dict "root" $ "service" "gateway"). */}}
 {{- define "baton.secret.tls" -}}
-{{ .Values.tls.existingSecret | default (printf "%s-tls" (include "baton.fullname" .)) }}
+{{- $t := .root.Values.tls -}}
+{{- $own := include "baton.fullname" .root -}}
+{{- if eq $t.mode "generated" }}{{ $own }}-certificates
+{{- else if eq $t.mode "certManager" }}{{ $own }}-tls-{{ .service }}
+{{- else }}{{ $t.existingSecret }}{{ if $t.perService }}-{{ .service }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{/* The services that have a certificate: the names of baton/runtime/callers.py. */}}
+{{- define "baton.tls.services" -}}
+gateway,quota,tokenizer,router,worker,edge,envoy
 {{- end }}
 
 {{- define "baton.secret.redis" -}}
 {{ .Values.redis.existingSecret | default (printf "%s-redis" (include "baton.fullname" .)) }}
 {{- end }}
 
-{{/* Volumes of every service: its certificate, and the authorities and headers of the traces' receiver. */}}
+{{/* Volumes of every service: its certificate, and the authorities and headers of the traces' receiver:
+     (dict "root" $ "service" "gateway"). */}}
 {{- define "baton.volumes.all" -}}
-{{- if ne .Values.tls.mode "plaintext" }}
+{{- $tls := .root.Values.tls }}
+{{- if ne $tls.mode "plaintext" }}
 - name: tls
   path: /etc/baton/tls
   readOnly: true
-  source: {secret: {secretName: {{ include "baton.secret.tls" . }}, defaultMode: 0440}}
+  source:
+    secret:
+      secretName: {{ include "baton.secret.tls" . }}
+      defaultMode: 0440
+      {{- if eq $tls.mode "generated" }}
+      items:
+        - {key: ca.crt, path: ca.crt}
+        - {key: {{ .service }}.crt, path: tls.crt}
+        - {key: {{ .service }}.key, path: tls.key}
+      {{- end }}
 {{- end }}
-{{- with .Values.tracing.caSecret }}
+{{- with .root.Values.tracing.caSecret }}
 - name: otlp-ca
   path: /etc/baton/otlp
   readOnly: true
   source: {secret: {secretName: {{ . }}, items: [{key: ca.crt, path: ca.crt}]}}
 {{- end }}
-{{- with .Values.tracing.headersSecret }}
+{{- with .root.Values.tracing.headersSecret }}
 - name: otlp-headers
   path: /etc/baton/otlp-headers
   readOnly: true

@@ -1,0 +1,81 @@
+"""The check of callers' certificates on a gRPC server: peers, of services that may make the call.
+
+Every certificate carries the DNS name of all peers ("baton"). One that also names its service
+("gateway.baton") is held to that: with a worker's certificate no bill is settled. A certificate
+without such a name may make every call, for deployments that have one certificate for all.
+"""
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any
+
+import grpc
+
+from baton.runtime import logs
+
+# gRPC service -> the services whose calls it takes. Absent: any peer's, as for health checks.
+CALLERS: dict[str, Collection[str]] = {
+    "baton.wire.v1.Quota": ("gateway",),
+    "baton.wire.v1.Tokenizer": ("gateway",),
+    "baton.wire.v1.Router": ("gateway",),
+    "baton.wire.v1.RouterPeers": ("router",),
+    "baton.wire.v1.DecodeWorker": ("gateway",),
+    "baton.wire.v1.WorkerReports": ("router",),
+    "baton.wire.v1.PrefillWorker": ("worker",),
+    "envoy.service.discovery.v3.AggregatedDiscoveryService": ("envoy",),
+}
+_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+_log = logs.get("callers")
+
+
+class PeersOnly(grpc.aio.ServerInterceptor):
+    """Refuses callers whose certificate names no peer, or a service that may not make the call."""
+
+    def __init__(self, peer_name: str) -> None:
+        self._peer_name = peer_name
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        service = handler_call_details.method.split("/")[1]
+        method = self._guarded(getattr(handler, kind), service)
+        return make(method, handler.request_deserializer, handler.response_serializer)
+
+    def _guarded(self, method: Callable[..., Any], service: str) -> Callable[..., Any]:
+        """The method behind the check: a coroutine or an async generator, as it was."""
+
+        async def awaited(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            await self._check(service, context)
+            return await method(request, context)
+
+        async def iterated(
+            request: Any, context: grpc.aio.ServicerContext[Any, Any]
+        ) -> AsyncIterator[Any]:
+            await self._check(service, context)
+            async for response in method(request, context):
+                yield response
+
+        return iterated if inspect.isasyncgenfunction(method) else awaited
+
+    async def _check(self, service: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        names = [name.decode() for name in context.auth_context().get("peer_dns", ())]
+        refusal = _refusal(names, self._peer_name, service)
+        if refusal:
+            _log.warning("caller_refused", peer=context.peer(), reason=refusal[:300])
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal[:500])
+
+
+def _refusal(names: list[str], peer_name: str, service: str) -> str:
+    """The reason why a certificate with these DNS names may not call `service`; empty = it may."""
+    shown = ", ".join(names) or "nobody"
+    if peer_name not in names:
+        return f"the caller's certificate names {shown}, not {peer_name}"
+    suffix = f".{peer_name}"
+    callers = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
+    if callers and callers.isdisjoint(CALLERS.get(service, callers)):
+        return f"the caller's certificate names {shown}, which may not call {service}"
+    return ""
