@@ -8,6 +8,7 @@ from random import SystemRandom
 
 from baton.runtime import environment, logs
 from baton.runtime.admin import Page, start_admin
+from baton.runtime.listening_socket import listening_socket
 from baton.runtime.process import Misconfigured, Process, run
 from baton.wire.key_registry import RegistryError, read_secret
 from services.gateway import instruments
@@ -18,7 +19,7 @@ from services.gateway.open_requests import open_requests
 from services.gateway.request.deps import Limits
 from services.gateway.routing.alias_file import follow_aliases, read_aliases
 from services.gateway.routing.models import AliasError
-from services.gateway.server import HttpServer, listening_socket
+from services.gateway.server import SEND_BUFFER_BYTES, HttpServer
 from services.gateway.settings import PREFIX, GatewaySettings
 from services.gateway.tenants.outbox_files import DiskFiles
 
@@ -48,7 +49,7 @@ async def serve(
     )
     gateway = _gateway(process, settings, clients)
     app = _app(gateway, settings)
-    bound = _bound(settings)
+    bound = listening_socket(settings.listen, send_buffer_bytes=SEND_BUFFER_BYTES)
     # Uvicorn's own cap must not come before ours, which ends streams with an error event.
     drain_cap_s = settings.unready_s + settings.drain_s + LAST_SETTLES_S
     server = HttpServer(app, drain_cap_s=drain_cap_s, stall_s=settings.stall_s)
@@ -83,13 +84,6 @@ async def serve(
     await quota.close()
     await tokenizer.close()
     _log.info("stopped")
-
-
-def _bound(settings: GatewaySettings) -> socket.socket:
-    try:
-        return listening_socket(settings.listen)
-    except OSError as error:
-        raise Misconfigured(f"cannot listen on {settings.listen}: {error.strerror}") from error
 
 
 def _gateway(process: Process, settings: GatewaySettings, clients: Clients) -> Gateway:

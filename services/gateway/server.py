@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import math
-import socket
 from collections.abc import Iterator
 
 import uvicorn
@@ -17,18 +16,6 @@ SEND_BUFFER_BYTES = 16 * 1024
 _BACKLOG = 2048
 _CLOSE = (b"connection", b"close")
 _KEEP_ALIVE_S = 75
-
-
-def listening_socket(listen: str) -> socket.socket:
-    """A socket bound to "host:port". Raises OSError."""
-    host, _, port = listen.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    bound.bind((host.strip("[]"), int(port)))
-    bound.setblocking(False)
-    return bound
 
 
 class HttpServer(uvicorn.Server):

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 
 import grpc
 
@@ -12,12 +11,13 @@ from baton.runtime import environment, logs
 from baton.runtime.admin import start_admin
 from baton.runtime.cutoff import Cutoff
 from baton.runtime.grpc_server import start_server
-from baton.runtime.process import Misconfigured, Process, run
+from baton.runtime.listening_socket import listening_socket
+from baton.runtime.process import Process, run
 from baton.system.clock import SystemClock
 from baton.wire.v1 import quota_pb2_grpc
 from services.quota import instruments
 from services.quota.admin.api import AdminApi
-from services.quota.admin.server import AdminServer, listening_socket
+from services.quota.admin.server import AdminServer
 from services.quota.archive import Archiver
 from services.quota.bootstrap_key import BootstrapKey
 from services.quota.connections import PasswordFile, connect
@@ -70,9 +70,11 @@ async def serve(process: Process, settings: Settings) -> None:
     def register(server: grpc.aio.Server) -> None:
         quota_pb2_grpc.add_QuotaServicer_to_server(servicer, server)
 
+    api = _admin_api(store, registry, settings)
+    # Before anything runs: a port that is taken is said in one line.
+    bound = listening_socket(settings.api_listen) if api else None
     server = await start_server(settings.listen, register)
     admin_port = start_admin(settings.admin_listen, process.unready_reason)
-    api = _admin_api(store, registry, settings)
     _log.info("serving", port=server.port, admin_port=admin_port)
     drained = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
@@ -83,8 +85,7 @@ async def serve(process: Process, settings: Settings) -> None:
             keep_reaping(ledger, settings.reap_interval_s, LOOK_AT_ALL_S, process.stopping)
         )
         tasks.create_task(every(settings.registry_interval_s, settles.follow, process.stopping))
-        if api:
-            bound = _bound(settings)
+        if api and bound:
             tasks.create_task(AdminServer(api.app()).run_until(process.stopping, bound))
         if archiver:
             tasks.create_task(archiver.run(drained))
@@ -145,13 +146,6 @@ def _admin_api(store: RedisStore, registry: Registry, settings: Settings) -> Adm
     if settings.registry_secret:
         home = SecretHome(ApiServer.of_pod(), settings.registry_secret)
     return AdminApi(home, registry, store, settings.api_token_file, settings.secret_file)
-
-
-def _bound(settings: Settings) -> socket.socket:
-    try:
-        return listening_socket(settings.api_listen)
-    except OSError as error:
-        raise Misconfigured(f"cannot listen on {settings.api_listen}: {error.strerror}") from error
 
 
 async def main(process: Process) -> None:

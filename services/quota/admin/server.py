@@ -35,19 +35,14 @@ class AdminServer(uvicorn.Server):
         yield
 
     async def run_until(self, stopping: asyncio.Event, bound: socket.socket) -> None:
-        """Serve until `stopping`."""
-        serving = asyncio.create_task(self.serve([bound]))
+        """Serve until `stopping`. Raises what keeps it from serving."""
+        asked = asyncio.create_task(self._end_when(stopping))
+        try:
+            await self.serve([bound])
+        finally:
+            asked.cancel()
+            await asyncio.wait([asked])
+
+    async def _end_when(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
         self.should_exit = True
-        await serving
-
-
-def listening_socket(listen: str) -> socket.socket:
-    """A socket bound to "host:port". Raises OSError."""
-    host, _, port = listen.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    bound.bind((host.strip("[]"), int(port)))
-    bound.setblocking(False)
-    return bound

@@ -11,13 +11,14 @@ import httpx
 import msgspec
 import psutil
 
-from services.gateway.server import SEND_BUFFER_BYTES, HttpServer, listening_socket
+from baton.runtime.listening_socket import listening_socket
+from services.gateway.server import SEND_BUFFER_BYTES, HttpServer
 from tests.integration.gateway.gateway_stack import Stack, running_stack
 from tests.unit.gateway.fakes import KEY
 
 
 def test_accepted_sockets_have_a_small_send_buffer() -> None:
-    with listening_socket("127.0.0.1:0") as listener:
+    with listening_socket("127.0.0.1:0", send_buffer_bytes=SEND_BUFFER_BYTES) as listener:
         listener.listen()
         listener.setblocking(True)
         with socket.create_connection(listener.getsockname()):
@@ -136,7 +137,7 @@ async def read_slowly(port: int) -> tuple[bytes, float]:
 async def serving(app: Any, *, stall_s: float) -> AsyncIterator[int]:
     """The gateway's server with an application of its own; its port."""
     server = HttpServer(app, drain_cap_s=1, stall_s=stall_s)
-    bound = listening_socket("127.0.0.1:0")
+    bound = listening_socket("127.0.0.1:0", send_buffer_bytes=SEND_BUFFER_BYTES)
     running = asyncio.create_task(server.serve([bound]))
     yield bound.getsockname()[1]
     server.drain()

@@ -14,7 +14,8 @@ from baton.keys.changes import KeyChange, NewKey
 from baton.keys.homes import SecretHome
 from baton.keys.secrets import ApiServer, HomeAway
 from baton.localstack.ports import LOOPBACK, free_ports
-from baton.runtime.process import Process
+from baton.runtime.listening_socket import listening_socket
+from baton.runtime.process import Misconfigured, Process
 from baton.system.clock import SystemClock
 from baton.testing.redis_server import RedisServer
 from services.quota.__main__ import serve
@@ -49,6 +50,21 @@ async def test_the_service_serves_its_admin_api_on_a_port_of_its_own() -> None:
             process.stopping.set()
         assert made.status_code == 201
         assert made.json()["key_id"] in settings.registry_file.read_text()
+
+
+async def test_a_port_that_is_taken_is_told_before_anything_is_served(tmp_path: Path) -> None:
+    with listening_socket(f"{LOOPBACK}:0") as taken:
+        taken.listen()
+        listen = f"{LOOPBACK}:{taken.getsockname()[1]}"
+        settings = Settings(
+            redis_url="redis://127.0.0.1:1",
+            registry_file=tmp_path / "registry.jsonl",
+            secret_file=tmp_path / "secret",
+            api_listen=listen,
+            api_token_file=tmp_path / "token",
+        )
+        with pytest.raises(Misconfigured, match=listen):
+            await serve(Process("quota", SystemClock(), asyncio.Event()), settings)
 
 
 async def until_it_answers(http: httpx.AsyncClient) -> httpx.Response:
