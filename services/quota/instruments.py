@@ -3,7 +3,7 @@
 from prometheus_client import Counter
 
 from baton.runtime.instruments import Series
-from services.quota.outcomes import RenewOutcome, ReserveOutcome, SettleOutcome
+from services.quota.outcomes import SCRIPT_NAMES, RenewOutcome, ReserveOutcome, SettleOutcome
 
 QUOTA_RESERVATIONS = Counter(
     "baton_quota_reservations",
@@ -55,9 +55,9 @@ QUOTA_TENANT_ENGINE_SECONDS = Counter(
 )
 
 _STORE_CALLS = (
-    "reserve", "renew", "settle", "reap", "agenda", "restore", "now", "pipeline",
-    "DEL", "EXISTS", "GET", "PEXPIRE", "SADD", "SCARD", "SET", "SISMEMBER", "SMEMBERS", "SPOP",
-    "XRANGE",
+    *SCRIPT_NAMES, "pipeline",
+    "DEL", "EXISTS", "GET", "HMGET", "INFO", "PEXPIRE", "SADD", "SCARD", "SET", "SISMEMBER",
+    "SMEMBERS", "SPOP", "XRANGE",
 )  # fmt: skip
 
 KNOWN_SERIES: Series = {

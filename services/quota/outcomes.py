@@ -1,4 +1,6 @@
-"""Replies of the scripts in lua/: outcomes as metrics name them, refusals as clients read them."""
+"""The scripts in lua/ and their replies: outcomes as metrics name them, refusals as clients read
+them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +8,10 @@ from enum import StrEnum
 
 from baton.wire import failures
 from baton.wire.v1 import failure_pb2
+
+SCRIPT_NAMES = (
+    "reserve", "renew", "settle", "reap", "agenda", "gateways", "restore", "now",
+)  # fmt: skip
 
 
 class ReserveOutcome(StrEnum):

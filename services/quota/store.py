@@ -20,12 +20,10 @@ from redis.exceptions import NoScriptError, RedisClusterException, RedisError, R
 from baton.runtime import logs
 from baton.wire.failures import Unavailable
 from services.quota import instruments
+from services.quota.outcomes import SCRIPT_NAMES
 
 Argument = str | bytes | int
 
-SCRIPT_NAMES = (
-    "reserve", "renew", "settle", "reap", "agenda", "gateways", "restore", "now",
-)  # fmt: skip
 _SHARED_PARTS = ("accounts", "leases")
 _COMMANDS_PER_ROUND_TRIP = 1000
 # uvloop's message when Redis closed a connection before the first write; redis-py passes it on.

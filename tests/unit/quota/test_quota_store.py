@@ -1,11 +1,15 @@
 """Errors of the Redis client: the store is away, or there is a bug."""
 
+import re
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from redis.asyncio import Redis
 
 from baton.wire.failures import Unavailable
+from services.quota.instruments import KNOWN_SERIES, QUOTA_STORE_FAILURES
+from services.quota.outcomes import SCRIPT_NAMES
 from services.quota.store import RedisStore
 
 
@@ -34,3 +38,12 @@ async def test_a_connection_that_redis_closed_before_the_first_write_is_an_outag
 async def test_any_other_runtime_error_stays_what_it_is() -> None:
     with pytest.raises(RuntimeError, match="a bug"):
         await _store(RuntimeError("a bug")).execute("GET", "key")
+
+
+def test_failures_of_every_call_are_counted_from_zero_on() -> None:
+    sources = (Path(__file__).parents[3] / "services/quota").rglob("*.py")
+    code = "".join(each.read_text() for each in sources)
+    commands = set(re.findall(r'execute\(\s*"([A-Z]+)"', code))
+    assert commands, "the commands stand where they are executed"
+    known = {call for (call,) in KNOWN_SERIES[QUOTA_STORE_FAILURES]}
+    assert commands | set(SCRIPT_NAMES) | {"INFO", "pipeline"} == known
