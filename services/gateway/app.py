@@ -29,7 +29,7 @@ from baton.wire.failures import (
 )
 from services.gateway.clients.protocols import CallContext
 from services.gateway.gateway import Gateway
-from services.gateway.http.protocol import ABORT_KEY
+from services.gateway.http.protocol import ABORT_KEY, HAS_LEFT_KEY
 from services.gateway.http.request import (
     FIRST_TOKEN_HEADER,
     TOKEN_GAP_HEADER,
@@ -155,7 +155,7 @@ class App:
             _log.info("refused", request_id=request_id, reason=error.reason)
             await _refuse(response, error)
             return
-        sink = HttpSink(response, endpoint)
+        sink = HttpSink(response, endpoint, scope.get(HAS_LEFT_KEY, _is_not_known))
         await self._run(incoming, sink, self._client_left(sink, body, receive))
         if sink.has_stalled:
             scope.get(ABORT_KEY, _nothing)()
@@ -253,6 +253,11 @@ class App:
 
 def _nothing() -> None:
     """Do nothing: this server has no connection to cut."""
+
+
+def _is_not_known() -> bool:
+    """False: without a connection to look at, `receive` alone tells when the client leaves."""
+    return False
 
 
 def _draining() -> Unavailable:

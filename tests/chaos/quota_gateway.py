@@ -194,6 +194,7 @@ class _Client:
 
     gone_reason: str = "cancelled"
     gone_s: float | None = None
+    has_left = False
 
 
 @dataclass

@@ -221,6 +221,7 @@ class Answer:
 
     gone_reason = "cancelled"
     gone_s: float | None = None
+    has_left = False
 
     texts: dict[int, str] = field(default_factory=dict)
     finish_reasons: dict[int, str] = field(default_factory=dict)

@@ -10,6 +10,7 @@ Knows nothing of paths and bodies.
 """
 
 import asyncio
+import select
 from typing import Any, cast
 
 import httptools
@@ -28,6 +29,9 @@ WRITE_BUFFER_BYTES = 2 * 1024
 # The key, in an ASGI scope, of the function that cuts the connection: a close would wait for the
 # client.
 ABORT_KEY = "baton.abort"
+# The key of the function that is true once the client has closed the connection.
+HAS_LEFT_KEY = "baton.has_left"
+_CLOSED_EVENTS = select.POLLHUP | getattr(select, "POLLRDHUP", 0)
 # ": " and the end of line.
 _HEADER_FRAME_BYTES = 4
 
@@ -71,7 +75,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        cast(dict[str, Any], self.scope)[ABORT_KEY] = self.transport.abort
+        scope = cast(dict[str, Any], self.scope)
+        scope[ABORT_KEY] = self.transport.abort
+        scope[HAS_LEFT_KEY] = self._has_left
         if not self._in_head:
             self._expect_head()
 
@@ -106,6 +112,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[error.row.http_status] + head % len(body) + body)
         self.transport.close()
+
+    def _has_left(self) -> bool:
+        """True when the client has closed the connection, also while the event loop, which would
+        say so, is behind."""
+        if self.transport.is_closing():
+            return True
+        connection = select.poll()
+        connection.register(self.transport.get_extra_info("socket").fileno(), _CLOSED_EVENTS)
+        return bool(connection.poll(0))
 
     def _expect_head(self) -> None:
         self._in_head = True

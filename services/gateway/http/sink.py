@@ -2,6 +2,8 @@
 body. The status is held back until the first token (the stream) or until the end (the body), so
 that a refusal still has a status of its own."""
 
+from collections.abc import Callable
+
 from baton.wire.failures import BatonError, DeadlineExceeded
 from services.gateway.http.response import (
     EVENT_STREAM,
@@ -109,10 +111,16 @@ class WholeAnswer:
 
 
 class HttpSink:
-    """The client of one HTTP request. Its answer's form is known once the request is opened."""
+    """The client of one HTTP request. Its answer's form is known once the request is opened.
 
-    def __init__(self, response: HttpResponse, endpoint: Endpoint) -> None:
+    `has_left` looks at the connection.
+    """
+
+    def __init__(
+        self, response: HttpResponse, endpoint: Endpoint, has_left: Callable[[], bool]
+    ) -> None:
         self._response = response
+        self._has_left = has_left
         self._endpoint = endpoint
         self._answer: StreamedAnswer | WholeAnswer | None = None
         self._gone_reason = "cancelled"
@@ -144,6 +152,10 @@ class HttpSink:
     @property
     def gone_reason(self) -> str:
         return self._gone_reason
+
+    @property
+    def has_left(self) -> bool:
+        return self.gone_s is not None or self._has_left()
 
     @property
     def has_stalled(self) -> bool:

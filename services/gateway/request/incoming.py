@@ -112,6 +112,10 @@ class Client(Protocol):
     def gone_s(self) -> float | None:
         """The time at which it left, on the gateway's clock; None when it did not."""
 
+    @property
+    def has_left(self) -> bool:
+        """True when it has left, also where nobody has noticed yet."""
+
 
 class AnswerSink(Protocol):
     """The destination of one answer, in the form that its request asked for. Methods return when

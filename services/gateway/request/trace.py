@@ -8,6 +8,7 @@ from enum import StrEnum
 from baton.runtime.telemetry import Span, StageTimer, start_span
 from baton.system.clock import Clock
 from baton.wire.engine_time import add_time
+from baton.wire.failures import Cancelled
 from baton.wire.v1.failure_pb2 import EngineTime
 from services.gateway.clients.protocols import CallContext
 from services.gateway.openai.generation import Usage
@@ -137,7 +138,13 @@ class RequestTrace:
     @contextmanager
     def measure(self, stage: Stage, migration: Span | None = None) -> Iterator[Span]:
         """Count the time in here as this stage, also when it fails; all of a `migration` is one
-        stage. The span is below the request's, or the migration's."""
+        stage. The span is below the request's, or the migration's.
+
+        Raises Cancelled, instead of beginning a stage, when the client has left; what was reserved
+        is settled all the same.
+        """
+        if stage is not Stage.SETTLE and self.client.has_left:
+            raise Cancelled("the client left")
         if self.client.gone_s is None and migration is None:
             self.stage = stage
         try:

@@ -86,6 +86,7 @@ class RecordingSink:
 
     gone_reason = "cancelled"
     gone_s: float | None = None
+    has_left = False
 
     def __init__(self) -> None:
         self.identity: Identity | None = None
