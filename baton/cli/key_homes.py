@@ -75,7 +75,7 @@ class ClusterKeys:
         if secret is None:
             raise RegistryError(f"there is no Secret {self.name}-auth: is --release right?")
         text = base64.b64decode(secret["data"].get("server-secret", "")).decode()
-        return key_registry.parse_secret(text, "server-secret")
+        return key_registry.parse_secrets(text, "server-secret")[0]
 
     def publish(self, record: Record) -> None:
         pod = f"{self.name}-quota-0"

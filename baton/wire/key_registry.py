@@ -295,25 +295,33 @@ def decode_owner(data: bytes) -> OwnerLimits:
 
 
 def read_secret(path: Path) -> bytes:
-    """Read the server secret: at least SECRET_BYTES, in hexadecimal. Raises RegistryError."""
+    """Read the server secret that new keys get. Raises RegistryError."""
+    return read_secrets(path)[0]
+
+
+def read_secrets(path: Path) -> tuple[bytes, ...]:
+    """Read the server secret, and behind it older ones whose keys are still good.
+
+    One a line, in hexadecimal, of SECRET_BYTES at least. Raises RegistryError.
+    """
     try:
         text = path.read_text()
     except OSError as error:
         raise RegistryError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError:
         raise RegistryError(f"{path}: not hexadecimal") from None
-    return parse_secret(text, str(path))
+    return parse_secrets(text, str(path))
 
 
-def parse_secret(text: str, origin: str) -> bytes:
-    """Read a server secret from text; `origin` names it in errors. Raises RegistryError."""
+def parse_secrets(text: str, origin: str) -> tuple[bytes, ...]:
+    """Read server secrets from text; `origin` names it in errors. Raises RegistryError."""
     try:
-        secret = bytes.fromhex(text.strip())
+        secrets = tuple(bytes.fromhex(line) for line in text.split())
     except ValueError:
         raise RegistryError(f"{origin}: not hexadecimal") from None
-    if len(secret) < SECRET_BYTES:
+    if not secrets or min(map(len, secrets)) < SECRET_BYTES:
         raise RegistryError(f"{origin}: shorter than {SECRET_BYTES} bytes")
-    return secret
+    return secrets
 
 
 def ensure_secret(path: Path, random: Random = os.urandom) -> bytes:

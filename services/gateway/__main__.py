@@ -10,7 +10,7 @@ from baton.runtime import environment, logs
 from baton.runtime.admin import Page, start_admin
 from baton.runtime.listening_socket import listening_socket
 from baton.runtime.process import Misconfigured, Process, run
-from baton.wire.key_registry import RegistryError, read_secret
+from baton.wire.key_registry import RegistryError, read_secrets
 from services.gateway import instruments
 from services.gateway.app import App
 from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer, dial_worker
@@ -91,7 +91,7 @@ def _gateway(process: Process, settings: GatewaySettings, clients: Clients) -> G
     # In a container the name is the same after a restart; for the workers that is another gateway.
     gateway_id = f"{name}-{os.urandom(4).hex()}"
     try:
-        identity = GatewayIdentity(gateway_id, read_secret(settings.secret_file), settings.zone)
+        identity = GatewayIdentity(gateway_id, read_secrets(settings.secret_file), settings.zone)
         aliases = read_aliases(settings.aliases, settings.aliases_file)
     except (AliasError, RegistryError, OSError) as error:
         raise Misconfigured(str(error)) from error

@@ -58,10 +58,11 @@ class Clients:
 
 @dataclass(frozen=True, slots=True)
 class GatewayIdentity:
-    """The name of this gateway in this life, and the secret it shares with its fleet."""
+    """The name of this gateway in this life, and the secrets it shares with its fleet."""
 
     gateway_id: str
-    server_secret: bytes
+    # The one in use, and older ones whose API keys are still good.
+    secrets: tuple[bytes, ...]
     zone: str = ""
 
 
@@ -87,7 +88,7 @@ class Gateway:
         self.clock = clock
         self.rng = rng
         self.directory = ModelDirectory(aliases or {}, rng, clock)
-        self.authenticator = Authenticator(self._quota, own.server_secret, clock)
+        self.authenticator = Authenticator(self._quota, own.secrets, clock)
         self.leases = LeaseRenewer(self._quota, self._buckets, own.gateway_id, rng)
         self.worker_totals = WorkersTotals()
         self.leases.totals_of_workers = self.worker_totals.take
@@ -111,7 +112,7 @@ class Gateway:
             self._room,
             clock,
         )
-        self.pipeline = self._pipeline(clients, own.server_secret, limits or Limits())
+        self.pipeline = self._pipeline(clients, own.secrets[0], limits or Limits())
 
     async def run(self) -> None:
         """Follow the fleet, renew leases, run the workers' links, replay the outbox, audit."""

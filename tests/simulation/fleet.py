@@ -295,7 +295,7 @@ class Fleet:
             MemoryFiles(),
             run_inline,
         )
-        self.gateway = Gateway(clients, GatewayIdentity("gw", SECRET), self.clock, self.rng)
+        self.gateway = Gateway(clients, GatewayIdentity("gw", (SECRET,)), self.clock, self.rng)
         self._run(self.gateway.run())
         async with asyncio.timeout(60):
             while self.gateway.unready_reasons():

@@ -7,6 +7,7 @@ A refusal holds for REFILL_S. Only the keyed digest of a key is kept and sent, n
 
 import asyncio
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from ipaddress import IPv6Address, ip_address
 
@@ -154,9 +155,10 @@ def _neighbours(address: str) -> str:
 class Authenticator:
     """Looks keys up, for one gateway."""
 
-    def __init__(self, quota: GuardedQuota, server_secret: bytes, clock: Clock) -> None:
+    def __init__(self, quota: GuardedQuota, secrets: tuple[bytes, ...], clock: Clock) -> None:
+        """`secrets`: the server secret, and older ones whose keys are still good."""
         self._quota = quota
-        self._server_secret = server_secret
+        self._secrets = secrets
         self._clock = clock
         self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
         self._lookups: dict[bytes, asyncio.Task[Principal]] = {}
@@ -179,7 +181,8 @@ class Authenticator:
         Raises AuthenticationFailed; LimitExceeded after many wrong keys; Unavailable
         `quota_unavailable` when the quota service cannot answer and nothing usable is cached.
         """
-        digest = key_digest(self._server_secret, bearer_key(authorization))
+        api_key = bearer_key(authorization)
+        digest = key_digest(self._secrets[0], api_key)
         cached = self._cache.get(digest)
         if cached is not None and self._clock.now() < cached.asked_again_s:
             self._cache.move_to_end(digest)
@@ -189,7 +192,7 @@ class Authenticator:
                 raise AuthenticationFailed("the API key is not valid")
             self._bad_keys.check(address)
         try:
-            lookup = self._lookup(digest, context, address, is_known=cached is not None)
+            lookup = self._lookup(api_key, digest, context, address)
             return await asyncio.shield(lookup)
         except (Unavailable, DeadlineExceeded) as error:
             if cached is not None and self._clock.now() < cached.fetched_s + STALE_S:
@@ -199,12 +202,13 @@ class Authenticator:
             ) from error
 
     def _lookup(
-        self, digest: bytes, context: CallContext, address: str | None, *, is_known: bool
+        self, api_key: str, digest: bytes, context: CallContext, address: str | None
     ) -> asyncio.Task[Principal]:
         """The one call about this key that runs now. It outlives the request that began it."""
         running = self._lookups.get(digest)
         if running is None:
-            running = asyncio.create_task(self._ask(digest, context, address, is_known=is_known))
+            older = [key_digest(secret, api_key) for secret in self._secrets[1:]]
+            running = asyncio.create_task(self._ask([digest, *older], context, address))
             self._lookups[digest] = running
             running.add_done_callback(lambda task: self._end_lookup(digest, task))
         return running
@@ -215,11 +219,11 @@ class Authenticator:
             lookup.exception()  # all requests that waited for it may have left
 
     async def _ask(
-        self, digest: bytes, context: CallContext, address: str | None, *, is_known: bool
+        self, digests: list[bytes], context: CallContext, address: str | None
     ) -> Principal:
-        own = replace(context, deadline_s=LOOKUP_TIMEOUT_S)
+        digest = digests[0]
         try:
-            answer = await self._quota.authenticate(digest, own, has_fallback=is_known)
+            answer = await self._find(digests, replace(context, deadline_s=LOOKUP_TIMEOUT_S))
         except AuthenticationFailed:
             self._cache.pop(digest, None)
             self._refuse(digest)
@@ -231,6 +235,16 @@ class Authenticator:
                 self._cache[digest] = replace(cached, asked_again_s=retried_s)
             raise
         return self._remember(digest, answer)
+
+    async def _find(
+        self, digests: list[bytes], context: CallContext
+    ) -> quota_pb2.AuthenticateResponse:
+        """What quota knows of a key, whose digests are under the newest secret and older ones."""
+        is_known = digests[0] in self._cache
+        for digest in digests[:-1]:
+            with suppress(AuthenticationFailed):
+                return await self._quota.authenticate(digest, context, has_fallback=is_known)
+        return await self._quota.authenticate(digests[-1], context, has_fallback=is_known)
 
     def _refuse(self, digest: bytes) -> None:
         self._refused_until_s[digest] = self._clock.now() + REFILL_S

@@ -158,7 +158,7 @@ class Fleet:
             outbox_files=self.files,
             in_thread=inline,
         )
-        identity = GatewayIdentity("gw-1", SECRET)
+        identity = GatewayIdentity("gw-1", (SECRET,))
         self.gateway = Gateway(
             clients, identity, clock, random.Random(7), aliases=aliases, limits=limits
         )

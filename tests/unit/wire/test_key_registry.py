@@ -117,7 +117,14 @@ def test_secret_is_made_once_and_readable_by_its_owner_only(tmp_path):
     assert [path.name for path in file.parent.iterdir()] == ["secret"]
 
 
-@pytest.mark.parametrize("text", ["", "zz" * 32, "ab" * 31])
+def test_older_secrets_stand_below_the_one_in_use(tmp_path):
+    file = tmp_path / "secret"
+    file.write_text("ab" * 32 + "\n" + "cd" * 32 + "\n")
+    assert key_registry.read_secrets(file) == (b"\xab" * 32, b"\xcd" * 32)
+    assert key_registry.read_secret(file) == b"\xab" * 32
+
+
+@pytest.mark.parametrize("text", ["", "zz" * 32, "ab" * 31, "ab" * 32 + "\n" + "cd" * 31])
 def test_unusable_secret_is_refused_by_file_name(tmp_path, text):
     file = tmp_path / "secret"
     file.write_text(text)

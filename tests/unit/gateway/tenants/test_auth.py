@@ -32,7 +32,7 @@ def authenticator(quota: FakeQuota, clock: VirtualClock) -> Authenticator:
 
 
 def authenticator_of(quota: FakeQuota, clock: VirtualClock) -> Authenticator:
-    return Authenticator(GuardedQuota(quota, clock, random.Random(1)), SECRET, clock)
+    return Authenticator(GuardedQuota(quota, clock, random.Random(1)), (SECRET,), clock)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,19 @@ async def test_an_answer_is_fresh_for_five_seconds(
     clock.advance(0.2)
     await authenticator.authenticate(HEADER, CONTEXT)
     assert quota.num_authenticated == 2
+
+
+async def test_a_key_of_an_older_secret_works_and_a_wrong_one_does_not(
+    quota: FakeQuota, clock: VirtualClock
+) -> None:
+    guarded = GuardedQuota(quota, clock, random.Random(1))
+    rotated = Authenticator(guarded, (b"n" * 32, SECRET), clock)
+    assert (await rotated.authenticate(HEADER, CONTEXT)).tenant == "acme"
+    num_asked = quota.num_authenticated
+    assert (await rotated.authenticate(HEADER, CONTEXT)).tenant == "acme"
+    assert quota.num_authenticated == num_asked
+    with pytest.raises(AuthenticationFailed):
+        await rotated.authenticate("Bearer bt-wrong", CONTEXT)
 
 
 async def test_a_stale_answer_is_used_while_quota_is_away_for_15_minutes(

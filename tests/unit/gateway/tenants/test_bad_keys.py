@@ -62,7 +62,7 @@ async def test_a_good_key_passes_from_the_address_of_a_guesser_without_quota_bei
 ):
     clock, quota = VirtualClock(), FakeQuota()
     guarded = GuardedQuota(quota, clock, random.Random(1))
-    authenticator = Authenticator(guarded, SECRET, clock)
+    authenticator = Authenticator(guarded, (SECRET,), clock)
     await authenticator.authenticate(f"Bearer {KEY}", CONTEXT, GUESSER)
     quota.failure = AuthenticationFailed("unknown")
     for number in range(MAX_WRONG_KEYS):
@@ -77,7 +77,7 @@ async def test_a_good_key_passes_from_the_address_of_a_guesser_without_quota_bei
 
 async def test_one_wrong_key_sent_again_and_again_holds_no_new_key_of_its_address_back() -> None:
     clock, quota = VirtualClock(), FakeQuota()
-    authenticator = Authenticator(GuardedQuota(quota, clock, random.Random(1)), SECRET, clock)
+    authenticator = Authenticator(GuardedQuota(quota, clock, random.Random(1)), (SECRET,), clock)
     quota.failure = AuthenticationFailed("unknown")
     for _ in range(1000):
         with pytest.raises(AuthenticationFailed):
