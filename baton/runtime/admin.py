@@ -10,12 +10,17 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import unquote
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
 # An event loop that runs no callback for this long is stuck; a busy one takes less.
 LIVE_TIMEOUT_S = 5.0
+
+# A connection that says nothing for this long is closed, and one beyond this number at once.
+IDLE_TIMEOUT_S = 10.0
+MAX_CONNECTIONS = 256
 
 # Makes the JSON of a page on the service's event loop, where nothing changes meanwhile. It gets the
 # rest of the path: "abc" for "/explain/abc" of the page "/explain". None = not found.
@@ -24,6 +29,7 @@ Page = Callable[[str], bytes | None]
 
 class _Handler(BaseHTTPRequestHandler):
     server: "_AdminServer"
+    timeout = IDLE_TIMEOUT_S
 
     def do_GET(self) -> None:
         if self.path == "/metrics":
@@ -80,6 +86,20 @@ class _AdminServer(ThreadingHTTPServer):
         self.unready_reason = unready_reason
         self.pages = pages
         self._loop = asyncio.get_running_loop()
+        self._places = threading.Semaphore(MAX_CONNECTIONS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread of its own, if there is a place for it."""
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
     def on_loop(self, page: Callable[[], bytes | None]) -> "Future[bytes | None]":
         """Make a page on the event loop."""

@@ -1,6 +1,7 @@
 """The admin port over real HTTP: alive, ready, and why not."""
 
 import asyncio
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -61,3 +62,23 @@ async def test_a_page_gets_the_rest_of_its_path_and_may_not_have_it() -> None:
     port = admin.start_admin("127.0.0.1:0", pages={"/explain": page})
     assert await asyncio.to_thread(get, port, "/explain/a%20b") == (200, "a b")
     assert (await asyncio.to_thread(get, port, "/explain/nobody"))[0] == 404
+
+
+async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin._Handler, "timeout", 0.05)
+    port = admin.start_admin("127.0.0.1:0")
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as silent:
+        assert await asyncio.to_thread(silent.recv, 1) == b""
+
+
+async def test_connections_beyond_the_bound_are_closed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin, "MAX_CONNECTIONS", 1)
+    port = admin.start_admin("127.0.0.1:0")
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as first:
+        first.sendall(b"GET /livez HTTP/1.1\r\n")
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as second:
+            assert await asyncio.to_thread(second.recv, 1) == b""
+        first.sendall(b"\r\n")
+        assert (await asyncio.to_thread(first.recv, 15)).startswith(b"HTTP/1.0 200 OK")
