@@ -47,11 +47,6 @@ class ChoiceText:
         self._num_chars = 0
         self._num_sent_chars = 0
 
-    @property
-    def num_wasted(self) -> int:
-        """The tokens that arrived after the one that completed the stop."""
-        return self.num_received - self.num_tokens
-
     def take(
         self, token_ids: Sequence[int], logprobs: Sequence[worker_pb2.TokenLogprobs] = ()
     ) -> Delta | None:

@@ -109,12 +109,6 @@ class PrefixIndex:
         if (held := self._building.pop(worker, None)) is not None:
             self._retired.append(held)
 
-    def replace(self, worker: str, hashes: Iterable[int]) -> int:
-        """Replace the worker's entries by `hashes`. Returns how many of them had to go."""
-        num_gone = self.build(worker, hashes)
-        self.finish(worker)
-        return num_gone
-
     def clear(self, worker: str) -> None:
         """Remove all of the worker's entries: its cache is empty, or the worker is gone."""
         if (held := self._held.pop(worker, None)) is not None:

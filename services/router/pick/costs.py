@@ -38,10 +38,6 @@ class Costs(NamedTuple):
     zone_s: float
 
     @property
-    def score_s(self) -> float:
-        return sum(self)
-
-    @property
     def first_token_s(self) -> float:
         return self.wait_s + self.prefill_s + self.handoff_s + self.steps_s
 

@@ -71,7 +71,7 @@ def test_tokens_that_a_stop_string_cut_off_have_no_logprobs() -> None:
     assert rest is not None
     assert (first.text, joined(first.logprobs)) == ("ab", b"ab")
     assert (rest.text, rest.finish_reason, rest.logprobs) == ("", "stop", ())
-    assert (choice.num_tokens, choice.num_wasted) == (5, 2)
+    assert (choice.num_tokens, choice.num_received) == (5, 7)
 
 
 def test_text_that_only_looked_like_a_stop_string_brings_its_logprobs_late() -> None:

@@ -24,7 +24,8 @@ def test_the_match_is_the_unbroken_beginning_that_the_worker_holds() -> None:
 def test_long_prompts_match_to_the_block() -> None:
     index = PrefixIndex(1000)
     for length in (63, 64, 65, 128, 200):
-        index.replace("a", names(*range(length)))
+        index.build("a", names(*range(length)))
+        index.finish("a")
         assert index.match(names(*range(200))).get("a", 0) == length
 
 
@@ -42,7 +43,8 @@ def test_a_snapshot_replaces_what_was_known_of_that_worker_only() -> None:
     index = PrefixIndex(100)
     index.stored("a", names(1, 2))
     index.stored("b", names(1))
-    index.replace("a", names(5))
+    index.build("a", names(5))
+    index.finish("a")
     assert index.match(names(1)).get("a", 0) == 0
     assert index.match(names(5)).get("a", 0) == 1
     assert index.match(names(1)).get("b", 0) == 1
@@ -126,7 +128,8 @@ def test_one_worker_takes_no_place_from_another() -> None:
 
 def test_a_snapshot_that_is_too_large_keeps_its_end() -> None:
     index = PrefixIndex(3)
-    assert index.replace("a", names(1, 2, 3, 4, 5)) == 2
+    assert index.build("a", names(1, 2, 3, 4, 5)) == 2
+    index.finish("a")
     assert index.match(names(3, 4, 5)) == {"a": 3}
     index.check_integrity()
 
@@ -169,7 +172,7 @@ def test_an_entry_takes_at_most_130_bytes() -> None:
 
 
 operation = st.tuples(
-    st.sampled_from(["stored", "removed", "replace", "build", "finish", "sweep", "clear"]),
+    st.sampled_from(["stored", "removed", "build", "finish", "sweep", "clear"]),
     st.sampled_from(["a", "b", "c"]),
     st.lists(st.integers(0, 9), max_size=6),
 )
@@ -184,8 +187,6 @@ def test_the_index_agrees_with_plain_sets_under_any_events(operations) -> None:
         held = model.setdefault(worker, set())
         if name == "build":
             built.setdefault(worker, set()).update(numbers)
-        if name == "replace":
-            model[worker] = built.pop(worker, set()) | set(numbers)
         if name == "finish" and worker in built:
             model[worker] = built.pop(worker)
         if name == "clear":

@@ -95,7 +95,7 @@ def test_the_parts_of_a_choice_add_up_to_its_score(choose, view) -> None:
     wire = choices.to_wire()
     assert [name_of(each) for each in wire.choices] == ["d0+p0", "d1+p0", "d0+p1"]
     assert [each.wait_s for each in wire.choices] == [0.0, 0.0, 0.5]
-    scores = [choices.chosen.costs.score_s, *(each.costs.score_s for each in choices.others)]
+    scores = [sum(each.costs) for each in (choices.chosen, *choices.others)]
     assert sorted(map(cost_s, wire.choices)) == pytest.approx(sorted(scores))
 
 
