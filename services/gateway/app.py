@@ -54,7 +54,7 @@ from services.gateway.openai.model_list import model_body, model_list_body
 from services.gateway.request import reports
 from services.gateway.request.incoming import IncomingRequest
 from services.gateway.request.pipeline import AUTHENTICATE_TIMEOUT_S
-from services.gateway.tenants.auth import Principal
+from services.gateway.tenants.principal import Principal
 
 # Envoy's health check then prefers others, also those of other regions.
 FULL_HEADER = "x-envoy-degraded"

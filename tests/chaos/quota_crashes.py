@@ -28,7 +28,7 @@ from baton.wire import key_registry, usage_log
 from baton.wire.key_registry import KeyLimits, KeyRecord, Revocation
 from baton.wire.usage_log import UsageLine
 from baton.wire.v1 import quota_pb2, quota_pb2_grpc
-from services.gateway.tenants.auth import Principal
+from services.gateway.tenants.principal import AccountLimits, Principal
 from services.quota import archive, instruments
 from services.quota.__main__ import serve
 from services.quota.recent_settles import KEPT_S
@@ -271,9 +271,9 @@ class Round:
     def _start_gateway(self, number: int, num_clients: int, strike: Strike | None) -> None:
         folder = self.folder / f"gateway-{number}"
         folder.mkdir(exist_ok=True)
-        principal = Principal(
-            self.tenant, self.record.key_id, hard_budget=True, budget_tokens=self.budget
-        )
+        key_id = self.record.key_id
+        limits = AccountLimits(key_id, hard_budget=True, budget_tokens=self.budget)
+        principal = Principal(self.tenant, key_id, limits=(limits,))
         name = f"{self.tenant}-{number}"
         plan = GatewayPlan(
             name,

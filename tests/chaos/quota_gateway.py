@@ -32,12 +32,12 @@ from services.gateway.request.reservation import Reservations
 from services.gateway.request.trace import RequestTrace
 from services.gateway.routing.models import ServedModel
 from services.gateway.tenants import leases
-from services.gateway.tenants.auth import Principal
 from services.gateway.tenants.lease import Lease
 from services.gateway.tenants.leases import LeaseRenewer
 from services.gateway.tenants.local_buckets import LocalBuckets
 from services.gateway.tenants.outbox import Outbox
 from services.gateway.tenants.outbox_files import DiskFiles, waiting_records
+from services.gateway.tenants.principal import Principal
 from services.gateway.tenants.quota_outage import GuardedQuota
 from services.gateway.tenants.refusals import Refusals
 from services.gateway.workers.migration import EarlyMigration

@@ -8,7 +8,7 @@ from baton.wire.prefix_hash import TOKEN_BYTES
 from services.gateway.openai.generation import ChatMessages, GenerationRequest
 from services.gateway.request.incoming import Deadlines, IncomingRequest
 from services.gateway.routing.models import ServedModel
-from services.gateway.tenants.auth import Principal
+from services.gateway.tenants.principal import Principal
 from services.gateway.text.choice_text import ChoiceText
 from services.gateway.text.detokenize import TextModel, TokenTexts
 from services.gateway.text.logprob_trail import LogprobTrail

@@ -22,7 +22,7 @@ from services.gateway.request.job import Job, OutputPlan, Prompt
 from services.gateway.request.large_bodies import LARGE_BODY_BYTES
 from services.gateway.request.trace import RequestTrace, Stage
 from services.gateway.routing.models import ServedModel
-from services.gateway.tenants.auth import Principal
+from services.gateway.tenants.principal import Principal
 
 AUTHENTICATE_TIMEOUT_S = 1.0
 ENCODE_TIMEOUT_S = 10.0

@@ -75,7 +75,7 @@ class Reservations:
             num_prompt_tokens=job.prompt.num_tokens,
             num_granted=answer.granted_output_tokens,
             limits=answer.limits,
-            hard_budget=job.principal.hard_budget,
+            accounts=job.principal.limits_for(job.model.name),
             local=local,
         )
         self._auditor.reserved(job.request_id)
@@ -90,7 +90,7 @@ class Reservations:
         request = _reserve_request(job)
         try:
             answer = await self._quota.reserve(
-                request, context, has_fallback=not job.principal.hard_budget
+                request, context, has_fallback=not job.principal.has_hard_budget(request.model)
             )
         except asyncio.CancelledError:
             await self._let_go(job, trace, trace.client.gone_reason)
@@ -102,7 +102,7 @@ class Reservations:
                 self._refusals.note(job.principal.key_id, size, error)
                 raise
             try:
-                num_open = self._leases.num_open_of(job.principal.key_id)
+                num_open = self._leases.num_open_of
                 return self._local_buckets.reserve(job.principal, request, num_open), True
             except BatonError as refusal:
                 if not isinstance(error, NotAsked):

@@ -16,6 +16,7 @@ from baton.wire.failures import AuthenticationFailed, DeadlineExceeded, LimitExc
 from baton.wire.key_registry import key_digest
 from baton.wire.v1 import quota_pb2
 from services.gateway.clients.protocols import CallContext
+from services.gateway.tenants.principal import Principal
 from services.gateway.tenants.quota_outage import GuardedQuota
 
 FRESH_S = 5.0
@@ -29,58 +30,6 @@ MAX_KEY_CHARS = 256
 MAX_WRONG_KEYS = 20
 REFILL_S = 3.0
 MAX_ADDRESSES = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class SharedLimits:
-    """Limits that hold beside a key's own: its tenant's, its organisation's, or of one model."""
-
-    owner: str
-    # Empty = all models together.
-    model: str = ""
-    # 0 = unlimited.
-    requests_per_minute: int = 0
-    tokens_per_minute: int = 0
-    budget_tokens: int = 0
-
-    @classmethod
-    def of(cls, more: quota_pb2.MoreLimits) -> "SharedLimits":
-        """Read limits as quota tells them."""
-        return cls(
-            owner=more.owner,
-            model=more.model,
-            requests_per_minute=more.limits.requests_per_minute,
-            tokens_per_minute=more.limits.tokens_per_minute,
-            budget_tokens=more.limits.budget_tokens,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """The tenant and the key of a request, with what they allow."""
-
-    tenant: str
-    key_id: str
-    allowed_models: tuple[str, ...] = ()
-    priority: int = 0
-    weight: float = 1.0
-    hard_budget: bool = False
-    # 0 = unlimited.
-    requests_per_minute: int = 0
-    tokens_per_minute: int = 0
-    budget_tokens: int = 0
-    concurrency: int = 0
-    shared: tuple[SharedLimits, ...] = ()
-
-    def limits_for(self, model: str) -> list[SharedLimits]:
-        """All limits that a request for a model falls under; the key's own come first."""
-        own = SharedLimits(
-            owner=self.key_id,
-            requests_per_minute=self.requests_per_minute,
-            tokens_per_minute=self.tokens_per_minute,
-            budget_tokens=self.budget_tokens,
-        )
-        return [own, *(shared for shared in self.shared if shared.model in ("", model))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,20 +202,7 @@ class Authenticator:
             self._refused_until_s.popitem(last=False)
 
     def _remember(self, digest: bytes, answer: quota_pb2.AuthenticateResponse) -> Principal:
-        principal = Principal(
-            tenant=answer.tenant,
-            key_id=answer.key_id,
-            allowed_models=tuple(answer.allowed_models),
-            priority=answer.priority,
-            weight=answer.weight or 1.0,
-            hard_budget=answer.limits.hard_budget
-            or any(more.limits.hard_budget for more in answer.more_limits),
-            requests_per_minute=answer.limits.requests_per_minute,
-            tokens_per_minute=answer.limits.tokens_per_minute,
-            budget_tokens=answer.limits.budget_tokens,
-            concurrency=answer.limits.concurrency,
-            shared=tuple(SharedLimits.of(more) for more in answer.more_limits),
-        )
+        principal = Principal.of(answer)
         now = self._clock.now()
         fresh_s = min(answer.fresh_for_s or FRESH_S, FRESH_S)
         self._cache[digest] = _Cached(principal, now, now + fresh_s)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from baton.wire.v1 import failure_pb2, quota_pb2
+from services.gateway.tenants.principal import AccountLimits
 
 # A lease with fewer granted tokens left than this asks for more.
 LOW_TOKENS = 128
@@ -57,7 +58,8 @@ class Lease:
     num_granted: int
     # The state of the key's limits at the grant, for the response's headers.
     limits: failure_pb2.LimitState = field(default_factory=failure_pb2.LimitState)
-    hard_budget: bool = False
+    # The limits of all levels that it falls under.
+    accounts: tuple[AccountLimits, ...] = ()
     # Granted by this gateway during an outage; the quota service does not know it.
     local: bool = False
     # The most tokens that the workers may produce with the credit they have.

@@ -13,11 +13,12 @@ budget pause until quota is back.
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from baton.runtime import logs
 from baton.runtime.shared_stream import FrameStream, FrameWriter, StreamLost
-from baton.wire.failures import BatonError
+from baton.wire.failures import BatonError, Unavailable
 from baton.wire.v1 import quota_pb2
 from services.gateway.tenants.lease import Lease, Standing
 from services.gateway.tenants.local_buckets import LocalBuckets
@@ -46,6 +47,8 @@ class LeaseRenewer:
         self._rng = rng
         quota.on_open = self._answer_all_alone
         self._leases: dict[str, Lease] = {}
+        # The leases under each account.
+        self._num_open: Counter[str] = Counter()
         self._urgent: dict[str, Lease] = {}
         self._beat_due = False
         self._num_beats = 0
@@ -60,21 +63,29 @@ class LeaseRenewer:
         """The usage ids of all leases that are renewed."""
         yield from self._leases
 
-    def num_open_of(self, key_id: str) -> int:
-        """The number of this key's leases."""
-        return sum(lease.key_id == key_id for lease in self._leases.values())
+    def num_open_of(self, account: str) -> int:
+        """The number of leases under an account."""
+        return self._num_open[account]
 
     def open(self, lease: Lease) -> None:
         assert len(self._leases) < MAX_LEASES, "the number of open requests is bounded before"
         assert lease.request_id not in self._leases, "request ids are unique"
         self._leases[lease.request_id] = lease
+        self._num_open.update(account.name for account in lease.accounts)
 
     def close(self, lease: Lease) -> None:
         """Stop renewing a lease: its request settles."""
-        self._leases.pop(lease.request_id, None)
+        if self._leases.pop(lease.request_id, None):
+            self._count_less(lease)
         self._urgent.pop(lease.request_id, None)
         if lease.standing is Standing.SHORT:
             self._lines.leave(lease)
+
+    def _count_less(self, lease: Lease) -> None:
+        for account in lease.accounts:
+            self._num_open[account.name] -= 1
+            if not self._num_open[account.name]:
+                del self._num_open[account.name]
 
     def ask(self, lease: Lease, num_wanted: int) -> None:
         """Ask for `num_wanted` output tokens in all; `lease.on_change` is called at the answer."""
@@ -168,16 +179,20 @@ class LeaseRenewer:
                 self._answer_alone(lease)
 
     def _answer_alone(self, lease: Lease) -> None:
-        wait_s = 0.0
-        if lease.hard_budget:
-            lease.standing = Standing.AWAY
-        elif wait_s := self._buckets.extend(lease.key_id, lease.limits, lease.num_missing):
-            lease.standing = Standing.SHORT
-        else:
-            lease.num_granted += lease.num_missing
-            lease.standing = Standing.HELD
-        self._queue(lease, wait_s)
+        self._queue(lease, self._extend_alone(lease))
         lease.on_change()
+
+    def _extend_alone(self, lease: Lease) -> float:
+        """Grant what a lease asks for out of this gateway's buckets, or return the time to wait."""
+        try:
+            wait_s, _ = self._buckets.extend(lease.accounts, lease.num_missing)
+        except Unavailable:
+            lease.standing = Standing.AWAY
+            return 0.0
+        lease.standing = Standing.SHORT if wait_s else Standing.HELD
+        if not wait_s:
+            lease.num_granted += lease.num_missing
+        return wait_s
 
     def _queue(self, lease: Lease, wait_s: float) -> None:
         """Let a lease that is short wait in its key's line, and any other one leave it."""

@@ -12,6 +12,7 @@ from baton.wire.v1 import quota_pb2
 from services.gateway.tenants.lease import Lease, Standing
 from services.gateway.tenants.leases import BEAT_S, LeaseRenewer
 from services.gateway.tenants.local_buckets import LocalBuckets
+from services.gateway.tenants.principal import AccountLimits
 from services.gateway.tenants.quota_outage import GuardedQuota
 from services.gateway.tenants.shortage import MIN_SLICE_TOKENS
 
@@ -69,6 +70,10 @@ def lease_of(request_id: str = "r1", **fields: Any) -> Lease:
     return Lease(request_id, "acme", "k", "demo", num_prompt_tokens=3, num_granted=100, **fields)
 
 
+def hard_lease(request_id: str = "r1") -> Lease:
+    return lease_of(request_id, accounts=(AccountLimits("k", hard_budget=True),))
+
+
 def keeping(scenario: Any) -> None:
     async def main() -> None:
         quota, clock, rng = Replicas(), VirtualClock(), random.Random(3)
@@ -84,7 +89,7 @@ def keeping(scenario: Any) -> None:
 
 def test_an_ask_that_meets_a_leaving_replica_is_answered_by_the_next() -> None:
     async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
-        lease = lease_of(hard_budget=True)
+        lease = hard_lease()
         keeper.open(lease)
         await quota.next_stream()
         await quota.answer()
@@ -101,7 +106,7 @@ def test_an_ask_that_meets_a_leaving_replica_is_answered_by_the_next() -> None:
 
 def test_an_ask_that_was_lost_with_its_stream_is_asked_again() -> None:
     async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
-        lease = lease_of(hard_budget=True)
+        lease = hard_lease()
         keeper.open(lease)
         first = await quota.next_stream()
         await quota.answer()
@@ -262,7 +267,7 @@ def test_a_lease_that_quota_does_not_know_is_not_renewed_and_answered_here() -> 
 
 def test_while_no_replica_answers_soft_tenants_go_on_and_hard_budgets_pause() -> None:
     async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
-        soft, hard = lease_of("soft"), lease_of("hard", hard_budget=True)
+        soft, hard = lease_of("soft"), hard_lease("hard")
         for lease in (soft, hard):
             keeper.open(lease)
         first = await quota.next_stream()
@@ -281,9 +286,23 @@ def test_while_no_replica_answers_soft_tenants_go_on_and_hard_budgets_pause() ->
     keeping(scenario)
 
 
+def test_open_leases_are_counted_by_each_of_their_accounts() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
+        tenant = AccountLimits("tenant:acme")
+        leases = [lease_of(key, accounts=(AccountLimits(key), tenant)) for key in ("one", "two")]
+        for lease in leases:
+            keeper.open(lease)
+        assert [keeper.num_open_of(name) for name in ("one", "tenant:acme", "other")] == [1, 2, 0]
+        keeper.close(leases[0])
+        keeper.close(leases[0])
+        assert [keeper.num_open_of(name) for name in ("one", "tenant:acme")] == [0, 1]
+
+    keeping(scenario)
+
+
 def test_an_outage_refuses_no_hard_budget_that_asked_for_nothing() -> None:
     async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
-        lease = lease_of(hard_budget=True)
+        lease = hard_lease()
         keeper.open(lease)
         await quota.next_stream()
         await quota.answer()
@@ -313,7 +332,7 @@ def test_an_outage_grants_nothing_that_quota_refused_before() -> None:
 
 def test_an_ask_before_the_first_stream_is_open_waits_for_it() -> None:
     async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
-        lease = lease_of(hard_budget=True)
+        lease = hard_lease()
         keeper.open(lease)
         keeper.ask(lease, 500)
         assert lease.standing is Standing.HELD
@@ -433,7 +452,7 @@ def test_a_lease_that_ends_while_it_waits_makes_room_for_the_next_in_line() -> N
 
 def test_a_hard_budget_that_paused_goes_on_when_quota_is_back() -> None:
     async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
-        lease = lease_of(hard_budget=True)
+        lease = hard_lease()
         keeper.open(lease)
         await beat(quota)
         quota.is_down = True

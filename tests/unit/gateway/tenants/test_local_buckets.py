@@ -5,14 +5,22 @@ import pytest
 from baton.testing.virtual_clock import VirtualClock
 from baton.wire.failures import LimitExceeded, Unavailable
 from baton.wire.v1 import failure_pb2, quota_pb2
-from services.gateway.tenants.auth import Principal, SharedLimits
 from services.gateway.tenants.local_buckets import LocalBuckets
+from services.gateway.tenants.principal import AccountLimits, Principal
+
+
+def principal_of(
+    key_id: str = "k", shared: tuple[AccountLimits, ...] = (), **limits: int
+) -> Principal:
+    """A key of acme with these limits, and those that it shares."""
+    own = AccountLimits(key_id, **limits)  # type: ignore[arg-type]
+    return Principal("acme", key_id, limits=(own, *shared))
 
 
 def test_a_local_bucket_starts_at_the_last_count_of_quota_and_refills() -> None:
     clock = VirtualClock()
     buckets = LocalBuckets(clock)
-    principal = Principal("acme", "k", requests_per_minute=60, tokens_per_minute=600)
+    principal = principal_of("k", requests_per_minute=60, tokens_per_minute=600)
     request = quota_pb2.ReserveRequest(num_prompt_tokens=10, num_output_tokens=90)
     told = failure_pb2.LimitState(remaining_requests=5, remaining_tokens=120)
     buckets.quota_answers(principal, told)
@@ -32,13 +40,13 @@ def test_a_tenant_without_limits_has_none_locally() -> None:
     buckets = LocalBuckets(VirtualClock())
     request = quota_pb2.ReserveRequest(num_output_tokens=10**9)
     for _ in range(100):
-        buckets.reserve(Principal("acme", "k"), request)
+        buckets.reserve(principal_of("k"), request)
 
 
 def test_keys_of_one_tenant_have_buckets_of_their_own() -> None:
     buckets = LocalBuckets(VirtualClock())
     request = quota_pb2.ReserveRequest(num_output_tokens=10)
-    free, narrow = Principal("acme", "free"), Principal("acme", "narrow", requests_per_minute=1)
+    free, narrow = principal_of("free"), principal_of("narrow", requests_per_minute=1)
     buckets.reserve(free, request)
     buckets.reserve(narrow, request)
     with pytest.raises(LimitExceeded):
@@ -47,7 +55,7 @@ def test_keys_of_one_tenant_have_buckets_of_their_own() -> None:
 
 
 def test_the_limits_of_a_key_are_divided_among_the_gateways() -> None:
-    principal = Principal("acme", "k", tokens_per_minute=60_000)
+    principal = principal_of("k", tokens_per_minute=60_000)
     request = quota_pb2.ReserveRequest(num_prompt_tokens=100, num_output_tokens=500)
     num_granted = 0
     for _ in range(50):
@@ -63,7 +71,7 @@ def test_the_limits_of_a_key_are_divided_among_the_gateways() -> None:
 def test_a_share_starts_with_its_part_of_the_last_count() -> None:
     buckets = LocalBuckets(VirtualClock())
     buckets.num_gateways = 4
-    principal = Principal("acme", "k", requests_per_minute=40, tokens_per_minute=4000)
+    principal = principal_of("k", requests_per_minute=40, tokens_per_minute=4000)
     told = failure_pb2.LimitState(remaining_requests=20, remaining_tokens=800)
     buckets.quota_answers(principal, told)
     answer = buckets.reserve(principal, quota_pb2.ReserveRequest(num_output_tokens=150))
@@ -76,7 +84,7 @@ def test_a_request_that_is_larger_than_a_share_goes_on_when_the_share_is_full() 
     clock = VirtualClock()
     buckets = LocalBuckets(clock)
     buckets.num_gateways = 10
-    principal = Principal("acme", "k", tokens_per_minute=10_000)
+    principal = principal_of("k", tokens_per_minute=10_000)
     request = quota_pb2.ReserveRequest(num_prompt_tokens=3000)
     buckets.reserve(principal, request)
     with pytest.raises(LimitExceeded) as caught:
@@ -89,7 +97,7 @@ def test_a_request_that_is_larger_than_a_share_goes_on_when_the_share_is_full() 
 def test_a_soft_budget_gets_a_quarter_of_itself_while_quota_is_away() -> None:
     buckets = LocalBuckets(VirtualClock())
     buckets.num_gateways = 2
-    principal = Principal("acme", "k", budget_tokens=8000)
+    principal = principal_of("k", budget_tokens=8000)
     request = quota_pb2.ReserveRequest(num_output_tokens=400)
     buckets.reserve(principal, request)
     buckets.reserve(principal, request)
@@ -103,34 +111,74 @@ def test_a_soft_budget_gets_a_quarter_of_itself_while_quota_is_away() -> None:
 def test_an_extension_comes_out_of_the_same_bucket() -> None:
     clock = VirtualClock()
     buckets = LocalBuckets(clock)
-    principal = Principal("acme", "k", tokens_per_minute=600)
-    answer = buckets.reserve(principal, quota_pb2.ReserveRequest(num_output_tokens=500))
-    assert buckets.extend("k", answer.limits, 60) == 0
-    assert buckets.extend("k", answer.limits, 60) == pytest.approx(2)
+    principal = principal_of("k", tokens_per_minute=600)
+    buckets.reserve(principal, quota_pb2.ReserveRequest(num_output_tokens=500))
+    assert buckets.extend(principal.limits, 60) == (0, "")
+    assert buckets.extend(principal.limits, 60) == (pytest.approx(2), "key")
     clock.advance(2)
-    assert buckets.extend("k", answer.limits, 60) == 0
+    assert buckets.extend(principal.limits, 60) == (0, "")
 
 
-def test_open_requests_are_limited_to_a_share_of_one_at_least() -> None:
+def test_an_extension_comes_out_of_the_buckets_of_all_levels() -> None:
+    clock = VirtualClock()
+    buckets = LocalBuckets(clock)
+    shared = (
+        AccountLimits("tenant:acme", tokens_per_minute=600),
+        AccountLimits("organisation:big", "large", tokens_per_minute=300),
+    )
+    first, second = (principal_of(key, shared, tokens_per_minute=10_000) for key in ("one", "two"))
+    assert buckets.extend(first.limits_for("small"), 400) == (0, "")
+    assert buckets.extend(second.limits_for("small"), 260) == (pytest.approx(6), "tenant")
+    assert buckets.extend(second.limits_for("large"), 200) == (0, "")
+    clock.advance(60)
+    assert buckets.extend(first.limits_for("large"), 300) == (0, "")
+    wait_s, scope = buckets.extend(second.limits_for("large"), 50)
+    assert (wait_s, scope) == (pytest.approx(10), "organisation, model large")
+
+
+def test_an_extension_takes_no_more_of_a_budget_than_its_part() -> None:
+    buckets = LocalBuckets(VirtualClock())
+    shared = (AccountLimits("tenant:acme", budget_tokens=400),)
+    principal = principal_of("k", shared)
+    buckets.reserve(principal, quota_pb2.ReserveRequest(num_output_tokens=60))
+    buckets.extend(principal.limits, 40)
+    with pytest.raises(Unavailable):
+        buckets.extend(principal.limits, 1)
+
+
+def test_a_hard_budget_of_one_model_stops_that_model_only() -> None:
+    buckets = LocalBuckets(VirtualClock())
+    hard = AccountLimits("k", "large", budget_tokens=10**6, hard_budget=True)
+    principal = principal_of("k", (hard,))
+    assert (principal.has_hard_budget("large"), principal.has_hard_budget("small")) == (True, False)
+    buckets.reserve(principal, quota_pb2.ReserveRequest(model="small"))
+    with pytest.raises(Unavailable):
+        buckets.reserve(principal, quota_pb2.ReserveRequest(model="large"))
+
+
+def test_open_requests_are_limited_to_a_share_of_one_at_least_at_each_level() -> None:
     buckets = LocalBuckets(VirtualClock())
     buckets.num_gateways = 4
     request = quota_pb2.ReserveRequest(num_output_tokens=1)
-    wide, narrow = Principal("acme", "wide", concurrency=8), Principal("acme", "k", concurrency=2)
-    buckets.reserve(wide, request, num_open=1)
+    shared = (AccountLimits("tenant:acme", concurrency=12),)
+    wide, narrow = principal_of("wide", shared, concurrency=8), principal_of("k", concurrency=2)
+    open_of = {"wide": 1, "tenant:acme": 2, "k": 0}
+    buckets.reserve(wide, request, open_of.__getitem__)
+    buckets.reserve(narrow, request, open_of.__getitem__)
+    for name, num in {"wide": 2, "tenant:acme": 3}.items():
+        with pytest.raises(LimitExceeded):
+            buckets.reserve(wide, request, (open_of | {name: num}).__getitem__)
     with pytest.raises(LimitExceeded):
-        buckets.reserve(wide, request, num_open=2)
-    buckets.reserve(narrow, request, num_open=0)
-    with pytest.raises(LimitExceeded):
-        buckets.reserve(narrow, request, num_open=1)
+        buckets.reserve(narrow, request, (open_of | {"k": 1}).__getitem__)
 
 
 def test_keys_share_their_tenants_limits_and_a_models_hold_for_it_alone() -> None:
     buckets = LocalBuckets(VirtualClock())
     shared = (
-        SharedLimits("tenant:acme", requests_per_minute=2),
-        SharedLimits("tenant:acme", "large", requests_per_minute=1),
+        AccountLimits("tenant:acme", requests_per_minute=2),
+        AccountLimits("tenant:acme", "large", requests_per_minute=1),
     )
-    first, second = (Principal("acme", key, shared=shared) for key in ("one", "two"))
+    first, second = (principal_of(key, shared) for key in ("one", "two"))
     buckets.reserve(first, quota_pb2.ReserveRequest(model="large"))
     with pytest.raises(LimitExceeded) as caught:
         buckets.reserve(second, quota_pb2.ReserveRequest(model="large"))
@@ -142,10 +190,10 @@ def test_keys_share_their_tenants_limits_and_a_models_hold_for_it_alone() -> Non
 
 def test_a_tenants_budget_gives_its_part_to_all_its_keys_together() -> None:
     buckets = LocalBuckets(VirtualClock())
-    shared = (SharedLimits("tenant:acme", budget_tokens=400),)
+    shared = (AccountLimits("tenant:acme", budget_tokens=400),)
     request = quota_pb2.ReserveRequest(num_output_tokens=60)
-    buckets.reserve(Principal("acme", "one", shared=shared), request)
-    second = Principal("acme", "two", shared=shared)
+    buckets.reserve(principal_of("one", shared), request)
+    second = principal_of("two", shared)
     with pytest.raises(Unavailable):
         buckets.reserve(second, request)
     buckets.quota_answers(second, failure_pb2.LimitState())
@@ -165,7 +213,7 @@ def test_a_default_maximum_is_cut_to_what_can_ever_fit(
     limits: dict[str, int], granted: int
 ) -> None:
     buckets = LocalBuckets(VirtualClock())
-    principal = Principal("acme", "k", shared=(SharedLimits("tenant:acme", **limits),))
+    principal = principal_of("k", (AccountLimits("tenant:acme", **limits),))
     request = quota_pb2.ReserveRequest(
         num_prompt_tokens=32, num_output_tokens=512, min_output_tokens=1
     )
