@@ -20,6 +20,10 @@ from operator import xor
 from baton.wire.failures import InvalidRequest
 from baton.wire.prefix_hash import HASH_BYTES
 
+# Beyond its first blocks a prompt is looked up in strides: caches evict the end of a prefix before
+# its beginning, so the workers that hold the last block of a stride hold the others, too.
+_NUM_LOOKED_UP = 64
+_STRIDE = 32
 # A log is rewritten when it is so many times as long as what the worker holds, and so much longer.
 _MAX_LOG_FACTOR = 2
 _MIN_LOG_SLACK = 64
@@ -28,12 +32,17 @@ _MIN_LOG_SLACK = 64
 def hashes_of(joined: bytes) -> list[int]:
     """Split joined hashes into the index's numbers. Raises InvalidRequest for a length that is not
     a multiple of HASH_BYTES."""
+    return view_of(joined).tolist()
+
+
+def view_of(joined: bytes) -> "memoryview[int]":
+    """The same without a copy: of a long prompt few hashes are looked at."""
     if len(joined) % HASH_BYTES:
         raise InvalidRequest(
             f"{len(joined)} bytes are not a multiple of {HASH_BYTES}, the length of a hash",
             param="block_hashes",
         )
-    return memoryview(joined).cast("Q")[1::2].tolist()
+    return memoryview(joined).cast("Q")[1::2]
 
 
 @dataclass(slots=True)
@@ -136,36 +145,45 @@ class PrefixIndex:
         held = self._held.get(worker)
         return (0, 0) if held is None else (held.count + held.num_forgotten, held.digest)
 
-    def match(self, hashes: Iterable[int]) -> dict[str, int]:
+    def match(self, hashes: Sequence[int]) -> dict[str, int]:
         """Count a prompt's first blocks that each worker holds without a gap; 0 is left out."""
         names = self._names
         return {
             names[number]: depth for bits, depth in self.steps(hashes) for number in _numbers(bits)
         }
 
-    def steps(self, hashes: Iterable[int]) -> list[tuple[int, int]]:
+    def steps(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
         """The same as `match` for many workers at once: their bits, and how many blocks they hold.
 
         The order is from few blocks to many.
         """
         steps: list[tuple[int, int]] = []
         find, holding = self._holders.get, self._all_bits
-        depth, known = 0, -1
-        for block_hash in hashes:
-            mask = find(block_hash, 0)
+        depth = end = 0
+        num_blocks, known = len(hashes), -1
+        while depth < num_blocks and holding:
+            if depth == end:
+                end, is_same = self._stride(hashes, depth, known)
+                if is_same:
+                    depth = end
+                    continue
+            mask = find(hashes[depth], 0)
             if mask is not known:  # else it has the same holders as the block before
                 still = mask & holding
-                if still != holding:
-                    if depth:
-                        steps.append((holding ^ still, depth))
-                    holding = still
-                    if not holding:
-                        return steps
-                known = mask
+                if still != holding and depth:
+                    steps.append((holding ^ still, depth))
+                holding, known = still, mask
             depth += 1
-        if depth and holding:
+        if holding and depth:
             steps.append((holding, depth))
         return steps
+
+    def _stride(self, hashes: Sequence[int], start: int, known: int) -> tuple[int, bool]:
+        """The end of the blocks to look at next, and whether they have the `known` holders."""
+        end = start + _STRIDE if start >= _NUM_LOOKED_UP else _NUM_LOOKED_UP
+        if end > len(hashes) or start < _NUM_LOOKED_UP:
+            return end, False
+        return end, self._holders.get(hashes[end - 1], 0) == known
 
     @property
     def num_bits(self) -> int:

@@ -1,6 +1,7 @@
 """A request for a pick, taken from the wire with every figure checked."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -8,7 +9,7 @@ from baton.wire.failures import InvalidRequest
 from baton.wire.key_registry import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT
 from baton.wire.limits import MAX_CHOICES
 from baton.wire.v1 import router_pb2
-from services.router.fleet.prefix_index import hashes_of
+from services.router.fleet.prefix_index import view_of
 from services.router.queue.fair_line import Turn
 
 MAX_PROMPT_TOKENS = 1 << 24
@@ -26,7 +27,7 @@ class PickRequest:
 
     request_id: str
     model_fp: str
-    hashes: list[int]
+    hashes: Sequence[int]
     num_prompt_tokens: int
     expected_output_tokens: int
     num_choices: int
@@ -53,7 +54,7 @@ class PickRequest:
         return cls(
             request_id=request.request_id,
             model_fp=request.model_fp,
-            hashes=hashes_of(request.block_hashes)[: request.num_prompt_tokens],
+            hashes=view_of(request.block_hashes)[: request.num_prompt_tokens],
             num_prompt_tokens=request.num_prompt_tokens,
             expected_output_tokens=min(request.expected_output_tokens, MAX_PROMPT_TOKENS),
             num_choices=max(1, request.num_choices),

@@ -29,6 +29,18 @@ def test_long_prompts_match_to_the_block() -> None:
         assert index.match(names(*range(200))).get("a", 0) == length
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_workers_that_hold_beginnings_of_a_long_prompt_match_to_the_block(seed: int) -> None:
+    random, prompt = Random(seed), names(*range(600))
+    lengths = {str(number): random.randrange(1, 600) for number in range(20)}
+    index = PrefixIndex(1000)
+    for worker, length in lengths.items():
+        index.stored(worker, prompt)
+        index.removed(worker, prompt[length:])
+    assert index.match(prompt) == lengths
+    assert index.match(prompt[:300]) == {each: min(lengths[each], 300) for each in lengths}
+
+
 def test_removed_blocks_match_no_more_and_others_stay() -> None:
     index = PrefixIndex(100)
     index.stored("a", names(1, 2, 3))
