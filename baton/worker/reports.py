@@ -215,6 +215,8 @@ class ReportSubscription:
         self._draining_seq: int | None = None
         self._cursor = KvCursor(log.kv_log, log.want_snapshot, place)
         self._num_since_digest = 0
+        # The log is closed, and what it had until then was told.
+        self._said_last = False
         self._accepted: deque[str] = deque(maxlen=MAX_ACCEPTED_IDS)
         self._changed = asyncio.Event()
 
@@ -249,8 +251,8 @@ class ReportSubscription:
     async def next_reports(self) -> list[worker_pb2.Report]:
         """The next reports to write, in order; waits for a change, a heartbeat and the pace.
 
-        Register is alone in the first answer; an empty answer means that the log is closed. Call
-        it again only after all were written.
+        Register is alone in the first answer. When the log is closed, what the worker did until
+        then comes once more, then an empty answer. Call it again only after all were written.
         """
         if self._seq == 0:
             return [self._report(register=self._log.register)]
@@ -264,7 +266,10 @@ class ReportSubscription:
                     await self._changed.wait()
         except TimeoutError:
             pass
-        return [] if self._log.closed else self._collect()
+        if self._said_last:
+            return []
+        self._said_last = self._log.closed
+        return self._collect()
 
     async def _wait_for_acknowledgements(self) -> None:
         while self._seq - self._acknowledged >= MAX_UNACKNOWLEDGED and not self._log.closed:

@@ -123,8 +123,11 @@ class Gateway:
                 tasks.create_task(watcher.run())
 
     async def close(self) -> None:
-        """Close the workers' links, once no request is open."""
+        """Close the workers' links, once no request is open, and tell quota what the workers did
+        until now."""
         await self.links.close_all()
+        self.worker_totals.tell_all()
+        await self.leases.beat()
 
     def unready_reasons(self) -> list[str]:
         """The reasons why this gateway cannot serve; empty when it is ready."""

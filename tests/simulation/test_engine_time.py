@@ -66,7 +66,8 @@ def test_usage_adds_up_to_the_time_of_the_workers(seed: int, tmp_path: Path) -> 
             assert fleet.archives is not None
             archiver, workers = fleet.archives
             assert await archiver.archive_all()
-            # As with a renewal, once a minute.
+            # As when the gateway leaves.
+            fleet.gateway.worker_totals.tell_all()
             workers.note(fleet.gateway.worker_totals.take())
             await workers.write_all()
 

@@ -12,6 +12,7 @@ budget pause until quota is back.
 """
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,8 +27,8 @@ from services.gateway.tenants.quota_outage import GuardedQuota
 from services.gateway.tenants.shortage import ShortageLines
 
 BEAT_S = 5.0
-# Once in so many beats quota is told what the workers did.
-_BEATS_PER_TOTALS = 12
+# How long a gateway that leaves waits for the answer to its last beat.
+_LAST_BEAT_S = 1.0
 MAX_LEASES = 100_000
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 2.0
@@ -51,8 +52,8 @@ class LeaseRenewer:
         self._num_open: Counter[str] = Counter()
         self._urgent: dict[str, Lease] = {}
         self._beat_due = False
-        self._num_beats = 0
-        # The workers of the fleet, and what they did since they started.
+        self._beat_heard = asyncio.Event()
+        # What quota is told of the fleet's workers with a beat.
         self.totals_of_workers: Callable[[], list[quota_pb2.WorkerTotals]] = list
         self._lines = ShortageLines(self._ask)
         # Streams that ended in a row since the last answer; from two on quota is away.
@@ -92,6 +93,18 @@ class LeaseRenewer:
         lease.num_wanted = num_wanted
         self._ask(lease)
 
+    async def beat(self) -> None:
+        """Renew all leases now, and wait a moment until quota has heard; not while it is away."""
+        writer = self._writer
+        if writer is None:
+            return
+        self._beat_heard.clear()
+        self._beat_due = True
+        writer.wake()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_BEAT_S):
+                await self._beat_heard.wait()
+
     def _ask(self, lease: Lease) -> None:
         if lease.local or self._is_alone:
             self._answer_alone(lease)
@@ -127,7 +140,7 @@ class LeaseRenewer:
         self._writer = FrameWriter(stream, drain=self._next_request)
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(self._writer.run()), tasks.create_task(self._beat())]
+                running = [tasks.create_task(self._writer.run()), tasks.create_task(self._beats())]
                 while (response := await stream.read()) is not None:
                     self._take_in(response)
                 for task in running:
@@ -138,7 +151,7 @@ class LeaseRenewer:
             self._writer = None
             await stream.close()
 
-    async def _beat(self) -> None:
+    async def _beats(self) -> None:
         while True:
             self._beat_due = True
             assert self._writer is not None
@@ -152,17 +165,16 @@ class LeaseRenewer:
         renewals = [lease.to_wire() for lease in leases.values() if not lease.local]
         self._urgent.clear()
         if is_beat:
-            self._num_beats += 1
-            is_told = self._num_beats % _BEATS_PER_TOTALS == 0
-            workers = self.totals_of_workers() if is_told else []
             return quota_pb2.RenewRequest(
-                leases=renewals, gateway_id=self._gateway_id, workers=workers
+                leases=renewals, gateway_id=self._gateway_id, workers=self.totals_of_workers()
             )
         return quota_pb2.RenewRequest(leases=renewals) if renewals else None
 
     def _take_in(self, response: quota_pb2.RenewResponse) -> None:
         self._num_ends = 0
-        self._buckets.num_gateways = response.num_gateways or self._buckets.num_gateways
+        if response.num_gateways:  # the answer to a beat
+            self._buckets.num_gateways = response.num_gateways
+            self._beat_heard.set()
         for state in response.leases:
             lease = self._leases.get(state.request_id)
             if lease is None:

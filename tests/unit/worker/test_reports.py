@@ -463,3 +463,15 @@ def test_each_load_says_what_the_worker_did_with_its_time_until_now() -> None:
         assert uptimes == [5, 7]
 
     subscribed(scenario)
+
+
+def test_a_worker_that_leaves_says_last_what_it_did_until_then() -> None:
+    async def scenario(worker: Worker, subscription: ReportSubscription) -> None:
+        await after_start(worker, subscription)
+        worker.log.totals = partial(router_pb2.EngineTotals, uptime_us=7)
+        worker.log.close()
+        [last] = await drain(subscription)
+        assert last.load.totals.uptime_us == 7
+        assert await drain(subscription) == []
+
+    subscribed(scenario)

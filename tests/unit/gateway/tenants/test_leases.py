@@ -467,11 +467,27 @@ def test_a_hard_budget_that_paused_goes_on_when_quota_is_back() -> None:
     keeping(scenario)
 
 
-def test_quota_is_told_of_the_workers_once_a_minute() -> None:
+def test_quota_has_heard_of_the_workers_when_the_last_beat_is_over() -> None:
     async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
-        keeper.totals_of_workers = lambda: [quota_pb2.WorkerTotals(worker_id="d0")]
         await quota.next_stream()
-        told = [[w.worker_id for w in (await quota.answer()).workers] for _ in range(24)]
-        assert told == 2 * [*(11 * [[]]), ["d0"]]
+        await quota.answer()
+        keeper.totals_of_workers = lambda: [quota_pb2.WorkerTotals(worker_id="d0")]
+        async with asyncio.TaskGroup() as tasks:
+            last = tasks.create_task(keeper.beat())
+            request = await quota.streams[-1].read()
+            assert [worker.worker_id for worker in request.workers] == ["d0"]
+            await asyncio.sleep(0.01)
+            assert not last.done()
+            await quota.streams[-1].write(quota_pb2.RenewResponse(num_gateways=1))
+
+    keeping(scenario)
+
+
+def test_a_last_beat_waits_for_a_quota_that_is_away_for_a_moment_at_most() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
+        await quota.next_stream()
+        await quota.answer()
+        async with asyncio.timeout(1.1):
+            await keeper.beat()
 
     keeping(scenario)
