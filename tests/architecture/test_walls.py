@@ -36,6 +36,7 @@ FORBIDDEN = [
     ("baton/engine/kv/block_pool.py", "baton.engine.step.engine", "Layers of the engine"),
     ("baton/wire/failures.py", "baton.runtime.logs", "Layers of the library"),
     ("baton/model/device.py", "grpc", "The model knows no network and no event loop"),
+    ("baton/model/device.py", "transformers", "One module of the model imports transformers"),
     ("services/gateway/workers/worker_link.py", "grpc", ROOMS),
     ("services/gateway/request/attempts.py", "grpc", ROOMS),
     ("services/gateway/tenants/leases.py", "redis", ROOMS),

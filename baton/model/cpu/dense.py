@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from baton.engine.protocol.batch import StepBatch
 from baton.model.cpu import native_structs as structs
@@ -20,6 +19,7 @@ from baton.model.cpu.linear import PackedLinear, best_isa, native_call
 from baton.model.cpu.packed_matrix import PANEL_COLUMNS, PackedMatrix
 from baton.model.tensors.attention import AttentionForm
 from baton.model.tensors.kv_pool import KVPool
+from baton.model.transformers_api import PreTrainedModel
 
 # transformers' classes whose layers are: norm, rotated attention, add; norm, gated MLP, add.
 FAMILY = (

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from baton.model.cpu.fused_modules import FusedPart, GatedMlp, PackedNorm, SharedProduct
 from baton.model.cpu.linear import OnednnLinear, PackedLinear, make_linear
 from baton.model.cpu.packed_matrix import PackedMatrix, WeightMemory
+from baton.model.transformers_api import PreTrainedModel
 
 _NUM_TOKENS = 5
 _REPLACEMENTS = (FusedPart, GatedMlp, PackedNorm, PackedLinear, OnednnLinear)

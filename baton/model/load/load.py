@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from baton.model.load.load_error import LoadError, first_line, one_line_errors
 from baton.model.load.memory_need import LargestStep, MemoryNeed, memory_need
@@ -24,6 +21,13 @@ from baton.model.load.refusal import check_config, check_folder, check_rope
 from baton.model.load.source import ModelSource, find_model
 from baton.model.tensors.attention import PAGED, AttentionForm
 from baton.model.tensors.kv_pool import TORCH_DTYPES
+from baton.model.transformers_api import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    logging,
+)
 from baton.wire.fingerprint import model_fingerprint
 from baton.wire.kv_spec import KVSpec
 
@@ -64,8 +68,8 @@ def load_model(name: str, options: LoadOptions) -> LoadedModel:
     config_json = _read_config(folder)
     check_folder(folder, config_json)
     method = quant_method(folder.name, config_json)
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     with one_line_errors(source.name):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     model_class = _model_class(source.name, config)

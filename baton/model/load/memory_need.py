@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
 
 from baton.model.load.load_error import LoadError, one_line_errors
+from baton.model.transformers_api import PretrainedConfig, PreTrainedModel
 from baton.system.byte_size import format_bytes
 
 _MEMINFO = Path("/proc/meminfo")

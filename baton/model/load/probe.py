@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from baton.model.load.load_error import LoadError
 from baton.model.tensors.attention import AttentionForm, default_scaling
 from baton.model.tensors.kv_pool import DTYPE_NAMES
+from baton.model.transformers_api import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from baton.wire.kv_spec import KVSpec
 
 _PROBE = "baton_probe"

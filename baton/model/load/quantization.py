@@ -9,9 +9,9 @@ import importlib.util
 from typing import Any, NamedTuple
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
 
 from baton.model.load.load_error import LoadError
+from baton.model.transformers_api import PretrainedConfig, PreTrainedModel
 
 
 class QuantMethod(NamedTuple):

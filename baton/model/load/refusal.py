@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from baton.model.load.load_error import LoadError
+from baton.model.transformers_api import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 # Chunked layers pass here; the probe refuses those whose chunk is shorter than the context.
 SERVED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention"}

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
-from transformers import AttentionInterface
 
 from baton.engine.protocol.batch import StepBatch
 from baton.model.tensors.kv_pool import KVPool
+from baton.model.transformers_api import AttentionInterface
 
 PAGED = "baton_paged"
 _LAYER_ATTRIBUTE = "baton_layer"

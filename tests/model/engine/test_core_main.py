@@ -1,6 +1,7 @@
 """The core as a real process, behind the front's own client: it serves, or says why it cannot."""
 
 import asyncio
+import json
 import shutil
 from pathlib import Path
 
@@ -13,18 +14,24 @@ from baton.engine.protocol.messages import AddSequence, SamplingParams
 from baton.model.load.load import LoadOptions, load_model
 from baton.model.torch_runner import TorchRunner
 from tests import needs
+from tests.model.engine import listing_core
 
 MODULE = "baton.worker.core_main"
+# For compiling and for several machines (decision 0047).
+UNUSED = {"torch._dynamo.convert_frame", "torch.distributed.tensor", "torch._inductor"}
 
 
 def _args(folder, *more: str) -> list[str]:
     return ["--model", str(folder), "--dtype", "float32", *more]
 
 
-async def test_a_core_process_generates_what_the_reference_does(model_folder, load_tiny, prompts):
+async def test_a_core_process_generates_what_the_reference_does(
+    model_folder, load_tiny, prompts, monkeypatch, tmp_path
+):
     _, reference = load_tiny("qwen3")
+    monkeypatch.setenv(listing_core.REPORT, str(tmp_path / "report"))
     client = await ProcessEngineClient.start(
-        MODULE,
+        listing_core.__name__,
         _args(model_folder("qwen3"), "--kv-memory", "2MB", "--max-batch", "4"),
         load_timeout_s=200,
     )
@@ -36,6 +43,10 @@ async def test_a_core_process_generates_what_the_reference_does(model_folder, lo
     assert client.info.max_num_seqs == 4
     assert client.info.num_blocks == 2_000_000 // client.info.kv_spec.row_bytes
     reference.assert_same(prompts[0], reference.generate(prompts[0], 12), tokens)
+    report = json.loads((tmp_path / "report").read_text())
+    assert "transformers.models.qwen3.modeling_qwen3" in report["modules"]
+    assert not UNUSED.intersection(report["modules"])
+    assert report["doubled"] == [2, 4, 6]  # the compiler is the real one as soon as it is used
 
 
 @pytest.mark.parametrize(
