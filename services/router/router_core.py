@@ -23,13 +23,14 @@ from services.router.fleet.reported import DECODE
 from services.router.fleet.worker import Worker
 from services.router.instruments import PickOutcome
 from services.router.model_queues import ModelQueues
-from services.router.peers.intake import PeerIntake, checked_lines
+from services.router.peers.intake import PeerIntake
 from services.router.peers.news import PeerNewsLog
+from services.router.peers.turns import TURN_S, Turns
+from services.router.pick.head_of_line import ReservedWorkers
 from services.router.pick.pick_request import PickRequest
 from services.router.pick.selector import Selector
 from services.router.pool_gauges import PoolGauges
 from services.router.queue.retry_budget import RetryBudget
-from services.router.queue.turns import TURN_S
 from services.router.settings import Settings
 
 _log = logs.get("router")
@@ -46,7 +47,9 @@ class RouterCore:
         self._clock = clock
         self._fleet = Fleet(settings, clock)
         self._intake = ReportIntake(self._fleet, settings.router_id, settings.max_index_hashes)
-        self._selector = Selector(settings, clock, random, self._fleet, self._intake)
+        self._turns = Turns(settings.router_id, clock)
+        reserved = ReservedWorkers(clock, self._turns)
+        self._selector = Selector(settings, clock, random, self._intake, reserved)
         self._news = PeerNewsLog(settings, clock)
         self._admission = AdmissionView(self._fleet)
         self._quarantine = Quarantine(clock)
@@ -172,16 +175,19 @@ class RouterCore:
 
     def take_news(self, router_id: str, news: peers_pb2.PeerNews) -> None:
         """Take in the news of a peer."""
-        self._peers.take(router_id, news)
+        for event in news.events:
+            self._peers.take(event)
+        if news.HasField("lines"):
+            self._turns.hear(router_id, news.lines)
 
     def lose_peer(self, router_id: str) -> None:
-        """Note that a peer is gone."""
-        self._peers.lose(router_id)
+        """Note that a peer is gone: nobody waits there any more. Its leases end by themselves."""
+        self._turns.lose(router_id)
 
     def _lines(self) -> peers_pb2.PeerLines:
         """The lines of this router, from now on as its peers know them."""
         lines = self._queues.lines()
-        self._selector.turns.hear(self._settings.router_id, checked_lines(lines))
+        self._turns.hear(self._settings.router_id, lines)
         return lines
 
     async def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
@@ -234,8 +240,10 @@ class RouterCore:
         """Try the queues whose requests this worker could take, unless its room is the turn of
         another router."""
         model_fp, is_decode = worker.registration.model.fp, worker.registration.role == DECODE
-        is_peers = is_decode and self._selector.turns.note_room(
-            model_fp, worker.worker_id, worker.step_counter
+        is_peers = (
+            is_decode
+            and self._turns.has_peers
+            and self._turns.note_room(model_fp, worker.worker_id, worker.step_counter)
         )
         self._queues.wake(model_fp, TURN_S if is_peers else 0.0)
 

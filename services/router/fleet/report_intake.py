@@ -51,7 +51,7 @@ class ReportIntake:
     """The one writer of the fleet's reported fields and of the prefix indexes."""
 
     def __init__(self, fleet: Fleet, router_id: str, max_index_hashes: int) -> None:
-        self._fleet = fleet
+        self.fleet = fleet
         self._router_id = router_id
         self._max_index_hashes = max_index_hashes
         self._streams: dict[str, _Stream] = {}
@@ -67,7 +67,7 @@ class ReportIntake:
     def hello(self, endpoint: str) -> worker_pb2.ReportAck:
         """Return the first message on a stream to a worker."""
         hello = worker_pb2.ReportAck(protocol=PROTOCOL_VERSION, router_id=self._router_id)
-        worker, place = self._fleet.get(endpoint), self._places.get(endpoint)
+        worker, place = self.fleet.get(endpoint), self._places.get(endpoint)
         if worker is not None and place is not None:
             hello.resume.boot_epoch = worker.registration.boot_epoch
             hello.resume.position = place
@@ -83,10 +83,10 @@ class ReportIntake:
         if kind == "register":
             self._register(endpoint, report)
             return worker_pb2.ReportAck(seq=report.seq)
-        stream, worker = self._streams.get(endpoint), self._fleet.get(endpoint)
+        stream, worker = self._streams.get(endpoint), self.fleet.get(endpoint)
         if stream is None or worker is None:
             raise InvalidRequest("a report came before Register")
-        self._fleet.heard(endpoint)
+        self.fleet.heard(endpoint)
         self._indexes[worker.registration.model.fp].sweep(SWEPT_HASHES)
         if self._is_repeat(stream, report, kind):
             instruments.ROUTER_REPORTS_DROPPED.labels(cause="repeat").inc()
@@ -104,37 +104,37 @@ class ReportIntake:
         The worker's index stays: the next stream may go on where this one ended.
         """
         self._streams.pop(endpoint, None)
-        worker = self._fleet.get(endpoint)
+        worker = self.fleet.get(endpoint)
         if worker is not None:
             index = self._indexes[worker.registration.model.fp]
             index.abandon(endpoint)
             if endpoint not in self._places:
                 index.clear(endpoint)
-        return self._fleet.lose(endpoint)
+        return self.fleet.lose(endpoint)
 
     def follow_fleet(self) -> None:
         """Make an index for each model of the fleet, and drop all others; forget workers that
         left."""
-        served = self._fleet.models.keys()
+        served = self.fleet.models.keys()
         for model_fp in self._indexes.keys() - served:
             del self._indexes[model_fp]
         for model_fp in served - self._indexes.keys():
             self._indexes[model_fp] = PrefixIndex(self._max_index_hashes)
-        for endpoint in [each for each in self._places if self._fleet.get(each) is None]:
+        for endpoint in [each for each in self._places if self.fleet.get(each) is None]:
             self._forget(endpoint)
         for index in self._indexes.values():
             index.sweep(SWEPT_HASHES)
 
     def check_integrity(self) -> None:
         """Assert what must hold between two reports."""
-        self._fleet.check_integrity()
-        assert self._indexes.keys() == self._fleet.models.keys()
+        self.fleet.check_integrity()
+        assert self._indexes.keys() == self.fleet.models.keys()
         for index in self._indexes.values():
             index.check_integrity()
 
     def _register(self, endpoint: str, report: worker_pb2.Report) -> None:
         registration = registration_of(report.register)
-        if self._fleet.register(endpoint, registration):
+        if self.fleet.register(endpoint, registration):
             self._forget(endpoint)
         self._streams[endpoint] = _Stream(report.seq)
         self.follow_fleet()
@@ -168,9 +168,9 @@ class ReportIntake:
         """Take a report in; returns whether it shows that the index is wrong."""
         if kind == "load":
             load = load_of(report.load, worker.registration)
-            self._fleet.report(worker.endpoint, load, list(report.load.accepted_request_ids))
+            self.fleet.report(worker.endpoint, load, list(report.load.accepted_request_ids))
         elif kind == "draining":
-            self._fleet.drain(worker.endpoint, report.draining)
+            self.fleet.drain(worker.endpoint, report.draining)
         elif kind == "snapshot":
             self._take_snapshot(stream, worker, report.snapshot)
         elif kind == "kv_events":

@@ -14,9 +14,8 @@ from services.router.fleet.fleet import Fleet
 from services.router.fleet.quarantine import Quarantine
 from services.router.fleet.reported import MAX_BLOCKS
 from services.router.fleet.worker import SlotLease
-from services.router.peers.news import MAX_TENANTS
 from services.router.pick.on_the_way import MAX_MARKS, SentMarks
-from services.router.pick.pick_request import MAX_PROMPT_TOKENS, checked_weight
+from services.router.pick.pick_request import MAX_PROMPT_TOKENS
 from services.router.pick.selector import Selector
 from services.router.queue.fair_line import Turn
 from services.router.queue.retry_budget import RetryBudget
@@ -24,7 +23,6 @@ from services.router.queue.retry_budget import RetryBudget
 MAX_SERVICE_S = 3600.0
 MAX_NAME_CHARS = 256
 MAX_SLOTS = 2
-MAX_LINES = 1024
 
 
 class PeerIntake:
@@ -45,18 +43,8 @@ class PeerIntake:
         self._quarantine = quarantine
         self._retry_budget = retry_budget
 
-    def take(self, router_id: str, news: peers_pb2.PeerNews) -> None:
-        """Take in the news of one peer; unknown kinds of events are ignored."""
-        for event in news.events:
-            self._take_event(event)
-        if news.HasField("lines"):
-            self._selector.turns.hear(router_id, checked_lines(news.lines))
-
-    def lose(self, router_id: str) -> None:
-        """Note that a peer is gone: nobody waits there any more. Its leases end by themselves."""
-        self._selector.turns.lose(router_id)
-
-    def _take_event(self, event: peers_pb2.PeerEvent) -> None:
+    def take(self, event: peers_pb2.PeerEvent) -> None:
+        """Take in an event of one peer; an unknown kind is ignored."""
         kind = event.WhichOneof("event")
         if kind == "placed":
             self._place(event.placed, event.age_ms / 1000)
@@ -104,14 +92,3 @@ class PeerIntake:
         if worker is not None and math.isfinite(expected_s) and expected_s > 0:
             marks = list(prompt.marks)[:MAX_MARKS]
             self._selector.expect(SentMarks(worker.endpoint, marks, expected_s))
-
-
-def checked_lines(lines: peers_pb2.PeerLines) -> dict[str, peers_pb2.PeerLine]:
-    """A peer's lines by model, within their limits."""
-    checked = {}
-    for line in list(lines.lines)[:MAX_LINES]:
-        del line.tenants[MAX_TENANTS:]
-        for each in line.tenants:
-            each.weight = checked_weight(each.weight)
-        checked[line.model_fp] = line
-    return checked

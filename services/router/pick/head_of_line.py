@@ -13,12 +13,21 @@ again and again, blocks half of one worker at most. Knows no queue.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from baton.system.clock import Clock
 from services.router.fleet.views import Unfit, WorkerView
-from services.router.queue.turns import Turns
 
 MAX_RESERVED_S = 10.0
+
+
+class PeerRouters(Protocol):
+    """The other routers, as far as they keep workers for themselves (`peers/turns.py`)."""
+
+    has_peers: bool
+
+    def kept_away(self, model_fp: str, *, has_begun: bool = False) -> set[str]: ...
+    def may_reserve(self, model_fp: str) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -33,10 +42,10 @@ class _Reservation:
 
 
 class ReservedWorkers:
-    """The reserved workers, at most one for each model, in the whole fleet: see `turns`."""
+    """The reserved workers, at most one for each model, in the whole fleet."""
 
-    def __init__(self, clock: Clock, turns: Turns) -> None:
-        self.turns = turns
+    def __init__(self, clock: Clock, peers: PeerRouters) -> None:
+        self._peers = peers
         self._clock = clock
         self._reserved: dict[str, _Reservation] = {}
 
@@ -51,7 +60,9 @@ class ReservedWorkers:
         self, model_fp: str, reserved: str | None, *, has_begun: bool
     ) -> dict[str, Unfit]:
         """The workers that are kept for others: this router's `reserved` one, and its peers'."""
-        kept_away = self.turns.kept_away(model_fp, has_begun=has_begun)
+        kept_away: set[str] = set()
+        if self._peers.has_peers:
+            kept_away = self._peers.kept_away(model_fp, has_begun=has_begun)
         if reserved is not None:
             kept_away.add(reserved)
         return dict.fromkeys(kept_away, Unfit.RESERVED)
@@ -62,7 +73,7 @@ class ReservedWorkers:
         The reservation of the same request goes on; after one of another request, which was of no
         use, it begins as much later as that one lasted.
         """
-        if not self.turns.may_reserve(model_fp):
+        if not self._peers.may_reserve(model_fp):
             self.end(model_fp)
             return
         reservation = self._reserved.get(model_fp)

@@ -14,7 +14,6 @@ from baton.wire.failures import InvalidRequest, ModelNotFound, Overloaded, Unava
 from baton.wire.pick_reasons import text_of
 from baton.wire.v1 import router_pb2
 from services.router import instruments
-from services.router.fleet.fleet import Fleet
 from services.router.fleet.report_intake import ReportIntake
 from services.router.fleet.reported import DECODE, PREFILL
 from services.router.fleet.views import Demand, Policy, PrefillMode, Unfit, WorkerView
@@ -32,7 +31,6 @@ from services.router.pick.pick_request import PickRequest
 from services.router.pick.picker import NoPick, Obstacle, Pick, pick
 from services.router.pick.placement import Placement
 from services.router.pick.reasons import Reasons
-from services.router.queue.turns import Turns
 from services.router.settings import Settings
 
 # A pick within so much of a request's arrival did not wait in line.
@@ -47,29 +45,24 @@ class Selector:
         settings: Settings,
         clock: Clock,
         random: Random,
-        fleet: Fleet,
         intake: ReportIntake,
+        reserved: ReservedWorkers,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._random = random
-        self._fleet = fleet
+        self._fleet = fleet = intake.fleet
         self._intake = intake
         self._policy = Policy.of(settings, fleet.links)
         self._large_pools = LargePools(settings, clock, random, fleet, self._policy)
         # The time since which picks for a model have found no worker.
         self._no_worker_since: dict[str, float] = {}
-        self._reserved = ReservedWorkers(clock, Turns(settings.router_id, clock))
+        self._reserved = reserved
         self._on_the_way = PromptsOnTheWay(clock)
 
     def is_known(self, model_fp: str) -> bool:
         """Return whether a worker has registered this model, ready or not."""
         return model_fp in self._fleet.models
-
-    @property
-    def turns(self) -> Turns:
-        """Whose turn a worker's room is, among several routers."""
-        return self._reserved.turns
 
     def reserved(self, model_fp: str) -> str:
         """The id of the worker that is reserved for the first request in line; empty = none."""

@@ -8,9 +8,9 @@ import pytest
 
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import Unavailable
+from services.router.peers.turns import Turns
 from services.router.pick.head_of_line import MAX_RESERVED_S, ReservedWorkers
 from services.router.queue.queue import RETRY_S
-from services.router.queue.turns import Turns
 
 NUM_SLOTS = 4  # of the workers in memory
 SECOND = "fp-2"

@@ -8,7 +8,9 @@ from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.v1 import peers_pb2, router_pb2
 from services.router.fleet.fleet import Fleet
 from services.router.fleet.report_intake import ReportIntake
+from services.router.peers.turns import Turns
 from services.router.pick import large_pools
+from services.router.pick.head_of_line import ReservedWorkers
 from services.router.pick.pick_request import PickRequest
 from services.router.pick.selector import Selector
 from services.router.settings import Settings
@@ -33,7 +35,8 @@ class FullFleet:
         fleet = Fleet(settings, self._clock)
         intake = ReportIntake(fleet, "router", settings.max_index_hashes)
         self.apply_report = intake.take
-        self.selector = Selector(settings, self._clock, Random(1), fleet, intake)
+        reserved = ReservedWorkers(self._clock, Turns("router", self._clock))
+        self.selector = Selector(settings, self._clock, Random(1), intake, reserved)
         is_measured = self._random.random() < 0.9
         for role, least in ((DECODE, 17), (PREFILL, 0)):
             for number in range(self._random.randrange(least, 40)):

@@ -4,7 +4,7 @@ from collections import Counter
 
 from baton.testing.virtual_clock import VirtualClock
 from baton.wire.v1 import peers_pb2
-from services.router.queue.turns import SILENT_S, STEPS_OF_A_TURN, TURN_S, Turns
+from services.router.peers.turns import SILENT_S, STEPS_OF_A_TURN, TURN_S, Turns
 
 MODEL = "m1"
 
@@ -27,7 +27,7 @@ class Routers:
     def tell(self, **lines: peers_pb2.PeerLine) -> None:
         for turns in self.each.values():
             for name, one in lines.items():
-                turns.hear(name, {MODEL: one})
+                turns.hear(name, peers_pb2.PeerLines(lines=[one]))
 
     def shares(self, num_turns: int = 1000) -> Counter[str]:
         """How often it was each router's turn; at each turn it was one router's."""

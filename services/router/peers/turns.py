@@ -17,22 +17,23 @@ from hashlib import blake2b
 
 from baton.system.clock import Clock
 from baton.wire.v1 import peers_pb2
+from services.router.peers.news import MAX_TENANTS
+from services.router.pick.pick_request import checked_weight
 
 TURN_S = 0.03
 # A turn lasts so many steps of a worker: about a second.
 STEPS_OF_A_TURN = 64
 # The lines of a router that has not spoken for this long do not count.
 SILENT_S = 0.5
-
-Lines = Mapping[str, peers_pb2.PeerLine]
+MAX_LINES = 1024
 
 
 @dataclass(slots=True)
 class _Told:
-    """The lines of one router, and when they were told."""
+    """The lines of one router by model, and when they were told."""
 
     at: float
-    lines: Lines
+    lines: Mapping[str, peers_pb2.PeerLine]
 
 
 class Turns:
@@ -46,16 +47,21 @@ class Turns:
         self._claims: dict[str, dict[str, float]] = {}
         # By model: the workers whose room is a peer's turn, and until when.
         self._kept: dict[str, dict[str, float]] = {}
+        # True while the lines of any peer are known: without them nothing is left to peers.
+        self.has_peers = False
 
-    def hear(self, router: str, lines: Lines) -> None:
-        """Take the lines of a router, this one's included, as they are told to all."""
-        self._told[router] = _Told(self._clock.now(), lines)
+    def hear(self, router: str, lines: peers_pb2.PeerLines) -> None:
+        """Take the lines of a router, this one's included, as they are told to all; every value is
+        checked."""
+        self._told[router] = _Told(self._clock.now(), _checked(lines))
         self._claims.clear()
+        self.has_peers = any(each != self._own for each in self._told)
 
     def lose(self, router: str) -> None:
         """Forget the lines of a router that left."""
         if self._told.pop(router, None) is not None:
             self._claims.clear()
+            self.has_peers = any(each != self._own for each in self._told)
 
     def note_room(self, model_fp: str, worker_id: str, step: int) -> bool:
         """Note that a worker has reported; returns whether its room is a peer's turn."""
@@ -125,6 +131,17 @@ class Turns:
             router: sum(each.weight / num_lines[each.tenant] for each in line.tenants)
             for router, line in first.items()
         }
+
+
+def _checked(lines: peers_pb2.PeerLines) -> dict[str, peers_pb2.PeerLine]:
+    """A router's lines by model, within their limits."""
+    checked = {}
+    for line in list(lines.lines)[:MAX_LINES]:
+        del line.tenants[MAX_TENANTS:]
+        for each in line.tenants:
+            each.weight = checked_weight(each.weight)
+        checked[line.model_fp] = line
+    return checked
 
 
 def _drawn(text: str) -> float:
