@@ -112,7 +112,8 @@ class Ledger:
         """Take a lease on prompt + output tokens, one request and one of the concurrent leases, of
         the key, its tenant and its organisation.
 
-        A repeat returns the same grant.
+        A repeat returns the same grant. An estimate of the prompt may be held for fewer tokens than
+        it says. The exact amounts replace it later; a refusal of them leaves the lease as it is.
 
         Raises LimitExceeded (with limit state and the time to wait), InvalidRequest when the
         request can never fit or its id was used before, AuthenticationFailed for a revoked key.
@@ -120,7 +121,7 @@ class Ledger:
         _check_identity(request.tenant, request.key_id, request.request_id)
         num_tokens = request.num_prompt_tokens + request.num_output_tokens
         if num_tokens > MAX_REQUEST_TOKENS:
-            raise exceeds_limit(num_tokens, MAX_REQUEST_TOKENS)
+            raise exceeds_limit(str(num_tokens), MAX_REQUEST_TOKENS)
         answer = await self._reserve(request)
         if answer.outcome is ReserveOutcome.UNKNOWN_KEY:
             await self._registry.refresh()
@@ -128,11 +129,12 @@ class Ledger:
         instruments.QUOTA_RESERVATIONS.labels(answer.outcome).inc()
         self._meter.reserved(request.tenant, answer.outcome)
         if answer.outcome is not ReserveOutcome.GRANTED:
-            raise refusal(answer, num_tokens)
+            raise refusal(answer, request)
         return quota_pb2.ReserveResponse(
             granted_output_tokens=answer.num_granted,
             expires_in_ms=answer.ms,
             limits=answer.limits,
+            num_prompt_tokens=answer.num_prompt,
         )
 
     async def renew(self, request: quota_pb2.RenewRequest) -> quota_pb2.RenewResponse:
@@ -249,7 +251,8 @@ class Ledger:
         arguments = (
             request.request_id, _digest(request.request_id), request.key_id, request.model,
             self._prices.text_of(request.model), request.num_prompt_tokens,
-            request.num_output_tokens, request.min_output_tokens,
+            request.num_output_tokens, request.min_output_tokens, request.min_prompt_tokens,
+            int(request.replaces_estimate),
         )  # fmt: skip
         return reserved(
             await self._open_leases("reserve", request.tenant, arguments), request.model

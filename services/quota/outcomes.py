@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from baton.wire import failures
-from baton.wire.v1 import failure_pb2
+from baton.wire.v1 import failure_pb2, quota_pb2
 
 SCRIPT_NAMES = (
     "reserve", "renew", "settle", "reap", "agenda", "gateways", "restore", "now",
@@ -98,6 +98,7 @@ class Reserved:
 
     outcome: ReserveOutcome
     num_granted: int
+    num_prompt: int
     ms: int
     scope: str
     spent_budget: str
@@ -106,10 +107,11 @@ class Reserved:
 
 def reserved(reply: Sequence[int | bytes], model: str) -> Reserved:
     """Read the reply of lua/reserve.lua to a request for `model`."""
-    outcome, granted, ms, account, kind, *limits = reply
+    outcome, granted, prompt, ms, account, kind, *limits = reply
     return Reserved(
         ReserveOutcome(bytes(outcome).decode()),
         int(granted),
+        int(prompt),
         int(ms),
         scope(bytes(account), model),
         spent_budget(bytes(account), bytes(kind), model) if kind else "",
@@ -118,7 +120,7 @@ def reserved(reply: Sequence[int | bytes], model: str) -> Reserved:
 
 
 def exceeds_limit(
-    num_tokens: int, limit: int, where: str = "key", limits: failure_pb2.LimitState | None = None
+    num_tokens: str, limit: int, where: str = "key", limits: failure_pb2.LimitState | None = None
 ) -> failures.InvalidRequest:
     """The error of a request that can never fit."""
     return failures.InvalidRequest(
@@ -130,11 +132,18 @@ def exceeds_limit(
     )
 
 
-def refusal(reserved: Reserved, num_tokens: int) -> failures.BatonError:
+def _num_tokens(request: quota_pb2.ReserveRequest) -> str:
+    """The size of a request, for people; of an estimated prompt it is the least."""
+    if request.min_prompt_tokens:
+        return f"at least {request.min_prompt_tokens + request.num_output_tokens}"
+    return str(request.num_prompt_tokens + request.num_output_tokens)
+
+
+def refusal(reserved: Reserved, request: quota_pb2.ReserveRequest) -> failures.BatonError:
     """The error of a refused reservation; clients read its message."""
     outcome, limits, wait_s = reserved.outcome, reserved.limits, reserved.ms / 1000
     if outcome is ReserveOutcome.EXCEEDS_TOKENS:
-        return exceeds_limit(num_tokens, limits.limit_tokens, reserved.scope, limits)
+        return exceeds_limit(_num_tokens(request), limits.limit_tokens, reserved.scope, limits)
     if outcome is ReserveOutcome.BUDGET:
         return failures.LimitExceeded(
             f"The {reserved.spent_budget} has no room for this request in this period.",

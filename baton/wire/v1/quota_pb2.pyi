@@ -75,7 +75,7 @@ class Limits(_message.Message):
     def __init__(self, requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., concurrency: _Optional[int] = ..., budget_tokens: _Optional[int] = ..., budget_period: _Optional[_Union[BudgetPeriod, str]] = ..., hard_budget: _Optional[bool] = ..., budget_cost: _Optional[int] = ..., cost_period: _Optional[_Union[BudgetPeriod, str]] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("request_id", "tenant", "key_id", "model", "num_prompt_tokens", "num_output_tokens", "min_output_tokens")
+    __slots__ = ("request_id", "tenant", "key_id", "model", "num_prompt_tokens", "num_output_tokens", "min_output_tokens", "min_prompt_tokens", "replaces_estimate")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,8 @@ class ReserveRequest(_message.Message):
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIN_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REPLACES_ESTIMATE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     key_id: str
@@ -90,17 +92,21 @@ class ReserveRequest(_message.Message):
     num_prompt_tokens: int
     num_output_tokens: int
     min_output_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., min_output_tokens: _Optional[int] = ...) -> None: ...
+    min_prompt_tokens: int
+    replaces_estimate: bool
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., min_output_tokens: _Optional[int] = ..., min_prompt_tokens: _Optional[int] = ..., replaces_estimate: _Optional[bool] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
-    __slots__ = ("granted_output_tokens", "expires_in_ms", "limits")
+    __slots__ = ("granted_output_tokens", "expires_in_ms", "limits", "num_prompt_tokens")
     GRANTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_IN_MS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     granted_output_tokens: int
     expires_in_ms: int
     limits: _failure_pb2.LimitState
-    def __init__(self, granted_output_tokens: _Optional[int] = ..., expires_in_ms: _Optional[int] = ..., limits: _Optional[_Union[_failure_pb2.LimitState, _Mapping]] = ...) -> None: ...
+    num_prompt_tokens: int
+    def __init__(self, granted_output_tokens: _Optional[int] = ..., expires_in_ms: _Optional[int] = ..., limits: _Optional[_Union[_failure_pb2.LimitState, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("leases", "gateway_id", "workers")

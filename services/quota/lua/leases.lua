@@ -16,7 +16,9 @@ local FIELDS = {'state', 'key_id', 'prompt', 'granted', 'used', 'produced', 'exp
 local NUMBERS = {'prompt', 'granted', 'used', 'produced', 'expires', 'charged', 'charged_cost',
   'started'}
 local MAX_REAPED = 64
--- `used` of a lease before its first renewal: its holder may produce all that was granted.
+-- `used` of a lease before its first renewal: its holder may produce all that was granted. The first
+-- is that of a lease whose prompt is an estimate: what it has in truth is not known.
+local NEVER_TOKENIZED = -2
 local NEVER_RENEWED = -1
 
 local SLOTS_KEPT = 4
@@ -160,6 +162,14 @@ local function hold(lease)
   set_charged(lease, NOTHING)
 end
 
+-- Holds so much more for a lease that is held; negative amounts are given back.
+local function change_hold(lease, more)
+  for _, each in ipairs(holds_of(lease)) do
+    take_tokens(each.account, more.budget)
+    charge(each, NOTHING, more)
+  end
+end
+
 -- Gives the hold back and charges `actual` instead. The lease was held.
 local function release(lease, actual)
   local held = estimate(lease)
@@ -172,15 +182,16 @@ local function release(lease, actual)
 end
 
 -- Charges an expired lease what its holder was allowed to produce. The usage record has what the
--- holder reported as produced, in the tenant's favour, until a settle reports more.
+-- holder reported, of the prompt and as produced, in the tenant's favour, until a settle reports more.
 local function lapse(lease)
-  local credit = lease.used == NEVER_RENEWED and lease.granted or lease.used
+  local credit = lease.used < 0 and lease.granted or lease.used
   release(lease, amount_of(lease.price, lease.prompt, 0, credit))
   lease.state, lease.fades = 'lapsed', true
   write_lease(lease)
-  local cost = cost_of(lease.price, lease.prompt, 0, lease.produced)
+  local prompt = lease.used == NEVER_TOKENIZED and 0 or lease.prompt
+  local cost = cost_of(lease.price, prompt, 0, lease.produced)
   redis.call('XADD', ROOT .. ':usage', '*', 'lapsed', lease.request_id, 'key_id', lease.key_id,
-    'model', lease.model, 'started', whole(lease.started), 'prompt', whole(lease.prompt),
+    'model', lease.model, 'started', whole(lease.started), 'prompt', whole(prompt),
     'produced', whole(lease.produced), 'cost', whole(cost), 'price', lease.price)
 end
 

@@ -22,10 +22,7 @@ local function extend(lease, wanted)
     short_ms = math.max(short_ms, wait_ms(each.account.tokens, each.account.tpm, tokens))
   end
   if short_ms > 0 then return 'short', short_ms end
-  for _, each in ipairs(holds) do
-    take_tokens(each.account, tokens)
-    charge(each, NOTHING, more)
-  end
+  change_hold(lease, more)
   lease.granted = wanted
   return 'held', 0
 end
@@ -67,9 +64,17 @@ local function held_lease(holder)
   return lease
 end
 
+-- The holder has tokenized the prompt, for which its reservation held an estimate.
+local function correct_prompt(lease, prompt)
+  local more = difference(amount_of(lease.price, prompt, 0, lease.granted), estimate(lease))
+  change_hold(lease, more)
+  lease.prompt = prompt
+end
+
 local function renew(holder)
   local lease, refusal = held_lease(holder)
   if not lease then return refusal, 0, 0, 0, '', '' end
+  if holder.key_id ~= '' and holder.prompt ~= lease.prompt then correct_prompt(lease, holder.prompt) end
   local state, short_ms, account, kind = extend(lease, holder.wanted)
   lease.used = math.min(math.max(lease.used, holder.used), lease.granted)
   lease.produced = math.min(math.max(lease.produced, holder.produced), lease.granted)

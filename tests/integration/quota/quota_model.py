@@ -8,7 +8,7 @@ is a snapshot, to model a failover that rolls state back.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.integration.quota.quota_accounts import (
     UNIT,
@@ -69,12 +69,24 @@ class ModelUsage:
 
 
 @dataclass(frozen=True)
+class ModelWanted:
+    """The tokens of a reservation, and the fewest of either that are taken instead; 0 = all."""
+
+    prompt: int
+    output: int
+    fewest: int = 0
+    fewest_prompt: int = 0
+    replaces: bool = False
+
+
+@dataclass(frozen=True)
 class ModelAnswer:
     """The answer to a reservation. `requests` and `tokens` are the limit, what remains and the
     scope of the bucket that binds."""
 
     outcome: str
     granted: int = 0
+    prompt: int = 0
     wait_ms: int = 0
     scope: str = ""
     requests: tuple[int, int, str] = (0, 0, "")
@@ -101,27 +113,38 @@ class QuotaModel:
         self.leases: dict[tuple[str, str], ModelLease] = {}
 
     def reserve(
-        self, request_id: str, caller: ModelCaller, wanted: ModelUsage, fewest: int, now_ms: int
+        self, request_id: str, caller: ModelCaller, wanted: ModelWanted, now_ms: int
     ) -> ModelAnswer:
         self._pass_time(now_ms, caller.tenant)
         used = self._used(caller)
         known = self.leases.get((caller.tenant, request_id))
-        if known:
-            outcome = "granted" if known.state == "held" else "used_request_id"
-            return self._answer(used, outcome, known.granted)
-        price = self._price(caller)
-        output = self._fitting(used, price, wanted, fewest)
-        lease = ModelLease(
-            caller, price, wanted.prompt, output, now_ms + self._lease_ms, now_ms // DAY_MS, output
-        )
-        refusal = self._refusal(used, lease, now_ms)
+        if known and known.state != "held":
+            return self._answer(used, "used_request_id")
+        if known and (not wanted.replaces or known.prompt == wanted.prompt):
+            return self._answer(used, "granted", known)
+        before = known.estimate if known else None
+        refusal: ModelAnswer | None = None
+        for prompt in sorted({wanted.prompt, wanted.fewest_prompt or wanted.prompt}, reverse=True):
+            lease = self._wanted_lease(used, caller, replace(wanted, prompt=prompt), now_ms)
+            refusal = self._refusal(used, lease, before, now_ms)
+            if not refusal:
+                break
         if refusal:
             return refusal
         for account, _ in used:
-            account.requests.take(1)
-            account.tokens.take(lease.estimate[0])
+            account.requests.take(0 if before else 1)
+            account.tokens.take(lease.estimate[0] - (before or (0, 0))[0])
         self.leases[caller.tenant, request_id] = lease
-        return self._answer(used, "granted", output)
+        return self._answer(used, "granted", lease)
+
+    def _wanted_lease(
+        self, used: Used, caller: ModelCaller, wanted: ModelWanted, now_ms: int
+    ) -> ModelLease:
+        price = self._price(caller)
+        output = self._fitting(used, price, wanted)
+        return ModelLease(
+            caller, price, wanted.prompt, output, now_ms + self._lease_ms, now_ms // DAY_MS, output
+        )
 
     def renew(
         self, request_id: str, caller: ModelCaller, holder: ModelHolder, wanted: int, now_ms: int
@@ -134,6 +157,9 @@ class QuotaModel:
             return "lost", 0
         if lease.state == "lapsed" and not self._reopen(lease):
             return "lost", 0
+        for account, _ in self._used(caller):
+            account.tokens.take(holder.prompt - lease.prompt)
+        lease.prompt = holder.prompt
         state = self._extend(lease, wanted)
         reported = max(lease.credit, holder.used) if lease.renewed else holder.used
         lease.credit = min(reported, lease.granted)
@@ -232,8 +258,8 @@ class QuotaModel:
         limit = account.limits.concurrency
         return not limit or sum(1 for _ in self._open_leases(account)) < limit
 
-    def _fitting(self, used: Used, price: ModelPrice, wanted: ModelUsage, fewest: int) -> int:
-        if not fewest:
+    def _fitting(self, used: Used, price: ModelPrice, wanted: ModelWanted) -> int:
+        if not wanted.fewest:
             return wanted.output
         rooms = [wanted.output]
         for account, _ in used:
@@ -244,9 +270,12 @@ class QuotaModel:
             if (money := account.limits.budget_cost) and price.output:
                 left = money - price.cost(wanted.prompt, 0, 0)
                 rooms.append(left * 1000 // price.output)
-        return max(fewest, min(rooms))
+        return max(wanted.fewest, min(rooms))
 
-    def _refusal(self, used: Used, lease: ModelLease, now_ms: int) -> ModelAnswer | None:
+    def _refusal(
+        self, used: Used, lease: ModelLease, before: tuple[int, int] | None, now_ms: int
+    ) -> ModelAnswer | None:
+        """The refusal of a lease; `before` is what it holds already, if it is held."""
         size = lease.estimate[0]
         too_small = [
             (account.limits.tokens_per_minute, number)
@@ -256,27 +285,34 @@ class QuotaModel:
         if too_small:
             bound = used[min(too_small)[1]]
             return self._answer(used, "exceeds_tokens", scope=bound[1], bound={"tokens": bound})
-        return self._spent(used, lease, now_ms) or self._over_rate(used, size)
+        tokens, cost = before or (0, 0)
+        more = (size - tokens, lease.estimate[1] - cost)
+        refusal = self._spent(used, lease, more, now_ms)
+        return refusal or self._over_rate(used, more[0], is_held=before is not None)
 
-    def _spent(self, used: Used, lease: ModelLease, now_ms: int) -> ModelAnswer | None:
+    def _spent(
+        self, used: Used, lease: ModelLease, more: tuple[int, int], now_ms: int
+    ) -> ModelAnswer | None:
         left_ms = DAY_MS - now_ms % DAY_MS
         waits = [
             (NEVER if lease.estimate[kind] > account.budgets[kind] else left_ms, scope)
             for kind in (0, 1)
             for account, scope in used
-            if not self._budget_has(account, lease.window, kind, lease.estimate[kind])
+            if not self._budget_has(account, lease.window, kind, more[kind])
         ]
         if not waits:
             return None
         wait_ms, scope = max(waits, key=lambda wait: wait[0])
         return self._answer(used, "budget", wait_ms=0 if wait_ms == NEVER else wait_ms, scope=scope)
 
-    def _over_rate(self, used: Used, size: int) -> ModelAnswer | None:
+    def _over_rate(self, used: Used, size: int, *, is_held: bool) -> ModelAnswer | None:
+        """The refusal of `size` more tokens; a lease that is held has its request and its slot."""
         waits = {
-            "requests": [account.requests.wait_ms(1) for account, _ in used],
+            "requests": [account.requests.wait_ms(0 if is_held else 1) for account, _ in used],
             "tokens": [account.tokens.wait_ms(size) for account, _ in used],
             "concurrency": [
-                0 if self._has_concurrency(account) else SLOT_RETRY_MS for account, _ in used
+                0 if is_held or self._has_concurrency(account) else SLOT_RETRY_MS
+                for account, _ in used
             ],
         }
         bound = {name: used[each.index(max(each))] for name, each in waits.items() if max(each)}
@@ -291,7 +327,7 @@ class QuotaModel:
         self,
         used: Used,
         outcome: str,
-        granted: int = 0,
+        lease: ModelLease | None = None,
         *,
         wait_ms: int = 0,
         scope: str = "",
@@ -303,7 +339,8 @@ class QuotaModel:
             named = (bound or {}).get(name)
             buckets = [(getattr(each, name), where) for each, where in ([named] if named else used)]
             states.append(_scarcest([(bucket, where) for bucket, where in buckets if bucket.limit]))
-        return ModelAnswer(outcome, granted, wait_ms, scope, *states)
+        granted, prompt = (lease.granted, lease.prompt) if lease else (0, 0)
+        return ModelAnswer(outcome, granted, prompt, wait_ms, scope, *states)
 
     def _extend(self, lease: ModelLease, wanted: int) -> str:
         if wanted <= lease.granted:

@@ -34,7 +34,7 @@ async def check(schedule: "Schedule") -> None:
         assert line.provisional
         assert line.num_output_tokens == holder.confirmed, "I1"
         price = PRICES[holder.caller.model]
-        assert line.cost == price.cost(holder.prompt, 0, holder.confirmed), "I1"
+        assert line.cost == price.cost(holder.told_prompt, 0, holder.confirmed), "I1"
     _check_nothing_was_overspent(schedule)
 
 

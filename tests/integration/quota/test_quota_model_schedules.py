@@ -18,6 +18,7 @@ import copy
 import json
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,9 +27,7 @@ from redis.asyncio import Redis
 
 from baton.testing.redis_server import RedisServer
 from baton.wire import failures, key_registry, usage_log
-from baton.wire.key_limits import (
-    tenant_root,
-)
+from baton.wire.key_limits import tenant_root
 from baton.wire.v1 import failure_pb2, quota_pb2
 from services.quota.archive import read_entries
 from services.quota.connections import connect
@@ -42,6 +41,7 @@ from tests.integration.quota.quota_model import (
     ModelAnswer,
     ModelHolder,
     ModelUsage,
+    ModelWanted,
     QuotaModel,
 )
 from tests.integration.quota.schedule_checks import check, num_of
@@ -84,6 +84,8 @@ class Holder:
     def __init__(self, caller: ModelCaller, prompt: int, granted: int, now_ms: int) -> None:
         self.caller = caller
         self.prompt = prompt
+        # The part of it that quota was told of.
+        self.told_prompt = prompt
         self.granted = granted
         self.produced = 0
         self.confirmed = 0
@@ -172,17 +174,40 @@ class Schedule:
 
     async def _reserve(self, request_id: str) -> None:
         caller = self.random.choice(self.limited.callers)
-        wanted = ModelUsage(self.random.randint(1, 20), 0, self.random.randint(9, 60))
-        fewest = self.random.choice([0, 0, 1])
-        answer = await self._both_reserve(request_id, caller, wanted, fewest)
+        wanted = ModelWanted(
+            self.random.randint(1, 20),
+            self.random.randint(9, 60),
+            fewest=self.random.choice([0, 0, 1]),
+            fewest_prompt=self.random.choice([0, 0, 1]),
+        )
+        answer = await self._both_reserve(request_id, caller, wanted)
         if answer.outcome == "granted":
             self.admitted.append(caller)
-            self.live[request_id] = Holder(caller, wanted.prompt, answer.granted, self.now_ms)
+            self.live[request_id] = Holder(caller, answer.prompt, answer.granted, self.now_ms)
             if self.random.random() < 0.2:
-                again = await self._both_reserve(request_id, caller, wanted, fewest)
+                again = await self._both_reserve(request_id, caller, wanted)
                 assert again.outcome == "granted"
+            if wanted.fewest_prompt:
+                await self._tokenize(request_id, wanted)
         if not self.failover:
             self._check_concurrency()
+
+    async def _tokenize(self, request_id: str, wanted: ModelWanted) -> None:
+        """The prompt of a request for which an estimate was reserved has its tokens now."""
+        holder = self.live[request_id]
+        num_held, holder.prompt = holder.prompt, self.random.randint(1, 30)
+        holder.told_prompt = 0
+        if holder.prompt <= num_held:
+            return
+        exact = replace(wanted, prompt=holder.prompt, fewest_prompt=0, replaces=True)
+        for _ in range(self.random.choice([1, 1, 2])):
+            answer = await self._both_reserve(request_id, holder.caller, exact)
+        if answer.outcome == "granted":
+            holder.granted = holder.allowed = answer.granted
+            holder.told_prompt = holder.prompt
+        else:
+            holder.prompt = 0
+            self._end(request_id, [0])
 
     def _check_concurrency(self) -> None:
         producing = [h.caller for h in self.live.values() if h.may_produce(self.now_ms)]
@@ -190,10 +215,10 @@ class Schedule:
             assert not limits.concurrency or num_of(place, producing) <= limits.concurrency, "I4"
 
     async def _both_reserve(
-        self, request_id: str, caller: ModelCaller, wanted: ModelUsage, fewest: int
+        self, request_id: str, caller: ModelCaller, wanted: ModelWanted
     ) -> ModelAnswer:
         """Reserve in the store and in the model; returns the answer that both gave."""
-        expected = self.model.reserve(request_id, caller, wanted, fewest, self.now_ms)
+        expected = self.model.reserve(request_id, caller, wanted, self.now_ms)
         request = quota_pb2.ReserveRequest(
             request_id=request_id,
             tenant=caller.tenant,
@@ -201,7 +226,9 @@ class Schedule:
             model=caller.model,
             num_prompt_tokens=wanted.prompt,
             num_output_tokens=wanted.output,
-            min_output_tokens=fewest,
+            min_output_tokens=wanted.fewest,
+            min_prompt_tokens=wanted.fewest_prompt,
+            replaces_estimate=wanted.replaces,
         )
         refused = None
         try:
@@ -211,6 +238,7 @@ class Schedule:
         if refused is None:
             assert expected.outcome == "granted"
             assert response.granted_output_tokens == expected.granted
+            assert response.num_prompt_tokens == expected.prompt
             _compare_limits(response.limits, expected)
         else:
             _compare_refusal(refused, expected)
@@ -229,6 +257,7 @@ class Schedule:
             self._end(request_id, [0])
             return
         holder.granted = state.granted_output_tokens
+        holder.told_prompt = holder.prompt
         holder.confirmed = min(holder.produced, holder.granted)
         holder.allowed = min(used, holder.granted)
         holder.fence_ms = self.now_ms + state.expires_in_ms

@@ -266,3 +266,85 @@ async def test_gateways_that_tell_their_names_are_counted_for_fifteen_seconds(be
     assert await beat("gw-1") == 2
     bench.pass_time(5)
     assert await beat("gw-1") == 1
+
+
+async def reserve_estimate(bench, key, likely, fewest, output=90):
+    request = quota_pb2.ReserveRequest(
+        request_id="r1",
+        tenant=key.tenant,
+        key_id=key.key_id,
+        model="m",
+        num_prompt_tokens=likely,
+        min_prompt_tokens=fewest,
+        num_output_tokens=output,
+    )
+    return await bench.ledger.reserve(request)
+
+
+async def reserve_exactly(bench, key, prompt, output=90):
+    request = quota_pb2.ReserveRequest(
+        request_id="r1",
+        tenant=key.tenant,
+        key_id=key.key_id,
+        model="m",
+        num_prompt_tokens=prompt,
+        num_output_tokens=output,
+        replaces_estimate=True,
+    )
+    return await bench.ledger.reserve(request)
+
+
+async def test_an_estimate_without_room_is_held_for_the_fewest_tokens(bench):
+    key = await bench.new_key(tokens_per_minute=600, requests_per_minute=10)
+    answer = await reserve_estimate(bench, key, likely=1000, fewest=20)
+    assert (answer.num_prompt_tokens, answer.granted_output_tokens) == (20, 90)
+    assert answer.limits.remaining_tokens == 490
+    again = await reserve_estimate(bench, key, likely=1000, fewest=20)
+    assert again.num_prompt_tokens == 20
+    await bench.settle(key, "r1")
+    narrow = await bench.new_key("other", tokens_per_minute=600)
+    with pytest.raises(failures.InvalidRequest, match="at least 690 tokens"):
+        await reserve_estimate(bench, narrow, 1000, 600)
+
+
+async def test_the_exact_amounts_replace_an_estimate_and_take_no_second_request(bench):
+    key = await bench.new_key(
+        tokens_per_minute=600, requests_per_minute=10, concurrency=1, budget_tokens=600,
+        budget_period="day",
+    )  # fmt: skip
+    await reserve_estimate(bench, key, likely=100, fewest=20)
+    for _ in range(2):
+        answer = await reserve_exactly(bench, key, prompt=300, output=80)
+        assert (answer.num_prompt_tokens, answer.granted_output_tokens) == (300, 80)
+        limits = answer.limits
+        assert (limits.remaining_tokens, limits.remaining_requests) == (220, 9)
+    assert await bench.budget(key) == (0, 380)
+    assert await bench.slots(key) == 1
+    await bench.settle(key, "r1", prompt=300, output=7)
+    assert await bench.budget(key) == (307, 0)
+
+
+async def test_exact_amounts_that_are_refused_leave_the_estimate_until_it_is_settled(bench):
+    key = await bench.new_key(tokens_per_minute=600, requests_per_minute=10)
+    await reserve_estimate(bench, key, likely=1000, fewest=20)
+    with pytest.raises(failures.InvalidRequest, match=" 690 tokens"):
+        await reserve_exactly(bench, key, prompt=600)
+    limits = (await bench.settle(key, "r1", prompt=0, output=0)).limits
+    assert (limits.remaining_tokens, limits.remaining_requests) == (600, 9)
+
+
+async def test_a_renewal_gives_back_what_an_estimate_held_too_much(bench):
+    key = await bench.new_key(tokens_per_minute=600, budget_tokens=600, budget_period="day")
+    await reserve_estimate(bench, key, likely=400, fewest=20)
+    renewal = quota_pb2.LeaseRenewal(
+        request_id="r1",
+        tenant=key.tenant,
+        key_id=key.key_id,
+        model="m",
+        num_prompt_tokens=100,
+        granted_output_tokens=90,
+        used_output_tokens=90,
+    )
+    await bench.ledger.renew(quota_pb2.RenewRequest(leases=[renewal]))
+    assert await bench.budget(key) == (0, 190)
+    assert (await bench.reserve(key, "r2", 0, 1)).limits.remaining_tokens == 409
