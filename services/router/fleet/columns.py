@@ -2,7 +2,8 @@
 
 A worker's row is written when a report, a slot lease or its health changes it, never by a pick.
 What changes by time alone is worked out in a pick for all rows at once: silence, and measured rates
-that have become old. Decides nothing.
+that have become old. At a hundred rows a call of numpy costs more than its work, so nothing is
+worked out that has not changed. Decides nothing.
 """
 
 import math
@@ -25,8 +26,7 @@ Mask = NDArray[np.bool_]
 class Figure(IntEnum):
     """The columns, in the order of `_row`."""
 
-    IS_OUT = 0
-    REPORTED_AT = auto()
+    REPORTED_AT = 0  # -inf: it must not be picked whatever it reports
     NUM_BLOCKS = auto()
     BLOCKS_FREE = auto()
     BLOCKS_PROMISED = auto()
@@ -47,8 +47,67 @@ class Rate(IntEnum):
     SMALL_HANDOFF_S = auto()
 
 
+_OUT = -math.inf
 _RATES = slice(len(Figure), len(Figure) + len(Rate))
 _TIMES = slice(_RATES.stop, _RATES.stop + len(Rate))
+
+
+# With more changed rows than this, all are looked at again.
+_MAX_CHANGED = 8
+
+
+class _FreshRates:
+    """The rates of a pool that were measured recently: which there are, their numbers and sums.
+
+    `is_there` has a row for each rate.
+    """
+
+    def __init__(self, figures: Column) -> None:
+        self._figures = figures
+        self.is_there: Mask = np.zeros_like(figures[_RATES], dtype=bool)
+        self.counts = [0] * len(Rate)
+        self.sums = [0.0] * len(Rate)
+        self._each: list[list[float]] = []
+        # The time of the oldest measurement that counts.
+        self._first_at = -math.inf
+        self._changed: set[int] = set()
+
+    def note(self, row: int) -> None:
+        """Look at this row again."""
+        self._changed.add(row)
+
+    def look(self, oldest: float) -> None:
+        """Count the rates that were measured after `oldest`."""
+        if oldest >= self._first_at or len(self._changed) > _MAX_CHANGED:
+            self._look_at_all(oldest)
+        else:
+            for row in self._changed:
+                self._look_at(row, oldest)
+        self._changed.clear()
+
+    def _look_at_all(self, oldest: float) -> None:
+        rates, times = self._figures[_RATES], self._figures[_TIMES]
+        self.is_there = (times > oldest) & (rates > 0)
+        fresh = np.where(self.is_there, rates, 0.0)
+        self.counts, self.sums = self.is_there.sum(axis=1).tolist(), fresh.sum(axis=1).tolist()
+        self._each = fresh.T.tolist()
+        self._first_at = float(times[self.is_there].min(initial=math.inf))
+
+    def _look_at(self, row: int, oldest: float) -> None:
+        figures, each = self._figures[_RATES.start :, row].tolist(), self._each[row]
+        for rate, at in enumerate(figures[len(Rate) :]):
+            value = figures[rate] if at > oldest else 0.0
+            if value:
+                self._first_at = min(self._first_at, at)
+            if bool(value) != bool(each[rate]):
+                self.is_there[rate, row] = bool(value)
+                self.counts[rate] += 1 if value else -1
+            self.sums[rate] += value - each[rate]
+            each[rate] = value
+
+    def mean(self, rate: Rate) -> float:
+        """The mean over the workers that have it; 0 without one."""
+        return self.sums[rate] / self.counts[rate] if self.counts[rate] else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +115,33 @@ class PoolRates:
     """Each worker's rates at one moment, as `Speeds.of` has them, and their means."""
 
     means: Means
-    _each: Column
+    _figures: Column
+    _fresh: _FreshRates
+    _settings: Settings
 
-    def __getitem__(self, rate: Rate) -> Column:
-        column: Column = self._each[rate]
-        return column
+    def prefill_per_s(self) -> Column:
+        prior = self._settings.prior_prefill_tokens_per_s
+        return self._of(Rate.PREFILL_PER_S, self.means.prefill, prior)
+
+    def step_s(self) -> Column:
+        return self._of(Rate.STEP_S, self.means.step_s)
+
+    def handoff_per_s(self) -> Column:
+        prior = self._settings.prior_handoff_bytes_per_s
+        return self._of(Rate.HANDOFF_PER_S, self.means.handoff, prior)
+
+    def small_handoff_s(self) -> Column:
+        return self._of(Rate.SMALL_HANDOFF_S, self.means.small_handoff)
+
+    def _of(self, rate: Rate, mean: float, prior: float = 0.0) -> Column:
+        """The workers' own rates, else the mean, else the better of the old one and the prior."""
+        own: Column = self._figures[_RATES.start + rate]
+        if self._fresh.counts[rate] == len(own):
+            return own
+        if not mean and prior:
+            return np.maximum(own, prior)
+        each: Column = np.where(self._fresh.is_there[rate], own, mean)
+        return each
 
 
 class PoolColumns:
@@ -71,28 +152,23 @@ class PoolColumns:
         # Which rows are in which zone.
         self.zones = _zones(workers)
         self._workers = workers
+        self.least_blocks = min(worker.registration.num_blocks for worker in workers)
+        self.least_batch_slots = min(worker.registration.max_num_seqs for worker in workers)
         self._figures = np.zeros((_TIMES.stop, len(workers)))
+        self._fresh = _FreshRates(self._figures)
         self._leased: set[int] = set()
         self._numbers_of: tuple[PrefixIndex | None, int] = (None, -1)
         self._numbers = np.zeros(0, dtype=int)
         for row in range(len(workers)):
             self.write(row)
 
-    def cached_blocks(self, index: PrefixIndex, steps: Sequence[tuple[int, int]]) -> Column:
-        """How many of a prompt's first blocks each worker has cached, by the index's `steps`."""
+    def cached_blocks(self, index: PrefixIndex, depths: Column) -> Column:
+        """How many of a prompt's first blocks each worker has cached, by `depths_of`."""
         if self._numbers_of != (index, index.version):
             self._numbers_of = (index, index.version)
             numbers = (index.number(worker.endpoint) for worker in self._workers)
             # -1 is the last place: it is for workers without entries.
             self._numbers = np.array([-1 if n is None else n for n in numbers])
-        depths = np.zeros(index.num_bits + 1)
-        for bits, depth in steps:
-            if bits & (bits - 1):
-                little = bits.to_bytes(index.num_bits // 8 + 1, "little")
-                flags = np.unpackbits(np.frombuffer(little, np.uint8), bitorder="little")
-                depths[flags[: len(depths)] != 0] = depth
-            else:
-                depths[bits.bit_length() - 1] = depth
         cached: Column = depths[self._numbers]
         return cached
 
@@ -105,13 +181,24 @@ class PoolColumns:
 
     def write(self, row: int) -> None:
         """Take over the worker's figures: something has changed them."""
+        self._fresh.note(row)
+        self.write_leases(row)
+
+    def write_leases(self, row: int) -> None:
+        """Take over the worker's figures: its slot leases have changed."""
         worker = self._workers[row]
         (self._leased.add if len(worker.leases) else self._leased.discard)(row)
         self._figures[:, row] = _row(worker)
 
     def heard(self, row: int, now: float) -> None:
         """Note that the worker is alive."""
-        self._figures[Figure.REPORTED_AT, row] = now
+        if self._figures[Figure.REPORTED_AT, row] != _OUT:
+            self._figures[Figure.REPORTED_AT, row] = now
+
+    def is_in(self) -> Mask:
+        """The workers that may be picked, unless they are silent."""
+        is_in: Mask = self._figures[Figure.REPORTED_AT] != _OUT
+        return is_in
 
     def expire_leases(self, now: float) -> None:
         """End the slot leases whose time is over."""
@@ -120,35 +207,39 @@ class PoolColumns:
 
     def rates(self, others: "PoolColumns | None", settings: Settings, now: float) -> PoolRates:
         """The rates of now: a worker's own recent ones, else the pool's, as in `speeds.py`."""
-        fresh, is_fresh = self._fresh(settings, now)
-        prefill, step_s, handoff, small = _means(fresh, is_fresh)
+        fresh, oldest = self._fresh, now - settings.speed_trust_s
+        fresh.look(oldest)
+        prefill = fresh.mean(Rate.PREFILL_PER_S)
         if not prefill and others is not None:
-            prefill = _means(*others._fresh(settings, now))[Rate.PREFILL_PER_S]
-        step_s = step_s or settings.prior_decode_step_s
-        means = np.array(((prefill,), (step_s,), (handoff,), (small,)))
-        each = np.where(is_fresh, fresh, means)
-        old = self._figures[_RATES]
-        if not prefill:
-            rate, prior = Rate.PREFILL_PER_S, settings.prior_prefill_tokens_per_s
-            each[rate] = np.maximum(old[rate], prior)
-        if not handoff:
-            rate, prior = Rate.HANDOFF_PER_S, settings.prior_handoff_bytes_per_s
-            each[rate] = np.maximum(old[rate], prior)
-        return PoolRates(Means(prefill, step_s, handoff, small), each)
+            others._fresh.look(oldest)
+            prefill = others._fresh.mean(Rate.PREFILL_PER_S)
+        means = Means(
+            prefill,
+            fresh.mean(Rate.STEP_S) or settings.prior_decode_step_s,
+            fresh.mean(Rate.HANDOFF_PER_S),
+            fresh.mean(Rate.SMALL_HANDOFF_S),
+        )
+        return PoolRates(means, self._figures, fresh, settings)
 
-    def _fresh(self, settings: Settings, now: float) -> tuple[Column, Mask]:
-        """The rates without those whose last measurement is too old, and which there are."""
-        is_fresh = self._figures[_TIMES] > now - settings.speed_trust_s
-        fresh = self._figures[_RATES] * is_fresh
-        return fresh, fresh > 0
+
+def depths_of(index: PrefixIndex, steps: Sequence[tuple[int, int]]) -> Column:
+    """The blocks of a prompt by the number of the worker, by the index's `steps`; the last is 0."""
+    depths = np.zeros(index.num_bits + 1)
+    for bits, depth in steps:
+        if bits & (bits - 1):
+            little = bits.to_bytes(index.num_bits // 8 + 1, "little")
+            flags = np.unpackbits(np.frombuffer(little, np.uint8), bitorder="little")
+            depths[flags[: len(depths)] != 0] = depth
+        else:
+            depths[bits.bit_length() - 1] = depth
+    return depths
 
 
 def _row(worker: Worker) -> tuple[float, ...]:
     """The worker's figures, in the order of `Figure`."""
     load, at, room = worker.load, worker.measured_at, worker.room()
     return (
-        not worker.connected or worker.fault is not None,
-        worker.reported_at,
+        worker.reported_at if worker.connected and worker.fault is None else _OUT,
         room.num_blocks,
         room.num_blocks_free,
         room.num_blocks_promised,
@@ -172,10 +263,3 @@ def _row(worker: Worker) -> tuple[float, ...]:
 def _zones(workers: Sequence[Worker]) -> Mapping[str, Mask]:
     names = [worker.registration.zone for worker in workers]
     return {zone: np.array([name == zone for name in names]) for zone in dict.fromkeys(names)}
-
-
-def _means(fresh: Column, is_fresh: Mask) -> list[float]:
-    """The mean of each rate over the workers that have it; 0 without one."""
-    counts = np.maximum(is_fresh.sum(axis=1), 1)
-    means: list[float] = (fresh.sum(axis=1) / counts).tolist()
-    return means

@@ -318,7 +318,7 @@ class Fleet:
             pool = self._pools[key]
             self._columns[key] = columns = PoolColumns(pool)
             for row, worker in enumerate(pool):
-                worker.leases.on_change = partial(columns.write, row)
+                worker.leases.on_change = partial(columns.write_leases, row)
                 self._rows[worker.endpoint] = (columns, row)
         return self._columns.get(key)
 

@@ -34,7 +34,7 @@ def _slots(fleet: Fleet, model_fp: str) -> tuple[int, int]:
     """The free batch slots of all decode workers that may be picked, and all of theirs."""
     pool = fleet.of_model(model_fp, DECODE)
     if len(pool) > MAX_PLAIN and (columns := fleet.columns(model_fp, DECODE)) is not None:
-        is_fit = columns[Figure.IS_OUT] == 0
+        is_fit = columns.is_in()
         free, slots = columns[Figure.BATCH_SLOTS_FREE], columns[Figure.BATCH_SLOTS]
         return int(free[is_fit].sum()), int(slots[is_fit].sum())
     rooms = [worker.room() for worker in pool if fleet.is_fit(worker)]

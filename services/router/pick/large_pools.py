@@ -11,7 +11,7 @@ from random import Random
 import numpy as np
 
 from baton.system.clock import Clock
-from services.router.fleet.columns import Column, Figure, PoolColumns
+from services.router.fleet.columns import Column, Figure, PoolColumns, depths_of
 from services.router.fleet.fleet import Fleet
 from services.router.fleet.prefix_index import PrefixIndex
 from services.router.fleet.reported import DECODE, PREFILL
@@ -100,9 +100,9 @@ class LargePools:
 
     def _cached_blocks(self, prompt: CachedPrompt, *pools: PoolColumns | None) -> list[Column]:
         """How many of the prompt's first blocks each worker of each pool has or will have."""
-        steps = prompt.index.steps(prompt.hashes)
+        depths = depths_of(prompt.index, prompt.index.steps(prompt.hashes))
         cached = [
-            np.zeros(0) if columns is None else columns.cached_blocks(prompt.index, steps)
+            np.zeros(0) if columns is None else columns.cached_blocks(prompt.index, depths)
             for columns in pools
         ]
         for endpoint, num_blocks in prompt.coming.items():
@@ -124,8 +124,7 @@ class LargePools:
     ) -> Candidates:
         now, settings = self._clock.now(), self._settings
         columns.expire_leases(now)
-        is_silent = now - columns[Figure.REPORTED_AT] > settings.stale_after_s
-        is_unfit = is_silent | (columns[Figure.IS_OUT] != 0)
+        is_unfit = now - columns[Figure.REPORTED_AT] > settings.stale_after_s
         (block_size,) = {shape.block_size for shape in columns.shapes}
         cached = np.minimum(cached_blocks * block_size, demand.num_prompt_tokens)
         for worker_id in kept_away:

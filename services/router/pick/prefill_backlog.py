@@ -16,7 +16,7 @@ def least_tokens(fleet: Fleet, model_fp: str, role: int) -> float:
     """The prompt tokens before the worker that has the fewest, of those that may be picked."""
     pool = fleet.of_model(model_fp, role)
     if len(pool) > MAX_PLAIN and (columns := fleet.columns(model_fp, role)) is not None:
-        tokens = columns[Figure.QUEUED_TOKENS][columns[Figure.IS_OUT] == 0]
+        tokens = columns[Figure.QUEUED_TOKENS][columns.is_in()]
         return float(tokens.min()) if len(tokens) else 0.0
     queued = (fleet.num_queued_prefill_tokens(each) for each in pool if fleet.is_fit(each))
     return min(queued, default=0)

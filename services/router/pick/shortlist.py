@@ -12,7 +12,7 @@ from random import Random
 
 import numpy as np
 
-from services.router.fleet.columns import Column, Figure, Mask, PoolColumns, PoolRates, Rate
+from services.router.fleet.columns import Column, Figure, Mask, PoolColumns, PoolRates
 from services.router.fleet.views import NO_OTHERS, Demand, Others, Policy, PrefillMode
 from services.router.pick.costs import NOISE_FACTOR
 
@@ -66,13 +66,16 @@ class Shortener:
         if prefills is not None and demand.mode is not PrefillMode.LOCAL:
             until_s = self._prefill_s(demand, prefills)
             num_prompt_blocks = -(-(demand.num_prompt_tokens + 1) // shape.block_size)
-            is_small = prefills.columns[Figure.NUM_BLOCKS] < num_prompt_blocks
-            until_s[prefills.is_unfit | is_small] = np.inf
-            for zone, is_there in prefills.columns.zones.items():
-                rows = self._lowest(np.where(is_there, until_s, np.inf))
+            until_s[prefills.is_unfit] = np.inf
+            if prefills.columns.least_blocks < num_prompt_blocks:
+                until_s[prefills.columns[Figure.NUM_BLOCKS] < num_prompt_blocks] = np.inf
+            zones = prefills.columns.zones
+            for zone, is_there in zones.items():
+                of_zone = np.where(is_there, until_s, np.inf) if len(zones) > 1 else until_s
+                rows = self._lowest(of_zone)
                 partners += rows
                 if rows:
-                    soonest_s[zone] = float(until_s[rows].min())
+                    soonest_s[zone] = min(of_zone[rows].tolist())
             partners.sort()
             if not partners and not prefills.is_unfit.all():
                 return None
@@ -88,21 +91,19 @@ class Shortener:
     def _prefill_s(self, demand: Demand, pool: Candidates) -> Column:
         """Seconds until each worker would have prefilled the prompt."""
         tokens = pool.columns[Figure.QUEUED_TOKENS] + _missing(demand, pool)
-        return tokens / pool.rates[Rate.PREFILL_PER_S]
+        return tokens / pool.rates.prefill_per_s()
 
     def _lowest(self, values: Column) -> list[int]:
         """The rows of the lowest finite values; chance decides between equal ones."""
-        lowest = values.min()
-        if not math.isfinite(lowest):
-            return []
-        ties = np.flatnonzero(values <= lowest + _TIE)
-        if len(ties) >= _NUM_KEPT:
+        if len(values) <= _NUM_KEPT:
+            return np.flatnonzero(np.isfinite(values)).tolist()
+        rows: list[int] = np.argpartition(values, _NUM_KEPT)[: _NUM_KEPT + 1].tolist()
+        first = sorted(zip(values[rows].tolist(), rows, strict=True))
+        highest = first[0][0] + _TIE
+        if math.isfinite(highest) and first[-1][0] <= highest:
+            ties = np.flatnonzero(values <= highest)
             return sorted(self._random.sample(ties.tolist(), _NUM_KEPT))
-        if len(values) > _NUM_KEPT:
-            rows = np.argpartition(values, _NUM_KEPT)[:_NUM_KEPT]
-        else:
-            rows = np.arange(len(values))
-        return sorted(rows[np.isfinite(values[rows])].tolist())
+        return sorted(row for value, row in first[:_NUM_KEPT] if math.isfinite(value))
 
 
 def _missing(demand: Demand, pool: Candidates) -> Column:
@@ -131,7 +132,7 @@ class _DecodeScores:
         self._demand = demand
         self._pool = pool
         (self._shape,) = pool.columns.shapes
-        self._step_s = pool.rates[Rate.STEP_S]
+        self._step_s = pool.rates.step_s()
         self._missing = _missing(demand, pool)
         self._is_running = pool.columns[Figure.NUM_RUNNING] > 0
 
@@ -149,11 +150,11 @@ class _DecodeScores:
         middle = (len(fit_steps) - 1) // 2
         idle_step_s = float(np.partition(fit_steps, middle)[middle])
         itl_s = self._itl_s(idle_s, idle_step_s)
-        ways = self._ways(fits & self._is_large(), partners_s, idle_step_s)
-        scores = np.full(len(fits), np.inf)
+        ways = self._ways(self._large(fits), partners_s, idle_step_s)
+        scores: Column = np.full(len(fits), np.inf)
         for way in ways:
             score = way.first_token_s + way.later_s + itl_s
-            scores = np.where(way.fits & way.has_room, np.minimum(score, scores), scores)
+            np.minimum(score, scores, out=scores, where=way.fits & way.has_room)
         if rows := lowest(scores):
             return rows, Others(idle_step_s=idle_step_s)
         # The roomiest are seldom the soonest, for which a waiting request is predicted.
@@ -166,7 +167,9 @@ class _DecodeScores:
         has_room = self._has_room(needed)
         ways = []
         for zone, partner_s in partners_s.items():
-            may_take = fits & (needed <= self._pool.columns[Figure.NUM_BLOCKS])
+            may_take = fits
+            if self._demand.num_choices > 1:
+                may_take = fits & (needed <= self._pool.columns[Figure.NUM_BLOCKS])
             may_have = has_room & self._may_promise(needed)
             first_token_s = self._handoff_s(zone) + (partner_s + idle_step_s)
             ways.append(_Way(may_take, may_have, first_token_s, self._zone_s(zone)))
@@ -190,15 +193,20 @@ class _DecodeScores:
         room = columns[Figure.BATCH_SLOTS_FREE] * 2.0**26 + columns[Figure.BLOCKS_FREE]
         return lowest(np.where(fits, -room, np.inf))
 
-    def _is_large(self) -> Mask:
+    def _large(self, fits: Mask) -> Mask:
+        """Those that have the blocks for the prompt."""
         num_blocks = -(-(self._demand.num_prompt_tokens + 1) // self._shape.block_size)
-        return self._pool.columns[Figure.NUM_BLOCKS] >= num_blocks
+        if num_blocks <= self._pool.columns.least_blocks:
+            return fits
+        return fits & (self._pool.columns[Figure.NUM_BLOCKS] >= num_blocks)
 
     def _blocks_needed(self) -> Column:
-        demand, size = self._demand, self._shape.block_size
+        demand, size, columns = self._demand, self._shape.block_size, self._pool.columns
         longest = (-(-demand.num_prompt_tokens // size) + self._policy.growth_blocks) * size
         num_tokens = min(longest, demand.num_prompt_tokens + max(1, demand.expected_output_tokens))
-        num_blocks = np.minimum(-(-num_tokens // size), self._pool.columns[Figure.NUM_BLOCKS])
+        num_blocks: Column | int = -(-num_tokens // size)
+        if -(-num_tokens // size) > columns.least_blocks:
+            num_blocks = np.minimum(num_blocks, columns[Figure.NUM_BLOCKS])
         needed: Column = num_blocks - self._pool.cached // size
         if demand.num_choices > 1:
             num_own = np.maximum(0, num_blocks - demand.num_prompt_tokens // size)
@@ -206,10 +214,14 @@ class _DecodeScores:
         return needed
 
     def _has_room(self, needed: Column) -> Mask:
-        columns = self._pool.columns
-        slots = np.minimum(self._demand.num_choices, columns[Figure.BATCH_SLOTS])
-        blocks = np.minimum(needed, columns[Figure.NUM_BLOCKS])
-        has_slots: Mask = columns[Figure.BATCH_SLOTS_FREE] >= slots
+        columns, slots = self._pool.columns, self._demand.num_choices
+        has_slots: Mask = columns[Figure.BATCH_SLOTS_FREE] >= (
+            slots
+            if slots <= columns.least_batch_slots
+            else np.minimum(slots, columns[Figure.BATCH_SLOTS])
+        )
+        # What one choice needs is not more than what there is.
+        blocks = needed if slots == 1 else np.minimum(needed, columns[Figure.NUM_BLOCKS])
         return has_slots & (columns[Figure.BLOCKS_FREE] >= blocks)
 
     def _may_promise(self, needed: Column) -> Mask:
@@ -229,7 +241,7 @@ class _DecodeScores:
         """Seconds of the handoff from a prefill worker of this zone."""
         rates, policy = self._pool.rates, self._policy
         num_bytes = np.ceil(self._missing / self._shape.block_size) * self._shape.block_bytes
-        least_s, per_s = rates[Rate.SMALL_HANDOFF_S], rates[Rate.HANDOFF_PER_S]
+        least_s, per_s = rates.small_handoff_s(), rates.handoff_per_s()
         handoff_s = least_s + num_bytes / per_s
         for zone, is_there in self._pool.columns.zones.items():
             if (link := policy.links.between(prefill_zone, zone)) is not None:
@@ -251,9 +263,9 @@ class _DecodeScores:
         chunk = columns[Figure.CHUNK_TOKENS]
         num_steps = np.where(chunk > 0, np.ceil(tokens / np.maximum(chunk, 1)), 1)
         steps_s = np.where(self._is_running, num_steps * self._step_s, idle_step_s)
-        return tokens / self._pool.rates[Rate.PREFILL_PER_S] + steps_s
+        return tokens / self._pool.rates.prefill_per_s() + steps_s
 
     def _streams_s(self) -> Column:
         """Seconds that a local prefill costs the streams on the decode worker, weighted."""
-        own_s = self._missing / self._pool.rates[Rate.PREFILL_PER_S]
+        own_s = self._missing / self._pool.rates.prefill_per_s()
         return self._policy.itl_weight * self._pool.columns[Figure.NUM_RUNNING] * own_s
