@@ -27,6 +27,7 @@ from services.gateway.request.pipeline import Pipeline
 from services.gateway.request.reservation import Reservations
 from services.gateway.routing.explanations import Explanations
 from services.gateway.routing.fallback_picker import FallbackPicker
+from services.gateway.routing.full_lines import FullLines
 from services.gateway.routing.models import Aliases, ModelDirectory
 from services.gateway.routing.ready_workers import ReadyWorkers
 from services.gateway.routing.routers import Routers
@@ -158,6 +159,7 @@ class Gateway:
                 tokenizer=clients.tokenizer,
                 artifacts=Artifacts(clients.tokenizer, clients.in_thread),
                 refusals=refusals,
+                full_lines=FullLines(self.clock),
                 reservations=Reservations(
                     self._quota, self._buckets, refusals, self.leases, self.outbox, self.auditor
                 ),

@@ -9,6 +9,7 @@ from services.gateway.request.auditor import GatewayAuditor
 from services.gateway.request.large_bodies import LargeBodies
 from services.gateway.request.reservation import Reservations
 from services.gateway.routing.explanations import Explanations
+from services.gateway.routing.full_lines import FullLines
 from services.gateway.routing.models import ModelDirectory
 from services.gateway.routing.routers import Routers
 from services.gateway.tenants.auth import Authenticator
@@ -57,6 +58,7 @@ class PipelineDeps:
     tokenizer: TokenizerClient
     artifacts: Artifacts
     refusals: Refusals
+    full_lines: FullLines
     reservations: Reservations
     auditor: GatewayAuditor
     attempts: AttemptDeps

@@ -78,6 +78,13 @@ class IncomingRequest:
     token_gap_s: float | None = None
     wants_explanation: bool = False
 
+    @property
+    def first_token_allowance_s(self) -> float:
+        """The time that the client gave for the first token, from the request's arrival."""
+        if self.first_token_s is None:
+            return self.deadline_s
+        return min(self.first_token_s, self.deadline_s)
+
     def deadlines(self, token_gap_s: float, clock: Clock) -> Deadlines:
         """Its deadlines, counted from now. `token_gap_s` is this gateway's limit, for a client that
         left it open."""

@@ -11,17 +11,19 @@ import asyncio
 from functools import partial
 
 from baton.runtime import logs
-from baton.wire.failures import BatonError, DeadlineExceeded, InternalFailure
+from baton.wire.failures import BatonError, DeadlineExceeded, InternalFailure, Overloaded
 from baton.wire.prefix_hash import derive_cache_key
-from services.gateway.openai.generation import GenerationRequest, Identity
+from services.gateway.openai.generation import GenerationRequest, Identity, Usage
 from services.gateway.request import reports, submission
 from services.gateway.request.attempts import Attempts
 from services.gateway.request.deps import PipelineDeps
-from services.gateway.request.incoming import Deadlines, IncomingRequest, Sink
+from services.gateway.request.incoming import AnswerSink, Deadlines, IncomingRequest, Sink
 from services.gateway.request.job import Job, OutputPlan, Prompt
 from services.gateway.request.large_bodies import LARGE_BODY_BYTES
 from services.gateway.request.trace import RequestTrace, Stage
+from services.gateway.routing.full_lines import Place
 from services.gateway.routing.models import ServedModel
+from services.gateway.tenants.lease import Lease
 from services.gateway.tenants.principal import Principal
 
 AUTHENTICATE_TIMEOUT_S = 1.0
@@ -66,7 +68,7 @@ class Pipeline:
         job = Job(incoming, deadlines, principal, request, model, prompt, plan)
         answer_sink = sink.opened(_identity(job, trace), request)
         async with self._deps.reservations.reserve(job, trace) as lease:
-            usage = await Attempts(job, lease, answer_sink, self._deps.attempts, trace).run()
+            usage = await self._attempt(job, lease, answer_sink, trace)
         trace.stage = Stage.FLUSH
         await answer_sink.finished(usage, trace.head(lease))
 
@@ -89,6 +91,7 @@ class Pipeline:
             request = await self._parse(incoming, principal.tenant)
             model = self._deps.directory.resolve(request.model, principal.allowed_models)
             self._deps.refusals.check(principal.key_id, request.num_prompt_bytes)
+            self._deps.full_lines.check(_place(incoming, principal, request, model))
         trace.model_name = model.name
         return request, model
 
@@ -134,6 +137,29 @@ class Pipeline:
             self._deps.limits.default_output_reservation,
             self._deps.rng,
         )
+
+    async def _attempt(
+        self, job: Job, lease: Lease, answer_sink: AnswerSink, trace: RequestTrace
+    ) -> Usage:
+        try:
+            return await Attempts(job, lease, answer_sink, self._deps.attempts, trace).run()
+        except Overloaded as refusal:
+            if not trace.usage.num_attempts:
+                place = _place(job.incoming, job.principal, job.request, job.model)
+                self._deps.full_lines.note(place, refusal)
+            raise
+
+
+def _place(
+    incoming: IncomingRequest, principal: Principal, request: GenerationRequest, model: ServedModel
+) -> Place:
+    return Place(
+        model.model_fp,
+        principal.tenant,
+        principal.priority,
+        incoming.first_token_allowance_s,
+        request.num_prompt_bytes,
+    )
 
 
 def _identity(job: Job, trace: RequestTrace) -> Identity:
