@@ -68,6 +68,7 @@ REASONS: dict[str, ReasonRow] = {
     "method_not_allowed": ReasonRow("UNIMPLEMENTED", 405, "invalid_request_error", False),
     "model_not_found": ReasonRow("NOT_FOUND", 404, "invalid_request_error", False),
     "rate_limit_exceeded": _LIMIT,
+    "share_exceeded": _LIMIT,
     "insufficient_quota": ReasonRow("RESOURCE_EXHAUSTED", 429, "insufficient_quota", False),
     "overloaded": _UNAVAILABLE,
     "no_worker": _UNAVAILABLE,

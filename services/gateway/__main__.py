@@ -16,6 +16,7 @@ from services.gateway.app import App
 from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer, dial_worker
 from services.gateway.gateway import Clients, Gateway, GatewayIdentity
 from services.gateway.open_requests import open_requests
+from services.gateway.request.bodies import BodyLimits
 from services.gateway.request.deps import Limits
 from services.gateway.routing.alias_file import follow_aliases, read_aliases
 from services.gateway.routing.models import AliasError
@@ -101,11 +102,20 @@ def _gateway(process: Process, settings: GatewaySettings, clients: Clients) -> G
         process.clock,
         SystemRandom(),
         aliases=aliases,
-        limits=Limits(
-            default_output_reservation=settings.default_output_reservation,
-            token_gap_s=settings.token_gap_s,
-            full_wait_s=settings.full_wait_s,
-        ),
+        limits=_limits(settings),
+    )
+
+
+def _limits(settings: GatewaySettings) -> Limits:
+    num_bytes = settings.max_held_body_bytes
+    # A tenant may always send one body.
+    num_bytes_of_tenant = max(int(num_bytes * settings.tenant_share), settings.max_body_bytes)
+    return Limits(
+        default_output_reservation=settings.default_output_reservation,
+        token_gap_s=settings.token_gap_s,
+        full_wait_s=settings.full_wait_s,
+        max_requests_of_tenant=max(int(settings.max_open_requests * settings.tenant_share), 1),
+        bodies=BodyLimits(num_bytes, num_bytes_of_tenant),
     )
 
 

@@ -147,6 +147,7 @@ class App:
                 token_gap_s=timeout_of(headers, TOKEN_GAP_HEADER),
                 authorization=authorization_of(headers),
                 read_body=body.read,
+                num_body_bytes=body.num_told_bytes,
                 traceparent=traceparent_of(headers),
                 client_address=client_address_of(scope, self._num_proxies),
                 wants_explanation=wants_explanation(headers),

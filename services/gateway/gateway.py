@@ -21,8 +21,8 @@ from services.gateway.clients.protocols import (
 )
 from services.gateway.readiness import FleetRoom, Readiness
 from services.gateway.request.auditor import GatewayAuditor
+from services.gateway.request.bodies import Bodies
 from services.gateway.request.deps import AttemptDeps, Limits, PipelineDeps
-from services.gateway.request.large_bodies import LargeBodies
 from services.gateway.request.pipeline import Pipeline
 from services.gateway.request.reservation import Reservations
 from services.gateway.routing.explanations import Explanations
@@ -35,6 +35,7 @@ from services.gateway.routing.worker_totals import WorkersTotals
 from services.gateway.tenants.auth import Authenticator
 from services.gateway.tenants.leases import LeaseRenewer
 from services.gateway.tenants.local_buckets import LocalBuckets
+from services.gateway.tenants.open_requests import OpenRequests
 from services.gateway.tenants.outbox import Outbox
 from services.gateway.tenants.outbox_files import OutboxFiles
 from services.gateway.tenants.quota_outage import GuardedQuota
@@ -154,7 +155,8 @@ class Gateway:
                 server_secret=server_secret,
                 limits=limits,
                 authenticator=self.authenticator,
-                large_bodies=LargeBodies(clients.in_thread),
+                open_requests=OpenRequests(limits.max_requests_of_tenant),
+                bodies=Bodies(clients.in_thread, limits.bodies),
                 directory=self.directory,
                 tokenizer=clients.tokenizer,
                 artifacts=Artifacts(clients.tokenizer, clients.in_thread),

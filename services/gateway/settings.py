@@ -37,6 +37,10 @@ class GatewaySettings:
     num_proxies: int = 0
     max_body_bytes: int = 8 * 1024 * 1024
     max_open_requests: int = 4096
+    # The bytes of bodies that are read and parsed at once; more wait for a moment.
+    max_held_body_bytes: int = 64 * 1024 * 1024
+    # The part of both that one tenant may have.
+    tenant_share: float = 0.25
     default_output_reservation: int = 512
     deadline_s: float = 600.0
     token_gap_s: float = 20.0
@@ -55,6 +59,10 @@ class GatewaySettings:
         for name in ("max_body_bytes", "max_open_requests", "default_output_reservation"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if not 0 < self.tenant_share <= 1:
+            raise ValueError("tenant_share must be above 0, and 1 at most")
+        if self.max_held_body_bytes < self.max_body_bytes:
+            raise ValueError("max_held_body_bytes must be at least max_body_bytes")
         for name in ("quota", "tokenizer", "router"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must name at least one endpoint")

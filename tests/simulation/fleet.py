@@ -314,7 +314,7 @@ class Fleet:
         request_id = fields.pop("request_id", f"r{self.rng.getrandbits(64):x}")
         body.pop("request_id", None)
 
-        async def read_body() -> bytes:
+        async def read_body(need: object) -> bytes:
             return msgspec.json.encode(body)
 
         arrival = IncomingRequest(

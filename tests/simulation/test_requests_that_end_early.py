@@ -246,7 +246,7 @@ def test_no_component_works_on_behind_a_deadline(tmp_path: Path) -> None:
                 "max_tokens": rng.randint(1, 120),
             }
 
-            async def read_body() -> bytes:
+            async def read_body(need: object) -> bytes:
                 return msgspec.json.encode(body)
 
             arrival = IncomingRequest(

@@ -144,13 +144,21 @@ class RequestBody:
         self._max_bytes = max_bytes
         self.was_read = asyncio.Event()
 
-    async def read(self) -> bytes:
-        """Read the whole body. Raises InvalidRequest (too large, encoded, too slow), Cancelled when
-        the client left."""
+    @property
+    def num_told_bytes(self) -> int:
+        """The length that the client told, as far as it may be; 0 when it told none."""
+        length = self._headers.get("content-length") or "0"
+        return min(int(length), self._max_bytes) if length.isdigit() else 0
+
+    async def read(self, need: Callable[[int], None]) -> bytes:
+        """Read the whole body. `need` takes room for the bytes that are there, and may raise.
+
+        Raises InvalidRequest (too large, encoded, too slow), Cancelled when the client left.
+        """
         try:
             self._check_headers()
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                return await self._read()
+                return await self._read(need)
         except TimeoutError:
             raise InvalidRequest(
                 f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s", reason="request_timeout"
@@ -165,7 +173,7 @@ class RequestBody:
         if length is not None and length.isdigit() and int(length) > self._max_bytes:
             raise _too_large(self._max_bytes)
 
-    async def _read(self) -> bytes:
+    async def _read(self, need: Callable[[int], None]) -> bytes:
         parts, num_bytes = [], 0
         while True:
             message = await self._receive()
@@ -175,6 +183,7 @@ class RequestBody:
             num_bytes += len(parts[-1])
             if num_bytes > self._max_bytes:
                 raise _too_large(self._max_bytes)
+            need(num_bytes)
             if not message.get("more_body"):
                 return b"".join(parts)
 

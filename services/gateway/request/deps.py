@@ -1,12 +1,12 @@
 """The objects that the pipeline and its attempts drive, and the limits that the operator sets."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.system.clock import Clock
 from services.gateway.clients.protocols import TokenizerClient
 from services.gateway.request.auditor import GatewayAuditor
-from services.gateway.request.large_bodies import LargeBodies
+from services.gateway.request.bodies import Bodies, BodyLimits
 from services.gateway.request.reservation import Reservations
 from services.gateway.routing.explanations import Explanations
 from services.gateway.routing.full_lines import FullLines
@@ -14,6 +14,7 @@ from services.gateway.routing.models import ModelDirectory
 from services.gateway.routing.routers import Routers
 from services.gateway.tenants.auth import Authenticator
 from services.gateway.tenants.leases import LeaseRenewer
+from services.gateway.tenants.open_requests import OpenRequests
 from services.gateway.tenants.refusals import Refusals
 from services.gateway.text.detokenize import Artifacts
 from services.gateway.workers.migration import MigrationLimiter
@@ -27,6 +28,8 @@ class Limits:
     default_output_reservation: int = 512
     token_gap_s: float = 20.0
     full_wait_s: float = 2.0
+    max_requests_of_tenant: int = 1024
+    bodies: BodyLimits = field(default_factory=BodyLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,8 @@ class PipelineDeps:
     server_secret: bytes
     limits: Limits
     authenticator: Authenticator
-    large_bodies: LargeBodies
+    open_requests: OpenRequests
+    bodies: Bodies
     directory: ModelDirectory
     tokenizer: TokenizerClient
     artifacts: Artifacts

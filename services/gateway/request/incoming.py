@@ -62,15 +62,17 @@ class IncomingRequest:
     `token_gap_s` replaces this gateway's limit.
 
     Quota knows the request under `usage_id`. `read_body` is called once, when the client is
-    authenticated; it raises BatonError. It has a field for each header that the gateway reads,
-    hence many.
+    authenticated and there is room for `num_body_bytes`, the length that the client told (0: none).
+    It calls its argument with the bytes that are there, and raises BatonError. There is a field for
+    each header that the gateway reads, hence many.
     """
 
     request_id: str
     usage_id: str
     endpoint: Endpoint
-    read_body: Callable[[], Awaitable[bytes]]
+    read_body: Callable[[Callable[[int], None]], Awaitable[bytes]]
     authorization: str | None
+    num_body_bytes: int = 0
     traceparent: str = ""
     client_address: str | None = None
     deadline_s: float = 600.0

@@ -16,10 +16,10 @@ from baton.wire.prefix_hash import derive_cache_key
 from services.gateway.openai.generation import GenerationRequest, Identity, Usage
 from services.gateway.request import reports, submission
 from services.gateway.request.attempts import Attempts
+from services.gateway.request.bodies import LARGE_BODY_BYTES
 from services.gateway.request.deps import PipelineDeps
 from services.gateway.request.incoming import AnswerSink, Deadlines, IncomingRequest, Sink
 from services.gateway.request.job import Job, OutputPlan, Prompt
-from services.gateway.request.large_bodies import LARGE_BODY_BYTES
 from services.gateway.request.trace import RequestTrace, Stage
 from services.gateway.routing.full_lines import Place
 from services.gateway.routing.models import ServedModel
@@ -61,6 +61,17 @@ class Pipeline:
     async def _serve(self, incoming: IncomingRequest, sink: Sink, trace: RequestTrace) -> None:
         deadlines = incoming.deadlines(self._deps.limits.token_gap_s, self._deps.clock)
         principal = await self._authenticate(incoming, deadlines, trace)
+        with self._deps.open_requests.one_of(principal.tenant):
+            await self._answer(incoming, sink, trace, deadlines, principal)
+
+    async def _answer(
+        self,
+        incoming: IncomingRequest,
+        sink: Sink,
+        trace: RequestTrace,
+        deadlines: Deadlines,
+        principal: Principal,
+    ) -> None:
         request, model = await self._validate(incoming, principal, trace)
         prompt = await self._tokenize(request, model, principal, deadlines, trace)
         plan = self._plan(request, model, prompt, principal)
@@ -96,10 +107,12 @@ class Pipeline:
         return request, model
 
     async def _parse(self, incoming: IncomingRequest, tenant: str) -> GenerationRequest:
-        body, parse = await incoming.read_body(), incoming.endpoint.parse
-        if len(body) <= LARGE_BODY_BYTES:
-            return parse(body)
-        return await self._deps.large_bodies.parse(tenant, len(body), partial(parse, body))
+        bodies, parse = self._deps.bodies, incoming.endpoint.parse
+        async with bodies.room(tenant, incoming.num_body_bytes) as room:
+            body = await incoming.read_body(room.need)
+            if len(body) <= LARGE_BODY_BYTES:
+                return parse(body)
+            return await bodies.parse(tenant, partial(parse, body))
 
     async def _tokenize(
         self,

@@ -1,4 +1,4 @@
-"""One key against a real gateway over real sockets: clients that leave at once."""
+"""One key against a real gateway: clients that leave, and bodies that do not come."""
 
 import asyncio
 import socket
@@ -59,3 +59,27 @@ async def test_clients_that_send_and_close_cost_no_tokenizing(stack: Stack) -> N
             client.sendall(sent)
     await chat(stack)
     assert num_tokenized() == num_before + 1
+
+
+async def test_bodies_that_do_not_come_have_a_share_of_the_room_and_no_more(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await chat(stack)
+    monkeypatch.setattr("services.gateway.request.bodies.WAIT_S", 0.05)
+    head, _, body = request({"model": "demo", "user": "x" * 8_000_000}).partition(b"\r\n\r\n")
+    clients = [await asyncio.open_connection("127.0.0.1", stack.port) for _ in range(8)]
+    for _, writer in clients:
+        writer.write(head + b"\r\n\r\n" + body[:100])
+    answers = [asyncio.ensure_future(reader.readuntil(b"\r\n\r\n")) for reader, _ in clients]
+    async with asyncio.timeout(60):
+        while sum(answer.done() for answer in answers) < 6:
+            await asyncio.sleep(0.01)
+        refusals = [answer.result() for answer in answers if answer.done()]
+        assert all(refusal.startswith(b"HTTP/1.1 429 ") for refusal in refusals)
+        assert all(b"retry-after: 1" in refusal for refusal in refusals)
+        # The rest of its share is for small bodies.
+        await chat(stack)
+        for answer, (_, writer) in zip(answers, clients, strict=True):
+            answer.cancel()
+            writer.close()
+        await asyncio.gather(*answers, return_exceptions=True)

@@ -46,10 +46,10 @@ __all__ = [
 T = TypeVar("T")
 
 
-def whole(body: bytes) -> Callable[[], Awaitable[bytes]]:
+def whole(body: bytes) -> Callable[[Callable[[int], None]], Awaitable[bytes]]:
     """`read_body` of a request that has arrived already."""
 
-    async def read() -> bytes:
+    async def read(need: Callable[[int], None]) -> bytes:
         return body
 
     return read

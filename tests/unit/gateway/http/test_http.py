@@ -116,23 +116,30 @@ def test_timeout_headers_are_seconds_up_to_an_hour(name: str) -> None:
 
 
 async def test_a_body_in_pieces_is_joined() -> None:
-    receive = receiver(body(b"ab", True), body(b"cd"))
-    assert await RequestBody(headers(), receive, 4).read() == b"abcd"
+    receive, needed = receiver(body(b"ab", True), body(b"cd")), []
+    assert await RequestBody(headers(), receive, 4).read(needed.append) == b"abcd"
+    assert needed == [2, 4]
+
+
+def test_a_body_tells_its_length_as_far_as_it_may_be() -> None:
+    for told, num_bytes in (("3", 3), ("5", 4), ("x", 0)):
+        assert RequestBody(headers(content_length=told), receiver(), 4).num_told_bytes == num_bytes
+    assert RequestBody(headers(), receiver(), 4).num_told_bytes == 0
 
 
 async def test_a_body_over_the_limit_is_refused_before_and_while_reading() -> None:
     with pytest.raises(InvalidRequest) as caught:
-        await RequestBody(headers(content_length="5"), receiver(), 4).read()
+        await RequestBody(headers(content_length="5"), receiver(), 4).read(int)
     assert caught.value.row.http_status == 413
     with pytest.raises(InvalidRequest) as caught:
-        await RequestBody(headers(), receiver(body(b"abcde", True)), 4).read()
+        await RequestBody(headers(), receiver(body(b"abcde", True)), 4).read(int)
     assert caught.value.row.http_status == 413
 
 
 def test_a_body_that_stalls_is_a_408_after_ten_seconds() -> None:
     async def scenario() -> None:
         with pytest.raises(InvalidRequest) as caught:
-            await RequestBody(headers(), receiver(body(b"a", True)), 4).read()
+            await RequestBody(headers(), receiver(body(b"a", True)), 4).read(int)
         assert caught.value.row.http_status == 408
 
     run_virtual(scenario())

@@ -463,7 +463,7 @@ def test_nothing_is_reserved_for_a_bad_key_a_bad_field_or_an_unknown_model() -> 
 
 def test_the_key_is_checked_before_the_body_is_read() -> None:
     async def scenario(fleet: Fleet) -> None:
-        async def read_body() -> bytes:
+        async def read_body(need: object) -> bytes:
             raise AssertionError("the body of a stranger is not read")
 
         changes = {"read_body": read_body, "authorization": None}

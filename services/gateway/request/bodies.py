@@ -1,0 +1,172 @@
+"""The room for the bodies of requests that are read and parsed, and the line of the large ones.
+
+A body takes its room before its first byte is read, and keeps it until it is parsed. The bytes are
+bounded in all, and by a share for each tenant; bodies that do not fit wait in line, for a bounded
+time. A body can be made that takes a quarter of a second a MiB to parse, and 100 times its size in
+memory: so large ones are parsed beside the event loop, one at a time, and tenants take turns.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+from baton.wire.failures import BatonError, LimitExceeded, Overloaded
+from services.gateway.clients.protocols import RunInThread
+
+LARGE_BODY_BYTES = 64 * 1024
+# Of a body that does not fit. Its client's socket holds it meanwhile, but for about 64 KiB.
+WAIT_S = 5.0
+MAX_WAITING = 256
+MAX_WAITING_OF_TENANT = 64
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """The bytes of bodies that may be read and parsed at once: in all, and of one tenant."""
+
+    num_bytes: int = 64 * 1024 * 1024
+    num_bytes_of_tenant: int = 16 * 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    tenant: str
+    num_bytes: int
+    admitted: asyncio.Future[None] = field(default_factory=asyncio.Future)
+
+
+class Room:
+    """The room of one body."""
+
+    def __init__(self, bodies: "Bodies", tenant: str, num_bytes: int) -> None:
+        self._bodies = bodies
+        self._tenant = tenant
+        self.num_bytes = num_bytes
+
+    def need(self, num_bytes: int) -> None:
+        """Take more room, for a body whose length was not told. Never waits: bodies that wait for
+        each other's room would all stand still. Raises LimitExceeded, Overloaded."""
+        more = num_bytes - self.num_bytes
+        if more > 0:
+            self._bodies.take(self._tenant, more)
+            self.num_bytes = num_bytes
+
+
+class Bodies:
+    """The bodies of one gateway."""
+
+    def __init__(self, in_thread: RunInThread, limits: BodyLimits) -> None:
+        self._in_thread = in_thread
+        self._limits = limits
+        self._num_bytes = 0
+        # Bytes by tenant.
+        self._held: Counter[str] = Counter()
+        self._line: list[_Waiter] = []
+        self._turn = asyncio.Lock()
+        # A tenant has one body in the line for the turn.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def room(self, tenant: str, num_bytes: int) -> AsyncIterator[Room]:
+        """Hold room for a body of so many bytes, 0 when its length is not told; waits for it.
+        Raises LimitExceeded when it is the tenant that has too many, else Overloaded."""
+        await self._enter(tenant, num_bytes)
+        room = Room(self, tenant, num_bytes)
+        try:
+            yield room
+        finally:
+            self._leave(tenant, room.num_bytes)
+
+    async def parse(self, tenant: str, work: Callable[[], T]) -> T:
+        """Run `work` on a large body, when its turn has come. Raises what `work` raises."""
+        async with self._turns.setdefault(tenant, asyncio.Lock()):
+            await self._turn.acquire()
+            parsing = asyncio.ensure_future(self._in_thread(work))
+            parsing.add_done_callback(self._end_turn)
+            # It goes on to its end, and keeps the turn, also when its client leaves.
+            return await asyncio.shield(parsing)
+
+    def take(self, tenant: str, num_bytes: int) -> None:
+        """Take room at once. Raises LimitExceeded, Overloaded."""
+        if not self._has_room(tenant, num_bytes):
+            raise self._refusal(tenant, num_bytes)
+        self._num_bytes += num_bytes
+        self._held[tenant] += num_bytes
+
+    async def _enter(self, tenant: str, num_bytes: int) -> None:
+        if not self._line and self._has_room(tenant, num_bytes):
+            self.take(tenant, num_bytes)
+            return
+        waiter = _Waiter(tenant, num_bytes)
+        if self._is_line_full(tenant):
+            raise self._refusal(tenant, num_bytes)
+        self._line.append(waiter)
+        self._admit()
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await waiter.admitted
+        except TimeoutError:
+            # It may have been admitted at this very moment.
+            if waiter in self._line:
+                self._give_up(waiter)
+                raise self._refusal(tenant, num_bytes) from None
+        except asyncio.CancelledError:
+            if waiter in self._line:
+                self._give_up(waiter)
+            else:
+                self._leave(tenant, num_bytes)
+            raise
+
+    def _give_up(self, waiter: _Waiter) -> None:
+        self._line.remove(waiter)
+        self._admit()
+
+    def _admit(self) -> None:
+        """Admit those in line for which there is room, in order; a tenant that has its share does
+        not hold up others."""
+        tenants_without: set[str] = set()
+        for waiter in tuple(self._line):
+            if waiter.tenant in tenants_without or waiter.admitted.done():
+                continue
+            if self._num_bytes + waiter.num_bytes > self._limits.num_bytes:
+                return
+            if not self._has_room(waiter.tenant, waiter.num_bytes):
+                tenants_without.add(waiter.tenant)
+                continue
+            self.take(waiter.tenant, waiter.num_bytes)
+            self._line.remove(waiter)
+            waiter.admitted.set_result(None)
+
+    def _leave(self, tenant: str, num_bytes: int) -> None:
+        self._num_bytes -= num_bytes
+        self._held[tenant] -= num_bytes
+        if not self._held[tenant]:
+            del self._held[tenant]
+        self._admit()
+
+    def _has_room(self, tenant: str, num_bytes: int) -> bool:
+        return (
+            self._num_bytes + num_bytes <= self._limits.num_bytes
+            and self._held[tenant] + num_bytes <= self._limits.num_bytes_of_tenant
+        )
+
+    def _is_line_full(self, tenant: str) -> bool:
+        num_waiting = sum(waiter.tenant == tenant for waiter in self._line)
+        return num_waiting >= MAX_WAITING_OF_TENANT or len(self._line) >= MAX_WAITING
+
+    def _refusal(self, tenant: str, num_bytes: int) -> BatonError:
+        if self._held[tenant] + num_bytes > self._limits.num_bytes_of_tenant:
+            message = "too many large requests of this tenant are being read"
+            return LimitExceeded(message, reason="share_exceeded", retry_after_s=1)
+        return Overloaded("too many large requests are being read", retry_after_s=1)
+
+    def _end_turn(self, parsing: asyncio.Future[T]) -> None:
+        self._turn.release()
+        if not parsing.cancelled():
+            parsing.exception()  # its client may have left
