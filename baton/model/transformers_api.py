@@ -28,7 +28,7 @@ class LazyCompiler(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__path__":  # what inspect asks each module
             raise AttributeError(name)
-        self.__class__ = ModuleType
+        self.__class__ = ModuleType  # type: ignore[assignment]
         spec = self.__spec__
         assert spec is not None
         assert spec.loader is not None

@@ -28,8 +28,7 @@ class WorkersTotals:
             for worker in model.workers
             if worker.totals.uptime_us
         }
-        for life in self._present.keys() - present.keys():
-            self._ended.append(self._present[life])
+        self._ended += [each for life, each in self._present.items() if life not in present]
         del self._ended[:-_MAX_ENDED]
         self._present = present
 
