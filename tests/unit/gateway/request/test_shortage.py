@@ -6,7 +6,7 @@ from baton.wire.v1 import failure_pb2, quota_pb2
 from tests.unit.gateway.fakes import Fleet, simulate
 
 NUM_CHATS = 40
-NUM_TOKENS = 1600
+NUM_TOKENS = 1000
 TOKENS_PER_MINUTE = 60_000
 
 
