@@ -26,8 +26,8 @@ from baton.wire.v1 import router_pb2_grpc
 from bench.router.picks import PaperFleet
 from services.router.__main__ import NewsCall, add_services
 from services.router.peers import news
-from services.router.peers.watcher import PeerWatcher
 from services.router.settings import Settings
+from services.router.watcher import PeerWatcher
 
 NUM_WORKERS = 100
 PROMPT_TOKENS = 16_000

@@ -21,11 +21,10 @@ from baton.wire.v1 import (
     worker_pb2_grpc,
 )
 from services.router import instruments
-from services.router.peers.watcher import PeerWatcher
 from services.router.router_core import RouterCore
 from services.router.servicer import RouterPeersServicer, RouterServicer
 from services.router.settings import ENVIRONMENT_PREFIX, Settings
-from services.router.watcher import Watcher
+from services.router.watcher import PeerWatcher, Watcher
 
 _log = logs.get("router")
 

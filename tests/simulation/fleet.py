@@ -50,10 +50,9 @@ from services.quota.ledger import Ledger
 from services.quota.registry import Registry
 from services.quota.store import RedisStore
 from services.quota.worker_archive import WorkerArchive
-from services.router.peers.watcher import PeerWatcher
 from services.router.router_core import RouterCore
 from services.router.settings import Settings as RouterSettings
-from services.router.watcher import Watcher
+from services.router.watcher import PeerWatcher, Watcher
 from services.tokenizer.encoder import EncodeLimits, Encoder
 from services.tokenizer.model_folder import read_model_folder
 from services.tokenizer.served_model import ModelTable, ServedModel, load_model

@@ -14,7 +14,7 @@ from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import InvalidRequest, Overloaded
 from baton.wire.v1 import peers_pb2, router_pb2
 from services.router.peers import news as news_module
-from services.router.peers.watcher import PeerWatcher
+from services.router.watcher import PeerWatcher
 
 BUSY = {"num_running": 4}
 
