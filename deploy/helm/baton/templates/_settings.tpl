@@ -58,6 +58,16 @@ gateway,quota,tokenizer,router,worker,edge,envoy
 {{ .Values.redis.existingSecret | default (printf "%s-redis" (include "baton.fullname" .)) }}
 {{- end }}
 
+{{/* Where a pod's node stands (`places` of zone and region), unless the service's settings say it. Empty where the
+cluster does not put the node's place on its pods (it does from 1.35 on). */}}
+{{- define "baton.env.places" -}}
+{{- range $place := .places }}
+{{- if not (hasKey ($.settings | default dict) $place) }}
+{{ $.prefix }}{{ upper $place }}: metadata.labels['topology.kubernetes.io/{{ $place }}']
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* Volumes of every service: its certificate, and the authorities and headers of the traces' receiver:
      (dict "root" $ "service" "gateway"). */}}
 {{- define "baton.volumes.all" -}}
