@@ -52,7 +52,7 @@ def _extend(
     asking = msgspec.structs.replace(params, num_logprobs=num_top, temperature=0.0)
     extended: list[tuple[float, int, int, tuple[int, ...]]] = []
     for rank, (score, tokens) in enumerate(live):
-        row = SampleRow(0, asking, 0, len(tokens))
+        row = SampleRow(0, asking, 0, len(tokens), num_logprobs=num_top)
         top = runner.lone_logprobs([*prompt, *tokens], row)
         for token, logprob in zip(top.top_ids, top.top_logprobs, strict=True):
             if not (isinstance(banned, set) and token in banned):

@@ -30,18 +30,15 @@ class SampleRow:
     choice: int
     # Index of the new token among the output tokens of its choice: the noise counter.
     output_index: int
-    # Set when `params.needs_history`; a view that is valid during the step.
+    # Set when the tokens so far change the next one's probabilities; a view that is valid during
+    # the step.
     history: TokenHistory | None = None
+    # Likeliest tokens whose logprobs are wanted besides the row's own; None = no logprobs.
+    num_logprobs: int | None = None
     # With it nothing is sampled: the logprobs of this token are wanted.
     forced_token: int | None = None
     # The row of `StepBatch.masks` that limits this one; None = every token is allowed.
     mask_row: int | None = None
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """Likeliest tokens whose logprobs are wanted besides the row's own; None = no logprobs."""
-        params = self.params
-        return params.num_logprobs if self.forced_token is None else params.num_prompt_logprobs
 
 
 class TokenMasks(Protocol):

@@ -82,12 +82,6 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     early_stopping: EarlyStopping = "heuristic"
     grammar: Grammar | None = None
 
-    @property
-    def needs_history(self) -> bool:
-        """The tokens so far change the next one's probabilities."""
-        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1)
-        return any(penalties)
-
 
 class Fork(msgspec.Struct, frozen=True, array_like=True):
     """A further choice of a request, as a sequence of its own."""

@@ -124,6 +124,7 @@ class Sequence:
         "grammar",
         "group",
         "lookup",
+        "needs_history",
         "next_prompt_logprob",
         "num_computed_tokens",
         "num_lost_tokens",
@@ -152,6 +153,13 @@ class Sequence:
         # The prompt token whose logprobs are reported next; the first token has none.
         self.next_prompt_logprob = 1
         self.credit = request.credit
+        # The tokens so far change the next one's probabilities.
+        sampling = request.sampling
+        self.needs_history = bool(
+            sampling.presence_penalty
+            or sampling.frequency_penalty
+            or sampling.repetition_penalty != 1
+        )
         self.table = BlockTable([root_hash, *split_hashes(request.block_hashes)])
         # Set when its output must match a grammar. It is parked while it awaits that.
         self.grammar: GrammarState | None = None

@@ -155,7 +155,14 @@ def _prompt_rows(scheduled: ScheduledSequence, first_row: int) -> list[SampleRow
     shift = first_row - seq.num_computed_tokens - 1
     tokens = seq.tokens(start, end).tolist() if end > start else []
     return [
-        SampleRow(shift + position, params, choice, 0, forced_token=token)
+        SampleRow(
+            shift + position,
+            params,
+            choice,
+            0,
+            num_logprobs=params.num_prompt_logprobs,
+            forced_token=token,
+        )
         for position, token in enumerate(tokens, start)
     ]
 
@@ -164,7 +171,7 @@ def _sampled_row(seq: Sequence, last_row: int, draft: tuple[int, ...] = ()) -> S
     """The row after the sequence's last token, which is token `last_row`, and then its draft."""
     request = seq.request
     history = None
-    if request.sampling.needs_history:
+    if seq.needs_history:
         tokens = seq.tokens(0, seq.num_tokens)
         history = TokenHistory(request.seq_id, tokens, seq.num_prompt_tokens, draft)
     return SampleRow(
@@ -173,6 +180,7 @@ def _sampled_row(seq: Sequence, last_row: int, draft: tuple[int, ...] = ()) -> S
         request.choice,
         seq.num_output_tokens + len(draft),
         history=history,
+        num_logprobs=request.sampling.num_logprobs,
     )
 
 

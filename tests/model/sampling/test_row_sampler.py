@@ -22,7 +22,9 @@ def _logits(num_rows: int, seed: int = 0) -> torch.Tensor:
 def _row(index: int = 0, history: TokenHistory | None = None, **fields: object) -> SampleRow:
     row_fields = {name: fields.pop(name) for name in ("mask_row", "forced_token") if name in fields}
     params = SamplingParams(max_tokens=50, **fields)
-    return SampleRow(0, params, 0, index, history=history, **row_fields)
+    is_forced = "forced_token" in row_fields
+    num_logprobs = params.num_prompt_logprobs if is_forced else params.num_logprobs
+    return SampleRow(0, params, 0, index, history, num_logprobs, **row_fields)
 
 
 def _history(tokens, num_prompt_tokens: int, draft=(), seq_id: int = 1) -> TokenHistory:

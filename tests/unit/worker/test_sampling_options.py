@@ -40,7 +40,7 @@ def test_penalties_biases_and_logprobs_reach_the_engine() -> None:
 
 def test_what_is_unset_is_off() -> None:
     params = to_params(make())
-    assert (params.top_p, params.repetition_penalty, params.needs_history) == (1.0, 1.0, False)
+    assert (params.top_p, params.repetition_penalty) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize(
