@@ -17,7 +17,6 @@ from baton.engine.protocol.messages import Probe
 from baton.engine.protocol.progress_page import CoreProgress
 from baton.runtime import logs
 from baton.system.clock import Clock
-from baton.wire.failures import Unavailable
 from baton.worker import instruments
 
 TICK_S = 0.1
@@ -69,11 +68,6 @@ class CoreWatch:
     def on_change(self, listener: Callable[[bool], None]) -> None:
         """Call `listener` with True when the core stands still, with False when it moves again."""
         self._listeners.append(listener)
-
-    def check(self) -> None:
-        """Raises Unavailable while the core stands still."""
-        if self.is_stalled:
-            raise Unavailable(self.reason())
 
     def reason(self) -> str:
         """Why this worker cannot serve now; empty when it can."""

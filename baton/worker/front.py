@@ -54,7 +54,8 @@ class WorkerFront(ABC):
         """Raises Unavailable while the worker drains or its core stands still."""
         if self._is_draining:
             raise failures.Unavailable("this worker is draining", reason="draining")
-        self._deps.watch.check()
+        if self._deps.watch.is_stalled:
+            raise failures.Unavailable(self._deps.watch.reason())
 
     @abstractmethod
     def violations(self) -> Iterator[Violation]:

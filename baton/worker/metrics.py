@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from functools import partial
 
+from baton.engine.protocol.engine_time import EngineTimes
 from baton.engine.protocol.messages import EngineInfo, StepEvents
+from baton.system.clock import Clock
 from baton.wire.v1 import router_pb2
 from baton.worker import instruments
 
@@ -71,6 +73,23 @@ class WorkerMetrics:
     def _set_used(self, num_used: int) -> None:
         self._used.set(num_used)
         self._usage.set(num_used / self._num_blocks)
+
+
+def totals_of(
+    times: EngineTimes, boot_epoch: int, clock: Clock
+) -> Callable[[], router_pb2.EngineTotals]:
+    """A function that tells the worker's uptime, from now on, and what it did with it."""
+    started_s = clock.now()
+
+    def totals() -> router_pb2.EngineTotals:
+        return router_pb2.EngineTotals(
+            boot_epoch=boot_epoch,
+            uptime_us=int((clock.now() - started_s) * 1e6),
+            busy_us=times.busy_us,
+            unbilled_us=times.unbilled_us,
+        )
+
+    return totals
 
 
 def _seconds(totals: Callable[[], router_pb2.EngineTotals], name: str) -> float:

@@ -15,7 +15,6 @@ import grpc
 
 from baton.engine.process.process_client import ProcessEngineClient
 from baton.engine.protocol.client import CoreNotStarted, EngineClient, ModelRefused
-from baton.engine.protocol.engine_time import EngineTimes
 from baton.engine.protocol.messages import SnapshotHashes
 from baton.handoff.block_bytes import KEPT_BYTES, BlockBytes
 from baton.handoff.transports.device_transport import CoreReads, DeviceTransport
@@ -31,7 +30,7 @@ from baton.worker.core_watch import CoreWatch, WatchLimits
 from baton.worker.deps import WorkerDeps
 from baton.worker.dispatch import EngineDispatcher
 from baton.worker.grammar_gate import GrammarGate
-from baton.worker.metrics import WorkerMetrics
+from baton.worker.metrics import WorkerMetrics, totals_of
 from baton.worker.reports import ReportLog, register_message
 from baton.worker.reports_servicer import WorkerReportsServicer
 from baton.worker.settings import Settings
@@ -91,7 +90,7 @@ def make_parts(
         zone=zone,
     )
     watch = CoreWatch(client, clock, limits)
-    totals = _totals(dispatcher.times, boot_epoch, clock)
+    totals = totals_of(dispatcher.times, boot_epoch, clock)
     reports = ReportLog(register, lambda: dispatcher.send(SnapshotHashes()), totals)
     watch.on_change(reports.set_stalled)
     return WorkerDeps(
@@ -107,23 +106,6 @@ def make_parts(
         clock=clock,
         random_bytes=random_bytes,
     )
-
-
-def _totals(
-    times: EngineTimes, boot_epoch: int, clock: Clock
-) -> Callable[[], router_pb2.EngineTotals]:
-    """What tells the worker's uptime, from now on, and what it did with it."""
-    started_s = clock.now()
-
-    def totals() -> router_pb2.EngineTotals:
-        return router_pb2.EngineTotals(
-            boot_epoch=boot_epoch,
-            uptime_us=int((clock.now() - started_s) * 1e6),
-            busy_us=times.busy_us,
-            unbilled_us=times.unbilled_us,
-        )
-
-    return totals
 
 
 def _device_transport(

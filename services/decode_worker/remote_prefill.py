@@ -94,8 +94,9 @@ class RemotePrefill:
         except failures.BatonError as error:
             self._close(error)
             raise
-        finally:
+        except BaseException:
             self._close(failures.Cancelled("the handoff was given up"))
+            raise
 
     async def _prefill(
         self, num_cached_blocks: int, bind: BindBlocks, on_first: OnFirst
