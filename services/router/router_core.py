@@ -127,8 +127,7 @@ class RouterCore:
         wanted = PickRequest.of(request, self._clock.now(), left_s)
         outcome: str = PickOutcome.CANCELLED
         try:
-            fingerprint, num_deaths = request.poison_fingerprint, request.num_deaths
-            is_suspect = self._quarantine.admit(fingerprint, num_deaths, request.request_id)
+            is_suspect = self._is_suspect(request)
             if request.has_failed:
                 self._retry_budget.spend(has_begun=request.has_begun)
             response = await self._queues.pick(wanted)
@@ -162,12 +161,21 @@ class RouterCore:
             worker_id = request.exclude_worker_ids[-1]
             self._fleet.failed(worker_id)
             self._news.failed(worker_id)
-        self._quarantine.clear(request.harmless_fingerprints)
-        for fingerprint in request.harmless_fingerprints:
-            self._news.harmless(fingerprint)
-        self._quarantine.learn(request.quarantined)
+        if request.harmless_fingerprints:
+            self._quarantine.clear(request.harmless_fingerprints)
+            for fingerprint in request.harmless_fingerprints:
+                self._news.harmless(fingerprint)
+        if request.quarantined:
+            self._quarantine.learn(request.quarantined)
         if request.num_deaths and request.poison_fingerprint:
             self._news.suspected(request.poison_fingerprint, request.num_deaths)
+
+    def _is_suspect(self, request: router_pb2.PickRequest) -> bool:
+        """Return whether the request may kill a core. Raises InvalidRequest in quarantine."""
+        if not request.num_deaths and not self._quarantine.entries:
+            return False
+        fingerprint, num_deaths = request.poison_fingerprint, request.num_deaths
+        return self._quarantine.admit(fingerprint, num_deaths, request.request_id)
 
     def follow_news(self) -> AsyncIterator[peers_pb2.PeerNews]:
         """The news of this router, for one of its peers; see `peers/news.py`."""

@@ -42,6 +42,8 @@ class QuarantineNews:
         self._clock = clock
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._views: dict[str, _View] = {}
+        # False until a first entry is heard of: nothing can be attached.
+        self.has_entries = False
 
     def hear(self, router: str, view: router_pb2.WatchAdmissionResponse) -> None:
         """Take in the quarantine in a router's view."""
@@ -60,6 +62,7 @@ class QuarantineNews:
                 self._entries[row.fingerprint] = _Entry(now + row.left_s, row.software_version)
         while len(self._entries) > MAX_ENTRIES:
             self._entries.popitem(last=False)
+        self.has_entries = bool(self._entries)
 
     def lose(self, router: str) -> None:
         """Forget the view of a router that has stopped speaking: its next life knows nothing."""

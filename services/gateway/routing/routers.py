@@ -86,12 +86,14 @@ class Routers:
         """Ask the prompt's router, then each next one, for a pick; without any, pick from the last
         view. Raises BatonError."""
         ends_s = self._clock.now() + context.deadline_s
-        for address in self.in_order(request.model_fp, self._keys.key(request)):
+        key = self._keys.key(request) if len(self._routers) > 1 else b""
+        for address in self.in_order(request.model_fp, key):
             left_s = ends_s - self._clock.now()
             if left_s <= 0:
                 raise DeadlineExceeded("no router answered in time")
             try:
-                self._quarantined.attach(address, request)
+                if self._quarantined.has_entries:
+                    self._quarantined.attach(address, request)
                 return await self._ask(address, request, replace(context, deadline_s=left_s))
             except BatonError as error:
                 if error.reason != "unavailable":

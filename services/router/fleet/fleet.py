@@ -152,7 +152,8 @@ class Fleet:
         worker.reported_at = self._clock.now()
         has_changed = load.is_stalled != worker.load.is_stalled
         worker.measured_at.note(worker.load, load, worker.reported_at)
-        self.links.note(worker.registration.zone, worker.load.far_handoffs, load.far_handoffs)
+        if load.far_handoffs != worker.load.far_handoffs:
+            self.links.note(worker.registration.zone, worker.load.far_handoffs, load.far_handoffs)
         worker.load = load
         for request_id in accepted_request_ids:
             worker.leases.end(request_id)

@@ -41,12 +41,13 @@ class Quarantine:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        # Only this class changes them.
+        self.entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._versions: set[str] = set()
         self.newest_version = ""
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def admit(self, fingerprint: bytes, num_deaths: int, request_id: str) -> bool:
         """Note the deaths that a pick reports of its request; returns whether that is a suspect.
@@ -54,7 +55,7 @@ class Quarantine:
         Raises InvalidRequest `request_quarantined` for a request that has killed too many cores.
         """
         self._expire()
-        known = self._entries.get(fingerprint)
+        known = self.entries.get(fingerprint)
         if num_deaths and fingerprint and len(fingerprint) <= MAX_FINGERPRINT_BYTES:
             known = self._note(fingerprint, num_deaths, request_id)
         if max(num_deaths, known.num_deaths if known else 0) >= MAX_DEATHS:
@@ -73,16 +74,16 @@ class Quarantine:
     def clear(self, fingerprints: Iterable[bytes]) -> None:
         """Forget suspects that have proved harmless; requests in quarantine stay there."""
         for fingerprint in fingerprints:
-            known = self._entries.get(fingerprint)
+            known = self.entries.get(fingerprint)
             if known is not None and known.num_deaths < MAX_DEATHS:
-                del self._entries[fingerprint]
+                del self.entries[fingerprint]
 
     def greet(self, software_version: str) -> None:
         """Note the version of a worker that registered; a new version ends all entries."""
         if software_version in self._versions:
             return
         if self._versions:
-            self._entries.clear()
+            self.entries.clear()
         if len(self._versions) == MAX_VERSIONS:
             self._versions.clear()
         self._versions.add(software_version)
@@ -98,7 +99,7 @@ class Quarantine:
                 left_s=entry.expires_at - now,
                 software_version=self.newest_version,
             )
-            for fingerprint, entry in self._entries.items()
+            for fingerprint, entry in self.entries.items()
             if entry.num_deaths >= MAX_DEATHS and entry.expires_at - now >= MIN_QUARANTINE_S
         ]
         return reported[-MAX_REPORTED:]
@@ -114,12 +115,12 @@ class Quarantine:
             and not self._refuses(row.fingerprint)
         }
         if news:
-            entries = {**self._entries, **news}
+            entries = {**self.entries, **news}
             in_order = sorted(entries.items(), key=lambda item: item[1].expires_at)
-            self._entries = OrderedDict(in_order[-MAX_FINGERPRINTS:])
+            self.entries = OrderedDict(in_order[-MAX_FINGERPRINTS:])
 
     def _refuses(self, fingerprint: bytes) -> bool:
-        known = self._entries.get(fingerprint)
+        known = self.entries.get(fingerprint)
         return known is not None and known.num_deaths >= MAX_DEATHS
 
     def _note(self, fingerprint: bytes, num_deaths: int, request_id: str) -> _Entry:
@@ -129,15 +130,15 @@ class Quarantine:
         return self._enter(fingerprint, num_deaths)
 
     def _enter(self, fingerprint: bytes, num_deaths: int) -> _Entry:
-        known = self._entries.pop(fingerprint, None)
+        known = self.entries.pop(fingerprint, None)
         most = max(num_deaths, known.num_deaths if known else 0)
         entry = _Entry(most, self._clock.now() + QUARANTINE_S)
-        self._entries[fingerprint] = entry
-        if len(self._entries) > MAX_FINGERPRINTS:
-            self._entries.popitem(last=False)
+        self.entries[fingerprint] = entry
+        if len(self.entries) > MAX_FINGERPRINTS:
+            self.entries.popitem(last=False)
         return entry
 
     def _expire(self) -> None:
         now = self._clock.now()
-        while self._entries and next(iter(self._entries.values())).expires_at <= now:
-            self._entries.popitem(last=False)
+        while self.entries and next(iter(self.entries.values())).expires_at <= now:
+            self.entries.popitem(last=False)

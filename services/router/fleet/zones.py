@@ -46,7 +46,7 @@ class ZoneLinks:
 
     def note(self, decode_zone: str, old: Sequence[FarHandoff], new: Sequence[FarHandoff]) -> None:
         """Take in a worker's report: a speed that differs from its last one was measured again."""
-        if not decode_zone or new == old:
+        if not decode_zone:
             return
         for handoff in new:
             if handoff not in old and handoff.zone != decode_zone:

@@ -93,7 +93,8 @@ class PickCosts:
         missing = decode.missing_tokens(self._demand.num_prompt_tokens)
         num_bytes = -(-missing // shape.block_size) * shape.block_bytes
         least_s, bytes_per_s = speed.handoff_s, speed.handoff_bytes_per_s
-        if (link := policy.links.between(prefill.zone, decode.zone)) is not None:
+        link = policy.links.between(prefill.zone, decode.zone) if is_far(prefill, decode) else None
+        if link is not None:
             least_s = link.least_s or least_s
             slow = min(bytes_per_s, policy.prior_far_handoff_bytes_per_s)
             bytes_per_s = link.bytes_per_s or slow
