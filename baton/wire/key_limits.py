@@ -7,6 +7,7 @@ decides on all levels at once.
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import msgspec
@@ -150,6 +151,7 @@ def organisation_root(organisation: str) -> str:
     return f"baton:{{{organisation}}}/"
 
 
+@lru_cache(maxsize=1024)
 def tenant_root(tenant: str) -> str:
     """The prefix of every Redis key of a tenant's ledger; one hash slot for each organisation, and
     for each tenant without one."""

@@ -132,7 +132,7 @@ class CreditMeter:
 
     def _extend_when_low(self) -> None:
         lease = self._lease
-        if self._ask is None or lease.is_asking or lease.num_granted >= self._ceiling:
+        if self._ask is None or lease.num_granted >= self._ceiling or lease.is_asking:
             return
         if self._num_free < LOW_TOKENS:
             self._ask(min(lease.num_granted + self._extension_tokens, self._ceiling))
