@@ -2,6 +2,8 @@
 
 A frame counts only when it carries the ticket's epoch and capability; every other one is foreign
 (or of an older attempt) and is dropped without touching the transfer. Knows nothing of streams.
+
+Each side holds a transfer under a lease (decision 0019), for its peer may be gone without a word.
 """
 
 import hmac
@@ -11,6 +13,10 @@ from dataclasses import dataclass
 from baton.handoff.outcomes import BadBlocksCause, DropCause
 
 CAPABILITY_BYTES = 16
+# A lease lives so long from its beginning or its last renewal.
+LEASE_S = 5.0
+RENEW_INTERVAL_S = 1.0
+SWEEP_INTERVAL_S = 0.5
 
 
 class ForeignFrame(Exception):

@@ -6,7 +6,7 @@ that is not the peer's turn, or that waits in line while the link delivers other
 
 from collections.abc import Iterable
 
-from baton.handoff.lease import LEASE_S, RENEW_INTERVAL_S, LeaseTable
+from baton.handoff.ticket import LEASE_S, RENEW_INTERVAL_S
 from baton.system.clock import Clock
 from services.decode_worker.incoming_transfer import IncomingTransfer
 
@@ -15,13 +15,10 @@ BUSY_S = 1.5 * RENEW_INTERVAL_S
 
 
 class DeliveryWatch:
-    """Holds a lease for each of at most `max_transfers` transfers that the peer was heard of."""
+    """Watches the transfers of one link; `heard_at` of each is the peer's last word of it."""
 
-    def __init__(self, clock: Clock, max_transfers: int) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._leases: LeaseTable[int] = LeaseTable(
-            clock, duration_s=LEASE_S, max_leases=max_transfers
-        )
         self._last_delivery_s = clock.now()
 
     @property
@@ -33,25 +30,18 @@ class DeliveryWatch:
         """Blocks or a commit came, or memory for more is free again."""
         self._last_delivery_s = self._clock.now()
 
-    def heard_of(self, transfer: IncomingTransfer) -> None:
-        """The peer is alive for this transfer."""
-        xfer_id = transfer.ticket.xfer_id
-        if not self._leases.renew(xfer_id) and self._leases.can_grant():
-            self._leases.grant(xfer_id)
-
-    def forget(self, transfer: IncomingTransfer) -> None:
-        """The transfer has ended."""
-        self._leases.release(transfer.ticket.xfer_id)
-
     def find_late(self, transfers: Iterable[IncomingTransfer]) -> list[IncomingTransfer]:
         """Those that the peer has let hang for a whole lease; each is named once."""
-        open_transfers = {transfer.ticket.xfer_id: transfer for transfer in transfers}
-        for transfer in open_transfers.values():
+        now, is_busy, late = self._clock.now(), self._silent_s < BUSY_S, []
+        for transfer in transfers:
             # Before the first token only the deadline limits compute; before the bind it is our
             # own core that we wait for.
-            if self._silent_s < BUSY_S or not transfer.is_waiting_for_peer:
-                self.heard_of(transfer)
-        return [open_transfers[xfer_id] for xfer_id in self._leases.sweep()]
+            if is_busy or not transfer.is_waiting_for_peer:
+                transfer.heard_at = now
+            elif transfer.heard_at is not None and now - transfer.heard_at >= LEASE_S:
+                transfer.heard_at = None
+                late.append(transfer)
+        return late
 
     @property
     def _silent_s(self) -> float:

@@ -81,6 +81,8 @@ class IncomingTransfer:
         on_end: Callable[["IncomingTransfer", failures.BatonError | None], None],
     ) -> None:
         self.request = request
+        # The peer's last word of it; None before the first, and once it was found late.
+        self.heard_at: float | None = None
         self._vocab_size = deps.dispatcher.info.vocab_size
         self._on_consumed = on_consumed
         self._on_end = on_end

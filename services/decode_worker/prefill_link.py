@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from baton.handoff.lease import LEASE_S, RENEW_INTERVAL_S
 from baton.handoff.outcomes import DropCause, TransferOutcome
+from baton.handoff.ticket import LEASE_S, RENEW_INTERVAL_S
 from baton.handoff.transport import PLAIN, ReceivingEnd, num_payload_bytes
 from baton.runtime import logs
 from baton.runtime.shared_stream import FrameWriter, StreamLost, StreamRunner
@@ -50,7 +50,7 @@ class PrefillLink:
         self.distrusts_transport = False
         self._deps = deps
         self._transfers: dict[int, IncomingTransfer] = {}
-        self._watch = DeliveryWatch(deps.clock, MAX_TRANSFERS_PER_LINK)
+        self._watch = DeliveryWatch(deps.clock)
         # Both are set once the hello was answered; the runner until the stream ends.
         self._end: ReceivingEnd | None = None
         # Where the peer runs; empty before its hello, and where it does not say.
@@ -144,7 +144,6 @@ class PrefillLink:
         """Tell the peer that a transfer is complete (None), or why it was given up."""
         ticket = transfer.ticket
         del self._transfers[ticket.xfer_id]
-        self._watch.forget(transfer)
         self._last_used_s = self._deps.clock.now()
         outcome = TransferOutcome.COMPLETE if error is None else TransferOutcome.ABORTED
         instruments.HANDOFF_TRANSFERS.labels("received", outcome).inc()
@@ -206,7 +205,7 @@ class PrefillLink:
             if kind == "blocks":
                 self._consumed(num_payload_bytes(message))
             return True
-        self._watch.heard_of(transfer)
+        transfer.heard_at = self._deps.clock.now()
         if kind == "blocks":
             assert self._end is not None
             transfer.on_blocks(message, self._end)

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from baton.handoff.lease import SWEEP_INTERVAL_S, LeaseTable
+from baton.handoff.ticket import LEASE_S, SWEEP_INTERVAL_S
 from baton.system.clock import Clock
 from baton.wire import failures
 from services.prefill_worker.outgoing_transfer import OutgoingTransfer
@@ -19,8 +19,10 @@ class OpenTransfers:
     """Iterates over transfers. `check_admission` raises Unavailable while none is taken."""
 
     def __init__(self, clock: Clock, check_admission: Callable[[], None]) -> None:
+        self._clock = clock
         self._check_admission = check_admission
-        self._leases: LeaseTable[OutgoingTransfer] = LeaseTable(clock, max_leases=MAX_TRANSFERS)
+        # The ends of the leases that have not run out yet.
+        self._lease_ends: dict[OutgoingTransfer, float] = {}
         # By transfer, the decode worker that asked for it.
         self._peers: dict[OutgoingTransfer, str] = {}
         self._became_empty = asyncio.Event()
@@ -36,28 +38,29 @@ class OpenTransfers:
     def admitted(self, transfer: OutgoingTransfer, peer: str) -> Iterator[None]:
         """Hold a lease for `transfer` meanwhile. Raises Unavailable."""
         self._check_admission()
-        if not self._leases.can_grant():
+        if len(self._lease_ends) >= MAX_TRANSFERS:
             raise failures.Overloaded(f"{MAX_TRANSFERS} transfers are open already")
-        self._leases.grant(transfer)
+        self._lease_ends[transfer] = self._clock.now() + LEASE_S
         self._peers[transfer] = peer
         try:
             yield
         finally:
-            self._leases.release(transfer)
+            self._lease_ends.pop(transfer, None)
             del self._peers[transfer]
             if not self._peers:
                 self._became_empty.set()
 
     def renew(self, transfer: OutgoingTransfer) -> None:
-        """The peer still wants it."""
-        self._leases.renew(transfer)
+        """The peer still wants it, unless its lease has run out."""
+        if transfer in self._lease_ends:
+            self._lease_ends[transfer] = self._clock.now() + LEASE_S
 
     def peer_of(self, transfer: OutgoingTransfer) -> str:
         """The decode worker that asked for it."""
         return self._peers[transfer]
 
     def has_lease(self, transfer: OutgoingTransfer) -> bool:
-        return transfer in self._leases
+        return transfer in self._lease_ends
 
     async def wait_until_empty(self) -> None:
         """Return when every transfer has ended."""
@@ -66,15 +69,22 @@ class OpenTransfers:
             await self._became_empty.wait()
 
     async def sweep(self) -> None:
-        """End, until cancelled, what its peer has not renewed in time."""
+        """End, until cancelled, what its peer has not renewed in time.
+
+        Each look is at every lease, so that one stuck entry can never hide another.
+        """
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
-            for transfer in self._leases.sweep():
+            now = self._clock.now()
+            expired = [each for each, end_s in self._lease_ends.items() if end_s <= now]
+            for transfer in expired:
+                del self._lease_ends[transfer]
                 transfer.expire()
 
     def check_integrity(self) -> None:
         """Asserts that every transfer that goes on has one lease, and every lease a transfer."""
-        self._leases.check_integrity()
-        without = [transfer for transfer in self._peers if transfer not in self._leases]
+        without = [transfer for transfer in self._peers if transfer not in self._lease_ends]
         assert all(transfer.is_over for transfer in without)
-        assert len(self._leases) + len(without) == len(self._peers)
+        assert len(self._lease_ends) + len(without) == len(self._peers)
+        latest_s = self._clock.now() + LEASE_S
+        assert all(end_s <= latest_s for end_s in self._lease_ends.values())

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.engine.protocol.client import CoreDied
-from baton.handoff.lease import LEASE_S
+from baton.handoff.ticket import LEASE_S
 from baton.testing.memory_stream import memory_stream_pair
 from baton.testing.virtual_clock import virtual
 from baton.wire.v1 import handoff_pb2, worker_pb2

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.handoff.lease import LEASE_S
+from baton.handoff.ticket import LEASE_S
 from baton.handoff.transports.shared_memory import SharedMemoryTransport
 from baton.system.memory_file import create_memory_file, open_sealed
 from baton.testing.virtual_clock import virtual

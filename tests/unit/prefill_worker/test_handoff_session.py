@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 
 from baton.engine.protocol.engine_time import EngineTimes
 from baton.engine.protocol.messages import AddSequence, Finished, Progress, SequenceRefused, Started
-from baton.handoff.lease import LEASE_S
+from baton.handoff.ticket import LEASE_S
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.kv_spec import to_wire

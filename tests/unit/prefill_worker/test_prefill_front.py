@@ -7,7 +7,7 @@ import pytest
 
 from baton.engine.protocol.client import CoreDied
 from baton.engine.protocol.messages import Abort, AddSequence, Release, Started
-from baton.handoff.lease import LEASE_S, SWEEP_INTERVAL_S
+from baton.handoff.ticket import LEASE_S, SWEEP_INTERVAL_S
 from baton.testing.virtual_clock import virtual
 from baton.wire.kv_spec import KVSpec, to_wire
 from baton.wire.protocol import PROTOCOL_VERSION
@@ -237,8 +237,8 @@ async def test_what_belongs_to_nobody_is_told() -> None:
         assert list(w.front.violations()) == []
         stray = w.deps.dispatcher.open(None, "r-stray")  # type: ignore[arg-type]
         (session,), (transfer,) = w.front._sessions, w.front._transfers
-        leases = w.front._transfers._leases
-        leases.release(transfer)
+        leases = w.front._transfers._lease_ends
+        end_s = leases.pop(transfer)
         del w.front._sessions[session]
         told = {(each.check, each.request_id) for each in w.front.violations()}
         assert told == {
@@ -246,5 +246,5 @@ async def test_what_belongs_to_nobody_is_told() -> None:
             ("lease_without_owner", "r1"),
         }
         w.deps.dispatcher.forget(stray)
-        leases.grant(transfer)
+        leases[transfer] = end_s
         w.front._sessions[session] = None
