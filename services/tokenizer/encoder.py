@@ -19,7 +19,7 @@ from baton.wire.failures import InvalidRequest
 from baton.wire.limits import MAX_BLOCK_SIZE
 from baton.wire.v1 import tokenizer_pb2
 from services.tokenizer.fair_queue import FairQueue, QueueLimits, Turn
-from services.tokenizer.render_messages import Rendered, RenderRequest
+from services.tokenizer.render_messages import Fault, Rendered, RenderRequest
 from services.tokenizer.served_model import ModelTable, RunInThread, ServedModel
 
 _RUN = re.compile(r"\w+|\s+|[^\w\s]+")
@@ -185,14 +185,21 @@ async def _render(model: ServedModel, chat: tokenizer_pb2.ChatPrompt) -> Rendere
     if model.renderer is None:
         message = f"The model {model.folder.name!r} has no chat template; use /v1/completions"
         raise InvalidRequest(message, reason="no_chat_template", param="messages")
-    return await model.renderer.render(
-        RenderRequest(
-            chat.messages_json,
-            chat.tools_json,
-            chat.template_kwargs_json,
-            chat.add_generation_prompt,
-        )
+    request = RenderRequest(
+        chat.messages_json,
+        chat.tools_json,
+        chat.template_kwargs_json,
+        chat.add_generation_prompt,
     )
+    return checked(await model.renderer.render(request))
+
+
+def checked(answer: Rendered) -> Rendered:
+    """Return an answer that is a prompt. Raises InvalidRequest for a fault."""
+    if answer.fault is None:
+        return answer
+    reason = "invalid_value" if answer.fault is Fault.INVALID_VALUE else "template_error"
+    raise InvalidRequest(answer.message, reason=reason, param=answer.param)
 
 
 def _num_prompt_bytes(request: tokenizer_pb2.EncodeRequest) -> int:

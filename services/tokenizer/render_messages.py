@@ -1,6 +1,6 @@
 """The messages between the service and its template children, as msgpack.
 
-Shared by both sides and by the in-process renderer; imports neither jinja2 nor asyncio.
+Shared by both sides and by the renderer of tests; imports neither jinja2 nor asyncio.
 """
 
 from enum import StrEnum

@@ -1,7 +1,7 @@
 """A loaded model: tokenizer, renderer, artifact; and the table of all loaded models.
 
 Parsing files blocks and runs in a thread. A function that is passed in makes the renderer, so that
-the simulation can render in process.
+tests can render in process.
 """
 
 import hashlib

@@ -1,14 +1,7 @@
-"""Renderers of conversations: in killable children, or in process.
-
-Children, because a model's template is a program of unknown origin. The in-process renderer serves
-the simulation, which has neither processes nor hostile templates.
-"""
+"""Renders conversations in killable children: a template is a program of unknown origin."""
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Protocol
 
 import msgspec
@@ -24,7 +17,6 @@ from baton.system.child import (
 from baton.system.clock import Clock
 from baton.wire.failures import InternalFailure, InvalidRequest, Overloaded, Unavailable
 from services.tokenizer.render_messages import (
-    Fault,
     Rendered,
     RenderRequest,
     TemplateReady,
@@ -50,7 +42,10 @@ class Renderer(Protocol):
         """Spellings that only the template may turn into ids."""
 
     async def render(self, request: RenderRequest) -> Rendered:
-        """Render a conversation. Raises InvalidRequest, Overloaded, Unavailable."""
+        """Render a conversation: a prompt, or the template's fault.
+
+        Raises Overloaded, Unavailable, and InvalidRequest when the template takes too long.
+        """
 
     async def close(self) -> None: ...
 
@@ -116,7 +111,7 @@ class ChildRenderer:
             raise _failure_of(error) from error
         finally:
             self._idle.put_nowait(child)
-        return checked(_decode_rendered(answer))
+        return _decode_rendered(answer)
 
     async def close(self) -> None:
         for child in self._children:
@@ -130,49 +125,6 @@ class ChildRenderer:
             return TemplateReady(refusal=f"it does not load within {seconds:g} s")
         except ChildDied as error:
             return TemplateReady(refusal=f"its child process died while loading it ({error})")
-
-
-class InProcessRenderer:
-    """Renders in the caller's task, without limits of time and memory. Raises TemplateRefused."""
-
-    def __init__(self, setup: TemplateSetup, now: Callable[[], datetime]) -> None:
-        # Imported here, because jinja2 must stay out of the service's own process.
-        from services.tokenizer.chat_template import UnusableTemplate
-        from services.tokenizer.template_set import TemplateSet
-
-        try:
-            self._templates = TemplateSet(setup, now, lambda _seconds: contextlib.nullcontext())
-        except UnusableTemplate as error:
-            raise TemplateRefused(str(error)) from error
-
-    @property
-    def control_tokens(self) -> list[str]:
-        return self._templates.control_tokens
-
-    async def render(self, request: RenderRequest) -> Rendered:
-        return checked(self._templates.render(request))
-
-    async def close(self) -> None:
-        """Do nothing: there is no child to end."""
-
-
-def in_process_renderers(
-    now: Callable[[], datetime],
-) -> Callable[[TemplateSetup], Awaitable[Renderer]]:
-    """A function that makes an InProcessRenderer for each loaded model."""
-
-    async def make(setup: TemplateSetup) -> Renderer:
-        return InProcessRenderer(setup, now)
-
-    return make
-
-
-def checked(answer: Rendered) -> Rendered:
-    """Return an answer that is a prompt. Raises InvalidRequest for a fault."""
-    if answer.fault is None:
-        return answer
-    reason = "invalid_value" if answer.fault is Fault.INVALID_VALUE else "template_error"
-    raise InvalidRequest(answer.message, reason=reason, param=answer.param)
 
 
 def _failure_of(error: ChildFailed) -> Exception:

@@ -1,7 +1,7 @@
 """All templates of one model: loads them, probes them, picks the one for a request.
 
-Runs in a child (`template_child.py`) or, in the simulation, in the service's own process. The
-caller limits the time: `limit_cpu(seconds)` is a context that raises CpuLimitReached.
+Runs in a child (`template_child.py`). The caller limits the time: `limit_cpu(seconds)` is a context
+that raises CpuLimitReached.
 """
 
 from collections.abc import Callable

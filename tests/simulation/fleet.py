@@ -56,7 +56,7 @@ from services.router.watcher import PeerWatcher, Watcher
 from services.tokenizer.encoder import EncodeLimits, Encoder
 from services.tokenizer.model_folder import read_model_folder
 from services.tokenizer.served_model import ModelTable, ServedModel, load_model
-from services.tokenizer.template import InProcessRenderer
+from tests.kit.in_process_renderer import InProcessRenderer
 from tests.unit.gateway.fakes import MemoryFiles
 
 SECRET = bytes(range(32))

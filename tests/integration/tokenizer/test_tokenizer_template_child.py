@@ -13,7 +13,14 @@ import pytest
 
 from baton.system.clock import SystemClock
 from baton.wire.failures import InvalidRequest, Overloaded
-from services.tokenizer.render_messages import RenderRequest, TemplateLimits, TemplateSetup
+from services.tokenizer.encoder import checked
+from services.tokenizer.render_messages import (
+    Fault,
+    Rendered,
+    RenderRequest,
+    TemplateLimits,
+    TemplateSetup,
+)
 from services.tokenizer.template import ChildRenderer, RenderLimits, TemplateRefused
 from tests import needs
 
@@ -39,7 +46,7 @@ def request(**message: object) -> RenderRequest:
 
 async def failure(renderer: ChildRenderer, **message: object) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        await renderer.render(request(**message))
+        checked(await renderer.render(request(**message)))
     assert caught.value.reason == "template_error"
     return caught.value.message
 
@@ -152,7 +159,8 @@ async def test_more_waiting_conversations_than_allowed_are_overload():
         return_exceptions=True,
     )
     refused = [result for result in results if isinstance(result, Overloaded)]
-    assert isinstance(results[0], InvalidRequest)
+    assert isinstance(results[0], Rendered)
+    assert results[0].fault is Fault.CPU_LIMIT
     assert len(refused) == 4
     await renderer.close()
 

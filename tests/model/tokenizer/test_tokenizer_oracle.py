@@ -12,10 +12,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from baton.testing.conversations import Conversation, random_conversation, random_text
 from baton.testing.tokenizer_folder import CONTROL_TOKENS, FAMILIES, build_tokenizer_folder
 from baton.wire.failures import InvalidRequest
+from services.tokenizer.encoder import checked
 from services.tokenizer.model_folder import build_tokenizer, read_model_folder
 from services.tokenizer.prompt_tokenizer import PromptTokenizer, added_tokens
 from services.tokenizer.render_messages import Rendered, RenderRequest, TemplateSetup
-from services.tokenizer.template import InProcessRenderer
+from tests.kit.in_process_renderer import InProcessRenderer
 
 TEMPLATES = Path(__file__).parents[2] / "unit" / "tokenizer" / "templates"
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
@@ -51,7 +52,7 @@ class Pair:
             chat["add_generation_prompt"],
         )
         try:
-            return await self.renderer.render(request)
+            return checked(await self.renderer.render(request))
         except InvalidRequest:
             return None
 

@@ -10,7 +10,7 @@ import pytest
 from baton.testing.tokenizer_folder import build_tokenizer_folder
 from services.tokenizer.model_folder import TOKENIZER_FILE, read_model_folder
 from services.tokenizer.served_model import ServedModel, load_model
-from services.tokenizer.template import in_process_renderers
+from tests.kit.in_process_renderer import in_process_renderers
 
 TEMPLATES = Path(__file__).parent / "templates"
 
