@@ -21,21 +21,18 @@ class Agenda:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._new: set[str] = set()
-
-    def add(self, tenant: str) -> None:
-        """Note that a tenant may hold leases; the next `take` enters it."""
-        self._new.add(tenant)
+        # Tenants that may hold leases since; the next `take` enters them.
+        self.new: set[str] = set()
 
     async def take(self, every_script: Iterable[int]) -> list[str]:
         """Take some of the tenants off whose time has come; [] = none. Raises Unavailable."""
-        new, self._new = self._new, set()
+        new, self.new = self.new, set()
         try:
             due = await self._store.run_script(
                 "agenda", AGENDA_KEY, (*every_script, _TENANTS_PER_CALL, *sorted(new))
             )
         except BaseException:
-            self._new |= new
+            self.new |= new
             raise
         return [name.decode() for name in due]
 

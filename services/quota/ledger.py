@@ -197,8 +197,7 @@ class Ledger:
                     due.pop()
                 await self._agenda.put_back({name: at for name, at in next_ms.items() if at})
             except BaseException:
-                for tenant in (*due, *next_ms):
-                    self._agenda.add(tenant)
+                self._agenda.new.update(due, next_ms)
                 raise
         return num_reaped
 
@@ -245,7 +244,7 @@ class Ledger:
         try:
             return await self._run(name, tenant, arguments)
         finally:
-            self._agenda.add(tenant)
+            self._agenda.new.add(tenant)
 
     async def _reserve(self, request: quota_pb2.ReserveRequest) -> Reserved:
         arguments = (

@@ -11,6 +11,7 @@ needs a new version, which every usage record carries.
 
 import asyncio
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,12 +88,13 @@ class Prices:
         self._text = b""
         self._list: PriceList | None = None
         self._without_price: set[str] = set()
+        # The price of a model as scripts read it, until the list changes.
+        self.text_of = lru_cache(_MAX_NAMED)(self._text_of)
         if file is not None:
             self._take(_read(file))
 
-    def text_of(self, model: str) -> str:
-        """The price of a model as scripts read it. One without a price is free; the log says so
-        once."""
+    def _text_of(self, model: str) -> str:
+        """One without a price is free; the log says so once."""
         if self._list is None:
             return _FREE
         text = self._list.text_of(model)
@@ -120,6 +122,7 @@ class Prices:
             raise PriceError(f"{self._file}: changed without a new version")
         self._list = prices
         self._without_price.clear()
+        self.text_of.cache_clear()
         _log.info("prices_loaded", version=prices.version, num_models=len(prices.models))
 
 

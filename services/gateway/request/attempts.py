@@ -25,7 +25,7 @@ from services.gateway.request.submission import Submission
 from services.gateway.request.timeline import Timeline
 from services.gateway.request.trace import RequestTrace
 from services.gateway.routing.crash_record import CrashRecord
-from services.gateway.tenants.lease import Lease, extension_share
+from services.gateway.tenants.lease import Lease
 from services.gateway.workers.attempt import Attempt
 from services.gateway.workers.worker_link import WorkerLink
 
@@ -165,8 +165,5 @@ def _meter(job: Job, lease: Lease, deps: AttemptDeps) -> CreditMeter:
         lease,
         num_choices=num_choices,
         max_tokens=job.plan.max_tokens,
-        extension_tokens=min(
-            deps.limits.default_output_reservation * num_choices,
-            extension_share(lease.limits.limit_tokens),
-        ),
+        extension_tokens=deps.limits.default_output_reservation * num_choices,
     )

@@ -6,7 +6,13 @@ from contextlib import contextmanager
 from functools import partial
 
 from baton.wire.failures import BatonError, DeadlineExceeded, LimitExceeded, Unavailable
-from services.gateway.tenants.lease import LOW_TOKENS, Lease, Standing, nothing_changes
+from services.gateway.tenants.lease import (
+    LOW_TOKENS,
+    Lease,
+    Standing,
+    extension_share,
+    nothing_changes,
+)
 from services.gateway.tenants.leases import LeaseRenewer
 from services.gateway.workers.attempt import Attempt
 
@@ -135,7 +141,9 @@ class CreditMeter:
         if self._ask is None or lease.num_granted >= self._ceiling or lease.is_asking:
             return
         if self._num_free < LOW_TOKENS:
-            self._ask(min(lease.num_granted + self._extension_tokens, self._ceiling))
+            share = extension_share(lease.limits.limit_tokens)
+            num_more = min(self._extension_tokens, share)
+            self._ask(min(lease.num_granted + num_more, self._ceiling))
 
     def _book(self) -> None:
         self._lease.num_credited = self.num_credited
