@@ -132,7 +132,7 @@ class RouterCore:
                 self._retry_budget.spend(has_begun=request.has_begun)
             response = await self._queues.pick(wanted)
             if not request.exclude_worker_ids:
-                self._retry_budget.earn()
+                self._retry_budget.num_first += 1
             has_prefill = response.HasField("prefill")
             outcome = PickOutcome.PAIR if has_prefill else PickOutcome.LOCAL
         except BatonError as error:

@@ -71,7 +71,7 @@ class PeerIntake:
             turn = Turn(placed.tenant, min(placed.priority, MAX_PRIORITY))
             self._charge(placed.model_fp, turn, service_s)
         if placed.is_first:
-            self._retry_budget.earn()
+            self._retry_budget.num_first += 1
 
     def _take_lease(self, request_id: str, slots: peers_pb2.GivenSlots, age_s: float) -> None:
         worker = self._fleet.known(slots.worker_id)

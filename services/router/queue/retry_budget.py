@@ -22,21 +22,19 @@ class RetryBudget:
     """The second attempts that may be made now."""
 
     def __init__(self, clock: Clock) -> None:
+        # First picks since the last second attempt, counted by those that see them.
+        self.num_first = 0
         self._clock = clock
         self._left = MAX_RETRIES
         self._counted_at = clock.now()
-
-    def earn(self) -> None:
-        """Count a first pick."""
-        self._left = min(self._left + SHARE, MAX_RETRIES)
 
     def spend(self, *, has_begun: bool) -> None:
         """Count a second attempt. Raises Overloaded when none is left and its stream has not
         begun."""
         now = self._clock.now()
-        earned = MIN_PER_S * (now - self._counted_at)
+        earned = MIN_PER_S * (now - self._counted_at) + SHARE * self.num_first
         self._left = min(self._left + earned, MAX_RETRIES)
-        self._counted_at = now
+        self._counted_at, self.num_first = now, 0
         if self._left < 1.0 and not has_begun:
             raise Overloaded("workers have failed too many requests", retry_after_s=_RETRY_AFTER_S)
         self._left = max(self._left - 1.0, 0.0)

@@ -27,7 +27,7 @@ def test_the_death_of_a_large_worker_fails_no_request(budget) -> None:
 def test_first_picks_earn_a_share_of_second_attempts(budget) -> None:
     spend(budget, MAX_RETRIES)
     for _ in range(100):
-        budget.earn()
+        budget.num_first += 1
     spend(budget, 100 * SHARE - 1)
     with pytest.raises(Overloaded):
         spend(budget, 2)
