@@ -29,7 +29,7 @@ from services.quota.outcomes import (
     limit_state,
     refusal,
     reserved,
-    spent_budget,
+    spent_limit,
 )
 from services.quota.prices import Prices
 from services.quota.registry import Registry
@@ -135,6 +135,7 @@ class Ledger:
             expires_in_ms=answer.ms,
             limits=answer.limits,
             num_prompt_tokens=answer.num_prompt,
+            price=self._prices.token_price(request.model),
         )
 
     async def renew(self, request: quota_pb2.RenewRequest) -> quota_pb2.RenewResponse:
@@ -253,9 +254,7 @@ class Ledger:
             request.num_output_tokens, request.min_output_tokens, request.min_prompt_tokens,
             int(request.replaces_estimate),
         )  # fmt: skip
-        return reserved(
-            await self._open_leases("reserve", request.tenant, arguments), request.model
-        )
+        return reserved(await self._open_leases("reserve", request.tenant, arguments), request)
 
     async def _settle(
         self, usage: quota_pb2.UsageRecord, *, key_must_be_known: bool
@@ -297,7 +296,7 @@ def _lease_state(lease: quota_pb2.LeaseRenewal, state: bytes, *answer: Any) -> q
         granted_output_tokens=granted,
         expires_in_ms=expires_in_ms,
         retry_after_ms=retry_after_ms,
-        spent_budget=spent_budget(account, kind, lease.model),
+        spent_limit=spent_limit(account, kind, lease.model),
     )
 
 

@@ -2,11 +2,12 @@
 them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from baton.wire import failures
+from baton.wire.key_limits import organisation_of
 from baton.wire.v1 import failure_pb2, quota_pb2
 
 SCRIPT_NAMES = (
@@ -55,6 +56,9 @@ _OVER_RATE = {
     ReserveOutcome.TOKENS: "tokens per minute",
     ReserveOutcome.CONCURRENCY: "concurrent requests",
 }
+# What lua/accounts.lua tells of limits, and lua/reserve.lua of each account.
+_VALUES_OF_LIMITS = 8
+_VALUES_OF_ACCOUNT = 5
 _LEVELS = {"k": "key", "t": "tenant", "o": "organisation"}
 _KINDS = {"budget": "budget of tokens", "cost": "budget of money"}
 
@@ -68,9 +72,11 @@ def scope(account: bytes, model: str) -> str:
     return f"{level}, model {model}" if text.endswith("m") else level
 
 
-def spent_budget(account: bytes, kind: bytes, model: str) -> str:
-    """The name of the budget that has no room; empty = none."""
-    return f"{_KINDS[kind.decode()]} of the {scope(account, model)}" if account else ""
+def spent_limit(account: bytes, kind: bytes, model: str) -> str:
+    """The name of the budget, or without a kind of the tokens per minute, that has no room; empty =
+    none."""
+    limit = _KINDS.get(kind.decode(), _OVER_RATE[ReserveOutcome.TOKENS])
+    return f"{limit} of the {scope(account, model)}" if account else ""
 
 
 def limit_state(values: Sequence[int | bytes], model: str) -> failure_pb2.LimitState:
@@ -105,18 +111,44 @@ class Reserved:
     limits: failure_pb2.LimitState
 
 
-def reserved(reply: Sequence[int | bytes], model: str) -> Reserved:
-    """Read the reply of lua/reserve.lua to a request for `model`."""
+def reserved(reply: Sequence[int | bytes], request: quota_pb2.ReserveRequest) -> Reserved:
+    """Read the reply of lua/reserve.lua to a request."""
     outcome, granted, prompt, ms, account, kind, *limits = reply
+    model = request.model
+    state = limit_state(limits[:_VALUES_OF_LIMITS], model)
+    state.accounts.extend(_account_states(limits[_VALUES_OF_LIMITS:], request))
     return Reserved(
         ReserveOutcome(bytes(outcome).decode()),
         int(granted),
         int(prompt),
         int(ms),
         scope(bytes(account), model),
-        spent_budget(bytes(account), bytes(kind), model) if kind else "",
-        limit_state(limits, model),
+        spent_limit(bytes(account), bytes(kind), model) if kind else "",
+        state,
     )
+
+
+def _account_states(
+    values: Sequence[int | bytes], request: quota_pb2.ReserveRequest
+) -> Iterator[failure_pb2.AccountState]:
+    """Read what is left of each account, with the names that authentication tells."""
+    owners = {
+        "k": request.key_id,
+        "t": f"tenant:{request.tenant}",
+        "o": f"organisation:{organisation_of(request.tenant)}",
+    }
+    for start in range(0, len(values), _VALUES_OF_ACCOUNT):
+        account, *left = values[start : start + _VALUES_OF_ACCOUNT]
+        name = bytes(account).decode()
+        requests, tokens, budget, cost = (int(each) if int(each) >= 0 else None for each in left)
+        yield failure_pb2.AccountState(
+            owner=owners[name[0]],
+            model=request.model if name.endswith("m") else "",
+            remaining_requests=requests,
+            remaining_tokens=tokens,
+            remaining_budget=budget,
+            remaining_cost=cost,
+        )
 
 
 def exceeds_limit(

@@ -20,6 +20,7 @@ import msgspec
 from baton.runtime import logs
 from baton.runtime.environment import SettingsError
 from baton.wire.key_limits import ModelName
+from baton.wire.v1 import quota_pb2
 
 # A millionth of the currency for a million tokens is a thousandth of a billionth for one.
 _DECIMALS = 6
@@ -102,6 +103,11 @@ class Prices:
             self._without_price.add(model)
             _log.warning("model_without_price", model=model, version=self._list.version)
         return text or f"{_FREE}{self._list.version}"
+
+    def token_price(self, model: str) -> quota_pb2.TokenPrice:
+        """The price of a model as gateways estimate with it."""
+        prompt, _, output, *_ = self.text_of(model).split(" ")
+        return quota_pb2.TokenPrice(prompt=int(prompt), output=int(output))
 
     async def refresh(self) -> None:
         """Read the file again; one that is unusable is logged, and the earlier prices stay."""

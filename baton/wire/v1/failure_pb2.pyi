@@ -1,6 +1,7 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -22,7 +23,7 @@ class Failure(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., limits: _Optional[_Union[LimitState, _Mapping]] = ..., is_suspect: _Optional[bool] = ...) -> None: ...
 
 class LimitState(_message.Message):
-    __slots__ = ("limit_requests", "remaining_requests", "reset_requests_ms", "limit_tokens", "remaining_tokens", "reset_tokens_ms", "requests_scope", "tokens_scope")
+    __slots__ = ("limit_requests", "remaining_requests", "reset_requests_ms", "limit_tokens", "remaining_tokens", "reset_tokens_ms", "requests_scope", "tokens_scope", "accounts")
     LIMIT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     REMAINING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     RESET_REQUESTS_MS_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +32,7 @@ class LimitState(_message.Message):
     RESET_TOKENS_MS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_SCOPE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_SCOPE_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
     limit_requests: int
     remaining_requests: int
     reset_requests_ms: int
@@ -39,7 +41,24 @@ class LimitState(_message.Message):
     reset_tokens_ms: int
     requests_scope: str
     tokens_scope: str
-    def __init__(self, limit_requests: _Optional[int] = ..., remaining_requests: _Optional[int] = ..., reset_requests_ms: _Optional[int] = ..., limit_tokens: _Optional[int] = ..., remaining_tokens: _Optional[int] = ..., reset_tokens_ms: _Optional[int] = ..., requests_scope: _Optional[str] = ..., tokens_scope: _Optional[str] = ...) -> None: ...
+    accounts: _containers.RepeatedCompositeFieldContainer[AccountState]
+    def __init__(self, limit_requests: _Optional[int] = ..., remaining_requests: _Optional[int] = ..., reset_requests_ms: _Optional[int] = ..., limit_tokens: _Optional[int] = ..., remaining_tokens: _Optional[int] = ..., reset_tokens_ms: _Optional[int] = ..., requests_scope: _Optional[str] = ..., tokens_scope: _Optional[str] = ..., accounts: _Optional[_Iterable[_Union[AccountState, _Mapping]]] = ...) -> None: ...
+
+class AccountState(_message.Message):
+    __slots__ = ("owner", "model", "remaining_requests", "remaining_tokens", "remaining_budget", "remaining_cost")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_COST_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    model: str
+    remaining_requests: int
+    remaining_tokens: int
+    remaining_budget: int
+    remaining_cost: int
+    def __init__(self, owner: _Optional[str] = ..., model: _Optional[str] = ..., remaining_requests: _Optional[int] = ..., remaining_tokens: _Optional[int] = ..., remaining_budget: _Optional[int] = ..., remaining_cost: _Optional[int] = ...) -> None: ...
 
 class EngineTime(_message.Message):
     __slots__ = ("prefill_us", "decode_us", "kv_byte_ms", "preempted_us", "migrated_us", "cancelled_us")

@@ -97,16 +97,26 @@ class ReserveRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., key_id: _Optional[str] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., min_output_tokens: _Optional[int] = ..., min_prompt_tokens: _Optional[int] = ..., replaces_estimate: _Optional[bool] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
-    __slots__ = ("granted_output_tokens", "expires_in_ms", "limits", "num_prompt_tokens")
+    __slots__ = ("granted_output_tokens", "expires_in_ms", "limits", "num_prompt_tokens", "price")
     GRANTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_IN_MS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
     granted_output_tokens: int
     expires_in_ms: int
     limits: _failure_pb2.LimitState
     num_prompt_tokens: int
-    def __init__(self, granted_output_tokens: _Optional[int] = ..., expires_in_ms: _Optional[int] = ..., limits: _Optional[_Union[_failure_pb2.LimitState, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ...) -> None: ...
+    price: TokenPrice
+    def __init__(self, granted_output_tokens: _Optional[int] = ..., expires_in_ms: _Optional[int] = ..., limits: _Optional[_Union[_failure_pb2.LimitState, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., price: _Optional[_Union[TokenPrice, _Mapping]] = ...) -> None: ...
+
+class TokenPrice(_message.Message):
+    __slots__ = ("prompt", "output")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    prompt: int
+    output: int
+    def __init__(self, prompt: _Optional[int] = ..., output: _Optional[int] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("leases", "gateway_id", "workers")
@@ -161,7 +171,7 @@ class RenewResponse(_message.Message):
     def __init__(self, leases: _Optional[_Iterable[_Union[LeaseState, _Mapping]]] = ..., num_gateways: _Optional[int] = ...) -> None: ...
 
 class LeaseState(_message.Message):
-    __slots__ = ("request_id", "granted_output_tokens", "expires_in_ms", "state", "retry_after_ms", "spent_budget")
+    __slots__ = ("request_id", "granted_output_tokens", "expires_in_ms", "state", "retry_after_ms", "spent_limit")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[LeaseState.State]
@@ -179,14 +189,14 @@ class LeaseState(_message.Message):
     EXPIRES_IN_MS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
-    SPENT_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    SPENT_LIMIT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     granted_output_tokens: int
     expires_in_ms: int
     state: LeaseState.State
     retry_after_ms: int
-    spent_budget: str
-    def __init__(self, request_id: _Optional[str] = ..., granted_output_tokens: _Optional[int] = ..., expires_in_ms: _Optional[int] = ..., state: _Optional[_Union[LeaseState.State, str]] = ..., retry_after_ms: _Optional[int] = ..., spent_budget: _Optional[str] = ...) -> None: ...
+    spent_limit: str
+    def __init__(self, request_id: _Optional[str] = ..., granted_output_tokens: _Optional[int] = ..., expires_in_ms: _Optional[int] = ..., state: _Optional[_Union[LeaseState.State, str]] = ..., retry_after_ms: _Optional[int] = ..., spent_limit: _Optional[str] = ...) -> None: ...
 
 class SettleRequest(_message.Message):
     __slots__ = ("usage",)

@@ -103,7 +103,7 @@ class CreditMeter:
     @property
     def spent_budget(self) -> str:
         """The name of the budget that ends choices."""
-        return self._lease.spent_budget or "budget"
+        return self._lease.spent_limit or "budget"
 
     @property
     def num_credited(self) -> int:
@@ -188,11 +188,9 @@ class Payment:
 
     def overdue(self) -> BatonError:
         """The failure of a request that waited for a grant for as long as it may."""
-        if self._lease.standing is Standing.SHORT:
-            scope = self._lease.limits.tokens_scope or "key"
-            return LimitExceeded(
-                f"The tokens per minute of the {scope} had no room for the rest in time."
-            )
+        lease = self._lease
+        if lease.standing is Standing.SHORT and lease.spent_limit:
+            return LimitExceeded(f"The {lease.spent_limit} had no room for the rest in time.")
         return Unavailable("quota granted no more tokens in time", reason="quota_unavailable")
 
     async def changed(self) -> None:

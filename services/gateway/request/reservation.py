@@ -100,6 +100,8 @@ class Reservations:
                 num_tokens = request.num_prompt_tokens + request.num_output_tokens
                 size = PromptSize(job.request.num_prompt_bytes, num_tokens)
                 self._refusals.note(job.principal.key_id, size, error)
+                if error.limits is not None:
+                    self._local_buckets.quota_answers(error.limits)
                 raise
             try:
                 num_open = self._leases.num_open_of
@@ -108,7 +110,7 @@ class Reservations:
                 if not isinstance(error, NotAsked):
                     await self._let_go(job, trace, refusal.reason)
                 raise
-        self._local_buckets.quota_answers(job.principal, answer.limits)
+        self._local_buckets.quota_grants(request.model, answer)
         return answer, False
 
     async def _let_go(self, job: Job, trace: RequestTrace, outcome: str) -> None:

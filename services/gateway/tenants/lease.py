@@ -67,8 +67,8 @@ class Lease:
     num_produced: int = 0
     num_wanted: int = 0
     standing: Standing = Standing.HELD
-    # The name of the budget that has no room for more, for people.
-    spent_budget: str = ""
+    # The name of the limit that has no room for more, for people.
+    spent_limit: str = ""
     # Called when num_granted or standing changed.
     on_change: Callable[[], None] = field(default=nothing_changes)
 
@@ -87,7 +87,7 @@ class Lease:
         self.num_granted = max(self.num_granted, state.granted_output_tokens)
         if state.state != _STATES.STATE_HELD or not self.is_asking:
             self.standing = _STANDINGS.get(state.state, self.standing)
-            self.spent_budget = state.spent_budget
+            self.spent_limit = state.spent_limit
 
     def to_wire(self) -> quota_pb2.LeaseRenewal:
         """The renewal, with every value that a store needs to hold a lease again that it lost."""

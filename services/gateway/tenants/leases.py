@@ -197,7 +197,9 @@ class LeaseRenewer:
     def _extend_alone(self, lease: Lease) -> float:
         """Grant what a lease asks for out of this gateway's buckets, or return the time to wait."""
         try:
-            wait_s, _ = self._buckets.extend(lease.accounts, lease.num_missing)
+            wait_s, lease.spent_limit = self._buckets.extend(
+                lease.accounts, lease.model, lease.num_missing
+            )
         except Unavailable:
             lease.standing = Standing.AWAY
             return 0.0

@@ -2,11 +2,13 @@
 
 Every gateway has its share: the limits of the key, its tenant and its organisation, divided by the
 gateways that quota heard from last. Reservations, extensions and concurrent requests count at all
-these levels.
-A bucket starts at its share of the last remaining count that quota reported. A request that is
-larger than the share goes on when the bucket is full, into debt. A budget of tokens gives a
-BUDGET_PART, divided likewise, until quota is back; one of money is not checked. For how long a key
-works at all is up to its stale answer (tenants/auth.py). Usage is settled later.
+these levels. A bucket starts at its share of what quota said last was left of that account. A
+request that is larger than the share goes on when the bucket is full, into debt.
+
+A budget, of tokens or of money, gives what was left of it, BUDGET_PART of it at most, divided
+likewise, until quota is back. Money is counted at the price that quota told last; a model whose
+price this gateway never heard gets none of it. For how long a key works at all is up to its stale
+answer (tenants/auth.py). Usage is settled later.
 """
 
 import math
@@ -18,10 +20,12 @@ from baton.system.clock import Clock
 from baton.wire.failures import LimitExceeded, Unavailable
 from baton.wire.v1 import failure_pb2, quota_pb2
 from services.gateway.tenants.lease import extension_share
-from services.gateway.tenants.principal import AccountLimits, Principal
+from services.gateway.tenants.principal import AccountLimits, Principal, account_name
 
 MAX_ACCOUNTS = 10_000
 BUDGET_PART = 0.25
+# Prices are in thousandths of a billionth of the currency, costs in billionths.
+_PER_BILLIONTH = 1000
 _MINUTE_S = 60.0
 # It is not known when one of the concurrent requests ends.
 _SLOT_RETRY_S = 1.0
@@ -48,27 +52,48 @@ class _Bucket:
         return (needed - self.level) * _MINUTE_S / self.limit
 
 
+@dataclass(frozen=True, slots=True)
+class _Amount:
+    """What a request takes. `cost` is None when the price is not known."""
+
+    num_requests: int
+    num_tokens: int
+    cost: int | None
+
+
 @dataclass(slots=True)
 class _Account:
-    """The buckets of one account, and the tokens that may still be granted of its budget."""
+    """The buckets of one account, and the tokens and the money that its budgets still give."""
 
     limits: AccountLimits
     requests: _Bucket
     tokens: _Bucket
     budget_left: float
+    cost_left: float
 
     def refill(self, now_s: float) -> None:
         self.requests.refill(now_s)
         self.tokens.refill(now_s)
 
-    def wait_s(self, num_requests: int, num_tokens: int) -> float:
-        """The seconds until there is room for so many requests and tokens; 0 = now."""
-        return max(self.requests.wait_s(num_requests), self.tokens.wait_s(num_tokens))
+    def may_spend(self, amount: _Amount) -> bool:
+        """True when the budgets have room; a hard one never has."""
+        cost = math.inf if amount.cost is None else amount.cost
+        return (
+            not self.limits.hard_budget
+            and amount.num_tokens <= self.budget_left
+            and cost <= self.cost_left
+        )
 
-    def take(self, num_requests: int, num_tokens: int) -> None:
-        self.requests.level -= num_requests
-        self.tokens.level -= num_tokens
-        self.budget_left -= num_tokens
+    def wait_s(self, amount: _Amount) -> float:
+        """The seconds until the buckets have room; 0 = now."""
+        requests_s = self.requests.wait_s(amount.num_requests)
+        return max(requests_s, self.tokens.wait_s(amount.num_tokens))
+
+    def take(self, amount: _Amount) -> None:
+        self.requests.level -= amount.num_requests
+        self.tokens.level -= amount.num_tokens
+        self.budget_left -= amount.num_tokens
+        self.cost_left -= amount.cost or 0
 
 
 class LocalBuckets:
@@ -80,18 +105,26 @@ class LocalBuckets:
     def __init__(self, clock: Clock) -> None:
         self.num_gateways = 1
         self._clock = clock
-        self._last_limits: OrderedDict[str, failure_pb2.LimitState] = OrderedDict()
+        # What quota said last, by account; the oldest come first.
+        self._told: OrderedDict[str, failure_pb2.AccountState] = OrderedDict()
+        self._prices: dict[str, quota_pb2.TokenPrice] = {}
         # The least recently used come first.
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
 
-    def quota_answers(self, principal: Principal, limits: failure_pb2.LimitState) -> None:
-        """Note the remaining counts that quota reported, with which an outage would start."""
-        for bound in principal.limits:
-            self._accounts.pop(bound.name, None)
-        self._last_limits[principal.key_id] = limits
-        self._last_limits.move_to_end(principal.key_id)
-        if len(self._last_limits) > MAX_ACCOUNTS:
-            self._last_limits.popitem(last=False)
+    def quota_answers(self, limits: failure_pb2.LimitState) -> None:
+        """Note what quota said is left of accounts, with which an outage would start."""
+        for state in limits.accounts:
+            name = account_name(state.owner, state.model)
+            self._accounts.pop(name, None)
+            self._told[name] = state
+            self._told.move_to_end(name)
+            if len(self._told) > MAX_ACCOUNTS:
+                self._told.popitem(last=False)
+
+    def quota_grants(self, model: str, answer: quota_pb2.ReserveResponse) -> None:
+        """Note a grant: what is left of accounts, and the price of a served model."""
+        self.quota_answers(answer.limits)
+        self._prices[model] = answer.price
 
     def reserve(
         self,
@@ -106,36 +139,46 @@ class LocalBuckets:
         """
         bounds = principal.limits_for(request.model)
         num_output = _fitting(bounds, request)
-        num_tokens = request.num_prompt_tokens + num_output
-        accounts = self._with_budget(bounds, num_tokens)
-        wait_s, scarcest = _longest_wait(accounts, 1, num_tokens)
+        amount = self._amount(request.model, 1, request.num_prompt_tokens, num_output)
+        accounts = self._with_budget(bounds, amount)
+        scarcest = max(accounts, key=lambda account: account.wait_s(amount))
+        wait_s = scarcest.wait_s(amount)
         if any(self._is_full(bound, num_open(bound.name)) for bound in bounds):
             wait_s = max(wait_s, _SLOT_RETRY_S)
-        limits = _state(scarcest) if scarcest else failure_pb2.LimitState()
         if wait_s:
             raise LimitExceeded(
-                "over the limits while quota is away", retry_after_s=wait_s, limits=limits
+                "over the limits while quota is away", retry_after_s=wait_s, limits=_state(scarcest)
             )
         for account in accounts:
-            account.take(1, num_tokens)
-        limits = _state(scarcest) if scarcest else limits
-        return quota_pb2.ReserveResponse(granted_output_tokens=num_output, limits=limits)
+            account.take(amount)
+        return quota_pb2.ReserveResponse(granted_output_tokens=num_output, limits=_state(scarcest))
 
-    def extend(self, bounds: Sequence[AccountLimits], num_tokens: int) -> tuple[float, str]:
-        """Take tokens of all accounts of an answer that runs; or take none and return the seconds
-        to wait, and the scope that has no room. Raises Unavailable as `reserve` does."""
-        accounts = self._with_budget(bounds, num_tokens)
-        wait_s, scarcest = _longest_wait(accounts, 0, num_tokens)
-        if wait_s and scarcest:
-            return wait_s, scarcest.limits.scope
+    def extend(
+        self, bounds: Sequence[AccountLimits], model: str, num_tokens: int
+    ) -> tuple[float, str]:
+        """Take output tokens of all accounts of an answer that runs; or take none and return the
+        seconds to wait, and the limit that has no room. Raises Unavailable as `reserve` does."""
+        amount = self._amount(model, 0, 0, num_tokens)
+        accounts = self._with_budget(bounds, amount)
+        scarcest = max(accounts, key=lambda account: account.wait_s(amount), default=None)
+        if scarcest and (wait_s := scarcest.wait_s(amount)):
+            return wait_s, f"tokens per minute of the {scarcest.limits.scope}"
         for account in accounts:
-            account.take(0, num_tokens)
+            account.take(amount)
         return 0.0, ""
 
-    def _with_budget(self, bounds: Sequence[AccountLimits], num_tokens: int) -> list[_Account]:
+    def _amount(self, model: str, num_requests: int, num_prompt: int, num_output: int) -> _Amount:
+        price, cost = self._prices.get(model), None
+        if price is not None:
+            cost = math.ceil(
+                (num_prompt * price.prompt + num_output * price.output) / _PER_BILLIONTH
+            )
+        return _Amount(num_requests, num_prompt + num_output, cost)
+
+    def _with_budget(self, bounds: Sequence[AccountLimits], amount: _Amount) -> list[_Account]:
         """All these accounts. Raises Unavailable when a budget is hard, or its part too small."""
         accounts = [self._of(bound) for bound in bounds]
-        if any(each.limits.hard_budget or each.budget_left < num_tokens for each in accounts):
+        if not all(account.may_spend(amount) for account in accounts):
             raise _no_budget()
         return accounts
 
@@ -154,30 +197,30 @@ class LocalBuckets:
 
     def _opened(self, bound: AccountLimits) -> _Account:
         """An account as an outage begins."""
-        last = self._last_limits.get(bound.name)
-        requests, tokens = bound.requests_per_minute, bound.tokens_per_minute
-        part = bound.budget_tokens * BUDGET_PART / self.num_gateways
+        told = self._told.get(bound.name, failure_pb2.AccountState())
+        left = {field.name: value for field, value in told.ListFields()}
         return _Account(
             bound,
-            self._bucket(requests, last.remaining_requests if last else requests),
-            self._bucket(tokens, last.remaining_tokens if last else tokens),
-            part if bound.budget_tokens else math.inf,
+            self._bucket(bound.requests_per_minute, left.get("remaining_requests")),
+            self._bucket(bound.tokens_per_minute, left.get("remaining_tokens")),
+            self._part(bound.budget_tokens, left.get("remaining_budget")),
+            self._part(bound.budget_cost, left.get("remaining_cost")),
         )
 
-    def _bucket(self, limit: int, remaining: int) -> _Bucket:
+    def _bucket(self, limit: int, left: int | None) -> _Bucket:
         share = self._share(limit) if limit else 0
-        return _Bucket(share, min(remaining / self.num_gateways, share), self._clock.now())
+        level = share if left is None else min(left / self.num_gateways, share)
+        return _Bucket(share, level, self._clock.now())
+
+    def _part(self, budget: int, left: int | None) -> float:
+        """What a budget gives while quota is away."""
+        if not budget:
+            return math.inf
+        part = budget * BUDGET_PART
+        return (part if left is None else min(left, part)) / self.num_gateways
 
     def _share(self, limit: int) -> int:
         return max(limit // self.num_gateways, 1)
-
-
-def _longest_wait(
-    accounts: Sequence[_Account], num_requests: int, num_tokens: int
-) -> tuple[float, _Account | None]:
-    """The longest wait for room, and its account; None without any accounts."""
-    scarcest = max(accounts, key=lambda each: each.wait_s(num_requests, num_tokens), default=None)
-    return (scarcest.wait_s(num_requests, num_tokens) if scarcest else 0.0), scarcest
 
 
 def _fitting(bounds: Sequence[AccountLimits], request: quota_pb2.ReserveRequest) -> int:

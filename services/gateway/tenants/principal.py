@@ -5,6 +5,11 @@ from dataclasses import dataclass
 from baton.wire.v1 import quota_pb2
 
 
+def account_name(owner: str, model: str) -> str:
+    """The name of an account. Without a model it is that of all models together."""
+    return f"{owner}@{model}" if model else owner
+
+
 @dataclass(frozen=True, slots=True)
 class AccountLimits:
     """The limits of one account: of a key, its tenant or its organisation, over all models or over
@@ -38,7 +43,7 @@ class AccountLimits:
     @property
     def name(self) -> str:
         """The name of the account, which all keys have in common that share it."""
-        return f"{self.owner}@{self.model}" if self.model else self.owner
+        return account_name(self.owner, self.model)
 
     @property
     def scope(self) -> str:

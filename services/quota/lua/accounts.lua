@@ -220,6 +220,8 @@ local KINDS = {'budget', 'cost'}
 local PERIOD = {budget = 'period', cost = 'cost_period'}
 local SPENT = {budget = 'spent', cost = 'cost_spent'}
 local HELD = {budget = 'held', cost = 'cost_held'}
+-- Where an account remembers what its budget has left, once that was looked at.
+local LEFT = {budget = 'budget_left', cost = 'cost_left'}
 
 local function budget_key(level, window, suffix)
   return level.root .. ':budget:' .. level.name .. ':' .. window .. suffix
@@ -261,6 +263,8 @@ local function charge(hold, spent, held)
     if hold[kind] ~= '' then
       local key = budget_key(account.level, hold[kind], account.suffix)
       add_to_window(key, kind, spent[kind], held[kind])
+      local left = account[LEFT[kind]]
+      if left then account[LEFT[kind]] = left - spent[kind] - held[kind] end
     end
   end
 end
@@ -291,4 +295,21 @@ local function with_limits(head, accounts, bound)
     end
   end
   return head
+end
+
+-- Adds to a reply, of each account: its id, and what is left of its requests, its tokens and its budgets
+-- of tokens and money; -1 = not limited, or not looked at.
+local function with_accounts(reply, accounts)
+  for _, account in ipairs(accounts) do
+    reply[#reply + 1] = account.id
+    for _, bucket in ipairs({'requests', 'tokens'}) do
+      local level = account[bucket]
+      reply[#reply + 1] = level and math.max(0, math.floor(level / UNIT)) or -1
+    end
+    for _, kind in ipairs(KINDS) do
+      local left = account[LEFT[kind]]
+      reply[#reply + 1] = left and math.max(0, left) or -1
+    end
+  end
+  return reply
 end

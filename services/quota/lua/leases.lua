@@ -119,6 +119,7 @@ local function budget_has_room(hold, kind, more)
   local limit = hold.account[kind]
   if hold[kind] == '' or limit == 0 then return true end
   local spent, held = budget_of(hold, kind)
+  hold.account[LEFT[kind]] = limit - spent - held
   return spent + held + more <= limit
 end
 

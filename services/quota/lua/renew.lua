@@ -1,13 +1,13 @@
 -- ARGV[4..]: per lease its request id and digest, used, produced and wanted output tokens (absolute numbers),
 -- and what its holder was granted: key id ('' = not given), model, price, prompt tokens, output tokens.
 -- Reply: per lease, in the same order: state (held, short, refused, lost; unknown_key: the store lost
--- the keys, too), granted, ms until expiry, ms to wait (short), the account that has no room and the
--- kind of its budget (refused).
+-- the keys, too), granted, ms until expiry, ms to wait (short), the account that has no room (short,
+-- refused) and the kind of its budget (refused).
 -- `used` is what was produced plus the most that can be produced before the next renewal: tokens are
 -- produced only after they were asked for. An extension is granted in full or not at all: then the old
 -- grant holds. `short`: the minute's tokens have no room for it now; `refused`: the budget has none.
 
--- Returns the state, the ms to wait, and the account and kind of budget that refuse.
+-- Returns the state, the ms to wait, and the account and kind of budget that have no room.
 local function extend(lease, wanted)
   local tokens = wanted - lease.granted
   if tokens <= 0 then return 'held', 0 end
@@ -17,11 +17,12 @@ local function extend(lease, wanted)
   local more = difference(amount_of(lease.price, lease.prompt, 0, wanted), estimate(lease))
   local spent = without_room(holds, more)[1]
   if spent then return 'refused', 0, spent.account.id, spent.kind end
-  local short_ms = 0
+  local short_ms, short = 0, nil
   for _, each in ipairs(holds) do
-    short_ms = math.max(short_ms, wait_ms(each.account.tokens, each.account.tpm, tokens))
+    local ms = wait_ms(each.account.tokens, each.account.tpm, tokens)
+    if ms > short_ms then short_ms, short = ms, each.account end
   end
-  if short_ms > 0 then return 'short', short_ms end
+  if short then return 'short', short_ms, short.id end
   change_hold(lease, more)
   lease.granted = wanted
   return 'held', 0

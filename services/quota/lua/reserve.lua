@@ -3,7 +3,7 @@
 -- prompt tokens, if their number is an estimate (0 = it is exact). ARGV[13]: '1' when the amounts
 -- replace those of the lease that an estimate opened.
 -- Reply: outcome, granted output tokens, prompt tokens held, ms (until expiry, or to wait), the
--- account that refuses and the kind of its budget, limit state.
+-- account that refuses and the kind of its budget, limit state, what is left of each account.
 -- Nothing is taken unless everything fits at every level. Repeating a granted reservation returns the
 -- same grant. A replacement that is refused leaves the lease as it is.
 
@@ -26,7 +26,7 @@ local function answer(outcome, ms, refusal)
   local is_held = outcome == 'granted'
   local head = {outcome, is_held and lease.granted or 0, is_held and lease.prompt or 0, ms,
     account and account.id or '', refusal and refusal.kind or ''}
-  return with_limits(head, accounts, refusal and refusal.bound)
+  return with_accounts(with_limits(head, accounts, refusal and refusal.bound), accounts)
 end
 
 -- The most output tokens that fit under a budget of money beside the prompt.

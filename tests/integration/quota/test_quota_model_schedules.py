@@ -282,7 +282,7 @@ class Schedule:
         response = await self.ledger.renew(quota_pb2.RenewRequest(leases=[renewal]))
         state = response.leases[0]
         assert (_STATE_NAMES[state.state], state.granted_output_tokens) == expected
-        assert bool(state.spent_budget) == (expected[0] == "refused")
+        assert bool(state.spent_limit) == (expected[0] in ("refused", "short"))
         return expected[0], state
 
     def _produce(self, request_id: str) -> None:

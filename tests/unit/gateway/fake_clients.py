@@ -101,7 +101,7 @@ class FakeQuota:
         # With STATE_SHORT.
         self.retry_after_ms = 0
         # With STATE_REFUSED.
-        self.spent_budget = ""
+        self.spent_limit = ""
         self.tasks: asyncio.TaskGroup | None = None
 
     async def authenticate(
@@ -159,7 +159,7 @@ class FakeQuota:
                         granted_output_tokens=granted,
                         state=state,
                         retry_after_ms=self.retry_after_ms,
-                        spent_budget=self.spent_budget,
+                        spent_limit=self.spent_limit,
                     )
                 await stream.write(response)
         except StreamLost:

@@ -135,7 +135,7 @@ async def test_an_extension_that_a_budget_refuses_names_it(priced):
     assert (state.state, state.granted_output_tokens) == (quota_pb2.LeaseState.STATE_HELD, 95)
     state = await priced.renew(key, "r1", used=50, wanted=96)
     assert (state.state, state.granted_output_tokens) == (quota_pb2.LeaseState.STATE_REFUSED, 95)
-    assert state.spent_budget == "budget of money of the tenant"
+    assert state.spent_limit == "budget of money of the tenant"
 
 
 @pytest.mark.parametrize(
@@ -198,3 +198,41 @@ async def test_the_longest_wait_of_all_levels_is_told_with_its_owner(bench):
     error = await refusal_of(bench, key, "r2", prompt=5000, output=0)
     assert error.retry_after_s == pytest.approx((5000 - 900) * 60 / 5900, abs=0.001)
     assert (error.limits.tokens_scope, error.limits.remaining_tokens) == ("tenant", 900)
+
+
+async def test_an_answer_tells_what_each_level_has_left(priced):
+    key = await priced.new_key("bigco/search", tokens_per_minute=900, requests_per_minute=5)
+    of_model = {"m": ModelLimits(budget_tokens=500, budget_period="day")}
+    await priced.limit("tenant", "bigco/search", by_model=of_model)
+    await priced.limit("organisation", "bigco", budget_cost=400_000, cost_period="day")
+    told = [await priced.reserve(key, "r1", prompt=10, output=90)]
+    refused = await refusal_of(priced, key, "r2", prompt=10, output=110)
+    for limits in (told[0].limits, refused.limits):
+        assert [
+            (
+                each.owner, each.model, each.remaining_requests, each.remaining_tokens,
+                each.remaining_budget, each.remaining_cost,
+            )
+            for each in limits.accounts
+        ] == [
+            (key.key_id, "", 4, 800, 0, 0),
+            ("tenant:bigco/search", "", 0, 0, 0, 0),
+            ("tenant:bigco/search", "m", 0, 0, 400, 0),
+            ("organisation:bigco", "", 0, 0, 0, 210_000),
+        ]  # fmt: skip
+        assert not limits.accounts[0].HasField("remaining_budget")
+    assert (told[0].price.prompt, told[0].price.output) == (1_000_000, 2_000_000)
+
+
+async def test_an_extension_without_room_names_the_level_that_waits_longest(bench):
+    key = await bench.new_key(tokens_per_minute=150)
+    of_model = {"m": ModelLimits(tokens_per_minute=110)}
+    await bench.limit("tenant", "acme", of_model, tokens_per_minute=120)
+    await bench.reserve(key, "r1", prompt=10, output=90)
+    renewal = quota_pb2.LeaseRenewal(
+        request_id="r1", tenant="acme", model="m", used_output_tokens=50, wanted_output_tokens=150
+    )
+    response = await bench.ledger.renew(quota_pb2.RenewRequest(leases=[renewal]))
+    [state] = response.leases
+    assert state.state == quota_pb2.LeaseState.STATE_SHORT
+    assert state.spent_limit == "tokens per minute of the tenant, model m"

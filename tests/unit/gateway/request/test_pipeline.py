@@ -11,7 +11,7 @@ from baton.wire.failures import (
     ModelNotFound,
     Unavailable,
 )
-from baton.wire.v1 import quota_pb2
+from baton.wire.v1 import failure_pb2, quota_pb2
 from services.gateway.routing.models import parse_aliases
 from tests.unit.gateway import fakes
 from tests.unit.gateway.fakes import EOS, Fleet, RecordingSink, simulate, token_bytes
@@ -268,7 +268,7 @@ def test_a_spent_budget_ends_the_answer_with_length_and_its_record_says_why() ->
         fleet.worker.texts = ["x" * 1200]
         fleet.worker.step_s = 0.001
         fleet.quota.on_renewal = lambda r: (512, quota_pb2.LeaseState.STATE_REFUSED)
-        fleet.quota.spent_budget = "budget of money of the tenant"
+        fleet.quota.spent_limit = "budget of money of the tenant"
         sink = await fleet.chat()
         assert sink.reason() == "length"
         assert len(sink.text()) == 512
@@ -320,11 +320,18 @@ def test_a_pause_that_is_longer_than_the_token_gap_fails_the_request_with_its_re
         fleet.worker.step_s = 0.001
         fleet.quota.retry_after_ms = 250
         fleet.quota.on_renewal = lambda renewal: (512, SHORT)
-        with pytest.raises(LimitExceeded) as caught:
+        fleet.quota.limits = failure_pb2.LimitState(tokens_scope="key")
+        fleet.quota.spent_limit = "tokens per minute of the tenant"
+        with pytest.raises(LimitExceeded, match=r"^The tokens per minute of the tenant") as caught:
             await fleet.chat()
         assert caught.value.reason == "rate_limit_exceeded"
         assert 20 < fleet.clock.now() < 22
         assert fleet.record.num_output_tokens == 512
+        # What was spent of a budget is being restored.
+        fleet.quota.spent_limit = ""
+        with pytest.raises(Unavailable) as unknown:
+            await fleet.chat()
+        assert unknown.value.reason == "quota_unavailable"
 
     simulate(scenario)
 
