@@ -5,11 +5,13 @@ On one machine the registry is a file of the stack's folder. With the Helm chart
 `<name>-keys`, which `kubectl` reads and writes; the quota pods mount it.
 """
 
+import asyncio
 import base64
 from dataclasses import dataclass
 from typing import Protocol
 
 from baton.keys.homes import FileHome, RegistryHome, SecretHome
+from baton.keys.redis_copy import publish
 from baton.keys.secrets import Kubectl
 from baton.localstack.home import Home
 from baton.wire import key_registry
@@ -48,15 +50,20 @@ class LocalKeys:
         state = self.stack.read_state()
         if state is None:
             return
-        import redis
+        from redis.exceptions import RedisError
 
         url = str(state.services["redis"]["endpoint"])
         try:
-            with redis.Redis.from_url(url, socket_timeout=5) as client:
-                for command in key_registry.redis_commands(record):
-                    client.execute_command(*command)
-        except redis.RedisError as error:
+            asyncio.run(_publish(url, record))
+        except RedisError as error:
             raise RegistryError(f"recorded, but Redis at {url} did not take it: {error}") from error
+
+
+async def _publish(url: str, record: Record) -> None:
+    from redis.asyncio import Redis
+
+    async with Redis.from_url(url, socket_timeout=5) as client:
+        await publish(client.execute_command, [record])
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ import msgspec
 from baton.cli.key_homes import ClusterKeys, Keys, LocalKeys
 from baton.keys import changes
 from baton.keys.changes import NewKey
+from baton.keys.homes import RegistryHome
 from baton.localstack.home import Home
 from baton.wire import key_registry
 from baton.wire.key_limits import KeyLimits, ModelLimits, OwnerLimits
-from baton.wire.key_registry import Entries, KeyRecord, Line, Record, RegistryError
+from baton.wire.key_registry import KeyRecord, RegistryError
 
 PERIODS = ("day", "month")
 
@@ -151,36 +152,29 @@ def _limit(arguments: argparse.Namespace) -> int:
     keys = _keys_of(arguments)
     if not arguments.release:
         Home.of_environment().create()
-    given = _given_limits(arguments)
-    record: Record
-
-    def decide(entries: Entries) -> list[Line]:
-        nonlocal record
-        record = limited(entries, arguments, given)
-        return [record]
-
-    keys.home.change(decide)
+    record = _limited(keys.home, arguments, _given_limits(arguments))
     keys.publish(record)
     print(_line(record) if isinstance(record, KeyRecord) else _owner_line(record))
     return 0
 
 
-def limited(entries: Entries, arguments: argparse.Namespace, given: dict[str, Any]) -> Record:
-    """Return the line with new limits for what the arguments name. Raises RegistryError."""
+def _limited(
+    home: RegistryHome, arguments: argparse.Namespace, given: dict[str, Any]
+) -> KeyRecord | OwnerLimits:
+    """Set the limits of what the arguments name. Raises RegistryError."""
+
+    def changed(before: KeyLimits) -> KeyLimits:
+        return _changed(before, arguments.model, given)
+
     if arguments.key:
-        if (key := entries.keys.get(arguments.key)) is None:
-            raise RegistryError(f"key id {arguments.key!r} is not in the registry")
-        limits = _changed(key.limits, arguments.model, given)
-        # What would be unreadable must not be written.
-        return key_registry.decode_record(
-            msgspec.json.encode(msgspec.structs.replace(key, limits=limits))
+        return changes.update(
+            home,
+            arguments.key,
+            lambda key: msgspec.structs.replace(key, limits=changed(key.limits)),
         )
-    level, name = "tenant", arguments.tenant
     if arguments.organisation:
-        level, name = "organisation", arguments.organisation
-    known = entries.limits.get(f"{level}:{name}")
-    before = known.limits if known else KeyLimits()
-    return key_registry.owner_limits(level, name, _changed(before, arguments.model, given))
+        return changes.set_limits(home, "organisation", arguments.organisation, changed)
+    return changes.set_limits(home, "tenant", arguments.tenant, changed)
 
 
 def _changed(before: KeyLimits, model: str, given: dict[str, Any]) -> KeyLimits:

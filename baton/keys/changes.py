@@ -80,7 +80,9 @@ def update(home: RegistryHome, key_id: str, changed: Callable[[KeyRecord], KeyRe
         known = _known(entries, key_id)
         if known.revoked:
             raise RegistryError(f"key {key_id!r} is revoked")
-        updated.append(changed(known))
+        # What would be unreadable must not be written.
+        data = msgspec.json.encode(changed(known))
+        updated.append(key_registry.decode_record(data))
         return updated[-1:]
 
     home.change(decide)
@@ -100,10 +102,21 @@ def revoke(home: RegistryHome, key_id: str) -> KeyRecord:
     return revoked[-1]
 
 
-def set_limits(home: RegistryHome, owner: OwnerLimits) -> None:
-    """Set the limits of a tenant or an organisation; empty ones take them away. Raises
+def set_limits(
+    home: RegistryHome, level: str, name: str, changed: Callable[[KeyLimits], KeyLimits]
+) -> OwnerLimits:
+    """Change the limits of a tenant or an organisation; empty ones take them away. Raises
     RegistryError."""
-    home.change(lambda entries: [owner])
+    written: list[OwnerLimits] = []
+
+    def decide(entries: Entries) -> Sequence[Line]:
+        known = entries.limits.get(f"{level}:{name}")
+        limits = changed(known.limits if known else KeyLimits())
+        written.append(key_registry.owner_limits(level, name, limits))
+        return written[-1:]
+
+    home.change(decide)
+    return written[-1]
 
 
 def _known(entries: Entries, key_id: str) -> KeyRecord:

@@ -101,6 +101,11 @@ class KeyLimits(ModelLimits, frozen=True, forbid_unknown_fields=True, omit_defau
         yield "", self
         yield from self.by_model.items()
 
+    @property
+    def has_hard_budget(self) -> bool:
+        """True when a budget, over all models or over one, is hard."""
+        return any(limits.hard_budget for _, limits in self.by_models())
+
     def redis_fields(self, *, is_restoring: bool) -> list[str | int]:
         """All fields of the hash in Redis, so that none stays from earlier limits."""
         fields: list[str | int] = []

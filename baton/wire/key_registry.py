@@ -36,8 +36,11 @@ MAX_PRIORITY = 255
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 TENANTS_KEY = "baton:tenants"
 GATEWAYS_KEY = "baton:gateways"
-# Its presence says that the registry file was loaded into this Redis.
+# Its presence says that the registry file was loaded into this Redis, its value whether all that
+# was spent of budgets is counted.
 LOADED_KEY = "baton:registry"
+BUDGETS_KNOWN = b"budgets known"
+BUDGETS_RESTORING = b"budgets restoring"
 
 _KEY_BYTES = 32
 _SHOWN_CHARS = 7

@@ -9,18 +9,21 @@ Kubernetes Secret, see `baton keys --release`). A key is shown once; only its di
 import argparse
 import asyncio
 import sys
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import redis
 
+from baton.keys import changes
+from baton.keys.changes import NewKey
 from baton.keys.homes import FileHome
+from baton.keys.redis_copy import publish
 from baton.runtime import environment
 from baton.wire import key_registry
 from baton.wire.key_limits import KeyLimits
-from baton.wire.key_registry import KeyRecord, Line, Record, RegistryError, Revocation
+from baton.wire.key_registry import KeyRecord, RegistryError
 from services.quota.connections import PasswordFile, connect
 from services.quota.settings import PREFIX, Settings
 
@@ -45,17 +48,11 @@ async def create(client: Any, settings: Settings, arguments: argparse.Namespace)
     except ValueError as error:
         raise RegistryError(str(error)) from error
     models = tuple(name for name in arguments.models.split(",") if name)
-    api_key, record = key_registry.new_key(
-        key_registry.read_secret(settings.secret_file),
-        arguments.tenant,
-        limits,
-        now_unix_s=time.time(),
-        allowed_models=models,
-        priority=arguments.priority,
-        weight=arguments.weight,
-    )
-    _write_down(settings, record)
-    await _declare(client, record)
+    new = NewKey(arguments.tenant, limits, models, arguments.priority, arguments.weight)
+    secret = key_registry.read_secret(settings.secret_file)
+    with _hint_at_the_chart():
+        api_key, record = changes.create(_home(settings), secret, new)
+    await publish(client.execute_command, [record])
     return api_key
 
 
@@ -73,32 +70,38 @@ async def revoke(client: Any, settings: Settings, key_id: str) -> None:
     revocation. Raises RegistryError for an unknown id.
     """
     if settings.registry_file and key_id in key_registry.read(settings.registry_file).keys:
-        _write_down(settings, Revocation(key_id, int(time.time())))
+        with _hint_at_the_chart():
+            record = changes.revoke(_home(settings), key_id)
+        await publish(client.execute_command, [record])
+        return
     async for record in records(client):
         if record.key_id == key_id:
-            await _declare(client, msgspec.structs.replace(record, revoked=True))
+            revoked = msgspec.structs.replace(record, revoked=True)
+            await publish(client.execute_command, [revoked])
             return
     raise RegistryError(f"key {key_id!r} does not exist; `list` shows all keys")
 
 
 async def load(client: Any, data: bytes) -> None:
     """Give Redis the keys and limits of a registry, revoked keys included. Raises RegistryError."""
-    for record in key_registry.parse(data, "standard input").records():
-        await _declare(client, record)
+    entries = key_registry.parse(data, "standard input")
+    await publish(client.execute_command, entries.records())
 
 
-def _write_down(settings: Settings, entry: Line) -> None:
+def _home(settings: Settings) -> FileHome:
     if settings.registry_file is None:
         raise RegistryError(f"{PREFIX}REGISTRY_FILE is not set: a key must survive a lost Redis")
+    return FileHome(settings.registry_file)
+
+
+@contextmanager
+def _hint_at_the_chart() -> Iterator[None]:
     try:
-        FileHome(settings.registry_file).change(lambda entries: [entry])
+        yield
     except RegistryError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
         raise RegistryError(f"{error}; with the chart use baton keys --release") from error
-
-
-async def _declare(client: Any, record: Record) -> None:
-    for command in key_registry.redis_commands(record):
-        await client.execute_command(*command)
 
 
 def parser() -> argparse.ArgumentParser:

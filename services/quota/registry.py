@@ -10,10 +10,11 @@ Knows nothing of the limits' meaning; `baton.wire.key_registry` owns the formats
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from baton.keys.redis_copy import publish
 from baton.runtime import logs
 from baton.wire import failures, key_registry
 from baton.wire.key_limits import KeyLimits, organisation_of, owner_key
@@ -130,13 +131,13 @@ class Registry:
             stamps = [
                 _stamp(part) for file, _ in self._sources for part in key_registry.files(file)
             ]
-            in_redis = await self._store.execute("EXISTS", key_registry.LOADED_KEY)
+            marker = await self._store.execute("GET", key_registry.LOADED_KEY)
             own, every = await self._budgets.counted()
             is_current = stamps == self._loaded_stamps and self._is_restoring != every
-            if in_redis and is_current and own and server == self._loaded_into:
+            if marker and is_current and own and server == self._loaded_into:
                 return False
             try:
-                await self._load(stamps, came_back_empty=not in_redis)
+                await self._load(stamps, marker)
             except key_registry.RegistryError as error:
                 instruments.QUOTA_REGISTRY_LOADS.labels("unusable").inc()
                 _log.error("registry_unusable", error=str(error))
@@ -146,28 +147,35 @@ class Registry:
 
     async def declare(self, record: Record) -> None:
         """Give Redis a record that its durable home has got just now. Raises Unavailable."""
-        commands = key_registry.redis_commands(record, is_restoring=self._is_restoring)
-        await self._store.execute_all(commands)
+        await publish(self._store.execute, [record])
 
-    async def _load(self, stamps: list[Stamp | None], *, came_back_empty: bool) -> None:
+    async def _load(self, stamps: list[Stamp | None], marker: bytes | None) -> None:
         entries = Entries()
         for file, read in self._sources:
             entries |= await read(file)
         await self._budgets.count_own(entries)
         _, every = await self._budgets.counted()
-        await self._store.execute_all(
-            command
-            for record in entries.records()
-            for command in key_registry.redis_commands(record, is_restoring=not every)
-        )
-        await self._store.execute("SET", key_registry.LOADED_KEY, len(entries.keys))
+        await self._write(entries.records(), is_restoring=not every)
+        known = key_registry.BUDGETS_KNOWN if every else key_registry.BUDGETS_RESTORING
+        await self._store.execute("SET", key_registry.LOADED_KEY, known)
+        if known != marker:
+            # Others may have written hard budgets meanwhile, by what the marker said before.
+            hard = [record for record in entries.records() if record.limits.has_hard_budget]
+            await self._write(hard, is_restoring=not every)
         self._loaded_stamps, self._is_restoring = stamps, not every
         instruments.QUOTA_REGISTRY_LOADS.labels("loaded").inc()
         _log.info(
             "registry_loaded",
             num_keys=len(entries.keys),
-            came_back_empty=came_back_empty,
+            came_back_empty=marker is None,
             budgets_known=every,
+        )
+
+    async def _write(self, records: Iterable[Record], *, is_restoring: bool) -> None:
+        await self._store.execute_all(
+            command
+            for record in records
+            for command in key_registry.redis_commands(record, is_restoring=is_restoring)
         )
 
 

@@ -160,8 +160,10 @@ class AdminApi:
 
     async def _set_limits(self, request: Request) -> Response:
         owner = _owner(request, await _body(request, KeyLimits))
-        await asyncio.to_thread(changes.set_limits, self._home, owner)
-        return await self._changed(owner)
+        written = await asyncio.to_thread(
+            changes.set_limits, self._home, owner.level, owner.name, lambda before: owner.limits
+        )
+        return await self._changed(written)
 
     async def _usage(self, request: Request) -> Response:
         if not (tenant := request.query_params.get("tenant", "")):

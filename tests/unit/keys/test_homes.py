@@ -15,7 +15,7 @@ from baton.keys.homes import FileHome, RegistryHome, SecretHome
 from baton.keys.secrets import Conflict, Forbidden
 from baton.wire import key_registry
 from baton.wire.key_limits import KeyLimits
-from baton.wire.key_registry import Entries, Line, RegistryError, owner_limits
+from baton.wire.key_registry import Entries, Line, RegistryError
 
 SECRET = b"s" * 32
 
@@ -77,9 +77,10 @@ def test_a_key_is_created_updated_and_revoked(home: RegistryHome) -> None:
 
 
 def test_limits_of_owners_are_set_and_taken_away(home: RegistryHome) -> None:
-    changes.set_limits(home, owner_limits("organisation", "bigco", KeyLimits(concurrency=2)))
+    limits = KeyLimits(concurrency=2)
+    changes.set_limits(home, "organisation", "bigco", lambda before: limits)
     assert home.read().limits["organisation:bigco"].limits.concurrency == 2
-    changes.set_limits(home, owner_limits("organisation", "bigco", KeyLimits()))
+    changes.set_limits(home, "organisation", "bigco", lambda before: KeyLimits())
     assert home.read().limits["organisation:bigco"].limits == KeyLimits()
 
 

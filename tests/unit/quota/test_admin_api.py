@@ -29,12 +29,12 @@ class FailingRedis(RedisDouble):
         super().__init__()
         self.is_away = False
 
-    def pipeline(self, *arguments: Any, **options: Any) -> Any:
+    async def execute_command(self, *arguments: Any, **options: Any) -> Any:
         if self.is_away:
             from redis.exceptions import ConnectionError as RedisConnectionError
 
             raise RedisConnectionError("away")
-        return super().pipeline(*arguments, **options)
+        return await super().execute_command(*arguments, **options)
 
 
 @dataclass

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.keys.redis_copy import publish
 from baton.wire import failures, usage_log
 from baton.wire.key_limits import KeyLimits, ModelLimits
 from baton.wire.key_registry import LOADED_KEY, Entries, new_key, owner_limits
@@ -253,3 +254,37 @@ def test_replicas_that_share_a_folder_agree_on_its_name(tmp_path):
 def test_window_ids_are_named_after_the_utc_calendar():
     assert window_id("day", START_MS) == "d20270115"
     assert window_id("month", START_MS) == "m202701"
+
+
+async def test_a_hard_budget_that_is_written_by_hand_waits_for_all_archives(bench, replicas):
+    key = await new_hard_key(bench)
+    archive_line(replicas.folders[0], key, "r1", 9000)
+    await lose_redis(bench)
+    # Also before any replica has looked.
+    for _ in range(2):
+        await publish(bench.store.execute, [key])
+        with pytest.raises(failures.Unavailable):
+            await bench.reserve(key, "r2", prompt=1000, output=0)
+        await replicas.second.refresh()
+    await replicas.first.refresh()
+    await publish(bench.store.execute, [key])
+    await bench.reserve(key, "r3", prompt=1000, output=0)
+
+
+async def test_a_hard_budget_that_is_written_while_the_last_archive_is_counted_is_open(
+    bench, replicas
+):
+    key = await new_hard_key(bench)
+    await lose_redis(bench)
+    await replicas.second.refresh()
+    moments = []
+
+    async def execute(*command):
+        """The last replica looks between the first look at the marker and the write."""
+        if command[0] != "GET" and not moments:
+            moments.append(await replicas.first.refresh())
+        return await bench.store.execute(*command)
+
+    await publish(execute, [key])
+    assert moments == [True]
+    await bench.reserve(key, "r1", prompt=1000, output=0)
