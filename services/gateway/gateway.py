@@ -24,6 +24,7 @@ from services.gateway.request.auditor import GatewayAuditor
 from services.gateway.request.bodies import Bodies
 from services.gateway.request.deps import AttemptDeps, Limits, PipelineDeps
 from services.gateway.request.pipeline import Pipeline
+from services.gateway.request.prompt_estimate import PromptEstimates
 from services.gateway.request.reservation import Reservations
 from services.gateway.routing.explanations import Explanations
 from services.gateway.routing.fallback_picker import FallbackPicker
@@ -160,6 +161,7 @@ class Gateway:
                 directory=self.directory,
                 tokenizer=clients.tokenizer,
                 artifacts=Artifacts(clients.tokenizer, clients.in_thread),
+                estimates=PromptEstimates(),
                 refusals=refusals,
                 full_lines=FullLines(self.clock),
                 reservations=Reservations(

@@ -126,8 +126,9 @@ class Ledger:
         if answer.outcome is ReserveOutcome.UNKNOWN_KEY:
             await self._registry.refresh()
             answer = await self._reserve(request)
-        instruments.QUOTA_RESERVATIONS.labels(answer.outcome).inc()
-        self._meter.reserved(request.tenant, answer.outcome)
+        if not (request.replaces_estimate and answer.outcome is ReserveOutcome.GRANTED):
+            instruments.QUOTA_RESERVATIONS.labels(answer.outcome).inc()
+            self._meter.reserved(request.tenant, answer.outcome)
         if answer.outcome is not ReserveOutcome.GRANTED:
             raise refusal(answer, request)
         return quota_pb2.ReserveResponse(

@@ -24,10 +24,12 @@ from services.gateway.clients.grpc import GrpcQuota, dial_worker
 from services.gateway.clients.protocols import CallContext
 from services.gateway.openai.endpoints import ENDPOINTS
 from services.gateway.openai.generation import GenerationRequest, PlainText
+from services.gateway.request import submission
 from services.gateway.request.auditor import GatewayAuditor
 from services.gateway.request.incoming import IncomingRequest
 from services.gateway.request.job import Job, OutputPlan, Prompt
 from services.gateway.request.payment import CreditMeter, Payment
+from services.gateway.request.prompt_estimate import PromptEstimate
 from services.gateway.request.reservation import Reservations
 from services.gateway.request.trace import RequestTrace
 from services.gateway.routing.models import ServedModel
@@ -261,7 +263,11 @@ class Gateway:
         is_granted = False
         try:
             with self.auditor.request(trace):
-                async with self.reservations.reserve(job, trace) as lease:
+                num_tokens = self.rng.choice([PROMPT_TOKENS // 2, PROMPT_TOKENS, 2 * PROMPT_TOKENS])
+                estimate = PromptEstimate(num_tokens, fewest=1)
+                request = submission.reserve_estimate(job, estimate, FIRST_TOKENS)
+                async with self.reservations.reserve(job, request, trace) as lease:
+                    await self.reservations.fit(job, lease, trace)
                     self.journal.write("granted", request_id, lease.num_granted)
                     is_granted = trace.usage.prompt_was_read = True
                     await self._produce(lease, answer, trace)

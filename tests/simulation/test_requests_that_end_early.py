@@ -128,7 +128,8 @@ def test_a_client_that_leaves_while_its_prompt_is_tokenized_or_queued_leaves_not
         await is_encoding.wait()
         await leave(task)
         check_nothing_is_left(fleet)
-        assert not fleet.quota.settled, "nothing was reserved yet"
+        (record,) = fleet.quota.settled
+        assert (record.num_prompt_tokens, record.finish_reason) == (0, "cancelled")
 
         fleet.tokenizer.encode = encode
         asking = [fleet.ask("x" * 700, max_tokens=50, seed=1) for _ in range(12)]

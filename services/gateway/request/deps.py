@@ -7,6 +7,7 @@ from baton.system.clock import Clock
 from services.gateway.clients.protocols import TokenizerClient
 from services.gateway.request.auditor import GatewayAuditor
 from services.gateway.request.bodies import Bodies, BodyLimits
+from services.gateway.request.prompt_estimate import PromptEstimates
 from services.gateway.request.reservation import Reservations
 from services.gateway.routing.explanations import Explanations
 from services.gateway.routing.full_lines import FullLines
@@ -61,6 +62,7 @@ class PipelineDeps:
     directory: ModelDirectory
     tokenizer: TokenizerClient
     artifacts: Artifacts
+    estimates: PromptEstimates
     refusals: Refusals
     full_lines: FullLines
     reservations: Reservations

@@ -47,20 +47,27 @@ class OutputPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One request with everything that its attempts need. `request` has its defaults filled in."""
+class ValidRequest:
+    """One request of an authenticated client, before its prompt is tokenized. `request` has its
+    defaults filled in."""
 
     incoming: IncomingRequest
     deadlines: Deadlines
     principal: Principal
     request: GenerationRequest
     model: ServedModel
-    prompt: Prompt
-    plan: OutputPlan
 
     @property
     def request_id(self) -> str:
         return self.incoming.request_id
+
+
+@dataclass(frozen=True, slots=True)
+class Job(ValidRequest):
+    """One request with everything that its attempts need."""
+
+    prompt: Prompt
+    plan: OutputPlan
 
 
 @dataclass(frozen=True, slots=True)

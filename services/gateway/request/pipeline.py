@@ -1,6 +1,6 @@
 """The stages of a request from top to bottom; the only file that knows their order.
 
-    authenticate -> validate -> tokenize -> reserve -> attempts -> settle
+    authenticate -> validate -> reserve -> tokenize -> attempts -> settle
                                                        pick -> submit -> tokens (attempts.py)
 
 Each stage returns what the next ones need. Whatever was reserved is settled exactly once, however
@@ -13,18 +13,20 @@ from functools import partial
 from baton.runtime import logs
 from baton.wire.failures import BatonError, DeadlineExceeded, InternalFailure, Overloaded
 from baton.wire.prefix_hash import derive_cache_key
+from baton.wire.v1 import quota_pb2
 from services.gateway.openai.generation import GenerationRequest, Identity, Usage
 from services.gateway.request import reports, submission
 from services.gateway.request.attempts import Attempts
 from services.gateway.request.bodies import LARGE_BODY_BYTES
 from services.gateway.request.deps import PipelineDeps
 from services.gateway.request.incoming import AnswerSink, Deadlines, IncomingRequest, Sink
-from services.gateway.request.job import Job, OutputPlan, Prompt
+from services.gateway.request.job import Job, Prompt, ValidRequest
 from services.gateway.request.trace import RequestTrace, Stage
 from services.gateway.routing.full_lines import Place
 from services.gateway.routing.models import ServedModel
 from services.gateway.tenants.lease import Lease
 from services.gateway.tenants.principal import Principal
+from services.gateway.text.detokenize import TextModel
 
 AUTHENTICATE_TIMEOUT_S = 1.0
 ENCODE_TIMEOUT_S = 10.0
@@ -62,24 +64,20 @@ class Pipeline:
         deadlines = incoming.deadlines(self._deps.limits.token_gap_s, self._deps.clock)
         principal = await self._authenticate(incoming, deadlines, trace)
         with self._deps.open_requests.one_of(principal.tenant):
-            await self._answer(incoming, sink, trace, deadlines, principal)
+            request, model, text_model = await self._validate(incoming, principal, trace)
+            valid = ValidRequest(incoming, deadlines, principal, request, model)
+            await self._answer(valid, text_model, sink, trace)
 
     async def _answer(
-        self,
-        incoming: IncomingRequest,
-        sink: Sink,
-        trace: RequestTrace,
-        deadlines: Deadlines,
-        principal: Principal,
+        self, valid: ValidRequest, text_model: TextModel, sink: Sink, trace: RequestTrace
     ) -> None:
-        request, model = await self._validate(incoming, principal, trace)
-        prompt = await self._tokenize(request, model, principal, deadlines, trace)
-        plan = self._plan(request, model, prompt, principal)
-        request = submission.with_defaults(request, prompt.text_model)
-        job = Job(incoming, deadlines, principal, request, model, prompt, plan)
-        answer_sink = sink.opened(_identity(job, trace), request)
-        async with self._deps.reservations.reserve(job, trace) as lease:
-            usage = await self._attempt(job, lease, answer_sink, trace)
+        reserve = self._reserve_request(valid, text_model)
+        async with self._deps.reservations.reserve(valid, reserve, trace) as lease:
+            job = self._job(valid, await self._tokenize(valid, text_model, trace))
+            await self._deps.reservations.fit(job, lease, trace)
+            answer_sink = sink.opened(_identity(job, trace), job.request)
+            with reports.of_tokens(trace, job.request.num_choices, job.plan.max_tokens):
+                usage = await self._attempt(job, lease, answer_sink, trace)
         trace.stage = Stage.FLUSH
         await answer_sink.finished(usage, trace.head(lease))
 
@@ -96,15 +94,16 @@ class Pipeline:
 
     async def _validate(
         self, incoming: IncomingRequest, principal: Principal, trace: RequestTrace
-    ) -> tuple[GenerationRequest, ServedModel]:
+    ) -> tuple[GenerationRequest, ServedModel, TextModel]:
         with trace.measure(Stage.VALIDATE):
             self._deps.refusals.check(principal.key_id)
             request = await self._parse(incoming, principal.tenant)
             model = self._deps.directory.resolve(request.model, principal.allowed_models)
             self._deps.refusals.check(principal.key_id, request.num_prompt_bytes)
             self._deps.full_lines.check(_place(incoming, principal, request, model))
-        trace.model_name = model.name
-        return request, model
+            trace.model_name = model.name
+            text_model = await self._deps.artifacts.text_model(model.model_fp)
+        return submission.with_defaults(request, text_model), model, text_model
 
     async def _parse(self, incoming: IncomingRequest, tenant: str) -> GenerationRequest:
         bodies, parse = self._deps.bodies, incoming.endpoint.parse
@@ -114,42 +113,40 @@ class Pipeline:
                 return parse(body)
             return await bodies.parse(tenant, partial(parse, body))
 
+    def _reserve_request(
+        self, valid: ValidRequest, text_model: TextModel
+    ) -> quota_pb2.ReserveRequest:
+        estimate = self._deps.estimates.estimate(
+            valid.request, valid.model, text_model.longest_token
+        )
+        default_reservation = self._deps.limits.default_output_reservation
+        return submission.reserve_estimate(valid, estimate, default_reservation)
+
     async def _tokenize(
-        self,
-        request: GenerationRequest,
-        model: ServedModel,
-        principal: Principal,
-        deadlines: Deadlines,
-        trace: RequestTrace,
+        self, valid: ValidRequest, text_model: TextModel, trace: RequestTrace
     ) -> Prompt:
-        deps = self._deps
-        cache_key = derive_cache_key(deps.server_secret, principal.tenant, request.cache_salt)
+        deps, tenant = self._deps, valid.principal.tenant
+        cache_key = derive_cache_key(deps.server_secret, tenant, valid.request.cache_salt)
         with trace.measure(Stage.TOKENIZE) as span:
-            text_model = await deps.artifacts.text_model(model.model_fp)
             encoded = await deps.tokenizer.encode(
-                submission.encode_request(
-                    trace.request_id, principal.tenant, request, model, cache_key
-                ),
-                trace.call_context(span, deadlines.of_call(ENCODE_TIMEOUT_S)),
+                submission.encode_request(valid, cache_key),
+                trace.call_context(span, valid.deadlines.of_call(ENCODE_TIMEOUT_S)),
             )
         prompt = Prompt(encoded.token_ids, encoded.block_hashes, cache_key, text_model)
         trace.usage.num_prompt_tokens = prompt.num_tokens
+        deps.estimates.note(valid.request, valid.model, prompt.num_tokens)
         return prompt
 
-    def _plan(
-        self,
-        request: GenerationRequest,
-        model: ServedModel,
-        prompt: Prompt,
-        principal: Principal,
-    ) -> OutputPlan:
+    def _job(self, valid: ValidRequest, prompt: Prompt) -> Job:
+        request, model = valid.request, valid.model
         submission.check(request, model, prompt.num_tokens)
-        return submission.plan_output(
+        plan = submission.plan_output(
             request,
             model.max_model_len - prompt.num_tokens,
             self._deps.limits.default_output_reservation,
             self._deps.rng,
         )
+        return Job(valid.incoming, valid.deadlines, valid.principal, request, model, prompt, plan)
 
     async def _attempt(
         self, job: Job, lease: Lease, answer_sink: AnswerSink, trace: RequestTrace

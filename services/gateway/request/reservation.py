@@ -5,12 +5,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from baton.wire.failures import BatonError
+from baton.wire.failures import BatonError, LimitExceeded
 from baton.wire.v1 import quota_pb2
 from services.gateway.clients.protocols import CallContext
-from services.gateway.request import reports
+from services.gateway.request import submission
 from services.gateway.request.auditor import GatewayAuditor
-from services.gateway.request.job import Job
+from services.gateway.request.job import Job, ValidRequest
 from services.gateway.request.trace import RequestTrace, Stage
 from services.gateway.tenants.lease import Lease
 from services.gateway.tenants.leases import LeaseRenewer
@@ -43,79 +43,131 @@ class Reservations:
         self._auditor = auditor
 
     @asynccontextmanager
-    async def reserve(self, job: Job, trace: RequestTrace) -> AsyncIterator[Lease]:
-        """Hold tokens for a job; the end of the block settles its usage. Raises BatonError when
+    async def reserve(
+        self, valid: ValidRequest, request: quota_pb2.ReserveRequest, trace: RequestTrace
+    ) -> AsyncIterator[Lease]:
+        """Hold tokens for a request; the end of the block settles its usage. Raises BatonError when
         there are none."""
-        lease = await self._open(job, trace)
-        with reports.of_tokens(trace, job.request.num_choices, job.plan.max_tokens):
-            outcome = "internal"
-            try:
-                yield lease
-                outcome = trace.usage.finish_reasons
-            except BatonError as error:
-                outcome = error.reason
-                raise
-            except asyncio.CancelledError:
-                is_late = job.deadlines.left_s <= 0
-                outcome = "deadline_exceeded" if is_late else trace.client.gone_reason
-                raise
-            finally:
-                self._leases.close(lease)
-                await self._settle(trace, usage_record(job, trace, outcome))
+        lease = await self._open(valid, request, trace)
+        outcome = "internal"
+        try:
+            yield lease
+            outcome = trace.usage.finish_reasons
+        except BatonError as error:
+            outcome = error.reason
+            raise
+        except asyncio.CancelledError:
+            is_late = valid.deadlines.left_s <= 0
+            outcome = "deadline_exceeded" if is_late else trace.client.gone_reason
+            raise
+        finally:
+            self._leases.close(lease)
+            await self._settle(trace, usage_record(valid, trace, outcome))
 
-    async def _open(self, job: Job, trace: RequestTrace) -> Lease:
+    async def fit(self, job: Job, lease: Lease, trace: RequestTrace) -> None:
+        """Hold the tokens of a prompt that is tokenized in place of its estimate. Raises BatonError
+        when there is no room."""
+        if job.prompt.num_tokens > lease.num_prompt_tokens:
+            with trace.measure(Stage.RESERVE) as span:
+                deadline_s = job.deadlines.of_call(RESERVE_TIMEOUT_S)
+                await self._hold_more(job, lease, trace.call_context(span, deadline_s))
+        if lease.fit_to_prompt(job.prompt.num_tokens):
+            self._leases.tell(lease)
+
+    async def _hold_more(self, job: Job, lease: Lease, context: CallContext) -> None:
+        if not lease.local:
+            request = submission.reserve_exactly(job)
+            try:
+                answer = await self._reserve_at_quota(job, request, context)
+            except BatonError as error:
+                if not is_outage(error):
+                    raise
+            else:
+                lease.num_granted = answer.granted_output_tokens
+                lease.num_prompt_tokens = answer.num_prompt_tokens
+                lease.limits = answer.limits
+                return
+        num_more = job.prompt.num_tokens - lease.num_prompt_tokens
+        wait_s, _ = self._local_buckets.extend(lease.accounts, num_more)
+        if wait_s:
+            raise LimitExceeded(
+                "over the limits while quota is away", retry_after_s=wait_s, limits=lease.limits
+            )
+        lease.num_prompt_tokens = job.prompt.num_tokens
+
+    async def _open(
+        self, valid: ValidRequest, request: quota_pb2.ReserveRequest, trace: RequestTrace
+    ) -> Lease:
         with trace.measure(Stage.RESERVE) as span:
-            deadline_s = job.deadlines.of_call(RESERVE_TIMEOUT_S)
-            answer, local = await self._ask(job, trace, trace.call_context(span, deadline_s))
+            deadline_s = valid.deadlines.of_call(RESERVE_TIMEOUT_S)
+            context = trace.call_context(span, deadline_s)
+            answer, local = await self._ask(valid, request, trace, context)
         lease = Lease(
-            request_id=job.incoming.usage_id,
-            tenant=job.principal.tenant,
-            key_id=job.principal.key_id,
-            model=job.model.name,
-            num_prompt_tokens=job.prompt.num_tokens,
+            request_id=request.request_id,
+            tenant=request.tenant,
+            key_id=request.key_id,
+            model=request.model,
+            num_prompt_tokens=request.num_prompt_tokens if local else answer.num_prompt_tokens,
             num_granted=answer.granted_output_tokens,
             limits=answer.limits,
-            accounts=job.principal.limits_for(job.model.name),
+            accounts=valid.principal.limits_for(request.model),
+            is_estimate=request.min_prompt_tokens > 0,
             local=local,
         )
-        self._auditor.reserved(job.request_id)
+        self._auditor.reserved(valid.request_id)
         self._leases.open(lease)
         return lease
 
     async def _ask(
-        self, job: Job, trace: RequestTrace, context: CallContext
+        self,
+        valid: ValidRequest,
+        request: quota_pb2.ReserveRequest,
+        trace: RequestTrace,
+        context: CallContext,
     ) -> tuple[quota_pb2.ReserveResponse, bool]:
         """Reserve at quota; returns the grant, and True when it is this gateway's own because quota
         does not answer."""
-        request = _reserve_request(job)
         try:
-            answer = await self._quota.reserve(
-                request, context, has_fallback=not job.principal.has_hard_budget(request.model)
-            )
+            return await self._reserve_at_quota(valid, request, context), False
         except asyncio.CancelledError:
-            await self._let_go(job, trace, trace.client.gone_reason)
+            await self._let_go(valid, trace, trace.client.gone_reason)
             raise
         except BatonError as error:
             if not is_outage(error):
-                num_tokens = request.num_prompt_tokens + request.num_output_tokens
-                size = PromptSize(job.request.num_prompt_bytes, num_tokens)
-                self._refusals.note(job.principal.key_id, size, error)
-                if error.limits is not None:
-                    self._local_buckets.quota_answers(error.limits)
                 raise
             try:
                 num_open = self._leases.num_open_of
-                return self._local_buckets.reserve(job.principal, request, num_open), True
+                return self._local_buckets.reserve(valid.principal, request, num_open), True
             except BatonError as refusal:
                 if not isinstance(error, NotAsked):
-                    await self._let_go(job, trace, refusal.reason)
+                    await self._let_go(valid, trace, refusal.reason)
                 raise
-        self._local_buckets.quota_grants(request.model, answer)
-        return answer, False
 
-    async def _let_go(self, job: Job, trace: RequestTrace, outcome: str) -> None:
+    async def _reserve_at_quota(
+        self, valid: ValidRequest, request: quota_pb2.ReserveRequest, context: CallContext
+    ) -> quota_pb2.ReserveResponse:
+        """The grant of quota; what it refuses is noted."""
+        principal = valid.principal
+        try:
+            answer = await self._quota.reserve(
+                request, context, has_fallback=not principal.has_hard_budget(request.model)
+            )
+        except BatonError as error:
+            if not is_outage(error):
+                fewest = request.min_prompt_tokens or request.num_prompt_tokens
+                size = PromptSize(
+                    valid.request.num_prompt_bytes, fewest + request.num_output_tokens
+                )
+                self._refusals.note(principal.key_id, size, error)
+                if error.limits is not None:
+                    self._local_buckets.quota_answers(error.limits)
+            raise
+        self._local_buckets.quota_grants(request.model, answer)
+        return answer
+
+    async def _let_go(self, valid: ValidRequest, trace: RequestTrace, outcome: str) -> None:
         """Free later what quota may hold for this request: it was asked, and its answer is lost."""
-        await self._outbox.put(usage_record(job, trace, outcome))
+        await self._outbox.put(usage_record(valid, trace, outcome))
 
     async def _settle(self, trace: RequestTrace, record: quota_pb2.UsageRecord) -> None:
         with trace.measure(Stage.SETTLE) as span:
@@ -133,15 +185,15 @@ class Reservations:
                     await self._outbox.put(record)
 
 
-def usage_record(job: Job, trace: RequestTrace, outcome: str) -> quota_pb2.UsageRecord:
+def usage_record(valid: ValidRequest, trace: RequestTrace, outcome: str) -> quota_pb2.UsageRecord:
     """The usage record of a request. Its stages add up to its wall time."""
     usage, timer = trace.usage, trace.timer
     return quota_pb2.UsageRecord(
-        request_id=job.incoming.usage_id,
-        tenant=job.principal.tenant,
-        key_id=job.principal.key_id,
-        model=job.model.name,
-        model_fp=job.model.model_fp,
+        request_id=valid.incoming.usage_id,
+        tenant=valid.principal.tenant,
+        key_id=valid.principal.key_id,
+        model=valid.model.name,
+        model_fp=valid.model.model_fp,
         started_unix_ms=int(trace.started_unix_s * 1000),
         num_prompt_tokens=usage.num_prompt_tokens if usage.prompt_was_read else 0,
         num_cached_tokens=usage.num_cached_tokens if usage.prompt_was_read else 0,
@@ -150,20 +202,7 @@ def usage_record(job: Job, trace: RequestTrace, outcome: str) -> quota_pb2.Usage
         finish_reason=outcome,
         stages=timer.to_wire(),
         wall_us=round(timer.wall_s * 1e6),
-        endpoint=job.incoming.endpoint.name,
+        endpoint=valid.incoming.endpoint.name,
         num_attempts=usage.num_attempts,
         engine=usage.engine_time(outcome),
-    )
-
-
-def _reserve_request(job: Job) -> quota_pb2.ReserveRequest:
-    return quota_pb2.ReserveRequest(
-        request_id=job.incoming.usage_id,
-        tenant=job.principal.tenant,
-        key_id=job.principal.key_id,
-        # Limits and prices are of the model, whatever alias it was asked for by.
-        model=job.model.name,
-        num_prompt_tokens=job.prompt.num_tokens,
-        num_output_tokens=job.plan.num_expected_tokens * job.request.num_choices,
-        min_output_tokens=job.request.num_choices if job.request.max_tokens is None else 0,
     )

@@ -1,12 +1,13 @@
-"""A validated request in the messages of the tokenizer, the router and the decode workers."""
+"""A valid request in the messages of quota, the tokenizer, the router and the decode workers."""
 
 import random
 from dataclasses import replace
 
 from baton.wire.failures import InvalidRequest, quoted
-from baton.wire.v1 import router_pb2, sampling_pb2, tokenizer_pb2, worker_pb2
+from baton.wire.v1 import quota_pb2, router_pb2, sampling_pb2, tokenizer_pb2, worker_pb2
 from services.gateway.openai.generation import ChatMessages, GenerationRequest, PlainText, Structure
-from services.gateway.request.job import Answer, Job, OutputPlan
+from services.gateway.request.job import Answer, Job, OutputPlan, ValidRequest
+from services.gateway.request.prompt_estimate import PromptEstimate
 from services.gateway.routing.crash_record import request_fingerprint
 from services.gateway.routing.models import ServedModel
 from services.gateway.text.detokenize import TextModel
@@ -59,25 +60,39 @@ def plan_output(
 ) -> OutputPlan:
     """The output that a request may have in `room` tokens beside its prompt. `default_reservation`:
     the tokens of a choice to reserve at first where the client set no maximum."""
-    max_tokens = _max_tokens(request, room)
-    has_limit = request.max_tokens is not None
-    expected = max_tokens if has_limit else min(default_reservation, max_tokens)
-    return OutputPlan(max_tokens, expected, _seed(request, rng))
+    expected = _expected_tokens(request, room, default_reservation)
+    return OutputPlan(_max_tokens(request, room), expected, _seed(request, rng))
 
 
-def encode_request(
-    request_id: str, tenant: str, request: GenerationRequest, model: ServedModel, cache_key: bytes
-) -> tokenizer_pb2.EncodeRequest:
+def reserve_estimate(
+    valid: ValidRequest, estimate: PromptEstimate, default_reservation: int
+) -> quota_pb2.ReserveRequest:
+    """The reservation of a request whose prompt is not tokenized yet."""
+    room = max(valid.model.max_model_len - estimate.num_tokens, 1)
+    expected = _expected_tokens(valid.request, room, default_reservation)
+    reserve = _reserve_request(valid, estimate.num_tokens, expected)
+    reserve.min_prompt_tokens = estimate.fewest
+    return reserve
+
+
+def reserve_exactly(job: Job) -> quota_pb2.ReserveRequest:
+    """The reservation that takes the place of that of an estimate."""
+    reserve = _reserve_request(job, job.prompt.num_tokens, job.plan.num_expected_tokens)
+    reserve.replaces_estimate = True
+    return reserve
+
+
+def encode_request(valid: ValidRequest, cache_key: bytes) -> tokenizer_pb2.EncodeRequest:
     """The request to the tokenizer; one token must be left for the answer."""
+    model, prompt = valid.model, valid.request.prompt
     encode = tokenizer_pb2.EncodeRequest(
-        request_id=request_id,
-        tenant=tenant,
+        request_id=valid.request_id,
+        tenant=valid.principal.tenant,
         model_fp=model.model_fp,
         cache_key=cache_key,
         block_size=model.block_size,
         max_prompt_tokens=max(model.max_model_len - 1, 1),
     )
-    prompt = request.prompt
     if isinstance(prompt, ChatMessages):
         encode.chat.messages_json = prompt.messages_json
         encode.chat.add_generation_prompt = True
@@ -154,6 +169,28 @@ class Submission:
         """The logprobs that are still wanted of each prompt token; -1 = none, as on the wire."""
         echo = self._answer.echo
         return -1 if echo is not None and echo.is_complete else _num_prompt_logprobs(self._job)
+
+
+def _reserve_request(
+    valid: ValidRequest, num_prompt_tokens: int, num_expected_tokens: int
+) -> quota_pb2.ReserveRequest:
+    request = valid.request
+    return quota_pb2.ReserveRequest(
+        request_id=valid.incoming.usage_id,
+        tenant=valid.principal.tenant,
+        key_id=valid.principal.key_id,
+        # Limits and prices are of the model, whatever alias it was asked for by.
+        model=valid.model.name,
+        num_prompt_tokens=num_prompt_tokens,
+        num_output_tokens=num_expected_tokens * request.num_choices,
+        min_output_tokens=request.num_choices if request.max_tokens is None else 0,
+    )
+
+
+def _expected_tokens(request: GenerationRequest, room: int, default_reservation: int) -> int:
+    max_tokens = _max_tokens(request, room)
+    has_limit = request.max_tokens is not None
+    return max_tokens if has_limit else min(default_reservation, max_tokens)
 
 
 def _fingerprint(job: Job, sampling: sampling_pb2.Sampling, server_secret: bytes) -> bytes:

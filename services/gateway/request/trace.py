@@ -24,8 +24,8 @@ class Stage(StrEnum):
 
     AUTH = "auth"
     VALIDATE = "validate"
-    TOKENIZE = "tokenize"
     RESERVE = "reserve"
+    TOKENIZE = "tokenize"
     PICK = "pick"
     QUEUE = "queue"
     PREFILL = "prefill"

@@ -93,6 +93,12 @@ class LeaseRenewer:
         lease.num_wanted = num_wanted
         self._ask(lease)
 
+    def tell(self, lease: Lease) -> None:
+        """Renew a lease at once: it holds fewer tokens than quota knows."""
+        if self._writer is not None:
+            self._urgent[lease.request_id] = lease
+            self._writer.wake()
+
     async def beat(self) -> None:
         """Renew all leases now, and wait a moment until quota has heard; not while it is away."""
         writer = self._writer
@@ -162,7 +168,7 @@ class LeaseRenewer:
         """The next message: at a beat all leases and this gateway's name, else what is urgent."""
         is_beat, self._beat_due = self._beat_due, False
         leases = self._leases if is_beat else self._urgent
-        renewals = [lease.to_wire() for lease in leases.values() if not lease.local]
+        renewals = [lease.to_wire() for lease in leases.values() if lease.is_renewed]
         self._urgent.clear()
         if is_beat:
             return quota_pb2.RenewRequest(

@@ -1,8 +1,8 @@
 """The refusals of quota that still hold: what they forbid is refused before any work is done.
 
-Quota is asked when a prompt's tokens are known, and by then its body is read and tokenized. So a
-key that goes on after a refusal would have that work for nothing. Requests per minute come back
-only with time: until the time that quota told, the key has none. Tokens may be given back earlier
+Quota is asked when a body is read, and for the exact tokens when the prompt is tokenized. So a key
+that goes on after a refusal would have that work for nothing. Requests per minute come back only
+with time: until the time that quota told, the key has none. Tokens may be given back earlier
 by requests that end; so only a large prompt waits for them, and only one that is no smaller than
 the one that was refused. Refusals for one model's limits forbid nothing: the next request may be
 for another model.

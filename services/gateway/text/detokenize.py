@@ -37,6 +37,8 @@ class TextModel:
 
     decoder: Decoder
     token_bytes: TokenBytes
+    # In bytes; 0 = a token may stand for any number of them.
+    longest_token: int
     # From the model's generation_config.json; None = not stated.
     default_temperature: float | None
 
@@ -127,9 +129,11 @@ def load_text_model(artifact: bytes) -> TextModel:
         raise InternalFailure("the tokenizer artifact has no tokenizer.json")
     tokenizer_json = files["tokenizer.json"]
     tokenizer = Tokenizer.from_str(tokenizer_json.decode())
+    token_bytes = TokenBytes(tokenizer, tokenizer_json)
     return TextModel(
         decoder=tokenizer,
-        token_bytes=TokenBytes(tokenizer, tokenizer_json),
+        token_bytes=token_bytes,
+        longest_token=token_bytes.longest(),
         default_temperature=_default_temperature(files.get("generation_config.json", b"{}")),
     )
 

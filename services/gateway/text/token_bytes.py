@@ -58,6 +58,14 @@ class TokenBytes:
             known = self._known[token_id] = self._bytes_of(token_id, token)
         return known
 
+    def longest(self) -> int:
+        """A bound on the bytes of one token; 0 when there is none, because the tokenizer may take a
+        long text that it does not know for one token."""
+        if not (self._is_byte_level or self._has_byte_tokens):
+            return 0
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        return max((len(token.encode()) for token in vocabulary), default=0)
+
     def _bytes_of(self, token_id: int, token: str) -> bytes:
         if not self._is_understood:
             text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)

@@ -85,6 +85,9 @@ class FakeQuota:
         self.settle_delay_s = 0.0
         self.reserve_failure: BatonError | None = None
         self.reserve_delay_s = 0.0
+        # Estimates of prompts have no room.
+        self.holds_fewest = False
+        self.exact_failure: BatonError | None = None
         self.num_authenticated = self.num_probes = 0
         self.authenticate_delay_s = 0.0
         self.reserved: list[quota_pb2.ReserveRequest] = []
@@ -119,11 +122,15 @@ class FakeQuota:
     ) -> quota_pb2.ReserveResponse:
         self._raise(self.failure)
         self._raise(self.reserve_failure)
+        if request.replaces_estimate:
+            self._raise(self.exact_failure)
         self.reserved.append(request)
         self.contexts["reserve"] = context
         await asyncio.sleep(self.reserve_delay_s)
         return quota_pb2.ReserveResponse(
             granted_output_tokens=request.num_output_tokens,
+            num_prompt_tokens=(self.holds_fewest and request.min_prompt_tokens)
+            or request.num_prompt_tokens,
             expires_in_ms=30_000,
             limits=self.limits,
         )
@@ -175,6 +182,9 @@ class FakeTokenizer:
     def __init__(self) -> None:
         self.data = artifact()
         self.failure: BatonError | None = None
+        self.delay_s = 0.0
+        # The part of a prompt's bytes that is left.
+        self.tokens_per_byte = 1.0
         self.encoded: list[tokenizer_pb2.EncodeRequest] = []
         self.contexts: list[CallContext] = []
         self.num_artifacts = 0
@@ -186,9 +196,10 @@ class FakeTokenizer:
             raise self.failure
         self.encoded.append(request)
         self.contexts.append(context)
-        ids = request.token_ids or token_bytes(
-            request.text.encode() if request.text else request.chat.messages_json
-        )
+        await asyncio.sleep(self.delay_s)
+        text = request.text.encode() if request.text else request.chat.messages_json
+        text = text[: round(len(text) * self.tokens_per_byte)]
+        ids = request.token_ids or token_bytes(text)
         return tokenizer_pb2.EncodeResponse(
             token_ids=ids, block_hashes=b"".join(prefix_hashes(ids))
         )

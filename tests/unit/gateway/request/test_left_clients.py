@@ -20,7 +20,7 @@ class LeavingClient(RecordingSink):
         return self.num_looks < 0
 
 
-STAGES = (Stage.AUTH, Stage.VALIDATE, Stage.TOKENIZE, Stage.RESERVE, Stage.PICK)
+STAGES = (Stage.AUTH, Stage.VALIDATE, Stage.RESERVE, Stage.TOKENIZE, Stage.PICK)
 
 
 @pytest.mark.parametrize("stage", STAGES)

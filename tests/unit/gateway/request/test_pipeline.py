@@ -145,12 +145,15 @@ def test_max_tokens_is_capped_by_the_context() -> None:
     simulate(scenario)
 
 
-def test_a_prompt_that_fills_the_context_is_refused() -> None:
+def test_a_prompt_that_fills_the_context_is_refused_and_counts_as_a_request() -> None:
     async def scenario(fleet: Fleet) -> None:
         with pytest.raises(InvalidRequest) as caught:
             await fleet.chat(messages=[{"role": "user", "content": "x" * 2048}])
         assert caught.value.reason == "context_length_exceeded"
-        assert not fleet.quota.reserved
+        assert not fleet.router.picked
+        record = fleet.record
+        assert record.finish_reason == "context_length_exceeded"
+        assert (record.num_prompt_tokens, record.num_output_tokens) == (0, 0)
 
     simulate(scenario)
 
@@ -494,7 +497,7 @@ def test_a_large_body_is_parsed_away_from_the_event_loop(monkeypatch) -> None:
         num_scheduled = len(works)
         await fleet.chat()
         assert len(works) == num_scheduled
-        with pytest.raises(InvalidRequest, match="takes 2048"):
+        with pytest.raises(InvalidRequest, match="resulted in at least 6450 tokens"):
             await fleet.chat(messages=[{"role": "user", "content": "x" * 100}] * 1000)
         assert len(works) == num_scheduled + 1
 

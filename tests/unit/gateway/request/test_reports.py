@@ -80,7 +80,7 @@ def test_the_access_line_has_the_stages(caplog: pytest.LogCaptureFixture) -> Non
     fields = record.baton_fields  # type: ignore[attr-defined]
     assert fields["request_id"] == "r1"
     assert fields["status"] == 200
-    assert fields["stages"].startswith("auth=0.0ms validate=0.0ms tokenize=10.0ms reserve=")
+    assert fields["stages"].startswith("auth=0.0ms validate=10.0ms reserve=0.0ms tokenize=")
     assert "settle=" in fields["stages"]
 
 

@@ -1,0 +1,88 @@
+"""The tokens of a prompt as its size tells, before it is tokenized.
+
+Requests are counted first, and a prompt is tokenized only when there is room for it. What prompts
+of a model had lately says how many tokens one of this size has at most; the longest token of the
+model, how many it has at least.
+"""
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from baton.wire.failures import InvalidRequest
+from baton.wire.prefix_hash import TOKEN_BYTES
+from services.gateway.openai.generation import ChatMessages, GenerationRequest, PromptTokens
+from services.gateway.routing.models import ServedModel
+
+# Another reservation follows where an estimate was too low; one too high is corrected on the way.
+_MARGIN = 1.125
+# The share by which a ratio comes down to that of a prompt with fewer tokens.
+_DECAY = 1 / 64
+# Templates leave out parts of messages, JSON escapes characters, normalizers join them: the text
+# that is tokenized has at least this part of the bytes.
+_LEAST_TEXT = 1 / 4
+_MAX_RATIOS = 4096
+
+# Model, chat or plain text, and the size in bits: a short chat is mostly template.
+_Kind = tuple[str, bool, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEstimate:
+    """The number of tokens to hold for a prompt, and the fewest that it can have; 0 = the number is
+    exact."""
+
+    num_tokens: int
+    fewest: int = 0
+
+
+class PromptEstimates:
+    """The tokens of each byte in the prompts of one gateway."""
+
+    def __init__(self) -> None:
+        self._ratios: OrderedDict[_Kind, float] = OrderedDict()
+
+    def estimate(
+        self, request: GenerationRequest, model: ServedModel, longest_token: int
+    ) -> PromptEstimate:
+        """The tokens of a prompt. `longest_token`: the bytes of the model's longest; 0 = not known.
+        Raises InvalidRequest for a prompt that can never fit."""
+        if isinstance(request.prompt, PromptTokens):
+            num_tokens = len(request.prompt.token_ids) // TOKEN_BYTES
+            _check_room(request, model, num_tokens)
+            return PromptEstimate(num_tokens)
+        num_bytes = request.num_prompt_bytes
+        fewest = int(num_bytes * _LEAST_TEXT / longest_token) if longest_token else 0
+        _check_room(request, model, fewest)
+        ratio = self._ratios.get(_kind_of(request, model), 1 / _MARGIN)
+        likely = min(math.ceil(ratio * _MARGIN * num_bytes), model.max_model_len - 1)
+        return PromptEstimate(max(likely, fewest, 1), max(fewest, 1))
+
+    def note(self, request: GenerationRequest, model: ServedModel, num_tokens: int) -> None:
+        """Note the tokens that a prompt has in truth."""
+        if isinstance(request.prompt, PromptTokens):
+            return
+        kind, ratio = _kind_of(request, model), num_tokens / max(request.num_prompt_bytes, 1)
+        last = self._ratios.get(kind, ratio)
+        self._ratios[kind] = max(ratio, last + (ratio - last) * _DECAY)
+        self._ratios.move_to_end(kind)
+        if len(self._ratios) > _MAX_RATIOS:
+            self._ratios.popitem(last=False)
+
+
+def _kind_of(request: GenerationRequest, model: ServedModel) -> _Kind:
+    is_chat = isinstance(request.prompt, ChatMessages)
+    return model.model_fp, is_chat, request.num_prompt_bytes.bit_length()
+
+
+def _check_room(request: GenerationRequest, model: ServedModel, fewest: int) -> None:
+    if fewest < model.max_model_len:
+        return
+    param = "messages" if isinstance(request.prompt, ChatMessages) else "prompt"
+    raise InvalidRequest(
+        f"This model's maximum context length is {model.max_model_len} tokens, of which at least"
+        f" 1 is for the answer. However, your {param} resulted in at least {fewest} tokens."
+        f" Please reduce the length of the {param}.",
+        reason="context_length_exceeded",
+        param=param,
+    )
