@@ -347,20 +347,20 @@ class Fleet:
         self, worker: Worker, speeds: Speeds, unfit: Unfit | None, num_cached_tokens: int
     ) -> WorkerView:
         """The worker as the picker sees it: its own figures plus its open slot leases."""
-        load = worker.load
+        load, registration = worker.load, worker.registration
         worker.leases.expire(self._clock.now())
         return WorkerView(
-            worker_id=worker.worker_id,
-            unfit=unfit,
-            shape=worker.registration.shape,
-            room=worker.room(),
-            speed=speeds.of(worker.measured),
-            num_running=load.num_running,
-            num_sequences=worker.num_sequences,
-            num_queued_prefill_tokens=worker.num_queued_prefill_tokens,
-            num_cached_tokens=num_cached_tokens,
-            chunk_tokens=load.chunk_tokens,
-            zone=worker.registration.zone,
+            registration.worker_id,
+            unfit,
+            registration.shape,
+            worker.room(),
+            speeds.of(worker.measured),
+            load.num_running,
+            worker.num_sequences,
+            worker.num_queued_prefill_tokens,
+            num_cached_tokens,
+            load.chunk_tokens,
+            registration.zone,
         )
 
     def num_queued_prefill_tokens(self, worker: Worker) -> int:

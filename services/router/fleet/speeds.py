@@ -7,6 +7,7 @@ and the worker is tried again. Knows neither gRPC nor picks.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.router.fleet.reported import ReportedLoad
 from services.router.fleet.views import Speed
@@ -31,8 +32,7 @@ class MeasuredAt:
             self.small_handoff = now
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(NamedTuple):
     """One worker's figures and the times at which they were measured."""
 
     load: ReportedLoad
@@ -79,16 +79,17 @@ class Speeds:
         """The worker's own recent rates, else the mean of the others' recent rates, else the better
         of its old rate and the prior: an unknown rate is worth a try. A small handoff that no
         worker has measured costs nothing."""
-        settings, load, means, oldest = self._settings, worker.load, self._means, self._oldest
-        prefill = _fresh(worker, _prefill, oldest) or means.prefill
+        settings, means, oldest = self._settings, self._means, self._oldest
+        load, at = worker
+        prefill = (at.prefill > oldest and load.prefill_tokens_per_s) or means.prefill
         return Speed(
             prefill or max(load.prefill_tokens_per_s, settings.prior_prefill_tokens_per_s),
             load.decode_step_s or means.step_s,
-            _fresh(worker, _handoff, oldest)
+            (at.handoff > oldest and load.handoff_bytes_per_s)
             or means.handoff
             or max(load.handoff_bytes_per_s, settings.prior_handoff_bytes_per_s),
-            _fresh(worker, _small_handoff, oldest) or means.small_handoff,
-            is_measured=bool(prefill),
+            (at.small_handoff > oldest and load.handoff_s) or means.small_handoff,
+            bool(prefill),
         )
 
 

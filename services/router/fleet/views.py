@@ -6,7 +6,7 @@ Knows neither time nor queues nor the source of the figures (`fleet.py`, `speeds
 import math
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Self
+from typing import NamedTuple, Self
 
 from services.router.fleet.reported import BlockShape
 from services.router.fleet.zones import ZoneLinks
@@ -33,8 +33,7 @@ class Unfit(StrEnum):
     RESERVED = "kept"  # reserved for the first request in line
 
 
-@dataclass(frozen=True, slots=True)
-class Others:
+class Others(NamedTuple):
     """The workers that a pick leaves out, because they score worse (`pick/shortlist.py`).
 
     `num_workers` counts those of both pools. `idle_step_s` is the idle step of the whole decode
@@ -50,8 +49,7 @@ class Others:
 NO_OTHERS = Others()
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """The needs of a request. A decode worker may prefill `max_local_tokens` of it; None = all."""
 
     num_prompt_tokens: int
@@ -62,8 +60,7 @@ class Demand:
     others: Others = NO_OTHERS
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """A worker's blocks and batch slots; the router's open slot leases count as taken."""
 
     num_blocks: int
@@ -73,8 +70,7 @@ class Room:
     num_batch_slots_free: int
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
+class Speed(NamedTuple):
     """Measured rates, or priors: never 0. The smallest handoff takes `handoff_s`; 0 = unknown.
 
     `is_measured`: so is the rate of prefill, by this worker or another one of the model.
@@ -87,8 +83,7 @@ class Speed:
     is_measured: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
+class WorkerView(NamedTuple):
     """One worker as it stands at the moment of the pick.
 
     `unfit` is None when it may be picked. `num_running` sequences were in the measured step,

@@ -153,11 +153,11 @@ class Worker:
         if self.health.state is HealthState.PROBATION and num_sequences:
             num_batch_slots_free = 0  # one request at a time
         return Room(
-            num_blocks=registration.num_blocks,
-            num_blocks_free=max(0, load.num_blocks_free - num_set_aside),
-            num_blocks_promised=num_promised,
-            num_batch_slots=registration.max_num_seqs,
-            num_batch_slots_free=num_batch_slots_free,
+            registration.num_blocks,
+            max(0, load.num_blocks_free - num_set_aside),
+            num_promised,
+            registration.max_num_seqs,
+            num_batch_slots_free,
         )
 
 

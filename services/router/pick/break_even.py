@@ -9,7 +9,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
 from baton.system.clock import SystemClock
@@ -89,7 +89,7 @@ def _view(name: str, figures: Figures, rate: float, num_cached_tokens: int) -> W
 
 
 def _running(view: WorkerView, num_running: int) -> WorkerView:
-    return replace(view, num_running=num_running, num_sequences=num_running)
+    return view._replace(num_running=num_running, num_sequences=num_running)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -6,7 +6,6 @@ reserved for the first request in line.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from random import Random
 
 from baton.system.clock import Clock
@@ -210,7 +209,7 @@ class Selector:
         if pools is None:
             pools = self._whole_pools(request, prompt)
         return pick(
-            replace(demand, others=pools.others),
+            demand._replace(others=pools.others),
             self._views(request, pools.decodes, isolated, kept_away),
             self._views(request, pools.prefills, isolated, kept_away),
             self._policy,

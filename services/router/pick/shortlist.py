@@ -7,7 +7,7 @@ nothing when no worker has even the size for the request: then the picker looks 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
 import numpy as np
@@ -86,7 +86,7 @@ class Shortener:
         num_left_out = len(decodes.columns) - len(rows)
         if prefills is not None:
             num_left_out += len(prefills.columns) - len(partners)
-        return Shortlist(rows, partners, replace(others, num_workers=num_left_out))
+        return Shortlist(rows, partners, others._replace(num_workers=num_left_out))
 
     def _prefill_s(self, demand: Demand, pool: Candidates) -> Column:
         """Seconds until each worker would have prefilled the prompt."""

@@ -42,8 +42,9 @@ def build_view(worker_id: str, **changes: Any) -> WorkerView:
     for name in ("room", "speed", "shape"):
         part = getattr(view, name)
         own = {field: changes.pop(field) for field in list(changes) if hasattr(part, field)}
-        view = replace(view, **{name: replace(part, **own)})
-    return replace(view, **changes)
+        changed = replace(part, **own) if name == "shape" else part._replace(**own)
+        view = view._replace(**{name: changed})
+    return view._replace(**changes)
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def view() -> Callable[..., WorkerView]:
 @pytest.fixture
 def demand() -> Callable[..., Demand]:
     def build(**changes: Any) -> Demand:
-        return replace(Demand(512, 100, 1, PrefillMode.REMOTE), **changes)
+        return Demand(512, 100, 1, PrefillMode.REMOTE)._replace(**changes)
 
     return build
 

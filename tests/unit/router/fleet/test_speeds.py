@@ -35,7 +35,7 @@ def test_a_small_handoff_costs_nothing_until_somebody_measured_one(worker) -> No
     new = worker()
     assert speeds(new).of(new).handoff_s == 0
     measured = worker(at=NOW)
-    measured = replace(measured, load=replace(measured.load, handoff_s=0.01))
+    measured = measured._replace(load=replace(measured.load, handoff_s=0.01))
     assert speeds(new, measured).of(new).handoff_s == 0.01
 
 
