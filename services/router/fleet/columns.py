@@ -157,6 +157,8 @@ class PoolColumns:
         self._figures = np.zeros((_TIMES.stop, len(workers)))
         self._fresh = _FreshRates(self._figures)
         self._leased: set[int] = set()
+        # No lease ends earlier.
+        self._next_expiry = math.inf
         self._numbers_of: tuple[PrefixIndex | None, int] = (None, -1)
         self._numbers = np.zeros(0, dtype=int)
         for row in range(len(workers)):
@@ -188,6 +190,7 @@ class PoolColumns:
         """Take over the worker's figures: its slot leases have changed."""
         worker = self._workers[row]
         (self._leased.add if len(worker.leases) else self._leased.discard)(row)
+        self._next_expiry = min(self._next_expiry, worker.leases.next_expiry)
         self._figures[:, row] = _row(worker)
 
     def heard(self, row: int, now: float) -> None:
@@ -202,8 +205,12 @@ class PoolColumns:
 
     def expire_leases(self, now: float) -> None:
         """End the slot leases whose time is over."""
+        if now < self._next_expiry:
+            return
         for row in list(self._leased):
             self._workers[row].leases.expire(now)
+        leases = (self._workers[row].leases for row in self._leased)
+        self._next_expiry = min((each.next_expiry for each in leases), default=math.inf)
 
     def rates(self, others: "PoolColumns | None", settings: Settings, now: float) -> PoolRates:
         """The rates of now: a worker's own recent ones, else the pool's, as in `speeds.py`."""

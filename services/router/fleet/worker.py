@@ -7,8 +7,10 @@ by its expiry. Without leases, a burst between two reports would go to one worke
 about other workers.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.router.fleet.health import Health, HealthState
 from services.router.fleet.reported import Registration, ReportedLoad
@@ -16,8 +18,7 @@ from services.router.fleet.speeds import Measured, MeasuredAt
 from services.router.fleet.views import Room, Unfit
 
 
-@dataclass(frozen=True, slots=True)
-class SlotLease:
+class SlotLease(NamedTuple):
     """The load of one request on one worker, as the router predicts it."""
 
     request_id: str
@@ -46,6 +47,11 @@ class SlotLeases:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._leases
 
+    @property
+    def next_expiry(self) -> float:
+        """The time at which the oldest lease ends; infinite without one."""
+        return next(iter(self._leases.values())).expires_at if self._leases else math.inf
+
     def take(self, lease: SlotLease) -> None:
         """Add a lease, and end an older one of the same request."""
         self.end(lease.request_id)
@@ -60,11 +66,8 @@ class SlotLeases:
 
     def expire(self, now: float) -> None:
         """End the leases whose time is over."""
-        while self._leases:
-            lease = next(iter(self._leases.values()))
-            if lease.expires_at > now:
-                break
-            self.end(lease.request_id)
+        while self.next_expiry <= now:
+            self.end(next(iter(self._leases)))
 
     def clear(self) -> None:
         """End all leases: their worker is gone."""

@@ -57,15 +57,14 @@ class PickCosts:
         computing = prefill or decode
         rate = computing.speed.prefill_tokens_per_s
         itl_s = self._policy.itl_weight * (step_s - self._pool_step_s) * self._num_output_tokens
-        return Costs(
-            wait_s=computing.num_queued_prefill_tokens / rate,
-            prefill_s=computing.missing_tokens(self._demand.num_prompt_tokens) / rate,
-            handoff_s=self._handoff_s(decode, prefill) if prefill else 0.0,
-            steps_s=self._pool_step_s if prefill else self._local_steps_s(decode),
-            itl_s=itl_s,
-            streams_s=0.0 if prefill else self._delay_s(decode),
-            zone_s=self._policy.far_handoff_cost_s if prefill and is_far(prefill, decode) else 0.0,
-        )
+        wait_s = computing.num_queued_prefill_tokens / rate
+        prefill_s = computing.missing_tokens(self._demand.num_prompt_tokens) / rate
+        if prefill is None:
+            steps_s, streams_s = self._local_steps_s(decode), self._delay_s(decode)
+            return Costs(wait_s, prefill_s, 0.0, steps_s, itl_s, streams_s, 0.0)
+        handoff_s = self._handoff_s(decode, prefill)
+        zone_s = self._policy.far_handoff_cost_s if is_far(prefill, decode) else 0.0
+        return Costs(wait_s, prefill_s, handoff_s, self._pool_step_s, itl_s, 0.0, zone_s)
 
     def step_s(self, decode: WorkerView) -> float:
         """Seconds of a decode step there with this request in the batch.

@@ -195,11 +195,11 @@ class Selector:
         if request.local_prefill:
             mode, max_local_tokens = PrefillMode.LOCAL, None
         demand = Demand(
-            num_prompt_tokens=request.num_prompt_tokens,
-            expected_output_tokens=request.expected_output_tokens,
-            num_choices=request.num_choices,
-            mode=mode,
-            max_local_tokens=max_local_tokens,
+            request.num_prompt_tokens,
+            request.expected_output_tokens,
+            request.num_choices,
+            mode,
+            max_local_tokens,
         )
         kept_away = self._kept_away(request, reserved)
         prompt = self._cached_prompt(request)
