@@ -4,7 +4,6 @@ Connects report intake, fleet, prefix indexes, one queue per model, and the sele
 and the watcher call it, and so does the simulation. Clock, randomness and settings are passed in.
 """
 
-import asyncio
 import math
 from collections.abc import AsyncIterator
 from random import Random
@@ -14,7 +13,7 @@ from baton.system.clock import Clock
 from baton.wire.failures import BatonError, Unavailable
 from baton.wire.v1 import peers_pb2, router_pb2, worker_pb2
 from services.router import instruments
-from services.router.admission import AdmissionView
+from services.router.admission import AdmissionLog, AdmissionView
 from services.router.fleet.fleet import Fleet
 from services.router.fleet.health import MAX_TICK_S, HealthState
 from services.router.fleet.quarantine import Quarantine
@@ -51,7 +50,10 @@ class RouterCore:
         reserved = ReservedWorkers(clock, self._turns)
         self._selector = Selector(settings, clock, random, self._intake, reserved)
         self._news = PeerNewsLog(settings, clock)
-        self._admission = AdmissionView(self._fleet)
+        self._admission = AdmissionView(self._fleet, settings, clock)
+        self._admission_log = AdmissionLog(
+            clock, settings.admission_interval_s, self.admission, self.admission_changes
+        )
         self._quarantine = Quarantine(clock)
         self._retry_budget = RetryBudget(clock)
         self._gauges = PoolGauges(self._fleet, self._intake)
@@ -59,7 +61,6 @@ class RouterCore:
         self._peers = PeerIntake(
             self._fleet, self._selector, self._queues.charge, self._quarantine, self._retry_budget
         )
-        self._changed = asyncio.Event()
         self._closed = False
 
     def hello(self, endpoint: str) -> worker_pb2.ReportAck:
@@ -138,7 +139,7 @@ class RouterCore:
         except BatonError as error:
             outcome = error.reason
             if outcome == "request_quarantined" and request.num_deaths:
-                self._notify()  # it is new: gateways get it now, not with the next regular view
+                self._admission_log.notify()  # it is new: gateways get it now
             raise
         finally:
             if outcome not in (PickOutcome.PAIR, PickOutcome.LOCAL):
@@ -198,20 +199,28 @@ class RouterCore:
         self._turns.hear(self._settings.router_id, lines)
         return lines
 
-    async def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
-        """Yield the view of the fleet at once, on change, and every admission_interval_s."""
-        while not self._closed:
-            changed = self._changed
-            yield self.admission()
-            try:
-                async with asyncio.timeout(self._settings.admission_interval_s):
-                    await changed.wait()
-            except TimeoutError:
-                pass
+    def watch_admission(
+        self, *, takes_deltas: bool
+    ) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
+        """The view of the fleet at once, on change, and every admission_interval_s."""
+        return self._admission_log.follow(takes_deltas=takes_deltas)
 
     def admission(self) -> router_pb2.WatchAdmissionResponse:
         """Return the view of the fleet as it is now."""
-        view = self._admission.response(self._queues.num_queued(), self._queues.waits_s())
+        return self._completed(
+            self._admission.whole(self._queues.num_queued(), self._queues.waits_s())
+        )
+
+    def admission_changes(self) -> router_pb2.WatchAdmissionResponse:
+        """Return what has changed of the view since the last call."""
+        return self._completed(
+            self._admission.changes(self._queues.num_queued(), self._queues.waits_s())
+        )
+
+    def _completed(
+        self, view: router_pb2.WatchAdmissionResponse
+    ) -> router_pb2.WatchAdmissionResponse:
+        """Add to a view what is not of workers."""
         view.quarantined.extend(self._quarantine.reported())
         view.software_version = self._quarantine.newest_version
         view.zone = self._settings.zone
@@ -222,7 +231,7 @@ class RouterCore:
         self._closed = True
         self._queues.refuse_all("this router is stopping")
         self._news.close()
-        self._notify()
+        self._admission_log.close()
 
     def check_integrity(self) -> None:
         """Assert the invariants of fleet, leases and indexes."""
@@ -266,11 +275,7 @@ class RouterCore:
             model_fp=worker.registration.model.fp,
             **more,
         )
-        self._notify()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._admission_log.notify()
 
     def _count(self, wanted: PickRequest, outcome: str) -> None:
         instruments.ROUTER_PICKS.labels(self._selector.name(wanted), outcome).inc()

@@ -46,7 +46,7 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
         request: router_pb2.WatchAdmissionRequest,
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
-        async for response in self._core.watch_admission():
+        async for response in self._core.watch_admission(takes_deltas=request.takes_deltas):
             yield response
 
 

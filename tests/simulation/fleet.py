@@ -181,7 +181,7 @@ class LocalRouter:
         return response
 
     async def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
-        async for view in self._running().watch_admission():
+        async for view in self._running().watch_admission(takes_deltas=True):
             yield view
 
     def _running(self) -> RouterCore:

@@ -141,7 +141,7 @@ def test_every_gateway_hears_of_a_second_death_within_100_ms(seed: int, tmp_path
 
         async def heard_s() -> float:
             await asyncio.sleep(rng.uniform(0, MAX_HEARD_S))
-            async for view in fleet.router.watch_admission():
+            async for view in fleet.router.watch_admission(takes_deltas=True):
                 if view.quarantined:
                     return fleet.clock.now()
             raise AssertionError("the router has stopped")

@@ -145,20 +145,26 @@ class WorkerEndpoint(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., boot_epoch: _Optional[int] = ...) -> None: ...
 
 class WatchAdmissionRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("takes_deltas",)
+    TAKES_DELTAS_FIELD_NUMBER: _ClassVar[int]
+    takes_deltas: bool
+    def __init__(self, takes_deltas: _Optional[bool] = ...) -> None: ...
 
 class WatchAdmissionResponse(_message.Message):
-    __slots__ = ("models", "quarantined", "software_version", "zone")
+    __slots__ = ("models", "quarantined", "software_version", "zone", "number", "is_delta")
     MODELS_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    IS_DELTA_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[ModelState]
     quarantined: _containers.RepeatedCompositeFieldContainer[Quarantined]
     software_version: str
     zone: str
-    def __init__(self, models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ..., software_version: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
+    number: int
+    is_delta: bool
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ..., software_version: _Optional[str] = ..., zone: _Optional[str] = ..., number: _Optional[int] = ..., is_delta: _Optional[bool] = ...) -> None: ...
 
 class ModelState(_message.Message):
     __slots__ = ("model_fp", "name", "revision", "block_size", "max_model_len", "vocab_size", "eos_token_ids", "workers", "num_queued", "predicted_wait_s", "prefill_tokens_per_s")

@@ -215,7 +215,7 @@ class GrpcRouter:
 
     async def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
         call = self._stub.WatchAdmission(
-            router_pb2.WatchAdmissionRequest(), metadata=grpc_channel.outgoing()
+            router_pb2.WatchAdmissionRequest(takes_deltas=True), metadata=grpc_channel.outgoing()
         )
         try:
             while True:

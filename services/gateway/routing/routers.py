@@ -132,9 +132,15 @@ class Routers:
         router speaks."""
         while True:
             try:
+                models: dict[str, router_pb2.ModelState] = {}
+                number = 0
                 async for view in self._routers[address].watch_admission():
-                    self._views[address] = {model.model_fp: model for model in view.models}
-                    self._num_ready[address] = _count_ready(view.models)
+                    if view.is_delta and view.number != number + 1:
+                        raise Unavailable("a view of the router is missing")
+                    number = view.number
+                    models = _taken_in(view, models)
+                    self._views[address] = models
+                    self._num_ready[address] = _count_ready(models.values())
                     self._zones[address] = view.zone
                     self._quarantined.hear(address, view)
                     self._on_models(self._models())
@@ -162,6 +168,36 @@ class Routers:
             )
             for model_fp in known
         ]
+
+
+def _taken_in(
+    view: router_pb2.WatchAdmissionResponse, known: Mapping[str, router_pb2.ModelState]
+) -> dict[str, router_pb2.ModelState]:
+    """The models by fingerprint after this view; `known` are those before it, and stay as they
+    are. Raises Unavailable for a change of what is not known."""
+    if not view.is_delta:
+        return {model.model_fp: model for model in view.models}
+    models = dict(known)
+    for change in view.models:
+        if change.model_fp not in known:
+            raise Unavailable("the router tells a change of an unknown model")
+        models[change.model_fp] = _changed(known[change.model_fp], change)
+    return models
+
+
+def _changed(known: router_pb2.ModelState, change: router_pb2.ModelState) -> router_pb2.ModelState:
+    model = router_pb2.ModelState()
+    model.CopyFrom(known)
+    model.num_queued = change.num_queued
+    model.predicted_wait_s[:] = change.predicted_wait_s
+    model.prefill_tokens_per_s = change.prefill_tokens_per_s
+    if change.workers:
+        workers = {worker.worker_id: worker for worker in model.workers}
+        for worker in change.workers:
+            if worker.worker_id not in workers:
+                raise Unavailable("the router tells a change of an unknown worker")
+            workers[worker.worker_id].CopyFrom(worker)
+    return model
 
 
 def _count_ready(models: Iterable[router_pb2.ModelState]) -> Counter[str]:

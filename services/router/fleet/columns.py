@@ -123,6 +123,11 @@ class PoolRates:
         prior = self._settings.prior_prefill_tokens_per_s
         return self._of(Rate.PREFILL_PER_S, self.means.prefill, prior)
 
+    def own_prefill_per_s(self) -> Column:
+        """The workers' own rates of prefill, also old ones; 0 = not measured."""
+        own: Column = self._figures[_RATES.start + Rate.PREFILL_PER_S]
+        return own
+
     def step_s(self) -> Column:
         return self._of(Rate.STEP_S, self.means.step_s)
 
@@ -197,6 +202,11 @@ class PoolColumns:
         """Note that the worker is alive."""
         if self._figures[Figure.REPORTED_AT, row] != _OUT:
             self._figures[Figure.REPORTED_AT, row] = now
+
+    def unfit(self, settings: Settings, now: float) -> Mask:
+        """The workers that must not be picked now."""
+        is_unfit: Mask = now - self._figures[Figure.REPORTED_AT] > settings.stale_after_s
+        return is_unfit
 
     def is_in(self) -> Mask:
         """The workers that may be picked, unless they are silent."""

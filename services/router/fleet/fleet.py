@@ -31,8 +31,6 @@ from services.router.settings import Settings
 _MIN_WORKERS_TO_COMPARE = 2
 # More than one, so that what has expired grows less with each request.
 _NUM_SENT_CHECKED = 4
-# Views of the fleet are made anew as often as that, and when a worker comes, goes or changes.
-_VIEW_S = 0.05
 # How long a new router waits for addresses that neither register nor refuse.
 _MEET_S = 1.0
 
@@ -61,7 +59,8 @@ class Fleet:
         self._pools: dict[tuple[str, int], list[Worker]] = {}
         self._by_id: dict[str, Worker] = {}
         self._models: dict[str, ServedModel] = {}
-        self._num_changes = 0
+        # Counts the registrations of new processes, and the workers that were forgotten.
+        self.version = 0
         # The workers that requests are on their way to, and until when; oldest first.
         self._sent: dict[str, tuple[float, list[Worker]]] = {}
         # Of the pools that were asked for since then; and each of their workers' place.
@@ -92,7 +91,7 @@ class Fleet:
     def _derive(self) -> None:
         self._pools, self._by_id, self._models = {}, {}, {}
         self._columns, self._rows = {}, {}
-        self._num_changes += 1
+        self.version += 1
         for worker in self._workers.values():
             registration = worker.registration
             key = (registration.model.fp, registration.role)
@@ -327,14 +326,10 @@ class Fleet:
         """The worker's place in the columns that are kept of its pool."""
         return self._rows.get(endpoint)
 
-    def moment(self) -> tuple[int, int]:
-        """Return what stays equal for as long as a view of the fleet holds."""
-        return self._num_changes, int(self._clock.now() / _VIEW_S)
-
     def _changed(self, worker: Worker) -> None:
         """Note that the worker became fit or unfit, or may have."""
         worker.changed_at = self._clock.now()
-        self._num_changes += 1
+        worker.num_changes += 1
         self._write_row(worker)
 
     def _write_row(self, worker: Worker) -> None:
@@ -367,14 +362,6 @@ class Fleet:
         """Prompt tokens to compute there, those on their way included."""
         worker.leases.expire(self._clock.now())
         return worker.num_queued_prefill_tokens
-
-    def prefill_tokens_per_s(self, model_fp: str) -> float:
-        """The measured rate of the model's ready prefill workers, in sum.
-
-        Without a prefill pool, that of the decode workers.
-        """
-        pool = self.of_model(model_fp, PREFILL) or self.of_model(model_fp, DECODE)
-        return sum(w.load.prefill_tokens_per_s for w in pool if self.is_fit(w))
 
     def check_integrity(self) -> None:
         """Assert that worker ids are unique and all leases add up."""

@@ -94,8 +94,8 @@ class Worker:
     """One address, and the worker that last registered there.
 
     It is one row of the table of workers, with a column for each thing that a pick reads. At
-    `changed_at` it last became fit or unfit, other than by silence. Since `gone_since` it has
-    been lost and not listed.
+    `changed_at` it last became fit or unfit, other than by silence; `num_changes` counts that.
+    Since `gone_since` it has been lost and not listed.
     """
 
     endpoint: str
@@ -103,6 +103,7 @@ class Worker:
     load: ReportedLoad
     reported_at: float
     changed_at: float
+    num_changes: int = 0
     gone_since: float | None = None
     connected: bool = True
     draining: bool = False

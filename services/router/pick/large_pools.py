@@ -11,7 +11,7 @@ from random import Random
 import numpy as np
 
 from baton.system.clock import Clock
-from services.router.fleet.columns import Column, Figure, PoolColumns, depths_of
+from services.router.fleet.columns import Column, PoolColumns, depths_of
 from services.router.fleet.fleet import Fleet
 from services.router.fleet.prefix_index import PrefixIndex
 from services.router.fleet.reported import DECODE, PREFILL
@@ -124,7 +124,7 @@ class LargePools:
     ) -> Candidates:
         now, settings = self._clock.now(), self._settings
         columns.expire_leases(now)
-        is_unfit = now - columns[Figure.REPORTED_AT] > settings.stale_after_s
+        is_unfit = columns.unfit(settings, now)
         (block_size,) = {shape.block_size for shape in columns.shapes}
         cached = np.minimum(cached_blocks * block_size, demand.num_prompt_tokens)
         for worker_id in kept_away:

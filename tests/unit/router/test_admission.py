@@ -1,4 +1,4 @@
-"""The view of the fleet that gateways get: built once for all of them, and anew after a change."""
+"""The view of the fleet that gateways get: whole at first, and then what has changed."""
 
 import asyncio
 
@@ -6,6 +6,7 @@ import pytest
 
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.v1 import router_pb2
+from services.router.admission import LOAD_S, MAX_BEHIND
 
 
 @pytest.fixture
@@ -73,5 +74,136 @@ def test_the_predicted_wait_does_not_add_up_from_view_to_view(router, run) -> No
         await asyncio.sleep(0.05)
         views = [fleet.core.admission() for _ in range(3)]
         assert [view.models[0].predicted_wait_s[0] for view in views] == [2.0, 2.0, 2.0]
+
+    run(scenario)
+
+
+class Gateway:
+    """Follows the views of a router; `told` has the workers that each of them named."""
+
+    def __init__(self, core, *, takes_deltas: bool = True) -> None:
+        self.views: list[router_pb2.WatchAdmissionResponse] = []
+        self._stream = core.watch_admission(takes_deltas=takes_deltas)
+
+    async def read(self) -> router_pb2.WatchAdmissionResponse:
+        self.views.append(await anext(self._stream))
+        return self.views[-1]
+
+    @property
+    def told(self) -> list[list[str]]:
+        return [[w.worker_id for m in view.models for w in m.workers] for view in self.views]
+
+
+def test_a_gateway_hears_of_all_workers_once_and_then_of_those_that_change(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router(stale_after_s=60)
+        first, second = fleet.decode("d0"), fleet.decode("d1")
+        gateway = Gateway(fleet.core)
+        for _ in range(2):
+            await gateway.read()
+        second.load(num_running=3)
+        second.send(draining=True)
+        await gateway.read()
+        first.load(stalled=True)
+        await gateway.read()
+        assert gateway.told == [["d0", "d1"], [], ["d1"], ["d0"]]
+        assert [view.is_delta for view in gateway.views] == [False, True, True, True]
+        assert [view.number for view in gateway.views] == [1, 2, 3, 4]
+
+    run(scenario)
+
+
+def test_the_load_of_a_worker_is_told_now_and_then(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router(stale_after_s=60)
+        busy = fleet.decode("d0")
+        fleet.decode("d1")
+        gateway = Gateway(fleet.core)
+        for number in range(25):
+            busy.load(num_running=number)
+            await gateway.read()
+        told = [number for number, names in enumerate(gateway.told) if "d0" in names]
+        assert told == [0, round(LOAD_S / 0.1)]
+        assert gateway.told[told[1]] == ["d0"]
+
+    run(scenario)
+
+
+def test_a_worker_that_falls_silent_and_speaks_again_is_told_each_time(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router(stale_after_s=0.25)
+        silent, other = fleet.decode("d0"), fleet.decode("d1")
+        gateway = Gateway(fleet.core)
+        is_ready = []
+        for number in range(6):
+            await gateway.read()
+            other.load()
+            if number == 4:
+                silent.load()
+            is_ready += [w.ready for w in gateway.views[-1].models[0].workers if number]
+        assert is_ready == [False, True]
+
+    run(scenario)
+
+
+def test_a_worker_that_comes_or_leaves_makes_the_next_view_whole(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router(stale_after_s=60)
+        fleet.decode("d0")
+        leaving = fleet.decode("d1")
+        gateway = Gateway(fleet.core)
+        await gateway.read()
+        fleet.core.list_workers(frozenset({"d0:1"}))
+        fleet.core.lose(leaving.endpoint)
+        fleet.core.check_health(0.0)
+        await gateway.read()
+        fleet.decode("d2")
+        await gateway.read()
+        assert gateway.told == [["d0", "d1"], ["d0"], ["d0", "d2"]]
+        assert not any(view.is_delta for view in gateway.views)
+
+    run(scenario)
+
+
+def test_a_gateway_that_comes_later_gets_a_whole_view_and_the_same_changes(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router(stale_after_s=60)
+        worker = fleet.decode("d0")
+        early, late = Gateway(fleet.core), Gateway(fleet.core)
+        for _ in range(3):
+            await early.read()
+        await late.read()
+        worker.send(draining=True)
+        assert await early.read() is await late.read()
+        assert late.told == [["d0"], ["d0"]]
+        assert [view.number for view in late.views] == [3, 4]
+
+    run(scenario)
+
+
+def test_a_gateway_that_is_far_behind_gets_a_whole_view(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router(stale_after_s=60)
+        fleet.decode("d0")
+        quick, slow = Gateway(fleet.core), Gateway(fleet.core)
+        await slow.read()
+        for _ in range(MAX_BEHIND + 2):
+            await quick.read()
+        assert not (await slow.read()).is_delta
+        assert slow.views[-1].number == (await quick.read()).number
+        assert (await slow.read()).is_delta
+
+    run(scenario)
+
+
+def test_a_gateway_that_takes_no_changes_gets_whole_views_only(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router(stale_after_s=60)
+        fleet.decode("d0")
+        gateway = Gateway(fleet.core, takes_deltas=False)
+        for _ in range(3):
+            await gateway.read()
+        assert gateway.told == [["d0"]] * 3
+        assert not any(view.is_delta for view in gateway.views)
 
     run(scenario)

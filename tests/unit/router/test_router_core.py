@@ -574,7 +574,7 @@ def test_gateways_hear_of_the_fleet_at_once_on_change_and_regularly(router, run,
         heard = []
 
         async def watch() -> None:
-            async for response in fleet.core.watch_admission():
+            async for response in fleet.core.watch_admission(takes_deltas=True):
                 heard.append((round(clock.now(), 3), len(response.models)))
 
         watcher = asyncio.create_task(watch())
