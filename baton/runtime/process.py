@@ -2,9 +2,13 @@
 
 SIGTERM or SIGINT sets `Process.stopping`; the service drains and its main returns. A second
 signal ends the process at once. This is the only place that catches every exception.
+
+The garbage collector never looks at what was imported: a full collection of that takes 25 to 40 ms,
+in which all requests of the process stand still.
 """
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -60,6 +64,7 @@ def run(
         raise SystemExit(STATUS_MISCONFIGURED) from None
     try:
         peer_tls.of_process()
+        gc.freeze()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_supervised(service, main))
     except (Misconfigured, SettingsError) as error:

@@ -60,6 +60,13 @@ def test_counters_with_known_labels_begin_at_0() -> None:
     assert 'baton_spans_dropped_total{reason="not_exported"} 0.0' in shown
 
 
+def test_the_garbage_collector_never_looks_at_what_was_imported() -> None:
+    process = start("import gc; print(gc.get_freeze_count(), len(gc.get_objects()))")
+    shown, _ = process.communicate(timeout=100)
+    num_kept, num_looked_at = map(int, shown.split())
+    assert num_kept > 20 * num_looked_at
+
+
 def test_first_signal_asks_to_stop_and_a_second_ends_at_once() -> None:
     body = "print('up', flush=True); await process.stopping.wait(); print('draining', flush=True)"
     calm = start(body)
