@@ -135,7 +135,8 @@ def _add_overload(kinds: Any) -> None:
     help_text = "the real stack under more load than it can serve, and beside a loud tenant"
     overload = kinds.add_parser("overload", help=help_text)
     overload.add_argument("--part", default="shed,fair", help="shed, fair (default: both)")
-    overload.add_argument("--seconds", type=int, default=60, metavar="N", help="of a phase (60)")
+    help_text = "of the phase at 3x; others take 0.5 to 1.5 times as long (60)"
+    overload.add_argument("--seconds", type=int, default=60, metavar="N", help=help_text)
     overload.add_argument("--seed", type=int, default=1, metavar="N", help="of the arrivals (1)")
     help_text = "time of a step of the workers; an answer takes 5 s (50)"
     overload.add_argument("--step-ms", type=int, default=50, metavar="N", help=help_text)

@@ -59,6 +59,12 @@ def gateway_refusal_s(lines: Iterable[str], request_ids: Collection[str]) -> lis
     return [sum(stages.values()) for stages in _stages(lines, request_ids)]
 
 
+def repeated_share(lines: Iterable[str], request_ids: Collection[str]) -> float:
+    """The share of these refused requests for which the gateway asked no router."""
+    asked = ["pick" in stages for stages in _stages(lines, request_ids)]
+    return asked.count(False) / max(1, len(asked))
+
+
 def stage_p99_s(lines: Iterable[str], request_ids: Collection[str]) -> dict[str, float]:
     """The 99th percentile of each stage of these requests."""
     times: dict[str, list[float]] = {}

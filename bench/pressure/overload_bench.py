@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,7 +29,8 @@ from loadtest.reporting.latency import percentile
 
 Record = dict[str, Any]
 PARTS = ("shed", "fair")
-PHASES = (("0.5x", 0.5), ("3x", 3.0), ("0.8x", 0.8))
+# Each phase's load, of the capacity, and its time, of `seconds`.
+PHASES = (("0.5x", 0.5, 0.5), ("3x", 3.0, 1.0), ("0.8x", 0.8, 0.75))
 QUIET_SHARE, CALM_SHARE, LOUD_SHARE = 0.05, 0.6, 1.0
 NUM_DECODE = 2
 _NUM_PROMPT = 16
@@ -40,7 +42,7 @@ _CLIENTS_PER_SLOT = 1.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """Each phase takes `seconds`. An answer has `num_output` tokens, half as many more or less."""
+    """The phase at 3x takes `seconds`. Answers have about `num_output` tokens."""
 
     parts: tuple[str, ...]
     cache: Path
@@ -113,7 +115,7 @@ class _Bench:
     def capacity(self) -> Record:
         """Whole answers a second while all slots are busy, by clients that wait for each."""
         options = self._options
-        begin, end = 2 * options.service_s, 2 * options.service_s + options.seconds
+        begin, end = 2 * options.service_s, 2 * options.service_s + options.seconds / 2
         count = math.ceil(4 * options.slots * end / options.service_s)
         plan = {
             "concurrency": round(_CLIENTS_PER_SLOT * options.slots),
@@ -126,38 +128,35 @@ class _Bench:
 
     def shed(self, per_s: float) -> Iterator[Record]:
         """0.5, 3 and 0.8 times the capacity, each request due in `due_s`."""
-        options, times, end = self._options, [], 0.0
-        for _, load in PHASES:
-            times += self._times(load * per_s, end, end + options.seconds)
-            end += options.seconds
+        options, end = self._options, 0.0
+        times: list[float] = []
+        begins = []
+        for _, load, share in PHASES:
+            begins.append(end)
+            times += self._times(load * per_s, end, end := end + share * options.seconds)
         plan = {"requests": [self._request("one", at_s, options.due_s) for at_s in times]}
         records, figures = self._send(plan)
         log = self._stack.gateway_log()
-        calm = outcome.ttft_s(outcome.arrived(records, 0, options.seconds))
+        calm = outcome.ttft_s(outcome.arrived(records, 0, begins[1]))
         calm_p50_s = percentile(calm, 50) or 0.0
-        for number, (name, load) in enumerate(PHASES):
-            begin = number * options.seconds
-            mine = outcome.arrived(records, begin, begin + options.seconds)
+        for (name, load, _), span in zip(PHASES, pairwise([*begins, end]), strict=True):
             yield {
                 "part": "shed",
                 "phase": name,
                 "load": load,
-                **self._phase(mine, records, begin, log),
-                "retry": outcome.retry_advice(mine, calm_p50_s),
+                **self._phase(records, span, log),
+                "retry": outcome.retry_advice(outcome.arrived(records, *span), calm_p50_s),
                 **figures,
             }
-        fell_at = 2 * options.seconds
-        after_s = outcome.normal_after_s(records, fell_at, end, calm_p50_s)
+        after_s = outcome.normal_after_s(records, begins[2], end, calm_p50_s)
         yield {"part": "normal", "after_s": after_s}
 
-    def _phase(
-        self, mine: list[Record], records: list[Record], begin: float, log: list[str]
-    ) -> Record:
+    def _phase(self, records: list[Record], span: tuple[float, float], log: list[str]) -> Record:
         """The figures of the requests that came in one phase; goodput without its beginning, in
         which answers of the last one end."""
-        options = self._options
-        counted_from = begin + min(1.5 * options.service_s, options.seconds / 2)
-        end = begin + options.seconds
+        options, (begin, end) = self._options, span
+        mine = outcome.arrived(records, begin, end)
+        counted_from = begin + min(1.5 * options.service_s, (end - begin) / 2)
         ids = {each["request_id"] for each in outcome.refused(mine)}
         times = {
             "ttft": outcome.ttft_s(mine),
@@ -169,6 +168,7 @@ class _Bench:
             "num_requests": len(mine),
             "goodput_per_s": outcome.goodput_per_s(records, counted_from, end, options.due_s),
             "num_refused": len(ids),
+            "repeated_share": outcome.repeated_share(log, ids),
             "stage_p99_s": outcome.stage_p99_s(log, ids),
             "codes": outcome.codes(mine),
             **_percentiles(times),
@@ -177,13 +177,13 @@ class _Bench:
     def fair(self, per_s: float) -> Iterator[tuple[str, Record]]:
         """All cases; nothing is due at a set time."""
         quiet, loud = QUIET_SHARE * per_s, LOUD_SHARE * per_s
-        twice = 2 * self._options.seconds
-        yield "quiet alone", self._case({"quiet": quiet}, twice)
-        calm = self._case({"quiet": quiet, "loud": CALM_SHARE * per_s}, twice)
+        once, longer = self._options.seconds, 1.5 * self._options.seconds
+        yield "quiet alone", self._case({"quiet": quiet}, longer)
+        calm = self._case({"quiet": quiet, "loud": CALM_SHARE * per_s}, longer)
         yield "quiet beside one that leaves room", calm
-        yield "quiet beside loud", self._case({"quiet": quiet, "loud": loud}, twice)
-        yield "one as loud as both", self._case({"one": quiet + loud}, twice)
-        yield "two with a backlog", self._case({"one": per_s, "loud": per_s}, twice / 2)
+        yield "quiet beside loud", self._case({"quiet": quiet, "loud": loud}, longer)
+        yield "one as loud as both", self._case({"one": quiet + loud}, once)
+        yield "two with a backlog", self._case({"one": per_s, "loud": per_s}, once)
 
     def _case(self, rates: dict[str, float], seconds: float) -> Record:
         arrivals = sorted(

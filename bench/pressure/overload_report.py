@@ -6,7 +6,8 @@ from typing import Any
 from bench.router.router_report import table
 
 Record = dict[str, Any]
-_SHED_HEAD = ["load", "requests", "goodput, of capacity", "TTFT p50 / p99 s", "refused"]
+_SHED_HEAD = ["load", "requests", "goodput, of capacity", "TTFT p50 / p99 s"]
+_SHED_HEAD += ["refused, by the gateway alone"]
 _SHED_HEAD += ["refusal p50 / p99 ms", "by the gateway's stages, ms", "p99 of each, ms", "codes"]
 _SHED_HEAD += ["Retry-After p50 / p99 s", "within 1 s of the next wait", "next one then let in"]
 _SHED_HEAD += ["cores: stack, client, others", "client late p99 ms"]
@@ -38,7 +39,7 @@ def _conditions(environment: Record, capacity: Record) -> str:
     options = environment["options"]
     return (
         f"{options['slots']} batch slots, a step of {options['step_s'] * 1000:g} ms, answers of "
-        f"{options['num_output']} tokens +- 50 %, due in {options['due_s']:g} s; phases of "
+        f"{options['num_output']} tokens +- 50 %, due in {options['due_s']:g} s; 3x for "
         f"{options['seconds']:g} s, seed {options['seed']}. Capacity, closed loop: "
         f"{capacity['per_s']:.2f} answers/s. {environment['cpu']}, {environment['num_cpus']} CPUs."
     )
@@ -53,7 +54,7 @@ def _shed(phases: Sequence[Record], per_s: float) -> str:
                 str(one["num_requests"]),
                 f"{one['goodput_per_s'] / per_s:.2f}",
                 _pair(one, "ttft", 1, "{:.2f}"),
-                str(one["num_refused"]),
+                f"{one['num_refused']}, {one['repeated_share']:.0%}",
                 _pair(one, "refusal", 1000, "{:.1f}"),
                 _pair(one, "gateway_refusal", 1000, "{:.1f}"),
                 _stages(one["stage_p99_s"]) or "-",

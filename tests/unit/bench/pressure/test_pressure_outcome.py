@@ -54,6 +54,7 @@ def test_refusals_are_timed_at_the_client_and_by_the_gateways_stages() -> None:
     ]
     assert outcome.refusal_s(records) == pytest.approx([0.01, 0.03])
     assert outcome.gateway_refusal_s(log, {"r1", "r2"}) == pytest.approx([0.004])
+    assert outcome.repeated_share(log, {"r1", "other"}) == 0.5
     assert outcome.stage_p99_s(log, {"r1"}) == {"auth": 0.0015, "pick": 0.0025}
     assert outcome.codes(records) == {"503 overloaded": 2}
 
@@ -120,6 +121,7 @@ def test_the_report_has_a_row_for_each_phase_and_case() -> None:
             "phase": "3x",
             "goodput_per_s": 9.5,
             "num_refused": 3,
+            "repeated_share": 0.9,
             "retry": {"within_1_s": 1.0, "let_in": 0.3},
             **stages,
             **common,
@@ -128,7 +130,7 @@ def test_the_report_has_a_row_for_each_phase_and_case() -> None:
         {"part": "fair", "case": "quiet alone", "per_s": 9.9, "most_ahead": 0} | stages | common,
     ]
     text = render(records)
-    assert "| 3x | 9 | 0.95 |" in text
+    assert "| 3x | 9 | 0.95 | 0.50 / 0.50 | 3, 90% |" in text
     assert "Normal again 4.2 s after" in text
     assert (
         "| quiet alone | 9 | 0.50 / 0.50 | 1.00x, 1.00x | queue 20 | 0.990 | 0 | 3 503 overloaded |"
