@@ -13,6 +13,7 @@ from baton.runtime.process import Misconfigured, Process, run
 from baton.wire.key_registry import RegistryError, read_secrets
 from services.gateway import instruments
 from services.gateway.app import App
+from services.gateway.clients.body_parser import ChildBodyParser
 from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer, dial_worker
 from services.gateway.gateway import Clients, Gateway, GatewayIdentity
 from services.gateway.open_requests import open_requests
@@ -40,6 +41,7 @@ async def serve(
     quota = GrpcQuota(settings.quota, process.clock)
     tokenizer = GrpcTokenizer(settings.tokenizer, process.clock)
     routers = {endpoint: GrpcRouter(endpoint, process.clock) for endpoint in settings.router}
+    body_parser = ChildBodyParser(process.clock, settings.max_body_bytes)
     clients = Clients(
         quota=quota,
         tokenizer=tokenizer,
@@ -47,6 +49,7 @@ async def serve(
         dial=dial_worker,
         outbox_files=DiskFiles(settings.outbox_dir),
         in_thread=asyncio.to_thread,
+        body_parser=body_parser,
     )
     gateway = _gateway(process, settings, clients)
     app = _app(gateway, settings)
@@ -80,6 +83,7 @@ async def serve(
         await gateway.close()
         for task in background:
             task.cancel()
+    await body_parser.close()
     for router in routers.values():
         await router.close()
     await quota.close()

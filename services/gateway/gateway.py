@@ -13,6 +13,7 @@ from baton.system.clock import Clock
 from baton.wire.v1 import router_pb2
 from services.gateway import instruments
 from services.gateway.clients.protocols import (
+    BodyParser,
     Dial,
     QuotaClient,
     RouterClient,
@@ -57,6 +58,7 @@ class Clients:
     dial: Dial
     outbox_files: OutboxFiles
     in_thread: RunInThread
+    body_parser: BodyParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ class Gateway:
                 limits=limits,
                 authenticator=self.authenticator,
                 open_requests=OpenRequests(limits.max_requests_of_tenant),
-                bodies=Bodies(clients.in_thread, limits.bodies),
+                bodies=Bodies(clients.body_parser, limits.bodies),
                 directory=self.directory,
                 tokenizer=clients.tokenizer,
                 artifacts=Artifacts(clients.tokenizer, clients.in_thread),

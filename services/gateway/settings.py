@@ -5,6 +5,8 @@ from ipaddress import AddressValueError, IPv4Address
 from pathlib import Path
 
 PREFIX = "BATON_GATEWAY_"
+# What the process that parses them takes in one frame, with room for more.
+MAX_BODY_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class GatewaySettings:
                 raise ValueError(f"{name} must be at least 1")
         if not 0 < self.tenant_share <= 1:
             raise ValueError("tenant_share must be above 0, and 1 at most")
+        if self.max_body_bytes > MAX_BODY_BYTES:
+            raise ValueError(f"max_body_bytes must be at most {MAX_BODY_BYTES}")
         if self.max_held_body_bytes < self.max_body_bytes:
             raise ValueError("max_held_body_bytes must be at least max_body_bytes")
         for name in ("quota", "tokenizer", "router"):

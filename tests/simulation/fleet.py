@@ -57,7 +57,7 @@ from services.tokenizer.encoder import EncodeLimits, Encoder
 from services.tokenizer.model_folder import read_model_folder
 from services.tokenizer.served_model import ModelTable, ServedModel, load_model
 from tests.kit.in_process_renderer import InProcessRenderer
-from tests.unit.gateway.fakes import MemoryFiles
+from tests.unit.gateway.fakes import InlineParser, MemoryFiles
 
 SECRET = bytes(range(32))
 
@@ -293,6 +293,7 @@ class Fleet:
             self._dial_decode,
             MemoryFiles(),
             run_inline,
+            InlineParser(),
         )
         self.gateway = Gateway(clients, GatewayIdentity("gw", (SECRET,)), self.clock, self.rng)
         self._run(self.gateway.run())

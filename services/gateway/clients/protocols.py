@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 from baton.runtime.shared_stream import FrameStream
 from baton.wire.v1 import quota_pb2, router_pb2, tokenizer_pb2, worker_pb2
+from services.gateway.openai.generation import EndpointName, GenerationRequest
 
 T = TypeVar("T")
 
@@ -74,6 +75,11 @@ class RouterClient(Protocol):
 WorkerStream = FrameStream[worker_pb2.WorkerFrame, worker_pb2.GatewayFrame]
 # endpoint "host:port" -> a fresh shared stream to that decode worker.
 Dial = Callable[[str], Awaitable[WorkerStream]]
+
+
+class BodyParser(Protocol):
+    async def parse(self, endpoint: EndpointName, body: bytes) -> GenerationRequest:
+        """Parse a large body beside the event loop."""
 
 
 class RunInThread(Protocol):

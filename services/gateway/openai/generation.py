@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 EndpointName = Literal["chat.completions", "completions", "responses"]
 
 
@@ -19,22 +21,19 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
-@dataclass(frozen=True, slots=True)
-class ChatMessages:
+class ChatMessages(msgspec.Struct, frozen=True, tag=True):
     """A conversation; `messages_json` is a JSON list of {role, content}, text only."""
 
     messages_json: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PlainText:
+class PlainText(msgspec.Struct, frozen=True, tag=True):
     """Text that is encoded as it stands."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class PromptTokens:
+class PromptTokens(msgspec.Struct, frozen=True, tag=True):
     """Token ids, u32 little-endian."""
 
     token_ids: bytes

@@ -8,7 +8,6 @@ the request ends (request/reservation.py), and the answer sink's `finished` come
 """
 
 import asyncio
-from functools import partial
 
 from baton.runtime import logs
 from baton.wire.failures import BatonError, DeadlineExceeded, InternalFailure, Overloaded
@@ -106,12 +105,12 @@ class Pipeline:
         return submission.with_defaults(request, text_model), model, text_model
 
     async def _parse(self, incoming: IncomingRequest, tenant: str) -> GenerationRequest:
-        bodies, parse = self._deps.bodies, incoming.endpoint.parse
+        bodies, endpoint = self._deps.bodies, incoming.endpoint
         async with bodies.room(tenant, incoming.num_body_bytes) as room:
             body = await incoming.read_body(room.need)
             if len(body) <= LARGE_BODY_BYTES:
-                return parse(body)
-            return await bodies.parse(tenant, partial(parse, body))
+                return endpoint.parse(body)
+            return await bodies.parse(tenant, endpoint.name, body)
 
     def _reserve_request(
         self, valid: ValidRequest, text_model: TextModel

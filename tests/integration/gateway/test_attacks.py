@@ -1,4 +1,4 @@
-"""One key against a real gateway: clients that leave, and bodies that do not come."""
+"""One key against a real gateway: clients that leave, bodies that do not come or cost much."""
 
 import asyncio
 import socket
@@ -10,6 +10,10 @@ import pytest
 import pytest_asyncio
 from prometheus_client import REGISTRY
 
+from baton.system.clock import SystemClock
+from baton.wire.failures import InvalidRequest
+from services.gateway.clients.body_parser import ChildBodyParser
+from services.gateway.openai.generation import PlainText
 from tests.integration.gateway.gateway_stack import Stack, running_stack
 from tests.unit.gateway.fakes import KEY
 
@@ -83,3 +87,33 @@ async def test_bodies_that_do_not_come_have_a_share_of_the_room_and_no_more(
             answer.cancel()
             writer.close()
         await asyncio.gather(*answers, return_exceptions=True)
+
+
+async def test_a_large_body_is_parsed_in_another_process(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await chat(stack)
+    monkeypatch.setattr("services.gateway.openai.decoding.json", None)  # of this process
+    turns = [{"role": "user", "content": "hi"}] * 2_000
+    async with httpx.AsyncClient(base_url=stack.root, timeout=60) as http:
+        answer = await http.post(
+            "/v1/chat/completions",
+            json={"model": "demo", "messages": turns},
+            headers={"authorization": f"Bearer {KEY}"},
+        )
+    assert "takes 2048" in answer.json()["error"]["message"]
+
+
+async def test_a_body_that_becomes_too_large_in_memory_is_refused_and_the_next_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.gateway.clients.body_parser.MIN_MEMORY_BYTES", 64 * 1024 * 1024)
+    parser = ChildBodyParser(SystemClock(), max_body_bytes=1)
+    try:
+        with pytest.raises(InvalidRequest) as caught:
+            await parser.parse("completions", b'{"user":[' + b"{}," * 600_000 + b"1]}")
+        assert caught.value.reason == "body_too_large"
+        request = await parser.parse("completions", b'{"model":"m","prompt":"hi"}')
+        assert request.prompt == PlainText("hi")
+    finally:
+        await parser.close()

@@ -16,6 +16,7 @@ from services.gateway.gateway import Clients, Gateway, GatewayIdentity
 from services.gateway.openai.endpoints import ENDPOINTS
 from services.gateway.openai.generation import (
     Delta,
+    EndpointName,
     GenerationRequest,
     Identity,
     TokenLogprob,
@@ -132,6 +133,18 @@ async def inline(work: Callable[[], T], /) -> T:
     return work()
 
 
+class InlineParser:
+    """Parses bodies at once, in this process, and counts them."""
+
+    def __init__(self) -> None:
+        self.num_parsed = 0
+
+    async def parse(self, endpoint: EndpointName, body: bytes) -> GenerationRequest:
+        self.num_parsed += 1
+        (parse,) = (each.parse for each in ENDPOINTS.values() if each.name == endpoint)
+        return parse(body)
+
+
 class Fleet:
     """Everything around one gateway, with an attribute for each part that tests speak to."""
 
@@ -150,6 +163,7 @@ class Fleet:
         # Their connections open, and no frame comes.
         self.mute: set[str] = set()
         self.files = MemoryFiles()
+        self.body_parser = InlineParser()
         clients = Clients(
             quota=self.quota,
             tokenizer=self.tokenizer,
@@ -157,6 +171,7 @@ class Fleet:
             dial=self._dial,
             outbox_files=self.files,
             in_thread=inline,
+            body_parser=self.body_parser,
         )
         identity = GatewayIdentity("gw-1", (SECRET,))
         self.gateway = Gateway(

@@ -1,14 +1,13 @@
 """Bodies have room before they are read; large ones are parsed one at a time, tenants in turn."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import TypeVar
 
 import pytest
 
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import LimitExceeded, Overloaded
+from services.gateway.openai.generation import EndpointName, GenerationRequest, PlainText
 from services.gateway.request.bodies import (
     MAX_WAITING_OF_TENANT,
     WAIT_S,
@@ -17,28 +16,24 @@ from services.gateway.request.bodies import (
     Room,
 )
 
-T = TypeVar("T")
-
 
 class Gateway:
-    """100 bytes for bodies, 40 for each tenant; works wait until they may go on."""
+    """100 bytes for bodies, 40 for each tenant; parsing waits until it may go on."""
 
     def __init__(self, limits: BodyLimits | None = None) -> None:
-        self.bodies = Bodies(self.in_thread, limits or BodyLimits(100, 40))
+        self.bodies = Bodies(self, limits or BodyLimits(100, 40))
         self.may_go_on = asyncio.Event()
         self.num_at_once = self.most_at_once = 0
         self.parsed: list[str] = []
 
-    async def in_thread(self, work: Callable[[], T], /) -> T:
-        """A thread goes on when its request is over."""
-        return await asyncio.shield(asyncio.ensure_future(self._run(work)))
-
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def parse(self, endpoint: EndpointName, body: bytes) -> GenerationRequest:
+        """Parse `body`, which names a tenant."""
         self.num_at_once += 1
         self.most_at_once = max(self.most_at_once, self.num_at_once)
         await self.may_go_on.wait()
         self.num_at_once -= 1
-        return work()
+        self.parsed.append(body.decode())
+        return GenerationRequest(endpoint, "m", PlainText("hi"))
 
     async def hold(self, tenant: str, num_bytes: int) -> AsyncExitStack:
         """Hold room until the stack is closed."""
@@ -46,9 +41,9 @@ class Gateway:
         await stack.enter_async_context(self.bodies.room(tenant, num_bytes))
         return stack
 
-    async def parse(self, tenant: str, num: int) -> list[asyncio.Task[None]]:
+    async def send(self, tenant: str, num: int) -> list[asyncio.Task[GenerationRequest]]:
         tasks = [
-            asyncio.ensure_future(self.bodies.parse(tenant, lambda: self.parsed.append(tenant)))
+            asyncio.ensure_future(self.bodies.parse(tenant, "completions", tenant.encode()))
             for _ in range(num)
         ]
         await asyncio.sleep(0)
@@ -58,7 +53,7 @@ class Gateway:
 def test_large_bodies_are_parsed_one_after_the_other_and_tenants_take_turns() -> None:
     async def scenario() -> None:
         gateway = Gateway()
-        tasks = await gateway.parse("a", 3) + await gateway.parse("b", 1)
+        tasks = await gateway.send("a", 3) + await gateway.send("b", 1)
         gateway.may_go_on.set()
         await asyncio.gather(*tasks)
         assert gateway.parsed == ["a", "b", "a", "a"]
@@ -70,7 +65,7 @@ def test_large_bodies_are_parsed_one_after_the_other_and_tenants_take_turns() ->
 def test_a_client_that_leaves_does_not_let_a_second_body_be_parsed_beside_its_own() -> None:
     async def scenario() -> None:
         gateway = Gateway()
-        tasks = await gateway.parse("a", 2) + await gateway.parse("b", 2)
+        tasks = await gateway.send("a", 2) + await gateway.send("b", 2)
         tasks[0].cancel()
         tasks[3].cancel()
         await asyncio.gather(tasks[0], tasks[3], return_exceptions=True)
@@ -177,7 +172,7 @@ def test_many_long_conversations_of_one_tenant_are_all_parsed() -> None:
         gateway = Gateway(BodyLimits())
         held = [await gateway.hold("a", 400_000) for _ in range(32)]
         gateway.may_go_on.set()
-        await asyncio.gather(*await gateway.parse("a", 32))
+        await asyncio.gather(*await gateway.send("a", 32))
         assert len(gateway.parsed) == len(held)
 
     run_virtual(scenario())
