@@ -116,6 +116,7 @@ def _limits(settings: GatewaySettings) -> Limits:
     num_bytes_of_tenant = max(int(num_bytes * settings.tenant_share), settings.max_body_bytes)
     return Limits(
         default_output_reservation=settings.default_output_reservation,
+        max_logprobs=settings.max_logprobs,
         token_gap_s=settings.token_gap_s,
         full_wait_s=settings.full_wait_s,
         max_requests_of_tenant=max(int(settings.max_open_requests * settings.tenant_share), 1),

@@ -44,6 +44,8 @@ class GatewaySettings:
     # The part of both that one tenant may have.
     tenant_share: float = 0.25
     default_output_reservation: int = 512
+    # Of one answer: choices x tokens x (1 + top_logprobs); 20 MB of JSON.
+    max_logprobs: int = 262_144
     deadline_s: float = 600.0
     token_gap_s: float = 20.0
     # The predicted wait of a new request from which on Envoys send them to other regions, as far as
@@ -58,7 +60,12 @@ class GatewaySettings:
     drain_s: float = 120.0
 
     def __post_init__(self) -> None:
-        for name in ("max_body_bytes", "max_open_requests", "default_output_reservation"):
+        for name in (
+            "max_body_bytes",
+            "max_open_requests",
+            "default_output_reservation",
+            "max_logprobs",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if not 0 < self.tenant_share <= 1:

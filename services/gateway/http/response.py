@@ -7,7 +7,7 @@ time, which is cheaper than a timer around every write.
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError, DeadlineExceeded
@@ -17,6 +17,7 @@ from services.gateway.openai.errors import error_body
 
 STALL_S = 30.0
 KEEP_ALIVE_S = 10.0
+PART_BYTES = 64 * 1024
 _SHORTEST_LOOK_S = 0.05
 STALLED = "client_stalled"
 
@@ -57,12 +58,25 @@ class HttpResponse:
         self.ended = True
         await self._write({"type": "http.response.body", "body": body})
 
+    async def end_with(self, pieces: Sequence[bytes]) -> None:
+        """Send the last pieces, however large they are together, and end. At most once."""
+        last = b""
+        for part in _parts(pieces):
+            await self.write(last)
+            last = part
+        await self.end(last)
+
     async def whole(
-        self, status: int, body: bytes, headers: Mapping[str, str], content_type: str = JSON
+        self,
+        status: int,
+        pieces: Sequence[bytes],
+        headers: Mapping[str, str],
+        content_type: str = JSON,
     ) -> None:
-        """Write a complete response."""
-        await self.start(status, content_type, {**headers, "content-length": str(len(body))})
-        await self.end(body)
+        """Write a complete response, whose body are these pieces."""
+        length = str(sum(map(len, pieces)))
+        await self.start(status, content_type, {**headers, "content-length": length})
+        await self.end_with(pieces)
 
     async def watch(self, on_silence: Callable[[], Awaitable[None]]) -> None:
         """Call `on_silence` whenever nothing was written for KEEP_ALIVE_S, until cancelled.
@@ -100,13 +114,26 @@ class HttpResponse:
         self._last_write_s = self._clock.now()
 
 
+def _parts(pieces: Sequence[bytes]) -> Iterator[bytes]:
+    """The pieces, joined to parts that are quickly copied and large enough to be worth a write."""
+    part: list[bytes] = []
+    num_bytes = 0
+    for piece in pieces:
+        part.append(piece)
+        num_bytes += len(piece)
+        if num_bytes >= PART_BYTES:
+            yield b"".join(part)
+            part, num_bytes = [], 0
+    yield b"".join(part)
+
+
 async def send_error(response: HttpResponse, error: BatonError) -> None:
     """Write an error as a whole response, in OpenAI's form."""
     headers = error_headers(error)
     if error.reason == "request_timeout":
         # The rest of the body may still come, and is not a next request.
         headers["connection"] = "close"
-    await response.whole(error.row.http_status, error_body(error), headers)
+    await response.whole(error.row.http_status, [error_body(error)], headers)
 
 
 def error_headers(error: BatonError) -> dict[str, str]:

@@ -15,14 +15,7 @@ from services.gateway.http.response import (
 )
 from services.gateway.openai import sse
 from services.gateway.openai.endpoints import AnswerFormat, Endpoint
-from services.gateway.openai.generation import (
-    Delta,
-    FinishReason,
-    GenerationRequest,
-    Identity,
-    TokenLogprob,
-    Usage,
-)
+from services.gateway.openai.generation import Delta, GenerationRequest, Identity, Usage
 from services.gateway.request.incoming import Head
 
 EXPLANATION_HEADER = "x-explanation"
@@ -49,12 +42,12 @@ class StreamedAnswer:
         await self._response.write(self._format.deltas(batch))
 
     async def finished(self, usage: Usage, head: Head) -> None:
-        await self._response.end(self._format.closing(usage))
+        await self._response.end_with(self._format.closing(usage))
 
     async def failed(self, error: BatonError) -> None:
         """End the stream with one error event, or refuse the request if it has no status yet."""
         if self._response.started:
-            await self._response.end(self._format.failure(error))
+            await self._response.end_with(self._format.failure(error))
         else:
             await send_error(self._response, error)
 
@@ -69,37 +62,18 @@ class StreamedAnswer:
 class WholeAnswer:
     """An answer as one JSON body, which is written when all of it is there."""
 
-    def __init__(self, response: HttpResponse, format: AnswerFormat, num_choices: int) -> None:
+    def __init__(self, response: HttpResponse, format: AnswerFormat) -> None:
         self._response = response
         self._format = format
-        self._texts: list[list[str]] = [[] for _ in range(num_choices)]
-        self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(num_choices)]
-        self._reasons: list[FinishReason | None] = [None] * num_choices
-        self._spent_budgets = [""] * num_choices
 
     async def started(self, head: Head) -> None:
         """Write nothing: the status comes with the body."""
 
     async def deltas(self, batch: list[Delta]) -> None:
-        for delta in batch:
-            self._texts[delta.choice].append(delta.text)
-            self._logprobs[delta.choice] += delta.logprobs
-            self._reasons[delta.choice] = delta.finish_reason
-            self._spent_budgets[delta.choice] = delta.spent_budget
+        self._format.collect(batch)
 
     async def finished(self, usage: Usage, head: Head) -> None:
-        choices = [
-            Delta(
-                choice,
-                "".join(pieces),
-                self._reasons[choice],
-                tuple(self._logprobs[choice]),
-                self._spent_budgets[choice],
-            )
-            for choice, pieces in enumerate(self._texts)
-        ]
-        body = self._format.whole(choices, usage)
-        await self._response.whole(200, body, _head_headers(head))
+        await self._response.whole(200, self._format.whole(usage), _head_headers(head))
 
     async def failed(self, error: BatonError) -> None:
         """Refuse the request, unless its body is being written already."""
@@ -133,7 +107,7 @@ class HttpSink:
         if request.stream:
             self._answer = StreamedAnswer(self._response, format)
         else:
-            self._answer = WholeAnswer(self._response, format, identity.num_choices)
+            self._answer = WholeAnswer(self._response, format)
         return self._answer
 
     async def failed(self, error: BatonError) -> None:

@@ -6,6 +6,7 @@ import msgspec
 
 from baton.wire.failures import BatonError, InvalidRequest
 from services.gateway.openai import limits, logprob_objects, sse
+from services.gateway.openai.collected import CollectedChoice, filled, logprob_lists
 from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
 from services.gateway.openai.errors import choice_error, error_body
 from services.gateway.openai.generation import (
@@ -164,6 +165,10 @@ class ChatAnswer:
         self._identity = identity
         self._include_usage = request.include_usage
         self._has_logprobs = request.num_logprobs is not None
+        self._collected = [
+            CollectedChoice(choice, logprob_objects.chat_columns)
+            for choice in range(identity.num_choices)
+        ]
         self._templates = [
             sse.TextTemplate(self._chunk({"content": sse.TextTemplate.MARK}, choice))
             for choice in range(identity.num_choices)
@@ -188,23 +193,27 @@ class ChatAnswer:
                 events.append(sse.data_event(self._last_chunk(delta)))
         return b"".join(events)
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self, usage: Usage) -> list[bytes]:
         if not self._include_usage:
-            return sse.DONE
-        return sse.data_event(self._frame([], usage_object(usage))) + sse.DONE
+            return [sse.DONE]
+        return [sse.data_event(self._frame([], usage_object(usage))) + sse.DONE]
 
-    def failure(self, error: BatonError) -> bytes:
-        return b"data: " + error_body(error) + b"\n\n"
+    def failure(self, error: BatonError) -> list[bytes]:
+        return [b"data: " + error_body(error) + b"\n\n"]
 
-    def whole(self, choices: list[Delta], usage: Usage) -> bytes:
-        """The JSON body; `choices` holds each choice's whole text."""
-        return msgspec.json.encode(
+    def collect(self, batch: list[Delta]) -> None:
+        for delta in batch:
+            self._collected[delta.choice].add(delta)
+
+    def whole(self, usage: Usage) -> list[bytes]:
+        body = msgspec.json.encode(
             {
                 **self._head("chat.completion"),
-                "choices": [self._choice_object(choice) for choice in choices],
+                "choices": [self._choice_object(choice) for choice in self._collected],
                 "usage": usage_object(usage),
             }
         )
+        return filled(body, logprob_lists(self._collected))
 
     def _chunk(
         self,
@@ -225,18 +234,19 @@ class ChatAnswer:
         }
         return self._frame([entry], None)
 
-    def _choice_object(self, choice: Delta) -> dict[str, Any]:
+    def _choice_object(self, collected: CollectedChoice) -> dict[str, Any]:
+        choice = collected.delta
         message: dict[str, Any] = {
             "role": "assistant",
             "content": choice.text,
             "refusal": None,
             "annotations": [],
         }
-        logprobs = logprob_objects.chat_object(choice.logprobs) if self._has_logprobs else None
+        logprobs = {**collected.logprob_marks, "refusal": None}
         return {
             "index": choice.choice,
             "message": message,
-            "logprobs": logprobs,
+            "logprobs": logprobs if self._has_logprobs else None,
             "finish_reason": choice.finish_reason,
             **choice_error(choice.spent_budget),
         }

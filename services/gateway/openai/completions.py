@@ -7,6 +7,7 @@ import msgspec
 
 from baton.wire.failures import BatonError, InvalidRequest
 from services.gateway.openai import limits, logprob_objects, sse
+from services.gateway.openai.collected import CollectedChoice, filled, logprob_lists
 from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
 from services.gateway.openai.errors import choice_error, error_body
 from services.gateway.openai.generation import (
@@ -98,6 +99,10 @@ class CompletionAnswer:
         self._identity = identity
         self._include_usage = request.include_usage
         self._has_logprobs = request.num_logprobs is not None
+        self._collected = [
+            CollectedChoice(choice, logprob_objects.completion_object)
+            for choice in range(identity.num_choices)
+        ]
         self._templates = [
             sse.TextTemplate(self._chunk(Delta(choice, sse.TextTemplate.MARK)))
             for choice in range(identity.num_choices)
@@ -115,24 +120,31 @@ class CompletionAnswer:
                 events.append(self._templates[delta.choice].render(delta.text))
         return b"".join(events)
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self, usage: Usage) -> list[bytes]:
         if not self._include_usage:
-            return sse.DONE
-        return sse.data_event(self._frame([], usage_object(usage))) + sse.DONE
+            return [sse.DONE]
+        return [sse.data_event(self._frame([], usage_object(usage))) + sse.DONE]
 
-    def failure(self, error: BatonError) -> bytes:
-        return b"data: " + error_body(error) + b"\n\n"
+    def failure(self, error: BatonError) -> list[bytes]:
+        return [b"data: " + error_body(error) + b"\n\n"]
 
-    def whole(self, choices: list[Delta], usage: Usage) -> bytes:
-        """The JSON body; `choices` holds each choice's whole text."""
-        has_logprobs = self._has_logprobs
-        entries = [_choice_object(choice, has_logprobs=has_logprobs) for choice in choices]
-        return msgspec.json.encode(
+    def collect(self, batch: list[Delta]) -> None:
+        for delta in batch:
+            self._collected[delta.choice].add(delta)
+
+    def whole(self, usage: Usage) -> list[bytes]:
+        entries = [
+            _choice_object(choice.delta, choice.logprob_marks if self._has_logprobs else None)
+            for choice in self._collected
+        ]
+        body = msgspec.json.encode(
             {**self._head(), "choices": entries, "usage": usage_object(usage)}
         )
+        return filled(body, logprob_lists(self._collected))
 
     def _chunk(self, delta: Delta) -> object:
-        return self._frame([_choice_object(delta, has_logprobs=bool(delta.logprobs))], None)
+        logprobs = logprob_objects.completion_object(delta.logprobs) if delta.logprobs else None
+        return self._frame([_choice_object(delta, logprobs)], None)
 
     def _frame(self, choices: list[object], usage: object) -> object:
         frame = {**self._head(), "choices": choices}
@@ -148,11 +160,11 @@ class CompletionAnswer:
         }
 
 
-def _choice_object(choice: Delta, *, has_logprobs: bool) -> dict[str, Any]:
+def _choice_object(choice: Delta, logprobs: object) -> dict[str, Any]:
     return {
         "index": choice.choice,
         "text": choice.text,
-        "logprobs": logprob_objects.completion_object(choice.logprobs) if has_logprobs else None,
+        "logprobs": logprobs,
         "finish_reason": choice.finish_reason,
         **choice_error(choice.spent_budget),
     }

@@ -17,7 +17,10 @@ from services.gateway.openai.responses_answer import ResponsesAnswer
 
 
 class AnswerFormat(Protocol):
-    """Turns one answer into one API's bytes. A caller uses either the stream methods or `whole`."""
+    """Turns one answer into one API's bytes: as a stream, or collected and then whole.
+
+    What may be large comes in pieces, which belong together.
+    """
 
     def opening(self) -> bytes:
         """The events before the first delta."""
@@ -25,13 +28,16 @@ class AnswerFormat(Protocol):
     def deltas(self, batch: list[Delta]) -> bytes:
         """The events of new text, in order."""
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self, usage: Usage) -> list[bytes]:
         """The final events of a stream that ended well."""
 
-    def failure(self, error: BatonError) -> bytes:
+    def failure(self, error: BatonError) -> list[bytes]:
         """The one error event of a stream that failed."""
 
-    def whole(self, choices: list[Delta], usage: Usage) -> bytes:
+    def collect(self, batch: list[Delta]) -> None:
+        """Take in new text, in order, of a request that does not stream."""
+
+    def whole(self, usage: Usage) -> list[bytes]:
         """The body of a request that does not stream."""
 
 

@@ -12,7 +12,12 @@ from services.gateway.openai.generation import Likelihood, TokenLogprob
 
 
 def chat_object(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """`choices[].logprobs` of a chat completion or of its chunk."""
+    """`choices[].logprobs` of a chunk of a chat completion."""
+    return {**chat_columns(entries), "refusal": None}
+
+
+def chat_columns(entries: Sequence[TokenLogprob]) -> dict[str, list[dict[str, Any]]]:
+    """The list of tokens, which chat and Responses have."""
     content = [
         {
             **_token(entry.token, entry.logprob),
@@ -20,7 +25,7 @@ def chat_object(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         }
         for entry in entries
     ]
-    return {"content": content, "refusal": None}
+    return {"content": content}
 
 
 def completion_object(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -37,9 +42,8 @@ def completion_object(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def response_list(entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """`logprobs` of a response's text part, and of its events."""
-    content: list[dict[str, Any]] = chat_object(entries)["content"]
-    return content
+    """`logprobs` of an event of a response."""
+    return chat_columns(entries)["content"]
 
 
 def _token(token: bytes, logprob: float | None) -> dict[str, Any]:

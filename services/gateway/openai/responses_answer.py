@@ -5,12 +5,14 @@ content_part.added, output_text.delta..., output_text.done, content_part.done, o
 and then exactly one of completed, incomplete and failed.
 """
 
+from itertools import cycle
 from typing import Any
 
 import msgspec
 
 from baton.wire.failures import BatonError
 from services.gateway.openai import sse
+from services.gateway.openai.collected import CollectedChoice, filled
 from services.gateway.openai.errors import budget_spent
 from services.gateway.openai.generation import (
     Delta,
@@ -19,7 +21,7 @@ from services.gateway.openai.generation import (
     Identity,
     Usage,
 )
-from services.gateway.openai.logprob_objects import response_list
+from services.gateway.openai.logprob_objects import chat_columns, response_list
 
 _NUMBER_MARK = -(2**53)
 
@@ -31,10 +33,7 @@ class ResponsesAnswer:
         self._identity = identity
         self._request = request
         self._next_number = 0
-        self._texts: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
-        self._finish_reason: FinishReason = FinishReason.STOP
-        self._spent_budget = ""
+        self._collected = CollectedChoice(0, chat_columns)
         self._delta_parts = self._delta_template()
 
     def opening(self) -> bytes:
@@ -55,45 +54,43 @@ class ResponsesAnswer:
     def deltas(self, batch: list[Delta]) -> bytes:
         events = []
         for delta in batch:
+            self._collected.add(delta)
             if delta.text or delta.logprobs:
-                self._texts.append(delta.text)
                 events.append(self._delta_event(delta))
-            if delta.finish_reason:
-                self._finish_reason = delta.finish_reason
-                self._spent_budget = delta.spent_budget
         return b"".join(events)
 
-    def closing(self, usage: Usage) -> bytes:
-        text = "".join(self._texts)
-        status = _STATUS[self._finish_reason]
-        part = _part(text, self._logprobs)
+    def closing(self, usage: Usage) -> list[bytes]:
+        part, status = self._part(), self._status
+        text, logprobs = part["text"], part["logprobs"]
         item = self._item(status, part)
         response = self._response(status, [item], usage)
-        return b"".join(
-            [
-                self._part_event("response.output_text.done", text=text, logprobs=part["logprobs"]),
-                self._part_event("response.content_part.done", part=part),
-                self._event("response.output_item.done", output_index=0, item=item),
-                self._event(f"response.{status}", response=response),
-            ]
-        )
+        events = [
+            self._part_event("response.output_text.done", text=text, logprobs=logprobs),
+            self._part_event("response.content_part.done", part=part),
+            self._event("response.output_item.done", output_index=0, item=item),
+            self._event(f"response.{status}", response=response),
+        ]
+        return self._filled(b"".join(events))
 
-    def failure(self, error: BatonError) -> bytes:
-        part = _part("".join(self._texts), self._logprobs)
-        output = [self._item("incomplete", part)] if self._texts else []
+    def failure(self, error: BatonError) -> list[bytes]:
+        part = self._part()
+        output = [self._item("incomplete", part)] if part["text"] else []
         response = self._response("failed", output, None)
         response["error"] = _error_object(error)
-        return self._event("response.failed", response=response)
+        return self._filled(self._event("response.failed", response=response))
 
-    def whole(self, choices: list[Delta], usage: Usage) -> bytes:
-        """The JSON body of the finished response."""
-        (choice,) = choices
-        self._finish_reason = choice.finish_reason or FinishReason.STOP
-        self._spent_budget = choice.spent_budget
-        status = _STATUS[self._finish_reason]
-        part = _part(choice.text, response_list(choice.logprobs))
-        response = self._response(status, [self._item(status, part)], usage)
-        return msgspec.json.encode(response)
+    def collect(self, batch: list[Delta]) -> None:
+        for delta in batch:
+            self._collected.add(delta)
+
+    def whole(self, usage: Usage) -> list[bytes]:
+        status = self._status
+        response = self._response(status, [self._item(status, self._part())], usage)
+        return self._filled(msgspec.json.encode(response))
+
+    def _filled(self, encoded: bytes) -> list[bytes]:
+        """The pieces of JSON that repeats the one list of logprobs."""
+        return filled(encoded, cycle(self._collected.logprob_lists))
 
     def _event(self, kind: str, **fields: object) -> bytes:
         number = self._next_number
@@ -105,10 +102,10 @@ class ResponsesAnswer:
 
     def _delta_event(self, delta: Delta) -> bytes:
         if delta.logprobs:
-            logprobs = response_list(delta.logprobs)
-            self._logprobs += logprobs
             return self._part_event(
-                "response.output_text.delta", delta=delta.text, logprobs=logprobs
+                "response.output_text.delta",
+                delta=delta.text,
+                logprobs=response_list(delta.logprobs),
             )
         before, between, after = self._delta_parts
         number = self._next_number
@@ -126,6 +123,13 @@ class ResponsesAnswer:
         return before, between, after
 
     @property
+    def _status(self) -> str:
+        return _STATUS[self._collected.finish_reason or FinishReason.STOP]
+
+    def _part(self) -> dict[str, Any]:
+        return _part(self._collected.delta.text, self._collected.logprob_marks["content"])
+
+    @property
     def _item_id(self) -> str:
         return f"msg_{self._identity.request_id}"
 
@@ -139,7 +143,7 @@ class ResponsesAnswer:
         }
 
     def _response(self, status: str, output: list[Any], usage: Usage | None) -> dict[str, Any]:
-        spent = self._spent_budget
+        spent = self._collected.spent_budget
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             "id": f"resp_{self._identity.request_id}",
@@ -181,7 +185,7 @@ def _error_object(error: BatonError) -> dict[str, str]:
     return {"code": code, "message": f"{error.reason}: {error.message}"}
 
 
-def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+def _part(text: str, logprobs: object) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 

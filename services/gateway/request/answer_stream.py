@@ -5,7 +5,8 @@ has ended: by the worker (stop, length), by a stop string, or because the budget
 Knows nothing of picks and submits.
 """
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from baton.system.clock import Clock
@@ -59,6 +60,12 @@ class Delivery:
         `worker_stages`: the time that the worker spent up to there, in seconds."""
         if self._timeline.begin(worker_stages):
             await self._sink.started(self._trace.head(self._lease))
+
+    async def repeat_prompt(self, deltas: Iterable[Delta]) -> None:
+        """Send the prompt at the start of each choice, in pieces between which others run."""
+        for delta in deltas:
+            await self._sink.deltas([delta])
+            await asyncio.sleep(0)
 
     async def deliver(self, deltas: list[Delta]) -> None:
         """Send new text, and wait until the client has taken it."""
@@ -140,7 +147,7 @@ class AnswerStream:
         batch, self._batch = self._batch, []
         if not self._is_echoed:
             self._is_echoed = True
-            batch = [*self._echoes(), *batch]
+            await self._delivery.repeat_prompt(self._echoes())
         if batch:
             await self._delivery.deliver(batch)
         for choice in self.answer.choices:
@@ -163,10 +170,11 @@ class AnswerStream:
                 choice.is_unpaid = True
                 self._end_early(choice)
 
-    def _echoes(self) -> list[Delta]:
+    def _echoes(self) -> Iterator[Delta]:
         """The echoes at the start of every choice; none where the prompt is not repeated."""
-        echo = self.answer.echo
-        return [] if echo is None else [echo.delta(each.choice) for each in self.answer.choices]
+        if self.answer.echo is not None:
+            for each in self.answer.choices:
+                yield from self.answer.echo.deltas(each.choice)
 
     def _take(self, events: list[AttemptEvent]) -> None:
         for event in events:

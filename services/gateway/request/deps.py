@@ -27,6 +27,7 @@ class Limits:
     """The limits that the operator sets."""
 
     default_output_reservation: int = 512
+    max_logprobs: int = 262_144
     token_gap_s: float = 20.0
     full_wait_s: float = 2.0
     max_requests_of_tenant: int = 1024

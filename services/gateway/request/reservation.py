@@ -88,7 +88,7 @@ class Reservations:
                 lease.limits = answer.limits
                 return
         num_more = job.prompt.num_tokens - lease.num_prompt_tokens
-        wait_s, _ = self._local_buckets.extend(lease.accounts, num_more)
+        wait_s, _ = self._local_buckets.extend(lease.accounts, lease.model, 0, num_more)
         if wait_s:
             raise LimitExceeded(
                 "over the limits while quota is away", retry_after_s=wait_s, limits=lease.limits

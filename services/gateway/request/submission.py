@@ -6,6 +6,7 @@ from dataclasses import replace
 from baton.wire.failures import InvalidRequest, quoted
 from baton.wire.v1 import quota_pb2, router_pb2, sampling_pb2, tokenizer_pb2, worker_pb2
 from services.gateway.openai.generation import ChatMessages, GenerationRequest, PlainText, Structure
+from services.gateway.request.deps import Limits
 from services.gateway.request.job import Answer, Job, OutputPlan, ValidRequest
 from services.gateway.request.prompt_estimate import PromptEstimate
 from services.gateway.routing.crash_record import request_fingerprint
@@ -15,8 +16,7 @@ from services.gateway.text.detokenize import TextModel
 # OpenAI's defaults.
 DEFAULT_TEMPERATURE = 1.0
 DEFAULT_TOP_P = 1.0
-# Log probabilities of an echoed prompt: tokens x (1 + logprobs) x choices. Some 5 MB of JSON, which
-# takes the event loop a quarter of a second.
+# Log probabilities of an echoed prompt: tokens x (1 + logprobs) x choices. Some 5 MB of JSON.
 MAX_PROMPT_LOGPROBS = 131_072
 _EARLY_STOPPING: dict[bool | str, sampling_pb2.EarlyStopping] = {
     False: sampling_pb2.EARLY_STOPPING_UNSPECIFIED,
@@ -56,12 +56,13 @@ def check(request: GenerationRequest, model: ServedModel, num_prompt_tokens: int
 
 
 def plan_output(
-    request: GenerationRequest, room: int, default_reservation: int, rng: random.Random
+    request: GenerationRequest, room: int, limits: Limits, rng: random.Random
 ) -> OutputPlan:
-    """The output that a request may have in `room` tokens beside its prompt. `default_reservation`:
-    the tokens of a choice to reserve at first where the client set no maximum."""
-    expected = _expected_tokens(request, room, default_reservation)
-    return OutputPlan(_max_tokens(request, room), expected, _seed(request, rng))
+    """The output that a request may have in `room` tokens beside its prompt. Raises
+    InvalidRequest."""
+    max_tokens = _within_logprobs(request, _max_tokens(request, room), limits.max_logprobs)
+    expected = _expected_tokens(request, max_tokens, limits.default_output_reservation)
+    return OutputPlan(max_tokens, expected, _seed(request, rng))
 
 
 def reserve_estimate(
@@ -188,6 +189,7 @@ def _reserve_request(
 
 
 def _expected_tokens(request: GenerationRequest, room: int, default_reservation: int) -> int:
+    """The tokens of a choice to reserve at first: a default where the client set no maximum."""
     max_tokens = _max_tokens(request, room)
     has_limit = request.max_tokens is not None
     return max_tokens if has_limit else min(default_reservation, max_tokens)
@@ -231,6 +233,24 @@ def _max_tokens(request: GenerationRequest, room: int) -> int:
     because that ends the prefill, and thrown away."""
     wanted = room if request.max_tokens is None else max(request.max_tokens, 1)
     return min(wanted, room)
+
+
+def _within_logprobs(request: GenerationRequest, max_tokens: int, max_logprobs: int) -> int:
+    """The tokens of a choice whose logprobs are not too many. Raises InvalidRequest when the client
+    set a maximum that is larger."""
+    if request.num_logprobs is None:
+        return max_tokens
+    num_of_token = request.num_choices * (1 + request.num_logprobs)
+    if max_tokens * num_of_token <= max_logprobs:
+        return max_tokens
+    if request.max_tokens is None:
+        return max(max_logprobs // num_of_token, 1)
+    param = "logprobs" if request.endpoint == "completions" else "top_logprobs"
+    raise InvalidRequest(
+        f"{param}: n x max_tokens x (1 + {param}) is {max_tokens * num_of_token}; "
+        f"at most {max_logprobs}",
+        param=param,
+    )
 
 
 def _seed(request: GenerationRequest, rng: random.Random) -> int:

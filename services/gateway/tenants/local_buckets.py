@@ -154,11 +154,11 @@ class LocalBuckets:
         return quota_pb2.ReserveResponse(granted_output_tokens=num_output, limits=_state(scarcest))
 
     def extend(
-        self, bounds: Sequence[AccountLimits], model: str, num_tokens: int
+        self, bounds: Sequence[AccountLimits], model: str, num_output: int, num_prompt: int = 0
     ) -> tuple[float, str]:
-        """Take output tokens of all accounts of an answer that runs; or take none and return the
+        """Take tokens of all accounts for a request that has its lease; or take none and return the
         seconds to wait, and the limit that has no room. Raises Unavailable as `reserve` does."""
-        amount = self._amount(model, 0, 0, num_tokens)
+        amount = self._amount(model, 0, num_prompt, num_output)
         accounts = self._with_budget(bounds, amount)
         scarcest = max(accounts, key=lambda account: account.wait_s(amount), default=None)
         if scarcest and (wait_s := scarcest.wait_s(amount)):

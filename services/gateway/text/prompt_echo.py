@@ -1,7 +1,7 @@
 """The prompt at the start of an answer (legacy completions' echo), with its logprobs if asked."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from baton.wire.failures import InternalFailure
 from baton.wire.v1 import worker_pb2
@@ -10,6 +10,8 @@ from services.gateway.text.detokenize import TextModel
 from services.gateway.text.logprob_trail import token_logprob
 from services.gateway.text.token_bytes import TokenBytes
 
+# Encoding takes about 1 us each.
+MAX_LOGPROBS_OF_PIECE = 2_000
 _CONTINUATIONS = bytes(range(0x80, 0xC0))
 
 
@@ -60,9 +62,17 @@ class PromptEcho:
             offset, token_id = self._offsets[index], self._token_ids[index]
             self._logprobs.append(token_logprob(offset, token_id, one, self._token_bytes))
 
-    def delta(self, choice: int) -> Delta:
-        """The start of one choice."""
-        return Delta(choice, self.text, logprobs=tuple(self._logprobs))
+    def deltas(self, choice: int) -> Iterator[Delta]:
+        """The start of one choice, with no more logprobs in one piece than are quickly encoded."""
+        if not self._logprobs:
+            yield Delta(choice, self.text)
+            return
+        num_tokens = max(MAX_LOGPROBS_OF_PIECE // (1 + len(self._logprobs[-1].top)), 1)
+        for first in range(0, len(self._logprobs), num_tokens):
+            piece, rest = self._logprobs[first : first + num_tokens], self._offsets[first:]
+            start = rest[0] if first else 0
+            end = rest[num_tokens] if num_tokens < len(rest) else len(self.text)
+            yield Delta(choice, self.text[start:end], logprobs=tuple(piece))
 
 
 def _offsets(token_ids: list[int], text: str, token_bytes: TokenBytes) -> list[int]:

@@ -16,6 +16,7 @@ from services.gateway.http.request import (
     traceparent_of,
 )
 from services.gateway.http.response import (
+    PART_BYTES,
     HttpResponse,
     duration,
     error_headers,
@@ -215,3 +216,18 @@ def test_a_client_that_takes_nothing_for_30_s_is_given_up() -> None:
         writing.cancel()
 
     run_virtual(scenario(), clock)
+
+
+async def test_a_large_body_is_written_in_parts() -> None:
+    sent: list[dict[str, object]] = []
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    response = HttpResponse(send, "r1", VirtualClock())
+    await response.whole(200, [b"x" * 1000] * 200, {})
+    assert dict(sent[0]["headers"])[b"content-length"] == b"200000"
+    parts = [len(message["body"]) for message in sent[1:]]
+    assert sum(parts) == 200_000
+    assert max(parts) < 2 * PART_BYTES
+    assert [message.get("more_body", False) for message in sent[1:]] == [True, True, True, False]

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from services.gateway.openai import logprob_objects
 from services.gateway.openai.endpoints import ENDPOINTS, AnswerFormat
 from services.gateway.openai.generation import Delta, Identity, Likelihood, TokenLogprob, Usage
 from services.gateway.openai.logprob_objects import chat_object, completion_object
@@ -22,6 +23,13 @@ def answer(path: str, **fields: Any) -> AnswerFormat:
     name = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}.get(path, "input")
     body = msgspec.json.encode({"model": "m", name: text[name], **fields})
     return endpoint.answer(IDENTITY, endpoint.parse(body))
+
+
+def whole_of(format: AnswerFormat, batch: list[Delta]) -> bytes:
+    """The body of an answer that does not stream; each delta comes by itself."""
+    for delta in batch:
+        format.collect([delta])
+    return b"".join(format.whole(USAGE))
 
 
 def events(data: bytes) -> list[Any]:
@@ -55,8 +63,26 @@ def test_legacy_top_logprobs_have_the_token_itself_and_the_likelier_of_equal_tex
 def test_choices_have_logprobs_only_where_they_were_asked_for(path: str) -> None:
     asked = {"logprobs": True} if "chat" in path else {"logprobs": 0}
     for fields, is_asked in ((asked, True), ({}, False)):
-        body = json.loads(answer(path, **fields).whole([Delta(0, "x", "stop")], USAGE))
+        body = json.loads(whole_of(answer(path, **fields), [Delta(0, "x", "stop")]))
         assert (body["choices"][0]["logprobs"] is not None) == is_asked
+
+
+PATHS = [
+    ("/v1/chat/completions", {"logprobs": True}),
+    ("/v1/completions", {"logprobs": 1}),
+    ("/v1/responses", {"include": ["message.output_text.logprobs"]}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), PATHS)
+def test_logprobs_of_a_whole_answer_are_encoded_as_they_come(
+    monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
+) -> None:
+    format = answer(path, **fields)
+    format.collect([Delta(0, "a", None, (FIRST,)), Delta(0, "b", None, (HALF,))])
+    for work in ("_token", "_legacy_text", "_legacy_top"):
+        monkeypatch.delattr(logprob_objects, work)
+    assert b"<s>" in b"".join(format.whole(USAGE))
 
 
 def test_chunks_bring_the_logprobs_of_their_text() -> None:
@@ -73,12 +99,12 @@ def test_a_response_brings_logprobs_in_deltas_and_in_the_finished_part() -> None
     fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
     streamed = answer("/v1/responses", **fields)
     [delta] = events(streamed.deltas([Delta(0, "ab", "stop", (HALF,))]))
-    done = events(streamed.closing(USAGE))
+    done = events(b"".join(streamed.closing(USAGE)))
     wanted = delta["logprobs"]
     assert wanted[0]["bytes"] == [226, 128]
     assert done[0]["logprobs"] == done[1]["part"]["logprobs"] == wanted
     response = done[3]["response"]
     assert response["output"][0]["content"][0]["logprobs"] == wanted
     assert response["top_logprobs"] == 1
-    whole = answer("/v1/responses", **fields).whole([Delta(0, "ab", "stop", (HALF,))], USAGE)
+    whole = whole_of(answer("/v1/responses", **fields), [Delta(0, "ab", "stop", (HALF,))])
     assert json.loads(whole)["output"][0]["content"][0]["logprobs"] == wanted

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from services.gateway.openai.generation import Delta, FinishReason, Usage
-from tests.unit.gateway.openai.test_logprob_objects import answer
+from tests.unit.gateway.openai.test_logprob_objects import answer, whole_of
 
 SPENT = Delta(0, "x", FinishReason.LENGTH, spent_budget="budget of money of the tenant")
 USAGE = Usage(1, 0, 1)
@@ -18,7 +18,7 @@ def last_choice(stream: bytes) -> dict:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_the_choice_has_the_error_beside_a_reason_that_every_client_knows(path):
-    [whole] = json.loads(answer(path).whole([SPENT], USAGE))["choices"]
+    [whole] = json.loads(whole_of(answer(path), [SPENT]))["choices"]
     for choice in (whole, last_choice(answer(path).deltas([SPENT]))):
         assert choice["finish_reason"] == "length"
         assert choice["error"]["code"] == "insufficient_quota"
@@ -28,16 +28,16 @@ def test_the_choice_has_the_error_beside_a_reason_that_every_client_knows(path):
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_other_choices_have_no_such_field(path):
     full = Delta(0, "x", FinishReason.LENGTH)
-    [whole] = json.loads(answer(path).whole([full], USAGE))["choices"]
+    [whole] = json.loads(whole_of(answer(path), [full]))["choices"]
     assert "error" not in whole
     assert "error" not in last_choice(answer(path).deltas([full]))
 
 
 def test_a_response_is_incomplete_with_the_error():
-    whole = json.loads(answer("/v1/responses").whole([SPENT], USAGE))
+    whole = json.loads(whole_of(answer("/v1/responses"), [SPENT]))
     stream = answer("/v1/responses")
     stream.deltas([SPENT])
-    closing = stream.closing(USAGE).split(b"data: ")[-1]
+    closing = b"".join(stream.closing(USAGE)).split(b"data: ")[-1]
     for response in (whole, json.loads(closing)["response"]):
         assert response["status"] == "incomplete"
         assert response["error"] == {

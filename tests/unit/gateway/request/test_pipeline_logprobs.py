@@ -7,7 +7,8 @@ import pytest
 
 from baton.wire.failures import InternalFailure, InvalidRequest
 from services.gateway.request import submission
-from tests.unit.gateway.fakes import Fleet, simulate
+from services.gateway.request.deps import Limits
+from tests.unit.gateway.fakes import Fleet, RecordingSink, simulate
 
 
 def test_the_worker_gets_every_rule_for_tokens() -> None:
@@ -66,6 +67,22 @@ def test_an_echo_comes_first_and_moves_the_offsets() -> None:
         [submit] = fleet.worker.submits
         assert submit.sampling.num_prompt_logprobs == 1
         assert fleet.router.picked[0].local_prefill
+
+    simulate(scenario)
+
+
+def test_a_long_echo_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        options = {"echo": True, "logprobs": 1, "n": 2, "max_tokens": 9}
+        at_once = await fleet.complete(prompt="Söy bean", **options)
+        monkeypatch.setattr("services.gateway.text.prompt_echo.MAX_LOGPROBS_OF_PIECE", 6)
+        sink = await fleet.complete(prompt="Söy bean", **options)
+        pieces = [batch[0] for batch in sink.batches if batch[0].choice == 0][:3]
+        assert [piece.text for piece in pieces] == ["Sö", "y b", "ean"]
+        assert [len(piece.logprobs) for piece in pieces] == [3, 3, 3]
+        for choice in (0, 1):
+            assert sink.text(choice) == at_once.text(choice)
+            assert sink.logprobs(choice) == at_once.logprobs(choice)
 
     simulate(scenario)
 
@@ -153,3 +170,41 @@ def test_prompt_logprobs_out_of_order_are_the_workers_fault() -> None:
             await fleet.complete(prompt="abcde", echo=True, logprobs=0)
 
     simulate(scenario)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("chat/completions", {"logprobs": True, "top_logprobs": 1, "n": 2}, "top_logprobs"),
+        ("completions", {"prompt": "hi", "logprobs": 1, "n": 2}, "logprobs"),
+    ],
+)
+def test_an_answer_with_too_many_logprobs_is_refused_with_the_sum_and_the_cap(
+    path: str, fields: dict[str, Any], param: str
+) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], **fields}
+        if "prompt" in body:
+            del body["messages"]
+        for max_tokens in (25, 26):
+            request = fleet.incoming(f"/v1/{path}", {**body, "max_tokens": max_tokens})
+            if max_tokens == 25:
+                await fleet.gateway.pipeline.run(request, RecordingSink())
+                continue
+            with pytest.raises(InvalidRequest) as caught:
+                await fleet.gateway.pipeline.run(request, RecordingSink())
+            message = f"{param}: n x max_tokens x (1 + {param}) is 104; at most 100"
+            assert (caught.value.message, caught.value.param) == (message, param)
+
+    simulate(scenario, limits=Limits(max_logprobs=100))
+
+
+def test_an_answer_without_a_maximum_ends_where_its_logprobs_would_be_too_many() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.chat(logprobs=True, top_logprobs=4, n=2)
+        await fleet.chat(n=2)
+        first, second = (submit.sampling for submit in fleet.worker.submits)
+        assert first.max_tokens == 10
+        assert second.max_tokens > 1000
+
+    simulate(scenario, limits=Limits(max_logprobs=100))

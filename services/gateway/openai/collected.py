@@ -1,0 +1,84 @@
+"""An answer that is sent whole, collected as its text comes.
+
+Logprobs are most of such an answer: 16 choices of 1,000 tokens with 20 likeliest ones each are
+25 MB of JSON, and took a second and a half to encode at the end. They are encoded as they come, and
+stay in pieces up to the socket.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import msgspec
+
+from services.gateway.openai.generation import Delta, FinishReason, TokenLogprob
+
+# Stands for a list in JSON that is encoded already; JSON itself has no such byte.
+_MARK = b"\0"
+_encode = msgspec.json.Encoder().encode
+
+ColumnsOf = Callable[[Sequence[TokenLogprob]], Mapping[str, Sequence[Any]]]
+
+
+class JsonList:
+    """A JSON list whose members are encoded as they are added."""
+
+    mark = msgspec.Raw(_MARK)
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+
+    def add(self, members: Sequence[object]) -> None:
+        """Add members, one at least, at the end."""
+        piece = _encode(members)[1:-1]
+        self.pieces.append(b"," + piece if self.pieces else piece)
+
+
+def filled(encoded: bytes, lists: Iterable[JsonList]) -> list[bytes]:
+    """JSON with these lists in the places of the marks, in order; in pieces."""
+    head, *tails = encoded.split(_MARK)
+    pieces = [head]
+    for tail, each in zip(tails, lists, strict=False):
+        pieces += [b"[", *each.pieces, b"]", tail]
+    return pieces
+
+
+class CollectedChoice:
+    """One choice. `columns_of` turns logprobs into lists by name, in the form of one endpoint."""
+
+    def __init__(self, choice: int, columns_of: ColumnsOf) -> None:
+        self._choice = choice
+        self._columns_of = columns_of
+        self._texts: list[str] = []
+        self._logprobs = {name: JsonList() for name in columns_of(())}
+        self.finish_reason: FinishReason | None = None
+        self.spent_budget = ""
+
+    def add(self, delta: Delta) -> None:
+        """Add the next text of this choice."""
+        self._texts.append(delta.text)
+        if delta.logprobs:
+            for name, members in self._columns_of(delta.logprobs).items():
+                self._logprobs[name].add(members)
+        self.finish_reason = delta.finish_reason
+        self.spent_budget = delta.spent_budget
+
+    @property
+    def delta(self) -> Delta:
+        """All of it but the logprobs."""
+        return Delta(self._choice, "".join(self._texts), self.finish_reason, (), self.spent_budget)
+
+    @property
+    def logprob_marks(self) -> dict[str, msgspec.Raw]:
+        """The marks of the lists of logprobs, by name."""
+        return dict.fromkeys(self._logprobs, JsonList.mark)
+
+    @property
+    def logprob_lists(self) -> Iterable[JsonList]:
+        """The lists of logprobs, in the same order."""
+        return self._logprobs.values()
+
+
+def logprob_lists(choices: Iterable[CollectedChoice]) -> Iterator[JsonList]:
+    """The lists of logprobs of all choices, in the order of their marks."""
+    return chain.from_iterable(choice.logprob_lists for choice in choices)
