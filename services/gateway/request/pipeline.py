@@ -142,7 +142,8 @@ class Pipeline:
         plan = submission.plan_output(
             request,
             model.max_model_len - prompt.num_tokens,
-            self._deps.limits,
+            self._deps.limits.default_output_reservation,
+            self._deps.limits.max_logprobs,
             self._deps.rng,
         )
         return Job(valid.incoming, valid.deadlines, valid.principal, request, model, prompt, plan)

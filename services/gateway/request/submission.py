@@ -6,7 +6,6 @@ from dataclasses import replace
 from baton.wire.failures import InvalidRequest, quoted
 from baton.wire.v1 import quota_pb2, router_pb2, sampling_pb2, tokenizer_pb2, worker_pb2
 from services.gateway.openai.generation import ChatMessages, GenerationRequest, PlainText, Structure
-from services.gateway.request.deps import Limits
 from services.gateway.request.job import Answer, Job, OutputPlan, ValidRequest
 from services.gateway.request.prompt_estimate import PromptEstimate
 from services.gateway.routing.crash_record import request_fingerprint
@@ -56,12 +55,16 @@ def check(request: GenerationRequest, model: ServedModel, num_prompt_tokens: int
 
 
 def plan_output(
-    request: GenerationRequest, room: int, limits: Limits, rng: random.Random
+    request: GenerationRequest,
+    room: int,
+    default_reservation: int,
+    max_logprobs: int,
+    rng: random.Random,
 ) -> OutputPlan:
     """The output that a request may have in `room` tokens beside its prompt. Raises
     InvalidRequest."""
-    max_tokens = _within_logprobs(request, _max_tokens(request, room), limits.max_logprobs)
-    expected = _expected_tokens(request, max_tokens, limits.default_output_reservation)
+    max_tokens = _within_logprobs(request, _max_tokens(request, room), max_logprobs)
+    expected = _expected_tokens(request, max_tokens, default_reservation)
     return OutputPlan(max_tokens, expected, _seed(request, rng))
 
 

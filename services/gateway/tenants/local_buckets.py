@@ -187,7 +187,7 @@ class LocalBuckets:
 
     def _of(self, bound: AccountLimits) -> _Account:
         account = self._accounts.get(bound.name)
-        if account is None:
+        if account is None or account.limits != bound:
             account = self._accounts[bound.name] = self._opened(bound)
             if len(self._accounts) > MAX_ACCOUNTS:
                 self._accounts.popitem(last=False)
