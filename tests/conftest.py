@@ -8,10 +8,15 @@ import gc
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 if not Path("/dev/nvidia0").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Collecting among the millions of objects that imports make, and which stay, took a third of the
+# time to import the unit tests. The run of the tests begins by turning the collector on again.
+gc.disable()
 
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -19,7 +24,9 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
     """Keep modules and tests, which stay, out of each collection of garbage: it would take 0.1 s in
     the unit tests, and 0.4 s with torch and transformers."""
     gc.freeze()
+    gc.enable()
