@@ -12,7 +12,7 @@ from baton.testing.process_faults import ProcessFault
 # Before its first import, so that failures tell the difference.
 pytest.register_assert_rewrite("tests.chaos.streams")
 
-from tests.chaos.proxied_way import ProxiedWay, is_ready, proxied_way  # noqa: E402
+from tests.chaos.proxied_way import FIRST_GATEWAY, ProxiedWay, is_ready, proxied_way  # noqa: E402
 from tests.chaos.streams import Answer, Stream  # noqa: E402
 from tests.chaos.trials import IS_LONG, NUM_EACH, Missed, Trials  # noqa: E402
 from tests.e2e.conftest import Stack, wait_until  # noqa: E402
@@ -100,7 +100,7 @@ class Target:
 
     def num_moves(self) -> float:
         """Streams that went on elsewhere, so far."""
-        return self.stack.metric("gateway", "baton_gateway_moves_total")
+        return self.stack.metric(FIRST_GATEWAY, "baton_gateway_moves_total")
 
     def num_ready(self, role: str) -> int:
         """Workers of this role that every router may pick."""
@@ -139,7 +139,7 @@ class Target:
             return False
 
     def _is_quiet(self) -> bool:
-        if self.stack.metric("gateway", "baton_gateway_open_requests"):
+        if any(self.counts("gateway", "baton_gateway_open_requests").values()):
             return False
         return not any(self.figure(name, *GAUGES) for name in self.stack.workers())
 
@@ -171,7 +171,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     cores die of one prompt (poison/core.py), and differ from the product's in nothing else."""
     folder = tmp_path_factory.mktemp("chaos") / "home"
     sizes = ("--prefill", str(NUM_PREFILL), "--decode", str(NUM_DECODE), "--kv-memory", "16MiB")
-    replicas = ("--replicas", "quota=2,tokenizer=2,router=2")
+    replicas = ("--replicas", "gateway=2,quota=2,tokenizer=2,router=2")
     stack = PoisonedStack(folder, *sizes, *replicas, "--dtype", "float32", "--deterministic")
     # Faults of connections must meet the blocks, which shared memory would keep from them.
     stack.environment["BATON_WORKER_TRANSPORTS"] = "grpc"

@@ -22,6 +22,8 @@ from baton.testing.fault_proxy import FaultProxy, OneUpstream
 from tests.e2e.conftest import ROOT, Stack, read_metric, wait_until
 
 READY_TIMEOUT_S = 240
+# The one behind the base URL of a stack; the others are there for rolling restarts.
+FIRST_GATEWAY = "gateway-1"
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def proxied_way(stack: Stack, folder: Path) -> Iterator[ProxiedWay]:
             "BATON_ROUTER_ROUTER_ID": "proxied",
             "BATON_ROUTER_WORKERS": ",".join(proxy.address for proxy in proxies.values()),
         }
-        gateway = environment_of(pids["gateway"]) | {
+        gateway = environment_of(pids[FIRST_GATEWAY]) | {
             "BATON_GATEWAY_LISTEN": listen[2],
             "BATON_GATEWAY_ADMIN_LISTEN": listen[3],
             "BATON_GATEWAY_GATEWAY_ID": "proxied",

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.chaos.conftest import Target
+from tests.chaos.proxied_way import FIRST_GATEWAY
 from tests.chaos.streams import MODEL, story
 from tests.chaos.trials import Trials
 
@@ -41,7 +42,7 @@ class Phase:
     waits: bool = False
 
     def num_counted(self, target: Target) -> float:
-        services = ["gateway"] if self.counter == GATEWAY else target.stack.workers()
+        services = [FIRST_GATEWAY] if self.counter == GATEWAY else target.stack.workers()
         name = f"{self.counter}_count"
         return sum(target.stack.metric(each, name, phase=self.label) for each in services)
 
@@ -92,7 +93,7 @@ def stages(target: Target) -> list[str]:
     """What the gateway's open requests are at."""
     state = target.stack.home.read_state()
     assert state is not None
-    page = str(state.services["gateway"]["metrics_url"]).removesuffix("metrics") + "requests"
+    page = str(state.services[FIRST_GATEWAY]["metrics_url"]).removesuffix("metrics") + "requests"
     with urllib.request.urlopen(page) as answer:
         return [row["stage"] for row in json.load(answer)]
 
@@ -102,7 +103,7 @@ def seconds_until_free(target: Target) -> float:
     way to a worker may still get some."""
     left_s = time.monotonic()
     free_s: float | None = None
-    while free_s is None or target.stack.metric("gateway", "baton_gateway_open_requests"):
+    while free_s is None or target.stack.metric(FIRST_GATEWAY, "baton_gateway_open_requests"):
         spent_s = time.monotonic() - left_s
         assert spent_s < QUIET_TIMEOUT_S, "something is held"
         if any(target.stack.used_blocks().values()):

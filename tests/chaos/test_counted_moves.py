@@ -3,6 +3,7 @@
 from typing import Any
 
 from tests.chaos.conftest import Target
+from tests.chaos.proxied_way import FIRST_GATEWAY
 from tests.chaos.streams import Answer, assert_same, story
 from tests.chaos.trials import MAX_TRIES, Missed, Trials
 from tests.e2e.conftest import wait_until
@@ -27,7 +28,7 @@ def check_a_move(target: Target) -> None:
     right = target.right_answer(body)
 
     def counted(name: str, **labels: str) -> float:
-        return target.stack.metric("gateway", name, **labels)
+        return target.stack.metric(FIRST_GATEWAY, name, **labels)
 
     num_moves = target.num_moves()
     moves = counted("baton_gateway_moves_total", reason="worker_lost")

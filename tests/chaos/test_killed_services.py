@@ -3,6 +3,7 @@
 import pytest
 
 from tests.chaos.conftest import Target
+from tests.chaos.proxied_way import FIRST_GATEWAY
 from tests.chaos.streams import STORY, Answer, assert_same, story
 from tests.chaos.trials import Missed, Trials
 
@@ -77,14 +78,14 @@ def test_streams_begin_while_every_router_is_dead(target: Target, trials: Trials
 
     def trial(number: int) -> float:
         target.wait_until_able()
-        alone = target.stack.metric("gateway", "baton_gateway_lone_picks_total")
+        alone = target.stack.metric(FIRST_GATEWAY, "baton_gateway_lone_picks_total")
         for fault in [target.fault("router-1"), target.fault("router-2")]:
             fault.kill().verify()
         streams = [target.stream(body) for _ in range(4)]
         answers = [stream.join() for stream in streams]
         for answer in answers:
             assert_same(answer, right)
-        if target.stack.metric("gateway", "baton_gateway_lone_picks_total") == alone:
+        if target.stack.metric(FIRST_GATEWAY, "baton_gateway_lone_picks_total") == alone:
             raise Missed  # a router was back before they were asked
         return max(answer.first_text_s for answer in answers)
 

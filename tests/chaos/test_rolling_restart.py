@@ -14,13 +14,13 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import httpx
 import pytest
 
 from baton.testing.fault_proxy import FaultProxy
 from baton.testing.ready_upstreams import ReadyUpstreams
+from tests.chaos.conftest import Target
 from tests.e2e.conftest import ROOT, Stack
 
 IS_LONG = bool(os.environ.get("BATON_TEST_LONG"))
@@ -39,7 +39,6 @@ QUESTIONS = (
     "Tell me the life of a request.",
     "Explain backpressure in simple terms.",
 )
-REPLICAS = "gateway=2,quota=2,tokenizer=2,router=2"
 
 
 @dataclass
@@ -134,15 +133,10 @@ async def roll(stack: Stack, names: tuple[str, ...]) -> str:
 
 
 @pytest.mark.timeout(900 if not IS_LONG else 7200)
-def test_every_service_restarts_under_load_without_one_failed_request(tmp_path: Path) -> None:
-    sizes = ("--prefill", "2", "--decode", "2", "--replicas", REPLICAS)
-    stack = Stack(tmp_path / "home", "--dtype", "float32", "--deterministic", *sizes).start()
-    try:
-        load = asyncio.run(_rolled_under_load(stack))
-    finally:
-        status = stack.interrupt()
+def test_every_service_restarts_under_load_without_one_failed_request(target: Target) -> None:
+    target.wait_until_whole()
+    load = asyncio.run(_rolled_under_load(target.stack))
     assert not load.failures, "\n".join(load.failures[:20])
-    assert status == 0
 
 
 async def _rolled_under_load(stack: Stack) -> Load:
