@@ -137,7 +137,7 @@ class Schedule:
             await self.store.execute_all(key_registry.redis_commands(record))
         for step in range(self.random.randint(20, 120)):
             self.now_ms += self.random.choice(TIME_STEPS_MS)
-            if self.failover and self.random.random() < 0.4:
+            if self.failover and self.random.random() < 0.2:
                 await self._snapshot()
             await self._step(step)
             await self._deliver(due_by_ms=self.now_ms)
@@ -322,7 +322,7 @@ class Schedule:
 
     async def _snapshot(self) -> None:
         kept = await self.client.eval(_SNAPSHOT, 0, f"baton:{{{self.name}}}*")
-        self.snapshots = [*self.snapshots, (kept, copy.deepcopy(self.model))][-6:]
+        self.snapshots = [*self.snapshots, (kept, copy.deepcopy(self.model))][-3:]
 
     async def _fail_over(self) -> None:
         """An older replica is promoted; gateways replay what they settled, and go on renewing."""
