@@ -3,7 +3,7 @@
 Every block is free (blank, or idle in the prefix cache) or referenced; promises are a part of the
 free ones; every reference is in the table of a sequence that lives; every promise has a sequence.
 A look costs one addition per live sequence. `check_integrity` is its thorough sibling, for tests:
-this one goes on in production, and reports what it finds instead of stopping.
+this one goes on in production, and reports what it finds instead of stopping. Knows no steps.
 """
 
 from collections import Counter
@@ -13,7 +13,6 @@ from baton.engine.kv.block_manager import BlockManager
 from baton.engine.sequence.sequence import Sequence
 from baton.system.violation import Violation
 
-LOOK_EVERY_STEPS = 64
 # Blocks and requests that a violation names at most.
 MAX_NAMED = 8
 
@@ -24,16 +23,6 @@ class BlockAudit:
     def __init__(self, manager: BlockManager, holders: Callable[[], Iterable[Sequence]]) -> None:
         self._manager = manager
         self._holders = holders
-        self._was_empty = True
-
-    def after_step(self, step: int) -> list[Violation]:
-        """Look every LOOK_EVERY_STEPS steps, and whenever the last sequence has left."""
-        is_empty = not any(True for _ in self._holders())
-        has_emptied = is_empty and not self._was_empty
-        self._was_empty = is_empty
-        if step % LOOK_EVERY_STEPS and not has_emptied:
-            return []
-        return list(self.look())
 
     def look(self) -> Iterator[Violation]:
         """Find what is wrong now."""

@@ -10,6 +10,8 @@ from baton.engine.step.parallel_sampling import ParallelSampling, Sampled
 from baton.engine.step.step_plan import ScheduledSequence, StepPlan
 from baton.engine.step.step_timer import StepTimer
 
+LOOK_EVERY_STEPS = 64
+
 
 class StepCommit:
     """Commits the steps of one engine."""
@@ -19,6 +21,7 @@ class StepCommit:
         self._state = state
         self._parallel = parallel
         self._timer = timer
+        self._was_empty = True
 
     def commit(self, step: int, plan: StepPlan, result: StepResult) -> None:
         """Take the result of step `step`, which ran as planned."""
@@ -26,7 +29,15 @@ class StepCommit:
         if not plan.is_probe:
             self._commit_sequences(plan, result)
         self._timer.end(plan, self._state.events)
-        self._state.events.violations = self.audit.after_step(step)
+        if self._must_look(step):
+            self._state.events.violations = list(self.audit.look())
+
+    def _must_look(self, step: int) -> bool:
+        """The block books are audited every so many steps, and when the last sequence has left."""
+        is_empty = next(self._state.sequences.block_holders(), None) is None
+        has_emptied = is_empty and not self._was_empty
+        self._was_empty = is_empty
+        return has_emptied or step % LOOK_EVERY_STEPS == 0
 
     def _commit_sequences(self, plan: StepPlan, result: StepResult) -> None:
         """Give each scheduled sequence the results of its rows; all are in the plan's order."""

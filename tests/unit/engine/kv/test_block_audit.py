@@ -4,8 +4,8 @@ import random
 
 import msgspec
 
-from baton.engine.kv.block_audit import LOOK_EVERY_STEPS
 from baton.engine.protocol.messages import Abort, StepEvents
+from baton.engine.step.step_commit import LOOK_EVERY_STEPS
 from baton.system.violation import Violation
 from baton.testing.engine_driver import EngineDriver, add_sequence
 from baton.testing.fake_runner import FakeRunner
