@@ -94,12 +94,16 @@ class Pipeline:
     async def _validate(
         self, incoming: IncomingRequest, principal: Principal, trace: RequestTrace
     ) -> tuple[GenerationRequest, ServedModel, TextModel]:
+        refusals, full_lines = self._deps.refusals, self._deps.full_lines
         with trace.measure(Stage.VALIDATE):
-            self._deps.refusals.check(principal.key_id)
+            if refusals.holds_any:
+                refusals.check(principal.key_id)
             request = await self._parse(incoming, principal.tenant)
             model = self._deps.directory.resolve(request.model, principal.allowed_models)
-            self._deps.refusals.check(principal.key_id, request.num_prompt_bytes)
-            self._deps.full_lines.check(_place(incoming, principal, request, model))
+            if refusals.holds_any:
+                refusals.check(principal.key_id, request.num_prompt_bytes)
+            if full_lines.holds_any:
+                full_lines.check(_place(incoming, principal, request, model))
             trace.model_name = model.name
             text_model = await self._deps.artifacts.text_model(model.model_fp)
         return submission.with_defaults(request, text_model), model, text_model

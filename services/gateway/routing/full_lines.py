@@ -50,6 +50,8 @@ class FullLines:
     """The lines that one gateway knows to be too long; the oldest are forgotten."""
 
     def __init__(self, clock: Clock) -> None:
+        # False until a first refusal is noted: no line is known to be too long.
+        self.holds_any = False
         self._clock = clock
         self._refused: OrderedDict[tuple[str, str, int], _Refused] = OrderedDict()
 
@@ -72,6 +74,7 @@ class FullLines:
         if wait_s <= SHORT_WAIT_S:
             return
         held_s = min(HELD_SHARE * wait_s, MAX_HELD_S)
+        self.holds_any = True
         self._refused[place.line] = _Refused(place, now_s + held_s, now_s + wait_s)
         self._refused.move_to_end(place.line)
         if len(self._refused) > MAX_LINES:

@@ -42,6 +42,8 @@ class Refusals:
     """The refusals of one gateway's keys; the oldest are forgotten."""
 
     def __init__(self, clock: Clock) -> None:
+        # False until a first refusal is noted: nothing can be refused.
+        self.holds_any = False
         self._clock = clock
         self._refused: OrderedDict[str, _Refused] = OrderedDict()
 
@@ -69,6 +71,7 @@ class Refusals:
         now_s, request_s = self._clock.now(), _wait_for_request_s(limits)
         is_short = limits.limit_tokens > 0 and limits.remaining_tokens < size.num_tokens
         is_short = is_short and _is_of_all_models(limits.tokens_scope)
+        self.holds_any = True
         self._refused[key_id] = _Refused(
             limits,
             no_request_until_s=now_s + request_s,
