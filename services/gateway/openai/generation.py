@@ -113,11 +113,6 @@ class GenerationRequest:
             case PromptTokens(token_ids):
                 return len(token_ids)
 
-    @property
-    def wants_prompt_logprobs(self) -> bool:
-        """True when prompt logprobs are wanted: then the decode worker prefills by itself."""
-        return self.echo and self.num_logprobs is not None
-
 
 class Likelihood(NamedTuple):
     """A token that could have been sampled."""

@@ -93,6 +93,11 @@ class Answer:
         return {choice.choice: len(choice.token_ids) for choice in open_choices}
 
 
+def wants_prompt_logprobs(request: GenerationRequest) -> bool:
+    """True when logprobs of the prompt are wanted: then the decode worker prefills by itself."""
+    return request.echo and request.num_logprobs is not None
+
+
 def begin_answer(job: Job) -> Answer:
     """The answer before its first token."""
     echo = _echo_of(job)
@@ -105,9 +110,11 @@ def _echo_of(job: Job) -> PromptEcho | None:
     request, prompt = job.request, job.prompt
     if not request.echo or isinstance(request.prompt, ChatMessages):
         return None
-    wants_logprobs = request.wants_prompt_logprobs
     return PromptEcho(
-        request.prompt, prompt.token_ids, prompt.text_model, wants_logprobs=wants_logprobs
+        request.prompt,
+        prompt.token_ids,
+        prompt.text_model,
+        wants_logprobs=wants_prompt_logprobs(request),
     )
 
 
