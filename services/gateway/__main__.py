@@ -18,7 +18,7 @@ from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer, 
 from services.gateway.gateway import Clients, Gateway, GatewayIdentity
 from services.gateway.open_requests import open_requests
 from services.gateway.request.bodies import BodyLimits
-from services.gateway.request.deps import Limits
+from services.gateway.request.limits import Limits
 from services.gateway.routing.alias_file import follow_aliases, read_aliases
 from services.gateway.routing.models import AliasError
 from services.gateway.server import SEND_BUFFER_BYTES, HttpServer

@@ -23,7 +23,8 @@ from services.gateway.clients.protocols import (
 from services.gateway.readiness import FleetRoom, Readiness
 from services.gateway.request.auditor import GatewayAuditor
 from services.gateway.request.bodies import Bodies
-from services.gateway.request.deps import AttemptDeps, Limits, PipelineDeps
+from services.gateway.request.deps import AttemptDeps, PipelineDeps
+from services.gateway.request.limits import Limits
 from services.gateway.request.pipeline import Pipeline
 from services.gateway.request.prompt_estimate import PromptEstimates
 from services.gateway.request.reservation import Reservations

@@ -1,12 +1,13 @@
-"""The objects that the pipeline and its attempts drive, and the limits that the operator sets."""
+"""The objects that the pipeline and its attempts drive."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from baton.system.clock import Clock
 from services.gateway.clients.protocols import TokenizerClient
 from services.gateway.request.auditor import GatewayAuditor
-from services.gateway.request.bodies import Bodies, BodyLimits
+from services.gateway.request.bodies import Bodies
+from services.gateway.request.limits import Limits
 from services.gateway.request.prompt_estimate import PromptEstimates
 from services.gateway.request.reservation import Reservations
 from services.gateway.routing.explanations import Explanations
@@ -20,18 +21,6 @@ from services.gateway.tenants.refusals import Refusals
 from services.gateway.text.detokenize import Artifacts
 from services.gateway.workers.migration import MigrationLimiter
 from services.gateway.workers.worker_links import WorkerLinks
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits that the operator sets."""
-
-    default_output_reservation: int = 512
-    max_logprobs: int = 262_144
-    token_gap_s: float = 20.0
-    full_wait_s: float = 2.0
-    max_requests_of_tenant: int = 1024
-    bodies: BodyLimits = field(default_factory=BodyLimits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from services.gateway.openai.generation import (
     TokenLogprob,
     Usage,
 )
-from services.gateway.request.deps import Limits
 from services.gateway.request.incoming import Head, IncomingRequest
+from services.gateway.request.limits import Limits
 from services.gateway.tenants.outbox_files import waiting_records
 from tests.unit.gateway.fake_clients import (
     KEY,

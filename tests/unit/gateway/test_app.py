@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 from baton.wire.failures import NoRoom, Unavailable
 from services.gateway.app import App
 from services.gateway.readiness import REACHED_WITHIN_S
-from services.gateway.request.deps import Limits
+from services.gateway.request.limits import Limits
 from services.gateway.tenants.auth import STALE_S
 from tests.unit.gateway.fakes import KEY, Fleet, simulate
 

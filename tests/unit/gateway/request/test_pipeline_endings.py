@@ -12,7 +12,7 @@ from baton.wire.failures import (
     NoRoom,
     Unavailable,
 )
-from services.gateway.request.deps import Limits
+from services.gateway.request.limits import Limits
 from tests.unit.gateway.fakes import Fleet, RecordingSink, simulate
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from baton.wire.failures import InternalFailure, InvalidRequest
 from services.gateway.request import submission
-from services.gateway.request.deps import Limits
+from services.gateway.request.limits import Limits
 from tests.unit.gateway.fakes import Fleet, RecordingSink, simulate
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from baton.wire.failures import LimitExceeded
-from services.gateway.request.deps import Limits
+from services.gateway.request.limits import Limits
 from services.gateway.tenants.auth import FRESH_S
 from tests.unit.gateway.fakes import Fleet, simulate
 

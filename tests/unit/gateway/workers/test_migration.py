@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY
 
 from baton.wire.failures import BatonError, DeadlineExceeded, InternalFailure, Unavailable, to_wire
 from baton.wire.v1 import quota_pb2, worker_pb2
-from services.gateway.request.deps import Limits
+from services.gateway.request.limits import Limits
 from services.gateway.request.picks import MAX_PLANNED_MIGRATIONS
 from services.gateway.workers.migration import MAX_JITTER_S, MAX_MIGRATIONS
 from services.gateway.workers.outgoing_frames import MAX_EMITTED_BYTES, submit_frames

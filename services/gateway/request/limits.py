@@ -1,0 +1,17 @@
+"""The limits of one gateway that its operator sets."""
+
+from dataclasses import dataclass, field
+
+from services.gateway.request.bodies import BodyLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits that the operator sets."""
+
+    default_output_reservation: int = 512
+    max_logprobs: int = 262_144
+    token_gap_s: float = 20.0
+    full_wait_s: float = 2.0
+    max_requests_of_tenant: int = 1024
+    bodies: BodyLimits = field(default_factory=BodyLimits)
