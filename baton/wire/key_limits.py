@@ -145,6 +145,7 @@ class OwnerLimits(msgspec.Struct, frozen=True, tag_field="op", tag="limits"):
         return organisation_root(self.name)
 
 
+@lru_cache(maxsize=1024)
 def organisation_of(tenant: str) -> str:
     """The organisation that a tenant belongs to; empty = none."""
     organisation, slash, _ = tenant.partition("/")

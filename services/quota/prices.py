@@ -89,8 +89,9 @@ class Prices:
         self._text = b""
         self._list: PriceList | None = None
         self._without_price: set[str] = set()
-        # The price of a model as scripts read it, until the list changes.
+        # The price of a model, as scripts read it and as gateways do, until the list changes.
         self.text_of = lru_cache(_MAX_NAMED)(self._text_of)
+        self.token_price = lru_cache(_MAX_NAMED)(self._token_price)
         if file is not None:
             self._take(_read(file))
 
@@ -104,7 +105,7 @@ class Prices:
             _log.warning("model_without_price", model=model, version=self._list.version)
         return text or f"{_FREE}{self._list.version}"
 
-    def token_price(self, model: str) -> quota_pb2.TokenPrice:
+    def _token_price(self, model: str) -> quota_pb2.TokenPrice:
         """The price of a model as gateways estimate with it."""
         prompt, _, output, *_ = self.text_of(model).split(" ")
         return quota_pb2.TokenPrice(prompt=int(prompt), output=int(output))
@@ -129,6 +130,7 @@ class Prices:
         self._list = prices
         self._without_price.clear()
         self.text_of.cache_clear()
+        self.token_price.cache_clear()
         _log.info("prices_loaded", version=prices.version, num_models=len(prices.models))
 
 
