@@ -102,17 +102,6 @@ class GenerationRequest:
     # Fields that the answer repeats, by name (Responses).
     repeated: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def num_prompt_bytes(self) -> int:
-        """The size of the prompt as it was sent."""
-        match self.prompt:
-            case ChatMessages(messages_json):
-                return len(messages_json)
-            case PlainText(text):
-                return len(text) if text.isascii() else len(text.encode())
-            case PromptTokens(token_ids):
-                return len(token_ids)
-
 
 class Likelihood(NamedTuple):
     """A token that could have been sampled."""

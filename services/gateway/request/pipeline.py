@@ -20,6 +20,7 @@ from services.gateway.request.bodies import LARGE_BODY_BYTES
 from services.gateway.request.deps import PipelineDeps
 from services.gateway.request.incoming import AnswerSink, Deadlines, IncomingRequest, Sink
 from services.gateway.request.job import Job, Prompt, ValidRequest
+from services.gateway.request.prompt_estimate import num_prompt_bytes
 from services.gateway.request.trace import RequestTrace, Stage
 from services.gateway.routing.full_lines import Place
 from services.gateway.routing.models import ServedModel
@@ -101,7 +102,7 @@ class Pipeline:
             request = await self._parse(incoming, principal.tenant)
             model = self._deps.directory.resolve(request.model, principal.allowed_models)
             if refusals.holds_any:
-                refusals.check(principal.key_id, request.num_prompt_bytes)
+                refusals.check(principal.key_id, num_prompt_bytes(request))
             if full_lines.holds_any:
                 full_lines.check(_place(incoming, principal, request, model))
             trace.model_name = model.name
@@ -172,7 +173,7 @@ def _place(
         principal.tenant,
         principal.priority,
         incoming.first_token_allowance_s,
-        request.num_prompt_bytes,
+        num_prompt_bytes(request),
     )
 
 

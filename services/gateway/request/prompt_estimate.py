@@ -11,7 +11,12 @@ from dataclasses import dataclass
 
 from baton.wire.failures import InvalidRequest
 from baton.wire.prefix_hash import TOKEN_BYTES
-from services.gateway.openai.generation import ChatMessages, GenerationRequest, PromptTokens
+from services.gateway.openai.generation import (
+    ChatMessages,
+    GenerationRequest,
+    PlainText,
+    PromptTokens,
+)
 from services.gateway.routing.models import ServedModel
 
 # Another reservation follows where an estimate was too low; one too high is corrected on the way.
@@ -51,7 +56,7 @@ class PromptEstimates:
             num_tokens = len(request.prompt.token_ids) // TOKEN_BYTES
             _check_room(request, model, num_tokens)
             return PromptEstimate(num_tokens)
-        num_bytes = request.num_prompt_bytes
+        num_bytes = num_prompt_bytes(request)
         fewest = int(num_bytes * _LEAST_TEXT / longest_token) if longest_token else 0
         _check_room(request, model, fewest)
         ratio = self._ratios.get(_kind_of(request, model), 1 / _MARGIN)
@@ -62,7 +67,7 @@ class PromptEstimates:
         """Note the tokens that a prompt has in truth."""
         if isinstance(request.prompt, PromptTokens):
             return
-        kind, ratio = _kind_of(request, model), num_tokens / max(request.num_prompt_bytes, 1)
+        kind, ratio = _kind_of(request, model), num_tokens / max(num_prompt_bytes(request), 1)
         last = self._ratios.get(kind, ratio)
         self._ratios[kind] = max(ratio, last + (ratio - last) * _DECAY)
         self._ratios.move_to_end(kind)
@@ -70,9 +75,20 @@ class PromptEstimates:
             self._ratios.popitem(last=False)
 
 
+def num_prompt_bytes(request: GenerationRequest) -> int:
+    """The size of the prompt as it was sent."""
+    match request.prompt:
+        case ChatMessages(messages_json):
+            return len(messages_json)
+        case PlainText(text):
+            return len(text)
+        case PromptTokens(token_ids):
+            return len(token_ids)
+
+
 def _kind_of(request: GenerationRequest, model: ServedModel) -> _Kind:
     is_chat = isinstance(request.prompt, ChatMessages)
-    return model.model_fp, is_chat, request.num_prompt_bytes.bit_length()
+    return model.model_fp, is_chat, num_prompt_bytes(request).bit_length()
 
 
 def _check_room(request: GenerationRequest, model: ServedModel, fewest: int) -> None:

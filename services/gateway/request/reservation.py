@@ -11,6 +11,7 @@ from services.gateway.clients.protocols import CallContext
 from services.gateway.request import submission
 from services.gateway.request.auditor import GatewayAuditor
 from services.gateway.request.job import Job, ValidRequest
+from services.gateway.request.prompt_estimate import num_prompt_bytes
 from services.gateway.request.trace import RequestTrace, Stage
 from services.gateway.tenants.lease import Lease
 from services.gateway.tenants.leases import LeaseRenewer
@@ -156,7 +157,7 @@ class Reservations:
             if not is_outage(error):
                 fewest = request.min_prompt_tokens or request.num_prompt_tokens
                 size = PromptSize(
-                    valid.request.num_prompt_bytes, fewest + request.num_output_tokens
+                    num_prompt_bytes(valid.request), fewest + request.num_output_tokens
                 )
                 self._refusals.note(principal.key_id, size, error)
                 if error.limits is not None:
