@@ -25,8 +25,7 @@ from baton.engine.step.step_commit import StepCommit
 from baton.engine.step.step_plan import StepPlan
 from baton.engine.step.step_planner import StepPlanner
 from baton.engine.step.step_reporter import StepReporter
-from baton.engine.step.step_shares import StepShares
-from baton.engine.step.step_timer import StepTimer
+from baton.engine.step.step_timer import StepShares, StepTimer
 from baton.system.clock import Clock
 
 

@@ -17,7 +17,7 @@ from baton.engine.protocol.messages import (
 )
 from baton.engine.step.chunk_policy import ChunkPolicy
 from baton.engine.step.engine import Engine, EngineConfig
-from baton.engine.step.step_shares import divide, divide_evenly
+from baton.engine.step.step_timer import divide, divide_evenly
 from baton.testing.engine_driver import add_sequence
 from baton.testing.fake_runner import FakeRunner
 from baton.testing.virtual_clock import VirtualClock
