@@ -6,8 +6,7 @@ import pytest
 
 from baton.testing.virtual_clock import run_virtual
 from services.router.pick.kept_room import num_kept
-from services.router.queue.fair_line import Turn
-from services.router.queue.quiet_tenants import LOOK_S
+from services.router.queue.fair_line import LOOK_S, Turn
 from tests.unit.router.conftest import MODEL, RouterInMemory
 
 SLOTS = 16

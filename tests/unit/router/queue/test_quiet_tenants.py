@@ -3,8 +3,15 @@
 import pytest
 
 from baton.testing.virtual_clock import VirtualClock
-from services.router.queue.fair_line import FairLine, Turn, Waiting
-from services.router.queue.quiet_tenants import LOOK_S, MAX_WAITING, WINDOW_S, QuietTenants
+from services.router.queue.fair_line import (
+    LOOK_S,
+    MAX_WAITING,
+    WINDOW_S,
+    FairLine,
+    QuietTenants,
+    Turn,
+    Waiting,
+)
 
 
 @pytest.fixture
