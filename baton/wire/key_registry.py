@@ -36,6 +36,8 @@ MAX_PRIORITY = 255
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
 TENANTS_KEY = "baton:tenants"
 GATEWAYS_KEY = "baton:gateways"
+# The digests of all keys that were ever revoked.
+REVOKED_KEY = "baton:revoked"
 # Its presence says that the registry file was loaded into this Redis, its value whether all that
 # was spent of budgets is counted.
 LOADED_KEY = "baton:registry"
@@ -267,7 +269,7 @@ def redis_commands(record: Record, *, is_restoring: bool = False) -> list[Comman
     name = principal_key(bytes.fromhex(record.digest))
     # Limits stay after a revocation: open leases of the key are settled against them.
     if record.revoked:
-        return [("DEL", name), *declare]
+        return [("SADD", REVOKED_KEY, record.digest), ("DEL", name), *declare]
     return [*declare, ("SET", name, msgspec.json.encode(record).decode())]
 
 

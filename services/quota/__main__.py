@@ -26,6 +26,7 @@ from services.quota.prices import Prices
 from services.quota.recent_settles import RecentSettles
 from services.quota.registry import Registry, Source, read_in_thread
 from services.quota.restore import ArchivedBudgets
+from services.quota.revocations import Revocations
 from services.quota.servicer import QuotaServicer
 from services.quota.settings import PREFIX, Settings
 from services.quota.store import RedisStore
@@ -116,7 +117,13 @@ def _registry(store: RedisStore, settings: Settings) -> Registry:
         budgets = ArchivedBudgets(
             store, settings.usage_dir, settings.num_archives, clock_ms=store_time_ms
         )
-    return Registry(store, sources, fresh_for_s=settings.fresh_for_s, budgets=budgets)
+    return Registry(
+        store,
+        sources,
+        fresh_for_s=settings.fresh_for_s,
+        budgets=budgets,
+        revocations=Revocations(store, settings.usage_dir),
+    )
 
 
 def _archiver(store: RedisStore, settings: Settings) -> Archiver | None:

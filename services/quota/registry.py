@@ -4,8 +4,9 @@ The files are the truth, Redis has a copy. Because the lookup is by digest, its 
 how much of a guessed key is right. The files are loaded at the start, when one of them changes,
 when Redis came back empty (its marker is gone), and when the last archive's part of the budgets is
 there. A lookup that misses checks for these before it refuses, so a key works as soon as it is
-created. Another server under the same address, a promoted replica for one, may hold older keys
-although it has the marker: it is loaded, too.
+created. A revoked key stays revoked, whatever a file says that lags (revocations.py). Another
+server under the same address, a promoted replica for one, may hold older keys although it has the
+marker: it is loaded, too.
 Knows nothing of the limits' meaning; `baton.wire.key_registry` owns the formats.
 """
 
@@ -18,9 +19,10 @@ from baton.keys.redis_copy import publish
 from baton.runtime import logs
 from baton.wire import failures, key_registry
 from baton.wire.key_limits import KeyLimits, organisation_of, owner_key
-from baton.wire.key_registry import Entries, Record
+from baton.wire.key_registry import Entries, KeyRecord, Record
 from baton.wire.v1 import quota_pb2
 from services.quota import instruments
+from services.quota.revocations import Revocations
 from services.quota.store import Store
 
 T = TypeVar("T")
@@ -73,11 +75,13 @@ class Registry:
         *,
         fresh_for_s: float = 5.0,
         budgets: Budgets | None = None,
+        revocations: Revocations | None = None,
     ) -> None:
         self._store = store
         self._sources = sources
         self._fresh_for_s = fresh_for_s
         self._budgets: Budgets = budgets or NoBudgets()
+        self._revocations = revocations or Revocations(store)
         self._loading = asyncio.Lock()
         self._loaded_stamps: list[Stamp | None] | None = None
         self._loaded_into = ""
@@ -93,7 +97,7 @@ class Registry:
             # Look again even if this refresh loaded nothing: another one may have just now.
             await self.refresh()
             data = await self._store.execute("GET", name)
-        if data is None:
+        if data is None or await self._revocations.holds(digest.hex()):
             raise failures.AuthenticationFailed("the API key is not valid")
         record = _decoded(key_registry.decode_record, data)
         return quota_pb2.AuthenticateResponse(
@@ -135,6 +139,7 @@ class Registry:
             own, every = await self._budgets.counted()
             is_current = stamps == self._loaded_stamps and self._is_restoring != every
             if marker and is_current and own and server == self._loaded_into:
+                await self._revocations.follow()
                 return False
             try:
                 await self._load(stamps, marker)
@@ -146,13 +151,19 @@ class Registry:
             return True
 
     async def declare(self, record: Record) -> None:
-        """Give Redis a record that its durable home has got just now. Raises Unavailable."""
+        """Give Redis a record that its durable home has got just now. A revocation is kept also
+        while Redis is away. Raises Unavailable."""
+        if isinstance(record, KeyRecord) and record.revoked:
+            await self._revocations.add([record.digest])
         await publish(self._store.execute, [record])
 
     async def _load(self, stamps: list[Stamp | None], marker: bytes | None) -> None:
         entries = Entries()
         for file, read in self._sources:
             entries |= await read(file)
+        await self._revocations.add(key.digest for key in entries.keys.values() if key.revoked)
+        await self._revocations.agree()
+        entries = self._revocations.applied_to(entries)
         await self._budgets.count_own(entries)
         _, every = await self._budgets.counted()
         await self._write(entries.records(), is_restoring=not every)

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from baton.wire import failures, key_registry
@@ -9,6 +10,7 @@ from baton.wire.key_limits import KeyLimits
 from baton.wire.key_registry import Revocation
 from baton.wire.v1 import quota_pb2
 from services.quota.registry import Registry
+from services.quota.revocations import Revocations
 from tests.unit.quota.conftest import read_inline
 
 SECRET = b"s" * 32
@@ -125,3 +127,85 @@ async def test_keys_of_two_files_are_loaded_together(bench, tmp_path):
     for key in (first_key, second_key):
         await registry.authenticate(key_registry.key_digest(SECRET, key))
     assert not await registry.refresh()
+
+
+class Lagging:
+    """A key that one replica's file calls revoked, and the file of another one does not yet."""
+
+    def __init__(self, bench, folder):
+        self.bench, self.folder = bench, folder
+        self.key, self.record = new_key()
+        self.file = folder / "lagging.jsonl"
+        key_registry.append(self.file, self.record)
+
+    def replica(self):
+        """A replica that starts with the file that lags."""
+        kept = Revocations(self.bench.store, self.folder / "archive")
+        return Registry(self.bench.store, [(self.file, read_inline)], revocations=kept)
+
+    async def revoke(self):
+        await self.bench.declare(self.record)
+        key_registry.append(self.bench.file, Revocation(self.record.key_id, 0))
+        await self.bench.registry.refresh()
+
+    async def works(self, registry):
+        try:
+            await registry.authenticate(bytes.fromhex(self.record.digest))
+        except failures.AuthenticationFailed:
+            return False
+        return True
+
+
+@pytest.fixture
+def lagging(bench, tmp_path):
+    return Lagging(bench, tmp_path)
+
+
+async def test_a_replica_that_starts_with_a_file_that_lags_brings_no_revoked_key_back(lagging):
+    await lagging.revoke()
+    assert await lagging.replica().refresh()
+    assert not await lagging.works(lagging.bench.registry)
+    name = f"baton:{{acme}}:limits:{lagging.record.key_id}"
+    assert await lagging.bench.store.execute("HGET", name, "revoked") == b"1"
+
+
+async def test_a_revoked_key_stays_revoked_when_redis_comes_back_empty(lagging):
+    replica = lagging.replica()
+    await replica.refresh()
+    assert await lagging.works(replica)
+    await lagging.revoke()
+    await replica.refresh()
+    await lagging.bench.store.execute("FLUSHALL")
+    assert not await lagging.works(replica)
+    await lagging.bench.store.execute("FLUSHALL")
+    restarted = lagging.replica()
+    assert not await lagging.works(restarted)
+    with (lagging.folder / "archive" / "revoked-keys").open("a") as torn:
+        torn.write("0123")
+    await lagging.bench.store.execute("FLUSHALL")
+    assert not await lagging.works(lagging.replica())
+
+
+async def test_a_replica_that_knows_a_revocation_gives_it_back_to_redis(lagging):
+    await lagging.revoke()
+    await lagging.bench.store.execute("DEL", key_registry.REVOKED_KEY)
+    unaware = Registry(lagging.bench.store, [(lagging.file, read_inline)])
+    assert await lagging.works(unaware)
+    await lagging.bench.registry.refresh()
+    assert not await lagging.works(unaware)
+
+
+async def test_a_revocation_while_redis_is_away_holds_when_it_comes_back_empty(lagging):
+    replica = lagging.replica()
+    await replica.refresh()
+    revoked = msgspec.structs.replace(lagging.record, revoked=True)
+    execute, lagging.bench.store.execute = lagging.bench.store.execute, gone
+    with pytest.raises(failures.Unavailable):
+        await replica.declare(revoked)
+    lagging.bench.store.execute = execute
+    await lagging.bench.store.execute("FLUSHALL")
+    assert not await lagging.works(replica)
+
+
+async def gone(*command):
+    raise failures.Unavailable("gone")
