@@ -159,6 +159,7 @@ class LeaseRenewer:
 
     async def _beats(self) -> None:
         while True:
+            self._ask_alone_again()
             self._beat_due = True
             assert self._writer is not None
             self._writer.wake()
@@ -194,6 +195,13 @@ class LeaseRenewer:
         self._urgent.clear()
         for lease in list(self._leases.values()):
             if lease.is_asking and lease.standing in (Standing.HELD, Standing.SHORT):
+                self._answer_alone(lease)
+
+    def _ask_alone_again(self) -> None:
+        """Answer this gateway's own leases that found a budget's part spent: quota may have said
+        since what is left of it."""
+        for lease in list(self._leases.values()):
+            if lease.local and lease.standing is Standing.AWAY:
                 self._answer_alone(lease)
 
     def _answer_alone(self, lease: Lease) -> None:

@@ -8,7 +8,7 @@ from baton.runtime.shared_stream import FrameStream
 from baton.testing.memory_stream import memory_stream_pair
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import Unavailable
-from baton.wire.v1 import quota_pb2
+from baton.wire.v1 import failure_pb2, quota_pb2
 from services.gateway.tenants.lease import Lease, Standing
 from services.gateway.tenants.leases import BEAT_S, LeaseRenewer
 from services.gateway.tenants.local_buckets import LocalBuckets
@@ -282,6 +282,43 @@ def test_while_no_replica_answers_soft_tenants_go_on_and_hard_budgets_pause() ->
         assert (soft.num_granted, hard.num_granted, hard.standing) == (500, 100, Standing.AWAY)
         keeper.ask(soft, 900)
         assert soft.num_granted == 900
+
+    keeping(scenario)
+
+
+def test_while_no_replica_answers_keys_share_their_tenants_minute() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
+        quota.is_down = True
+        await asyncio.sleep(1)
+        tenant = AccountLimits("tenant:acme", tokens_per_minute=600)
+        first, second = (
+            lease_of(key, accounts=(AccountLimits(key), tenant)) for key in ("one", "two")
+        )
+        for lease in (first, second):
+            keeper.open(lease)
+            keeper.ask(lease, 600)
+        assert (first.num_granted, second.num_granted) == (600, 100)
+        assert second.standing is Standing.SHORT
+        assert second.spent_limit == "tokens per minute of the tenant"
+        await asyncio.sleep(30)
+        assert 100 < second.num_granted <= 400
+
+    keeping(scenario)
+
+
+def test_an_answer_of_an_outage_goes_on_when_quota_says_that_its_budget_has_more() -> None:
+    async def scenario(quota: Replicas, keeper: LeaseRenewer) -> None:
+        lease = lease_of(local=True, accounts=(AccountLimits("k", budget_tokens=400),))
+        keeper.open(lease)
+        keeper.ask(lease, 300)
+        assert (lease.num_granted, lease.standing) == (100, Standing.AWAY)
+        state = failure_pb2.AccountState(owner="k", remaining_budget=100)
+        keeper.ask(lease, 200)
+        assert lease.num_granted == 200
+        keeper.ask(lease, 300)
+        keeper._buckets.quota_answers(failure_pb2.LimitState(accounts=[state]))
+        await beat(quota)
+        assert (lease.num_granted, lease.standing) == (300, Standing.HELD)
 
     keeping(scenario)
 
