@@ -56,7 +56,7 @@ QUOTA_TENANT_ENGINE_SECONDS = Counter(
 
 _STORE_CALLS = (
     *SCRIPT_NAMES, "pipeline",
-    "DEL", "GET", "HMGET", "INFO", "PEXPIRE", "SADD", "SCARD", "SET", "SISMEMBER",
+    "DEL", "GET", "HMGET", "HSET", "INFO", "PEXPIRE", "SADD", "SCARD", "SET", "SISMEMBER",
     "SMEMBERS", "SPOP", "XRANGE",
 )  # fmt: skip
 

@@ -124,7 +124,8 @@ class LocalBuckets:
     def quota_grants(self, model: str, answer: quota_pb2.ReserveResponse) -> None:
         """Note a grant: what is left of accounts, and the price of a served model."""
         self.quota_answers(answer.limits)
-        self._prices[model] = answer.price
+        if answer.HasField("price"):
+            self._prices[model] = answer.price
 
     def reserve(
         self,

@@ -4,10 +4,13 @@ import re
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 
 from baton.wire.failures import Unavailable
+from baton.wire.key_limits import KeyLimits
+from baton.wire.key_registry import new_key, redis_commands
 from services.quota.instruments import KNOWN_SERIES, QUOTA_STORE_FAILURES
 from services.quota.outcomes import SCRIPT_NAMES
 from services.quota.store import RedisStore
@@ -46,4 +49,8 @@ def test_failures_of_every_call_are_counted_from_zero_on() -> None:
     commands = set(re.findall(r'execute\(\s*"([A-Z]+)"', code))
     assert commands, "the commands stand where they are executed"
     known = {call for (call,) in KNOWN_SERIES[QUOTA_STORE_FAILURES]}
-    assert commands | set(SCRIPT_NAMES) | {"INFO", "pipeline"} == known
+    # Those that baton.keys.redis_copy runs, for the admin API, stand in baton.wire.key_registry.
+    _, record = new_key(bytes(32), "acme", KeyLimits(), now_unix_s=0)
+    records = [msgspec.structs.replace(record, revoked=revoked) for revoked in (True, False)]
+    copied = {str(command[0]) for record in records for command in redis_commands(record)}
+    assert commands | copied | set(SCRIPT_NAMES) | {"INFO", "pipeline"} == known
