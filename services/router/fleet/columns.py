@@ -6,6 +6,7 @@ that have become old. At a hundred rows a call of numpy costs more than its work
 worked out that has not changed. Decides nothing.
 """
 
+import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,17 +25,19 @@ Mask = NDArray[np.bool_]
 
 
 class Figure(IntEnum):
-    """The columns, in the order of `_row`."""
+    """The columns, in the order of `_leased` and `_own`."""
 
-    REPORTED_AT = 0  # -inf: it must not be picked whatever it reports
-    NUM_BLOCKS = auto()
-    BLOCKS_FREE = auto()
+    # Those that slot leases change.
+    BLOCKS_FREE = 0
     BLOCKS_PROMISED = auto()
-    BATCH_SLOTS = auto()
     BATCH_SLOTS_FREE = auto()
-    NUM_RUNNING = auto()
     NUM_SEQUENCES = auto()
     QUEUED_TOKENS = auto()
+    # Those that they do not.
+    REPORTED_AT = auto()  # -inf: it must not be picked whatever it reports
+    NUM_BLOCKS = auto()
+    BATCH_SLOTS = auto()
+    NUM_RUNNING = auto()
     CHUNK_TOKENS = auto()
 
 
@@ -161,9 +164,9 @@ class PoolColumns:
         self.least_batch_slots = min(worker.registration.max_num_seqs for worker in workers)
         self._figures = np.zeros((_TIMES.stop, len(workers)))
         self._fresh = _FreshRates(self._figures)
-        self._leased: set[int] = set()
-        # No lease ends earlier.
-        self._next_expiry = math.inf
+        # When leases of a row end next, and the same in order; what is told twice does no harm.
+        self._next_expiry: dict[int, float] = {}
+        self._expiries: list[tuple[float, int]] = []
         self._numbers_of: tuple[PrefixIndex | None, int] = (None, -1)
         self._numbers = np.zeros(0, dtype=int)
         for row in range(len(workers)):
@@ -189,14 +192,20 @@ class PoolColumns:
     def write(self, row: int) -> None:
         """Take over the worker's figures: something has changed them."""
         self._fresh.note(row)
-        self.write_leases(row)
+        worker = self._workers[row]
+        self._figures[:, row] = (*_leased(worker), *_own(worker))
+        self._note_expiry(row)
 
     def write_leases(self, row: int) -> None:
-        """Take over the worker's figures: its slot leases have changed."""
-        worker = self._workers[row]
-        (self._leased.add if len(worker.leases) else self._leased.discard)(row)
-        self._next_expiry = min(self._next_expiry, worker.leases.next_expiry)
-        self._figures[:, row] = _row(worker)
+        """Take over what the worker's slot leases change."""
+        self._figures[: Figure.REPORTED_AT, row] = _leased(self._workers[row])
+        self._note_expiry(row)
+
+    def _note_expiry(self, row: int) -> None:
+        next_expiry = self._workers[row].leases.next_expiry
+        if next_expiry < self._next_expiry.get(row, math.inf):
+            self._next_expiry[row] = next_expiry
+            heapq.heappush(self._expiries, (next_expiry, row))
 
     def heard(self, row: int, now: float) -> None:
         """Note that the worker is alive."""
@@ -215,12 +224,11 @@ class PoolColumns:
 
     def expire_leases(self, now: float) -> None:
         """End the slot leases whose time is over."""
-        if now < self._next_expiry:
-            return
-        for row in list(self._leased):
+        while self._expiries and self._expiries[0][0] <= now:
+            _, row = heapq.heappop(self._expiries)
+            self._next_expiry.pop(row, None)
             self._workers[row].leases.expire(now)
-        leases = (self._workers[row].leases for row in self._leased)
-        self._next_expiry = min((each.next_expiry for each in leases), default=math.inf)
+            self._note_expiry(row)
 
     def rates(self, others: "PoolColumns | None", settings: Settings, now: float) -> PoolRates:
         """The rates of now: a worker's own recent ones, else the pool's, as in `speeds.py`."""
@@ -252,19 +260,26 @@ def depths_of(index: PrefixIndex, steps: Sequence[tuple[int, int]]) -> Column:
     return depths
 
 
-def _row(worker: Worker) -> tuple[float, ...]:
-    """The worker's figures, in the order of `Figure`."""
-    load, at, room = worker.load, worker.measured_at, worker.room()
+def _leased(worker: Worker) -> tuple[float, ...]:
+    """The worker's figures that its slot leases change, in the order of `Figure`."""
+    room = worker.room()
     return (
-        worker.reported_at if worker.connected and worker.fault is None else _OUT,
-        room.num_blocks,
         room.num_blocks_free,
         room.num_blocks_promised,
-        room.num_batch_slots,
         room.num_batch_slots_free,
-        load.num_running,
         worker.num_sequences,
         worker.num_queued_prefill_tokens,
+    )
+
+
+def _own(worker: Worker) -> tuple[float, ...]:
+    """The worker's other figures, then its rates and their times."""
+    load, at, registration = worker.load, worker.measured_at, worker.registration
+    return (
+        worker.reported_at if worker.connected and worker.fault is None else _OUT,
+        registration.num_blocks,
+        registration.max_num_seqs,
+        load.num_running,
         load.chunk_tokens,
         load.prefill_tokens_per_s,
         load.decode_step_s,
