@@ -25,6 +25,7 @@ from services.router.model_queues import ModelQueues
 from services.router.peers.intake import PeerIntake
 from services.router.peers.news import PeerNewsLog
 from services.router.peers.turns import TURN_S, Turns
+from services.router.pick import kept_room
 from services.router.pick.head_of_line import ReservedWorkers
 from services.router.pick.pick_request import PickRequest
 from services.router.pick.selector import Selector
@@ -180,7 +181,7 @@ class RouterCore:
 
     def follow_news(self) -> AsyncIterator[peers_pb2.PeerNews]:
         """The news of this router, for one of its peers; see `peers/news.py`."""
-        return self._news.follow(self._lines)
+        return self._news.follow(self._lines, self._is_roomy)
 
     def take_news(self, router_id: str, news: peers_pb2.PeerNews) -> None:
         """Take in the news of a peer."""
@@ -198,6 +199,13 @@ class RouterCore:
         lines = self._queues.lines()
         self._turns.hear(self._settings.router_id, lines)
         return lines
+
+    def _is_roomy(self) -> bool:
+        """Return whether nobody waits, at no router, and all models have plenty of room: then what
+        peers do not know yet fills no worker."""
+        if self._queues.waited_for() or self._turns.is_any_waiting():
+            return False
+        return all(kept_room.is_plenty(self._fleet, fp) for fp in self._fleet.models)
 
     def watch_admission(
         self, *, takes_deltas: bool

@@ -13,7 +13,6 @@ from services.gateway.request.job import (
     ValidRequest,
     wants_prompt_logprobs,
 )
-from services.gateway.request.limits import Limits
 from services.gateway.request.prompt_estimate import PromptEstimate
 from services.gateway.routing.crash_record import request_fingerprint
 from services.gateway.routing.models import ServedModel

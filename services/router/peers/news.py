@@ -28,6 +28,9 @@ MAX_EVENTS_A_MESSAGE = 1024
 PACE_S = 0.02
 # The lines are told this often, which also shows that this router lives.
 LINES_S = 0.1
+# A message costs as much as a pick. So with more events than this from lines to lines, they leave
+# with the lines, if there is plenty of room.
+MANY_EVENTS = 20
 
 
 class PeerNewsLog:
@@ -42,7 +45,7 @@ class PeerNewsLog:
         self._num_told = 0
         self._num_followers = 0
         self._changed = asyncio.Event()
-        self._closed = False
+        self._over = asyncio.Event()
 
     def placed(self, wanted: PickRequest, placement: Placement) -> None:
         """Tell that a request got its workers."""
@@ -95,41 +98,43 @@ class PeerNewsLog:
             self._tell(peers_pb2.PeerEvent(harmless_fingerprint=fingerprint))
 
     async def follow(
-        self, lines: Callable[[], peers_pb2.PeerLines]
+        self, lines: Callable[[], peers_pb2.PeerLines], is_roomy: Callable[[], bool]
     ) -> AsyncIterator[peers_pb2.PeerNews]:
-        """Yield the news for one peer until cancelled or closed. Raises Overloaded for one peer too
-        many."""
+        """Yield the news for one peer until cancelled or closed, many at a time while the fleet
+        `is_roomy`. Raises Overloaded for one peer too many."""
         if self._num_followers >= MAX_PEERS:
             raise Overloaded(f"{MAX_PEERS} routers follow this one already")
         self._num_followers += 1
         try:
-            async for news in self._news(lines):
+            async for news in self._news(lines, is_roomy):
                 yield news
         finally:
             self._num_followers -= 1
 
     def close(self) -> None:
         """End all streams."""
-        self._closed = True
         self._changed.set()
+        self._over.set()
 
     async def _news(
-        self, lines: Callable[[], peers_pb2.PeerLines]
+        self, lines: Callable[[], peers_pb2.PeerLines], is_roomy: Callable[[], bool]
     ) -> AsyncIterator[peers_pb2.PeerNews]:
         yield peers_pb2.PeerNews(hello=self._hello, lines=lines())
-        told_at, position = self._clock.now(), 0
-        while not self._closed:
-            changed = self._changed
+        told_at, position, num_before = self._clock.now(), 0, self._num_told
+        is_busy = False
+        while not self._over.is_set():
+            changed = self._over if is_busy else self._changed
             is_due = self._clock.now() - told_at >= LINES_S
-            events, position = self._since(position)
-            if events or is_due:
+            if is_due or (position < self._num_told and not is_busy):
+                events, position = self._since(position)
                 news = peers_pb2.PeerNews(events=events)
                 if is_due:
+                    is_busy = self._num_told - num_before > MANY_EVENTS and is_roomy()
+                    told_at, num_before = self._clock.now(), self._num_told
                     news.lines.CopyFrom(lines())
-                    told_at = self._clock.now()
                 yield news
                 await asyncio.sleep(PACE_S)
-            if position == self._num_told:
+            if is_busy or position == self._num_told:
                 await _wait(changed, max(told_at + LINES_S - self._clock.now(), PACE_S))
 
     def _tell(self, event: peers_pb2.PeerEvent) -> None:

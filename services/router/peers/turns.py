@@ -63,6 +63,10 @@ class Turns:
             self._claims.clear()
             self.has_peers = any(each != self._own for each in self._told)
 
+    def is_any_waiting(self) -> bool:
+        """Return whether a tenant waits at one of the routers, as they told last."""
+        return any(line.tenants for told in self._told.values() for line in told.lines.values())
+
     def note_room(self, model_fp: str, worker_id: str, step: int) -> bool:
         """Note that a worker has reported; returns whether its room is a peer's turn."""
         if len(self._told) < 2 or self._first(model_fp, worker_id, step) in (None, self._own):

@@ -30,6 +30,13 @@ def is_left(fleet: Fleet, model_fp: str) -> bool:
     return not least or num_free > least
 
 
+def is_plenty(fleet: Fleet, model_fp: str) -> bool:
+    """Return whether the pool is large, and half of its batch slots are free."""
+    num_free, num_slots = _slots(fleet, model_fp)
+    is_large = len(fleet.of_model(model_fp, DECODE)) > MAX_PLAIN
+    return is_large and 2 * num_free >= num_slots
+
+
 def _slots(fleet: Fleet, model_fp: str) -> tuple[int, int]:
     """The free batch slots of all decode workers that may be picked, and all of theirs."""
     pool = fleet.of_model(model_fp, DECODE)
