@@ -171,6 +171,11 @@ class Reservations:
         await self._outbox.put(usage_record(valid, trace, outcome))
 
     async def _settle(self, trace: RequestTrace, record: quota_pb2.UsageRecord) -> None:
+        """Settle a request. A router's refusal does not wait for it: it must be quick."""
+        if record.finish_reason == "overloaded" and not trace.usage.num_attempts:
+            self._auditor.settled(trace.request_id)
+            self._outbox.settle_beside(record)
+            return
         with trace.measure(Stage.SETTLE) as span:
             acknowledged = False
             try:

@@ -146,6 +146,7 @@ class Outbox:
         self._is_open = asyncio.Event()
         self._changed = asyncio.Event()
         self._file_use = asyncio.Lock()
+        self._settling: set[asyncio.Task[None]] = set()
         self.num_dropped = 0
 
     @property
@@ -167,6 +168,19 @@ class Outbox:
         self._changed.set()
         await committed
 
+    def settle_beside(self, record: quota_pb2.UsageRecord) -> None:
+        """Settle a record that bills nothing, while its client goes on. If a crash loses it, its
+        lease ends by itself."""
+        settling = asyncio.create_task(self._settle_or_keep(record))
+        self._settling.add(settling)
+        settling.add_done_callback(self._settling.discard)
+
+    async def _settle_or_keep(self, record: quota_pb2.UsageRecord) -> None:
+        try:
+            await self._quota.settle(record, CallContext(record.request_id, REPLAY_TIMEOUT_S))
+        except BatonError:
+            await self.put(record)
+
     async def run(self) -> None:
         """Take in the records that an earlier life left, then commit and replay."""
         earlier = await self._segments.open()
@@ -183,6 +197,7 @@ class Outbox:
         for good then leaves none behind."""
         try:
             async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*self._settling)
                 await self._replay()
                 await self._commit()
         except TimeoutError:

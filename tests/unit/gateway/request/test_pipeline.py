@@ -511,6 +511,7 @@ def test_a_failed_pick_settles_the_reservation() -> None:
         fleet.router.failure = Unavailable("queue full", reason="overloaded", retry_after_s=2)
         with pytest.raises(Unavailable):
             await fleet.chat()
+        await asyncio.sleep(0.01)
         assert fleet.record.finish_reason == "overloaded"
         assert fleet.record.num_output_tokens == 0
 

@@ -224,6 +224,22 @@ def test_a_slow_settle_is_waited_for_25_ms_only() -> None:
     simulate(scenario)
 
 
+def test_a_refusal_of_the_router_does_not_wait_for_its_settle() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.quota.settle_delay_s = 0.02
+        fleet.router.failure = Unavailable("overloaded", reason="overloaded")
+        began_s = fleet.clock.now()
+        with pytest.raises(Unavailable):
+            await fleet.chat()
+        # The tokenizer's artifact takes 10 ms.
+        assert fleet.clock.now() - began_s == pytest.approx(0.01)
+        assert not fleet.quota.settled
+        await fleet.gateway.outbox.flush(timeout_s=1.0)
+        assert fleet.record.finish_reason == "overloaded"
+
+    simulate(scenario)
+
+
 def test_the_final_event_comes_after_the_settle() -> None:
     async def scenario(fleet: Fleet) -> None:
         settled_at_finish: list[int] = []
@@ -301,6 +317,7 @@ def test_a_prompt_that_no_worker_read_costs_nothing() -> None:
         fleet.router.failure = Unavailable("overloaded", reason="overloaded")
         with pytest.raises(Unavailable):
             await fleet.chat()
+        await asyncio.sleep(0.01)
         assert [record.num_prompt_tokens for record in fleet.quota.settled] == [0, 0]
 
     simulate(scenario)

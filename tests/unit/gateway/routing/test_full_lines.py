@@ -90,10 +90,10 @@ def test_a_flood_behind_a_full_line_is_tokenized_and_reserved_once() -> None:
         for _ in range(100):
             with pytest.raises(Overloaded):
                 await fleet.chat()
-        assert len(fleet.tokenizer.encoded) == 1
-        assert len(fleet.quota.settled) == 1
         fleet.router.failure = None
         await asyncio.sleep(1.0)
+        assert len(fleet.tokenizer.encoded) == 1
+        assert len(fleet.quota.settled) == 1
         assert (await fleet.chat()).text() == "Hello there."
 
     simulate(scenario)

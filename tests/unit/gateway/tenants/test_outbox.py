@@ -343,3 +343,18 @@ def test_the_end_of_a_gateway_leaves_no_record_that_quota_takes() -> None:
         assert (outbox.num_waiting, file.waiting) == (0, [])
 
     with_outbox(file, quota, scenario)
+
+
+def test_a_record_that_could_not_be_settled_beside_waits_on_disk() -> None:
+    file, quota = MemoryFiles(), FakeQuota()
+    quota.settle_failure = Unavailable("down")
+
+    async def scenario(outbox: Outbox) -> None:
+        outbox.settle_beside(record("r"))
+        await asyncio.sleep(0.01)
+        assert file.waiting == ["r"]
+        quota.settle_failure = None
+        await asyncio.sleep(1.0)
+        assert settled_ids(quota) == ["r"]
+
+    with_outbox(file, quota, scenario)
