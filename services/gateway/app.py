@@ -21,6 +21,7 @@ from baton.runtime import logs
 from baton.runtime.cutoff import CutOff, Cutoff
 from baton.wire.failures import (
     BatonError,
+    Cancelled,
     InvalidRequest,
     ModelNotFound,
     Overloaded,
@@ -135,8 +136,11 @@ class App:
         headers, request_id = Headers(scope["headers"]), scope["baton.request_id"]
         response = HttpResponse(send, request_id, self._gateway.clock, self._stall_s)
         body = RequestBody(headers, receive, self._max_body_bytes)
+        has_left = scope.get(HAS_LEFT_KEY, _is_not_known)
         try:
             self._check_open()
+            if has_left():
+                raise Cancelled("the client left")
             total_s = timeout_of(headers, TOTAL_HEADER)
             incoming = IncomingRequest(
                 request_id=request_id,
@@ -156,7 +160,7 @@ class App:
             _log.info("refused", request_id=request_id, reason=error.reason)
             await _refuse(response, error)
             return
-        sink = HttpSink(response, endpoint, scope.get(HAS_LEFT_KEY, _is_not_known))
+        sink = HttpSink(response, endpoint, has_left)
         await self._run(incoming, sink, self._client_left(sink, body, receive))
         if sink.has_stalled:
             scope.get(ABORT_KEY, _nothing)()

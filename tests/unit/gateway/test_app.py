@@ -420,3 +420,14 @@ def test_text_that_looks_like_an_event_stays_inside_one(text: str) -> None:
         assert client.events.count("[DONE]") == 1
 
     simulate(scenario)
+
+
+def test_a_request_of_a_client_that_has_left_is_not_begun() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        client = Client(CHAT)
+        client.scope["baton.has_left"] = lambda: True
+        await serve(app_of(fleet), client)
+        assert client.status == 499
+        assert fleet.quota.num_authenticated == 0
+
+    simulate(scenario)
