@@ -32,6 +32,8 @@ MAX_UNACKNOWLEDGED = 64
 DIGEST_EVERY = 20
 # Beyond this, the oldest names are dropped: the router's slot leases expire by themselves.
 MAX_ACCEPTED_IDS = 4096
+# Of the mean wait for a step: it follows a batch that grows within some ten requests.
+_SHARE_OF_NEWEST_WAIT = 0.2
 
 
 def register_message(
@@ -134,6 +136,14 @@ class ReportLog:
         self.load.ClearField("far_handoffs")
         self.load.far_handoffs.extend([*others, far])
 
+    def observe_step_wait(self, wait_s: float) -> None:
+        """A request waited so long until the core had room for it. While nothing runs there is no
+        step to wait for."""
+        if self.load.num_running:
+            mean_s = self.load.step_wait_s
+            newest = _SHARE_OF_NEWEST_WAIT if mean_s else 1.0
+            self.load.step_wait_s = mean_s + newest * (wait_s - mean_s)
+
     def set_draining(self) -> None:
         """Take no new requests from now on. Cannot be undone."""
         self.draining = True
@@ -200,6 +210,7 @@ class ReportLog:
             far_handoffs=self.load.far_handoffs,
             stalled=self.load.stalled,
             chunk_tokens=load.chunk_tokens,
+            step_wait_s=self.load.step_wait_s,
         )
 
 

@@ -65,7 +65,12 @@ class AttemptOutput:
     def promised(self, choice: int, num_cached_tokens: int) -> None:
         """The engine has room for a prompt that is prefilled elsewhere."""
         self._took_prompt(choice, num_cached_tokens)
-        self.reached(choice, "admit")
+        self.report()
+        if choice == self._first_choice:
+            wait_s = self._timer.mark("admit")
+            # The check of a grammar is a part of it.
+            if self.request.sampling.grammar is None:
+                self._deps.reports.observe_step_wait(wait_s)
 
     def started_here(self, choice: int, num_cached_tokens: int) -> None:
         """The prompt of this choice is computed here from now on."""

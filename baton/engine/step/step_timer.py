@@ -95,8 +95,8 @@ class StepShares:
         """There was nothing to compute before now."""
         self._manager.now_us = now_us
 
-    def charge(self, plan: StepPlan, now_us: int, events: StepEvents) -> None:
-        """The step is computed: note what each of its sequences cost."""
+    def charge(self, plan: StepPlan, now_us: int, events: StepEvents) -> int:
+        """The step is computed: note what each of its sequences cost; returns its time."""
         step_us = now_us - self._manager.now_us
         self._manager.now_us = now_us
         self._busy_us += step_us
@@ -109,6 +109,7 @@ class StepShares:
         elif sequences:
             events.spent_us = divide_evenly(step_us, len(sequences))
         events.spent_seq_ids = plan.seq_ids
+        return step_us
 
     def tell_held(self, plan: StepPlan, events: StepEvents) -> None:
         """The step is committed: note for how long its sequences have held blocks, if it is time.
@@ -143,7 +144,11 @@ class StepShares:
 
 
 class StepTimer:
-    """Measures one turn at a time: `turn`, then `begin`, `computed` and `end`, or `idle`."""
+    """Measures one turn at a time: `turn`, then `begin`, `computed` and `end`, or `idle`.
+
+    The reported load counts a step as bills do, with what comes between two steps: tokens are so
+    far apart. The chunk policy and the progress page are about the step that has begun.
+    """
 
     def __init__(self, clock: Clock, chunks: ChunkPolicy, shares: StepShares) -> None:
         self.chunks = chunks
@@ -151,6 +156,7 @@ class StepTimer:
         self.meter = LoadMeter()
         self._clock = clock
         self._began_at = 0.0
+        self._step_s = 0.0
         self._probe_s: float | None = None
 
     def turn(self) -> None:
@@ -167,7 +173,7 @@ class StepTimer:
 
     def computed(self, plan: StepPlan, events: StepEvents) -> None:
         """The step's result is there, and is committed from now on."""
-        self.shares.charge(plan, int(self._clock.now() * 1e6), events)
+        self._step_s = self.shares.charge(plan, int(self._clock.now() * 1e6), events) / 1e6
 
     def end(self, plan: StepPlan, events: StepEvents) -> None:
         """The step that has begun ran as planned, and is committed."""
@@ -176,9 +182,9 @@ class StepTimer:
         duration_s = now - self._began_at
         if plan.is_probe:
             self._probe_s = duration_s
-            self.meter.observe_short(duration_s)
+            self.meter.observe_short(self._step_s)
         else:
-            self.meter.observe(duration_s, plan.num_prefill_tokens, plan.num_decodes)
+            self.meter.observe(self._step_s, plan.num_prefill_tokens, plan.num_decodes)
             self.chunks.observe(duration_s, plan.num_prefill_tokens, plan.num_decodes)
 
     def expected_s(self, plan: StepPlan) -> float | None:

@@ -346,7 +346,7 @@ class Register(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., role: _Optional[_Union[_router_pb2.WorkerRole, str]] = ..., model_fp: _Optional[str] = ..., model_name: _Optional[str] = ..., model_revision: _Optional[str] = ..., kv_spec_digest: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., software_version: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("step_counter", "num_running", "num_waiting", "num_blocks_total", "num_blocks_free", "num_blocks_promised", "num_queued_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "handoff_bytes_per_s", "accepted_request_ids", "stalled", "chunk_tokens", "handoff_s", "far_handoffs", "totals")
+    __slots__ = ("step_counter", "num_running", "num_waiting", "num_blocks_total", "num_blocks_free", "num_blocks_promised", "num_queued_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "handoff_bytes_per_s", "accepted_request_ids", "stalled", "chunk_tokens", "handoff_s", "far_handoffs", "totals", "step_wait_s")
     STEP_COUNTER_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -363,6 +363,7 @@ class Load(_message.Message):
     HANDOFF_S_FIELD_NUMBER: _ClassVar[int]
     FAR_HANDOFFS_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
+    STEP_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     step_counter: int
     num_running: int
     num_waiting: int
@@ -379,7 +380,8 @@ class Load(_message.Message):
     handoff_s: float
     far_handoffs: _containers.RepeatedCompositeFieldContainer[FarHandoff]
     totals: _router_pb2.EngineTotals
-    def __init__(self, step_counter: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_promised: _Optional[int] = ..., num_queued_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., handoff_bytes_per_s: _Optional[float] = ..., accepted_request_ids: _Optional[_Iterable[str]] = ..., stalled: _Optional[bool] = ..., chunk_tokens: _Optional[int] = ..., handoff_s: _Optional[float] = ..., far_handoffs: _Optional[_Iterable[_Union[FarHandoff, _Mapping]]] = ..., totals: _Optional[_Union[_router_pb2.EngineTotals, _Mapping]] = ...) -> None: ...
+    step_wait_s: float
+    def __init__(self, step_counter: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks_total: _Optional[int] = ..., num_blocks_free: _Optional[int] = ..., num_blocks_promised: _Optional[int] = ..., num_queued_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., handoff_bytes_per_s: _Optional[float] = ..., accepted_request_ids: _Optional[_Iterable[str]] = ..., stalled: _Optional[bool] = ..., chunk_tokens: _Optional[int] = ..., handoff_s: _Optional[float] = ..., far_handoffs: _Optional[_Iterable[_Union[FarHandoff, _Mapping]]] = ..., totals: _Optional[_Union[_router_pb2.EngineTotals, _Mapping]] = ..., step_wait_s: _Optional[float] = ...) -> None: ...
 
 class FarHandoff(_message.Message):
     __slots__ = ("zone", "bytes_per_s", "least_s")

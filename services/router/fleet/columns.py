@@ -48,6 +48,7 @@ class Rate(IntEnum):
     STEP_S = auto()
     HANDOFF_PER_S = auto()
     SMALL_HANDOFF_S = auto()
+    STEP_WAIT_S = auto()
 
 
 _OUT = -math.inf
@@ -140,6 +141,9 @@ class PoolRates:
 
     def small_handoff_s(self) -> Column:
         return self._of(Rate.SMALL_HANDOFF_S, self.means.small_handoff)
+
+    def step_wait_s(self) -> Column:
+        return self._of(Rate.STEP_WAIT_S, self.means.step_wait)
 
     def _of(self, rate: Rate, mean: float, prior: float = 0.0) -> Column:
         """The workers' own rates, else the mean, else the better of the old one and the prior."""
@@ -243,6 +247,7 @@ class PoolColumns:
             fresh.mean(Rate.STEP_S) or settings.prior_decode_step_s,
             fresh.mean(Rate.HANDOFF_PER_S),
             fresh.mean(Rate.SMALL_HANDOFF_S),
+            fresh.mean(Rate.STEP_WAIT_S),
         )
         return PoolRates(means, self._figures, fresh, settings)
 
@@ -285,10 +290,12 @@ def _own(worker: Worker) -> tuple[float, ...]:
         load.decode_step_s,
         load.handoff_bytes_per_s,
         load.handoff_s,
+        load.step_wait_s,
         at.prefill,
         math.inf,  # a step's time never becomes old
         at.handoff,
         at.small_handoff,
+        at.step_wait,
     )
 
 

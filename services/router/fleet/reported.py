@@ -85,6 +85,7 @@ class ReportedLoad:
     is_stalled: bool = False
     chunk_tokens: int = 0
     handoff_s: float = 0.0
+    step_wait_s: float = 0.0
     far_handoffs: tuple[FarHandoff, ...] = ()
     # Passed on as it is.
     totals: router_pb2.EngineTotals | None = None
@@ -136,6 +137,7 @@ def load_of(message: worker_pb2.Load, registration: Registration) -> ReportedLoa
         is_stalled=message.stalled,
         chunk_tokens=message.chunk_tokens,
         handoff_s=_rate(message.handoff_s),
+        step_wait_s=_rate(message.step_wait_s),
         far_handoffs=tuple(
             FarHandoff(far.zone[:MAX_ZONE_CHARS], _rate(far.bytes_per_s), _rate(far.least_s))
             for far in message.far_handoffs[:MAX_ZONES]

@@ -2,7 +2,8 @@
 
 A worker that looks slow is picked less, so that its last measurement could stand for ever. So a
 rate of prefill or handoff that has not been measured again for `speed_trust_s` counts as unknown,
-and the worker is tried again. Knows neither gRPC nor picks.
+and the worker is tried again. The same holds for the wait for a step that runs. Knows neither gRPC
+nor picks.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,7 @@ class MeasuredAt:
     prefill: float = 0.0
     handoff: float = 0.0
     small_handoff: float = 0.0
+    step_wait: float = 0.0
 
     def note(self, old: ReportedLoad, new: ReportedLoad, now: float) -> None:
         """Take in a new report: a rate that differs was measured again."""
@@ -30,6 +32,8 @@ class MeasuredAt:
             self.handoff = now
         if new.handoff_s != old.handoff_s:
             self.small_handoff = now
+        if new.step_wait_s != old.step_wait_s:
+            self.step_wait = now
 
 
 class Measured(NamedTuple):
@@ -47,6 +51,7 @@ class Means:
     step_s: float
     handoff: float
     small_handoff: float
+    step_wait: float
 
 
 def means_of(
@@ -64,6 +69,7 @@ def means_of(
         step_s=sum(steps) / len(steps) if steps else settings.prior_decode_step_s,
         handoff=_mean(pool, _handoff, oldest),
         small_handoff=_mean(pool, _small_handoff, oldest),
+        step_wait=_mean(pool, _step_wait, oldest),
     )
 
 
@@ -77,8 +83,8 @@ class Speeds:
 
     def of(self, worker: Measured) -> Speed:
         """The worker's own recent rates, else the mean of the others' recent rates, else the better
-        of its old rate and the prior: an unknown rate is worth a try. A small handoff that no
-        worker has measured costs nothing."""
+        of its old rate and the prior: an unknown rate is worth a try. A small handoff or a wait
+        that no worker has measured is 0."""
         settings, means, oldest = self._settings, self._means, self._oldest
         load, at = worker
         prefill = (at.prefill > oldest and load.prefill_tokens_per_s) or means.prefill
@@ -89,6 +95,7 @@ class Speeds:
             or means.handoff
             or max(load.handoff_bytes_per_s, settings.prior_handoff_bytes_per_s),
             (at.small_handoff > oldest and load.handoff_s) or means.small_handoff,
+            (at.step_wait > oldest and load.step_wait_s) or means.step_wait,
             bool(prefill),
         )
 
@@ -117,3 +124,7 @@ def _handoff(worker: Measured) -> tuple[float, float]:
 
 def _small_handoff(worker: Measured) -> tuple[float, float]:
     return worker.load.handoff_s, worker.at.small_handoff
+
+
+def _step_wait(worker: Measured) -> tuple[float, float]:
+    return worker.load.step_wait_s, worker.at.step_wait

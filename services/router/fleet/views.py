@@ -71,7 +71,8 @@ class Room(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """Measured rates, or priors: never 0. The smallest handoff takes `handoff_s`; 0 = unknown.
+    """Measured rates, or priors: never 0. The smallest handoff takes `handoff_s`, and the wait for
+    a step that runs `step_wait_s`; 0 = unknown.
 
     `is_measured`: so is the rate of prefill, by this worker or another one of the model.
     """
@@ -80,6 +81,7 @@ class Speed(NamedTuple):
     decode_step_s: float
     handoff_bytes_per_s: float
     handoff_s: float = 0.0
+    step_wait_s: float = 0.0
     is_measured: bool = True
 
 

@@ -62,9 +62,9 @@ class PickCosts:
         if prefill is None:
             steps_s, streams_s = self._local_steps_s(decode), self._delay_s(decode)
             return Costs(wait_s, prefill_s, 0.0, steps_s, itl_s, streams_s, 0.0)
-        handoff_s = self._handoff_s(decode, prefill)
+        handoff_s, steps_s = self._handoff_s(decode, prefill), self._step_wait_s(decode)
         zone_s = self._policy.far_handoff_cost_s if is_far(prefill, decode) else 0.0
-        return Costs(wait_s, prefill_s, handoff_s, self._pool_step_s, itl_s, 0.0, zone_s)
+        return Costs(wait_s, prefill_s, handoff_s, steps_s, itl_s, 0.0, zone_s)
 
     def step_s(self, decode: WorkerView) -> float:
         """Seconds of a decode step there with this request in the batch.
@@ -98,6 +98,11 @@ class PickCosts:
             slow = min(bytes_per_s, policy.prior_far_handoff_bytes_per_s)
             bytes_per_s = link.bytes_per_s or slow
         return least_s + num_bytes / bytes_per_s
+
+    def _step_wait_s(self, decode: WorkerView) -> float:
+        """Seconds until the decode worker lets the request in, which a step that runs there holds
+        up: as measured, or an idle step."""
+        return (decode.num_running and decode.speed.step_wait_s) or self._pool_step_s
 
     def _local_steps_s(self, decode: WorkerView) -> float:
         """Seconds of the decode steps beside a local prefill, which the rates of prompt tokens

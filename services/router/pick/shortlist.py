@@ -165,13 +165,14 @@ class _DecodeScores:
     def _ways(self, fits: Mask, partners_s: Mapping[str, float], idle_step_s: float) -> list[_Way]:
         needed = self._blocks_needed()
         has_room = self._has_room(needed)
+        wait_s = self._step_wait_s(idle_step_s)
         ways = []
         for zone, partner_s in partners_s.items():
             may_take = fits
             if self._demand.num_choices > 1:
                 may_take = fits & (needed <= self._pool.columns[Figure.NUM_BLOCKS])
             may_have = has_room & self._may_promise(needed)
-            first_token_s = self._handoff_s(zone) + (partner_s + idle_step_s)
+            first_token_s = self._handoff_s(zone) + (wait_s + partner_s)
             ways.append(_Way(may_take, may_have, first_token_s, self._zone_s(zone)))
         if self._demand.mode is not PrefillMode.REMOTE:
             first_token_s, streams_s = self._local_s(idle_step_s), self._streams_s()
@@ -249,6 +250,13 @@ class _DecodeScores:
                 far_s = (link.least_s or least_s) + num_bytes / (link.bytes_per_s or slow)
                 handoff_s = np.where(is_there, far_s, handoff_s)
         return handoff_s
+
+    def _step_wait_s(self, idle_step_s: float) -> Column | float:
+        """Seconds until the decode worker lets the request in."""
+        rates = self._pool.rates
+        if not rates.means.step_wait:
+            return idle_step_s
+        return np.where(self._is_running, rates.step_wait_s(), idle_step_s)
 
     def _zone_s(self, prefill_zone: str) -> Column | float:
         """The cost of leaving the zone."""

@@ -73,10 +73,10 @@ class ScriptedCore:
         """The commands by the names of their types, probes left out."""
         return [type(each).__name__ for each in self.sent if not isinstance(each, Probe)]
 
-    def tell(self, **news: object) -> None:
+    def tell(self, load: EngineLoad = LOAD, **news: object) -> None:
         """One step; `news` are fields of StepEvents."""
         self._step += 1
-        self._events.put_nowait(StepEvents(self._step, LOAD, **news))  # type: ignore[arg-type]
+        self._events.put_nowait(StepEvents(self._step, load, **news))  # type: ignore[arg-type]
 
     async def step(self, **news: object) -> None:
         """One step, and everything that follows from it at once."""

@@ -161,6 +161,15 @@ def test_time_between_two_steps_is_the_second_ones_unless_there_was_nothing_to_d
     assert timed.times.take(1).total_us == timed.times.busy_us == 32_000
 
 
+def test_the_reported_step_is_as_long_as_tokens_are_apart() -> None:
+    timed = TimedEngine()
+    timed.step(timed.open(1, 8, max_tokens=9), seconds=0.010)
+    for _ in range(3):
+        timed.clock.advance(0.002)  # reports and commands
+        timed.step(seconds=0.004)
+    assert timed.engine.measure_load().decode_step_s == pytest.approx(0.006)
+
+
 def test_a_probe_is_busy_time_on_no_bill() -> None:
     timed = TimedEngine()
     timed.step()

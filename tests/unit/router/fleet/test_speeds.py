@@ -26,7 +26,7 @@ def worker() -> Callable[..., Measured]:
             decode_step_s=step_s,
             handoff_bytes_per_s=handoff,
         )
-        return Measured(load, MeasuredAt(at, at, at))
+        return Measured(load, MeasuredAt(at, at, at, at))
 
     return build
 
@@ -37,6 +37,15 @@ def test_a_small_handoff_costs_nothing_until_somebody_measured_one(worker) -> No
     measured = worker(at=NOW)
     measured = measured._replace(load=replace(measured.load, handoff_s=0.01))
     assert speeds(new, measured).of(new).handoff_s == 0.01
+
+
+def test_the_wait_for_a_step_is_the_workers_own_else_that_of_its_pool(worker) -> None:
+    measured = worker(at=NOW)
+    measured = measured._replace(load=replace(measured.load, step_wait_s=0.04))
+    pool = speeds(measured, new := worker())
+    assert pool.of(measured).step_wait_s == pool.of(new).step_wait_s == 0.04
+    old = measured._replace(at=MeasuredAt())
+    assert speeds(old).of(old).step_wait_s == 0
 
 
 def speeds(*pool: Measured, others: tuple[Measured, ...] = ()) -> Speeds:

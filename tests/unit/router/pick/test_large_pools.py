@@ -54,6 +54,7 @@ class FullFleet:
             decode_step_s=random.choice([0.0, random.uniform(0.01, 0.1)]),
             handoff_bytes_per_s=random.choice([0.0, random.uniform(1e5, 1e6)]),
             handoff_s=random.choice([0.0, random.uniform(0.001, 0.01)]),
+            step_wait_s=random.choice([0.0, random.uniform(0.001, 0.2)]),
             chunk_tokens=random.choice([0, 64]),
         )
         worker.stored(*range(random.choice([0, 0, 2, 30])))

@@ -43,6 +43,20 @@ def test_a_slow_decode_worker_is_avoided_but_still_used_alone(choose, view) -> N
     assert choose([slow], [view("p0")]).decode.worker_id == "d0"
 
 
+def test_a_worker_whose_steps_take_eight_times_as_long_as_reported_is_predicted_as_measured(
+    choose, view
+) -> None:
+    slow = view("d0", num_running=4, num_sequences=4, decode_step_s=0.01, step_wait_s=0.08)
+    choice = choose([slow], [view("p0")])
+    assert choice.reasons.chosen.costs.steps_s == 0.08
+    assert choice.first_token_s == pytest.approx(sum(choice.reasons.chosen.costs[:3]) + 0.08)
+
+
+def test_nobody_waits_for_a_step_of_a_worker_that_runs_nothing(choose, view) -> None:
+    idle = view("d0", decode_step_s=0.01, step_wait_s=0.08)
+    assert choose([idle], [view("p0")]).reasons.chosen.costs.steps_s == 0.01
+
+
 def test_an_idle_worker_is_not_avoided_for_what_it_measured_long_ago(choose, view) -> None:
     once_slow = view("d0", decode_step_s=0.1)
     busy = view("d1", num_running=2, num_sequences=2)

@@ -71,6 +71,7 @@ def report(worker, random: Random, is_crowded: bool) -> None:
         decode_step_s=random.choice([0.0, random.uniform(0.01, 0.1)]),
         handoff_bytes_per_s=random.choice([0.0, random.uniform(1e5, 1e6)]),
         handoff_s=random.choice([0.0, random.uniform(0.001, 0.01)]),
+        step_wait_s=random.choice([0.0, random.uniform(0.001, 0.2)]),
         chunk_tokens=random.choice([0, 64]),
         far_handoffs=[FarHandoff(zone="a", bytes_per_s=2e5)] if worker.seq % 2 else [],
     )
