@@ -24,6 +24,7 @@ from baton.engine.protocol.messages import (
     StepEvents,
     TokenLogprobs,
 )
+from baton.system.clock import Clock
 from baton.wire import failures
 from baton.wire.v1 import failure_pb2, worker_pb2
 
@@ -43,8 +44,8 @@ class SequenceListener(Protocol):
 class EngineDispatcher:
     """The front's only way to the core. Sequence ids are never reused."""
 
-    def __init__(self, client: EngineClient) -> None:
-        self.times = EngineTimes()
+    def __init__(self, client: EngineClient, clock: Clock) -> None:
+        self.times = EngineTimes(clock)
         self._client = client
         self._listeners: dict[int, SequenceListener] = {}
         self._request_ids: dict[int, str] = {}

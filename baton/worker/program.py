@@ -70,7 +70,7 @@ def make_parts(
 ) -> WorkerDeps:
     """Everything a front is built from, around one core."""
     boot_epoch = int(clock.unix() * 1000)
-    dispatcher = EngineDispatcher(client)
+    dispatcher = EngineDispatcher(client, clock)
     blocks = BlockBytes(client.info.kv_spec, client.pool)
     pool = SharedPool(worker_id, blocks, client.pool_fd)
     handoff = handoff or HandoffOptions()

@@ -83,7 +83,7 @@ class IncomingTransfer:
         self.request = request
         # The peer's last word of it; None before the first, and once it was found late.
         self.heard_at: float | None = None
-        self._vocab_size = deps.dispatcher.info.vocab_size
+        self._deps = deps
         self._on_consumed = on_consumed
         self._on_end = on_end
         self._receiver = Receiver(request.ticket, deps.blocks, on_consumed, self._landed_late)
@@ -91,6 +91,8 @@ class IncomingTransfer:
         self._end: ReceivingEnd | None = None
         self._progress = StageEvent()
         self._first_tokens: handoff_pb2.FirstTokens | None = None
+        # Since when the prefill worker holds blocks that it has not told of; None = it holds none.
+        self._held_since_s: float | None = None
 
     @property
     def ticket(self) -> Ticket:
@@ -144,6 +146,7 @@ class IncomingTransfer:
         else:
             self._progress.fail(error)
         self._receiver.close()
+        self._bill_held()
         if self._end is not None:
             self._end.end(self.ticket.xfer_id)
         self._on_end(self, error)
@@ -155,6 +158,7 @@ class IncomingTransfer:
         self.end(_of_peer(error))
 
     def on_accepted(self, _: handoff_pb2.Accepted) -> None:
+        self._held_since_s = self._deps.clock.now()
         self._progress.advance(Stage.ACCEPTED)
 
     def on_refused(self, refused: handoff_pb2.TransferRefused) -> None:
@@ -162,6 +166,8 @@ class IncomingTransfer:
 
     def on_spent(self, frame: handoff_pb2.Spent) -> None:
         add_time(self.request.spent, frame.engine)
+        if self._held_since_s is not None:
+            self._held_since_s = self._deps.clock.now()
 
     def on_first_tokens(self, frame: handoff_pb2.FirstTokens) -> None:
         if self._first_tokens is not None:
@@ -224,8 +230,9 @@ class IncomingTransfer:
         # A beam search's first beams are the likeliest.
         forked = (fork.token_id for fork in frame.forks)
         largest = max([frame.token_id, *forked, *frame.logprobs.top_ids])
-        if largest >= self._vocab_size:
-            return f"first token {largest} is not below {self._vocab_size}"
+        vocab_size = self._deps.dispatcher.info.vocab_size
+        if largest >= vocab_size:
+            return f"first token {largest} is not below {vocab_size}"
         # A worker that knows no forks tells of none, and they go on from the leader's blocks: which
         # do not come when the leader has ended.
         num_received, num_wanted = len(frame.forks), len(self.request.message.fork_choices)
@@ -238,6 +245,14 @@ class IncomingTransfer:
         if num_beams and frame.finish_reason:
             return "a beam search that ended at its first token"
         return ""
+
+    def _bill_held(self) -> None:
+        """The prefill worker holds the prompt's blocks until the transfer ends, when it cannot tell
+        any more."""
+        if self._held_since_s is not None:
+            held_ms = (self._deps.clock.now() - self._held_since_s) * 1000
+            num_bytes = self.ticket.num_blocks * self._deps.blocks.spec.row_bytes
+            self.request.spent.kv_byte_ms += round(num_bytes * held_ms)
 
     def _on_pages(
         self, frame: handoff_pb2.Blocks, pages: Pages | BadBlocks, transport: str

@@ -13,6 +13,7 @@ from baton.testing.virtual_clock import VirtualClock, run_virtual
 from tests.simulation.fleet import Answer, Fleet, running_fleet
 
 NUM_SEEDS = 20 if os.environ.get("BATON_TEST_LONG") else 1
+TICK_S = 0.001
 
 
 async def load(fleet: Fleet, rng: random.Random) -> None:
@@ -50,7 +51,7 @@ def test_usage_adds_up_to_the_time_of_the_workers(seed: int, tmp_path: Path) -> 
 
     async def scenario(clock: VirtualClock) -> None:
         async with running_fleet(
-            seed, clock, tmp_path, num_prefill=2, num_blocks=20, usage_dir=usage
+            seed, clock, tmp_path, num_prefill=2, num_blocks=18, usage_dir=usage
         ) as fleet:
             lives = list(fleet.workers.values())
             async with asyncio.TaskGroup() as tasks:
@@ -79,3 +80,32 @@ def test_usage_adds_up_to_the_time_of_the_workers(seed: int, tmp_path: Path) -> 
     assert abs(difference_us(rows)) <= fleet_time.uptime_us / 100
     wasted = [of_tenant[f"{cause}_us"] for cause in ("cancelled", "migrated", "preempted")]
     assert all(wasted) or seed, wasted
+
+
+async def integrate(fleet: Fleet, held: list[float]) -> None:
+    """Add up what the pools' blocks are held for, in bytes times milliseconds, until cancelled."""
+    while True:
+        for worker in fleet.workers.values():
+            num_references = worker.engine._state.manager.num_references
+            held[0] += num_references * worker.engine.info.kv_spec.row_bytes * TICK_S * 1000
+        await asyncio.sleep(TICK_S)
+
+
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
+def test_blocks_on_bills_are_those_that_were_held(seed: int, tmp_path: Path) -> None:
+    """Also those of requests that are cancelled in a handoff, or between two steps."""
+
+    async def scenario(clock: VirtualClock) -> None:
+        held = [0.0]
+        async with running_fleet(seed, clock, tmp_path, num_prefill=2, num_blocks=40) as fleet:
+            async with asyncio.TaskGroup() as tasks:
+                integrating = tasks.create_task(integrate(fleet, held))
+                await load(fleet, random.Random(seed))
+                await asyncio.sleep(0.5)
+                integrating.cancel()
+            billed = sum(record.engine.kv_byte_ms for record in fleet.quota.settled)
+            assert any(record.engine.cancelled_us for record in fleet.quota.settled) or seed
+            assert billed == pytest.approx(held[0], rel=0.01)
+
+    clock = VirtualClock()
+    run_virtual(scenario(clock), clock)

@@ -58,6 +58,8 @@ class BlockManager:
         self._imported_blocks: list[int] = []
         # The engine's time, which it sets: for how long sequences hold their blocks.
         self.now_us = 0
+        # By sequence that has given its blocks back: blocks times microseconds that are not told.
+        self._left_block_us: Counter[int] = Counter()
 
     @property
     def num_free_blocks(self) -> int:
@@ -283,9 +285,16 @@ class BlockManager:
     def free(self, seq: Sequence) -> None:
         """Give everything back, the tail first: it is the least likely to be hit again."""
         self.end_promise(seq)
-        seq.table.accrue(self.now_us)
+        if block_us := seq.table.take_block_us(self.now_us):
+            self._left_block_us[seq.request.seq_id] += block_us
         self._pool.release(seq.table.take()[::-1])
         seq.num_computed_tokens = 0
+
+    def take_left(self) -> Mapping[int, int]:
+        """For how long the sequences that gave their blocks back since the last call had held them,
+        in blocks times microseconds that were not told before."""
+        left, self._left_block_us = self._left_block_us, Counter()
+        return left
 
     def take_kv_events(self) -> tuple[bytes, list[StoredBlocks]]:
         """Removed hashes and stored chains since the last call."""

@@ -3,11 +3,17 @@
 A sequence is billed while it is open, or with what `close` returns. What the core reports later, of
 a step that ran when the sequence was given up, is on no bill, and neither are probes: `unbilled_us`
 has them, so that the sum is the time of all steps.
+
+What blocks a sequence holds is told now and then. A sequence that is closed in between is billed
+for those that it held last, until then.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from baton.engine.protocol.messages import StepEvents
+from baton.system.clock import Clock
 
 
 @dataclass(slots=True)
@@ -27,15 +33,37 @@ class SequenceTime:
         return self.prefill_us + self.decode_us
 
 
+@dataclass(slots=True)
+class _Held:
+    """The blocks that an open sequence holds since `since_us`, and what it held since the core told
+    that last, in blocks times microseconds."""
+
+    num_blocks: int = 0
+    since_us: int = 0
+    untold_block_us: int = 0
+
+    def change(self, num_blocks: int, now_us: int) -> None:
+        """It holds so many from now on, and the core has not told yet what it held before."""
+        self.untold_block_us += self.num_blocks * (now_us - self.since_us)
+        self.num_blocks, self.since_us = num_blocks, now_us
+
+    def told(self, now_us: int) -> None:
+        """The core has told what it held until now; it may hold none any more."""
+        self.num_blocks = self.untold_block_us = 0
+        self.since_us = now_us
+
+
 class EngineTimes:
     """The time of one core."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self.busy_us = 0
         self._billed_us = 0
         # Of open sequences, and not billed yet.
         self._open_us = 0
         self._of: dict[int, SequenceTime] = {}
+        self._held: dict[int, _Held] = {}
 
     @property
     def unbilled_us(self) -> int:
@@ -45,6 +73,7 @@ class EngineTimes:
     def open(self, seq_id: int) -> None:
         """Count a sequence's time from now on."""
         self._of[seq_id] = SequenceTime()
+        self._held[seq_id] = _Held()
 
     def take_in(self, events: StepEvents) -> None:
         """Take in what a step cost."""
@@ -56,21 +85,21 @@ class EngineTimes:
             if time is not None:
                 time.decode_us += spent_us
                 self._open_us += spent_us
-        for seq_id, held_block_us in zip(events.spent_seq_ids, events.held_block_us, strict=False):
-            time = self._of.get(seq_id)
-            if time is not None:
-                time.held_block_us += held_block_us
+        self._take_held(events)
 
     def take(self, seq_id: int) -> SequenceTime:
         """What an open sequence cost since the last call."""
         return self._swap(seq_id, SequenceTime())
 
     def close(self, seq_id: int) -> SequenceTime:
-        """As `take`; the sequence is not counted any more. Unknown ones cost nothing."""
+        """As `take`, with the blocks that it holds until now; the sequence is not counted any more.
+        Unknown ones cost nothing."""
         if seq_id not in self._of:
             return SequenceTime()
-        time = self._swap(seq_id, SequenceTime())
+        time, held = self._swap(seq_id, SequenceTime()), self._held.pop(seq_id)
         del self._of[seq_id]
+        held.change(0, self._now_us())
+        time.held_block_us += held.untold_block_us
         return time
 
     def billed(self, time: SequenceTime) -> None:
@@ -91,3 +120,31 @@ class EngineTimes:
                 time.prefill_us += spent_us
                 time.decode_us -= spent_us
                 time.redone_us += redone_us
+
+    def _take_held(self, events: StepEvents) -> None:
+        """Take in what was held until now, then what is held from now on."""
+        if events.held_block_us or events.left_seq_ids:
+            now_us, columns = self._now_us(), (events.spent_seq_ids, events.held_block_us)
+            left = zip(events.left_seq_ids, events.left_block_us, strict=True)
+            for seq_id, block_us in chain(zip(*columns, strict=False), left):
+                if seq_id in self._of:
+                    self._of[seq_id].held_block_us += block_us
+                    self._held[seq_id].told(now_us)
+            # Several beams are one sequence.
+            for seq_id, num_blocks in zip(events.spent_seq_ids, events.held_blocks, strict=False):
+                if (held := self._held.get(seq_id)) is not None:
+                    held.num_blocks += num_blocks
+        for seq_id, num_blocks in _new_tables(events):
+            if (held := self._held.get(seq_id)) is not None:
+                held.change(num_blocks, self._now_us())
+
+    def _now_us(self) -> int:
+        return int(self._clock.now() * 1e6)
+
+
+def _new_tables(events: StepEvents) -> Iterator[tuple[int, int]]:
+    """The sequences that were given blocks, and how many they hold now."""
+    for admitted in events.admitted:
+        yield admitted.seq_id, admitted.num_cached_blocks
+    for event in chain(events.bound, events.started):
+        yield event.seq_id, len(event.block_ids)

@@ -337,9 +337,11 @@ class StepEvents(msgspec.Struct, array_like=True, tag="events"):
     its index among the output tokens of its choice. KV events are in order: removed before stored.
 
     So are `spent_seq_ids`, `spent_us` and `held_block_us`: the share that each sequence of the step
-    had in its time; and the blocks that it held since that was last told, times microseconds, a
-    column that is empty in most steps. `prefills` names entries by index that were prefill, each
-    with the part of its time that computed again what a preemption had taken.
+    had in its time; and the blocks that it held since that was last told, times microseconds, with
+    how many it holds now, two columns that are empty in most steps. `left_seq_ids` and
+    `left_block_us` say the same of sequences that gave their blocks back. `prefills` names entries
+    by index that were prefill, each with the part of its time that computed again what a preemption
+    had taken.
     """
 
     step: int
@@ -379,6 +381,9 @@ class StepEvents(msgspec.Struct, array_like=True, tag="events"):
     spent_us: list[int] = []
     held_block_us: list[int] = []
     prefills: list[tuple[int, int]] = []
+    held_blocks: list[int] = []
+    left_seq_ids: list[int] = []
+    left_block_us: list[int] = []
 
 
 CoreMessage = EngineInfo | LoadFailed | StepEvents

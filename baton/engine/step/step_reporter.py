@@ -74,6 +74,8 @@ class StepReporter:
         if state.device is not None:
             events.pages_read = state.device.poll()
         events.removed_hashes, events.stored = state.manager.take_kv_events()
+        left = state.manager.take_left()
+        events.left_seq_ids, events.left_block_us = list(left), list(left.values())
         if state.wants_snapshot:
             events.snapshot = state.manager.snapshot()
             state.wants_snapshot = False

@@ -14,7 +14,7 @@ _HALF_LIFE_TOKENS = 2048
 _LEAST_SHARE = 0.1
 # The shortest step grows by this with each one, to follow a machine that became slower.
 _DRIFT = 1.001
-# Steps of decodes alone, in which none ends, tell once in so many what blocks were held.
+# Steps of decodes alone tell once in so many what blocks were held.
 _HELD_EVERY = 8
 
 
@@ -112,14 +112,15 @@ class StepShares:
         return step_us
 
     def tell_held(self, plan: StepPlan, events: StepEvents) -> None:
-        """The step is committed: note for how long its sequences have held blocks, if it is time.
-        Those that have ended held them until the step was computed."""
+        """The step is committed: note what blocks its sequences hold, if it is time. The manager
+        notes it of those that have ended."""
         self._num_untold += 1
-        if self._num_untold == _HELD_EVERY or plan.num_prefill_tokens or events.finished:
+        if self._num_untold == _HELD_EVERY or plan.num_prefill_tokens:
             self._num_untold = 0
             now_us = self._manager.now_us
             tables = [scheduled.seq.table for scheduled in plan.sequences]
             events.held_block_us = [table.take_block_us(now_us) for table in tables]
+            events.held_blocks = [table.num_blocks for table in tables]
 
     def take_busy_us(self) -> int:
         """The time of all steps since the last call, probes included."""

@@ -1,5 +1,6 @@
 """The coroutine of one handoff: its tries, the order of what it hears, and its ends."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -301,3 +302,22 @@ def test_the_end_of_the_links_ends_a_handoff() -> None:
             assert h.links.num_transfers == 0
 
     run_virtual(run())
+
+
+def test_the_blocks_at_the_prefill_worker_are_billed_until_the_end_of_the_handoff() -> None:
+    """Also when it is given up: what the prefill worker told itself is left out."""
+
+    async def scenario(h: Handoff) -> None:
+        h.start()
+        request = await h.peer.next("prefill")
+        await h.peer.accept(request)
+        await turns()
+        await asyncio.sleep(0.2)
+        await h.peer.say(spent={"xfer_id": request.xfer_id, "engine": {"kv_byte_ms": 1000}})
+        await turns()
+        await asyncio.sleep(0.3)
+        h.prefill.cancel(failures.Cancelled("given up"))
+        num_bytes = len(BOUND) * h.peer.deps.blocks.spec.row_bytes
+        assert h.prefill.spent.kv_byte_ms == pytest.approx(1000 + 300 * num_bytes, rel=0.02)
+
+    play(scenario)

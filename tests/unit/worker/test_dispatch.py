@@ -12,6 +12,7 @@ from baton.engine.protocol.messages import (
     StepEvents,
     TokenLogprobs,
 )
+from baton.testing.virtual_clock import VirtualClock
 from baton.worker.dispatch import EngineDispatcher
 
 LOAD = EngineLoad(0, 0, 0, 0, 0, 0.0, 0.0)
@@ -41,7 +42,7 @@ class Heard:
 
 def make() -> tuple[EngineDispatcher, SentCommands]:
     client = SentCommands()
-    return EngineDispatcher(client), client  # type: ignore[arg-type]
+    return EngineDispatcher(client, VirtualClock()), client  # type: ignore[arg-type]
 
 
 def test_a_listener_hears_its_own_events_in_the_order_of_a_sequences_life() -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from baton.engine.kv.block_manager import NUM_GROWTH_BLOCKS
+from baton.engine.kv.block_manager import NUM_GROWTH_BLOCKS, BlockManager
 from baton.engine.protocol.engine_time import EngineTimes
 from baton.engine.protocol.messages import (
     Abort,
@@ -34,18 +34,37 @@ class TimedEngine:
         self.engine = Engine(config, FakeRunner(), self.clock)
         pool = bytearray(self.engine.num_pool_blocks * self.engine.info.kv_spec.row_bytes)
         self.engine.runner.bind_pool(memoryview(pool))
-        self.times = EngineTimes()
+        self.times = EngineTimes(self.clock)
         self.num_preemptions = 0
+        # The pool's references times microseconds, and that of sequences.
+        self.referenced_block_us = 0
+        self.told_block_us = 0
+        self._integrated_us = 0
 
     def step(self, *commands: Command, seconds: float = 0.01) -> StepEvents | None:
+        num_references = self._manager.num_references
         batch = self.engine.begin_step(commands)
+        self._integrate(num_references)
+        num_references = self._manager.num_references
         self.clock.advance(seconds)
         result = None if batch is None else self.engine.runner.run(batch)
         events = self.engine.finish_step(result)
+        self._integrate(num_references)
         if events is not None:
             self.num_preemptions += events.num_preemptions
+            self.told_block_us += sum(events.held_block_us) + sum(events.left_block_us)
             self.times.take_in(events)
         return events
+
+    @property
+    def _manager(self) -> BlockManager:
+        return self.engine._state.manager
+
+    def _integrate(self, num_references: int) -> None:
+        """The pool had so many references until its time of now."""
+        now_us = self._manager.now_us
+        self.referenced_block_us += num_references * (now_us - self._integrated_us)
+        self._integrated_us = now_us
 
     def open(self, seq_id: int, num_tokens: int, **fields: object) -> Command:
         self.times.open(seq_id)
@@ -137,6 +156,42 @@ def test_blocks_of_a_handoff_are_held_from_when_they_are_bound() -> None:
     while not (held_block_us := timed.times.take(2).held_block_us):
         timed.step(seconds=0)
     assert held_block_us == (2 + NUM_GROWTH_BLOCKS) * 60_000
+
+
+def test_a_sequence_that_is_given_up_is_billed_for_its_blocks_until_then() -> None:
+    timed = TimedEngine()
+    timed.step(timed.open(1, 2 * BLOCK_SIZE - 9, max_tokens=40, credit=5), seconds=0.010)
+    for _ in range(4):
+        timed.step(seconds=0.010)
+    timed.step(seconds=0)  # it has no credit for more
+    timed.clock.advance(0.300)
+    assert timed.times.close(1).held_block_us == 2 * 350_000
+
+
+def test_a_handoff_that_is_given_up_is_billed_for_the_blocks_that_waited() -> None:
+    timed = TimedEngine()
+    timed.step(timed.open(1, 2 * BLOCK_SIZE, max_tokens=1), seconds=0)
+    timed.times.open(2)
+    remote = add_sequence(2, prompt_of(1, 3 * BLOCK_SIZE), kind="remote", max_tokens=99)
+    timed.step(remote, seconds=0)
+    timed.clock.advance(0.1)  # two are cached
+    timed.step(Bind(2), seconds=0)
+    timed.clock.advance(0.05)
+    assert timed.times.close(2).held_block_us == 2 * 100_000 + 3 * 50_000
+
+
+def test_every_block_that_is_held_is_told_however_its_sequence_ends() -> None:
+    timed = TimedEngine(num_blocks=9, max_num_seqs=4)
+    crowd = [timed.open(seq_id, 3 * BLOCK_SIZE - 2, max_tokens=40) for seq_id in (1, 2)]
+    late = timed.open(3, 20, max_tokens=90, deadline=timed.clock.now() + 0.1)
+    timed.step(*crowd, late, timed.open(4, 9, max_tokens=90), seconds=0.003)
+    for _ in range(11):
+        timed.step(seconds=0.003)
+    timed.step(Abort(4), seconds=0.003)
+    while timed.engine.has_work:
+        timed.step(seconds=0.0037)
+    assert timed.num_preemptions > 0
+    assert timed.told_block_us == timed.referenced_block_us > 0
 
 
 def test_a_step_that_ran_when_its_sequence_was_given_up_is_on_no_bill() -> None:
