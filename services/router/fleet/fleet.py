@@ -155,7 +155,7 @@ class Fleet:
             self.links.note(worker.registration.zone, worker.load.far_handoffs, load.far_handoffs)
         worker.load = load
         for request_id in accepted_request_ids:
-            worker.leases.end(request_id)
+            worker.leases.accept(request_id, worker.reported_at, self.lease_end())
         if has_changed:
             self._changed(worker)
         else:

@@ -37,6 +37,9 @@ class SlotLeases:
     def __init__(self) -> None:
         self.on_change: Callable[[], None] = _ignore
         self._leases: dict[str, SlotLease] = {}
+        # The requests that the worker has named and no lease was known of, and until when a peer
+        # may still tell of their pick.
+        self._early: dict[str, float] = {}
         self.num_sequences = 0
         self.num_blocks = 0
         self.num_prefill_tokens = 0
@@ -64,6 +67,19 @@ class SlotLeases:
         if lease is not None:
             self._count(lease, -1)
 
+    def accept(self, request_id: str, now: float, until_s: float) -> None:
+        """The worker's own figures contain the request, also if its pick is told later."""
+        if request_id in self._leases:
+            self.end(request_id)
+            return
+        while self._early and self._early[first := next(iter(self._early))] <= now:
+            del self._early[first]
+        self._early[request_id] = until_s
+
+    def was_early(self, request_id: str) -> bool:
+        """Return, once, whether the worker has named a request whose pick is told only now."""
+        return self._early.pop(request_id, None) is not None
+
     def expire(self, now: float) -> None:
         """End the leases whose time is over."""
         while self.next_expiry <= now:
@@ -72,6 +88,7 @@ class SlotLeases:
     def clear(self) -> None:
         """End all leases: their worker is gone."""
         self._leases.clear()
+        self._early.clear()
         self.num_sequences = self.num_blocks = self.num_prefill_tokens = 0
         self.on_change()
 

@@ -75,7 +75,7 @@ class PeerIntake:
 
     def _take_lease(self, request_id: str, slots: peers_pb2.GivenSlots, age_s: float) -> None:
         worker = self._fleet.known(slots.worker_id)
-        if worker is None or not worker.connected:
+        if worker is None or not worker.connected or worker.leases.was_early(request_id):
             return
         lease = SlotLease(
             request_id=request_id,

@@ -111,6 +111,21 @@ def test_two_routers_do_not_give_the_same_room_away(paired) -> None:
     paired(scenario)
 
 
+def test_a_pick_that_is_told_later_than_its_worker_reports_it_holds_no_room(paired) -> None:
+    """As the news of a router in another zone."""
+
+    async def scenario(pair: Pair) -> None:
+        [(_, worker_of_b)] = pair.start("decode", "d0")
+        for number in range(4):
+            await pair.a.pick(f"r{number}")
+            worker_of_b.load(f"r{number}")
+        await asyncio.sleep(0.1)
+        await pair.b.pick("r9")
+        assert len(pair.b.core._fleet.find("d0").leases) == 1
+
+    paired(scenario)
+
+
 def test_a_request_that_is_picked_again_elsewhere_is_on_its_way_once(paired) -> None:
     async def scenario(pair: Pair) -> None:
         pair.start("decode", "d0")
