@@ -146,5 +146,7 @@ def _new_tables(events: StepEvents) -> Iterator[tuple[int, int]]:
     """The sequences that were given blocks, and how many they hold now."""
     for admitted in events.admitted:
         yield admitted.seq_id, admitted.num_cached_blocks
-    for event in chain(events.bound, events.started):
-        yield event.seq_id, len(event.block_ids)
+    for bound in events.bound:
+        yield bound.seq_id, len(bound.block_ids)
+    for started in events.started:
+        yield started.seq_id, len(started.block_ids)
