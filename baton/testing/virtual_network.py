@@ -11,7 +11,7 @@ import hashlib
 import random
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -123,7 +123,7 @@ class VirtualStream:
             await wire.change(left_s)
         if wire.ended:
             raise StreamLost("cut")
-        due_s = clock.now() + self._network.draw_delay_s()
+        due_s = clock.now() + self._network.draw_delay_s(self.link)
         wire.last_due_s = max(wire.last_due_s, due_s)
         wire.frames.append((wire.last_due_s, frame))
         wire.notify()
@@ -143,6 +143,8 @@ class VirtualNetwork:
     def __init__(self, rng: random.Random, clock: Clock, max_delay_s: float = 0.0) -> None:
         self.clock = clock
         self.max_delay_s = max_delay_s
+        # The least delay between two processes, by their names.
+        self.way_s: Callable[[str, str], float] = _no_way
         self.digest = Digest()
         self._rng = rng
         self._links: list[Link] = []
@@ -179,13 +181,18 @@ class VirtualNetwork:
     def stands_still(self, link: Link) -> bool:
         return link.caller in self._stopped or link.callee in self._stopped
 
-    def draw_delay_s(self) -> float:
-        return self._rng.uniform(0, self.max_delay_s) if self.max_delay_s else 0.0
+    def draw_delay_s(self, link: Link) -> float:
+        least_s = self.way_s(link.caller, link.callee)
+        return least_s + (self._rng.uniform(0, self.max_delay_s) if self.max_delay_s else 0.0)
 
     def delivered(self, link: Link, is_there: bool, frame: Any) -> None:
         way = f"{link.caller}>{link.callee}" if is_there else f"{link.callee}>{link.caller}"
         data = frame if isinstance(frame, bytes) else frame.SerializeToString(deterministic=True)
         self.digest.add(f"{link.kind} {way}", self.clock.now(), data)
+
+
+def _no_way(caller: str, callee: str) -> float:
+    return 0.0
 
 
 async def stop_process(network: VirtualNetwork, process: str, seconds: float) -> None:

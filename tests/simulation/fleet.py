@@ -69,6 +69,8 @@ TEMPLATE = (
 POISON = 0xDB
 STEP_S = 0.005
 TOKEN_S = 0.0002
+# Between two zones, one way.
+FAR_S = 0.02
 
 
 def make_model_folder(folder: Path) -> Path:
@@ -264,6 +266,8 @@ class Fleet:
         self._tasks = asyncio.TaskGroup()
         self._num_blocks = 0
         self.num_slots = 64
+        # The zone of a process by its name; empty = not known.
+        self.zone_of: Callable[[str], str] = lambda name: ""
         # Where usage is archived; None = nowhere.
         self.usage_dir: Path | None = None
 
@@ -277,6 +281,8 @@ class Fleet:
         names = [f"prefill-{n}" for n in range(num_prefill)]
         names += [f"decode-{n}" for n in range(num_decode)]
         endpoints = {f"sim:{number + 1}": name for number, name in enumerate(names)}
+        self._names = endpoints
+        self.network.way_s = self._way_s
         for endpoint, name in endpoints.items():
             self.start_worker(name, endpoint)
         self._endpoints = FixedMembers(endpoints)
@@ -295,7 +301,8 @@ class Fleet:
             run_inline,
             InlineParser(),
         )
-        self.gateway = Gateway(clients, GatewayIdentity("gw", (SECRET,)), self.clock, self.rng)
+        identity = GatewayIdentity("gw", (SECRET,), self.zone_of("gateway"))
+        self.gateway = Gateway(clients, identity, self.clock, self.rng)
         self._run(self.gateway.run())
         async with asyncio.timeout(60):
             while self.gateway.unready_reasons():
@@ -409,15 +416,16 @@ class Fleet:
     def start_router(self, name: str) -> None:
         """A router process, or the next life of one that was killed."""
         router = self.routers[name]
-        settings = RouterSettings(router_id=name, peers=tuple(f"{each}:1" for each in self.routers))
+        peers = tuple(f"{each}:1" for each in self.routers)
+        settings = RouterSettings(router_id=name, zone=self.zone_of(name), peers=peers)
         router.core = RouterCore(settings, self.clock, self.rng)
         watcher = Watcher(router.core, partial(self._dial_reports, name), self.clock, self.rng)
-        peers = PeerWatcher(router.core, name, partial(self._dial_router, name), self.rng)
+        peer_watcher = PeerWatcher(router.core, name, partial(self._dial_router, name), self.rng)
 
         async def live() -> None:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(watcher.run(self._endpoints))
-                tasks.create_task(peers.run(FixedMembers(self.routers)))
+                tasks.create_task(peer_watcher.run(FixedMembers(self.routers)))
 
         router.life = self._tasks.create_task(live())
 
@@ -436,6 +444,10 @@ class Fleet:
         await self._store.execute("FLUSHALL")
         await self._store.execute_all(key_registry.redis_commands(self._record))
 
+    def _way_s(self, caller: str, callee: str) -> float:
+        zones = {self.zone_of(self._names.get(each, each)) for each in (caller, callee)} - {""}
+        return FAR_S if len(zones) > 1 else 0.0
+
     def _run(self, work: Awaitable[None]) -> None:
         self._tasks.create_task(work)  # type: ignore[arg-type]
 
@@ -452,6 +464,7 @@ class Fleet:
             worker_id=name,
             role=role,
             clock=self.clock,
+            zone=self.zone_of(name),
             random_bytes=self.rng.randbytes,
         )
         front = (
@@ -591,11 +604,13 @@ async def fleet_of(
     num_routers: int = 1,
     num_slots: int = 64,
     usage_dir: Path | None = None,
+    zone_of: Callable[[str], str] = lambda name: "",
 ) -> AsyncIterator[Fleet]:
     """A fleet that is ready; its workers run `num_slots` sequences at once."""
     fleet = Fleet(seed, clock, model, max_delay_s)
     fleet.num_slots = num_slots
     fleet.usage_dir = usage_dir
+    fleet.zone_of = zone_of
     async with fleet._tasks as tasks:
         await fleet.start(num_prefill, num_decode, num_blocks, num_routers)
         yield fleet
