@@ -2,6 +2,10 @@
 
 from tools.dashboards.panels import Dashboard, Panel, rate, since_start
 
+_BUSY, _UNBILLED = (
+    rate(f"baton_engine_{part}_seconds", labels="") for part in ("busy", "unbilled")
+)
+
 TENANTS = Dashboard(
     "baton-tenants",
     "Baton / Tenants",
@@ -28,6 +32,47 @@ TENANTS = Dashboard(
                     + rate("baton_quota_tenant_tokens_total", "tenant", labels='kind="prompt"'): (
                         "{{tenant}}"
                     )
+                },
+                "percentunit",
+                most=1,
+            ),
+        ],
+        "Engine time": [
+            Panel(
+                "Engines used, by tenant",
+                "Engine time on bills, in engines: 1 = one worker all the time.",
+                {
+                    "topk(12, "
+                    + rate(
+                        "baton_quota_tenant_engine_seconds_total", "tenant", labels='kind!="wasted"'
+                    )
+                    + " > 0)": "{{tenant}}"
+                },
+                is_stacked=True,
+            ),
+            Panel(
+                "What the engines did",
+                "In engines. Unbilled are probes, and work that no bill waited for any more. The "
+                "stack's height is the number of workers.",
+                {
+                    f"{_BUSY} - {_UNBILLED}": "for requests",
+                    _UNBILLED: "unbilled",
+                    f"{rate('baton_engine_uptime_seconds', labels='')} - {_BUSY}": "idle",
+                },
+                is_stacked=True,
+            ),
+            Panel(
+                "Wasted, by tenant",
+                "The share of each tenant's engine time that brought nothing: cancelled, migrated "
+                "or preempted.",
+                {
+                    rate(
+                        "baton_quota_tenant_engine_seconds_total", "tenant", labels='kind="wasted"'
+                    )
+                    + " / "
+                    + rate(
+                        "baton_quota_tenant_engine_seconds_total", "tenant", labels='kind!="wasted"'
+                    ): "{{tenant}}"
                 },
                 "percentunit",
                 most=1,
