@@ -26,7 +26,6 @@ from services.quota.outcomes import (
     ReserveOutcome,
     SettleOutcome,
     exceeds_limit,
-    limit_state,
     refusal,
     reserved,
     spent_limit,
@@ -173,18 +172,16 @@ class Ledger:
         _check_identity(usage.tenant, usage.key_id, usage.request_id)
         if usage.num_prompt_tokens + usage.num_output_tokens > MAX_REQUEST_TOKENS:
             raise failures.InvalidRequest("token counts of the usage record are impossible")
-        outcome, limits = await self._settle(usage, key_must_be_known=True)
+        outcome = await self._settle(usage, key_must_be_known=True)
         if outcome is SettleOutcome.UNKNOWN_KEY:
             await self._registry.refresh()
-            outcome, limits = await self._settle(usage, key_must_be_known=False)
+            outcome = await self._settle(usage, key_must_be_known=False)
         instruments.QUOTA_SETTLES.labels(outcome).inc()
         is_repeated = outcome is SettleOutcome.REPEATED
         if not is_repeated:
             self._meter.settled(usage)
         self._on_settled(usage.tenant)
-        return quota_pb2.SettleResponse(
-            repeated_settle=is_repeated, limits=limit_state(limits, usage.model)
-        )
+        return quota_pb2.SettleResponse(repeated_settle=is_repeated)
 
     async def reap(self) -> int:
         """Lapse the expired leases of all tenants on the agenda; returns their number."""
@@ -259,14 +256,13 @@ class Ledger:
 
     async def _settle(
         self, usage: quota_pb2.UsageRecord, *, key_must_be_known: bool
-    ) -> tuple[SettleOutcome, list[int | bytes]]:
+    ) -> SettleOutcome:
         arguments: tuple[Argument, ...] = (
             usage.request_id, _digest(usage.request_id), usage.key_id, usage.model,
             self._prices.text_of(usage.model), usage.num_prompt_tokens, usage.num_cached_tokens,
             usage.num_output_tokens, usage.SerializeToString(), int(key_must_be_known),
         )  # fmt: skip
-        outcome, *limits = await self._run("settle", usage.tenant, arguments)
-        return SettleOutcome(outcome.decode()), limits
+        return SettleOutcome((await self._run("settle", usage.tenant, arguments)).decode())
 
     async def _renew_part(
         self, tenant: str, leases: Sequence[quota_pb2.LeaseRenewal]

@@ -205,12 +205,10 @@ class SettleRequest(_message.Message):
     def __init__(self, usage: _Optional[_Union[UsageRecord, _Mapping]] = ...) -> None: ...
 
 class SettleResponse(_message.Message):
-    __slots__ = ("repeated_settle", "limits")
+    __slots__ = ("repeated_settle",)
     REPEATED_SETTLE_FIELD_NUMBER: _ClassVar[int]
-    LIMITS_FIELD_NUMBER: _ClassVar[int]
     repeated_settle: bool
-    limits: _failure_pb2.LimitState
-    def __init__(self, repeated_settle: _Optional[bool] = ..., limits: _Optional[_Union[_failure_pb2.LimitState, _Mapping]] = ...) -> None: ...
+    def __init__(self, repeated_settle: _Optional[bool] = ...) -> None: ...
 
 class UsageRecord(_message.Message):
     __slots__ = ("request_id", "tenant", "key_id", "model", "model_fp", "started_unix_ms", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "num_wasted_tokens", "finish_reason", "stages", "wall_us", "endpoint", "num_attempts", "provisional", "engine")

@@ -1,7 +1,7 @@
 -- ARGV[4..8]: request id, its digest, key id, model, price. ARGV[9..11]: prompt tokens, how many of
 -- them were cached, output tokens. ARGV[12]: usage record (serialized). ARGV[13]: '1' when the key must
 -- be known (if it is not, nothing happens and the outcome is unknown_key).
--- Reply: outcome (settled, repeated, unknown or unknown_key), limit state.
+-- Reply: outcome (settled, repeated, unknown or unknown_key).
 -- The first settle is final. A request that was never reserved here (Redis was down, or lost it) is
 -- debited in full in the current windows; one that lapsed is corrected by the difference. A lease is
 -- settled at the price at which it was reserved.
@@ -48,4 +48,4 @@ end
 
 local outcome = settle()
 save_accounts()
-return with_limits({outcome}, accounts_of(key_id, model))
+return outcome

@@ -167,9 +167,8 @@ class QuotaModel:
         lease.expires_ms = max(lease.expires_ms, now_ms + self._lease_ms)
         return state, lease.granted
 
-    def settle(
-        self, request_id: str, caller: ModelCaller, usage: ModelUsage, now_ms: int
-    ) -> ModelAnswer:
+    def settle(self, request_id: str, caller: ModelCaller, usage: ModelUsage, now_ms: int) -> str:
+        """Charge what was used; returns the outcome."""
         # Settling does not reap: an expired lease that is settled now has not lapsed.
         self._refill(now_ms)
         used = self._used(caller)
@@ -190,13 +189,13 @@ class QuotaModel:
             for account, _ in used:
                 account.requests.take(1)
         elif lease.state == "settled":
-            return self._answer(used, "repeated")
+            return "repeated"
         outcome = "unknown" if lease.state == "unknown" else "settled"
         held = lease.estimate[0] if lease.state == "held" else lease.charged[0]
         actual = lease.price.cost(usage.prompt, usage.cached, usage.output)
         self._recharge(lease, (usage.prompt + usage.output, actual), held)
         lease.state = "settled"
-        return self._answer(used, outcome)
+        return outcome
 
     def reap(self, now_ms: int) -> None:
         for tenant in {tenant for tenant, _ in self.leases}:

@@ -126,6 +126,13 @@ class QuotaBench:
         account = f"baton:{{{key.tenant}}}:account:{key.key_id}"
         return int(await self.store.execute("HGET", account, "slots") or 0)
 
+    async def left(self, key: KeyRecord) -> tuple[int, int]:
+        """The tokens and the requests that the key's minute had left at its last change."""
+        account = f"baton:{{{key.tenant}}}:account:{key.key_id}"
+        levels = await self.store.execute("HMGET", account, "tokens", "requests")
+        tokens, requests = (max(0, int(level or 0) // 60_000) for level in levels)
+        return tokens, requests
+
     async def num_stream_entries(self, tenant: str = "acme") -> int:
         return int(await self.store.execute("XLEN", f"baton:{{{tenant}}}:usage"))
 
