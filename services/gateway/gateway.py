@@ -129,9 +129,14 @@ class Gateway:
                 tasks.create_task(watcher.run())
 
     async def close(self) -> None:
-        """Close the workers' links, once no request is open, and tell quota what the workers did
-        until now."""
+        """Close the workers' links, once no request is open, and tell quota what workers did."""
         await self.links.close_all()
+        await self.tell_workers()
+
+    async def tell_workers(self) -> None:
+        """Tell quota what the workers did until now, if it answers in a moment."""
+        if models := await self._routers.look():
+            self.worker_totals.update(models)
         self.worker_totals.tell_all()
         await self.leases.beat()
 

@@ -67,9 +67,7 @@ def test_usage_adds_up_to_the_time_of_the_workers(seed: int, tmp_path: Path) -> 
             assert fleet.archives is not None
             archiver, workers = fleet.archives
             assert await archiver.archive_all()
-            # As when the gateway leaves.
-            fleet.gateway.worker_totals.tell_all()
-            workers.note(fleet.gateway.worker_totals.take())
+            await fleet.gateway.tell_workers()
             await workers.write_all()
 
     clock = VirtualClock()

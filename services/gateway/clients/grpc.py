@@ -5,7 +5,7 @@ Translates calls and nothing else. Replicas of quota and tokenizer share a balan
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -213,7 +213,7 @@ class GrpcRouter:
         )
         return answer
 
-    async def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
+    async def watch_admission(self) -> AsyncGenerator[router_pb2.WatchAdmissionResponse, None]:
         call = self._stub.WatchAdmission(
             router_pb2.WatchAdmissionRequest(takes_deltas=True), metadata=grpc_channel.outgoing()
         )

@@ -5,7 +5,7 @@ All methods raise BatonError on failure: the peer's own, Unavailable when it can
 DeadlineExceeded when the context's time ran out.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -67,7 +67,7 @@ class RouterClient(Protocol):
     ) -> router_pb2.PickResponse:
         """Pick a pair of workers; waits in the router's queue as long as the deadline allows."""
 
-    def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
+    def watch_admission(self) -> AsyncGenerator[router_pb2.WatchAdmissionResponse, None]:
         """Follow the router's view of the fleet, on every change. Ends or raises when the router is
         lost."""
 

@@ -10,6 +10,7 @@ repeated at the next one. Knows no network; each router is a RouterClient (clien
 """
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +26,8 @@ from services.gateway.routing.prompt_keys import PromptKeys
 from services.gateway.routing.quarantine_news import QuarantineNews
 
 _WATCH_RETRY_S = 0.2
+# How long a look at the fleet may take.
+_LOOK_S = 0.5
 # A time on every event loop's clock that is over.
 _AT_ONCE = float("-inf")
 # The least share of the ready workers of a model that a router knows which is asked.
@@ -100,6 +103,19 @@ class Routers:
                     raise
                 _log.info("pick_repeated", request_id=context.request_id, router=address)
         return self._pick_fallback(request)
+
+    async def look(self) -> Sequence[router_pb2.ModelState]:
+        """The fleet as a router sees it now: what they told last of a worker's load may be seconds
+        old. Empty when none answers in a moment."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_S):
+                for address in self.in_order(""):
+                    views = self._routers[address].watch_admission()
+                    async with contextlib.aclosing(views):
+                        with contextlib.suppress(BatonError):
+                            async for view in views:
+                                return view.models
+        return ()
 
     async def _ask(
         self, address: str, request: router_pb2.PickRequest, context: CallContext

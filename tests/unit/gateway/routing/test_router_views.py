@@ -90,3 +90,16 @@ def test_a_gateway_that_misses_a_change_asks_for_a_whole_view(missed: Any) -> No
     router, seen = follow_views(view_of(7, whole, is_delta=False), missed, for_s=0.45)
     assert router.num_watches == 2
     assert all(m.num_queued == 0 for (m,) in seen)
+
+
+def test_a_look_brings_a_whole_view_of_a_router_that_answers() -> None:
+    clock, whole = VirtualClock(), view_of(7, change("d1"), is_delta=False)
+    answering, silent = ChangingRouter(whole), ChangingRouter()
+    alone = FallbackPicker(random.Random(4), ReadyWorkers(), lambda worker_id: 0).pick
+
+    def look(router: ChangingRouter) -> Sequence[Any]:
+        routers = Routers({"r": router}, clock, random.Random(3), lambda models: None, alone)
+        return run_virtual(routers.look(), clock)
+
+    assert list(look(answering)) == list(whole.models)
+    assert look(silent) == ()
