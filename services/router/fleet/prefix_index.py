@@ -24,6 +24,8 @@ from baton.wire.prefix_hash import HASH_BYTES
 # its beginning, so the workers that hold the last block of a stride hold the others, too.
 _NUM_LOOKED_UP = 64
 _STRIDE = 32
+# So many entries of a log are looked at for one report.
+_TIDIED = 2048
 # A log is rewritten when it is so many times as long as what the worker holds, and so much longer.
 _MAX_LOG_FACTOR = 2
 _MIN_LOG_SLACK = 64
@@ -46,6 +48,19 @@ def view_of(joined: bytes) -> "memoryview[int]":
 
 
 @dataclass(slots=True)
+class _Tidying:
+    """A log that is being rewritten, from its end: all before `left` is still to be looked at.
+
+    `alive` are the hashes that were found, the newest first. What came after `end` stays.
+    """
+
+    end: int
+    left: int
+    seen: set[int] = field(default_factory=set)
+    alive: "array[int]" = field(default_factory=lambda: array("Q"))
+
+
+@dataclass(slots=True)
 class _Held:
     """One worker's entries. `log` has removed hashes, too, and those before `start` are done.
 
@@ -59,6 +74,7 @@ class _Held:
     count: int = 0
     num_forgotten: int = 0
     digest: int = 0
+    tidying: _Tidying | None = None
 
 
 class PrefixIndex:
@@ -97,8 +113,7 @@ class PrefixIndex:
             self._remove_forgotten(held, hashes)
         num_gone = self._drop(held, hashes, is_evicted=True)
         self.num_hashes -= num_gone
-        if len(held.log) - held.start > _MAX_LOG_FACTOR * held.count + _MIN_LOG_SLACK:
-            self._rewrite(held)
+        self._tidy(held)
 
     def build(self, worker: str, hashes: Iterable[int]) -> int:
         """Add a part of a snapshot, which counts when it is whole. Returns how many had to go."""
@@ -283,16 +298,31 @@ class PrefixIndex:
             num_gone += self._drop(held, held.log[held.start : end])
             held.start = end
         held.num_forgotten += num_gone
-        if 2 * held.start > len(held.log):
+        if held.tidying is None and 2 * held.start > len(held.log):
             del held.log[: held.start]
             held.start = 0
         return num_gone
 
-    def _rewrite(self, held: _Held) -> None:
-        """Leave out of the log what the worker does not hold; of two mentions the later counts."""
-        latest = dict.fromkeys(reversed(held.log[held.start :]))
-        alive = [h for h in latest if self._holders.get(h, 0) & held.bit]
-        held.log, held.start = array("Q", reversed(alive)), 0
+    def _tidy(self, held: _Held) -> None:
+        """Leave out of a long log what the worker does not hold, a part at a time; of two mentions
+        the later counts."""
+        num_logged = len(held.log)
+        if held.tidying is None:
+            if num_logged - held.start <= _MAX_LOG_FACTOR * held.count + _MIN_LOG_SLACK:
+                return
+            held.tidying = _Tidying(num_logged, num_logged)
+        work = held.tidying
+        first = max(held.start, work.left - _TIDIED)
+        for block_hash in reversed(held.log[first : work.left]):
+            if block_hash not in work.seen:
+                work.seen.add(block_hash)
+                if self._holders.get(block_hash, 0) & held.bit:
+                    work.alive.append(block_hash)
+        work.left = first
+        if first == held.start:
+            work.alive.reverse()
+            held.log, held.start = work.alive + held.log[work.end :], 0
+            held.tidying = None
 
 
 def _numbers(bits: int) -> Iterator[int]:

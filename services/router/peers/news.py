@@ -9,7 +9,6 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from itertools import islice
 
 from baton.system.clock import Clock
 from baton.wire.failures import Overloaded
@@ -152,7 +151,8 @@ class PeerNewsLog:
 
     def _aged(self, start: int, end: int) -> Iterator[peers_pb2.PeerEvent]:
         now = self._clock.now()
-        for told_at, event in islice(self._events, start, end):
+        for position in range(start, end):
+            told_at, event = self._events[position]
             age_s = now - told_at
             if age_s < self._memory_s:
                 event.age_ms = math.ceil(age_s * 1000)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.wire.failures import InvalidRequest
+from services.router.fleet import prefix_index
 from services.router.fleet.prefix_index import PrefixIndex, hashes_of
 
 
@@ -158,6 +159,21 @@ def test_a_block_that_came_back_is_as_old_as_its_return() -> None:
     index.check_integrity()
     index.stored("a", range(400, 409))
     assert index.match(names(0)) == {"a": 1}
+
+
+def test_a_long_log_is_rewritten_a_part_at_a_time(monkeypatch) -> None:
+    monkeypatch.setattr(prefix_index, "_TIDIED", 50)
+    random, index = Random(1), PrefixIndex(300)
+    held: dict[int, None] = {}
+    for _ in range(1000):
+        new = names(*random.sample(range(1000), 10))
+        index.stored("a", new)
+        held |= dict.fromkeys(new)
+        gone = random.sample(list(held), min(len(held) - 1, 9))
+        index.removed("a", gone)
+        held = {each: None for each in held if each not in gone}
+        index.check_integrity()
+        assert index.digest("a")[0] == len(held)
 
 
 def test_hashes_on_the_wire_count_by_their_last_bytes() -> None:
