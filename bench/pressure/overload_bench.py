@@ -193,7 +193,7 @@ class _Bench:
         )
         plan = {"requests": [self._request(tenant, at_s) for at_s, tenant in arrivals]}
         records, figures = self._send(plan)
-        begin = 2 * self._options.service_s
+        begin = min(2 * self._options.service_s, seconds / 2)
         mine = outcome.arrived(records, begin, seconds)
         first, *others = rates
         ahead = None
