@@ -81,7 +81,7 @@ def num_prompt_bytes(request: GenerationRequest) -> int:
         case ChatMessages(messages_json):
             return len(messages_json)
         case PlainText(text):
-            return len(text)
+            return len(text) if text.isascii() else len(text.encode())
         case PromptTokens(token_ids):
             return len(token_ids)
 

@@ -30,6 +30,11 @@ def test_a_prompt_of_unknown_kind_has_a_token_a_byte() -> None:
     assert PromptEstimates().estimate(text(200), MODEL, LONGEST_TOKEN) == PromptEstimate(200, 10)
 
 
+def test_text_that_is_not_ascii_is_measured_in_bytes() -> None:
+    request = GenerationRequest("completions", "demo", PlainText("\u6587" * 100))
+    assert PromptEstimates().estimate(request, MODEL, LONGEST_TOKEN).num_tokens == 300
+
+
 def test_an_estimate_follows_the_prompts_that_were_tokenized() -> None:
     estimates = PromptEstimates()
     estimates.note(text(400), MODEL, 100)
