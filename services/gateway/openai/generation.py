@@ -19,12 +19,44 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+
+
+class Function(NamedTuple):
+    """A function that the model may call. `parameters_json`: the schema of its arguments."""
+
+    name: str
+    parameters_json: str
+    is_strict: bool = False
+
+
+class Tools(msgspec.Struct, frozen=True):
+    """The functions of a conversation, and how the model may call them.
+
+    `tools_json`: OpenAI's list, as chat templates read it. `functions`: those that may be called.
+    `is_required`: the answer is one call or more. `is_named`: it is a call of the one function.
+    """
+
+    tools_json: bytes
+    functions: tuple[Function, ...]
+    is_required: bool = False
+    is_named: bool = False
+    is_parallel: bool = True
+
+    @property
+    def is_enforced(self) -> bool:
+        """True when the answer must have a form: some calls, or arguments by a strict schema."""
+        return self.is_required or any(function.is_strict for function in self.functions)
 
 
 class ChatMessages(msgspec.Struct, frozen=True, tag=True):
-    """A conversation; `messages_json` is a JSON list of {role, content}, text only."""
+    """A conversation; `messages_json` is a JSON list of {role, content}, text only. Arguments of
+    earlier calls are JSON objects in it, as chat templates read them."""
 
     messages_json: bytes
+    tools: Tools | None = None
+    # It may have calls and results, as well as tools.
+    has_calls: bool = False
 
 
 class PlainText(msgspec.Struct, frozen=True, tag=True):
@@ -123,6 +155,16 @@ class TokenLogprob(NamedTuple):
     top: tuple[Likelihood, ...]
 
 
+class CallDelta(NamedTuple):
+    """New text of the arguments of a choice's call with this number; the first delta of a call
+    names it."""
+
+    number: int
+    arguments: str
+    call_id: str = ""
+    name: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """New text of one choice, in order. `finish_reason` is set on the choice's last delta only.
@@ -136,6 +178,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     spent_budget: str = ""
+    calls: tuple[CallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

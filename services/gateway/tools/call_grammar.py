@@ -1,0 +1,116 @@
+"""Grammars (Lark, as llguidance has it) of answers that call functions, in a family's syntax.
+
+Where a call is required the whole answer is calls. Otherwise text may come before them, and what a
+call begins with decides: from there on the arguments follow their schema.
+Source: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from services.gateway.openai.generation import Function, Tools
+from services.gateway.tools.call_syntax import CallSyntax
+
+# One space, or a line break and up to 32 blanks: a model must not fill its output with white space.
+_WHITE_SPACE = r" |\n[ \t]{0,32}"
+_ANY_ARGUMENTS = '{"type": "object"}'
+
+
+def call_grammar(tools: Tools, syntax: CallSyntax, special_ids: Mapping[str, int]) -> str:
+    """The grammar of an answer. `special_ids`: the marks that are single tokens without text."""
+    grammar = _Grammar(syntax, special_ids)
+    calls = [grammar.call(number, each) for number, each in enumerate(tools.functions)]
+    names = " | ".join(f"call_{number}" for number in range(len(calls)))
+    start = grammar.required(tools) if tools.is_required else grammar.optional(tools)
+    return "\n".join(["%llguidance {}", *start, f"call: {names}", *calls])
+
+
+class _Grammar:
+    """Writes the rules of one grammar."""
+
+    def __init__(self, syntax: CallSyntax, special_ids: Mapping[str, int]) -> None:
+        self._syntax = syntax
+        self._special_ids = special_ids
+        longest_first = sorted(special_ids, key=len, reverse=True)
+        self._special = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+
+    def call(self, number: int, function: Function) -> str:
+        """The rule of calls of one function, behind the mark at their beginning."""
+        syntax, margin = self._syntax, self._syntax.margin
+        if syntax.name_end:
+            before, after = f"{function.name}{margin}{syntax.name_end}{margin}", ""
+        else:
+            name = msgspec.json.encode(function.name).decode()
+            before, after = f'{margin}{{"name": {name}, "{syntax.arguments_key}": ', "}"
+        body = (
+            self._text(before),
+            f"%json {_schema(function)}",
+            self._text(after + margin + syntax.end),
+        )
+        return f"call_{number}: {' '.join(body)}"
+
+    def required(self, tools: Tools) -> list[str]:
+        """The rules of an answer that is calls and nothing else."""
+        syntax = self._syntax
+        first = self._text(syntax.opening + syntax.list_begin + syntax.begin)
+        return [f"start: {first} call {self._more(tools)} {self._text(syntax.closing)}"]
+
+    def optional(self, tools: Tools) -> list[str]:
+        """The rules of an answer that is text, and calls where the model begins one."""
+        syntax = self._syntax
+        if not syntax.trigger:
+            return [f"start: call {self._more(tools)} | TEXT", r"TEXT: /[^{ \n](.|\n)*/"]
+        rules = [r"TEXT: /(.|\n)*/", *self._head()]
+        if syntax.opening:
+            first, closing = (
+                self._text(syntax.list_begin + syntax.begin),
+                self._text(syntax.closing),
+            )
+            return [f"start: head {first} call {self._more(tools)} {closing} | TEXT", *rules]
+        return [
+            f"start: {'(head call)* TEXT' if tools.is_parallel else 'head call | TEXT'}",
+            *rules,
+        ]
+
+    def _more(self, tools: Tools) -> str:
+        """Further calls, behind the first."""
+        syntax = self._syntax
+        separator = f"{syntax.separator} " if syntax.separator else syntax.margin
+        return f"({self._text(separator + syntax.begin)} call)*" if tools.is_parallel else ""
+
+    def _head(self) -> list[str]:
+        """The rule of text up to the mark that begins calls."""
+        trigger = self._syntax.trigger
+        first, *rest = self._pieces(trigger)
+        if first in self._special_ids:
+            return [f"head: TEXT {self._text(trigger)}"]
+        return [
+            f"head_text[lazy]: TEXT {_quoted(first)}",
+            f"head: head_text {self._text(''.join(rest))}",
+        ]
+
+    def _text(self, text: str) -> str:
+        """Text that is written as it stands, with its special tokens as such."""
+        ids = self._special_ids
+        return " ".join(
+            f"<[{ids[piece]}]>" if piece in ids else _quoted(piece) for piece in self._pieces(text)
+        )
+
+    def _pieces(self, text: str) -> list[str]:
+        pieces = self._special.split(text) if self._special_ids else [text]
+        return [piece for piece in pieces if piece]
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode()
+
+
+def _schema(function: Function) -> str:
+    """The schema of a function's arguments, in one line."""
+    schema: dict[str, Any] = msgspec.json.decode(function.parameters_json or _ANY_ARGUMENTS)
+    return msgspec.json.encode(
+        {**schema, "x-guidance": {"whitespace_pattern": _WHITE_SPACE}}
+    ).decode()

@@ -1,0 +1,90 @@
+"""The ways in which families of models write tool calls, one row each.
+
+A parser (`call_parser.py`) reads calls and a grammar (`call_grammar.py`) enforces them, both from
+the same row. White space between the parts has no meaning. A call is either one JSON object with
+name and arguments, or a name, a mark and the arguments:
+
+    hermes          <tool_call>{"name": "f", "arguments": {...}}</tool_call>     Qwen, Hermes
+    llama3          {"name": "f", "parameters": {...}}; {...}                    Llama 3.1 and later
+    mistral         [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]         Mistral to v7
+    mistral_named   [TOOL_CALLS]f[ARGS]{...}                                     Mistral from v11
+    deepseek        marks with "tool▁call" around: function, f, ```json {...} ```  DeepSeek V3, R1
+    deepseek_v31    the same marks around: f, {...}                              DeepSeek V3.1
+    generic         as hermes; a system message tells the model so, for templates without tools
+
+Sources: the chat templates of these models.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """The marks of one family's calls; an empty one is not written."""
+
+    name: str
+    # Before all calls, and before and after each.
+    opening: str = ""
+    list_begin: str = ""
+    begin: str = ""
+    # Between name and arguments; empty: a call is a JSON object.
+    name_end: str = ""
+    end: str = ""
+    separator: str = ""
+    closing: str = ""
+    # The key of the arguments in a call's object.
+    arguments_key: str = "arguments"
+    # White space that models write around a call's parts.
+    margin: str = ""
+
+    @property
+    def trigger(self) -> str:
+        """The mark that begins calls in a text; empty: the answer begins with the object."""
+        return self.opening or self.begin
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that may stand around names and arguments."""
+        return (*self.marks, self.name_end, PYTHON_TAG, CALL_ID)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All marks but the one behind the name, the longest first."""
+        around = {self.opening, self.list_begin, self.separator, self.closing}
+        return tuple(sorted((around | {self.begin, self.end}) - {""}, key=len, reverse=True))
+
+
+# Llama writes it before a call, and Mistral the id of a call behind its name.
+PYTHON_TAG = "<|python_tag|>"
+CALL_ID = "[CALL_ID]"
+_BEGINS, _ENDS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_BEGIN, _SEPARATOR, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+
+GENERIC = CallSyntax("generic", begin="<tool_call>", end="</tool_call>", margin="\n")
+SYNTAXES = {
+    syntax.name: syntax
+    for syntax in (
+        GENERIC,
+        CallSyntax("hermes", begin="<tool_call>", end="</tool_call>", margin="\n"),
+        CallSyntax("llama3", separator=";", arguments_key="parameters"),
+        CallSyntax("mistral", opening="[TOOL_CALLS]", list_begin="[", separator=",", closing="]"),
+        CallSyntax("mistral_named", begin="[TOOL_CALLS]", name_end="[ARGS]"),
+        CallSyntax(
+            "deepseek",
+            opening=_BEGINS,
+            begin=f"{_BEGIN}function{_SEPARATOR}",
+            name_end="```json",
+            end=f"```{_END}",
+            closing=_ENDS,
+            margin="\n",
+        ),
+        CallSyntax(
+            "deepseek_v31",
+            opening=_BEGINS,
+            begin=_BEGIN,
+            name_end=_SEPARATOR,
+            end=_END,
+            closing=_ENDS,
+        ),
+    )
+}
