@@ -79,7 +79,8 @@ async def _load_models(settings: Settings, clock: Clock, run_in_thread: RunInThr
         for name, path in settings.model_folders():
             folder = await run_in_thread(read_model_folder, path, name)
             file = await tokenizer_file(folder, cache_folder(), settings.convert_deadline_s)
-            models.append(await _load(folder, file, make_renderer, run_in_thread))
+            syntax = settings.tool_syntax_of(name)
+            models.append(await _load(folder, file, make_renderer, run_in_thread, syntax))
     except UnusableModel:
         await ModelTable(models).close()
         raise
@@ -87,9 +88,13 @@ async def _load_models(settings: Settings, clock: Clock, run_in_thread: RunInThr
 
 
 async def _load(
-    folder: ModelFolder, file: Path, make_renderer: MakeRenderer, run_in_thread: RunInThread
+    folder: ModelFolder,
+    file: Path,
+    make_renderer: MakeRenderer,
+    run_in_thread: RunInThread,
+    syntax: str | None,
 ) -> ServedModel:
-    model = await load_model(folder, file, make_renderer, run_in_thread, os.urandom)
+    model = await load_model(folder, file, make_renderer, run_in_thread, os.urandom, syntax)
     _log.info(
         "model_loaded",
         model=folder.name,

@@ -23,6 +23,7 @@ from services.tokenizer.model_folder import (
 from services.tokenizer.prompt_tokenizer import PromptTokenizer, added_tokens
 from services.tokenizer.render_messages import TemplateSetup
 from services.tokenizer.template import Renderer, TemplateRefused
+from services.tokenizer.tool_syntax import tool_syntax
 
 MakeRenderer = Callable[[TemplateSetup], Awaitable[Renderer]]
 FORMAT = 1
@@ -42,7 +43,8 @@ class Artifact:
 
     Format: a msgpack map {file name: bytes}. `tokenizer.json` is the model's tokenizer with all
     tokens that its configuration adds. `detokenizer.json` has the values that `tokenizer.json`
-    lacks: {"format": 1, "model_fp", "vocab_size", "eos_token_ids", "special_token_ids"}.
+    lacks: {"format": 1, "model_fp", "vocab_size", "eos_token_ids", "special_token_ids",
+    "tool_syntax"} (see tool_syntax.py).
     `generation_config.json` is the folder's own, if it has one. `digest` is the sha256 of the
     whole, in hex.
     """
@@ -56,7 +58,10 @@ class Artifact:
 
 
 def build_artifact(
-    folder: ModelFolder, tokenizer: PromptTokenizer, eos_token_ids: tuple[int, ...]
+    folder: ModelFolder,
+    tokenizer: PromptTokenizer,
+    eos_token_ids: tuple[int, ...],
+    syntax: str,
 ) -> Artifact:
     """Build a model's artifact; equal inputs give equal bytes."""
     special = [token for token, is_special in tokenizer.added_tokens() if is_special]
@@ -66,6 +71,7 @@ def build_artifact(
         "vocab_size": tokenizer.num_ids,
         "eos_token_ids": list(eos_token_ids),
         "special_token_ids": [tokenizer.token_id(token) for token in special],
+        "tool_syntax": syntax,
     }
     files = {
         DETOKENIZER_FILE: msgspec.json.encode(description),
@@ -127,8 +133,10 @@ async def load_model(
     make_renderer: MakeRenderer,
     run_in_thread: RunInThread,
     random_bytes: Callable[[int], bytes],
+    syntax: str | None = None,
 ) -> ServedModel:
-    """Load a model. Raises UnusableModel."""
+    """Load a model. `syntax` names that of its tool calls in place of its templates'. Raises
+    UnusableModel."""
     own = await run_in_thread(build_tokenizer, folder, tokenizer_file)
     renderer, control_tokens = None, [token for token, special in added_tokens(own) if special]
     if folder.templates:
@@ -143,7 +151,8 @@ async def load_model(
         control_tokens = renderer.control_tokens
     tokenizer = await run_in_thread(PromptTokenizer, own, control_tokens, random_bytes)
     eos_token_ids = folder.eos_token_ids or _own_eos(folder, tokenizer)
-    artifact = await run_in_thread(build_artifact, folder, tokenizer, eos_token_ids)
+    own_syntax = tool_syntax(folder.templates.values()) if syntax is None else syntax
+    artifact = await run_in_thread(build_artifact, folder, tokenizer, eos_token_ids, own_syntax)
     vocab_size = min(tokenizer.num_ids, folder.embedding_rows or tokenizer.num_ids)
     return ServedModel(folder, tokenizer, renderer, artifact, vocab_size, eos_token_ids)
 

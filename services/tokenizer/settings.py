@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+TOOL_SYNTAXES = (
+    "generic", "hermes", "llama3", "mistral", "mistral_named", "deepseek", "deepseek_v31",
+)  # fmt: skip
 PREFIX = "BATON_TOKENIZER_"
 
 
@@ -14,6 +17,8 @@ class Settings:
     """
 
     models: tuple[str, ...]
+    # name=syntax: how a model writes tool calls, in place of what its chat template shows.
+    tool_syntaxes: tuple[str, ...] = ()
     listen: str = "127.0.0.1:0"
     admin_listen: str = "127.0.0.1:0"
     encode_threads: int = 2
@@ -35,9 +40,17 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.models:
             raise ValueError("models must name a folder")
+        for entry in self.tool_syntaxes:
+            if entry.partition("=")[2] not in TOOL_SYNTAXES:
+                known = ", ".join(TOOL_SYNTAXES)
+                raise ValueError(f"tool_syntaxes: got {entry}; expected name= and one of {known}")
         for name, value in vars(self).items():
             if isinstance(value, int | float) and value <= 0:
                 raise ValueError(f"{name} must be above 0")
+
+    def tool_syntax_of(self, name: str) -> str | None:
+        """The syntax of tool calls that is set for a model, if one is."""
+        return dict(entry.split("=", 1) for entry in self.tool_syntaxes).get(name)
 
     def model_folders(self) -> list[tuple[str, Path]]:
         """(name, folder) of each model."""

@@ -1,21 +1,13 @@
-"""/v1/chat/completions: the request as typed fields, the answer as JSON or chunks."""
+"""/v1/chat/completions, the request: a conversation, with tools, as typed fields."""
 
 from typing import Any
 
 import msgspec
 
-from baton.wire.failures import BatonError, InvalidRequest
-from services.gateway.openai import limits, logprob_objects, sse
-from services.gateway.openai.collected import CollectedChoice, filled, logprob_lists
+from baton.wire.failures import InvalidRequest
+from services.gateway.openai import limits, tool_fields
 from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
-from services.gateway.openai.errors import choice_error, error_body
-from services.gateway.openai.generation import (
-    ChatMessages,
-    Delta,
-    GenerationRequest,
-    Identity,
-    Usage,
-)
+from services.gateway.openai.generation import ChatMessages, GenerationRequest, Tools
 from services.gateway.openai.shared_fields import (
     HARMLESS_VALUES,
     SharedFields,
@@ -23,18 +15,14 @@ from services.gateway.openai.shared_fields import (
     sampling_of,
     search_of,
     structure_of,
-    usage_object,
 )
 
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 UNSUPPORTED = {
     **HARMLESS_VALUES,
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -55,8 +43,8 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     annotations: Any = None
     audio: Any = None
     function_call: Any = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
+    tool_calls: list[tool_fields.ToolCall] | None = None
+    tool_call_id: limits.UserId | None = None
 
 
 class ChatFields(SharedFields):
@@ -67,16 +55,22 @@ class ChatFields(SharedFields):
     max_completion_tokens: limits.MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: limits.NumLogprobs | None = None
+    tools: tool_fields.ToolList | None = None
+    tool_choice: tool_fields.ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 def parse(body: bytes) -> GenerationRequest:
     """The request in a chat completion's body. Raises InvalidRequest."""
     fields = to_struct(decode_object(body), ChatFields, UNSUPPORTED)
     num_logprobs = _num_logprobs(fields)
+    functions = _tools(fields)
+    turns = _conversation(fields.messages)
+    has_calls = any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns)
     return GenerationRequest(
         endpoint="chat.completions",
         model=fields.model,
-        prompt=ChatMessages(msgspec.json.encode(_conversation(fields.messages))),
+        prompt=ChatMessages(msgspec.json.encode(turns), functions, has_calls),
         num_logprobs=num_logprobs,
         search=search_of(fields, num_logprobs),
         **sampling_of(
@@ -95,7 +89,21 @@ def _num_logprobs(fields: ChatFields) -> int | None:
     return None
 
 
-def _conversation(messages: list[dict[str, Any]]) -> list[dict[str, str]]:
+def _tools(fields: ChatFields) -> Tools | None:
+    if fields.tools is None and fields.tool_choice is None:
+        return None
+    found = tool_fields.tools_of(
+        fields.tools, fields.tool_choice, is_parallel=fields.parallel_tool_calls is not False
+    )
+    if found is not None and fields.use_beam_search:
+        raise unsupported_field("tools", "does not go with use_beam_search")
+    if found is not None and found.is_required and structure_of(fields) is not None:
+        message = "tool_choice: calls that are required do not go with another form of the answer"
+        raise InvalidRequest(message, param="tool_choice")
+    return found
+
+
+def _conversation(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not 1 <= len(messages) <= limits.MAX_MESSAGES:
         raise InvalidRequest(
             f"messages: got {len(messages)} messages; expected 1 to {limits.MAX_MESSAGES}",
@@ -104,22 +112,48 @@ def _conversation(messages: list[dict[str, Any]]) -> list[dict[str, str]]:
     return [_turn(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def _turn(raw: dict[str, Any], place: str) -> dict[str, str]:
+def _turn(raw: dict[str, Any], place: str) -> dict[str, Any]:
     message = _typed_message(raw, place)
-    if message.role in ("tool", "function"):
-        raise unsupported_field(f"{place}.role", "this version has no tools")
     if message.role not in ROLES:
         got = described(message.role)
         raise InvalidRequest(
             f"{place}.role: got {got}; expected one of {', '.join(ROLES)}", param=f"{place}.role"
         )
-    for name in ("tool_calls", "function_call", "tool_call_id", "audio"):
+    for name in ("function_call", "audio"):
         if getattr(message, name):
             raise unsupported_field(f"{place}.{name}", "this version does not have it")
+    if message.role == "tool":
+        return _result(message, place)
+    if message.tool_calls:
+        return _calls(message, place)
     # Chat templates know the role system, not its newer name.
     role = "system" if message.role == "developer" else message.role
     turn = {"role": role, "content": text_of(message.content, f"{place}.content", ("text",))}
     return turn if message.name is None else {**turn, "name": message.name}
+
+
+def _result(message: ChatMessage, place: str) -> dict[str, Any]:
+    """The result of a call."""
+    if message.tool_call_id is None:
+        param = f"{place}.tool_call_id"
+        raise InvalidRequest(f"{param}: required", param=param)
+    content = text_of(message.content, f"{place}.content", ("text",))
+    turn = {"role": "tool", "tool_call_id": message.tool_call_id, "content": content}
+    return turn if message.name is None else {**turn, "name": message.name}
+
+
+def _calls(message: ChatMessage, place: str) -> dict[str, Any]:
+    """An answer that called functions, with or without text before."""
+    if message.role != "assistant":
+        param = f"{place}.tool_calls"
+        raise InvalidRequest(f"{param}: only in messages of the assistant", param=param)
+    content = message.content
+    calls = [
+        tool_fields.turn_of_call(call, f"{place}.tool_calls[{index}]")
+        for index, call in enumerate(message.tool_calls or ())
+    ]
+    text = "" if content is None else text_of(content, f"{place}.content", ("text",))
+    return {"role": "assistant", "content": text, "tool_calls": calls}
 
 
 def _typed_message(raw: dict[str, Any], place: str) -> ChatMessage:
@@ -156,112 +190,3 @@ def _part_text(part: dict[str, Any], place: str, kinds: tuple[str, ...]) -> str:
         if name not in ("type", "text") and value not in (None, []):
             raise unsupported_field(f"{place}.{name}", "no such parameter")
     return text
-
-
-class ChatAnswer:
-    """One answer in chat completion form; stateful along one stream."""
-
-    def __init__(self, identity: Identity, request: GenerationRequest) -> None:
-        self._identity = identity
-        self._include_usage = request.include_usage
-        self._has_logprobs = request.num_logprobs is not None
-        self._collected = [
-            CollectedChoice(choice, logprob_objects.chat_columns)
-            for choice in range(identity.num_choices)
-        ]
-        self._templates = [
-            sse.TextTemplate(self._chunk({"content": sse.TextTemplate.MARK}, choice))
-            for choice in range(identity.num_choices)
-        ]
-
-    def opening(self) -> bytes:
-        role = {"role": "assistant", "content": "", "refusal": None}
-        choices = range(self._identity.num_choices)
-        return b"".join(sse.data_event(self._chunk(role, choice)) for choice in choices)
-
-    def deltas(self, batch: list[Delta]) -> bytes:
-        events = []
-        for delta in batch:
-            if delta.logprobs:
-                logprobs = logprob_objects.chat_object(delta.logprobs)
-                content = {"content": delta.text}
-                chunk = self._chunk(content, delta.choice, logprobs=logprobs)
-                events.append(sse.data_event(chunk))
-            elif delta.text:
-                events.append(self._templates[delta.choice].render(delta.text))
-            if delta.finish_reason:
-                events.append(sse.data_event(self._last_chunk(delta)))
-        return b"".join(events)
-
-    def closing(self, usage: Usage) -> list[bytes]:
-        if not self._include_usage:
-            return [sse.DONE]
-        return [sse.data_event(self._frame([], usage_object(usage))) + sse.DONE]
-
-    def failure(self, error: BatonError) -> list[bytes]:
-        return [b"data: " + error_body(error) + b"\n\n"]
-
-    def collect(self, batch: list[Delta]) -> None:
-        for delta in batch:
-            self._collected[delta.choice].add(delta)
-
-    def whole(self, usage: Usage) -> list[bytes]:
-        body = msgspec.json.encode(
-            {
-                **self._head("chat.completion"),
-                "choices": [self._choice_object(choice) for choice in self._collected],
-                "usage": usage_object(usage),
-            }
-        )
-        return filled(body, logprob_lists(self._collected))
-
-    def _chunk(
-        self,
-        delta: dict[str, Any],
-        choice: int,
-        logprobs: object = None,
-    ) -> object:
-        entry = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-        return self._frame([entry], None)
-
-    def _last_chunk(self, delta: Delta) -> object:
-        entry = {
-            "index": delta.choice,
-            "delta": {},
-            "logprobs": None,
-            "finish_reason": delta.finish_reason,
-            **choice_error(delta.spent_budget),
-        }
-        return self._frame([entry], None)
-
-    def _choice_object(self, collected: CollectedChoice) -> dict[str, Any]:
-        choice = collected.delta
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": choice.text,
-            "refusal": None,
-            "annotations": [],
-        }
-        logprobs = {**collected.logprob_marks, "refusal": None}
-        return {
-            "index": choice.choice,
-            "message": message,
-            "logprobs": logprobs if self._has_logprobs else None,
-            "finish_reason": choice.finish_reason,
-            **choice_error(choice.spent_budget),
-        }
-
-    def _frame(self, choices: list[object], usage: object) -> object:
-        frame = {**self._head("chat.completion.chunk"), "choices": choices}
-        return {**frame, "usage": usage} if self._include_usage else frame
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        identity = self._identity
-        return {
-            "id": f"chatcmpl-{identity.request_id}",
-            "object": kind,
-            "created": identity.created_unix_s,
-            "model": identity.model,
-            "service_tier": "default",
-            "system_fingerprint": f"fp_{identity.model_fp[:12]}",
-        }

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.openai.generation import Delta, FinishReason, TokenLogprob
+from services.gateway.openai.generation import CallDelta, Delta, FinishReason, TokenLogprob
 
 # Stands for a list in JSON that is encoded already; JSON itself has no such byte.
 _MARK = b"\0"
@@ -51,6 +51,7 @@ class CollectedChoice:
         self._columns_of = columns_of
         self._texts: list[str] = []
         self._logprobs = {name: JsonList() for name in columns_of(())}
+        self._calls: list[CallDelta] = []
         self.finish_reason: FinishReason | None = None
         self.spent_budget = ""
 
@@ -60,13 +61,23 @@ class CollectedChoice:
         if delta.logprobs:
             for name, members in self._columns_of(delta.logprobs).items():
                 self._logprobs[name].add(members)
+        for call in delta.calls:
+            self._add_call(call)
         self.finish_reason = delta.finish_reason
         self.spent_budget = delta.spent_budget
 
     @property
     def delta(self) -> Delta:
         """All of it but the logprobs."""
-        return Delta(self._choice, "".join(self._texts), self.finish_reason, (), self.spent_budget)
+        text, calls = "".join(self._texts), tuple(self._calls)
+        return Delta(self._choice, text, self.finish_reason, (), self.spent_budget, calls)
+
+    def _add_call(self, call: CallDelta) -> None:
+        if call.call_id:
+            self._calls.append(call)
+        else:
+            before = self._calls[-1]
+            self._calls[-1] = before._replace(arguments=before.arguments + call.arguments)
 
     @property
     def logprob_marks(self) -> dict[str, msgspec.Raw]:

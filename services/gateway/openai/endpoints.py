@@ -6,6 +6,7 @@ from typing import Protocol
 
 from baton.wire.failures import BatonError
 from services.gateway.openai import chat, completions, responses
+from services.gateway.openai.chat_answer import ChatAnswer
 from services.gateway.openai.generation import (
     Delta,
     EndpointName,
@@ -51,7 +52,7 @@ class Endpoint:
 
 
 ENDPOINTS: dict[str, Endpoint] = {
-    "/v1/chat/completions": Endpoint("chat.completions", chat.parse, chat.ChatAnswer),
+    "/v1/chat/completions": Endpoint("chat.completions", chat.parse, ChatAnswer),
     "/v1/completions": Endpoint("completions", completions.parse, completions.CompletionAnswer),
     "/v1/responses": Endpoint("responses", responses.parse, ResponsesAnswer),
 }

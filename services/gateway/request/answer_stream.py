@@ -148,10 +148,17 @@ class AnswerStream:
         if not self._is_echoed:
             self._is_echoed = True
             await self._delivery.repeat_prompt(self._echoes())
-        if batch:
+        if batch := self._read_calls(batch):
             await self._delivery.deliver(batch)
         for choice in self.answer.choices:
             self._meter.accepted(choice.choice, choice.num_received)
+
+    def _read_calls(self, batch: list[Delta]) -> list[Delta]:
+        """The deltas with the tool calls that their text completes."""
+        calls = self.answer.calls
+        if calls is None:
+            return batch
+        return [read for delta in batch if (read := calls.read(delta)) is not None]
 
     async def close(self, attempt: Attempt) -> None:
         """Stop the worker if it is not done, and wait for its last tokens, to count them."""

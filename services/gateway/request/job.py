@@ -10,10 +10,11 @@ from services.gateway.request.incoming import Deadlines, IncomingRequest
 from services.gateway.routing.models import ServedModel
 from services.gateway.tenants.principal import Principal
 from services.gateway.text.choice_text import ChoiceText
-from services.gateway.text.detokenize import TextModel, TokenTexts
+from services.gateway.text.detokenize import MarkedDecoder, TextModel, TokenTexts
 from services.gateway.text.logprob_trail import LogprobTrail
 from services.gateway.text.prompt_echo import PromptEcho
 from services.gateway.text.stop_strings import StopMatcher, StopPattern
+from services.gateway.tools.answer_calls import AnswerCalls
 
 # Tokens before a plain completion that decide whether its first token starts with a space.
 _CONTEXT_TOKENS = 6
@@ -77,6 +78,8 @@ class Answer:
 
     choices: Sequence[ChoiceText]
     echo: PromptEcho | None
+    # None when the model has no tools to call.
+    calls: AnswerCalls | None = None
 
     @property
     def has_open_choices(self) -> bool:
@@ -103,7 +106,15 @@ def begin_answer(job: Job) -> Answer:
     echo = _echo_of(job)
     first_offset = 0 if echo is None else len(echo.text)
     numbers = range(job.request.num_choices)
-    return Answer([_choice(job, number, first_offset) for number in numbers], echo)
+    choices = [_choice(job, number, first_offset) for number in numbers]
+    return Answer(choices, echo, _calls_of(job))
+
+
+def _calls_of(job: Job) -> AnswerCalls | None:
+    prompt, syntax = job.request.prompt, job.prompt.text_model.call_syntax
+    if not isinstance(prompt, ChatMessages) or prompt.tools is None or syntax is None:
+        return None
+    return AnswerCalls(job.request_id, prompt.tools, syntax, job.request.num_choices)
 
 
 def _echo_of(job: Job) -> PromptEcho | None:
@@ -131,10 +142,13 @@ def _choice(job: Job, choice: int, first_offset: int) -> ChoiceText:
 
 def _texts(job: Job) -> TokenTexts:
     context_ids: list[int] = []
-    if not isinstance(job.request.prompt, ChatMessages):
+    prompt, text_model = job.request.prompt, job.prompt.text_model
+    if isinstance(prompt, ChatMessages) and prompt.tools is not None and text_model.call_marks:
+        return TokenTexts(MarkedDecoder(text_model.decoder, text_model.call_marks), context_ids)
+    if not isinstance(prompt, ChatMessages):
         tail = job.prompt.token_ids[-_CONTEXT_TOKENS * TOKEN_BYTES :]
         context_ids = array("I", tail).tolist()
-    return TokenTexts(job.prompt.text_model.decoder, context_ids)
+    return TokenTexts(text_model.decoder, context_ids)
 
 
 def _trail(job: Job, first_offset: int) -> LogprobTrail | None:

@@ -78,8 +78,8 @@ class PromptEstimates:
 def num_prompt_bytes(request: GenerationRequest) -> int:
     """The size of the prompt as it was sent."""
     match request.prompt:
-        case ChatMessages(messages_json):
-            return len(messages_json)
+        case ChatMessages(messages_json, tools):
+            return len(messages_json) + (0 if tools is None else len(tools.tools_json))
         case PlainText(text):
             return len(text) if text.isascii() else len(text.encode())
         case PromptTokens(token_ids):

@@ -14,6 +14,7 @@ from services.gateway.request.job import (
     wants_prompt_logprobs,
 )
 from services.gateway.request.prompt_estimate import PromptEstimate
+from services.gateway.request.tool_prompt import with_tools
 from services.gateway.routing.crash_record import request_fingerprint
 from services.gateway.routing.models import ServedModel
 from services.gateway.text.detokenize import TextModel
@@ -31,7 +32,11 @@ _EARLY_STOPPING: dict[bool | str, sampling_pb2.EarlyStopping] = {
 
 
 def with_defaults(request: GenerationRequest, text_model: TextModel) -> GenerationRequest:
-    """The request with the sampling values that will be used."""
+    """The request with the sampling values that will be used, and with what its tools ask for.
+    Raises InvalidRequest."""
+    prompt = request.prompt
+    if isinstance(prompt, ChatMessages) and (prompt.tools is not None or prompt.has_calls):
+        request = with_tools(request, prompt, text_model)
     temperature, top_p = _temperature(request, text_model), _top_p(request)
     return replace(request, temperature=temperature, top_p=top_p)
 
@@ -105,6 +110,8 @@ def encode_request(valid: ValidRequest, cache_key: bytes) -> tokenizer_pb2.Encod
     )
     if isinstance(prompt, ChatMessages):
         encode.chat.messages_json = prompt.messages_json
+        if prompt.tools is not None:
+            encode.chat.tools_json = prompt.tools.tools_json
         encode.chat.add_generation_prompt = True
     elif isinstance(prompt, PlainText):
         encode.text = prompt.text

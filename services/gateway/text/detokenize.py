@@ -8,7 +8,8 @@ character.
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer
 from baton.wire.failures import InternalFailure
 from services.gateway.clients.protocols import RunInThread, TokenizerClient
 from services.gateway.text.token_bytes import TokenBytes
+from services.gateway.tools.call_syntax import GENERIC, SYNTAXES, CallSyntax
 
 MAX_MODELS = 16
 # A character has at most 4 bytes, hence 4 byte tokens; bytes that are still not a character after
@@ -41,6 +43,30 @@ class TextModel:
     longest_token: int
     # From the model's generation_config.json; None = not stated.
     default_temperature: float | None
+    # None = the way in which the model writes calls is not known.
+    call_syntax: CallSyntax | None = GENERIC
+    # The marks of calls that are tokens without text, by id.
+    call_marks: Mapping[int, str] = field(default_factory=dict)
+
+
+class MarkedDecoder:
+    """A decoder for which some special tokens have text: the marks of tool calls."""
+
+    def __init__(self, decoder: Decoder, marks: Mapping[int, str]) -> None:
+        self._decoder = decoder
+        self._marks = marks
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids, those of marks included."""
+        pieces, start = [], 0
+        for index, token_id in enumerate(ids):
+            if token_id in self._marks:
+                pieces += [
+                    self._decoder.decode(ids[start:index], skip_special_tokens),
+                    self._marks[token_id],
+                ]
+                start = index + 1
+        return "".join([*pieces, self._decoder.decode(ids[start:], skip_special_tokens)])
 
 
 class TokenTexts:
@@ -130,12 +156,25 @@ def load_text_model(artifact: bytes) -> TextModel:
     tokenizer_json = files["tokenizer.json"]
     tokenizer = Tokenizer.from_str(tokenizer_json.decode())
     token_bytes = TokenBytes(tokenizer, tokenizer_json)
+    description = msgspec.json.decode(files.get("detokenizer.json", b"{}"))
+    syntax = SYNTAXES.get(description.get("tool_syntax", GENERIC.name))
     return TextModel(
         decoder=tokenizer,
         token_bytes=token_bytes,
         longest_token=token_bytes.longest(),
         default_temperature=_default_temperature(files.get("generation_config.json", b"{}")),
+        call_syntax=syntax,
+        call_marks={} if syntax is None else _special_marks(tokenizer, syntax),
     )
+
+
+def _special_marks(tokenizer: Tokenizer, syntax: CallSyntax) -> dict[int, str]:
+    """The special tokens that stand in a syntax's marks, by id."""
+    return {
+        token_id: token.content
+        for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special and any(token.content in text for text in syntax.texts)
+    }
 
 
 def _default_temperature(generation_config: bytes) -> float | None:

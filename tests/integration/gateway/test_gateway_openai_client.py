@@ -244,9 +244,9 @@ async def test_errors_keep_their_status_and_name_the_field(client: openai.AsyncO
         await client.chat.completions.create(
             model="demo",
             messages=MESSAGES,
-            tools=[{"type": "function", "function": {"name": "f"}}],
+            functions=[{"name": "f"}],
         )
-    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "tools")
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "functions")
     with pytest.raises(openai.NotFoundError) as missing:
         await client.chat.completions.create(model="nothing", messages=MESSAGES)
     assert missing.value.code == "model_not_found"

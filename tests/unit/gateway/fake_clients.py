@@ -47,8 +47,11 @@ def tokenizer_json() -> bytes:
     )
 
 
-def artifact(generation_config: dict[str, Any] | None = None) -> bytes:
-    files = {"tokenizer.json": tokenizer_json()}
+def artifact(
+    generation_config: dict[str, Any] | None = None, tool_syntax: str = "generic"
+) -> bytes:
+    description = msgspec.json.encode({"tool_syntax": tool_syntax})
+    files = {"tokenizer.json": tokenizer_json(), "detokenizer.json": description}
     if generation_config is not None:
         files["generation_config.json"] = msgspec.json.encode(generation_config)
     return msgspec.msgpack.encode(files)

@@ -128,8 +128,6 @@ def test_a_refusal_names_value_and_limit() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
         ("functions", [{"name": "f"}]),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "a"}),
@@ -230,12 +228,8 @@ def test_conversation_is_normalised_for_the_template() -> None:
         ([{"role": "user", "content": None}], "invalid_value", "messages[0].content"),
         ([{"role": "user", "content": 3}], "invalid_value", "messages[0].content"),
         ([{"role": "user", "content": []}], "invalid_value", "messages[0].content"),
-        ([*HI, {"role": "tool", "content": "x"}], "unsupported_parameter", "messages[1].role"),
-        (
-            [{"role": "assistant", "content": "x", "tool_calls": [{}]}],
-            "unsupported_parameter",
-            "messages[0].tool_calls",
-        ),
+        ([*HI, {"role": "tool", "content": "x"}], "invalid_value", "messages[1].tool_call_id"),
+        ([*HI, {"role": "function", "content": "x"}], "invalid_value", "messages[1].role"),
         ([{"role": "user", "content": "x", "foo": 1}], "unsupported_parameter", "messages[0].foo"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],

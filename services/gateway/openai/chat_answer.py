@@ -1,0 +1,145 @@
+"""/v1/chat/completions, the answer: JSON, or chunks."""
+
+from typing import Any
+
+import msgspec
+
+from baton.wire.failures import BatonError
+from services.gateway.openai import logprob_objects, sse
+from services.gateway.openai.collected import CollectedChoice, filled, logprob_lists
+from services.gateway.openai.errors import choice_error, error_body
+from services.gateway.openai.generation import (
+    CallDelta,
+    Delta,
+    GenerationRequest,
+    Identity,
+    Usage,
+)
+from services.gateway.openai.shared_fields import usage_object
+
+
+class ChatAnswer:
+    """One answer in chat completion form; stateful along one stream."""
+
+    def __init__(self, identity: Identity, request: GenerationRequest) -> None:
+        self._identity = identity
+        self._include_usage = request.include_usage
+        self._has_logprobs = request.num_logprobs is not None
+        self._collected = [
+            CollectedChoice(choice, logprob_objects.chat_columns)
+            for choice in range(identity.num_choices)
+        ]
+        self._templates = [
+            sse.TextTemplate(self._chunk({"content": sse.TextTemplate.MARK}, choice))
+            for choice in range(identity.num_choices)
+        ]
+
+    def opening(self) -> bytes:
+        role = {"role": "assistant", "content": "", "refusal": None}
+        choices = range(self._identity.num_choices)
+        return b"".join(sse.data_event(self._chunk(role, choice)) for choice in choices)
+
+    def deltas(self, batch: list[Delta]) -> bytes:
+        events = []
+        for delta in batch:
+            if delta.logprobs:
+                logprobs = logprob_objects.chat_object(delta.logprobs)
+                content = {"content": delta.text}
+                chunk = self._chunk(content, delta.choice, logprobs=logprobs)
+                events.append(sse.data_event(chunk))
+            elif delta.text:
+                events.append(self._templates[delta.choice].render(delta.text))
+            events += [
+                sse.data_event(self._chunk({"tool_calls": [_call_object(call)]}, delta.choice))
+                for call in delta.calls
+            ]
+            if delta.finish_reason:
+                events.append(sse.data_event(self._last_chunk(delta)))
+        return b"".join(events)
+
+    def closing(self, usage: Usage) -> list[bytes]:
+        if not self._include_usage:
+            return [sse.DONE]
+        return [sse.data_event(self._frame([], usage_object(usage))) + sse.DONE]
+
+    def failure(self, error: BatonError) -> list[bytes]:
+        return [b"data: " + error_body(error) + b"\n\n"]
+
+    def collect(self, batch: list[Delta]) -> None:
+        for delta in batch:
+            self._collected[delta.choice].add(delta)
+
+    def whole(self, usage: Usage) -> list[bytes]:
+        body = msgspec.json.encode(
+            {
+                **self._head("chat.completion"),
+                "choices": [self._choice_object(choice) for choice in self._collected],
+                "usage": usage_object(usage),
+            }
+        )
+        return filled(body, logprob_lists(self._collected))
+
+    def _chunk(
+        self,
+        delta: dict[str, Any],
+        choice: int,
+        logprobs: object = None,
+    ) -> object:
+        entry = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+        return self._frame([entry], None)
+
+    def _last_chunk(self, delta: Delta) -> object:
+        entry = {
+            "index": delta.choice,
+            "delta": {},
+            "logprobs": None,
+            "finish_reason": delta.finish_reason,
+            **choice_error(delta.spent_budget),
+        }
+        return self._frame([entry], None)
+
+    def _choice_object(self, collected: CollectedChoice) -> dict[str, Any]:
+        choice = collected.delta
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": choice.text or (None if choice.calls else ""),
+            "refusal": None,
+            "annotations": [],
+        }
+        if choice.calls:
+            message["tool_calls"] = [_whole_call(call) for call in choice.calls]
+        logprobs = {**collected.logprob_marks, "refusal": None}
+        return {
+            "index": choice.choice,
+            "message": message,
+            "logprobs": logprobs if self._has_logprobs else None,
+            "finish_reason": choice.finish_reason,
+            **choice_error(choice.spent_budget),
+        }
+
+    def _frame(self, choices: list[object], usage: object) -> object:
+        frame = {**self._head("chat.completion.chunk"), "choices": choices}
+        return {**frame, "usage": usage} if self._include_usage else frame
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        identity = self._identity
+        return {
+            "id": f"chatcmpl-{identity.request_id}",
+            "object": kind,
+            "created": identity.created_unix_s,
+            "model": identity.model,
+            "service_tier": "default",
+            "system_fingerprint": f"fp_{identity.model_fp[:12]}",
+        }
+
+
+def _call_object(call: CallDelta) -> dict[str, Any]:
+    """A call, or more of its arguments, in a stream."""
+    if not call.call_id:
+        return {"index": call.number, "function": {"arguments": call.arguments}}
+    return {"index": call.number, **_whole_call(call)}
+
+
+def _whole_call(call: CallDelta) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.call_id, "type": "function", "function": function}

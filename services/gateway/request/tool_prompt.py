@@ -1,0 +1,75 @@
+"""A request with tools as its model needs it: the form of its answer, and its messages.
+
+Chat templates that know tools show them to the model, and earlier calls and results. For the others
+a system message does, and calls and results become text.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from baton.wire.failures import InvalidRequest
+from services.gateway.openai.generation import ChatMessages, GenerationRequest, Structure, Tools
+from services.gateway.text.detokenize import TextModel
+from services.gateway.tools.call_grammar import call_grammar
+from services.gateway.tools.call_syntax import GENERIC
+
+_ABOUT_TOOLS = """\
+You may call functions. Each line below describes one:
+{functions}
+To call a function, write its name and its arguments as a JSON object between tags:
+<tool_call>
+{{"name": "NAME", "arguments": {{...}}}}
+</tool_call>
+The result follows between <tool_response> and </tool_response>."""
+
+
+def with_tools(
+    request: GenerationRequest, prompt: ChatMessages, text_model: TextModel
+) -> GenerationRequest:
+    """The request with what its tools ask for. Raises InvalidRequest when the model's way to write
+    calls is not known."""
+    tools, syntax = prompt.tools, text_model.call_syntax
+    if tools is not None:
+        if syntax is None:
+            message = "tools: this version cannot read the way in which this model calls functions"
+            raise InvalidRequest(message, reason="unsupported_parameter", param="tools")
+        if tools.is_enforced and request.rules.structure is None:
+            special_ids = {mark: token_id for token_id, mark in text_model.call_marks.items()}
+            form = Structure("ebnf", call_grammar(tools, syntax, special_ids))
+            request = replace(request, rules=replace(request.rules, structure=form))
+    if syntax is GENERIC:
+        request = replace(request, prompt=_as_text(prompt, tools))
+    return request
+
+
+def _as_text(prompt: ChatMessages, tools: Tools | None) -> ChatMessages:
+    """The conversation for a template that knows the roles system, user and assistant only."""
+    messages = msgspec.json.decode(prompt.messages_json, type=list[dict[str, Any]])
+    turns = [_turn(message) for message in messages]
+    if tools is not None:
+        described = msgspec.json.decode(tools.tools_json, type=list[dict[str, Any]])
+        lines = "\n".join(msgspec.json.encode(each["function"]).decode() for each in described)
+        about = _ABOUT_TOOLS.format(functions=lines)
+        if turns[0]["role"] == "system":
+            turns[0] = {**turns[0], "content": f"{turns[0]['content']}\n\n{about}"}
+        else:
+            turns.insert(0, {"role": "system", "content": about})
+    return ChatMessages(msgspec.json.encode(turns), tools, prompt.has_calls)
+
+
+def _turn(message: dict[str, Any]) -> dict[str, Any]:
+    content = message["content"]
+    if message["role"] == "tool":
+        text = f"<tool_response>\n{content}\n</tool_response>"
+        return {"role": "user", "content": text}
+    if "tool_calls" not in message:
+        return message
+    calls = [_written(call["function"]) for call in message["tool_calls"]]
+    return {"role": "assistant", "content": "\n".join([content, *calls] if content else calls)}
+
+
+def _written(function: dict[str, Any]) -> str:
+    call = {"name": function["name"], "arguments": function["arguments"]}
+    return f"<tool_call>\n{msgspec.json.encode(call).decode()}\n</tool_call>"

@@ -1,0 +1,70 @@
+"""Tool calls through the real stack, with the unchanged OpenAI client.
+
+The demo model was taught no tools: what it calls is the grammar's doing.
+"""
+
+import json
+from typing import Any
+
+from tests.e2e.conftest import Stack
+
+MODEL = "baton-demo"
+QUESTION = {"role": "user", "content": "What is TTFT?"}
+LOOK_UP = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks a word up.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "word": {"type": "string", "enum": ["prefill", "decode"]},
+                "depth": {"type": "integer", "minimum": 0, "maximum": 9},
+            },
+            "required": ["word", "depth"],
+            "additionalProperties": False,
+        },
+    },
+}
+FIELDS: dict[str, Any] = {
+    "model": MODEL,
+    "tools": [LOOK_UP],
+    "parallel_tool_calls": False,
+    "temperature": 1.0,
+    "seed": 7,
+}
+
+
+def is_right(arguments: str) -> bool:
+    """The arguments follow the function's schema."""
+    found = json.loads(arguments)
+    return found["word"] in ("prefill", "decode") and found["depth"] in range(10)
+
+
+def test_a_required_call_is_made_and_its_result_answered(stack: Stack) -> None:
+    create = stack.client().chat.completions.create
+    answer = create(messages=[QUESTION], tool_choice="required", **FIELDS)
+    message = answer.choices[0].message
+    assert (answer.choices[0].finish_reason, message.content) == ("tool_calls", None)
+    (call,) = message.tool_calls
+    assert call.function.name == "look_up"
+    assert is_right(call.function.arguments)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "the first of two steps"}
+    turns = [QUESTION, message.model_dump(exclude_none=True), result]
+    after = create(messages=turns, max_tokens=8, tool_choice="none", **FIELDS)
+    assert after.choices[0].message.tool_calls is None
+    alone = create(model=MODEL, messages=[QUESTION], max_tokens=1)
+    assert after.usage.prompt_tokens > alone.usage.prompt_tokens + 20, "call and result are told"
+
+
+def test_a_streamed_call_of_a_named_function_is_the_same(stack: Stack) -> None:
+    named = {"type": "function", "function": {"name": "look_up"}}
+    create = stack.client().chat.completions.create
+    whole = create(messages=[QUESTION], tool_choice=named, **FIELDS).choices[0]
+    chunks = list(create(messages=[QUESTION], tool_choice=named, stream=True, **FIELDS))
+    calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    assert [call.function.name for call in calls if call.id] == ["look_up"]
+    arguments = "".join(call.function.arguments for call in calls)
+    assert arguments == whole.message.tool_calls[0].function.arguments
+    assert is_right(arguments)
+    assert (whole.finish_reason, chunks[-1].choices[0].finish_reason) == ("stop", "stop")

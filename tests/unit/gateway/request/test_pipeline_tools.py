@@ -1,0 +1,143 @@
+"""Requests with tools through the whole pipeline, in memory."""
+
+import json
+from typing import Any
+
+import pytest
+
+from baton.wire.failures import InvalidRequest
+from services.gateway.openai.chat_answer import ChatAnswer
+from services.gateway.openai.generation import Usage
+from tests.unit.gateway.fakes import Fleet, RecordingSink, artifact, simulate
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": CITY}}]
+CALL = '<tool_call>\n{"name": "f", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+async def ask(fleet: Fleet, text: str, **fields: Any) -> RecordingSink:
+    fleet.worker.texts = [text]
+    return await fleet.chat(tools=TOOLS, max_tokens=500, **fields)
+
+
+def calls(sink: RecordingSink) -> list[tuple[int, str, str, str]]:
+    """The deltas of calls, in order."""
+    return [tuple(call) for batch in sink.batches for delta in batch for call in delta.calls]
+
+
+def message_of(sink: RecordingSink) -> dict[str, Any]:
+    """The choice of the body that a client which does not stream would get."""
+    assert sink.identity is not None
+    assert sink.request is not None
+    answer = ChatAnswer(sink.identity, sink.request)
+    for batch in sink.batches:
+        answer.collect(batch)
+    body = json.loads(b"".join(answer.whole(Usage(1, 0, 1))))
+    choice: dict[str, Any] = body["choices"][0]
+    return choice
+
+
+def chunks_of(sink: RecordingSink) -> list[dict[str, Any]]:
+    assert sink.identity is not None
+    assert sink.request is not None
+    answer = ChatAnswer(sink.identity, sink.request)
+    events = b"".join(answer.deltas(batch) for batch in sink.batches)
+    return [json.loads(event[6:])["choices"][0] for event in events.split(b"\n\n") if event]
+
+
+def test_a_call_is_no_text_and_ends_with_its_own_reason() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        sink = await ask(fleet, f"I look it up.\n{CALL}")
+        choice = message_of(sink)
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] == "I look it up."
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"] == {"name": "f", "arguments": '{"city": "Paris"}'}
+        assert (call["type"], len(call["id"])) == ("function", 9)
+
+    simulate(scenario)
+
+
+def test_a_streamed_call_is_named_once_and_its_arguments_follow() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        sink = await ask(fleet, f"{CALL}\n{CALL}", stream=True)
+        deltas = [chunk["delta"].get("tool_calls", [None])[0] for chunk in chunks_of(sink)]
+        found = [delta for delta in deltas if delta]
+        firsts = [delta for delta in found if "id" in delta]
+        assert [(each["index"], each["function"]["name"]) for each in firsts] == [
+            (0, "f"),
+            (1, "f"),
+        ]
+        for index in (0, 1):
+            own = [each["function"]["arguments"] for each in found if each["index"] == index]
+            assert len(own) > 2, "arguments come in pieces"
+            assert "".join(own) == '{"city": "Paris"}'
+        assert chunks_of(sink)[-1]["finish_reason"] == "tool_calls"
+
+    simulate(scenario)
+
+
+def test_ids_of_calls_differ() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        found = [calls(await ask(fleet, f"{CALL}{CALL}")) for _ in range(2)]
+        ids = [call_id for each in found for _, _, call_id, _ in each if call_id]
+        assert len(ids) == len(set(ids)) == 4
+
+    simulate(scenario)
+
+
+def test_an_answer_without_a_call_is_text() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        choice = message_of(await ask(fleet, "Sunny."))
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("Sunny.", "stop")
+        assert "tool_calls" not in choice["message"]
+        without = await ask(fleet, CALL, tool_choice="none")
+        assert message_of(without)["message"]["content"] == CALL
+
+    simulate(scenario)
+
+
+def test_required_calls_have_a_grammar_and_a_named_one_ends_with_stop() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        assert message_of(await ask(fleet, CALL, tool_choice="required"))["finish_reason"] == (
+            "tool_calls"
+        )
+        named = {"type": "function", "function": {"name": "f"}}
+        assert message_of(await ask(fleet, CALL, tool_choice=named))["finish_reason"] == "stop"
+        await ask(fleet, CALL)
+        grammars = [submit.sampling.ebnf_grammar for submit in fleet.worker.submits]
+        assert [bool(grammar) for grammar in grammars] == [True, True, False]
+        assert '"city"' in grammars[0]
+
+    simulate(scenario)
+
+
+def test_a_template_without_tools_is_told_of_them_in_words() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        earlier = {
+            "role": "assistant",
+            "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}],
+        }
+        result = {"role": "tool", "tool_call_id": "c", "content": "sun"}
+        hi = {"role": "user", "content": "hi"}
+        await ask(fleet, "Sunny.", messages=[hi, earlier, result])
+        first, *turns = json.loads(fleet.tokenizer.encoded[-1].chat.messages_json)
+        assert first["role"] == "system"
+        assert '"name":"f"' in first["content"]
+        assert [turn["role"] for turn in turns] == ["user", "assistant", "user"]
+        assert turns[1]["content"] == '<tool_call>\n{"name":"f","arguments":{}}\n</tool_call>'
+        assert turns[2]["content"] == "<tool_response>\nsun\n</tool_response>"
+
+    simulate(scenario)
+
+
+def test_a_model_whose_calls_cannot_be_read_refuses_tools() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        with pytest.raises(InvalidRequest, match="tools: this version cannot read"):
+            await ask(fleet, CALL)
+        assert not fleet.tokenizer.encoded
+
+    def prepare(fleet: Fleet) -> None:
+        fleet.tokenizer.data = artifact(tool_syntax="")
+
+    simulate(scenario, prepare=prepare)
