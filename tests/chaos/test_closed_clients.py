@@ -55,7 +55,7 @@ PHASES = {
     "prefilling": Phase(WORKER, "prefill", 3, 10, 0.1),
     "in handoff": Phase(WORKER, "handoff", 4, 20, 0.02, waits=True),
     "decoding": Phase(WORKER, "decode", 2, 1, 0.5, num_tokens=1000, waits=True),
-    # One long write, and one that has to wait for it.
+    # One long body, of which the client reads the status line.
     "flushing": Phase(GATEWAY, "flush", 1, 60, 1.0, num_tokens=1, waits=True),
 }
 
@@ -66,7 +66,7 @@ def ask(target: Target, phase: Phase) -> socket.socket:
     tokens = {"max_tokens": phase.num_tokens, "min_tokens": phase.num_tokens}
     if phase.label == "flush":
         kind, body = "completions", {"prompt": question, "echo": True, "logprobs": 5}
-        body |= {"model": MODEL, "stream": True, **tokens}
+        body |= {"model": MODEL, **tokens}
     else:
         kind, body = "chat/completions", story(question=question, **tokens)
     data, url = json.dumps(body).encode(), urlsplit(target.stack.base_url)
