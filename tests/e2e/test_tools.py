@@ -68,3 +68,23 @@ def test_a_streamed_call_of_a_named_function_is_the_same(stack: Stack) -> None:
     assert arguments == whole.message.tool_calls[0].function.arguments
     assert is_right(arguments)
     assert (whole.finish_reason, chunks[-1].choices[0].finish_reason) == ("stop", "stop")
+
+
+def test_a_response_calls_and_goes_on_from_the_result(stack: Stack) -> None:
+    tool = {"type": "function", **LOOK_UP["function"]}
+    create = stack.client().responses.create
+    fields: dict[str, Any] = {"model": MODEL, "tools": [tool], "temperature": 1.0}
+    first = create(input=[QUESTION], tool_choice="required", parallel_tool_calls=False, **fields)
+    (call,) = first.output
+    assert (call.type, call.name, first.status) == ("function_call", "look_up", "completed")
+    assert is_right(call.arguments)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "a step"}
+    turns = [QUESTION, call.model_dump(exclude_none=True), result]
+    after = create(input=turns, max_output_tokens=16, tool_choice="none", **fields)
+    assert after.output[0].type == "message"
+    with stack.client().responses.stream(
+        input=[QUESTION], tool_choice="required", parallel_tool_calls=False, **fields
+    ) as stream:
+        kinds = [event.type for event in stream]
+    assert "response.function_call_arguments.delta" in kinds
+    assert kinds[-1] == "response.completed"

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from baton.wire.failures import InvalidRequest
-from services.gateway.openai import limits, tool_fields
+from services.gateway.openai import chat_tools, limits
 from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
 from services.gateway.openai.generation import ChatMessages, GenerationRequest, Tools
 from services.gateway.openai.shared_fields import (
@@ -17,7 +17,8 @@ from services.gateway.openai.shared_fields import (
     structure_of,
 )
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+# Of messages that are text; results of calls have the role tool.
+ROLES = ("system", "developer", "user", "assistant")
 
 UNSUPPORTED = {
     **HARMLESS_VALUES,
@@ -43,7 +44,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     annotations: Any = None
     audio: Any = None
     function_call: Any = None
-    tool_calls: list[tool_fields.ToolCall] | None = None
+    tool_calls: list[chat_tools.ToolCall] | None = None
     tool_call_id: limits.UserId | None = None
 
 
@@ -55,8 +56,8 @@ class ChatFields(SharedFields):
     max_completion_tokens: limits.MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: limits.NumLogprobs | None = None
-    tools: tool_fields.ToolList | None = None
-    tool_choice: tool_fields.ToolChoice | None = None
+    tools: chat_tools.ToolList | None = None
+    tool_choice: chat_tools.ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
 
@@ -92,7 +93,7 @@ def _num_logprobs(fields: ChatFields) -> int | None:
 def _tools(fields: ChatFields) -> Tools | None:
     if fields.tools is None and fields.tool_choice is None:
         return None
-    found = tool_fields.tools_of(
+    found = chat_tools.tools_of(
         fields.tools, fields.tool_choice, is_parallel=fields.parallel_tool_calls is not False
     )
     if found is not None and fields.use_beam_search:
@@ -114,16 +115,17 @@ def _conversation(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _turn(raw: dict[str, Any], place: str) -> dict[str, Any]:
     message = _typed_message(raw, place)
+    if message.role == "tool":
+        return _result(message, place)
     if message.role not in ROLES:
         got = described(message.role)
         raise InvalidRequest(
-            f"{place}.role: got {got}; expected one of {', '.join(ROLES)}", param=f"{place}.role"
+            f"{place}.role: got {got}; expected one of {', '.join(ROLES)}, tool",
+            param=f"{place}.role",
         )
     for name in ("function_call", "audio"):
         if getattr(message, name):
             raise unsupported_field(f"{place}.{name}", "this version does not have it")
-    if message.role == "tool":
-        return _result(message, place)
     if message.tool_calls:
         return _calls(message, place)
     # Chat templates know the role system, not its newer name.
@@ -149,7 +151,7 @@ def _calls(message: ChatMessage, place: str) -> dict[str, Any]:
         raise InvalidRequest(f"{param}: only in messages of the assistant", param=param)
     content = message.content
     calls = [
-        tool_fields.turn_of_call(call, f"{place}.tool_calls[{index}]")
+        chat_tools.turn_of_call(call, f"{place}.tool_calls[{index}]")
         for index, call in enumerate(message.tool_calls or ())
     ]
     text = "" if content is None else text_of(content, f"{place}.content", ("text",))

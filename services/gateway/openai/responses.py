@@ -1,14 +1,15 @@
-"""/v1/responses, the request: instructions and input as a conversation. No response is stored."""
+"""/v1/responses, the request: instructions and input as a conversation, with tools. No response is
+stored."""
 
 from typing import Any
 
 import msgspec
 
 from baton.wire.failures import InvalidRequest
-from services.gateway.openai import limits, structured
+from services.gateway.openai import limits, response_tools, structured
 from services.gateway.openai.chat import ROLES, text_of
 from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
-from services.gateway.openai.generation import ChatMessages, GenerationRequest
+from services.gateway.openai.generation import ChatMessages, GenerationRequest, Tools
 from services.gateway.openai.shared_fields import HARMLESS_VALUES, CommonFields, sampling_of
 
 UNSUPPORTED = {
@@ -18,14 +19,11 @@ UNSUPPORTED = {
     "conversation": (),
     "image": (),
     "max_tool_calls": (),
-    "parallel_tool_calls": (True, False),
     "previous_response_id": (),
     "prompt": (),
     "reasoning": ({}, {"effort": "none"}, {"effort": None, "summary": None}),
     "access_programs": (),
     "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "truncation": ("disabled",),
 }
 
@@ -44,6 +42,9 @@ class ResponseFields(CommonFields):
     include: limits.Includes | None = None
     text: structured.TextOptions | None = None
     top_logprobs: limits.NumLogprobs | None = None
+    tools: response_tools.ToolList | None = None
+    tool_choice: response_tools.ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 def parse(body: bytes) -> GenerationRequest:
@@ -52,18 +53,22 @@ def parse(body: bytes) -> GenerationRequest:
     turns = _conversation(fields.input)
     if fields.instructions:
         turns.insert(0, {"role": "system", "content": fields.instructions})
+    has_calls = any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns)
     return GenerationRequest(
         endpoint="responses",
         model=fields.model,
-        prompt=ChatMessages(msgspec.json.encode(turns)),
+        prompt=ChatMessages(msgspec.json.encode(turns), _tools(fields), has_calls),
         num_logprobs=_num_logprobs(fields),
         repeated={
             "instructions": fields.instructions,
             "max_output_tokens": fields.max_output_tokens,
             "metadata": fields.metadata or {},
+            "parallel_tool_calls": fields.parallel_tool_calls is not False,
             "prompt_cache_key": fields.prompt_cache_key,
             "safety_identifier": fields.safety_identifier,
             "text": structured.text_object(fields.text),
+            "tool_choice": msgspec.to_builtins(fields.tool_choice or "auto"),
+            "tools": response_tools.repeated(fields.tools),
             "top_logprobs": fields.top_logprobs or 0,
             "user": fields.user,
         },
@@ -84,7 +89,18 @@ def _num_logprobs(fields: ResponseFields) -> int | None:
     return None
 
 
-def _conversation(given: Any) -> list[dict[str, str]]:
+def _tools(fields: ResponseFields) -> Tools | None:
+    if fields.tools is None and fields.tool_choice is None:
+        return None
+    is_parallel = fields.parallel_tool_calls is not False
+    found = response_tools.tools_of(fields.tools, fields.tool_choice, is_parallel=is_parallel)
+    if found is not None and found.is_required and structured.of_text(fields.text) is not None:
+        message = "tool_choice: calls that are required do not go with another form of the answer"
+        raise InvalidRequest(message, param="tool_choice")
+    return found
+
+
+def _conversation(given: Any) -> list[dict[str, Any]]:
     if isinstance(given, str) and given:
         return [{"role": "user", "content": given}]
     if not isinstance(given, list) or not 1 <= len(given) <= limits.MAX_MESSAGES:
@@ -92,16 +108,36 @@ def _conversation(given: Any) -> list[dict[str, str]]:
             f"input: got {described(given)}; expected text or 1 to {limits.MAX_MESSAGES} messages",
             param="input",
         )
-    return [_turn(item, f"input[{index}]") for index, item in enumerate(given)]
+    turns: list[dict[str, Any]] = []
+    for index, item in enumerate(given):
+        _add_turn(turns, item, f"input[{index}]")
+    return turns
 
 
-def _turn(item: Any, place: str) -> dict[str, str]:
+def _add_turn(turns: list[dict[str, Any]], item: Any, place: str) -> None:
+    """Add an item to the conversation. Calls belong to the answer before them."""
+    kind = item.get("type") if isinstance(item, dict) else None
+    if kind == "function_call":
+        if not turns or turns[-1]["role"] != "assistant":
+            turns.append({"role": "assistant", "content": ""})
+        calls = turns[-1].setdefault("tool_calls", [])
+        calls.append(response_tools.call_of(item, place))
+    elif kind == "function_call_output":
+        result = response_tools.result_of(item, place)
+        content = _text(result.output, f"{place}.output")
+        turns.append({"role": "tool", "tool_call_id": result.call_id, "content": content})
+    else:
+        turns.append(_turn(item, place))
+
+
+def _turn(item: Any, place: str) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise InvalidRequest(f"{place}: got {described(item)}; expected a message", param=place)
     kind = item.get("type", "message")
     if kind != "message":
         raise InvalidRequest(
-            f"{place}.type: got {described(kind)}; this version takes messages only",
+            f"{place}.type: got {described(kind)}; this version takes messages, "
+            "function_call and function_call_output",
             reason="unsupported_content",
             param=f"{place}.type",
         )

@@ -1,8 +1,9 @@
-"""/v1/responses, the answer: one message item with one text part, as JSON or as OpenAI's events.
+"""/v1/responses, the answer: messages and calls, as JSON or as OpenAI's events.
 
-Every event carries a sequence number. The order is created, in_progress, output_item.added,
-content_part.added, output_text.delta..., output_text.done, content_part.done, output_item.done
-and then exactly one of completed, incomplete and failed.
+Every event carries a sequence number. The order is created, in_progress; for each message
+output_item.added, content_part.added, output_text.delta..., output_text.done, content_part.done,
+output_item.done; for each call output_item.added, function_call_arguments.delta... and .done,
+output_item.done; and then exactly one of completed, incomplete and failed.
 """
 
 from itertools import cycle
@@ -15,6 +16,7 @@ from services.gateway.openai import sse
 from services.gateway.openai.collected import CollectedChoice, filled
 from services.gateway.openai.errors import budget_spent
 from services.gateway.openai.generation import (
+    ChatMessages,
     Delta,
     FinishReason,
     GenerationRequest,
@@ -22,6 +24,7 @@ from services.gateway.openai.generation import (
     Usage,
 )
 from services.gateway.openai.logprob_objects import chat_columns, response_list
+from services.gateway.openai.response_items import Event, OutputItems
 
 _NUMBER_MARK = -(2**53)
 
@@ -34,47 +37,44 @@ class ResponsesAnswer:
         self._request = request
         self._next_number = 0
         self._collected = CollectedChoice(0, chat_columns)
-        self._delta_parts = self._delta_template()
+        self._items = OutputItems(identity.request_id, self._collected.logprob_marks["content"])
+        # Of the open message's delta events: before the text, up to the number, and behind it.
+        self._delta_parts = (b"", b"", b"")
 
     def opening(self) -> bytes:
         response = self._response("in_progress", [], None)
-        return b"".join(
-            [
-                self._event("response.created", response=response),
-                self._event("response.in_progress", response=response),
-                self._event(
-                    "response.output_item.added",
-                    output_index=0,
-                    item=self._item("in_progress", None),
-                ),
-                self._part_event("response.content_part.added", part=_part("", [])),
-            ]
-        )
+        events = [
+            self._event("response.created", response=response),
+            self._event("response.in_progress", response=response),
+        ]
+        prompt = self._request.prompt
+        if not isinstance(prompt, ChatMessages) or prompt.tools is None:
+            events.append(self._open_message())
+        return b"".join(events)
 
     def deltas(self, batch: list[Delta]) -> bytes:
         events = []
         for delta in batch:
             self._collected.add(delta)
             if delta.text or delta.logprobs:
+                if not self._items.has_open_message:
+                    events.append(self._open_message())
                 events.append(self._delta_event(delta))
+            for call in delta.calls:
+                events += self._filled(self._events(self._items.add_call(call)))
         return b"".join(events)
 
     def closing(self, usage: Usage) -> list[bytes]:
-        part, status = self._part(), self._status
-        text, logprobs = part["text"], part["logprobs"]
-        item = self._item(status, part)
-        response = self._response(status, [item], usage)
-        events = [
-            self._part_event("response.output_text.done", text=text, logprobs=logprobs),
-            self._part_event("response.content_part.done", part=part),
-            self._event("response.output_item.done", output_index=0, item=item),
-            self._event(f"response.{status}", response=response),
-        ]
-        return self._filled(b"".join(events))
+        status = self._status
+        events = b"" if self._items.objects(status) else self._open_message()
+        events += self._events(self._items.close(status))
+        response = self._response(status, self._items.objects(status), usage)
+        events += self._event(f"response.{status}", response=response)
+        return self._filled(events)
 
     def failure(self, error: BatonError) -> list[bytes]:
-        part = self._part()
-        output = [self._item("incomplete", part)] if part["text"] else []
+        has_output = self._collected.delta.text or self._collected.delta.calls
+        output = self._items.objects("incomplete") if has_output else []
         response = self._response("failed", output, None)
         response["error"] = _error_object(error)
         return self._filled(self._event("response.failed", response=response))
@@ -84,8 +84,13 @@ class ResponsesAnswer:
             self._collected.add(delta)
 
     def whole(self, usage: Usage) -> list[bytes]:
-        status = self._status
-        response = self._response(status, [self._item(status, self._part())], usage)
+        status, items, answer = self._status, self._items, self._collected.delta
+        if answer.text or not answer.calls:
+            items.open_message()
+            items.add_text(answer.text)
+        for call in answer.calls:
+            items.add_call(call)
+        response = self._response(status, items.objects(status), usage)
         return self._filled(msgspec.json.encode(response))
 
     def _filled(self, encoded: bytes) -> list[bytes]:
@@ -97,50 +102,37 @@ class ResponsesAnswer:
         self._next_number += 1
         return sse.named_event(kind, {"type": kind, **fields, "sequence_number": number})
 
-    def _part_event(self, kind: str, **fields: object) -> bytes:
-        return self._event(kind, item_id=self._item_id, output_index=0, content_index=0, **fields)
+    def _events(self, events: list[Event]) -> bytes:
+        return b"".join(self._event(event.kind, **event.fields) for event in events)
+
+    def _open_message(self) -> bytes:
+        events = self._events(self._items.open_message())
+        self._delta_parts = self._delta_template()
+        return events
 
     def _delta_event(self, delta: Delta) -> bytes:
+        place = self._items.add_text(delta.text)
         if delta.logprobs:
-            return self._part_event(
-                "response.output_text.delta",
-                delta=delta.text,
-                logprobs=response_list(delta.logprobs),
-            )
+            logprobs = response_list(delta.logprobs)
+            fields = {**place, "delta": delta.text, "logprobs": logprobs}
+            return self._event("response.output_text.delta", **fields)
         before, between, after = self._delta_parts
         number = self._next_number
         self._next_number += 1
         return b"%b%b%b%d%b" % (before, msgspec.json.encode(delta.text), between, number, after)
 
     def _delta_template(self) -> tuple[bytes, bytes, bytes]:
-        self._next_number = _NUMBER_MARK
-        event = self._part_event(
-            "response.output_text.delta", delta=sse.TextTemplate.MARK, logprobs=[]
-        )
-        self._next_number = 0
+        number, self._next_number = self._next_number, _NUMBER_MARK
+        fields = {**self._items.add_text(""), "delta": sse.TextTemplate.MARK, "logprobs": []}
+        event = self._event("response.output_text.delta", **fields)
+        self._next_number = number
         before, _, rest = event.partition(msgspec.json.encode(sse.TextTemplate.MARK))
         between, _, after = rest.partition(b"%d" % _NUMBER_MARK)
         return before, between, after
 
     @property
     def _status(self) -> str:
-        return _STATUS[self._collected.finish_reason or FinishReason.STOP]
-
-    def _part(self) -> dict[str, Any]:
-        return _part(self._collected.delta.text, self._collected.logprob_marks["content"])
-
-    @property
-    def _item_id(self) -> str:
-        return f"msg_{self._identity.request_id}"
-
-    def _item(self, status: str, part: dict[str, Any] | None) -> dict[str, Any]:
-        return {
-            "id": self._item_id,
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": [] if part is None else [part],
-        }
+        return _STATUS.get(self._collected.finish_reason or FinishReason.STOP, "completed")
 
     def _response(self, status: str, output: list[Any], usage: Usage | None) -> dict[str, Any]:
         spent = self._collected.spent_budget
@@ -162,19 +154,16 @@ class ResponsesAnswer:
         }
 
 
-_STATUS = {FinishReason.STOP: "completed", FinishReason.LENGTH: "incomplete"}
+_STATUS = {FinishReason.LENGTH: "incomplete"}
 
-# This version has no tools, no reasoning, no storage and no conversation state.
+# This version has no reasoning, no storage and no conversation state.
 _FIXED: dict[str, Any] = {
     "background": False,
-    "parallel_tool_calls": True,
     "previous_response_id": None,
     "reasoning": {"effort": None, "summary": None},
     "service_tier": "default",
     "store": False,
     "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
-    "tools": [],
     "truncation": "disabled",
 }
 
@@ -183,10 +172,6 @@ def _error_object(error: BatonError) -> dict[str, str]:
     """An error with one of the codes that OpenAI's clients know; the message has our own."""
     code = "rate_limit_exceeded" if error.row.http_status == 429 else "server_error"
     return {"code": code, "message": f"{error.reason}: {error.message}"}
-
-
-def _part(text: str, logprobs: object) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def _usage_object(usage: Usage) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Tools of chat completions: the functions of a request, and the calls in its messages."""
+"""Functions that a request declares and chooses, whatever the shape of its endpoint."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -9,7 +9,7 @@ from msgspec import Meta
 from baton.wire.failures import InvalidRequest
 from baton.wire.limits import MAX_GRAMMAR_CHARS
 from services.gateway.openai import limits
-from services.gateway.openai.decoding import described, unsupported_field
+from services.gateway.openai.decoding import described
 from services.gateway.openai.generation import Function, Tools
 
 MAX_TOOLS = 128
@@ -25,130 +25,79 @@ class FunctionFields(msgspec.Struct, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class Tool(msgspec.Struct, forbid_unknown_fields=True):
-    type: limits.Label
-    function: FunctionFields | None = None
+class Declared(NamedTuple):
+    """A function, and the place in the request at which it stands."""
+
+    place: str
+    function: FunctionFields
 
 
-class NamedFunction(msgspec.Struct, forbid_unknown_fields=True):
-    name: limits.Label
+class Named(NamedTuple):
+    """A function that a choice names, and the field that does."""
+
+    param: str
+    name: str
 
 
-class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
-    type: Literal["function"]
-    function: NamedFunction
+class Choice(NamedTuple):
+    """The calls that may or must be made. `named`: of these functions only, if there are any."""
+
+    is_required: bool = False
+    named: tuple[Named, ...] = ()
+    # One call, of the one function that is named.
+    is_single: bool = False
 
 
-class AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
-    mode: Literal["auto", "required"]
-    tools: list[NamedTool]
-
-
-class ToolChoiceFields(msgspec.Struct, forbid_unknown_fields=True):
-    """A choice that names tools: one of them, or those that may be called."""
-
-    type: Literal["function", "allowed_tools"]
-    function: NamedFunction | None = None
-    allowed_tools: AllowedTools | None = None
-
-
-ToolList = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
-ToolChoice = Literal["none", "auto", "required"] | ToolChoiceFields
-
-
-class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
-    name: limits.Label
-    arguments: limits.Text = ""
-
-
-class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
-    """A call in an earlier answer, which the client sends back. `index` is of streams."""
-
-    id: limits.UserId
-    function: CalledFunction
-    type: Literal["function"] = "function"
-    index: int | None = None
-
-
-def tools_of(
-    tools: Sequence[Tool] | None, choice: ToolChoice | None, *, is_parallel: bool
-) -> Tools | None:
-    """The functions that the model may call; None when it must call none. Raises
-    InvalidRequest."""
-    if not tools:
-        if choice not in (None, "none", "auto"):
-            raise InvalidRequest("tool_choice: only with tools", param="tool_choice")
-        return None
-    functions = _functions(tools)
-    if choice == "none":
-        return None
-    made = Tools(msgspec.json.encode(tools), tuple(functions.values()), is_parallel=is_parallel)
-    if isinstance(choice, ToolChoiceFields):
-        return _chosen(made, functions, choice)
-    return msgspec.structs.replace(made, is_required=choice == "required")
-
-
-def turn_of_call(call: ToolCall, place: str) -> dict[str, Any]:
-    """A call of an earlier answer as chat templates read it: with its arguments as an object.
-    Raises InvalidRequest."""
-    try:
-        arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        param = f"{place}.function.arguments"
-        raise InvalidRequest(f"{param}: expected a JSON object", param=param) from None
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}
-
-
-def _functions(tools: Sequence[Tool]) -> dict[str, Function]:
+def tools_of(declared: Sequence[Declared], choice: Choice, *, is_parallel: bool) -> Tools:
+    """The functions that the model may call. Raises InvalidRequest."""
     functions: dict[str, Function] = {}
-    num_chars = 0
-    for index, tool in enumerate(tools):
-        place = f"tools[{index}]"
-        if tool.type != "function":
-            raise unsupported_field(f"{place}.type", f"got {described(tool.type)}")
-        if tool.function is None:
-            raise InvalidRequest(f"{place}.function: required", param=f"{place}.function")
-        own = tool.function
+    for place, own in declared:
         if own.name in functions:
-            param = f"{place}.function.name"
-            raise InvalidRequest(f"{param}: {own.name} is declared twice", param=param)
+            raise InvalidRequest(
+                f"{place}.name: {own.name} is declared twice", param=f"{place}.name"
+            )
         parameters = "" if own.parameters is None else msgspec.json.encode(own.parameters).decode()
-        num_chars += len(parameters)
         functions[own.name] = Function(own.name, parameters, bool(own.strict))
+    num_chars = sum(len(each.parameters_json) for each in functions.values())
     if num_chars > MAX_GRAMMAR_CHARS:
         raise InvalidRequest(
             f"tools: got {num_chars} characters of parameters; expected at most "
             f"{MAX_GRAMMAR_CHARS}",
             param="tools",
         )
-    return functions
-
-
-def _chosen(made: Tools, functions: dict[str, Function], choice: ToolChoiceFields) -> Tools:
-    """The tools with a choice that names some of them."""
-    if choice.type == "function":
-        if choice.function is None:
-            param = "tool_choice.function"
-            raise InvalidRequest(f"{param}: required", param=param)
-        only = (_declared(choice.function, functions, "tool_choice.function.name"),)
-        return msgspec.structs.replace(
-            made, functions=only, is_required=True, is_named=True, is_parallel=False
-        )
-    if choice.allowed_tools is None or not choice.allowed_tools.tools:
-        param = "tool_choice.allowed_tools.tools"
-        raise InvalidRequest(f"{param}: expected one tool or more", param=param)
-    allowed = tuple(
-        _declared(each.function, functions, f"tool_choice.allowed_tools.tools[{index}]")
-        for index, each in enumerate(choice.allowed_tools.tools)
+    chosen = tuple(_declared(each, functions) for each in choice.named)
+    return Tools(
+        msgspec.json.encode([_for_template(function) for _, function in declared]),
+        chosen or tuple(functions.values()),
+        is_required=choice.is_required,
+        is_named=choice.is_single,
+        is_parallel=is_parallel and not choice.is_single,
     )
-    is_required = choice.allowed_tools.mode == "required"
-    return msgspec.structs.replace(made, functions=allowed, is_required=is_required)
 
 
-def _declared(named: NamedFunction, functions: dict[str, Function], param: str) -> Function:
+def call_turn(call_id: str, name: str, arguments: str, param: str) -> dict[str, Any]:
+    """A call of an earlier answer as chat templates read it: with its arguments as an object.
+    `param`: the field of the arguments. Raises InvalidRequest."""
+    try:
+        decoded = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        raise InvalidRequest(f"{param}: expected a JSON object", param=param) from None
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": decoded}}
+
+
+def _for_template(function: FunctionFields) -> dict[str, Any]:
+    """A function as chat templates read it."""
+    known = {"name": function.name, "description": function.description}
+    shown = {name: value for name, value in known.items() if value is not None}
+    parameters = function.parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": {**shown, "parameters": parameters}}
+
+
+def _declared(named: Named, functions: dict[str, Function]) -> Function:
     function = functions.get(named.name)
     if function is None:
         got = described(named.name)
-        raise InvalidRequest(f"{param}: got {got}, which tools does not declare", param=param)
+        raise InvalidRequest(
+            f"{named.param}: got {got}, which tools does not declare", param=named.param
+        )
     return function

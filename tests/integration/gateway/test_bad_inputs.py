@@ -129,7 +129,7 @@ FIELDS: list[tuple[int, str, str, Any, str]] = [
     (36, CHAT, "cache_salt", "x" * 10_000, ""),
     (37, COMPLETIONS, "prompt_embeds", "x", UNSUPPORTED),
     (37, CHAT, "no_such_parameter", 1, UNSUPPORTED),
-    (37, RESPONSES, "tools", [{"type": "function"}], UNSUPPORTED),
+    (37, RESPONSES, "previous_response_id", "resp_1", UNSUPPORTED),
     (37, CHAT, "tool_choice", "required", ""),
     (37, CHAT, "guided_regex", "x" * 10_000, ""),
     (37, COMPLETIONS, "guided_choice", [], ""),
@@ -168,7 +168,7 @@ MESSAGES_OF: list[tuple[int, str, Any, str, str]] = [
     (22, CHAT, {"role": "user", "content": 5}, "content", ""),
     (22, CHAT, {"role": "user", "content": "x", "extra": 1}, "extra", UNSUPPORTED),
     (22, RESPONSES, {"role": "boss", "content": "x"}, "role", ""),
-    (22, RESPONSES, {"type": "function_call"}, "type", CONTENT),
+    (22, RESPONSES, {"type": "item_reference"}, "type", CONTENT),
     (38, CHAT, {"role": "user", "content": [IMAGE]}, "content[0]", CONTENT),
     (38, RESPONSES, {"role": "user", "content": [FILE]}, "content[0]", CONTENT),
 ]

@@ -98,6 +98,7 @@ def test_chunks_bring_the_logprobs_of_their_text() -> None:
 def test_a_response_brings_logprobs_in_deltas_and_in_the_finished_part() -> None:
     fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
     streamed = answer("/v1/responses", **fields)
+    streamed.opening()
     [delta] = events(streamed.deltas([Delta(0, "ab", "stop", (HALF,))]))
     done = events(b"".join(streamed.closing(USAGE)))
     wanted = delta["logprobs"]

@@ -381,7 +381,7 @@ def test_response_input_becomes_a_conversation() -> None:
     [
         ({"store": True}, "unsupported_parameter", "store"),
         ({"previous_response_id": "resp_1"}, "unsupported_parameter", "previous_response_id"),
-        ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools"),
+        ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools[0].type"),
         ({"conversation": "c"}, "unsupported_parameter", "conversation"),
         ({"background": True}, "unsupported_parameter", "background"),
         ({"truncation": "auto"}, "unsupported_parameter", "truncation"),
