@@ -5,10 +5,11 @@ reserved. Under overload most requests would have that work for nothing, and it 
 of those that are served. So what a router refused is refused here for a moment, before any of
 that. In this time the line only becomes shorter, by half of its length at most, so that no worker
 runs dry. Those that have more time for their first token, or a smaller prompt, ask the routers.
+When the moment is over one request asks the router, and those that come beside it are refused.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.system.clock import Clock
 from baton.wire.failures import Overloaded
@@ -17,6 +18,8 @@ MAX_LINES = 10_000
 # A refusal holds for this share of the wait that it told, and for so long at most.
 HELD_SHARE = 0.5
 MAX_HELD_S = 1.0
+# A router's answer takes less: others are refused so long after one has begun to ask.
+ASKING_S = 0.1
 # The least wait that a router tells. A line as short as that may be empty in a moment.
 SHORT_WAIT_S = 1.0
 
@@ -59,10 +62,13 @@ class FullLines:
         """Raise Overloaded for a request that its router would refuse."""
         refused = self._refused.get(place.line)
         now_s = self._clock.now()
-        if refused is None or now_s >= refused.until_s:
+        if refused is None or now_s >= refused.passed_s:
             return
         has_more_time = place.allowance_s > refused.place.allowance_s
         if has_more_time or place.num_bytes < refused.place.num_bytes:
+            return
+        if now_s >= refused.until_s:
+            self._refused[place.line] = replace(refused, until_s=now_s + ASKING_S)
             return
         wait_s = refused.passed_s - now_s
         message = f"the line is {wait_s:.3g} s long, too long for a request of a moment ago"

@@ -7,7 +7,7 @@ import pytest
 
 from baton.testing.virtual_clock import VirtualClock
 from baton.wire.failures import NoRoom, Overloaded
-from services.gateway.routing.full_lines import FullLines, Place
+from services.gateway.routing.full_lines import ASKING_S, FullLines, Place
 from tests.unit.gateway.fakes import Fleet, simulate
 
 PLACE = Place(model_fp="m", tenant="acme", priority=0, allowance_s=10.0, num_bytes=100)
@@ -37,6 +37,18 @@ def test_a_line_that_was_too_long_is_so_for_half_of_its_wait(
         lines.check(PLACE)
     assert caught.value.retry_after_s == pytest.approx(1.1)
     clock.advance(0.3)
+    lines.check(PLACE)
+
+
+def test_while_one_asks_the_router_again_those_beside_it_are_refused(
+    clock: VirtualClock, lines: FullLines
+) -> None:
+    lines.note(PLACE, full(60.0))
+    clock.advance(1.0)
+    lines.check(PLACE)
+    with pytest.raises(Overloaded):
+        lines.check(PLACE)
+    clock.advance(ASKING_S)
     lines.check(PLACE)
 
 
