@@ -119,7 +119,8 @@ def _limits(settings: GatewaySettings) -> Limits:
         max_logprobs=settings.max_logprobs,
         token_gap_s=settings.token_gap_s,
         full_wait_s=settings.full_wait_s,
-        max_requests_of_tenant=max(int(settings.max_open_requests * settings.tenant_share), 1),
+        max_open_requests=settings.max_open_requests,
+        share_of_requests=max(int(settings.max_open_requests * settings.tenant_share), 1),
         bodies=BodyLimits(num_bytes, num_bytes_of_tenant),
     )
 

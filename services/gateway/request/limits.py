@@ -13,5 +13,7 @@ class Limits:
     max_logprobs: int = 262_144
     token_gap_s: float = 20.0
     full_wait_s: float = 2.0
-    max_requests_of_tenant: int = 1024
+    max_open_requests: int = 4096
+    # Of the open requests, those that each tenant may have.
+    share_of_requests: int = 1024
     bodies: BodyLimits = field(default_factory=BodyLimits)

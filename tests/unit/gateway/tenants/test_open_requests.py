@@ -26,4 +26,4 @@ def test_one_tenant_cannot_have_all_places_of_a_gateway() -> None:
         assert len(fleet.router.picked) == 3
         await asyncio.gather(*open_ones)
 
-    simulate(scenario, limits=Limits(max_requests_of_tenant=2))
+    simulate(scenario, limits=Limits(max_open_requests=3, share_of_requests=1))
