@@ -24,6 +24,8 @@ from baton.system.byte_size import format_bytes, parse_bytes
 from baton.wire import key_registry
 
 DEV_TENANT = "dev"
+# Names that examples for OpenAI's API ask for.
+_OPENAI_NAMES = ("gpt-4o", "gpt-4o-mini", "gpt-3.5-turbo")
 _READY_TIMEOUT_S = 600
 _POLL_S = 0.1
 _SHOW_WAITING_EVERY_S = 2.0
@@ -50,6 +52,8 @@ def add_parsers(commands: Any) -> None:
     up.add_argument("--model", action="append", default=[], metavar="NAME", help=help_text)
     help_text = "another public name of a model; repeatable"
     up.add_argument("--alias", action="append", default=[], metavar="PUBLIC=MODEL", help=help_text)
+    help_text = f"do not answer to {', '.join(_OPENAI_NAMES)} with the first model"
+    up.add_argument("--no-openai-names", action="store_true", help=help_text)
     help_text = "of weights and KV cache; auto: the checkpoint's, float32 for float16"
     up.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help=help_text
@@ -93,7 +97,7 @@ def _options(arguments: argparse.Namespace) -> plan.Options:
     _check_aliases(arguments.alias, [model.name for model in served])
     return plan.Options(
         models=served,
-        aliases=tuple(arguments.alias),
+        aliases=_aliases(arguments, [model.name for model in served]),
         num_prefill=0 if arguments.aggregated else arguments.prefill,
         num_decode=arguments.aggregated or arguments.decode,
         disaggregate=arguments.disaggregate,
@@ -148,6 +152,14 @@ def _port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) < 2**16):
         raise StartFailed(f"port {text!r}: must be a number from 0 to 65535; 0 = a free one")
     return int(text)
+
+
+def _aliases(arguments: argparse.Namespace, served: list[str]) -> tuple[str, ...]:
+    """Those that were asked for, and OpenAI's names, so that its examples run unchanged."""
+    given = arguments.alias
+    taken = {*served, *(alias.partition("=")[0] for alias in given)}
+    names = () if arguments.no_openai_names else _OPENAI_NAMES
+    return (*given, *(f"{name}={served[0]}" for name in names if name not in taken))
 
 
 def _check_aliases(aliases: list[str], served: list[str]) -> None:

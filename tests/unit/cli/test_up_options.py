@@ -1,5 +1,6 @@
 """`baton` refuses what cannot run in one line, before anything starts."""
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.cli import __main__ as cli
+from baton.cli import up
 
 
 def baton(monkeypatch: pytest.MonkeyPatch, home: Path, *arguments: str) -> int | str | None:
@@ -163,3 +165,24 @@ def test_a_budget_may_be_hard(
     capsys.readouterr()
     assert baton(monkeypatch, tmp_path, "keys", "list") == 0
     assert "budget=5000/day, hard" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "served", "names"),
+    [
+        ([], ["m"], ["gpt-4o=m", "gpt-4o-mini=m", "gpt-3.5-turbo=m"]),
+        (["--no-openai-names"], ["m"], []),
+        (
+            ["--alias", "gpt-4o=n"],
+            ["m", "n"],
+            ["gpt-4o=n", "gpt-4o-mini=m", "gpt-3.5-turbo=m"],
+        ),
+        ([], ["gpt-4o"], ["gpt-4o-mini=gpt-4o", "gpt-3.5-turbo=gpt-4o"]),
+    ],
+)
+def test_the_first_model_has_openais_names_unless_they_are_taken(
+    options: list[str], served: list[str], names: list[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    up.add_parsers(parser.add_subparsers())
+    assert list(up._aliases(parser.parse_args(["up", *options]), served)) == names
