@@ -15,12 +15,16 @@ Each error carries a stable `reason`, and REASONS fixes its translation. Errors 
 at the edges (runtime.grpc_server, runtime.grpc_channel, the gateway's app).
 """
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar
 
 from baton.wire.v1 import failure_pb2
 
 MAX_QUOTED_CHARS = 64
+_MAX_LOOKED_AT = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,14 @@ def quoted(value: object) -> str:
     """A client's value for an error message, cut to MAX_QUOTED_CHARS."""
     text = str(value)
     return repr(text if len(text) <= MAX_QUOTED_CHARS else text[:MAX_QUOTED_CHARS] + "...")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that is not known: the nearest one that is, if one is
+    near. Of many only the first are looked at."""
+    looked_at = list(islice(known, _MAX_LOOKED_AT))
+    nearest = difflib.get_close_matches(name[:MAX_QUOTED_CHARS], looked_at, 1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
 class BatonError(Exception):

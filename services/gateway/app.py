@@ -26,6 +26,7 @@ from baton.wire.failures import (
     ModelNotFound,
     Overloaded,
     Unavailable,
+    did_you_mean,
     quoted,
 )
 from services.gateway.clients.protocols import CallContext
@@ -60,6 +61,13 @@ from services.gateway.tenants.principal import Principal
 # Envoy's health check then prefers others, also those of other regions.
 FULL_HEADER = "x-envoy-degraded"
 _MODEL_NAME_PATH = b"/v1/models/"
+_ABOUT = msgspec.json.encode(
+    {
+        "name": "baton",
+        "about": "an OpenAI-compatible API of language models",
+        "paths": [*ENDPOINTS, "/v1/models"],
+    }
+)
 
 _log = logs.get("app")
 
@@ -116,7 +124,7 @@ class App:
         endpoint = ENDPOINTS.get(scope["path"])
         if _hides_a_slash(scope):
             response = HttpResponse(send, scope["baton.request_id"], self._gateway.clock)
-            await _refuse(response, _no_such_path())
+            await _refuse(response, _no_such_path(scope["path"]))
             return
         if endpoint is None or scope["method"] != "POST":
             await self._rest(scope, receive, send)
@@ -205,10 +213,13 @@ class App:
     def _starlette(self) -> Starlette:
         app = Starlette(
             routes=[
+                Route("/", self._about),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
+                # As other servers of models call it.
+                Route("/health", self._readyz),
                 *(Route(path, self._never, methods=["POST"]) for path in ENDPOINTS),
             ],
             exception_handlers={HTTPException: _http_error, BatonError: _baton_error},
@@ -216,6 +227,9 @@ class App:
         # A path is taken as it is: a slash too many is not guessed away by a redirect.
         app.router.redirect_slashes = False
         return app
+
+    async def _about(self, request: Request) -> Response:
+        return _json(request, _ABOUT)
 
     async def _models(self, request: Request) -> Response:
         principal = await self._principal(request)
@@ -227,7 +241,8 @@ class App:
         name = request.path_params["name"]
         listed = self._gateway.directory.listed(principal.allowed_models)
         if name not in listed:
-            raise ModelNotFound(f"model: {quoted(name)} does not exist", param="model")
+            hint = did_you_mean(name, listed)
+            raise ModelNotFound(f"model: {quoted(name)} does not exist{hint}", param="model")
         return _json(request, model_body(name, listed[name], self._created_unix_s))
 
     async def _healthz(self, request: Request) -> Response:
@@ -269,8 +284,9 @@ def _draining() -> Unavailable:
     return Unavailable("this gateway is leaving; ask again", reason="draining", retry_after_s=1)
 
 
-def _no_such_path() -> InvalidRequest:
-    return InvalidRequest("no such path", reason="not_found")
+def _no_such_path(path: str) -> InvalidRequest:
+    hint = did_you_mean(path, (*ENDPOINTS, "/v1/models", "/readyz"))
+    return InvalidRequest(f"no such path{hint}", reason="not_found")
 
 
 def _hides_a_slash(scope: Scope) -> bool:
@@ -305,7 +321,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
             f"{request.method} is not allowed here", reason="method_not_allowed"
         )
     else:
-        failure = _no_such_path()
+        failure = _no_such_path(request.url.path)
     response = await _baton_error(request, failure)
     response.headers.update(error.headers or {})
     return response

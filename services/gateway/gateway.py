@@ -164,9 +164,7 @@ class Gateway:
                 server_secret=server_secret,
                 limits=limits,
                 authenticator=self.authenticator,
-                open_requests=OpenRequests(
-                    limits.max_open_requests, limits.share_of_requests
-                ),
+                open_requests=OpenRequests(limits.max_open_requests, limits.share_of_requests),
                 bodies=Bodies(clients.body_parser, limits.bodies),
                 directory=self.directory,
                 tokenizer=clients.tokenizer,

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from baton.wire.failures import MAX_QUOTED_CHARS, InvalidRequest
+from baton.wire.failures import MAX_QUOTED_CHARS, InvalidRequest, did_you_mean
 from services.gateway.openai.limits import MAX_JSON_DEPTH
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -51,7 +51,8 @@ def to_struct(fields: dict[str, Any], cls: type[T], unsupported: Unsupported) ->
         if name in cls.__struct_fields__:
             known[name] = value
         elif name not in unsupported:
-            raise unsupported_field(name, "no such parameter")
+            hint = did_you_mean(name, cls.__struct_fields__)
+            raise unsupported_field(name, f"no such parameter{hint}")
         elif value is not None and not any(_same(value, ok) for ok in unsupported[name]):
             raise unsupported_field(name, f"got {described(value)}; this version does not have it")
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from baton.system.clock import Clock
-from baton.wire.failures import ModelNotFound, Unavailable, quoted
+from baton.wire.failures import ModelNotFound, Unavailable, did_you_mean, quoted
 from baton.wire.v1 import router_pb2
 
 MAX_MODELS = 1000
@@ -120,8 +120,9 @@ class ModelDirectory:
         if not targets and not self._known_names and _is_allowed(public_name, allowed):
             raise Unavailable("no model has a worker yet", reason="no_worker", retry_after_s=2)
         if not targets or not _is_allowed(public_name, allowed):
+            hint = did_you_mean(public_name, self.listed(allowed))
             raise ModelNotFound(
-                f"model: {quoted(public_name)} does not exist or you have no access to it",
+                f"model: {quoted(public_name)} does not exist or you have no access to it{hint}",
                 param="model",
             )
         ready = [(target, self._ready(target.model)) for target in targets]

@@ -431,3 +431,39 @@ def test_a_request_of_a_client_that_has_left_is_not_begun() -> None:
         assert fleet.quota.num_authenticated == 0
 
     simulate(scenario)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "nearest"),
+    [
+        ("/v1/chat/completion", {}, "/v1/chat/completions"),
+        ("/v1/chat/completions", {"max_token": 5}, "max_tokens"),
+        ("/v1/chat/completions", {"model": "dem"}, "demo"),
+        ("/v1/nothing/like/it/at/all", {}, None),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_one(
+    path: str, fields: dict[str, Any], nearest: str | None
+) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        client = Client(CHAT | fields, path)
+        await serve(app_of(fleet), client)
+        message = msgspec.json.decode(client.body)["error"]["message"]
+        if nearest is None:
+            assert "did you mean" not in message
+        else:
+            assert message.endswith(f"; did you mean {nearest}?")
+
+    simulate(scenario)
+
+
+def test_the_root_says_what_answers_and_health_is_readiness() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        root, health = Client({}, "/", "GET"), Client({}, "/health", "GET")
+        await serve(app_of(fleet), root)
+        await serve(app_of(fleet), health)
+        about = msgspec.json.decode(root.body)
+        assert "/v1/chat/completions" in about["paths"]
+        assert msgspec.json.decode(health.body)["status"] == "ready"
+
+    simulate(scenario)
