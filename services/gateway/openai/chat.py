@@ -22,6 +22,8 @@ ROLES = ("system", "developer", "user", "assistant")
 
 UNSUPPORTED = {
     **HARMLESS_VALUES,
+    "best_of": (1,),
+    "echo": (False,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),

@@ -50,10 +50,12 @@ def to_struct(fields: dict[str, Any], cls: type[T], unsupported: Unsupported) ->
     for name, value in fields.items():
         if name in cls.__struct_fields__:
             known[name] = value
+        elif value is None:
+            continue
         elif name not in unsupported:
             hint = did_you_mean(name, cls.__struct_fields__)
             raise unsupported_field(name, f"no such parameter{hint}")
-        elif value is not None and not any(_same(value, ok) for ok in unsupported[name]):
+        elif not any(_same(value, ok) for ok in unsupported[name]):
             raise unsupported_field(name, f"got {described(value)}; this version does not have it")
     try:
         return msgspec.convert(known, cls)

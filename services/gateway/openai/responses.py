@@ -21,7 +21,7 @@ UNSUPPORTED = {
     "max_tool_calls": (),
     "previous_response_id": (),
     "prompt": (),
-    "reasoning": ({}, {"effort": "none"}, {"effort": None, "summary": None}),
+    "reasoning": ({}, {"effort": "none"}, {"effort": None}, {"effort": None, "summary": None}),
     "access_programs": (),
     "store": (False,),
     "truncation": ("disabled",),

@@ -20,7 +20,24 @@ HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
     "prompt_cache_options": ({}, {"mode": "implicit"}),
     # A *maximum* time to keep a prefix; ours are kept for less.
     "prompt_cache_retention": ("in_memory", "24h"),
+    # vLLM's defaults, which its clients write out.
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (True, False),
+    "bad_words": ([],),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "include_reasoning": (True, False),
+    "include_stop_str_in_output": (False,),
+    "mm_processor_kwargs": ({},),
+    "priority": (0,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
 }
+# Of fields that only a beam search has: values that change nothing without one.
+_DEFAULTS_OF_SEARCH = {"length_penalty": 1.0, "early_stopping": False}
 # Field -> values that go with a beam search. None always does.
 _HARMLESS_TO_SEARCH: Mapping[str, tuple[Any, ...]] = {
     "temperature": (0,),
@@ -183,8 +200,8 @@ def search_of(fields: SharedFields, num_logprobs: int | None) -> BeamSearch | No
     are refused beside it, by name, unless their value asks for nothing.
     """
     if not fields.use_beam_search:
-        for name in ("length_penalty", "early_stopping"):
-            if getattr(fields, name) is not None:
+        for name, default in _DEFAULTS_OF_SEARCH.items():
+            if getattr(fields, name) not in (None, default):
                 raise InvalidRequest(f"{name}: only with use_beam_search true", param=name)
         return None
     for name, harmless in _HARMLESS_TO_SEARCH.items():

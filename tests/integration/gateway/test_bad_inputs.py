@@ -136,7 +136,7 @@ FIELDS: list[tuple[int, str, str, Any, str]] = [
     (37, CHAT, "logprobs", 1, ""),
     (37, CHAT, "top_logprobs", 21, ""),
     (37, CHAT, "use_beam_search", 1, ""),
-    (37, CHAT, "length_penalty", 1.0, ""),
+    (37, CHAT, "length_penalty", 1.5, ""),
     (37, CHAT, "early_stopping", "soon", ""),
     (37, RESPONSES, "use_beam_search", True, UNSUPPORTED),
     (37, COMPLETIONS, "logprobs", 21, ""),

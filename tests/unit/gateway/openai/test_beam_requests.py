@@ -75,7 +75,7 @@ def test_legacy_logprobs_of_0_are_refused_too() -> None:
 @pytest.mark.parametrize("name", ["length_penalty", "early_stopping"])
 def test_options_of_a_search_without_one_are_refused(name: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        chat_of(**{name: True if name == "early_stopping" else 1.0})
+        chat_of(**{name: True if name == "early_stopping" else 1.5})
     assert caught.value.param == name
 
 

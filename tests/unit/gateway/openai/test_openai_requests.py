@@ -156,6 +156,10 @@ def test_what_this_version_does_not_have_is_refused_by_name(name: str, value: ob
         {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"},
         {"safety_identifier": "s", "prompt_cache_key": "k", "modalities": ["text"]},
         {"tools": None, "logprobs": None, "stop": None, "n": None, "stream_options": None},
+        {"prompt_logprobs": None, "kv_transfer_params": None, "never_heard_of": None},
+        {"skip_special_tokens": True, "add_generation_prompt": True, "priority": 0},
+        {"echo": False, "best_of": 1, "bad_words": [], "chat_template_kwargs": {}},
+        {"length_penalty": 1.0, "early_stopping": False},
     ],
 )
 def test_values_that_ask_for_nothing_are_accepted(fields: dict[str, Any]) -> None:
