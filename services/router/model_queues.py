@@ -62,10 +62,11 @@ class _ModelQueue:
 
     def _covers(self, one: PickRequest, other: PickRequest) -> bool:
         """Return whether `other` finds no room where `one` finds none."""
-        line = self.queue.line
-        if line.must_leave_room(one.turn) and not line.must_leave_room(other.turn):
+        if not one.covers(other):
             return False
-        return one.covers(other)
+        line, own, turn = self.queue.line, one.turn, other.turn
+        is_one_line = own.tenant == turn.tenant and own.priority == turn.priority
+        return is_one_line or not line.must_leave_room(own) or line.must_leave_room(turn)
 
     def _admit(self, wanted: PickRequest) -> None:
         """Raise Overloaded when the request must not wait."""
