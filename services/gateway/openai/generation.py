@@ -126,6 +126,10 @@ class GenerationRequest:
     # Set: no sampling; the answer comes as a whole when the search ends.
     search: BeamSearch | None = None
     stop: tuple[str, ...] = ()
+    # The stop string that ended an answer is part of it.
+    includes_stop: bool = False
+    # Special tokens have text, but for the one that ends the answer.
+    shows_special_tokens: bool = False
     # Logprobs of each token, and of so many likeliest ones besides; None: not wanted.
     num_logprobs: int | None = None
     # The answer starts with the prompt; with logprobs, also those of the prompt.

@@ -19,7 +19,8 @@ from baton.wire.limits import (
 MAX_JSON_DEPTH = 64
 MAX_MESSAGES = 4096
 MAX_PARTS = 256
-MAX_STOP_STRINGS = 4
+# OpenAI takes 4.
+MAX_STOP_STRINGS = 32
 
 # 8 MiB is also the default cap of the whole body.
 Text = Annotated[str, Meta(max_length=8 * 1024 * 1024)]

@@ -28,12 +28,10 @@ HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "documents": ([],),
     "include_reasoning": (True, False),
-    "include_stop_str_in_output": (False,),
     "mm_processor_kwargs": ({},),
     "priority": (0,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
 }
 # Of fields that only a beam search has: values that change nothing without one.
@@ -82,6 +80,8 @@ class CommonFields(msgspec.Struct, kw_only=True):
     min_tokens: limits.MinTokens | None = None
     ignore_eos: bool | None = None
     stop_token_ids: limits.StopTokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     # Separates this client's prefix cache from the rest of its tenant's.
     cache_salt: limits.CacheSalt | None = None
     # Accepted, without effect.
@@ -151,6 +151,8 @@ def sampling_of(
         "seed": fields.seed,
         "rules": _rules_of(fields, structure),
         "stop": (stop,) if isinstance(stop, str) else tuple(stop),
+        "includes_stop": bool(fields.include_stop_str_in_output),
+        "shows_special_tokens": fields.skip_special_tokens is False,
         "cache_salt": fields.cache_salt or "",
     }
 

@@ -133,7 +133,8 @@ def _choice(job: Job, choice: int, first_offset: int) -> ChoiceText:
     request = job.request
     stops = None
     if request.stop:
-        stops = StopMatcher(tuple(StopPattern.of(stop) for stop in request.stop))
+        patterns = tuple(StopPattern.of(stop) for stop in request.stop)
+        stops = StopMatcher(patterns, is_sent=request.includes_stop)
     silent_ids = job.model.eos_token_ids | frozenset(request.rules.stop_token_ids)
     text = ChoiceText(choice, _texts(job), stops, silent_ids, _trail(job, first_offset))
     text.is_mute = request.max_tokens == 0
@@ -148,7 +149,8 @@ def _texts(job: Job) -> TokenTexts:
     if not isinstance(prompt, ChatMessages):
         tail = job.prompt.token_ids[-_CONTEXT_TOKENS * TOKEN_BYTES :]
         context_ids = array("I", tail).tolist()
-    return TokenTexts(text_model.decoder, context_ids)
+    skips_special = not job.request.shows_special_tokens
+    return TokenTexts(text_model.decoder, context_ids, skips_special=skips_special)
 
 
 def _trail(job: Job, first_offset: int) -> LogprobTrail | None:

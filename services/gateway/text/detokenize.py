@@ -71,10 +71,14 @@ class MarkedDecoder:
 
 class TokenTexts:
     """The text of one choice's tokens as they come. `context_ids`: the end of the text that the
-    output continues, so that a leading space is kept; empty for a new turn."""
+    output continues, so that a leading space is kept; empty for a new turn. `skips_special`:
+    special tokens have no text."""
 
-    def __init__(self, decoder: Decoder, context_ids: list[int]) -> None:
+    def __init__(
+        self, decoder: Decoder, context_ids: list[int], *, skips_special: bool = True
+    ) -> None:
         self._decoder = decoder
+        self._skips_special = skips_special
         self._ids = list(context_ids)
         # Text of ids[:_sent] was sent; the window for decoding starts at _start.
         self._start = 0
@@ -102,8 +106,9 @@ class TokenTexts:
         return whole + _REPLACEMENT if len(whole) < len(text) else text
 
     def _unsent(self, end: int) -> str:
-        before = self._decoder.decode(self._ids[self._start : self._sent], True)
-        return self._decoder.decode(self._ids[self._start : end], True)[len(before) :]
+        skip = self._skips_special
+        before = self._decoder.decode(self._ids[self._start : self._sent], skip)
+        return self._decoder.decode(self._ids[self._start : end], skip)[len(before) :]
 
     def _mark_sent(self, end: int) -> None:
         self._start = self._sent

@@ -1,8 +1,8 @@
 """Stop strings in a stream of text pieces, wherever the pieces' borders fall.
 
-Text that could still become part of a stop string is held back; the stop string itself is never
-sent. Each pattern is followed with its Knuth-Morris-Pratt table, so the cost of a character does
-not depend on the patterns' lengths.
+Text that could still become part of a stop string is held back; the stop string itself is sent
+only where the request asks for it. Each pattern is followed with its Knuth-Morris-Pratt table, so
+the cost of a character does not depend on the patterns' lengths.
 """
 
 from dataclasses import dataclass
@@ -35,10 +35,12 @@ class StopPattern:
 
 
 class StopMatcher:
-    """Follows one choice's text. `done` at the first stop string that is complete."""
+    """Follows one choice's text. `done` at the first stop string that is complete. `is_sent`: the
+    stop string is part of the text."""
 
-    def __init__(self, patterns: tuple[StopPattern, ...]) -> None:
+    def __init__(self, patterns: tuple[StopPattern, ...], *, is_sent: bool = False) -> None:
         self._patterns = patterns
+        self._is_sent = is_sent
         self._matched = [0] * len(patterns)
         self._held = ""
         self.done = False
@@ -54,7 +56,7 @@ class StopMatcher:
             if length:
                 self.done = True
                 self._held = ""
-                return buffer[: position + 1 - length]
+                return buffer[: position + 1 - (0 if self._is_sent else length)]
         num_sendable = len(buffer) - max(self._matched)
         self._held = buffer[num_sendable:]
         return buffer[:num_sendable]

@@ -118,7 +118,7 @@ FIELDS: list[tuple[int, str, str, Any, str]] = [
     (28, CHAT, "logit_bias", {"999999": 1}, "invalid_token_id"),
     (28, CHAT, "stop_token_ids", [999_999], "invalid_token_id"),
     (28, CHAT, "min_tokens", -1, ""),
-    (29, CHAT, "stop", ["a"] * 5, ""),
+    (29, CHAT, "stop", ["a"] * 33, ""),
     (29, CHAT, "stop", "", ""),
     (29, COMPLETIONS, "stop", "x" * 1_000_000, ""),
     (30, CHAT, "seed", 2**70, ""),

@@ -170,6 +170,15 @@ def test_stop_string_across_token_borders_cancels_and_counts_up_to_the_stop() ->
     simulate(scenario)
 
 
+def test_the_stop_string_is_part_of_the_answer_where_that_is_asked_for() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["one END two"]
+        sink = await fleet.chat(stop=["END"], include_stop_str_in_output=True)
+        assert (sink.text(), sink.reason()) == ("one END", "stop")
+
+    simulate(scenario)
+
+
 def test_tokens_after_the_stop_are_counted_as_wasted() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.worker.texts = ["abEND" + "x" * 40]

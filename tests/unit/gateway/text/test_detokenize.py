@@ -58,6 +58,13 @@ def test_special_tokens_have_no_text() -> None:
     assert texts_of(BYTES, [*b"ab", EOS, *b"c"]) == ["a", "b", "", "c", ""]
 
 
+def test_special_tokens_have_text_where_that_is_asked_for() -> None:
+    texts = TokenTexts(BYTES, [], skips_special=False)
+    shown = "".join(texts.add(token_id) for token_id in [*b"ab", EOS])
+    assert shown == "ab" + BYTES.decode([EOS], False)
+    assert len(shown) > len("ab")
+
+
 def test_a_cut_character_is_one_replacement_character_at_the_end() -> None:
     assert texts_of(BYTES, list("é😀".encode())[:5]) == ["", "é", "", "", "", "\ufffd"]
     fallback = metaspace_tokenizer()
