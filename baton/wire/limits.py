@@ -37,3 +37,6 @@ MIN_QUARANTINE_S = 5.0
 # A suspect, which may have killed a core, computes in steps of its own until it has brought so many
 # tokens beyond its prompt and those that it had when a core died with it (decision 0032).
 NUM_TOKENS_ALONE = 4
+# Between tokens of JSON that a grammar enforces: nothing, one space, or a line break and so many
+# blanks. A model must not fill its output with white space.
+JSON_WHITE_SPACE = r" |\n[ \t]{0,32}"

@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 
 from baton.engine.protocol.messages import Grammar
+from baton.wire.limits import JSON_WHITE_SPACE
 
 MAX_MESSAGE_CHARS = 240
-_WHITE_SPACE = r" |\n[ \t]{0,32}"
 _ANY_OBJECT = b'{"type": "object"}'
 _LARK_START = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:(?!:=))")
 _CAUSE = re.compile(r"(?m)^error: (.*)$")
@@ -111,7 +111,7 @@ def _json_grammar(schema_json: bytes) -> str:
     own = schema.get("x-guidance", {})
     if not isinstance(own, dict):
         raise GrammarRefused("x-guidance must be a JSON object")
-    schema["x-guidance"] = {"whitespace_pattern": _WHITE_SPACE, **own}
+    schema["x-guidance"] = {"whitespace_pattern": JSON_WHITE_SPACE, **own}
     return _encoded({"json_schema": schema})
 
 

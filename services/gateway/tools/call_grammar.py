@@ -11,12 +11,9 @@ from typing import Any
 
 import msgspec
 
+from baton.wire.limits import JSON_WHITE_SPACE
 from services.gateway.openai.generation import Function, Tools
 from services.gateway.tools.call_syntax import CallSyntax
-
-# One space, or a line break and up to 32 blanks: a model must not fill its output with white space.
-_WHITE_SPACE = r" |\n[ \t]{0,32}"
-_ANY_ARGUMENTS = '{"type": "object"}'
 
 
 def call_grammar(tools: Tools, syntax: CallSyntax, special_ids: Mapping[str, int]) -> str:
@@ -110,7 +107,6 @@ def _quoted(text: str) -> str:
 
 def _schema(function: Function) -> str:
     """The schema of a function's arguments, in one line."""
-    schema: dict[str, Any] = msgspec.json.decode(function.parameters_json or _ANY_ARGUMENTS)
-    return msgspec.json.encode(
-        {**schema, "x-guidance": {"whitespace_pattern": _WHITE_SPACE}}
-    ).decode()
+    schema: dict[str, Any] = msgspec.json.decode(function.parameters_json or "{}")
+    guidance = {"whitespace_pattern": JSON_WHITE_SPACE, **schema.get("x-guidance", {})}
+    return msgspec.json.encode({"type": "object", **schema, "x-guidance": guidance}).decode()

@@ -79,6 +79,8 @@ class CallParser:
         # Marks of a call of which no more is known yet.
         self._marks = ""
         self._end = JsonEnd()
+        # Of an object's head, which is looked at again with each text.
+        self._num_scanned = 0
         # Text came: an answer that must begin with its calls has none.
         self._is_plain = False
         self._found = _Found([], [])
@@ -151,7 +153,7 @@ class CallParser:
                 self._buffer = self._buffer[len(mark) :]
                 self._marks += mark
                 if mark == syntax.begin:
-                    self._place = _Place.NAME if syntax.name_end else _Place.HEAD
+                    self._go_to(_Place.NAME if syntax.name_end else _Place.HEAD)
                 return True
             if mark.startswith(self._buffer):
                 return False
@@ -173,9 +175,10 @@ class CallParser:
             self._begin_call(match[1])
             self._buffer = self._buffer[match.end() :]
             return self._go_to(_Place.ARGUMENTS)
-        end = JsonEnd().feed(self._buffer)
+        end = self._end.feed(self._buffer[self._num_scanned :])
         if end is not None:
-            return self._take_object(end)
+            return self._take_object(self._num_scanned + end)
+        self._num_scanned = len(self._buffer)
         is_text = self._buffer.strip() and self._buffer.lstrip()[0] != "{"
         return self._give_up() if is_text or len(self._buffer) > MAX_HEAD_CHARS else False
 
@@ -230,6 +233,8 @@ class CallParser:
         return self._go_to(_Place.TEXT)
 
     def _go_to(self, place: _Place) -> bool:
+        if place is _Place.HEAD:
+            self._end, self._num_scanned = JsonEnd(), 0
         self._place = place
         return True
 

@@ -86,3 +86,11 @@ def test_marks_that_are_special_tokens_are_named_by_their_ids() -> None:
     assert 'call_0: "f" <[32]> %json' in grammar
     optional = call_grammar(Tools(b"", (F,)), SYNTAXES["mistral"], {"[TOOL_CALLS]": 5})
     assert "head: TEXT <[5]>" in optional
+
+
+def test_a_schema_that_names_no_type_is_one_of_objects_and_keeps_its_own_guidance() -> None:
+    empty = grammar_of("mistral_named", Tools(b"", (Function("g", "{}"),), is_required=True))
+    assert accepts(empty, '[TOOL_CALLS]g[ARGS]{"a": 1}')
+    assert not accepts(empty, "[TOOL_CALLS]g[ARGS]5")
+    tight = Function("g", '{"type": "object", "x-guidance": {"whitespace_flexible": false}}')
+    assert '"whitespace_flexible":false' in grammar_of("hermes", Tools(b"", (tight,)))
