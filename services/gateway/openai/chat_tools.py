@@ -62,13 +62,8 @@ def tools_of(
 ) -> Tools | None:
     """The functions that the model may call; None when it must call none. Raises
     InvalidRequest."""
-    if not tools:
-        if choice not in (None, "none", "auto"):
-            raise InvalidRequest("tool_choice: only with tools", param="tool_choice")
-        return None
-    declared = [_declared(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
-    found = tool_fields.tools_of(declared, _choice(choice), is_parallel=is_parallel)
-    return None if choice == "none" else found
+    declared = [_declared(tool, f"tools[{index}]") for index, tool in enumerate(tools or ())]
+    return tool_fields.tools_of(declared, _choice(choice), is_parallel=is_parallel)
 
 
 def turn_of_call(call: ToolCall, place: str) -> dict[str, Any]:
@@ -87,7 +82,7 @@ def _declared(tool: Tool, place: str) -> Declared:
 
 def _choice(choice: ToolChoice | None) -> Choice:
     if not isinstance(choice, ToolChoiceFields):
-        return Choice(is_required=choice == "required")
+        return Choice(is_none=choice == "none", is_required=choice == "required")
     if choice.type == "function":
         if choice.function is None:
             param = "tool_choice.function"

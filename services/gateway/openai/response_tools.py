@@ -28,12 +28,12 @@ class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
     name: limits.Label
 
 
-class ResponseToolChoice(msgspec.Struct, forbid_unknown_fields=True):
+class ResponseToolChoice(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A choice that names tools: one of them, or those that may be called."""
 
     type: Literal["function", "allowed_tools"]
     name: limits.Label | None = None
-    mode: Literal["auto", "required"] = "auto"
+    mode: Literal["auto", "required"] | None = None
     tools: list[NamedTool] = []
 
 
@@ -67,13 +67,8 @@ def tools_of(
 ) -> Tools | None:
     """The functions that the model may call; None when it must call none. Raises
     InvalidRequest."""
-    if not tools:
-        if choice not in (None, "none", "auto"):
-            raise InvalidRequest("tool_choice: only with tools", param="tool_choice")
-        return None
-    declared = [_declared(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
-    found = tool_fields.tools_of(declared, _choice(choice), is_parallel=is_parallel)
-    return None if choice == "none" else found
+    declared = [_declared(tool, f"tools[{index}]") for index, tool in enumerate(tools or ())]
+    return tool_fields.tools_of(declared, _choice(choice), is_parallel=is_parallel)
 
 
 def repeated(tools: list[ResponseTool] | None) -> list[dict[str, Any]]:
@@ -113,7 +108,7 @@ def _declared(tool: ResponseTool, place: str) -> Declared:
 
 def _choice(choice: ToolChoice | None) -> Choice:
     if not isinstance(choice, ResponseToolChoice):
-        return Choice(is_required=choice == "required")
+        return Choice(is_none=choice == "none", is_required=choice == "required")
     if choice.type == "function":
         if choice.name is None:
             raise InvalidRequest("tool_choice.name: required", param="tool_choice.name")

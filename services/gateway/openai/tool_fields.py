@@ -42,20 +42,27 @@ class Named(NamedTuple):
 class Choice(NamedTuple):
     """The calls that may or must be made. `named`: of these functions only, if there are any."""
 
+    is_none: bool = False
     is_required: bool = False
     named: tuple[Named, ...] = ()
     # One call, of the one function that is named.
     is_single: bool = False
 
 
-def tools_of(declared: Sequence[Declared], choice: Choice, *, is_parallel: bool) -> Tools:
-    """The functions that the model may call. Raises InvalidRequest."""
+def tools_of(declared: Sequence[Declared], choice: Choice, *, is_parallel: bool) -> Tools | None:
+    """The functions that the model may call; None when it must call none. Raises
+    InvalidRequest."""
+    if not declared:
+        if choice.is_required or choice.named:
+            raise InvalidRequest("tool_choice: only with tools", param="tool_choice")
+        return None
     functions: dict[str, Function] = {}
     for place, own in declared:
         if own.name in functions:
             raise InvalidRequest(
                 f"{place}.name: {own.name} is declared twice", param=f"{place}.name"
             )
+        _check_schema(own.parameters or {}, f"{place}.parameters")
         parameters = "" if own.parameters is None else msgspec.json.encode(own.parameters).decode()
         functions[own.name] = Function(own.name, parameters, bool(own.strict))
     num_chars = sum(len(each.parameters_json) for each in functions.values())
@@ -65,6 +72,8 @@ def tools_of(declared: Sequence[Declared], choice: Choice, *, is_parallel: bool)
             f"{MAX_GRAMMAR_CHARS}",
             param="tools",
         )
+    if choice.is_none:
+        return None
     chosen = tuple(_declared(each, functions) for each in choice.named)
     return Tools(
         msgspec.json.encode([_for_template(function) for _, function in declared]),
@@ -83,6 +92,13 @@ def call_turn(call_id: str, name: str, arguments: str, param: str) -> dict[str, 
     except (msgspec.DecodeError, RecursionError):
         raise InvalidRequest(f"{param}: expected a JSON object", param=param) from None
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": decoded}}
+
+
+def _check_schema(schema: dict[str, Any], param: str) -> None:
+    if schema.get("type", "object") != "object":
+        raise InvalidRequest(f"{param}: expected the schema of an object", param=param)
+    if not isinstance(schema.get("x-guidance", {}), dict):
+        raise InvalidRequest(f"{param}: x-guidance must be a JSON object", param=param)
 
 
 def _for_template(function: FunctionFields) -> dict[str, Any]:

@@ -163,3 +163,8 @@ def test_a_call_that_is_cut_is_incomplete() -> None:
     response = events_of(answer_of(request_of(tools=[F])), deltas)[-1]["response"]
     assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_a_choice_is_repeated_as_it_was_made() -> None:
+    only = {"type": "function", "name": "f"}
+    assert request_of(tools=[F], tool_choice=only).repeated["tool_choice"] == only

@@ -3,11 +3,12 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from baton.wire.failures import InvalidRequest
 from services.gateway.openai import chat
-from services.gateway.openai.generation import ChatMessages, Tools
+from services.gateway.openai.generation import ChatMessages, GenerationRequest, Tools
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
 F = {"type": "function", "function": {"name": "f", "parameters": CITY, "strict": True}}
@@ -63,6 +64,24 @@ def test_each_choice_of_tools_is_read() -> None:
         ({"tools": [F, F]}, "invalid_value", "tools[1].function.name"),
         ({"tools": [F] * 129}, "invalid_value", "tools"),
         (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}
+                ]
+            },
+            "invalid_value",
+            "tools[0].function.parameters",
+        ),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "f", "parameters": {"x-guidance": 5}}}
+                ]
+            },
+            "invalid_value",
+            "tools[0].function.parameters",
+        ),
+        (
             {"tools": [{"type": "function", "function": {"name": "a b"}}]},
             "invalid_value",
             "tools[0].function.name",
@@ -110,3 +129,10 @@ def test_earlier_calls_and_results_are_turns_of_the_conversation() -> None:
 )
 def test_calls_and_results_are_refused_by_place(message: dict[str, Any], param: str) -> None:
     assert refusal(messages=[message]).param == param
+
+
+def test_a_request_with_tools_comes_whole_from_the_process_that_parses_large_bodies() -> None:
+    body = json.dumps({"model": "m", "messages": HI, "tools": [F, G], "tool_choice": "required"})
+    request = chat.parse(body.encode())
+    encoded = msgspec.msgpack.encode(request)
+    assert msgspec.msgpack.decode(encoded, type=GenerationRequest) == request
