@@ -13,6 +13,7 @@ from baton.runtime.cutoff import Cutoff
 from baton.runtime.grpc_server import start_server
 from baton.runtime.listening_socket import listening_socket
 from baton.runtime.process import Process, run
+from baton.runtime.redis_connections import PasswordFile, connect
 from baton.system.clock import SystemClock
 from baton.wire.v1 import quota_pb2_grpc
 from services.quota import instruments
@@ -20,7 +21,6 @@ from services.quota.admin.api import AdminApi
 from services.quota.admin.server import AdminServer
 from services.quota.archive import Archiver
 from services.quota.bootstrap_key import BootstrapKey
-from services.quota.connections import PasswordFile, connect
 from services.quota.ledger import LeaseTerms, Ledger, store_time_ms
 from services.quota.prices import Prices
 from services.quota.recent_settles import RecentSettles

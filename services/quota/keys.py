@@ -21,10 +21,10 @@ from baton.keys.changes import NewKey
 from baton.keys.homes import FileHome
 from baton.keys.redis_copy import publish
 from baton.runtime import environment
+from baton.runtime.redis_connections import PasswordFile, connect
 from baton.wire import key_registry
 from baton.wire.key_limits import KeyLimits
 from baton.wire.key_registry import KeyRecord, RegistryError
-from services.quota.connections import PasswordFile, connect
 from services.quota.settings import PREFIX, Settings
 
 _TIMEOUT_S = 5.0

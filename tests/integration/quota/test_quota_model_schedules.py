@@ -25,12 +25,12 @@ from tempfile import TemporaryDirectory
 import pytest
 from redis.asyncio import Redis
 
+from baton.runtime.redis_connections import connect
 from baton.testing.redis_server import RedisServer
 from baton.wire import failures, key_registry, usage_log
 from baton.wire.key_limits import tenant_root
 from baton.wire.v1 import failure_pb2, quota_pb2
 from services.quota.archive import read_entries
-from services.quota.connections import connect
 from services.quota.ledger import LeaseTerms, Ledger
 from services.quota.prices import Prices
 from services.quota.registry import Registry

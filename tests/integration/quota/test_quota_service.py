@@ -19,6 +19,7 @@ from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime import environment, grpc_channel
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.process import Process
+from baton.runtime.redis_connections import connect
 from baton.system.clock import SystemClock
 from baton.testing.redis_server import RedisServer
 from baton.wire import failures, key_registry, usage_log
@@ -27,7 +28,6 @@ from baton.wire.key_registry import Revocation
 from baton.wire.v1 import quota_pb2, quota_pb2_grpc
 from services.quota import keys
 from services.quota.__main__ import serve
-from services.quota.connections import connect
 from services.quota.settings import PREFIX, Settings
 
 call = partial(grpc_channel.call, clock=SystemClock())

@@ -9,10 +9,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from baton.runtime.redis_connections import PasswordFile, connect
 from baton.testing.certificates import Authority
 from baton.testing.redis_server import RedisServer
 from baton.wire.failures import Unavailable
-from services.quota.connections import PasswordFile, connect
 from services.quota.store import RedisStore
 
 URL_OPTIONS = "ssl_ca_certs={ca}&ssl_certfile={cert}&ssl_keyfile={key}"

@@ -6,12 +6,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from baton.runtime.redis_connections import connect
 from baton.testing.redis_server import RedisServer
 from baton.wire import key_registry
 from baton.wire.key_limits import KeyLimits
 from baton.wire.v1 import failure_pb2, quota_pb2
 from services.quota.archive import Archiver
-from services.quota.connections import connect
 from services.quota.ledger import Ledger
 from services.quota.registry import Registry
 from services.quota.store import RedisStore

@@ -15,13 +15,13 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from baton.localstack.ports import LOOPBACK, free_ports
+from baton.runtime.redis_connections import connect
 from baton.testing.redis_server import server_binary
 from baton.wire import failures, key_registry, usage_log
 from baton.wire.key_limits import WHOLE, KeyLimits, organisation_root
 from baton.wire.v1 import quota_pb2
 from services.quota import keys
 from services.quota.archive import Archiver
-from services.quota.connections import connect
 from services.quota.ledger import Ledger, store_time_ms
 from services.quota.registry import Registry, read_in_thread
 from services.quota.restore import ArchivedBudgets
