@@ -15,7 +15,7 @@ ARGS ?=
 export BATON_PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status test test-long test-oldest chaos bench bench-router bench-peers loadtest images check fmt protos clean
+.PHONY: help setup up down status test test-long test-oldest chaos bench bench-router bench-gateway bench-peers loadtest images check fmt protos clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -67,6 +67,9 @@ bench: $(KERNELS) ## the engine beside its peers (ARGS="--quick"; see docs/bench
 
 bench-router: $(INSTALLED) ## recorded traffic through the router (ARGS="--quick --traces FOLDER")
 	@$(RUN) -m bench router $(ARGS)
+
+bench-gateway: $(INSTALLED) ## CPU of a token and of a request before simulated workers (ARGS="--quick")
+	@$(RUN) -m bench gateway $(ARGS)
 
 bench-peers: $(INSTALLED) ## install the peers that `make bench` compares with
 	@PYTHON=$(CURDIR)/$(RUN) tools/bench_peers.sh

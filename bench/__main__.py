@@ -1,4 +1,4 @@
-"""`python -m bench engine`, `handoff`, `disagg`, `router` or `overload`: tables and JSON lines.
+"""`python -m bench KIND`, KIND as `--help` lists them: tables and JSON lines.
 
 Exit status 2 = wrong usage or a clear refusal, in one line.
 """
@@ -55,12 +55,7 @@ def _add_parsers(kinds: Any) -> None:
     engine.add_argument("--quick", action="store_true", help=help_text)
     help_text = "folder for models and logs (~/.cache/baton-bench)"
     engine.add_argument("--cache", type=Path, metavar="FOLDER", help=help_text)
-    help_text = "append JSON lines here (default: a new file in the cache folder)"
-    engine.add_argument("--output", type=Path, metavar="FILE", help=help_text)
-    help_text = "measure nothing; render these results"
-    engine.add_argument("--report", type=Path, nargs="+", metavar="FILE", help=help_text)
-    help_text = "with --report: put the tables between the marks of this Markdown file"
-    engine.add_argument("--into", type=Path, metavar="FILE", help=help_text)
+    _add_results(engine)
     engine.set_defaults(run=_engine)
     handoff = kinds.add_parser("handoff", help="KV blocks between two processes, per transport")
     help_text = "which, if they are there (shm,nixl,grpc)"
@@ -71,16 +66,21 @@ def _add_parsers(kinds: Any) -> None:
     handoff.add_argument("--mib", type=int, default=128, metavar="N", help="per transfer (128)")
     help_text = "the prefill takes so many times an idle transfer (2)"
     handoff.add_argument("--prefill-factor", type=float, default=2.0, metavar="F", help=help_text)
-    help_text = "append JSON lines here (default: a new file in ~/.cache/baton-bench/results)"
-    handoff.add_argument("--output", type=Path, metavar="FILE", help=help_text)
-    help_text = "measure nothing; render these results"
-    handoff.add_argument("--report", type=Path, nargs="+", metavar="FILE", help=help_text)
-    help_text = "put the table between the marks of this Markdown file"
-    handoff.add_argument("--into", type=Path, metavar="FILE", help=help_text)
+    _add_results(handoff)
     handoff.set_defaults(run=_handoff)
     _add_disagg(kinds)
     _add_router(kinds)
     _add_overload(kinds)
+    _add_gateway(kinds)
+
+
+def _add_results(parser: argparse.ArgumentParser) -> None:
+    help_text = "append JSON lines here (default: a new file in ~/.cache/baton-bench/results)"
+    parser.add_argument("--output", type=Path, metavar="FILE", help=help_text)
+    help_text = "measure nothing; render these results"
+    parser.add_argument("--report", type=Path, nargs="+", metavar="FILE", help=help_text)
+    help_text = "put the tables between the marks of this Markdown file"
+    parser.add_argument("--into", type=Path, metavar="FILE", help=help_text)
 
 
 def _add_disagg(kinds: Any) -> None:
@@ -96,12 +96,7 @@ def _add_disagg(kinds: Any) -> None:
     disagg.add_argument("--quick", action="store_true", help="seconds: one round, 3 long prompts")
     help_text = "folder for models and logs (~/.cache/baton-bench)"
     disagg.add_argument("--cache", type=Path, metavar="FOLDER", help=help_text)
-    help_text = "append JSON lines here (default: a new file in the cache folder)"
-    disagg.add_argument("--output", type=Path, metavar="FILE", help=help_text)
-    help_text = "measure nothing; render these results"
-    disagg.add_argument("--report", type=Path, nargs="+", metavar="FILE", help=help_text)
-    help_text = "put the tables between the marks of this Markdown file"
-    disagg.add_argument("--into", type=Path, metavar="FILE", help=help_text)
+    _add_results(disagg)
     disagg.set_defaults(run=_disagg)
 
 
@@ -120,12 +115,7 @@ def _add_router(kinds: Any) -> None:
     router.add_argument("--seed", type=int, default=1, metavar="N", help="of everything (1)")
     help_text = "about a minute: 300 s of each trace, fewer picks"
     router.add_argument("--quick", action="store_true", help=help_text)
-    help_text = "append JSON lines here (default: a new file in ~/.cache/baton-bench/results)"
-    router.add_argument("--output", type=Path, metavar="FILE", help=help_text)
-    help_text = "measure nothing; render these results"
-    router.add_argument("--report", type=Path, nargs="+", metavar="FILE", help=help_text)
-    help_text = "put the tables between the marks of this Markdown file"
-    router.add_argument("--into", type=Path, metavar="FILE", help=help_text)
+    _add_results(router)
     help_text = "folder for one SVG picture of each trace"
     router.add_argument("--plots", type=Path, metavar="FOLDER", help=help_text)
     router.set_defaults(run=_router)
@@ -140,13 +130,20 @@ def _add_overload(kinds: Any) -> None:
     overload.add_argument("--seed", type=int, default=1, metavar="N", help="of the arrivals (1)")
     help_text = "time of a step of the workers; an answer takes 5 s (50)"
     overload.add_argument("--step-ms", type=int, default=50, metavar="N", help=help_text)
-    help_text = "append JSON lines here (default: a new file in ~/.cache/baton-bench/results)"
-    overload.add_argument("--output", type=Path, metavar="FILE", help=help_text)
-    help_text = "measure nothing; render these results"
-    overload.add_argument("--report", type=Path, nargs="+", metavar="FILE", help=help_text)
-    help_text = "put the tables between the marks of this Markdown file"
-    overload.add_argument("--into", type=Path, metavar="FILE", help=help_text)
+    _add_results(overload)
     overload.set_defaults(run=_overload)
+
+
+def _add_gateway(kinds: Any) -> None:
+    help_text = "the gateway before simulated workers: CPU of a token and of a request, memory"
+    gateway = kinds.add_parser("gateway", help=help_text)
+    help_text = "tokens, requests, ttft, idle (default: all)"
+    gateway.add_argument("--part", default="tokens,requests,ttft,idle", help=help_text)
+    gateway.add_argument("--seconds", type=int, default=4, metavar="N", help="of each run (4)")
+    gateway.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each (3)")
+    gateway.add_argument("--quick", action="store_true", help="one run of 2 s of each")
+    _add_results(gateway)
+    gateway.set_defaults(run=_gateway)
 
 
 def _engine(arguments: argparse.Namespace) -> int:
@@ -241,6 +238,31 @@ def _overload(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
         )
         name = time.strftime("overload-%Y%m%d-%H%M%S.jsonl")
+        output = arguments.output or cache / "results" / name
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        run_bench(options, output, lambda line: print(line, flush=True))
+        print(f"\nJSON lines: {output}\n")
+        arguments.report = [output]
+    return _show(render(read_records(arguments.report)), arguments.into)
+
+
+def _gateway(arguments: argparse.Namespace) -> int:
+    from bench.engine.engine_bench import read_records
+    from bench.gateway.gateway_bench import PARTS, BenchOptions, run_bench
+    from bench.gateway.gateway_report import render
+    from bench.models import cache_folder
+
+    if not arguments.report:
+        if arguments.seconds < 1 or arguments.rounds < 1:
+            raise BadBenchOption("--seconds and --rounds must be 1 or more")
+        parts, cache, quick = (
+            _words("--part", arguments.part, PARTS),
+            cache_folder(),
+            arguments.quick,
+        )
+        seconds, num_rounds = (2, 1) if quick else (arguments.seconds, arguments.rounds)
+        options = BenchOptions(parts, cache, seconds, num_rounds, 500 if quick else 2_000)
+        name = time.strftime("gateway-%Y%m%d-%H%M%S.jsonl")
         output = arguments.output or cache / "results" / name
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         run_bench(options, output, lambda line: print(line, flush=True))

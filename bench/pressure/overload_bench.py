@@ -22,7 +22,7 @@ from bench.contenders import clean_environment
 from bench.machine import CpuWatch, describe_machine, tree_cpu_s
 from bench.measured_process import Runner
 from bench.pressure import outcome
-from bench.pressure.pace import Pace
+from bench.pressure.pace import VARIABLE, Pace
 from bench.pressure.paced_stack import MODEL, PacedStack
 from bench.workload import RequestSize, WordList
 from loadtest.reporting.latency import percentile
@@ -104,7 +104,7 @@ class _Bench:
             "--threads": 1,
         }
         pace = Pace(options.step_s, _PROMPT_TOKEN_S, token_id)
-        self._stack = PacedStack.start(workers, pace, logs / "overload-stack.log")
+        self._stack = PacedStack.start(workers, {VARIABLE: str(pace)}, logs / "overload-stack.log")
         stack.callback(self._stack.stop)
         argv = [sys.executable, "-m", "bench.pressure.open_loop"]
         self._client = Runner(argv, logs / "overload-client.log", clean_environment())

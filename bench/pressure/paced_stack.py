@@ -13,14 +13,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from baton.cli.__main__ import main as baton
 from baton.localstack import plan
 from baton.localstack.home import Home, StackState
 from bench.contenders import clean_environment
 from bench.measured_process import MeasuredProcess
-from bench.pressure.pace import VARIABLE, Pace
 
 _MODULE = "bench.pressure.paced_stack"
 _CORE = "bench.pressure.paced_core"
@@ -45,15 +44,17 @@ def make(*arguments: Any, **options: Any) -> plan.Plan:
 
 @dataclass(slots=True)
 class PacedStack:
-    """A running stack in a folder of its own."""
+    """A running stack in a folder of its own. `module` is its `baton up`."""
 
+    module: ClassVar[str] = _MODULE
     process: MeasuredProcess
     home: Home
     environment: Mapping[str, str]
 
     @classmethod
-    def start(cls, options: Mapping[str, object], pace: Pace, log: Path) -> Self:
-        """Start a stack with these options of `baton up` and wait until it is ready.
+    def start(cls, options: Mapping[str, object], variables: Mapping[str, str], log: Path) -> Self:
+        """Start a stack with these options of `baton up` and wait until it is ready. `variables`:
+        more of the environment of all its processes.
 
         Raises RunnerFailed.
         """
@@ -61,13 +62,13 @@ class PacedStack:
         environment = {
             **clean_environment(),
             "BATON_HOME": str(folder / "home"),
-            VARIABLE: str(pace),
+            **variables,
             # Spans' receiver is not a part of a deployment.
             "OTEL_TRACES_SAMPLER_ARG": "0",
             "OMP_NUM_THREADS": "1",
         }
         words = [str(word) for pair in options.items() for word in pair]
-        argv = [sys.executable, "-m", _MODULE, "up", "--port", "0", *words]
+        argv = [sys.executable, "-m", cls.module, "up", "--port", "0", *words]
         stack = cls(MeasuredProcess(argv, log, environment), Home(folder / "home"), environment)
         try:
             stack._wait_until_ready()

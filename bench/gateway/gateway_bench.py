@@ -1,0 +1,210 @@
+"""Runs the parts of `python -m bench gateway` against a stack with a simulated worker.
+
+`tokens`: CPU time of a streamed token, at a pace that leaves the gateway idle for most of the time
+and at one that it cannot follow. `requests`: CPU time of a short request in each process. `ttft`:
+time to the first token beyond the worker's own. `idle`: memory of a stream that waits. The lag of
+the gateway's event loop is the time of /healthz meanwhile, which has next to nothing to do.
+"""
+
+import http.client
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from baton.demo_model import demo_model_path
+from bench.contenders import clean_environment
+from bench.gateway.pace import AnswerPace
+from bench.gateway.simulated_stack import SimulatedStack
+from bench.machine import CpuWatch, describe_machine
+from bench.measured_process import Runner
+from bench.pressure.paced_stack import MODEL
+from bench.workload import WordList
+from loadtest.reporting.latency import percentile
+
+Record = dict[str, Any]
+PARTS = ("tokens", "requests", "ttft", "idle")
+SERVICES = ("gateway", "quota", "tokenizer", "router")
+NUM_STREAMS = 128
+# Steps of the workers: at 10 ms 12,800 tokens/s, at 1 ms more than one process can write.
+STEPS_US = {"paced": 10_000, "full": 1_000}
+# Prompts of about 1 kB and of 1,000 tokens.
+SHORT_PROMPT, LONG_PROMPT = 200, 1_000
+# Connections, and the worker's own time to the first token: some 80 requests a second at 32.
+TTFT_LOADS = ((1, 20), (32, 400))
+_WARM_S = 1.5
+_NEVER_US = 3_600_000_000
+_MAX_TOKENS = 100_000
+_PROBE_S = 0.01
+# One tenant has all streams; no stream ends because its worker waits.
+_VARIABLES = {"BATON_GATEWAY_TENANT_SHARE": "1", "BATON_GATEWAY_TOKEN_GAP_S": "3600"}
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What is measured, how long each run counts and how often it is repeated."""
+
+    parts: tuple[str, ...]
+    cache: Path
+    seconds: float = 4.0
+    num_rounds: int = 3
+    num_idle: int = 2_000
+
+
+def run_bench(options: BenchOptions, output: Path, say: Callable[[str], None]) -> None:
+    """Measure, and append each record to `output` as soon as it is there. Raises RunnerFailed."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("a") as file, ExitStack() as stack:
+        for record in _records(options, stack, say):
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+
+
+def _records(
+    options: BenchOptions, stack: ExitStack, say: Callable[[str], None]
+) -> Iterator[Record]:
+    described = {"seconds": options.seconds, "num_rounds": options.num_rounds}
+    yield {"part": "environment", **describe_machine(), "options": described}
+    say("starting the stack")
+    bench = _Bench(options, stack)
+    for part in options.parts:
+        for record in bench.measure(part):
+            say(json.dumps(record))
+            yield {"part": part, **record}
+
+
+class _Bench:
+    """The running stack and the process that loads it."""
+
+    def __init__(self, options: BenchOptions, stack: ExitStack) -> None:
+        self._options = options
+        self._words = WordList.of_tokenizer(demo_model_path() / "tokenizer.json")
+        logs = options.cache / "logs"
+        workers = {"--aggregated": 1, "--threads": 1}
+        self._stack = SimulatedStack.start(workers, _VARIABLES, logs / "gateway-stack.log")
+        stack.callback(self._stack.stop)
+        argv = [sys.executable, "-m", "bench.gateway.load_client"]
+        self._client = Runner(argv, logs / "gateway-client.log", clean_environment())
+        stack.callback(self._client.stop)
+        self._key = self._stack.key("bench")
+        state = self._stack.state
+        assert state is not None, "the stack is ready"
+        self._pids = {name: int(state.services[name]["pid"]) for name in SERVICES}
+
+    def measure(self, part: str) -> Iterator[Record]:
+        """The records of one part."""
+        if part == "idle":
+            yield self._idle()
+            return
+        for _ in range(self._options.num_rounds):
+            if part == "tokens":
+                for name, step_us in STEPS_US.items():
+                    yield {"pace": name, **self._tokens(step_us)}
+            elif part == "requests":
+                yield self._requests(8, AnswerPace(0, _NEVER_US), SHORT_PROMPT)
+            else:
+                for num_streams, prefill_ms in TTFT_LOADS:
+                    pace = AnswerPace(prefill_ms, _NEVER_US)
+                    yield self._requests(num_streams, pace, LONG_PROMPT)
+
+    def _tokens(self, step_us: int) -> Record:
+        told = self._run("tokens", NUM_STREAMS, AnswerPace(0, step_us), _MAX_TOKENS, SHORT_PROMPT)
+        num, cpu_s = told["num_tokens"], told["cpu_s"]["gateway"]
+        return {
+            "tokens_per_s": round(num / told["wall_s"]),
+            "events_per_s": round(told["num_events"] / told["wall_s"]),
+            "us_per_token": round(cpu_s / num * 1e6, 2),
+            "us_per_event": round(cpu_s / told["num_events"] * 1e6, 2),
+            "gateway_cores": round(cpu_s / told["wall_s"], 3),
+            "client_cores": round(told["client_cpu_s"] / told["wall_s"], 3),
+            **_times(told["lag_s"], "lag"),
+            "others_cpu": told["others_cpu"],
+        }
+
+    def _requests(self, num_streams: int, pace: AnswerPace, num_prompt: int) -> Record:
+        told = self._run("requests", num_streams, pace, 1, num_prompt)
+        num = told["num_requests"]
+        added = [a - b for a, b in zip(told["first_s"], told["own_s"], strict=True)]
+        return {
+            "num_streams": num_streams,
+            "prefill_ms": pace.prefill_ms,
+            "num_requests": num,
+            "requests_per_s": round(num / told["wall_s"], 1),
+            "cpu_ms": {name: round(s / num * 1e3, 3) for name, s in told["cpu_s"].items()},
+            **_times(added, "added_ttft"),
+            **_times(told["lag_s"], "lag"),
+            "others_cpu": told["others_cpu"],
+        }
+
+    def _idle(self) -> Record:
+        count = self._options.num_idle
+        told = self._run("idle", count, AnswerPace(0, _NEVER_US), 1_000, SHORT_PROMPT)
+        kib = {name: round(size / count / 1024, 2) for name, size in told["memory_bytes"].items()}
+        return {"num_streams": count, "kib_per_stream": kib}
+
+    def _run(
+        self, kind: str, num_streams: int, pace: AnswerPace, max_tokens: int, num_prompt: int
+    ) -> Record:
+        message = {"role": "user", "content": self._words.text("prompt", num_prompt)}
+        body = {
+            "model": MODEL,
+            "messages": [message],
+            "stream": True,
+            "max_tokens": max_tokens,
+            "seed": pace.seed,
+        }
+        plan = {
+            "kind": kind,
+            "url": self._stack.url,
+            "headers": {"Authorization": f"Bearer {self._key}"},
+            "body": body,
+            "num_streams": num_streams,
+            "seconds": self._options.seconds,
+            "warm_s": _WARM_S,
+            "pids": self._pids,
+        }
+        watch = CpuWatch(self._client.pid, self._stack.process.pid)
+        began_s = time.monotonic()
+        with LagProbe(self._stack.url) as probe:
+            told = self._client.ask(plan)
+        others = watch.others_s() / (time.monotonic() - began_s)
+        return {**told, "lag_s": probe.times_s, "others_cpu": round(others, 2)}
+
+
+class LagProbe:
+    """Asks /healthz again and again in a thread of its own; notes the time of each answer."""
+
+    def __init__(self, url: str) -> None:
+        self.times_s: list[float] = []
+        self._netloc = urlsplit(url).netloc
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._probe)
+
+    def __enter__(self) -> "LagProbe":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _probe(self) -> None:
+        connection = http.client.HTTPConnection(self._netloc, timeout=30)
+        while not self._ended.wait(_PROBE_S):
+            began_s = time.perf_counter()
+            connection.request("GET", "/healthz")
+            connection.getresponse().read()
+            self.times_s.append(time.perf_counter() - began_s)
+        connection.close()
+
+
+def _times(values: list[float], name: str) -> Record:
+    """The middle and the 99th percentile, in milliseconds."""
+    found = {percent: percentile(values, percent) for percent in (50, 99)}
+    return {f"{name}_p{p}_ms": round((s or 0.0) * 1e3, 2) for p, s in found.items()}

@@ -1,0 +1,78 @@
+"""From records of the gateway benchmark to Markdown. Pure: knows no files and no clocks.
+
+CPU time of several runs: the least, because other programs only add to it; percentiles: the median.
+"""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from bench.router.router_report import table
+
+Record = dict[str, Any]
+
+
+def render(records: Sequence[Record]) -> str:
+    """All sections for which there are records."""
+    by_part: dict[str, list[Record]] = {}
+    for record in records:
+        by_part.setdefault(record["part"], []).append(record)
+    sections = [section(by_part[part]) for part, section in _SECTIONS.items() if part in by_part]
+    return "\n\n".join(sections) + "\n"
+
+
+def _environment(records: Sequence[Record]) -> str:
+    last = records[-1]
+    options = last["options"]
+    return (
+        f"{last['cpu']}, {last['num_cpus']} CPUs, Python {last['python']}; {options['num_rounds']} "
+        f"runs of {options['seconds']:g} s each."
+    )
+
+
+def _tokens(records: Sequence[Record]) -> str:
+    rows = [["128 streams", "CPU us per token", "tokens/s", "events/s", "gateway's cores"]]
+    rows[0] += ["/healthz p50 / p99 ms"]
+    for pace, runs in _by(records, "pace"):
+        best = min(runs, key=lambda run: float(run["us_per_token"]))
+        cells = [f"{best['us_per_token']:.1f}"]
+        cells += [f"{best[name]:,}" for name in ("tokens_per_s", "events_per_s")]
+        rows.append([pace, *cells, f"{best['gateway_cores']:.2f}", _pair(runs, "lag")])
+    return table(rows)
+
+
+def _requests(records: Sequence[Record]) -> str:
+    rows = [["connections", "requests/s", "CPU ms per request", "added TTFT p50 / p99 ms"]]
+    for num_streams, runs in _by(records, "num_streams"):
+        best = min(runs, key=lambda run: float(run["cpu_ms"]["gateway"]))
+        cpu = ", ".join(f"{name} {ms:.2f}" for name, ms in best["cpu_ms"].items())
+        rate = f"{best['requests_per_s']:,.0f}"
+        rows.append([str(num_streams), rate, cpu, _pair(runs, "added_ttft")])
+    return table(rows)
+
+
+def _idle(records: Sequence[Record]) -> str:
+    rows = [["idle streams", "KiB of each stream"]]
+    for record in records:
+        memory = record["kib_per_stream"].items()
+        shown = ", ".join(f"{name} {kib:.1f}" for name, kib in memory)
+        rows.append([f"{record['num_streams']:,}", shown])
+    return table(rows)
+
+
+_SECTIONS = {
+    "environment": _environment,
+    "tokens": _tokens,
+    "requests": _requests,
+    "ttft": _requests,
+    "idle": _idle,
+}
+
+
+def _by(records: Sequence[Record], name: str) -> list[tuple[Any, list[Record]]]:
+    values = dict.fromkeys(record[name] for record in records)
+    return [(value, [r for r in records if r[name] == value]) for value in values]
+
+
+def _pair(runs: Sequence[Record], name: str) -> str:
+    return " / ".join(f"{median(run[f'{name}_p{p}_ms'] for run in runs):.1f}" for p in (50, 99))
