@@ -23,7 +23,7 @@ _SHOWN_S = 0.00005
 
 def add_parsers(commands: Any) -> None:
     parser = commands.add_parser("explain", help="why a request got its workers")
-    parser.add_argument("request_id", help="x-request-id")
+    parser.add_argument("request_id", help="x-request-id, or the client's own")
     parser.set_defaults(run=_explain)
 
 

@@ -17,7 +17,11 @@ _SHOWN_IDS = 10
 
 def add_parsers(commands: Any) -> None:
     parser = commands.add_parser("trace", help="the waterfall of one request's spans")
-    parser.add_argument("request_id", nargs="?", help="x-request-id; without it: the last requests")
+    parser.add_argument(
+        "request_id",
+        nargs="?",
+        help="x-request-id, or the client's own; without it: the last requests",
+    )
     parser.set_defaults(run=_trace)
 
 

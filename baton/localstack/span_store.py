@@ -31,6 +31,11 @@ CREATE INDEX IF NOT EXISTS spans_by_name ON spans (name, start_ns);
 _INSERT = "INSERT OR REPLACE INTO spans VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 # The span of a whole request: the root of its trace, or a child of the edge's span.
 _REQUEST_SPAN = "gateway.request"
+_NAMED_BY_CLIENT = (
+    f"SELECT trace_id FROM spans WHERE name = '{_REQUEST_SPAN}' "
+    "AND json_extract(attributes, '$.\"baton.client_request_id\"') = ? "
+    "ORDER BY start_ns DESC LIMIT 1"
+)
 _COLUMNS = (
     "trace_id, span_id, parent_id, request_id, service, name, start_ns, end_ns, failed, attributes"
 )
@@ -100,13 +105,16 @@ class SpanStore:
                     (self._max_spans,),
                 )
 
-    def of_request(self, request_id: str) -> list[StoredSpan]:
-        """All spans of all traces in which the request id occurs, by start time."""
-        query = (
-            f"SELECT {_COLUMNS} FROM spans WHERE trace_id IN "
-            "(SELECT trace_id FROM spans WHERE request_id = ?) ORDER BY start_ns"
+    def of_request(self, given_id: str) -> list[StoredSpan]:
+        """All spans of all traces in which the request id occurs, by start time; without one, those
+        of the latest request that its client calls so."""
+        return self._of_traces("SELECT trace_id FROM spans WHERE request_id = ?", given_id) or (
+            self._of_traces(_NAMED_BY_CLIENT, given_id)
         )
-        return [_stored(row) for row in self._db.execute(query, (request_id,))]
+
+    def _of_traces(self, trace_ids: str, given_id: str) -> list[StoredSpan]:
+        query = f"SELECT {_COLUMNS} FROM spans WHERE trace_id IN ({trace_ids}) ORDER BY start_ns"
+        return [_stored(row) for row in self._db.execute(query, (given_id,))]
 
     def last_requests(self, count: int) -> list[StoredSpan]:
         """The spans of the newest requests, newest first."""

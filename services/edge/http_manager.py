@@ -62,6 +62,7 @@ IDLE_CONNECTION_S = 300.0
 # The time that a client has to take the rest of an ended answer.
 FLUSH_TIMEOUT_S = 60.0
 MAX_STREAMS = 100
+_MAX_ID_CHARS = 128
 _STREAM_WINDOW_BYTES = 64 * 1024
 _CONNECTION_WINDOW_BYTES = 1024 * 1024
 # Only the gateway identifies clients. Headers that other proxies and fleets use to do so:
@@ -131,7 +132,8 @@ def http_manager(settings: Settings, tracing: Tracing | None) -> HttpConnectionM
         ),
         generate_request_id=True,
         request_id_extension=_request_ids(),
-        always_set_request_id_in_response=True,
+        # The client's own goes on to the gateway, whose own comes back.
+        preserve_external_request_id=True,
         tracing=_tracing(tracing) if tracing else None,
         access_log=[_access_log()],
         local_reply_config=local_replies(),
@@ -187,7 +189,7 @@ def _tracing(tracing: Tracing) -> HttpConnectionManagerTracing:
         operation="edge",
         provider=TracingHttp(name="envoy.tracers.opentelemetry", typed_config=packed(provider)),
         custom_tags=[
-            CustomTag(tag="baton.request_id", value="%REQ(X-REQUEST-ID)%"),
+            CustomTag(tag="baton.request_id", value="%RESP(X-REQUEST-ID)%"),
             # Envoy's own value would contain the query.
             CustomTag(tag="http.url", value="%REQ(:SCHEME)%://%REQ(:AUTHORITY)%%PATH(NQ)%"),
         ],
@@ -195,12 +197,13 @@ def _tracing(tracing: Tracing) -> HttpConnectionManagerTracing:
 
 
 def _access_log() -> AccessLog:
-    """One JSON line a request: no query, and of the headers only request id and user agent."""
+    """One JSON line a request: no query, and of the headers only request ids and user agent."""
     fields = {
         "time": "%START_TIME%",
         "service": "envoy",
         "event": "request",
-        "request_id": "%REQ(X-REQUEST-ID)%",
+        "request_id": "%RESP(X-REQUEST-ID)%",
+        "client_request_id": f"%REQ(X-REQUEST-ID):{_MAX_ID_CHARS}%",
         "trace_id": "%TRACE_ID%",
         "method": "%REQ(:METHOD)%",
         "path": "%PATH(NQ):256%",

@@ -51,7 +51,10 @@ def local_replies() -> LocalReplyConfig:
 
 def _mapper(status: int, reason: str, message: str) -> ResponseMapper:
     is_retryable = REASONS[reason].retryable
-    headers = {"x-should-retry": "true" if is_retryable else "false"}
+    headers = {
+        "x-request-id": "%REQ(X-REQUEST-ID)%",
+        "x-should-retry": "true" if is_retryable else "false",
+    }
     if is_retryable:
         headers["retry-after"] = str(_RETRY_AFTER_S)
     return ResponseMapper(

@@ -29,21 +29,24 @@ from baton.wire.failures import (
     did_you_mean,
     quoted,
 )
+from baton.wire.metadata import REQUEST_ID
 from services.gateway.clients.protocols import CallContext
 from services.gateway.gateway import Gateway
 from services.gateway.http.protocol import ABORT_KEY, HAS_LEFT_KEY
 from services.gateway.http.request import (
+    CLIENT_ID_HEADER,
     FIRST_TOKEN_HEADER,
     TOKEN_GAP_HEADER,
     TOTAL_HEADER,
     Headers,
     Receive,
     RequestBody,
-    RequestIds,
     Scope,
     Send,
     authorization_of,
     client_address_of,
+    new_request_id,
+    own_headers,
     timeout_of,
     traceparent_of,
     wants_explanation,
@@ -60,6 +63,8 @@ from services.gateway.tenants.principal import Principal
 
 # Envoy's health check then prefers others, also those of other regions.
 FULL_HEADER = "x-envoy-degraded"
+# The key, in a request's scope, of the headers that every answer to it has.
+OWN_HEADERS_KEY = "baton.headers"
 _MODEL_NAME_PATH = b"/v1/models/"
 _ABOUT = msgspec.json.encode(
     {
@@ -95,7 +100,6 @@ class App:
         self._deadline_s = deadline_s
         self._stall_s = stall_s
         self._num_proxies = num_proxies
-        self._ids = RequestIds(gateway.rng)
         self._created_unix_s = int(gateway.clock.unix())
         self._rest = self._starlette()
         self.num_open = 0
@@ -120,10 +124,11 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        scope["baton.request_id"] = self._ids.of(Headers(scope["headers"]))
+        headers = Headers(scope["headers"])
+        scope[OWN_HEADERS_KEY] = own_headers(headers, new_request_id(self._gateway.rng))
         endpoint = ENDPOINTS.get(scope["path"])
         if _hides_a_slash(scope):
-            response = HttpResponse(send, scope["baton.request_id"], self._gateway.clock)
+            response = HttpResponse(send, scope[OWN_HEADERS_KEY], self._gateway.clock)
             await _refuse(response, _no_such_path(scope["path"]))
             return
         if endpoint is None or scope["method"] != "POST":
@@ -141,8 +146,9 @@ class App:
     async def _generate(
         self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        headers, request_id = Headers(scope["headers"]), scope["baton.request_id"]
-        response = HttpResponse(send, request_id, self._gateway.clock, self._stall_s)
+        headers, own = Headers(scope["headers"]), scope[OWN_HEADERS_KEY]
+        request_id = own[REQUEST_ID]
+        response = HttpResponse(send, own, self._gateway.clock, self._stall_s)
         body = RequestBody(headers, receive, self._max_body_bytes)
         has_left = scope.get(HAS_LEFT_KEY, _is_not_known)
         try:
@@ -152,7 +158,7 @@ class App:
             total_s = timeout_of(headers, TOTAL_HEADER)
             incoming = IncomingRequest(
                 request_id=request_id,
-                usage_id=self._ids.usage_id_of(request_id, headers),
+                client_request_id=own.get(CLIENT_ID_HEADER, ""),
                 endpoint=endpoint,
                 deadline_s=self._deadline_s if total_s is None else total_s,
                 first_token_s=timeout_of(headers, FIRST_TOKEN_HEADER),
@@ -264,7 +270,9 @@ class App:
     async def _principal(self, request: Request) -> Principal:
         headers = Headers(request.scope["headers"])
         context = CallContext(
-            request.scope["baton.request_id"], AUTHENTICATE_TIMEOUT_S, traceparent_of(headers)
+            request.scope[OWN_HEADERS_KEY][REQUEST_ID],
+            AUTHENTICATE_TIMEOUT_S,
+            traceparent_of(headers),
         )
         address = client_address_of(request.scope, self._num_proxies)
         authenticator = self._gateway.authenticator
@@ -297,8 +305,7 @@ def _hides_a_slash(scope: Scope) -> bool:
 
 
 def _json(request: Request, body: bytes, status: int = 200) -> Response:
-    headers = {"x-request-id": request.scope["baton.request_id"]}
-    return Response(body, status, headers, media_type=JSON)
+    return Response(body, status, request.scope[OWN_HEADERS_KEY], media_type=JSON)
 
 
 async def _refuse(response: HttpResponse, error: BatonError) -> None:

@@ -300,7 +300,7 @@ class Gateway:
 
     def _job(self, request_id: str) -> Job:
         incoming = IncomingRequest(
-            request_id, request_id, ENDPOINTS["/v1/completions"], _no_body, "", deadline_s=60.0
+            request_id, ENDPOINTS["/v1/completions"], _no_body, "", deadline_s=60.0
         )
         model = ServedModel("fp", "m", "", 16, 4096, 1000, frozenset(), 1)
         prompt = Prompt(bytes(4 * PROMPT_TOKENS), b"", b"", None)  # type: ignore[arg-type]

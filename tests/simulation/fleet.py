@@ -326,7 +326,6 @@ class Fleet:
 
         arrival = IncomingRequest(
             request_id,
-            request_id,
             ENDPOINTS["/v1/chat/completions"],
             read_body,
             f"Bearer {self.api_key}",

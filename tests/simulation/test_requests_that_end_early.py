@@ -252,7 +252,6 @@ def test_no_component_works_on_behind_a_deadline(tmp_path: Path) -> None:
 
             arrival = IncomingRequest(
                 request_id,
-                request_id,
                 ENDPOINTS["/v1/chat/completions"],
                 read_body,
                 f"Bearer {fleet.api_key}",

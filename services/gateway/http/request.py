@@ -3,11 +3,11 @@
 import asyncio
 import random
 import re
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from baton.wire.failures import Cancelled, DeadlineExceeded, InvalidRequest, quoted
+from baton.wire.metadata import REQUEST_ID
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -21,9 +21,10 @@ TOKEN_GAP_HEADER = "x-token-gap-timeout-s"
 MAX_TIMEOUT_S = 3600.0
 # 1 = the answer explains the choice of its workers.
 EXPLAIN_HEADER = "x-explain"
-MAX_REMEMBERED_IDS = 100_000
+CLIENT_ID_HEADER = "x-client-request-id"
 
-_SANE_ID = re.compile(r"[A-Za-z0-9_.:\-]{1,64}")
+# As long as OpenAI takes them.
+_CLIENT_ID = re.compile(r"[!-~]{1,512}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -100,35 +101,25 @@ def wants_explanation(headers: Headers) -> bool:
     return value == "1"
 
 
-class RequestIds:
-    """Request ids: the client's own when it is sane and new here, else a fresh one.
+def new_request_id(rng: random.Random) -> str:
+    """A request id that no other request has, at any gateway: leases, bills and attempts are known
+    by it."""
+    return f"req_{rng.getrandbits(128):032x}"
 
-    A client may give one id to all requests of a job. An id names one request here, so a repeated
-    one gets a suffix: logs and traces of the job are found by what they begin with. The ids that
-    other gateways were given, or this one in an earlier life, are not known here; so a request with
-    a given id has a usage id of its own.
+
+def client_request_id_of(headers: Headers) -> str:
+    """The id that the client gave its request, or its whole job; empty when there is none that is
+    short and visible ASCII. It names nothing here: it is only repeated, in the answer and in logs.
     """
+    value = headers.get(CLIENT_ID_HEADER) or headers.get(REQUEST_ID) or ""
+    return value if _CLIENT_ID.fullmatch(value) else ""
 
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._seen: OrderedDict[str, None] = OrderedDict()
 
-    def of(self, headers: Headers) -> str:
-        given = headers.get("x-request-id") or ""
-        if not _SANE_ID.fullmatch(given):
-            return f"req_{self._rng.getrandbits(128):032x}"
-        if given in self._seen:
-            return f"{given}.{self._rng.getrandbits(64):016x}"
-        self._seen[given] = None
-        if len(self._seen) > MAX_REMEMBERED_IDS:
-            self._seen.popitem(last=False)
-        return given
-
-    def usage_id_of(self, request_id: str, headers: Headers) -> str:
-        """The usage id of a request; quota has never seen it."""
-        if request_id != headers.get("x-request-id"):
-            return request_id
-        return f"{request_id}.{self._rng.getrandbits(64):016x}"
+def own_headers(headers: Headers, request_id: str) -> dict[str, str]:
+    """The headers that every answer to a request has."""
+    client_id = client_request_id_of(headers)
+    ids = {REQUEST_ID: request_id}
+    return {**ids, CLIENT_ID_HEADER: client_id} if client_id else ids
 
 
 class RequestBody:

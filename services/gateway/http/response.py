@@ -28,10 +28,17 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 class HttpResponse:
     """Writes one response. `started`: its status is on the wire. `ended`: so is its last piece."""
 
-    def __init__(self, send: Send, request_id: str, clock: Clock, stall_s: float = STALL_S) -> None:
+    def __init__(
+        self,
+        send: Send,
+        own_headers: Mapping[str, str],
+        clock: Clock,
+        stall_s: float = STALL_S,
+    ) -> None:
+        """`own_headers` are those that every answer to this request has."""
         self._send = send
         self._stall_s = stall_s
-        self._request_id = request_id
+        self._own_headers = own_headers
         self._clock = clock
         self._last_write_s = self._clock.now()
         # The time at which a write began that still waits for the client.
@@ -43,7 +50,7 @@ class HttpResponse:
         """Send status and headers. At most once."""
         assert not self.started, "a response has one status"
         self.started = True
-        fields = {"content-type": content_type, "x-request-id": self._request_id, **headers}
+        fields = {"content-type": content_type, **self._own_headers, **headers}
         raw = [(name.encode(), value.encode("latin-1")) for name, value in fields.items()]
         await self._write({"type": "http.response.start", "status": status, "headers": raw})
 

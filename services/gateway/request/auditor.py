@@ -65,12 +65,10 @@ class GatewayAuditor:
     def violations(self) -> Iterator[Violation]:
         """The leases, requests and attempts that do not belong together now."""
         leased = set(self._leases.open_request_ids())
-        used = {running.trace.incoming.usage_id for running in self._running.values()}
-        for usage_id in leased - used:
-            yield Violation("lease_without_request", usage_id, "")
+        for request_id in leased - self._running.keys():
+            yield Violation("lease_without_request", request_id, "")
         for request_id, running in self._running.items():
-            is_leased = running.trace.incoming.usage_id in leased
-            if running.has_lease and not running.num_settled and not is_leased:
+            if running.has_lease and not running.num_settled and request_id not in leased:
                 yield Violation("request_without_lease", request_id, f"in {running.trace.stage}")
         for request_id, worker_id in self._links.open_attempts():
             if request_id not in self._running:

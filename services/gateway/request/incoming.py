@@ -61,18 +61,19 @@ class IncomingRequest:
     the whole request; `first_token_s` is the client's own time for the first token, and
     `token_gap_s` replaces this gateway's limit.
 
-    Quota knows the request under `usage_id`. `read_body` is called once, when the client is
-    authenticated and there is room for `num_body_bytes`, the length that the client told (0: none).
-    It calls its argument with the bytes that are there, and raises BatonError. There is a field for
-    each header that the gateway reads, hence many.
+    `request_id` is unique over all gateways; `client_request_id` is whatever the client calls it.
+    `read_body` is called once, when the client is authenticated and there is room for
+    `num_body_bytes`, the length that the client told (0: none). It calls its argument with the
+    bytes that are there, and raises BatonError. There is a field for each header that the gateway
+    reads, hence many.
     """
 
     request_id: str
-    usage_id: str
     endpoint: Endpoint
     read_body: Callable[[Callable[[int], None]], Awaitable[bytes]]
     authorization: str | None
     num_body_bytes: int = 0
+    client_request_id: str = ""
     traceparent: str = ""
     client_address: str | None = None
     deadline_s: float = 600.0

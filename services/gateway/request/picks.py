@@ -162,6 +162,7 @@ class Picks:
                 trace.tenant,
                 trace.model_name,
                 is_counted=self._submission.starts_with_a_token,
+                client_request_id=trace.incoming.client_request_id,
             )
             self._explanations.keep(trace.explanation)
         trace.explanation.picked(pick, queue_s, self._clock.now())

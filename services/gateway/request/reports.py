@@ -141,6 +141,7 @@ def _end(trace: RequestTrace, outcome: str, status: int) -> None:
     _log.info(
         "request",
         request_id=trace.request_id,
+        client_request_id=trace.incoming.client_request_id,
         endpoint=trace.incoming.endpoint.name,
         status=status,
         outcome=outcome,
@@ -167,6 +168,8 @@ def _set_attributes(trace: RequestTrace, outcome: str) -> None:
         span.set("gen_ai.request.model", trace.model_name)
     if trace.tenant:
         span.set("baton.tenant", trace.tenant)
+    if trace.incoming.client_request_id:
+        span.set("baton.client_request_id", trace.incoming.client_request_id)
 
 
 def _count(trace: RequestTrace, outcome: str, status: int) -> None:

@@ -195,7 +195,7 @@ def usage_record(valid: ValidRequest, trace: RequestTrace, outcome: str) -> quot
     """The usage record of a request. Its stages add up to its wall time."""
     usage, timer = trace.usage, trace.timer
     return quota_pb2.UsageRecord(
-        request_id=valid.incoming.usage_id,
+        request_id=valid.request_id,
         tenant=valid.principal.tenant,
         key_id=valid.principal.key_id,
         model=valid.model.name,

@@ -193,7 +193,7 @@ def _reserve_request(
 ) -> quota_pb2.ReserveRequest:
     request = valid.request
     return quota_pb2.ReserveRequest(
-        request_id=valid.incoming.usage_id,
+        request_id=valid.request_id,
         tenant=valid.principal.tenant,
         key_id=valid.principal.key_id,
         # Limits and prices are of the model, whatever alias it was asked for by.

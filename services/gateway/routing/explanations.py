@@ -103,8 +103,17 @@ class Explanation:
     computed.
     """
 
-    def __init__(self, request_id: str, tenant: str, model_name: str, *, is_counted: bool) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        tenant: str,
+        model_name: str,
+        *,
+        is_counted: bool,
+        client_request_id: str = "",
+    ) -> None:
         self.request_id = request_id
+        self.client_request_id = client_request_id
         self._is_counted = is_counted
         self._tenant = tenant
         self._model_name = model_name
@@ -164,9 +173,14 @@ class Explanations:
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
 
-    def page(self, request_id: str) -> bytes | None:
-        """The explanation of a request as JSON; None when it is not kept."""
-        explanation = self._kept.get(request_id)
+    def page(self, given_id: str) -> bytes | None:
+        """The explanation of a request as JSON, or of the latest one that its client calls so; None
+        when there is none."""
+        explanation = self._kept.get(given_id)
+        if explanation is None:
+            latest_first = reversed(self._kept.values())
+            named = (each for each in latest_first if given_id == each.client_request_id != "")
+            explanation = next(named, None)
         return None if explanation is None else explanation.to_json()
 
 

@@ -135,6 +135,7 @@ class SmallGateway:
     ) -> None:
         writer.write(
             f"HTTP/1.1 200 OK\r\nx-gateway: {self.name}\r\ncontent-type: text/event-stream\r\n"
+            f"x-request-id: req_{self.name}_{self.num_requests}\r\n"
             "transfer-encoding: chunked\r\n\r\n".encode()
         )
         left = asyncio.ensure_future(reader.read(1))

@@ -217,7 +217,8 @@ async def test_who_somebody_is_cannot_be_said_from_outside(
     assert passed["x-request-timeout-s"] == "5"
     assert passed["x-explain"] == "1"
     assert passed["x-forwarded-for"].startswith("10.0.0.1,")
-    assert passed["x-request-id"] == answer.headers["x-request-id"] != "mine"
+    assert passed["x-request-id"] == "mine"
+    assert answer.headers["x-request-id"] == f"req_{serving.name}_{serving.num_requests}"
     stripped = set(given) - {
         "authorization", "x-request-timeout-s", "x-explain", "x-forwarded-for", "x-request-id",
     }  # fmt: skip
@@ -246,6 +247,8 @@ async def test_what_envoy_refuses_reads_like_a_refusal_of_the_gateway(
     assert set(error) == {"message", "type", "param", "code"}
     assert error["code"] == code
     assert b"x-should-retry: false" in head
+    was_read = status in (404, 413)
+    assert (b"x-request-id: " in head) == was_read
 
 
 async def test_envoy_says_that_it_is_ready(http: httpx.AsyncClient) -> None:
@@ -305,7 +308,8 @@ async def test_the_span_of_the_edge_lies_between_the_client_and_the_gateway(
 async def test_the_access_log_is_json_and_tells_no_query(
     edge: Edge, http: httpx.AsyncClient
 ) -> None:
-    answer = await http.post(f"{CHAT}?api_key=secret", content=b"{}")
+    headers = {"x-request-id": "job-" + "7" * 200}
+    answer = await http.post(f"{CHAT}?api_key=secret", content=b"{}", headers=headers)
     request_id = answer.headers["x-request-id"]
 
     async def is_written() -> bool:
@@ -316,6 +320,7 @@ async def test_the_access_log_is_json_and_tells_no_query(
     line = next(line for line in log.splitlines() if request_id in line)
     written = json.loads(line)
     assert (written["path"], written["status"]) == (CHAT, 200)
+    assert written["client_request_id"] == headers["x-request-id"][:128]
     assert "secret" not in log
 
 

@@ -194,7 +194,6 @@ class Fleet:
         self._next_id += 1
         values: dict[str, Any] = {
             "request_id": f"r{self._next_id}",
-            "usage_id": f"r{self._next_id}",
             "endpoint": ENDPOINTS[path],
             "read_body": whole(msgspec.json.encode(fields)),
             "authorization": f"Bearer {KEY}",

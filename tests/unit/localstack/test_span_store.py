@@ -28,6 +28,18 @@ def test_all_spans_of_a_request_are_found_even_those_without_its_id(tmp_path: Pa
         assert store.last_request_ids(2) == ["r2", "r1"]
 
 
+def test_the_latest_request_that_its_client_calls_so_is_found(tmp_path: Path) -> None:
+    theirs = {"baton.client_request_id": "job.1"}
+    with SpanStore(tmp_path / "spans.db") as store:
+        for number in range(3):
+            own = {"trace_id": f"t{number}", "request_id": f"r{number}", "start_ns": number}
+            named = theirs if number < 2 else {}
+            store.add([span("a", name="gateway.request", attributes=named, **own)])
+            store.add([span("b", "a", **own)])
+        assert [found.request_id for found in store.of_request("job.1")] == ["r1", "r1"]
+        assert store.of_request("job") == []
+
+
 def test_the_store_keeps_only_the_newest_spans(tmp_path: Path) -> None:
     with SpanStore(tmp_path / "spans.db", max_spans=10) as store:
         for number in range(50):

@@ -10,8 +10,9 @@ from baton.wire.v1 import failure_pb2
 from services.gateway.http.request import (
     Headers,
     RequestBody,
-    RequestIds,
     authorization_of,
+    new_request_id,
+    own_headers,
     timeout_of,
     traceparent_of,
 )
@@ -46,41 +47,24 @@ def body(data: bytes, more: bool = False) -> dict[str, object]:
     return {"type": "http.request", "body": data, "more_body": more}
 
 
-@pytest.mark.parametrize("given", ["abc", "A-b_c.1:2", "x" * 64])
-def test_a_sane_request_id_is_kept(given: str) -> None:
-    assert RequestIds(random.Random(1)).of(headers(x_request_id=given)) == given
+def test_every_request_has_an_id_of_its_own() -> None:
+    rng = random.Random(1)
+    fresh = {new_request_id(rng) for _ in range(10)}
+    assert len(fresh) == 10
+    assert all(each.startswith("req_") and len(each) == 36 for each in fresh)
 
 
-@pytest.mark.parametrize("given", ["", "a b", "a\nb", "é", "x" * 65, "a/b"])
-def test_another_request_id_is_replaced(given: str) -> None:
-    fresh = RequestIds(random.Random(1)).of(headers(x_request_id=given))
-    assert fresh.startswith("req_")
-    assert len(fresh) == 36
+@pytest.mark.parametrize("given", ["abc", "A-b_c.1:2", "a/b", "x" * 512])
+def test_an_answer_repeats_the_clients_id_beside_its_own(given: str) -> None:
+    both = {"x-request-id": "req_1", "x-client-request-id": given}
+    assert own_headers(headers(x_request_id=given), "req_1") == both
+    assert own_headers(headers(x_client_request_id=given), "req_1") == both
+    assert own_headers(headers(x_request_id="proxy", x_client_request_id=given), "req_1") == both
 
 
-def test_a_repeated_request_id_gets_a_suffix_because_it_names_one_request() -> None:
-    ids = RequestIds(random.Random(1))
-    same = headers(x_request_id="same")
-    first, *others = [ids.of(same) for _ in range(10)]
-    assert first == "same"
-    assert len(set(others)) == 9
-    assert all(other.startswith("same.") for other in others)
-    assert [ids.usage_id_of(other, same) for other in others] == others
-
-
-def test_a_request_id_that_comes_to_two_gateways_has_two_usage_ids() -> None:
-    given = headers(x_request_id="same")
-    first, second = RequestIds(random.Random(1)), RequestIds(random.Random(2))
-    assert first.of(given) == second.of(given) == "same"
-    bills = {first.usage_id_of("same", given), second.usage_id_of("same", given)}
-    assert len(bills) == 2
-    assert all(bill.startswith("same.") for bill in bills)
-
-
-def test_a_fresh_request_id_is_its_usage_id() -> None:
-    ids = RequestIds(random.Random(1))
-    fresh = ids.of(headers())
-    assert ids.usage_id_of(fresh, headers()) == fresh
+@pytest.mark.parametrize("given", ["", "a b", "a\nb", "é", "x" * 513])
+def test_a_clients_id_that_is_long_or_not_plain_is_not_repeated(given: str) -> None:
+    assert own_headers(headers(x_request_id=given), "req_1") == {"x-request-id": "req_1"}
 
 
 def test_two_authorization_headers_are_no_key() -> None:
@@ -206,7 +190,7 @@ def test_a_client_that_takes_nothing_for_30_s_is_given_up() -> None:
         async def silence() -> None:
             raise AssertionError("a waiting write is not silence")
 
-        response = HttpResponse(send, "r1", clock)
+        response = HttpResponse(send, {}, clock)
         writing = asyncio.ensure_future(response.start(200, "text/plain", {}))
         await asyncio.sleep(1)
         with pytest.raises(DeadlineExceeded) as caught:
@@ -224,7 +208,7 @@ async def test_a_large_body_is_written_in_parts() -> None:
     async def send(message: dict[str, object]) -> None:
         sent.append(message)
 
-    response = HttpResponse(send, "r1", VirtualClock())
+    response = HttpResponse(send, {}, VirtualClock())
     await response.whole(200, [b"x" * 1000] * 200, {})
     assert dict(sent[0]["headers"])[b"content-length"] == b"200000"
     parts = [len(message["body"]) for message in sent[1:]]

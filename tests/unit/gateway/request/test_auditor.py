@@ -30,17 +30,17 @@ def test_requests_of_all_kinds_leave_nothing_to_find() -> None:
     simulate(scenario)
 
 
-def test_a_request_is_reserved_renewed_and_settled_under_its_usage_id() -> None:
+def test_a_request_is_reserved_renewed_and_settled_under_one_id() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.worker.prefill_s = 6.0  # longer than a beat
-        incoming = replace(fleet.chat_request(), usage_id="r1.bill")
+        incoming = replace(fleet.chat_request(), client_request_id="theirs")
         running = fleet.tasks.create_task(fleet.gateway.pipeline.run(incoming, RecordingSink()))
         await asyncio.sleep(5.5)
         assert not found(fleet)
         await running
         quota = fleet.quota
         for named in (quota.reserved, quota.renewals, quota.settled):
-            assert {each.request_id for each in named} == {"r1.bill"}
+            assert {each.request_id for each in named} == {incoming.request_id}
 
     simulate(scenario)
 

@@ -98,6 +98,17 @@ def test_the_latest_requests_and_picks_are_kept() -> None:
     assert len(json.loads(explanation.to_json())["picks"]) == MAX_PICKS
 
 
+def test_an_explanation_is_found_by_the_clients_id_too() -> None:
+    explanations = Explanations()
+    for number, client_id in enumerate(["", "job", "job", "other"]):
+        request_id = f"r{number}"
+        explanations.keep(
+            Explanation(request_id, "acme", "demo", is_counted=True, client_request_id=client_id)
+        )
+    assert json.loads(explanations.page("job") or b"")["request_id"] == "r2"
+    assert explanations.page("") is explanations.page("unknown") is None
+
+
 def test_a_request_is_explained_from_its_pick_to_its_last_token() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.router.reasons = picked(choice("w1"), choice("w2", wait_s=0.5)).reasons
