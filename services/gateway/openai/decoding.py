@@ -59,8 +59,20 @@ def to_struct(fields: dict[str, Any], cls: type[T], unsupported: Unsupported) ->
             raise unsupported_field(name, f"got {described(value)}; this version does not have it")
     try:
         return msgspec.convert(known, cls)
+    except msgspec.ValidationError:
+        known = _with_whole_numbers(known)
+    try:
+        return msgspec.convert(known, cls)
     except msgspec.ValidationError as error:
         _refuse(str(error), known)
+
+
+def _with_whole_numbers(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields with 1 for 1.0: to JSON they are one number, and some languages write the latter."""
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in fields.items()
+    }
 
 
 def unsupported_field(name: str, why: str) -> InvalidRequest:

@@ -261,6 +261,15 @@ def test_missing_fields_are_named() -> None:
     assert caught.value.param == "messages"
 
 
+def test_a_whole_number_may_be_written_with_a_point() -> None:
+    request = completion_of(max_tokens=5.0, n=2.0, temperature=1.0, seed=-3.0)
+    assert (request.max_tokens, request.num_choices, request.seed) == (5, 2, -3)
+    assert type(request.max_tokens) is int
+    assert refusal(completion_of, max_tokens=5.5).param == "max_tokens"
+    assert "got 200" in refusal(completion_of, n=200.0).message
+    assert refusal(completion_of, logprobs=1e300).param == "logprobs"
+
+
 def test_completion_prompts() -> None:
     assert completion_of(prompt="abc").prompt == PlainText("abc")
     assert completion_of(prompt=["abc"]).prompt == PlainText("abc")
