@@ -1,4 +1,4 @@
-"""/v1/completions: one prompt as text or token ids, the answer as JSON or chunks."""
+"""/v1/completions: prompts as text or token ids, the answer as JSON or chunks."""
 
 from array import array
 from typing import Any
@@ -8,7 +8,7 @@ import msgspec
 from baton.wire.failures import BatonError, InvalidRequest
 from services.gateway.openai import limits, logprob_objects, sse
 from services.gateway.openai.collected import CollectedChoice, filled, logprob_lists
-from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
+from services.gateway.openai.decoding import decode_object, described, to_struct
 from services.gateway.openai.errors import choice_error, error_body
 from services.gateway.openai.generation import (
     Delta,
@@ -52,10 +52,13 @@ def parse(body: bytes) -> GenerationRequest:
     if fields.max_tokens == 0 and not fields.echo:
         raise InvalidRequest("max_tokens: got 0; only with echo true", param="max_tokens")
     max_tokens = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
+    prompts = _prompts(fields.prompt)
+    _check_choices(len(prompts), fields.n or 1)
     return GenerationRequest(
         endpoint="completions",
         model=fields.model,
-        prompt=_prompt(fields.prompt),
+        prompt=prompts[0],
+        prompts=prompts if len(prompts) > 1 else (),
         num_logprobs=fields.logprobs,
         search=search_of(fields, fields.logprobs),
         echo=bool(fields.echo),
@@ -63,33 +66,53 @@ def parse(body: bytes) -> GenerationRequest:
     )
 
 
-def _prompt(prompt: Any) -> PlainText | PromptTokens:
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
-        prompt = prompt[0]
-    if isinstance(prompt, str) and prompt:
-        return PlainText(prompt)
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], (str, list)):
-        return PromptTokens(_token_ids(prompt))
-    if isinstance(prompt, list) and len(prompt) > 1:
-        raise unsupported_field("prompt", f"got {len(prompt)} prompts; one request takes one")
+def _prompts(given: Any) -> tuple[PlainText | PromptTokens, ...]:
+    """The prompts, of which there is one or a list."""
+    if not isinstance(given, list) or not given or not isinstance(given[0], (str, list)):
+        return (_prompt(given, "prompt"),)
+    if len(given) > limits.MAX_PROMPTS:
+        raise InvalidRequest(
+            f"prompt: got {len(given)} prompts; expected at most {limits.MAX_PROMPTS}",
+            param="prompt",
+        )
+    if len(given) == 1:
+        return (_prompt(given[0], "prompt"),)
+    return tuple(_prompt(each, f"prompt[{index}]") for index, each in enumerate(given))
+
+
+def _prompt(given: Any, place: str) -> PlainText | PromptTokens:
+    if isinstance(given, str) and given:
+        return PlainText(given)
+    if isinstance(given, list) and given and not isinstance(given[0], (str, list)):
+        return PromptTokens(_token_ids(given, place))
     raise InvalidRequest(
-        f"prompt: got {described(prompt)}; expected text or a list of token ids", param="prompt"
+        f"{place}: got {described(given)}; expected text or a list of token ids", param=place
     )
 
 
-def _token_ids(ids: list[Any]) -> bytes:
+def _token_ids(ids: list[Any], place: str) -> bytes:
     try:
         checked = msgspec.convert(ids, limits.PromptTokenIds)
     except msgspec.ValidationError:
         for index, value in enumerate(ids):
             if type(value) is not int or not 0 <= value < 2**32:
                 raise InvalidRequest(
-                    f"prompt[{index}]: got {described(value)}; expected a token id",
+                    f"{place}[{index}]: got {described(value)}; expected a token id",
                     reason="invalid_token_id",
-                    param=f"prompt[{index}]",
+                    param=f"{place}[{index}]",
                 ) from None
-        raise InvalidRequest(f"prompt: got {len(ids)} token ids", param="prompt") from None
+        raise InvalidRequest(f"{place}: got {len(ids)} token ids", param=place) from None
     return array("I", checked).tobytes()
+
+
+def _check_choices(num_prompts: int, num_choices: int) -> None:
+    num = num_prompts * num_choices
+    if num_prompts > 1 and num > limits.MAX_CHOICES_OF_LIST:
+        raise InvalidRequest(
+            f"prompt: {num_prompts} prompts with {num_choices} choices each; expected at most "
+            f"{limits.MAX_CHOICES_OF_LIST} choices together",
+            param="prompt",
+        )
 
 
 class CompletionAnswer:

@@ -115,6 +115,8 @@ class GenerationRequest:
     endpoint: EndpointName
     model: str
     prompt: ChatMessages | PlainText | PromptTokens
+    # All prompts of a list of several, each of which is served as a request of its own.
+    prompts: tuple[PlainText | PromptTokens, ...] = ()
     stream: bool = False
     include_usage: bool = False
     num_choices: int = 1
@@ -137,6 +139,11 @@ class GenerationRequest:
     cache_salt: str = ""
     # Fields that the answer repeats, by name (Responses).
     repeated: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_prompts(self) -> int:
+        """The prompts that are answered together with this one, itself included."""
+        return len(self.prompts) or 1
 
 
 class Likelihood(NamedTuple):

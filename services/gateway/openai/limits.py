@@ -19,6 +19,9 @@ from baton.wire.limits import (
 MAX_JSON_DEPTH = 64
 MAX_MESSAGES = 4096
 MAX_PARTS = 256
+# Of one legacy completion, and the choices of all of them together.
+MAX_PROMPTS = 256
+MAX_CHOICES_OF_LIST = 1024
 # OpenAI takes 4.
 MAX_STOP_STRINGS = 32
 

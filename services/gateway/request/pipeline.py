@@ -8,6 +8,7 @@ the request ends (request/reservation.py), and the answer sink's `finished` come
 """
 
 import asyncio
+from functools import partial
 
 from baton.runtime import logs
 from baton.wire.failures import BatonError, DeadlineExceeded, InternalFailure, Overloaded
@@ -21,6 +22,7 @@ from services.gateway.request.deps import PipelineDeps
 from services.gateway.request.incoming import AnswerSink, Deadlines, IncomingRequest, Sink
 from services.gateway.request.job import Job, Prompt, ValidRequest
 from services.gateway.request.prompt_estimate import num_prompt_bytes
+from services.gateway.request.prompt_list import PromptList
 from services.gateway.request.trace import RequestTrace, Stage
 from services.gateway.routing.full_lines import Place
 from services.gateway.routing.models import ServedModel
@@ -66,10 +68,14 @@ class Pipeline:
         with self._deps.open_requests.one_of(principal.tenant):
             request, model, text_model = await self._validate(incoming, principal, trace)
             valid = ValidRequest(incoming, deadlines, principal, request, model)
-            await self._answer(valid, text_model, sink, trace)
+            if request.prompts:
+                prompts = PromptList(valid, sink, trace, self._deps.auditor)
+                await prompts.run(partial(self._answer, text_model), self._deps.clock)
+            else:
+                await self._answer(text_model, valid, sink, trace)
 
     async def _answer(
-        self, valid: ValidRequest, text_model: TextModel, sink: Sink, trace: RequestTrace
+        self, text_model: TextModel, valid: ValidRequest, sink: Sink, trace: RequestTrace
     ) -> None:
         reserve = self._reserve_request(valid, text_model)
         async with self._deps.reservations.reserve(valid, reserve, trace) as lease:

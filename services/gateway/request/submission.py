@@ -22,8 +22,9 @@ from services.gateway.text.detokenize import TextModel
 # OpenAI's defaults.
 DEFAULT_TEMPERATURE = 1.0
 DEFAULT_TOP_P = 1.0
-# Log probabilities of an echoed prompt: tokens x (1 + logprobs) x choices. Some 5 MB of JSON.
-MAX_PROMPT_LOGPROBS = 131_072
+# Log probabilities of an echoed prompt: tokens x (1 + logprobs) x choices. Some 10 MB of JSON. The
+# prompts of a list have equal parts of it.
+MAX_PROMPT_LOGPROBS = 262_144
 _EARLY_STOPPING: dict[bool | str, sampling_pb2.EarlyStopping] = {
     False: sampling_pb2.EARLY_STOPPING_UNSPECIFIED,
     True: sampling_pb2.EARLY_STOPPING_FULL,
@@ -49,6 +50,7 @@ def check(request: GenerationRequest, model: ServedModel, num_prompt_tokens: int
             f"the prompt has {num_prompt_tokens} tokens; "
             f"the model takes {model.max_model_len} with the answer",
             reason="context_length_exceeded",
+            param="messages" if isinstance(request.prompt, ChatMessages) else "prompt",
         )
     rules = request.rules
     named = {"stop_token_ids": rules.stop_token_ids, "logit_bias": [t for t, _ in rules.logit_bias]}
@@ -58,10 +60,10 @@ def check(request: GenerationRequest, model: ServedModel, num_prompt_tokens: int
             raise InvalidRequest(message, reason="invalid_token_id", param=param)
     if wants_prompt_logprobs(request):
         num = num_prompt_tokens * (1 + (request.num_logprobs or 0)) * request.num_choices
-        if num > MAX_PROMPT_LOGPROBS:
+        most = MAX_PROMPT_LOGPROBS // request.num_prompts
+        if num > most:
             raise InvalidRequest(
-                f"echo: prompt tokens x (1 + logprobs) x n is {num}; at most {MAX_PROMPT_LOGPROBS}",
-                param="echo",
+                f"echo: prompt tokens x (1 + logprobs) x n is {num}; at most {most}", param="echo"
             )
 
 
@@ -74,7 +76,8 @@ def plan_output(
 ) -> OutputPlan:
     """The output that a request may have in `room` tokens beside its prompt. Raises
     InvalidRequest."""
-    max_tokens = _within_logprobs(request, _max_tokens(request, room), max_logprobs)
+    most_logprobs = max_logprobs // request.num_prompts
+    max_tokens = _within_logprobs(request, _max_tokens(request, room), most_logprobs)
     expected = _expected_tokens(request, max_tokens, default_reservation)
     return OutputPlan(max_tokens, expected, _seed(request, rng))
 

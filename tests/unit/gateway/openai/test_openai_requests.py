@@ -276,6 +276,10 @@ def test_completion_prompts() -> None:
     ids = PromptTokens(array("I", [1, 2**32 - 1]).tobytes())
     assert completion_of(prompt=[1, 2**32 - 1]).prompt == ids
     assert completion_of(prompt=[[1, 2**32 - 1]]).prompt == ids
+    assert completion_of(prompt=["a"]).prompts == ()
+    several = completion_of(prompt=["a", [1, 2**32 - 1]])
+    assert several.prompts == (PlainText("a"), ids)
+    assert refusal(completion_of, prompt=["a"] * 9, n=128).param == "prompt"
     assert completion_of().max_tokens == 16
 
 
@@ -287,8 +291,10 @@ def test_completion_prompts() -> None:
         ([[]], "invalid_value", "prompt"),
         (None, "invalid_value", "prompt"),
         ({"a": 1}, "invalid_value", "prompt"),
-        (["a", "b"], "unsupported_parameter", "prompt"),
-        ([[1], [2]], "unsupported_parameter", "prompt"),
+        (["a", ""], "invalid_value", "prompt[1]"),
+        (["a", 1], "invalid_value", "prompt[1]"),
+        ([[1], [2, -1]], "invalid_token_id", "prompt[1][1]"),
+        (["a"] * 257, "invalid_value", "prompt"),
         ([1, -1], "invalid_token_id", "prompt[1]"),
         ([1, 2.5], "invalid_token_id", "prompt[1]"),
         ([1, 2**63], "invalid_token_id", "prompt[1]"),
