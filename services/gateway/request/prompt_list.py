@@ -69,7 +69,6 @@ class PromptList:
         incoming = replace(
             valid.incoming,
             request_id=f"{valid.incoming.request_id}.{number}",
-            usage_id=f"{valid.incoming.usage_id}.{number}",
             traceparent=trace.span.traceparent,
             deadline_s=valid.deadlines.left_s,
         )
