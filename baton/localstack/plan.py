@@ -32,6 +32,8 @@ DRAIN_S = 30
 UNREADY_S = 1.0
 # The name of the local web page's process.
 WEB = "web"
+# Pages of this machine, on any port.
+_LOOPBACK_ORIGINS = ("http://localhost:*", "http://127.0.0.1:*", "http://[::1]:*")
 # Services without a model of their own, which may run several times.
 REPLICATED = ("gateway", "quota", "tokenizer", "router")
 MAX_REPLICAS = 9
@@ -291,6 +293,7 @@ def _add_gateway(
             "outbox_dir": str(home.outbox / name if number else home.outbox),
             "unready_s": str(UNREADY_S if len(names) > 1 else 0.0),
             "num_proxies": str(int(options.edge)),
+            "cors_origins": ",".join(_LOOPBACK_ORIGINS),
             "drain_s": str(DRAIN_S),
         }
         port = 0 if number or options.edge else options.port

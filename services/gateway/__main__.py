@@ -16,6 +16,7 @@ from services.gateway.app import App
 from services.gateway.clients.body_parser import ChildBodyParser
 from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer, dial_worker
 from services.gateway.gateway import Clients, Gateway, GatewayIdentity
+from services.gateway.http.cors import with_cors
 from services.gateway.open_requests import open_requests
 from services.gateway.request.bodies import BodyLimits
 from services.gateway.request.limits import Limits
@@ -54,9 +55,7 @@ async def serve(
     gateway = _gateway(process, settings, clients)
     app = _app(gateway, settings)
     bound = listening_socket(settings.listen, send_buffer_bytes=SEND_BUFFER_BYTES)
-    # Uvicorn's own cap must not come before ours, which ends streams with an error event.
-    drain_cap_s = settings.unready_s + settings.drain_s + LAST_SETTLES_S
-    server = HttpServer(app, drain_cap_s=drain_cap_s, stall_s=settings.stall_s)
+    server = _server(app, settings)
     pages: dict[str, Page] = {
         "/requests": lambda rest: open_requests(gateway),
         "/explain": gateway.explanations.page,
@@ -134,6 +133,16 @@ def _app(gateway: Gateway, settings: GatewaySettings) -> App:
         stall_s=settings.stall_s,
         num_proxies=settings.num_proxies,
     )
+
+
+def _server(app: App, settings: GatewaySettings) -> HttpServer:
+    try:
+        for_pages = with_cors(app, settings.cors_origins)
+    except ValueError as error:
+        raise Misconfigured(str(error)) from error
+    # Uvicorn's own cap must not come before ours, which ends streams with an error event.
+    drain_cap_s = settings.unready_s + settings.drain_s + LAST_SETTLES_S
+    return HttpServer(for_pages, drain_cap_s=drain_cap_s, stall_s=settings.stall_s)
 
 
 async def _leave(gateway: Gateway, app: App, server: HttpServer, settings: GatewaySettings) -> None:

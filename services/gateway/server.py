@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 import uvicorn
+from starlette.types import ASGIApp
 
-from services.gateway.app import App
 from services.gateway.http.protocol import BoundedHttpProtocol
 
 # Accepted sockets inherit this option, as all that are set here. With the default, megabytes of
@@ -21,7 +21,7 @@ _KEEP_ALIVE_S = 75
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: the process root has its own."""
 
-    def __init__(self, app: App, *, drain_cap_s: float, stall_s: float) -> None:
+    def __init__(self, app: ASGIApp, *, drain_cap_s: float, stall_s: float) -> None:
         super().__init__(
             uvicorn.Config(
                 app,

@@ -37,6 +37,8 @@ class GatewaySettings:
     # Our own proxies in front, each of which adds to x-forwarded-for. The address before them is
     # the client's, by which wrong keys are counted.
     num_proxies: int = 0
+    # Pages that may read answers in a browser: https://chat.example, http://localhost:*, or *.
+    cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 8 * 1024 * 1024
     max_open_requests: int = 4096
     # The bytes of bodies that are read and parsed at once; more wait for a moment.

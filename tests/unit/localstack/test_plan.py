@@ -33,6 +33,7 @@ def test_the_router_knows_every_worker_and_the_gateway_every_service(tmp_path: P
     for name in ("quota", "tokenizer", "router"):
         assert gateway[f"BATON_GATEWAY_{name.upper()}"] == by_name[name].endpoint
     assert gateway["BATON_GATEWAY_ALIASES"] == "gpt-4o=m"
+    assert "http://localhost:*" in gateway["BATON_GATEWAY_CORS_ORIGINS"].split(",")
 
 
 def test_all_ports_differ(tmp_path: Path) -> None:
