@@ -151,6 +151,7 @@ class App:
         response = HttpResponse(send, own, self._gateway.clock, self._stall_s)
         body = RequestBody(headers, receive, self._max_body_bytes)
         has_left = scope.get(HAS_LEFT_KEY, _is_not_known)
+        sink = HttpSink(response, endpoint, has_left)
         try:
             self._check_open()
             if has_left():
@@ -169,12 +170,12 @@ class App:
                 traceparent=traceparent_of(headers),
                 client_address=client_address_of(scope, self._num_proxies),
                 wants_explanation=wants_explanation(headers),
+                follow=sink.follow,
             )
         except BatonError as error:
             _log.info("refused", request_id=request_id, reason=error.reason)
             await _refuse(response, error)
             return
-        sink = HttpSink(response, endpoint, has_left)
         await self._run(incoming, sink, self._client_left(sink, body, receive))
         if sink.has_stalled:
             scope.get(ABORT_KEY, _nothing)()

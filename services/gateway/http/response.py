@@ -134,9 +134,12 @@ def _parts(pieces: Sequence[bytes]) -> Iterator[bytes]:
     yield b"".join(part)
 
 
-async def send_error(response: HttpResponse, error: BatonError) -> None:
-    """Write an error as a whole response, in OpenAI's form."""
-    headers = error_headers(error)
+async def send_error(
+    response: HttpResponse, error: BatonError, known: Mapping[str, str] | None = None
+) -> None:
+    """Write an error as a whole response, in OpenAI's form. `known` are headers that any answer
+    to the request would have."""
+    headers = {**(known or {}), **error_headers(error)}
     if error.reason == "request_timeout":
         # The rest of the body may still come, and is not a next request.
         headers["connection"] = "close"

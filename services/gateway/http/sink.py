@@ -25,9 +25,13 @@ _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 class StreamedAnswer:
     """An answer as an event stream. Its status is held back until the first token."""
 
-    def __init__(self, response: HttpResponse, format: AnswerFormat) -> None:
+    def __init__(
+        self, response: HttpResponse, format: AnswerFormat, headers: Callable[[], dict[str, str]]
+    ) -> None:
+        """`headers` tells those that an answer has at any time."""
         self._response = response
         self._format = format
+        self._headers = headers
 
     async def started(self, head: Head) -> None:
         if not self._response.started:
@@ -49,12 +53,13 @@ class StreamedAnswer:
         if self._response.started:
             await self._response.end_with(self._format.failure(error))
         else:
-            await send_error(self._response, error)
+            await send_error(self._response, error, self._headers())
 
     async def keep_alive(self) -> None:
         """Write a comment, which clients skip."""
         if not self._response.started:
-            await self._response.start(200, EVENT_STREAM, _STREAM_HEADERS)
+            headers = {**_STREAM_HEADERS, **self._headers()}
+            await self._response.start(200, EVENT_STREAM, headers)
         if not self._response.ended:
             await self._response.write(sse.KEEP_ALIVE)
 
@@ -62,9 +67,13 @@ class StreamedAnswer:
 class WholeAnswer:
     """An answer as one JSON body, which is written when all of it is there."""
 
-    def __init__(self, response: HttpResponse, format: AnswerFormat) -> None:
+    def __init__(
+        self, response: HttpResponse, format: AnswerFormat, headers: Callable[[], dict[str, str]]
+    ) -> None:
+        """`headers` tells those that an answer has at any time."""
         self._response = response
         self._format = format
+        self._headers = headers
 
     async def started(self, head: Head) -> None:
         """Write nothing: the status comes with the body."""
@@ -78,7 +87,7 @@ class WholeAnswer:
     async def failed(self, error: BatonError) -> None:
         """Refuse the request, unless its body is being written already."""
         if not self._response.started:
-            await send_error(self._response, error)
+            await send_error(self._response, error, self._headers())
 
     async def keep_alive(self) -> None:
         """Write nothing: a JSON body has no comments."""
@@ -98,16 +107,21 @@ class HttpSink:
         self._endpoint = endpoint
         self._answer: StreamedAnswer | WholeAnswer | None = None
         self._gone_reason = "cancelled"
+        self._head: Callable[[], Head] | None = None
         self.gone_s: float | None = None
+
+    def follow(self, head: Callable[[], Head]) -> None:
+        """Take the function that tells the headers at any time."""
+        self._head = head
 
     def opened(
         self, identity: Identity, request: GenerationRequest
     ) -> StreamedAnswer | WholeAnswer:
         format = self._endpoint.answer(identity, request)
         if request.stream:
-            self._answer = StreamedAnswer(self._response, format)
+            self._answer = StreamedAnswer(self._response, format, self._headers)
         else:
-            self._answer = WholeAnswer(self._response, format)
+            self._answer = WholeAnswer(self._response, format, self._headers)
         return self._answer
 
     async def failed(self, error: BatonError) -> None:
@@ -115,7 +129,7 @@ class HttpSink:
         if self._response.ended:
             return
         if self._answer is None:
-            await send_error(self._response, error)
+            await send_error(self._response, error, self._headers())
         else:
             await self._answer.failed(error)
 
@@ -145,19 +159,25 @@ class HttpSink:
             self._gone_reason = stalled.reason
             raise
 
+    def _headers(self) -> dict[str, str]:
+        return {} if self._head is None else _number_headers(self._head())
+
     async def _keep_alive(self) -> None:
         if self._answer is not None:
             await self._answer.keep_alive()
 
 
 def _head_headers(head: Head) -> dict[str, str]:
-    degraded = {"x-ratelimit-degraded": "1"} if head.degraded else {}
     explained = {EXPLANATION_HEADER: head.explanation} if head.explanation else {}
+    return {**_number_headers(head), **explained}
+
+
+def _number_headers(head: Head) -> dict[str, str]:
+    degraded = {"x-ratelimit-degraded": "1"} if head.degraded else {}
     wall_ms = round(sum(head.stages.values()) * 1000)
     return {
         "server-timing": server_timing(head.stages),
         "openai-processing-ms": str(wall_ms),
         **limit_headers(head.limits),
         **degraded,
-        **explained,
     }

@@ -59,7 +59,7 @@ class Delivery:
         """Start the answer: an attempt's first token is there, or no token will come.
         `worker_stages`: the time that the worker spent up to there, in seconds."""
         if self._timeline.begin(worker_stages):
-            await self._sink.started(self._trace.head(self._lease))
+            await self._sink.started(self._trace.head())
 
     async def repeat_prompt(self, deltas: Iterable[Delta]) -> None:
         """Send the prompt at the start of each choice, in pieces between which others run."""

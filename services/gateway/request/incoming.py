@@ -56,6 +56,18 @@ class Deadlines:
 
 
 @dataclass(frozen=True, slots=True)
+class Head:
+    """The numbers in the response's headers. Stage times in seconds, in order."""
+
+    stages: dict[str, float]
+    limits: failure_pb2.LimitState | None
+    # The limits are this gateway's own, because quota does not answer.
+    degraded: bool = False
+    # The pick's explanation as JSON, where the client asked for it.
+    explanation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class IncomingRequest:
     """A request as it came in. `authorization` is the header's value; `deadline_s` the time for
     the whole request; `first_token_s` is the client's own time for the first token, and
@@ -80,6 +92,8 @@ class IncomingRequest:
     first_token_s: float | None = None
     token_gap_s: float | None = None
     wants_explanation: bool = False
+    # Is given, at the beginning, the function that tells the headers at any later time.
+    follow: Callable[[Callable[[], Head]], None] | None = None
 
     @property
     def first_token_allowance_s(self) -> float:
@@ -97,18 +111,6 @@ class IncomingRequest:
             token_gap_s if self.token_gap_s is None else self.token_gap_s,
             clock,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The numbers in the response's headers. Stage times in seconds, in order."""
-
-    stages: dict[str, float]
-    limits: failure_pb2.LimitState | None
-    # The limits are this gateway's own, because quota does not answer.
-    degraded: bool = False
-    # The pick's explanation as JSON, where the client asked for it.
-    explanation: str = ""
 
 
 class Client(Protocol):

@@ -49,6 +49,8 @@ class Pipeline:
         into the stream's one error event.
         """
         trace = RequestTrace(incoming, sink, self._deps.clock)
+        if incoming.follow is not None:
+            incoming.follow(trace.head)
         with trace.span, self._deps.auditor.request(trace), reports.of_request(trace):
             try:
                 async with asyncio.timeout(incoming.deadline_s):
@@ -85,7 +87,7 @@ class Pipeline:
             with reports.of_tokens(trace, job.request.num_choices, job.plan.max_tokens):
                 usage = await self._attempt(job, lease, answer_sink, trace)
         trace.stage = Stage.FLUSH
-        await answer_sink.finished(usage, trace.head(lease))
+        await answer_sink.finished(usage, trace.head())
 
     async def _authenticate(
         self, incoming: IncomingRequest, deadlines: Deadlines, trace: RequestTrace

@@ -49,7 +49,7 @@ class Reservations:
     ) -> AsyncIterator[Lease]:
         """Hold tokens for a request; the end of the block settles its usage. Raises BatonError when
         there are none."""
-        lease = await self._open(valid, request, trace)
+        lease = trace.lease = await self._open(valid, request, trace)
         outcome = "internal"
         try:
             yield lease

@@ -128,6 +128,8 @@ class RequestTrace:
         self.stage = Stage.AUTH
         self.tenant = ""
         self.model_name = ""
+        # From its reservation on.
+        self.lease: Lease | None = None
         # From the first pick on.
         self.explanation: Explanation | None = None
 
@@ -159,9 +161,13 @@ class RequestTrace:
         """The context of a call that belongs to a stage."""
         return CallContext(self.request_id, deadline_s, span.traceparent)
 
-    def head(self, lease: Lease) -> Head:
+    def head(self) -> Head:
         """The headers of the response, as far as its stages have come."""
+        lease = self.lease
         explanation = ""
         if self.explanation is not None and self.incoming.wants_explanation:
             explanation = self.explanation.to_json().decode()
-        return Head(dict(self.timer.stages), lease.limits, lease.local, explanation)
+        stages = dict(self.timer.stages)
+        if lease is None:
+            return Head(stages, None, explanation=explanation)
+        return Head(stages, lease.limits, lease.local, explanation)

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from baton.wire.failures import NoRoom, Unavailable
+from baton.wire.v1.failure_pb2 import LimitState
 from services.gateway.app import App
 from services.gateway.readiness import REACHED_WITHIN_S
 from services.gateway.request.limits import Limits
@@ -108,6 +109,40 @@ def test_a_refusal_before_the_first_token_keeps_its_status() -> None:
         assert client.status == 503
         assert client.headers["content-type"] == "application/json"
         assert json.loads(client.body)["error"]["code"] in ("no_worker", "no_room")
+
+    simulate(scenario)
+
+
+def test_an_error_tells_its_stages_and_the_limits_that_are_known() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.quota.limits = LimitState(limit_requests=60, remaining_requests=59)
+        for worker in fleet.workers.values():
+            worker.refusal = NoRoom("full", retry_after_s=0.3)
+        late, early = Client(CHAT), Client(CHAT | {"temperature": 3})
+        await serve(app_of(fleet), late)
+        assert late.status == 503
+        assert "reserve;dur=" in late.headers["server-timing"]
+        assert late.headers["x-ratelimit-remaining-requests"] == "59"
+        await serve(app_of(fleet), early)
+        assert early.status == 400
+        timing = early.headers["server-timing"]
+        assert timing.startswith("auth;dur=")
+        assert "validate;dur=" in timing
+        assert "reserve" not in timing
+        assert "x-ratelimit-limit-requests" not in early.headers
+
+    simulate(scenario)
+
+
+def test_a_stream_that_is_kept_alive_has_its_limits_too() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.quota.limits = LimitState(limit_requests=60, remaining_requests=59)
+        fleet.worker.prefill_s = 15
+        client = Client(CHAT)
+        await serve(app_of(fleet), client)
+        assert client.comments == 1
+        assert client.headers["x-ratelimit-remaining-requests"] == "59"
+        assert "pick;dur=" in client.headers["server-timing"]
 
     simulate(scenario)
 
