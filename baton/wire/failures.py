@@ -64,6 +64,7 @@ REASONS: dict[str, ReasonRow] = {
     "request_exceeds_limit": _INVALID,
     "request_quarantined": _INVALID,
     "body_too_large": ReasonRow("INVALID_ARGUMENT", 413, "invalid_request_error", False),
+    "unsupported_media_type": ReasonRow("INVALID_ARGUMENT", 415, "invalid_request_error", False),
     "unsupported_encoding": ReasonRow("INVALID_ARGUMENT", 415, "invalid_request_error", False),
     "headers_too_large": ReasonRow("INVALID_ARGUMENT", 431, "invalid_request_error", False),
     "invalid_http": _INVALID,

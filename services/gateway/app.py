@@ -36,6 +36,7 @@ from services.gateway.http.protocol import ABORT_KEY, HAS_LEFT_KEY
 from services.gateway.http.request import (
     CLIENT_ID_HEADER,
     FIRST_TOKEN_HEADER,
+    JSON,
     TOKEN_GAP_HEADER,
     TOTAL_HEADER,
     Headers,
@@ -51,7 +52,7 @@ from services.gateway.http.request import (
     traceparent_of,
     wants_explanation,
 )
-from services.gateway.http.response import JSON, STALL_S, HttpResponse, error_headers, send_error
+from services.gateway.http.response import STALL_S, HttpResponse, error_headers, send_error
 from services.gateway.http.sink import HttpSink
 from services.gateway.openai.endpoints import ENDPOINTS, Endpoint
 from services.gateway.openai.errors import error_body

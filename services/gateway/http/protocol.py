@@ -2,8 +2,10 @@
 
 uvicorn and its parser keep a head of any size, for as long as a client takes to send it. Here a
 head may have MAX_HEAD_BYTES and MAX_HEADERS, and must be complete HEAD_TIMEOUT_S after its first
-byte (the first head: after connecting). The part of a stream that a client has not read yet stays
-within WRITE_BUFFER_BYTES and the socket's own buffer. When an answer has been written and its
+byte (the first head: after connecting). It names one host. An HTTP/1.0 client, which knows no
+chunks, has the end of its connection as the end of an answer of unknown length. The part of a
+stream that a client has not read yet stays within WRITE_BUFFER_BYTES and the socket's own buffer.
+When an answer has been written and its
 client reads nothing of the rest for `stall_s`, the connection is cut. The kernel's limit for that,
 TCP_USER_TIMEOUT, is of no use: it cuts a steady reader too, whose window opens a little at a time.
 Knows nothing of paths and bodies.
@@ -11,10 +13,15 @@ Knows nothing of paths and bodies.
 
 import asyncio
 import select
+from functools import partial
 from typing import Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from baton.wire.failures import InvalidRequest
 from baton.wire.limits import MAX_HEAD_KIB, MAX_HEADERS
@@ -34,13 +41,15 @@ HAS_LEFT_KEY = "baton.has_left"
 _CLOSED_EVENTS = select.POLLHUP | getattr(select, "POLLRDHUP", 0)
 # ": " and the end of line.
 _HEADER_FRAME_BYTES = 4
+_OLD_VERSION = "1.0"
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One client's connection."""
 
     _in_head = True
-    _is_too_large = False
+    # The reason to refuse the head that is being received, when there is one.
+    _refusal: InvalidRequest | None = None
     # Bytes of the head that is being received: those of complete lines, and all. The latter lack
     # the rest of a chunk in which an earlier request ended.
     _num_line_bytes = 0
@@ -70,7 +79,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         # The parser reports a header only once it is complete.
         self._num_chunk_bytes += len(data)
         if self._num_chunk_bytes > MAX_HEAD_BYTES:
-            self._is_too_large = True
+            self._refusal = _too_large()
             self.send_400_response("")
 
     def on_message_begin(self) -> None:
@@ -88,12 +97,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value) + _HEADER_FRAME_BYTES)
         if len(self.headers) == MAX_HEADERS:
-            self._refuse()
+            self._refuse(_too_large())
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._stop_timer()
+        num_hosts = sum([name == b"host" for name, _ in self.headers])
+        if num_hosts > 1 or (not num_hosts and self.parser.get_http_version() != _OLD_VERSION):
+            message = f"{num_hosts} Host headers; a request has one"
+            self._refuse(InvalidRequest(message, reason="invalid_http"))
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
@@ -102,16 +115,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse bytes that are not an acceptable request, and close. `msg` is not used."""
-        if self._is_too_large:
-            message = f"the headers exceed {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} lines"
-            error = InvalidRequest(message, reason="headers_too_large")
-        else:
-            error = InvalidRequest("this is not a valid HTTP request", reason="invalid_http")
+        invalid = InvalidRequest("this is not a valid HTTP request", reason="invalid_http")
+        error = self._refusal or invalid
         reports.of_refusal(error)
         body = error_body(error)
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[error.row.http_status] + head % len(body) + body)
         self.transport.close()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        is_old = cycle.scope["http_version"] == _OLD_VERSION
+        super()._start_asgi_task(cycle, partial(_without_chunks, cycle, app) if is_old else app)
 
     def _has_left(self) -> bool:
         """True when the client has closed the connection, also while the event loop, which would
@@ -130,11 +144,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _count(self, num_bytes: int) -> None:
         self._num_line_bytes += num_bytes
         if self._num_line_bytes > MAX_HEAD_BYTES:
-            self._refuse()
+            self._refuse(_too_large())
 
-    def _refuse(self) -> None:
-        self._is_too_large = True
-        raise httptools.HttpParserError("too large")
+    def _refuse(self, refusal: InvalidRequest) -> None:
+        self._refusal = refusal
+        raise httptools.HttpParserError(refusal.message)
 
     def _watch_tail(self, num_left: int) -> None:
         """Check later the end of an answer of which `num_left` bytes are not sent yet."""
@@ -155,3 +169,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
+
+async def _without_chunks(
+    cycle: RequestResponseCycle, app: Any, scope: Any, receive: Any, send: Any
+) -> None:
+    """Run the app so that its answer is written as it is, whatever length it has."""
+
+    async def send_plain(message: Any) -> None:
+        cycle.chunked_encoding = False
+        cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    await app(scope, receive, send_plain)
+
+
+def _too_large() -> InvalidRequest:
+    message = f"the headers exceed {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} lines"
+    return InvalidRequest(message, reason="headers_too_large")

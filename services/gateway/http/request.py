@@ -13,6 +13,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+JSON = "application/json"
 BODY_TIMEOUT_S = 10.0
 # Timeouts in seconds: of the whole request, to its first token, between two tokens.
 TOTAL_HEADER = "x-request-timeout-s"
@@ -25,6 +26,8 @@ CLIENT_ID_HEADER = "x-client-request-id"
 
 # As long as OpenAI takes them.
 _CLIENT_ID = re.compile(r"[!-~]{1,512}")
+# The media types that tools send where they were not told which.
+_UNSAID = {"", "text/plain", "application/x-www-form-urlencoded", "application/octet-stream"}
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -160,6 +163,13 @@ class RequestBody:
     def _check_headers(self) -> None:
         if (self._headers.get("content-encoding") or "identity") != "identity":
             raise InvalidRequest("send the body without encoding", reason="unsupported_encoding")
+        media_type = self._headers.get("content-type") or JSON
+        if media_type != JSON and not _may_be_json(media_type):
+            raise InvalidRequest(
+                f"content-type: got {quoted(media_type)}; expected {JSON}",
+                reason="unsupported_media_type",
+                param="content-type",
+            )
         length = self._headers.get("content-length")
         if length is not None and length.isdigit() and int(length) > self._max_bytes:
             raise _too_large(self._max_bytes)
@@ -177,6 +187,11 @@ class RequestBody:
             need(num_bytes)
             if not message.get("more_body"):
                 return b"".join(parts)
+
+
+def _may_be_json(media_type: str) -> bool:
+    kind = media_type.partition(";")[0].strip().lower()
+    return kind == JSON or kind.endswith("+json") or kind in _UNSAID
 
 
 def _too_large(max_bytes: int) -> InvalidRequest:

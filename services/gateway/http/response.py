@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError, DeadlineExceeded
 from baton.wire.v1 import failure_pb2
-from services.gateway.http.request import Send
+from services.gateway.http.request import JSON, Send
 from services.gateway.openai.errors import error_body
 
 STALL_S = 30.0
@@ -21,7 +21,6 @@ PART_BYTES = 64 * 1024
 _SHORTEST_LOOK_S = 0.05
 STALLED = "client_stalled"
 
-JSON = "application/json"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 

@@ -215,3 +215,30 @@ async def test_a_large_body_is_written_in_parts() -> None:
     assert sum(parts) == 200_000
     assert max(parts) < 2 * PART_BYTES
     assert [message.get("more_body", False) for message in sent[1:]] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("media_type", "is_refused"),
+    [
+        ("application/json", False),
+        ("Application/JSON; charset=utf-8", False),
+        ("application/vnd.api+json", False),
+        ("application/x-www-form-urlencoded", False),
+        ("text/plain", False),
+        ("multipart/form-data; boundary=x", True),
+        ("image/png", True),
+        ("application/xml", True),
+        ("application/x-ndjson", True),
+    ],
+)
+async def test_only_a_body_that_is_said_not_to_be_json_is_refused(
+    media_type: str, is_refused: bool
+) -> None:
+    read = RequestBody(headers(content_type=media_type), receiver(body(b"{}")), 10).read
+    if not is_refused:
+        assert await read(lambda num_bytes: None) == b"{}"
+        return
+    with pytest.raises(InvalidRequest) as caught:
+        await read(lambda num_bytes: None)
+    assert caught.value.row.http_status == 415
+    assert caught.value.param == "content-type"
