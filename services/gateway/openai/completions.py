@@ -1,6 +1,10 @@
 """/v1/completions: prompts as text or token ids, the answer as JSON or chunks."""
 
+import math
 from array import array
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -8,9 +12,10 @@ import msgspec
 from baton.wire.failures import BatonError, InvalidRequest
 from services.gateway.openai import limits, logprob_objects, sse
 from services.gateway.openai.collected import CollectedChoice, filled, logprob_lists
-from services.gateway.openai.decoding import decode_object, described, to_struct
+from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
 from services.gateway.openai.errors import choice_error, error_body
 from services.gateway.openai.generation import (
+    BestOf,
     Delta,
     GenerationRequest,
     Identity,
@@ -32,7 +37,6 @@ DEFAULT_MAX_TOKENS = 16
 
 UNSUPPORTED = {
     **HARMLESS_VALUES,
-    "best_of": (1,),
     "suffix": ("",),
 }
 
@@ -44,6 +48,7 @@ class CompletionFields(SharedFields):
     max_tokens: limits.MaxTokensOrNone | None = None
     echo: bool | None = None
     logprobs: limits.NumLogprobs | None = None
+    best_of: limits.NumChoices | None = None
 
 
 def parse(body: bytes) -> GenerationRequest:
@@ -53,17 +58,39 @@ def parse(body: bytes) -> GenerationRequest:
         raise InvalidRequest("max_tokens: got 0; only with echo true", param="max_tokens")
     max_tokens = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
     prompts = _prompts(fields.prompt)
-    _check_choices(len(prompts), fields.n or 1)
+    best_of, sampling = _best_of(fields), sampling_of(fields, max_tokens, structure_of(fields))
+    if best_of is not None:
+        sampling["num_choices"] = fields.best_of
+    _check_choices(len(prompts), sampling["num_choices"])
     return GenerationRequest(
         endpoint="completions",
         model=fields.model,
         prompt=prompts[0],
         prompts=prompts if len(prompts) > 1 else (),
-        num_logprobs=fields.logprobs,
+        best_of=best_of,
+        num_logprobs=0 if best_of and fields.logprobs is None else fields.logprobs,
         search=search_of(fields, fields.logprobs),
         echo=bool(fields.echo),
-        **sampling_of(fields, max_tokens, structure_of(fields)),
+        num_prompt_logprobs=fields.logprobs if fields.echo else None,
+        **sampling,
     )
+
+
+def _best_of(fields: CompletionFields) -> BestOf | None:
+    """The choices to tell, if they are fewer than those to produce. Raises InvalidRequest."""
+    num_told = fields.n or 1
+    if fields.best_of is None or fields.best_of == num_told:
+        return None
+    if fields.best_of < num_told:
+        raise InvalidRequest(
+            f"best_of: got {fields.best_of}; expected n, which is {num_told}, or more",
+            param="best_of",
+        )
+    if fields.stream:
+        raise unsupported_field("best_of", "does not go with stream")
+    if fields.use_beam_search:
+        raise unsupported_field("best_of", "does not go with use_beam_search")
+    return BestOf(num_told, fields.logprobs is not None)
 
 
 def _prompts(given: Any) -> tuple[PlainText | PromptTokens, ...]:
@@ -115,6 +142,30 @@ def _check_choices(num_prompts: int, num_choices: int) -> None:
         )
 
 
+class Ranking:
+    """The choices of each prompt by the mean logprob of their tokens."""
+
+    def __init__(self, best_of: BestOf, num_choices: int) -> None:
+        self._best_of = best_of
+        self._num_choices = num_choices
+        self._logprobs: defaultdict[int, list[float]] = defaultdict(list)
+
+    def add(self, delta: Delta) -> None:
+        """Add the logprobs of a choice's next tokens; those of the prompt do not count."""
+        if delta.details is None or not delta.details.is_prompt:
+            self._logprobs[delta.choice] += [each.logprob or 0.0 for each in delta.logprobs]
+
+    def told(self, num: int) -> Iterator[int]:
+        """The best choices of all `num`, those of one prompt after those of the other."""
+        for first in range(0, num, self._num_choices):
+            choices = range(first, first + self._num_choices)
+            yield from sorted(choices, key=self._mean, reverse=True)[: self._best_of.num_told]
+
+    def _mean(self, choice: int) -> float:
+        logprobs = self._logprobs[choice]
+        return sum(logprobs) / len(logprobs) if logprobs else -math.inf
+
+
 class CompletionAnswer:
     """One answer in completion form; chunks and whole answers have one shape."""
 
@@ -122,6 +173,10 @@ class CompletionAnswer:
         self._identity = identity
         self._include_usage = request.include_usage
         self._has_logprobs = request.num_logprobs is not None
+        self._ranking: Ranking | None = None
+        if request.best_of is not None:
+            self._has_logprobs = request.best_of.shows_logprobs
+            self._ranking = Ranking(request.best_of, request.num_choices)
         self._collected = [
             CollectedChoice(choice, logprob_objects.completion_object)
             for choice in range(identity.num_choices)
@@ -154,16 +209,24 @@ class CompletionAnswer:
     def collect(self, batch: list[Delta]) -> None:
         for delta in batch:
             self._collected[delta.choice].add(delta)
+            if self._ranking is not None:
+                self._ranking.add(delta)
 
     def whole(self, usage: Usage) -> list[bytes]:
+        told = self._collected
+        if self._ranking is not None:
+            told = [told[choice] for choice in self._ranking.told(len(told))]
         entries = [
-            _choice_object(choice.delta, choice.logprob_marks if self._has_logprobs else None)
-            for choice in self._collected
+            _choice_object(
+                replace(choice.delta, choice=index),
+                choice.logprob_marks if self._has_logprobs else None,
+            )
+            for index, choice in enumerate(told)
         ]
         body = msgspec.json.encode(
             {**self._head(), "choices": entries, "usage": usage_object(usage)}
         )
-        return filled(body, logprob_lists(self._collected))
+        return filled(body, logprob_lists(told))
 
     def _chunk(self, delta: Delta) -> object:
         logprobs = logprob_objects.completion_object(delta.logprobs) if delta.logprobs else None

@@ -68,7 +68,7 @@ def to_struct(fields: dict[str, Any], cls: type[T], unsupported: Unsupported) ->
 
 
 def _with_whole_numbers(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields with 1 for 1.0: JSON has one kind of number; some languages write the latter."""
+    """The fields with 1 for 1.0: to JSON it is the same number, and some languages write it so."""
     return {
         name: int(value) if isinstance(value, float) and value.is_integer() else value
         for name, value in fields.items()

@@ -107,6 +107,14 @@ class BeamSearch:
     early_stopping: bool | Literal["never"] = False
 
 
+class BestOf(NamedTuple):
+    """Of the choices of each prompt only so many are told: the ones whose tokens are likeliest.
+    `shows_logprobs`: the client wants the logprobs as well."""
+
+    num_told: int
+    shows_logprobs: bool
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A validated request, with a field for each parameter that the APIs have in common. None: the
@@ -120,6 +128,8 @@ class GenerationRequest:
     stream: bool = False
     include_usage: bool = False
     num_choices: int = 1
+    # None: all choices are told.
+    best_of: BestOf | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -136,6 +146,8 @@ class GenerationRequest:
     num_logprobs: int | None = None
     # The answer starts with the prompt; with logprobs, also those of the prompt.
     echo: bool = False
+    # Logprobs of each prompt token, and of so many likeliest ones besides; None: not wanted.
+    num_prompt_logprobs: int | None = None
     cache_salt: str = ""
     # Fields that the answer repeats, by name (Responses).
     repeated: Mapping[str, Any] = field(default_factory=dict)
@@ -166,6 +178,12 @@ class TokenLogprob(NamedTuple):
     top: tuple[Likelihood, ...]
 
 
+class TokenDetails(NamedTuple):
+    """Details of the tokens of a delta, for the few who ask. `is_prompt`: they are the prompt's."""
+
+    is_prompt: bool = False
+
+
 class CallDelta(NamedTuple):
     """New text of the arguments of a choice's call with this number; the first delta of a call
     names it."""
@@ -190,6 +208,7 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()
     spent_budget: str = ""
     calls: tuple[CallDelta, ...] = ()
+    details: TokenDetails | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,11 +96,6 @@ class Answer:
         return {choice.choice: len(choice.token_ids) for choice in open_choices}
 
 
-def wants_prompt_logprobs(request: GenerationRequest) -> bool:
-    """True when logprobs of the prompt are wanted: then the decode worker prefills by itself."""
-    return request.echo and request.num_logprobs is not None
-
-
 def begin_answer(job: Job) -> Answer:
     """The answer before its first token."""
     echo = _echo_of(job)
@@ -125,7 +120,7 @@ def _echo_of(job: Job) -> PromptEcho | None:
         request.prompt,
         prompt.token_ids,
         prompt.text_model,
-        wants_logprobs=wants_prompt_logprobs(request),
+        wants_logprobs=request.num_prompt_logprobs is not None,
     )
 
 

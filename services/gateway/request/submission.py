@@ -6,13 +6,7 @@ from dataclasses import replace
 from baton.wire.failures import InvalidRequest, quoted
 from baton.wire.v1 import quota_pb2, router_pb2, sampling_pb2, tokenizer_pb2, worker_pb2
 from services.gateway.openai.generation import ChatMessages, GenerationRequest, PlainText, Structure
-from services.gateway.request.job import (
-    Answer,
-    Job,
-    OutputPlan,
-    ValidRequest,
-    wants_prompt_logprobs,
-)
+from services.gateway.request.job import Answer, Job, OutputPlan, ValidRequest
 from services.gateway.request.prompt_estimate import PromptEstimate
 from services.gateway.request.tool_prompt import with_tools
 from services.gateway.routing.crash_record import request_fingerprint
@@ -58,8 +52,8 @@ def check(request: GenerationRequest, model: ServedModel, num_prompt_tokens: int
         if ids and max(ids) >= model.vocab_size:
             message = f"{param}: token id {quoted(max(ids))} is not below {model.vocab_size}"
             raise InvalidRequest(message, reason="invalid_token_id", param=param)
-    if wants_prompt_logprobs(request):
-        num = num_prompt_tokens * (1 + (request.num_logprobs or 0)) * request.num_choices
+    if request.num_prompt_logprobs is not None:
+        num = num_prompt_tokens * (1 + request.num_prompt_logprobs) * request.num_choices
         most = MAX_PROMPT_LOGPROBS // request.num_prompts
         if num > most:
             raise InvalidRequest(
@@ -137,7 +131,7 @@ class Submission:
         """True when the first token comes as soon as the prompt is computed in steps of any size: a
         beam search answers at its end, and logprobs of the prompt take small steps."""
         request = self._job.request
-        return request.search is None and not wants_prompt_logprobs(request)
+        return request.search is None and request.num_prompt_logprobs is None
 
     def pick_request(self) -> router_pb2.PickRequest:
         """The request to the router for the next attempt, without the workers to leave out."""
@@ -231,7 +225,8 @@ def _fingerprint(job: Job, sampling: sampling_pb2.Sampling, server_secret: bytes
 
 
 def _num_prompt_logprobs(job: Job) -> int:
-    return (job.request.num_logprobs or 0) if wants_prompt_logprobs(job.request) else -1
+    num_logprobs = job.request.num_prompt_logprobs
+    return -1 if num_logprobs is None else num_logprobs
 
 
 def _temperature(request: GenerationRequest, text_model: TextModel) -> float:

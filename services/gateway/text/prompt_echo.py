@@ -5,13 +5,20 @@ from collections.abc import Iterable, Iterator
 
 from baton.wire.failures import InternalFailure
 from baton.wire.v1 import worker_pb2
-from services.gateway.openai.generation import Delta, PlainText, PromptTokens, TokenLogprob
+from services.gateway.openai.generation import (
+    Delta,
+    PlainText,
+    PromptTokens,
+    TokenDetails,
+    TokenLogprob,
+)
 from services.gateway.text.detokenize import TextModel
 from services.gateway.text.logprob_trail import token_logprob
 from services.gateway.text.token_bytes import TokenBytes
 
 # Encoding takes about 1 us each.
 MAX_LOGPROBS_OF_PIECE = 2_000
+_OF_PROMPT = TokenDetails(is_prompt=True)
 _CONTINUATIONS = bytes(range(0x80, 0xC0))
 
 
@@ -65,14 +72,15 @@ class PromptEcho:
     def deltas(self, choice: int) -> Iterator[Delta]:
         """The start of one choice, with no more logprobs in one piece than are quickly encoded."""
         if not self._logprobs:
-            yield Delta(choice, self.text)
+            yield Delta(choice, self.text, details=_OF_PROMPT)
             return
         num_tokens = max(MAX_LOGPROBS_OF_PIECE // (1 + len(self._logprobs[-1].top)), 1)
         for first in range(0, len(self._logprobs), num_tokens):
             piece, rest = self._logprobs[first : first + num_tokens], self._offsets[first:]
             start = rest[0] if first else 0
             end = rest[num_tokens] if num_tokens < len(rest) else len(self.text)
-            yield Delta(choice, self.text[start:end], logprobs=tuple(piece))
+            text = self.text[start:end]
+            yield Delta(choice, text, logprobs=tuple(piece), details=_OF_PROMPT)
 
 
 def _offsets(token_ids: list[int], text: str, token_bytes: TokenBytes) -> list[int]:

@@ -364,9 +364,8 @@ def test_only_an_echo_may_be_all_of_an_answer() -> None:
     assert refusal(chat_of, max_tokens=0, echo=True).param == "echo"
 
 
-@pytest.mark.parametrize(("name", "value"), [("best_of", 3), ("suffix", "x")])
-def test_old_completion_features_are_refused(name: str, value: object) -> None:
-    assert refusal(completion_of, **{name: value}).param == name
+def test_text_behind_a_completion_is_refused() -> None:
+    assert refusal(completion_of, suffix="x").param == "suffix"
 
 
 def test_response_input_becomes_a_conversation() -> None:
