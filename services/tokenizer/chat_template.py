@@ -28,6 +28,8 @@ from services.tokenizer.template_environment import (
 
 # Names under which messages carry reasoning; templates read the first one, some the second.
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+# Stands at the end of a final message that is continued, as in transformers.
+_END_OF_FINAL = "CONTINUE_FINAL_MESSAGE_TAG "
 _RESERVED_KWARGS = ("messages", "tools", "documents", "add_generation_prompt")
 # Errors that a template of any author can raise, apart from MemoryError.
 _TEMPLATE_ERRORS = (
@@ -109,6 +111,8 @@ class ChatTemplate:
         tools = _decode(request.tools_json, list, "tools") or None
         kwargs = _decode(request.template_kwargs_json, dict, "chat_template_kwargs")
         _check(messages, kwargs)
+        if request.continue_final_message:
+            messages = _with_marked_end(messages)
         context: dict[str, Any] = {
             "messages": [_normalized(message) for message in messages],
             "tools": tools,
@@ -122,7 +126,8 @@ class ChatTemplate:
         marked = self._run(
             self._marked.template, {**context, **self._marked.special_tokens, **kwargs}
         )
-        return self._separate_control_tokens(self._marked.marks, text, marked, request_values)
+        rendered = self._separate_control_tokens(self._marked.marks, text, marked, request_values)
+        return _up_to_mark(rendered) if request.continue_final_message else rendered
 
     def _separate_control_tokens(
         self, marks: ControlMarks, text: str, marked: str, request_values: dict[str, Any]
@@ -220,6 +225,31 @@ def _check(messages: list[Any], kwargs: dict[str, Any]) -> None:
         if name in kwargs:
             param = f"chat_template_kwargs.{name}"
             raise RenderFailed(Fault.INVALID_VALUE, f"{param} cannot be set", param)
+
+
+def _with_marked_end(messages: list[Any]) -> list[Any]:
+    """The conversation with a mark behind the text of the last message. Raises RenderFailed."""
+    *earlier, final = messages
+    content = final.get("content")
+    if not isinstance(content, str):
+        message = "The last message has no text that could be continued"
+        raise RenderFailed(Fault.INVALID_VALUE, message, "continue_final_message")
+    return [*earlier, {**final, "content": content + _END_OF_FINAL}]
+
+
+def _up_to_mark(rendered: Rendered) -> Rendered:
+    """The prompt up to the end of the last message's text. Raises RenderFailed."""
+    text = rendered.text
+    place = text.rfind(_END_OF_FINAL.strip())
+    if place < 0:
+        message = "The chat template leaves out the last message, so it cannot be continued"
+        raise RenderFailed(Fault.REFUSED, message, "continue_final_message")
+    is_whole = text.startswith(_END_OF_FINAL, place)
+    # A template that cuts white space off a message cuts off that before the mark as well.
+    text = text[:place] if is_whole else text[:place].rstrip()
+    spans = rendered.control_spans
+    ends = [end for end in spans[1::2] if end <= len(text)]
+    return msgspec.structs.replace(rendered, text=text, control_spans=spans[: 2 * len(ends)])
 
 
 def _normalized(message: dict[str, Any]) -> dict[str, Any]:

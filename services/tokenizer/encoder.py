@@ -141,9 +141,12 @@ class _PromptEncoding:
         return _little_endian(ids)
 
     def _encoding(self, prompt: Rendered | str) -> Encoding:
+        has_frame = not isinstance(prompt, Rendered)
+        if self._request.HasField("add_special_tokens"):
+            has_frame = self._request.add_special_tokens
         if isinstance(prompt, Rendered):
-            return self._model.tokenizer.encode_rendered(prompt)
-        return self._model.tokenizer.encode_text(prompt)
+            return self._model.tokenizer.encode_rendered(prompt, has_frame=has_frame)
+        return self._model.tokenizer.encode_text(prompt, has_frame=has_frame)
 
     def _given(self, token_ids: bytes) -> bytes:
         if len(token_ids) % prefix_hash.TOKEN_BYTES:
@@ -190,6 +193,7 @@ async def _render(model: ServedModel, chat: tokenizer_pb2.ChatPrompt) -> Rendere
         chat.tools_json,
         chat.template_kwargs_json,
         chat.add_generation_prompt,
+        chat.continue_final_message,
     )
     return checked(await model.renderer.render(request))
 

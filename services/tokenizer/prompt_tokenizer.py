@@ -56,10 +56,11 @@ class PromptTokenizer:
         )
         self.num_ids = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
 
-    def encode_rendered(self, rendered: Rendered) -> Encoding:
-        """Encode the output of a chat template; only `control_spans` become control tokens."""
+    def encode_rendered(self, rendered: Rendered, *, has_frame: bool = False) -> Encoding:
+        """Encode the output of a chat template; only `control_spans` become control tokens.
+        `has_frame`: the tokenizer adds its own (BOS) as well."""
         if not rendered.has_spelled_controls and not self._always_twin:
-            return _encode(self._own, rendered.text, False)
+            return _encode(self._own, rendered.text, has_frame)
         text, spans = rendered.text, rendered.control_spans
         self._refuse_secret(text)
         pieces: list[str] = []
@@ -67,14 +68,14 @@ class PromptTokenizer:
         for start, stop in zip(spans[::2], spans[1::2], strict=True):
             pieces += (text[end:start], self._alias_of[text[start:stop]])
             end = stop
-        return _encode(self._twin, "".join([*pieces, text[end:]]), False)
+        return _encode(self._twin, "".join([*pieces, text[end:]]), has_frame)
 
-    def encode_text(self, text: str) -> Encoding:
-        """Encode plain text with the tokenizer's own frame (BOS) and no other control token."""
+    def encode_text(self, text: str, *, has_frame: bool = True) -> Encoding:
+        """Encode plain text without control tokens but for the tokenizer's own frame (BOS)."""
         if not self._always_twin and not any(char in text for char in self._first_chars):
-            return _encode(self._own, text, True)
+            return _encode(self._own, text, has_frame)
         self._refuse_secret(text)
-        return _encode(self._twin, text, True)
+        return _encode(self._twin, text, has_frame)
 
     def is_far_longer(self, text: str, max_tokens: int) -> bool:
         """True when a long text surely has more than `max_tokens` tokens.

@@ -63,6 +63,7 @@ class RenderRequest(msgspec.Struct, frozen=True):
     tools_json: bytes = b""
     template_kwargs_json: bytes = b""
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 class Rendered(msgspec.Struct, frozen=True):

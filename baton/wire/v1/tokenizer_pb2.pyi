@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EncodeRequest(_message.Message):
-    __slots__ = ("request_id", "model_fp", "cache_key", "block_size", "chat", "text", "token_ids", "max_prompt_tokens", "tenant")
+    __slots__ = ("request_id", "model_fp", "cache_key", "block_size", "chat", "text", "token_ids", "max_prompt_tokens", "tenant", "add_special_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FP_FIELD_NUMBER: _ClassVar[int]
     CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class EncodeRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model_fp: str
     cache_key: bytes
@@ -27,19 +28,22 @@ class EncodeRequest(_message.Message):
     token_ids: bytes
     max_prompt_tokens: int
     tenant: str
-    def __init__(self, request_id: _Optional[str] = ..., model_fp: _Optional[str] = ..., cache_key: _Optional[bytes] = ..., block_size: _Optional[int] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., text: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., max_prompt_tokens: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
+    add_special_tokens: bool
+    def __init__(self, request_id: _Optional[str] = ..., model_fp: _Optional[str] = ..., cache_key: _Optional[bytes] = ..., block_size: _Optional[int] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., text: _Optional[str] = ..., token_ids: _Optional[bytes] = ..., max_prompt_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class ChatPrompt(_message.Message):
-    __slots__ = ("messages_json", "tools_json", "add_generation_prompt", "template_kwargs_json")
+    __slots__ = ("messages_json", "tools_json", "add_generation_prompt", "template_kwargs_json", "continue_final_message")
     MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
     TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _ClassVar[int]
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     messages_json: bytes
     tools_json: bytes
     add_generation_prompt: bool
     template_kwargs_json: bytes
-    def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., add_generation_prompt: _Optional[bool] = ..., template_kwargs_json: _Optional[bytes] = ...) -> None: ...
+    continue_final_message: bool
+    def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., add_generation_prompt: _Optional[bool] = ..., template_kwargs_json: _Optional[bytes] = ..., continue_final_message: _Optional[bool] = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
     __slots__ = ("token_ids", "block_hashes", "stages")

@@ -61,6 +61,10 @@ class ChatFields(SharedFields):
     tools: chat_tools.ToolList | None = None
     tool_choice: chat_tools.ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    # As vLLM has them.
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 def parse(body: bytes) -> GenerationRequest:
@@ -73,7 +77,13 @@ def parse(body: bytes) -> GenerationRequest:
     return GenerationRequest(
         endpoint="chat.completions",
         model=fields.model,
-        prompt=ChatMessages(msgspec.json.encode(turns), functions, has_calls),
+        prompt=conversation_of(
+            ChatMessages(msgspec.json.encode(turns), functions, has_calls),
+            fields.chat_template_kwargs,
+            fields.add_generation_prompt,
+            continues_final=bool(fields.continue_final_message),
+        ),
+        adds_special_tokens=fields.add_special_tokens,
         num_logprobs=num_logprobs,
         search=search_of(fields, num_logprobs),
         **sampling_of(
@@ -81,6 +91,33 @@ def parse(body: bytes) -> GenerationRequest:
             max_tokens_of(fields.max_tokens, fields.max_completion_tokens),
             structure_of(fields),
         ),
+    )
+
+
+def conversation_of(
+    messages: ChatMessages,
+    template_kwargs: dict[str, Any] | None,
+    adds_generation_prompt: bool | None,
+    *,
+    continues_final: bool,
+) -> ChatMessages:
+    """The conversation with what its request says about the chat template. Raises
+    InvalidRequest."""
+    if continues_final and adds_generation_prompt:
+        message = "continue_final_message: does not go with add_generation_prompt true"
+        raise InvalidRequest(message, param="continue_final_message")
+    kwargs_json = msgspec.json.encode(template_kwargs) if template_kwargs else b""
+    if len(kwargs_json) > limits.MAX_TEMPLATE_KWARGS_BYTES:
+        raise InvalidRequest(
+            f"chat_template_kwargs: got {len(kwargs_json)} bytes of JSON; expected at most "
+            f"{limits.MAX_TEMPLATE_KWARGS_BYTES}",
+            param="chat_template_kwargs",
+        )
+    return msgspec.structs.replace(
+        messages,
+        template_kwargs_json=kwargs_json,
+        adds_generation_prompt=not continues_final and adds_generation_prompt is not False,
+        continues_final=continues_final,
     )
 
 

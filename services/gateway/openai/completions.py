@@ -71,6 +71,7 @@ def parse(body: bytes) -> GenerationRequest:
         num_logprobs=0 if best_of and fields.logprobs is None else fields.logprobs,
         search=search_of(fields, fields.logprobs),
         echo=bool(fields.echo),
+        adds_special_tokens=fields.add_special_tokens,
         num_prompt_logprobs=fields.logprobs if fields.echo else None,
         **sampling,
     )

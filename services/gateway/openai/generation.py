@@ -57,6 +57,11 @@ class ChatMessages(msgspec.Struct, frozen=True, tag=True):
     tools: Tools | None = None
     # It may have calls and results, as well as tools.
     has_calls: bool = False
+    # A JSON object: variables of the chat template.
+    template_kwargs_json: bytes = b""
+    # The answer is a new message, or it goes on with the last one.
+    adds_generation_prompt: bool = True
+    continues_final: bool = False
 
 
 class PlainText(msgspec.Struct, frozen=True, tag=True):
@@ -149,6 +154,8 @@ class GenerationRequest:
     # Logprobs of each prompt token, and of so many likeliest ones besides; None: not wanted.
     num_prompt_logprobs: int | None = None
     cache_salt: str = ""
+    # Whether the tokenizer adds its special tokens (BOS); None: to text, and not to conversations.
+    adds_special_tokens: bool | None = None
     # Fields that the answer repeats, by name (Responses).
     repeated: Mapping[str, Any] = field(default_factory=dict)
 

@@ -22,6 +22,7 @@ MAX_PARTS = 256
 # Of one legacy completion, and the choices of all of them together.
 MAX_PROMPTS = 256
 MAX_CHOICES_OF_LIST = 1024
+MAX_TEMPLATE_KWARGS_BYTES = 64 * 1024
 # OpenAI takes 4.
 MAX_STOP_STRINGS = 32
 

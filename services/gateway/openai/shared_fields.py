@@ -95,6 +95,8 @@ class SharedFields(CommonFields, kw_only=True):
     """Fields of both completion endpoints."""
 
     n: limits.NumChoices | None = None
+    # As vLLM has it.
+    add_special_tokens: bool | None = None
     response_format: structured.ResponseFormat | None = None
     # As vLLM has them now, and as it had them before.
     structured_outputs: structured.StructuredOutputs | None = None

@@ -139,11 +139,11 @@ def _choice(job: Job, choice: int, first_offset: int) -> ChoiceText:
 def _texts(job: Job) -> TokenTexts:
     context_ids: list[int] = []
     prompt, text_model = job.request.prompt, job.prompt.text_model
-    if isinstance(prompt, ChatMessages) and prompt.tools is not None and text_model.call_marks:
-        return TokenTexts(MarkedDecoder(text_model.decoder, text_model.call_marks), context_ids)
-    if not isinstance(prompt, ChatMessages):
+    if not isinstance(prompt, ChatMessages) or prompt.continues_final:
         tail = job.prompt.token_ids[-_CONTEXT_TOKENS * TOKEN_BYTES :]
         context_ids = array("I", tail).tolist()
+    if isinstance(prompt, ChatMessages) and prompt.tools is not None and text_model.call_marks:
+        return TokenTexts(MarkedDecoder(text_model.decoder, text_model.call_marks), context_ids)
     skips_special = not job.request.shows_special_tokens
     return TokenTexts(text_model.decoder, context_ids, skips_special=skips_special)
 

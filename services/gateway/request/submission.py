@@ -109,11 +109,15 @@ def encode_request(valid: ValidRequest, cache_key: bytes) -> tokenizer_pb2.Encod
         encode.chat.messages_json = prompt.messages_json
         if prompt.tools is not None:
             encode.chat.tools_json = prompt.tools.tools_json
-        encode.chat.add_generation_prompt = True
+        encode.chat.template_kwargs_json = prompt.template_kwargs_json
+        encode.chat.add_generation_prompt = prompt.adds_generation_prompt
+        encode.chat.continue_final_message = prompt.continues_final
     elif isinstance(prompt, PlainText):
         encode.text = prompt.text
     else:
         encode.token_ids = prompt.token_ids
+    if valid.request.adds_special_tokens is not None:
+        encode.add_special_tokens = valid.request.adds_special_tokens
     return encode
 
 

@@ -56,7 +56,7 @@ def _as_text(prompt: ChatMessages, tools: Tools | None) -> ChatMessages:
             turns[0] = {**turns[0], "content": f"{turns[0]['content']}\n\n{about}"}
         else:
             turns.insert(0, {"role": "system", "content": about})
-    return ChatMessages(msgspec.json.encode(turns), tools, prompt.has_calls)
+    return msgspec.structs.replace(prompt, messages_json=msgspec.json.encode(turns))
 
 
 def _turn(message: dict[str, Any]) -> dict[str, Any]:

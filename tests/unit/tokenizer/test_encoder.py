@@ -75,6 +75,18 @@ async def test_text_is_encoded_with_its_frame_and_every_full_block_hashed(chatml
     assert len(expected) == len(ids_of(response)) // 4 * prefix_hash.HASH_BYTES
 
 
+async def test_the_frame_is_added_and_left_out_as_the_request_says(chatml: ServedModel):
+    bos = train("byte_level").token_to_id("<s>")
+    text, prompt = {"text": "so la ti"}, {"chat": chat("so")}
+    for kind, has_frame in ((text, True), (prompt, False)):
+        plain = ids_of(await encoder(chatml).encode(request(chatml, **kind)))
+        said = {**kind, "add_special_tokens": not has_frame}
+        changed = ids_of(await encoder(chatml).encode(request(chatml, **said)))
+        framed, bare = (plain, changed) if has_frame else (changed, plain)
+        assert framed[0] == bos
+        assert framed[1:] == bare
+
+
 async def test_other_tenants_key_gives_the_same_ids_and_no_equal_hash(chatml: ServedModel):
     prompts = [request(chatml, text="so la ti " * 20, cache_key=key) for key in (KEY, OTHER_KEY)]
     one, other = [await encoder(chatml).encode(prompt) for prompt in prompts]

@@ -261,6 +261,19 @@ def test_missing_fields_are_named() -> None:
     assert caught.value.param == "messages"
 
 
+def test_what_a_request_says_about_the_chat_template() -> None:
+    plain, said = chat_of().prompt, chat_of(chat_template_kwargs={"enable_thinking": False}).prompt
+    assert (plain.template_kwargs_json, plain.adds_generation_prompt) == (b"", True)
+    assert said.template_kwargs_json == b'{"enable_thinking":false}'
+    assert not chat_of(add_generation_prompt=False).prompt.adds_generation_prompt
+    continued = chat_of(continue_final_message=True).prompt
+    assert (continued.continues_final, continued.adds_generation_prompt) == (True, False)
+    error = refusal(chat_of, continue_final_message=True, add_generation_prompt=True)
+    assert error.param == "continue_final_message"
+    error = refusal(chat_of, chat_template_kwargs={"a": "x" * 65536})
+    assert error.param == "chat_template_kwargs"
+
+
 def test_a_whole_number_may_be_written_with_a_point() -> None:
     request = completion_of(max_tokens=5.0, n=2.0, temperature=1.0, seed=-3.0)
     assert (request.max_tokens, request.num_choices, request.seed) == (5, 2, -3)
@@ -445,7 +458,7 @@ def test_every_number_text_and_list_of_a_request_has_a_cap(struct: Any) -> None:
     # Checked by hand where they are used.
     unchecked = {
         "prompt", "input", "messages", "annotations", "audio", "function_call", "tool_calls",
-        "tool_call_id", "guided_json", "json",
+        "tool_call_id", "guided_json", "json", "chat_template_kwargs",
     }  # fmt: skip
     hints = typing.get_type_hints(struct, include_extras=True)
     for name, hint in hints.items():

@@ -94,6 +94,25 @@ def test_picks_and_submits_carry_the_priority_of_the_key() -> None:
     simulate(scenario)
 
 
+def test_the_tokenizer_hears_what_the_request_says_about_its_prompt() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.chat()
+        await fleet.chat(
+            chat_template_kwargs={"a": 1}, continue_final_message=True, add_special_tokens=True
+        )
+        await fleet.complete(add_special_tokens=False)
+        plain, continued, text = fleet.tokenizer.encoded
+        assert plain.chat.add_generation_prompt
+        assert not plain.HasField("add_special_tokens")
+        assert continued.chat.template_kwargs_json == b'{"a":1}'
+        assert continued.chat.continue_final_message
+        assert not continued.chat.add_generation_prompt
+        assert continued.add_special_tokens
+        assert text.HasField("add_special_tokens")
+
+    simulate(scenario)
+
+
 def test_a_seed_is_drawn_when_none_is_given() -> None:
     async def scenario(fleet: Fleet) -> None:
         await fleet.chat()
