@@ -32,6 +32,7 @@ from services.tokenizer.served_model import (
 )
 from services.tokenizer.servicer import TokenizerServicer
 from services.tokenizer.settings import PREFIX, Settings
+from services.tokenizer.syntaxes import Syntaxes
 from services.tokenizer.template import ChildRenderer, RenderLimits
 
 _log = logs.get("tokenizer")
@@ -79,8 +80,8 @@ async def _load_models(settings: Settings, clock: Clock, run_in_thread: RunInThr
         for name, path in settings.model_folders():
             folder = await run_in_thread(read_model_folder, path, name)
             file = await tokenizer_file(folder, cache_folder(), settings.convert_deadline_s)
-            syntax = settings.tool_syntax_of(name)
-            models.append(await _load(folder, file, make_renderer, run_in_thread, syntax))
+            syntaxes = settings.syntaxes_of(name)
+            models.append(await _load(folder, file, make_renderer, run_in_thread, syntaxes))
     except UnusableModel:
         await ModelTable(models).close()
         raise
@@ -92,9 +93,9 @@ async def _load(
     file: Path,
     make_renderer: MakeRenderer,
     run_in_thread: RunInThread,
-    syntax: str | None,
+    syntaxes: Syntaxes,
 ) -> ServedModel:
-    model = await load_model(folder, file, make_renderer, run_in_thread, os.urandom, syntax)
+    model = await load_model(folder, file, make_renderer, run_in_thread, os.urandom, syntaxes)
     _log.info(
         "model_loaded",
         model=folder.name,

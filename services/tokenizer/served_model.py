@@ -22,8 +22,8 @@ from services.tokenizer.model_folder import (
 )
 from services.tokenizer.prompt_tokenizer import PromptTokenizer, added_tokens
 from services.tokenizer.render_messages import TemplateSetup
+from services.tokenizer.syntaxes import NOTHING_SAID, Syntaxes
 from services.tokenizer.template import Renderer, TemplateRefused
-from services.tokenizer.tool_syntax import tool_syntax
 
 MakeRenderer = Callable[[TemplateSetup], Awaitable[Renderer]]
 FORMAT = 1
@@ -44,7 +44,7 @@ class Artifact:
     Format: a msgpack map {file name: bytes}. `tokenizer.json` is the model's tokenizer with all
     tokens that its configuration adds. `detokenizer.json` has the values that `tokenizer.json`
     lacks: {"format": 1, "model_fp", "vocab_size", "eos_token_ids", "special_token_ids",
-    "tool_syntax"} (see tool_syntax.py).
+    "tool_syntax", "reasoning_syntax"} (see syntaxes.py).
     `generation_config.json` is the folder's own, if it has one. `digest` is the sha256 of the
     whole, in hex.
     """
@@ -61,7 +61,7 @@ def build_artifact(
     folder: ModelFolder,
     tokenizer: PromptTokenizer,
     eos_token_ids: tuple[int, ...],
-    syntax: str,
+    syntaxes: Syntaxes,
 ) -> Artifact:
     """Build a model's artifact; equal inputs give equal bytes."""
     special = [token for token, is_special in tokenizer.added_tokens() if is_special]
@@ -71,7 +71,8 @@ def build_artifact(
         "vocab_size": tokenizer.num_ids,
         "eos_token_ids": list(eos_token_ids),
         "special_token_ids": [tokenizer.token_id(token) for token in special],
-        "tool_syntax": syntax,
+        "tool_syntax": syntaxes.tools,
+        "reasoning_syntax": syntaxes.reasoning,
     }
     files = {
         DETOKENIZER_FILE: msgspec.json.encode(description),
@@ -133,9 +134,9 @@ async def load_model(
     make_renderer: MakeRenderer,
     run_in_thread: RunInThread,
     random_bytes: Callable[[int], bytes],
-    syntax: str | None = None,
+    syntaxes: Syntaxes = NOTHING_SAID,
 ) -> ServedModel:
-    """Load a model. `syntax` names that of its tool calls in place of its templates'. Raises
+    """Load a model. `syntaxes` that are named stand in place of those of its templates. Raises
     UnusableModel."""
     own = await run_in_thread(build_tokenizer, folder, tokenizer_file)
     renderer, control_tokens = None, [token for token, special in added_tokens(own) if special]
@@ -151,8 +152,8 @@ async def load_model(
         control_tokens = renderer.control_tokens
     tokenizer = await run_in_thread(PromptTokenizer, own, control_tokens, random_bytes)
     eos_token_ids = folder.eos_token_ids or _own_eos(folder, tokenizer)
-    own_syntax = tool_syntax(folder.templates.values()) if syntax is None else syntax
-    artifact = await run_in_thread(build_artifact, folder, tokenizer, eos_token_ids, own_syntax)
+    found = syntaxes.found(folder.templates.values(), dict(added_tokens(own)))
+    artifact = await run_in_thread(build_artifact, folder, tokenizer, eos_token_ids, found)
     vocab_size = min(tokenizer.num_ids, folder.embedding_rows or tokenizer.num_ids)
     return ServedModel(folder, tokenizer, renderer, artifact, vocab_size, eos_token_ids)
 

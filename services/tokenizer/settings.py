@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.tokenizer.syntaxes import Syntaxes
+
 TOOL_SYNTAXES = (
     "generic", "hermes", "llama3", "mistral", "mistral_named", "deepseek", "deepseek_v31",
 )  # fmt: skip
+REASONING_SYNTAXES = ("none", "think", "mistral")
 PREFIX = "BATON_TOKENIZER_"
 
 
@@ -19,6 +22,8 @@ class Settings:
     models: tuple[str, ...]
     # name=syntax: how a model writes tool calls, in place of what its chat template shows.
     tool_syntaxes: tuple[str, ...] = ()
+    # The same for reasoning; none: it stays part of the answer.
+    reasoning_syntaxes: tuple[str, ...] = ()
     listen: str = "127.0.0.1:0"
     admin_listen: str = "127.0.0.1:0"
     encode_threads: int = 2
@@ -40,19 +45,30 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.models:
             raise ValueError("models must name a folder")
-        for entry in self.tool_syntaxes:
-            if entry.partition("=")[2] not in TOOL_SYNTAXES:
-                known = ", ".join(TOOL_SYNTAXES)
-                raise ValueError(f"tool_syntaxes: got {entry}; expected name= and one of {known}")
+        _check_syntaxes("tool_syntaxes", self.tool_syntaxes, TOOL_SYNTAXES)
+        _check_syntaxes("reasoning_syntaxes", self.reasoning_syntaxes, REASONING_SYNTAXES)
         for name, value in vars(self).items():
             if isinstance(value, int | float) and value <= 0:
                 raise ValueError(f"{name} must be above 0")
 
-    def tool_syntax_of(self, name: str) -> str | None:
-        """The syntax of tool calls that is set for a model, if one is."""
-        return dict(entry.split("=", 1) for entry in self.tool_syntaxes).get(name)
+    def syntaxes_of(self, name: str) -> Syntaxes:
+        """The syntaxes that are set for a model."""
+        return Syntaxes(
+            _by_name(self.tool_syntaxes).get(name), _by_name(self.reasoning_syntaxes).get(name)
+        )
 
     def model_folders(self) -> list[tuple[str, Path]]:
         """(name, folder) of each model."""
         pairs = [entry.rpartition("=") for entry in self.models]
         return [(name or Path(folder).name, Path(folder)) for name, _, folder in pairs]
+
+
+def _by_name(entries: tuple[str, ...]) -> dict[str, str]:
+    return dict(entry.split("=", 1) for entry in entries)
+
+
+def _check_syntaxes(field: str, entries: tuple[str, ...], known: tuple[str, ...]) -> None:
+    for entry in entries:
+        if entry.partition("=")[2] not in known:
+            names = ", ".join(known)
+            raise ValueError(f"{field}: got {entry}; expected name= and one of {names}")

@@ -15,6 +15,7 @@ from services.gateway.openai.shared_fields import (
     sampling_of,
     search_of,
     structure_of,
+    template_kwargs_of,
 )
 
 # Of messages that are text; results of calls have the role tool.
@@ -29,8 +30,6 @@ UNSUPPORTED = {
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
     "web_search_options": (),
     "store": (False,),
 }
@@ -48,6 +47,9 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     function_call: Any = None
     tool_calls: list[chat_tools.ToolCall] | None = None
     tool_call_id: limits.UserId | None = None
+    # Two names of one thing.
+    reasoning_content: limits.Text | None = None
+    reasoning: limits.Text | None = None
 
 
 class ChatFields(SharedFields):
@@ -65,6 +67,10 @@ class ChatFields(SharedFields):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    include_reasoning: bool | None = None
+    reasoning_effort: limits.ReasoningEffort | None = None
+    # Accepted, without effect.
+    verbosity: limits.Verbosity | None = None
 
 
 def parse(body: bytes) -> GenerationRequest:
@@ -79,11 +85,12 @@ def parse(body: bytes) -> GenerationRequest:
         model=fields.model,
         prompt=conversation_of(
             ChatMessages(msgspec.json.encode(turns), functions, has_calls),
-            fields.chat_template_kwargs,
+            template_kwargs_of(fields.reasoning_effort) | (fields.chat_template_kwargs or {}),
             fields.add_generation_prompt,
             continues_final=bool(fields.continue_final_message),
         ),
         adds_special_tokens=fields.add_special_tokens,
+        shows_reasoning=fields.include_reasoning is not False,
         num_logprobs=num_logprobs,
         search=search_of(fields, num_logprobs),
         **sampling_of(
@@ -165,12 +172,25 @@ def _turn(raw: dict[str, Any], place: str) -> dict[str, Any]:
     for name in ("function_call", "audio"):
         if getattr(message, name):
             raise unsupported_field(f"{place}.{name}", "this version does not have it")
+    reasoning = _reasoning(message, place)
     if message.tool_calls:
-        return _calls(message, place)
+        return {**_calls(message, place), **reasoning}
     # Chat templates know the role system, not its newer name.
     role = "system" if message.role == "developer" else message.role
     turn = {"role": role, "content": text_of(message.content, f"{place}.content", ("text",))}
+    turn |= reasoning
     return turn if message.name is None else {**turn, "name": message.name}
+
+
+def _reasoning(message: ChatMessage, place: str) -> dict[str, str]:
+    """The reasoning of an earlier answer; templates decide whether the model sees it again."""
+    text = message.reasoning_content or message.reasoning
+    if not text:
+        return {}
+    if message.role != "assistant":
+        param = f"{place}.reasoning_content"
+        raise InvalidRequest(f"{param}: only in messages of the assistant", param=param)
+    return {"reasoning_content": text}
 
 
 def _result(message: ChatMessage, place: str) -> dict[str, Any]:

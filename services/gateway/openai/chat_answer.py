@@ -42,6 +42,8 @@ class ChatAnswer:
     def deltas(self, batch: list[Delta]) -> bytes:
         events = []
         for delta in batch:
+            if delta.reasoning:
+                events.append(sse.data_event(self._chunk(_reasoning(delta), delta.choice)))
             if delta.logprobs:
                 logprobs = logprob_objects.chat_object(delta.logprobs)
                 content = {"content": delta.text}
@@ -106,6 +108,8 @@ class ChatAnswer:
             "refusal": None,
             "annotations": [],
         }
+        if choice.reasoning:
+            message |= _reasoning(choice)
         if choice.calls:
             message["tool_calls"] = [_whole_call(call) for call in choice.calls]
         logprobs = {**collected.logprob_marks, "refusal": None}
@@ -131,6 +135,11 @@ class ChatAnswer:
             "service_tier": "default",
             "system_fingerprint": f"fp_{identity.model_fp[:12]}",
         }
+
+
+def _reasoning(delta: Delta) -> dict[str, str]:
+    """Reasoning under the name that vLLM gave it first, as DeepSeek, and under its newer one."""
+    return {"reasoning_content": delta.reasoning, "reasoning": delta.reasoning}
 
 
 def _call_object(call: CallDelta) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class CollectedChoice:
         self._choice = choice
         self._columns_of = columns_of
         self._texts: list[str] = []
+        self._reasoning: list[str] = []
         self._logprobs = {name: JsonList() for name in columns_of(())}
         self._calls: list[CallDelta] = []
         self.finish_reason: FinishReason | None = None
@@ -58,6 +59,8 @@ class CollectedChoice:
     def add(self, delta: Delta) -> None:
         """Add the next text of this choice."""
         self._texts.append(delta.text)
+        if delta.reasoning:
+            self._reasoning.append(delta.reasoning)
         if delta.logprobs:
             for name, members in self._columns_of(delta.logprobs).items():
                 self._logprobs[name].add(members)
@@ -70,7 +73,9 @@ class CollectedChoice:
     def delta(self) -> Delta:
         """All of it but the logprobs."""
         text, calls = "".join(self._texts), tuple(self._calls)
-        return Delta(self._choice, text, self.finish_reason, (), self.spent_budget, calls)
+        reasoning = "".join(self._reasoning)
+        spent = self.spent_budget
+        return Delta(self._choice, text, self.finish_reason, (), spent, calls, reasoning=reasoning)
 
     def _add_call(self, call: CallDelta) -> None:
         if call.call_id:

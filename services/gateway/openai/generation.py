@@ -156,6 +156,8 @@ class GenerationRequest:
     cache_salt: str = ""
     # Whether the tokenizer adds its special tokens (BOS); None: to text, and not to conversations.
     adds_special_tokens: bool | None = None
+    # Reasoning is sent, where the model writes any.
+    shows_reasoning: bool = True
     # Fields that the answer repeats, by name (Responses).
     repeated: Mapping[str, Any] = field(default_factory=dict)
 
@@ -203,7 +205,8 @@ class CallDelta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text of one choice, in order. `finish_reason` is set on the choice's last delta only.
+    """New text of one choice, in order, behind its reasoning. `finish_reason` is set on the
+    choice's last delta only.
 
     `logprobs`: those of the tokens whose text begins here, where the request asked for them.
     `spent_budget` names the budget that ended the choice, if one did.
@@ -216,6 +219,7 @@ class Delta:
     spent_budget: str = ""
     calls: tuple[CallDelta, ...] = ()
     details: TokenDetails | None = None
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +236,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The token counts of a whole request; `num_output_tokens` over all choices."""
+    """The token counts of a whole request; those of the output over all choices."""
 
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    # Part of the output.
+    num_reasoning_tokens: int = 0

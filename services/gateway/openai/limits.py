@@ -4,7 +4,7 @@ A value beyond its cap is refused with the field, the value and the limit. The c
 where OpenAI states one.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -69,6 +69,8 @@ AnswerChoices = Annotated[
 ]
 Includes = Annotated[list[Label], Meta(max_length=16)]
 PromptTokenIds = Annotated[list[TokenId], Meta(min_length=1, max_length=2_000_000)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
 Parts = Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_PARTS)]
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],

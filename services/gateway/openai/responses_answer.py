@@ -182,6 +182,6 @@ def _usage_object(usage: Usage) -> dict[str, Any]:
             "cache_write_tokens": 0,
         },
         "output_tokens": usage.num_output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
         "total_tokens": usage.num_prompt_tokens + usage.num_output_tokens,
     }

@@ -185,6 +185,16 @@ def max_tokens_of(old: int | None, new: int | None) -> int | None:
     return old if new is None else new
 
 
+def template_kwargs_of(effort: str | None) -> dict[str, Any]:
+    """The variables of chat templates by which an effort of reasoning is asked for."""
+    if effort is None:
+        return {}
+    # The names in templates of Qwen and GLM, and of DeepSeek.
+    if effort == "none":
+        return {"enable_thinking": False, "thinking": False}
+    return {"reasoning_effort": effort}
+
+
 def usage_object(usage: Usage) -> dict[str, Any]:
     """OpenAI's usage of the completion endpoints."""
     return {
@@ -192,7 +202,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.num_output_tokens,
         "total_tokens": usage.num_prompt_tokens + usage.num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
     }
 
 

@@ -6,16 +6,20 @@ from dataclasses import dataclass
 
 from baton.wire.prefix_hash import TOKEN_BYTES
 from services.gateway.openai.generation import ChatMessages, GenerationRequest
+from services.gateway.reasoning.marked_reasoning import MarkedReasoning, Place, place_behind
+from services.gateway.reasoning.reasoning_syntax import ReasoningSyntax
 from services.gateway.request.incoming import Deadlines, IncomingRequest
 from services.gateway.routing.models import ServedModel
 from services.gateway.tenants.principal import Principal
-from services.gateway.text.choice_text import ChoiceText
+from services.gateway.text.choice_text import ChoiceText, ReasoningReader
 from services.gateway.text.detokenize import MarkedDecoder, TextModel, TokenTexts
 from services.gateway.text.logprob_trail import LogprobTrail
 from services.gateway.text.prompt_echo import PromptEcho
 from services.gateway.text.stop_strings import StopMatcher, StopPattern
 from services.gateway.tools.answer_calls import AnswerCalls
 
+# Tokens at the end of a prompt that may hold a mark of reasoning, in pieces at most.
+_END_TOKENS = 24
 # Tokens before a plain completion that decide whether its first token starts with a space.
 _CONTEXT_TOKENS = 6
 
@@ -35,6 +39,11 @@ class Prompt:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids) // TOKEN_BYTES
+
+    def place_behind(self, syntax: ReasoningSyntax) -> Place:
+        """The part of an answer that comes first."""
+        end = array("I", self.token_ids[-_END_TOKENS * TOKEN_BYTES :]).tolist()
+        return place_behind(self.text_model.decoder.decode(end, False), syntax)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +140,10 @@ def _choice(job: Job, choice: int, first_offset: int) -> ChoiceText:
         patterns = tuple(StopPattern.of(stop) for stop in request.stop)
         stops = StopMatcher(patterns, is_sent=request.includes_stop)
     silent_ids = job.model.eos_token_ids | frozenset(request.rules.stop_token_ids)
-    text = ChoiceText(choice, _texts(job), stops, silent_ids, _trail(job, first_offset))
+    trail, reasoning = _trail(job, first_offset), _reasoning_of(job)
+    text = ChoiceText(choice, _texts(job), stops, silent_ids, trail, reasoning)
     text.is_mute = request.max_tokens == 0
+    text.hides_reasoning = not request.shows_reasoning
     return text
 
 
@@ -142,10 +153,19 @@ def _texts(job: Job) -> TokenTexts:
     if not isinstance(prompt, ChatMessages) or prompt.continues_final:
         tail = job.prompt.token_ids[-_CONTEXT_TOKENS * TOKEN_BYTES :]
         context_ids = array("I", tail).tolist()
-    if isinstance(prompt, ChatMessages) and prompt.tools is not None and text_model.call_marks:
-        return TokenTexts(MarkedDecoder(text_model.decoder, text_model.call_marks), context_ids)
+    decoder = text_model.decoder
+    if isinstance(prompt, ChatMessages) and (marks := text_model.marks_for(prompt.tools)):
+        decoder = MarkedDecoder(decoder, marks)
     skips_special = not job.request.shows_special_tokens
-    return TokenTexts(text_model.decoder, context_ids, skips_special=skips_special)
+    return TokenTexts(decoder, context_ids, skips_special=skips_special)
+
+
+def _reasoning_of(job: Job) -> ReasoningReader | None:
+    syntax = job.prompt.text_model.reasoning_syntax
+    if syntax is None or not isinstance(job.request.prompt, ChatMessages):
+        return None
+    place = job.prompt.place_behind(syntax)
+    return None if place is Place.ANSWER else MarkedReasoning(syntax, place)
 
 
 def _trail(job: Job, first_offset: int) -> LogprobTrail | None:

@@ -106,7 +106,13 @@ class RequestUsage:
 
     def for_client(self) -> Usage:
         """The counts in the client's answer."""
-        return Usage(self.num_prompt_tokens, self.num_cached_tokens, self.num_output_tokens)
+        num_reasoning_tokens = sum([choice.num_reasoning_tokens for choice in self.choices])
+        return Usage(
+            self.num_prompt_tokens,
+            self.num_cached_tokens,
+            self.num_output_tokens,
+            num_reasoning_tokens,
+        )
 
 
 class RequestTrace:

@@ -8,7 +8,7 @@ character.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,6 +17,9 @@ from tokenizers import Tokenizer
 
 from baton.wire.failures import InternalFailure
 from services.gateway.clients.protocols import RunInThread, TokenizerClient
+from services.gateway.openai.generation import Tools
+from services.gateway.reasoning import reasoning_syntax
+from services.gateway.reasoning.reasoning_syntax import ReasoningSyntax
 from services.gateway.text.token_bytes import TokenBytes
 from services.gateway.tools.call_syntax import GENERIC, SYNTAXES, CallSyntax
 
@@ -47,10 +50,18 @@ class TextModel:
     call_syntax: CallSyntax | None = GENERIC
     # The marks of calls that are tokens without text, by id.
     call_marks: Mapping[int, str] = field(default_factory=dict)
+    # None = the model writes no reasoning, or it is not told from its answers.
+    reasoning_syntax: ReasoningSyntax | None = None
+    reasoning_marks: Mapping[int, str] = field(default_factory=dict)
+
+    def marks_for(self, tools: Tools | None) -> Mapping[int, str]:
+        """The marks of reasoning, and of calls where there are tools, that are tokens without text,
+        by id."""
+        return {**self.reasoning_marks, **self.call_marks} if tools else self.reasoning_marks
 
 
 class MarkedDecoder:
-    """A decoder for which some special tokens have text: the marks of tool calls."""
+    """A decoder for which some special tokens have text: marks of tool calls and of reasoning."""
 
     def __init__(self, decoder: Decoder, marks: Mapping[int, str]) -> None:
         self._decoder = decoder
@@ -163,22 +174,25 @@ def load_text_model(artifact: bytes) -> TextModel:
     token_bytes = TokenBytes(tokenizer, tokenizer_json)
     description = msgspec.json.decode(files.get("detokenizer.json", b"{}"))
     syntax = SYNTAXES.get(description.get("tool_syntax", GENERIC.name))
+    reasoning = reasoning_syntax.SYNTAXES.get(description.get("reasoning_syntax", ""))
     return TextModel(
         decoder=tokenizer,
         token_bytes=token_bytes,
         longest_token=token_bytes.longest(),
         default_temperature=_default_temperature(files.get("generation_config.json", b"{}")),
         call_syntax=syntax,
-        call_marks={} if syntax is None else _special_marks(tokenizer, syntax),
+        call_marks={} if syntax is None else _special_marks(tokenizer, syntax.texts),
+        reasoning_syntax=reasoning,
+        reasoning_marks={} if reasoning is None else _special_marks(tokenizer, reasoning.texts),
     )
 
 
-def _special_marks(tokenizer: Tokenizer, syntax: CallSyntax) -> dict[int, str]:
-    """The special tokens that stand in a syntax's marks, by id."""
+def _special_marks(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[int, str]:
+    """The special tokens that stand in the marks of a syntax, by id."""
     return {
         token_id: token.content
         for token_id, token in tokenizer.get_added_tokens_decoder().items()
-        if token.special and any(token.content in text for text in syntax.texts)
+        if token.special and any(token.content in text for text in texts)
     }
 
 

@@ -48,9 +48,12 @@ def tokenizer_json() -> bytes:
 
 
 def artifact(
-    generation_config: dict[str, Any] | None = None, tool_syntax: str = "generic"
+    generation_config: dict[str, Any] | None = None,
+    tool_syntax: str = "generic",
+    reasoning_syntax: str = "none",
 ) -> bytes:
-    description = msgspec.json.encode({"tool_syntax": tool_syntax})
+    syntaxes = {"tool_syntax": tool_syntax, "reasoning_syntax": reasoning_syntax}
+    description = msgspec.json.encode(syntaxes)
     files = {"tokenizer.json": tokenizer_json(), "detokenizer.json": description}
     if generation_config is not None:
         files["generation_config.json"] = msgspec.json.encode(generation_config)
@@ -188,6 +191,8 @@ class FakeTokenizer:
         self.delay_s = 0.0
         # The part of a prompt's bytes that is left.
         self.tokens_per_byte = 1.0
+        # The end of every prompt of a chat, as a template would write it.
+        self.generation_prompt = ""
         self.encoded: list[tokenizer_pb2.EncodeRequest] = []
         self.contexts: list[CallContext] = []
         self.num_artifacts = 0
@@ -202,6 +207,7 @@ class FakeTokenizer:
         await asyncio.sleep(self.delay_s)
         text = request.text.encode() if request.text else request.chat.messages_json
         text = text[: round(len(text) * self.tokens_per_byte)]
+        text += b"" if request.text else self.generation_prompt.encode()
         ids = request.token_ids or token_bytes(text)
         return tokenizer_pb2.EncodeResponse(
             token_ids=ids, block_hashes=b"".join(prefix_hashes(ids))

@@ -132,7 +132,6 @@ def test_a_refusal_names_value_and_limit() -> None:
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "a"}),
         ("prediction", {"type": "content", "content": "x"}),
-        ("reasoning_effort", "high"),
         ("service_tier", "flex"),
         ("store", True),
         ("web_search_options", {}),
