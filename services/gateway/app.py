@@ -54,9 +54,9 @@ from services.gateway.http.request import (
 )
 from services.gateway.http.response import STALL_S, HttpResponse, error_headers, send_error
 from services.gateway.http.sink import HttpSink
+from services.gateway.model_list import model_body, model_list_body
 from services.gateway.openai.endpoints import ENDPOINTS, Endpoint
 from services.gateway.openai.errors import error_body
-from services.gateway.openai.model_list import model_body, model_list_body
 from services.gateway.request import reports
 from services.gateway.request.incoming import IncomingRequest
 from services.gateway.request.pipeline import AUTHENTICATE_TIMEOUT_S

@@ -156,7 +156,8 @@ class GenerationRequest:
     cache_salt: str = ""
     # Whether the tokenizer adds its special tokens (BOS); None: to text, and not to conversations.
     adds_special_tokens: bool | None = None
-    # Reasoning is sent, where the model writes any.
+    # The model may write reasoning; it is sent, too.
+    may_reason: bool = False
     shows_reasoning: bool = True
     # Fields that the answer repeats, by name (Responses).
     repeated: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The items of a response's output as they come: messages with text, and calls.
+"""The items of a response's output as they come: reasoning, messages with text, and calls.
 
 One item is open at a time. Each step returns the events that tell of it, without their numbers.
 """
@@ -47,6 +47,37 @@ class _Message:
 
 
 @dataclass(slots=True)
+class _Reasoning:
+    """Reasoning as it was written; nothing summarises it."""
+
+    item_id: str
+    index: int
+    texts: list[str] = field(default_factory=list)
+
+    def part(self) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": "".join(self.texts)}
+
+    def shown(self, status: str) -> dict[str, Any]:
+        content = [] if status == "in_progress" else [self.part()]
+        head = {"id": self.item_id, "type": "reasoning", "status": status, "summary": []}
+        return {**head, "content": content, "encrypted_content": None}
+
+    def begun(self) -> list[Event]:
+        part = {"type": "reasoning_text", "text": ""}
+        return [Event("response.content_part.added", self.place(part=part))]
+
+    def done(self) -> list[Event]:
+        part = self.part()
+        return [
+            Event("response.reasoning_text.done", self.place(text=part["text"])),
+            Event("response.content_part.done", self.place(part=part)),
+        ]
+
+    def place(self, **fields: object) -> dict[str, Any]:
+        return {"item_id": self.item_id, "output_index": self.index, "content_index": 0, **fields}
+
+
+@dataclass(slots=True)
 class _Call:
     item_id: str
     index: int
@@ -76,7 +107,7 @@ class OutputItems:
     def __init__(self, request_id: str, logprobs: object) -> None:
         self._request_id = request_id
         self._logprobs = logprobs
-        self._items: list[_Message | _Call] = []
+        self._items: list[_Message | _Reasoning | _Call] = []
         self._is_open = False
 
     @property
@@ -98,6 +129,19 @@ class OutputItems:
         message.texts.append(text)
         return message.place()
 
+    def add_reasoning(self, text: str) -> list[Event]:
+        """Add to the open reasoning, or begin it."""
+        events: list[Event] = []
+        if not self._is_open or not isinstance(self._items[-1], _Reasoning):
+            number = sum(isinstance(item, _Reasoning) for item in self._items)
+            item_id = f"rs_{self._request_id}" + (f"_{number}" if number else "")
+            events = self._open(_Reasoning(item_id, len(self._items)))
+        reasoning = self._items[-1]
+        assert isinstance(reasoning, _Reasoning)
+        reasoning.texts.append(text)
+        said = reasoning.place(delta=text)
+        return [*events, Event("response.reasoning_text.delta", said)]
+
     def add_call(self, delta: CallDelta) -> list[Event]:
         """Begin a call, or add to the arguments of the open one."""
         events: list[Event] = []
@@ -105,6 +149,7 @@ class OutputItems:
             item_id = f"fc_{self._request_id}_{delta.number}"
             events = self._open(_Call(item_id, len(self._items), delta.call_id, delta.name))
         call = self._items[-1]
+        assert isinstance(call, _Call)
         if delta.arguments:
             call.texts.append(delta.arguments)
             said = call.place(delta=delta.arguments)
@@ -127,7 +172,7 @@ class OutputItems:
         *before, last = self._items
         return [*(item.shown("completed") for item in before), last.shown(status)]
 
-    def _open(self, item: _Message | _Call) -> list[Event]:
+    def _open(self, item: _Message | _Reasoning | _Call) -> list[Event]:
         events = self.close("completed")
         self._items.append(item)
         self._is_open = True

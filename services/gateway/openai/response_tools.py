@@ -80,16 +80,17 @@ def repeated(tools: list[ResponseTool] | None) -> list[dict[str, Any]]:
 
 def call_of(item: dict[str, Any], place: str) -> dict[str, Any]:
     """A call in the input as chat templates read it. Raises InvalidRequest."""
-    call = _typed(item, CallItem, place)
+    call = typed(item, CallItem, place)
     return tool_fields.call_turn(call.call_id, call.name, call.arguments, f"{place}.arguments")
 
 
 def result_of(item: dict[str, Any], place: str) -> ResultItem:
     """A result in the input. Raises InvalidRequest."""
-    return _typed(item, ResultItem, place)
+    return typed(item, ResultItem, place)
 
 
-def _typed(item: dict[str, Any], kind: type[T], place: str) -> T:
+def typed(item: dict[str, Any], kind: type[T], place: str) -> T:
+    """An item in the input with its fields. Raises InvalidRequest."""
     try:
         return to_struct(item, kind, {})
     except InvalidRequest as error:

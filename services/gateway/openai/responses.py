@@ -6,11 +6,16 @@ from typing import Any
 import msgspec
 
 from baton.wire.failures import InvalidRequest
-from services.gateway.openai import limits, response_tools, structured
+from services.gateway.openai import limits, response_reasoning, response_tools, structured
 from services.gateway.openai.chat import ROLES, text_of
 from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
 from services.gateway.openai.generation import ChatMessages, GenerationRequest, Tools
-from services.gateway.openai.shared_fields import HARMLESS_VALUES, CommonFields, sampling_of
+from services.gateway.openai.shared_fields import (
+    HARMLESS_VALUES,
+    CommonFields,
+    sampling_of,
+    template_kwargs_of,
+)
 
 UNSUPPORTED = {
     **HARMLESS_VALUES,
@@ -21,13 +26,18 @@ UNSUPPORTED = {
     "max_tool_calls": (),
     "previous_response_id": (),
     "prompt": (),
-    "reasoning": ({}, {"effort": "none"}, {"effort": None}, {"effort": None, "summary": None}),
     "access_programs": (),
     "store": (False,),
     "truncation": ("disabled",),
 }
 
 _INCLUDED_LOGPROBS = "message.output_text.logprobs"
+# Parts of items that no response has here, so that there is nothing to include.
+_INCLUDED_ABSENT = (
+    "code_interpreter_call.outputs", "computer_call_output.output.image_url",
+    "file_search_call.results", "message.input_image.image_url", "reasoning.encrypted_content",
+    "web_search_call.action.sources", "web_search_call.results",
+)  # fmt: skip
 _PART_KINDS = ("input_text", "output_text", "text")
 # Keys of an answer's items, besides role and content, that clients send back.
 _IGNORED_ITEM_KEYS = {"type", "id", "status", "phase"}
@@ -45,6 +55,9 @@ class ResponseFields(CommonFields):
     tools: response_tools.ToolList | None = None
     tool_choice: response_tools.ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning: response_reasoning.ReasoningFields | None = None
+    # As vLLM has it for chat completions.
+    include_reasoning: bool | None = None
 
 
 def parse(body: bytes) -> GenerationRequest:
@@ -54,10 +67,17 @@ def parse(body: bytes) -> GenerationRequest:
     if fields.instructions:
         turns.insert(0, {"role": "system", "content": fields.instructions})
     has_calls = any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns)
+    reasoning = fields.reasoning or response_reasoning.ReasoningFields()
     return GenerationRequest(
         endpoint="responses",
         model=fields.model,
-        prompt=ChatMessages(msgspec.json.encode(turns), _tools(fields), has_calls),
+        prompt=ChatMessages(
+            msgspec.json.encode(turns),
+            _tools(fields),
+            has_calls,
+            msgspec.json.encode(template_kwargs_of(reasoning.effort)),
+        ),
+        shows_reasoning=fields.include_reasoning is not False,
         num_logprobs=_num_logprobs(fields),
         repeated={
             "instructions": fields.instructions,
@@ -65,6 +85,7 @@ def parse(body: bytes) -> GenerationRequest:
             "metadata": fields.metadata or {},
             "parallel_tool_calls": fields.parallel_tool_calls is not False,
             "prompt_cache_key": fields.prompt_cache_key,
+            "reasoning": response_reasoning.repeated(reasoning),
             "safety_identifier": fields.safety_identifier,
             "text": structured.text_object(fields.text),
             "tool_choice": msgspec.to_builtins(fields.tool_choice or "auto"),
@@ -79,9 +100,11 @@ def parse(body: bytes) -> GenerationRequest:
 def _num_logprobs(fields: ResponseFields) -> int | None:
     includes = fields.include or []
     for index, name in enumerate(includes):
-        if name != _INCLUDED_LOGPROBS:
-            raise unsupported_field(f"include[{index}]", f"got {described(name)}")
-    if includes:
+        if name != _INCLUDED_LOGPROBS and name not in _INCLUDED_ABSENT:
+            known = ", ".join((_INCLUDED_LOGPROBS, *_INCLUDED_ABSENT))
+            why = f"got {described(name)}; expected one of {known}"
+            raise unsupported_field(f"include[{index}]", why)
+    if _INCLUDED_LOGPROBS in includes:
         return fields.top_logprobs or 0
     if fields.top_logprobs:
         message = f"top_logprobs: only with include {_INCLUDED_LOGPROBS}"
@@ -126,8 +149,14 @@ def _add_turn(turns: list[dict[str, Any]], item: Any, place: str) -> None:
         result = response_tools.result_of(item, place)
         content = _text(result.output, f"{place}.output")
         turns.append({"role": "tool", "tool_call_id": result.call_id, "content": content})
+    elif kind == "reasoning":
+        response_reasoning.add_turn(turns, item, place)
     else:
-        turns.append(_turn(item, place))
+        turn = _turn(item, place)
+        if turn["role"] == "assistant" and turns and response_reasoning.is_alone(turns[-1]):
+            turns[-1] |= turn
+        else:
+            turns.append(turn)
 
 
 def _turn(item: Any, place: str) -> dict[str, Any]:
@@ -137,7 +166,7 @@ def _turn(item: Any, place: str) -> dict[str, Any]:
     if kind != "message":
         raise InvalidRequest(
             f"{place}.type: got {described(kind)}; this version takes messages, "
-            "function_call and function_call_output",
+            "reasoning, function_call and function_call_output",
             reason="unsupported_content",
             param=f"{place}.type",
         )

@@ -1,9 +1,10 @@
-"""/v1/responses, the answer: messages and calls, as JSON or as OpenAI's events.
+"""/v1/responses, the answer: reasoning, messages and calls, as JSON or as OpenAI's events.
 
 Every event carries a sequence number. The order is created, in_progress; for each message
 output_item.added, content_part.added, output_text.delta..., output_text.done, content_part.done,
-output_item.done; for each call output_item.added, function_call_arguments.delta... and .done,
-output_item.done; and then exactly one of completed, incomplete and failed.
+output_item.done; for reasoning the same with reasoning_text.delta... and .done; for each call
+output_item.added, function_call_arguments.delta... and .done, output_item.done; and then exactly
+one of completed, incomplete and failed.
 """
 
 from itertools import cycle
@@ -48,7 +49,8 @@ class ResponsesAnswer:
             self._event("response.in_progress", response=response),
         ]
         prompt = self._request.prompt
-        if not isinstance(prompt, ChatMessages) or prompt.tools is None:
+        may_call = isinstance(prompt, ChatMessages) and prompt.tools is not None
+        if not (may_call or self._request.may_reason):
             events.append(self._open_message())
         return b"".join(events)
 
@@ -56,6 +58,8 @@ class ResponsesAnswer:
         events = []
         for delta in batch:
             self._collected.add(delta)
+            if delta.reasoning:
+                events += self._filled(self._events(self._items.add_reasoning(delta.reasoning)))
             if delta.text or delta.logprobs:
                 if not self._items.has_open_message:
                     events.append(self._open_message())
@@ -73,7 +77,8 @@ class ResponsesAnswer:
         return self._filled(events)
 
     def failure(self, error: BatonError) -> list[bytes]:
-        has_output = self._collected.delta.text or self._collected.delta.calls
+        collected = self._collected.delta
+        has_output = collected.text or collected.calls or collected.reasoning
         output = self._items.objects("incomplete") if has_output else []
         response = self._response("failed", output, None)
         response["error"] = _error_object(error)
@@ -85,7 +90,9 @@ class ResponsesAnswer:
 
     def whole(self, usage: Usage) -> list[bytes]:
         status, items, answer = self._status, self._items, self._collected.delta
-        if answer.text or not answer.calls:
+        if answer.reasoning:
+            items.add_reasoning(answer.reasoning)
+        if answer.text or not (answer.calls or answer.reasoning):
             items.open_message()
             items.add_text(answer.text)
         for call in answer.calls:
@@ -156,11 +163,10 @@ class ResponsesAnswer:
 
 _STATUS = {FinishReason.LENGTH: "incomplete"}
 
-# This version has no reasoning, no storage and no conversation state.
+# This version has no storage and no conversation state.
 _FIXED: dict[str, Any] = {
     "background": False,
     "previous_response_id": None,
-    "reasoning": {"effort": None, "summary": None},
     "service_tier": "default",
     "store": False,
     "text": {"format": {"type": "text"}},

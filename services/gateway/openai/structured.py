@@ -16,7 +16,6 @@ import msgspec
 from baton.wire.failures import InvalidRequest
 from baton.wire.limits import MAX_GRAMMAR_CHARS
 from services.gateway.openai import limits
-from services.gateway.openai.decoding import described, unsupported_field
 from services.gateway.openai.generation import Structure
 
 FormatType = Literal["text", "json_object", "json_schema"]
@@ -58,7 +57,8 @@ class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
     format: TextFormat | None = None
-    verbosity: limits.Label | None = None
+    # Accepted, and repeated, without effect.
+    verbosity: limits.Verbosity | None = None
 
 
 def of_format(asked: ResponseFormat) -> dict[str, Structure]:
@@ -94,11 +94,7 @@ def of_outputs(asked: StructuredOutputs, prefix: str) -> dict[str, Structure]:
 
 def of_text(asked: TextOptions | None) -> Structure | None:
     """The structure that a response request asks for, if any. Raises InvalidRequest."""
-    if asked is None:
-        return None
-    if asked.verbosity not in (None, "medium"):
-        raise unsupported_field("text.verbosity", f"got {described(asked.verbosity)}")
-    format = asked.format
+    format = None if asked is None else asked.format
     if format is None or format.type == "text":
         return None
     if format.type == "json_object":
@@ -110,11 +106,11 @@ def of_text(asked: TextOptions | None) -> Structure | None:
 
 
 def text_object(asked: TextOptions | None) -> dict[str, Any]:
-    """The format, as a response repeats it."""
+    """The format and the verbosity, as a response repeats them."""
     format = (asked and asked.format) or TextFormat()
-    if format.type != "json_schema":
-        return {"format": {"type": format.type}}
-    return {"format": msgspec.to_builtins(format)}
+    is_schema = format.type == "json_schema"
+    shown = msgspec.to_builtins(format) if is_schema else {"type": format.type}
+    return {"format": shown, "verbosity": (asked and asked.verbosity) or "medium"}
 
 
 def only_one(found: dict[str, Structure]) -> Structure:

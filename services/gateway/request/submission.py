@@ -33,7 +33,8 @@ def with_defaults(request: GenerationRequest, text_model: TextModel) -> Generati
     if isinstance(prompt, ChatMessages) and (prompt.tools is not None or prompt.has_calls):
         request = with_tools(request, prompt, text_model)
     temperature, top_p = _temperature(request, text_model), _top_p(request)
-    return replace(request, temperature=temperature, top_p=top_p)
+    may_reason = isinstance(prompt, ChatMessages) and text_model.reasoning_syntax is not None
+    return replace(request, temperature=temperature, top_p=top_p, may_reason=may_reason)
 
 
 def check(request: GenerationRequest, model: ServedModel, num_prompt_tokens: int) -> None:

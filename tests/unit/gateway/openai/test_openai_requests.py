@@ -367,7 +367,7 @@ def test_each_endpoint_asks_for_logprobs_in_its_own_way() -> None:
     assert response_of(include=[]).num_logprobs is None
     assert refusal(completion_of, logprobs=21).param == "logprobs"
     assert refusal(response_of, top_logprobs=3).param == "top_logprobs"
-    assert refusal(response_of, include=["file_search_call.results"]).param == "include[0]"
+    assert refusal(response_of, include=["message.output_text"]).param == "include[0]"
 
 
 def test_only_an_echo_may_be_all_of_an_answer() -> None:
@@ -415,7 +415,8 @@ def test_response_input_becomes_a_conversation() -> None:
         ({"conversation": "c"}, "unsupported_parameter", "conversation"),
         ({"background": True}, "unsupported_parameter", "background"),
         ({"truncation": "auto"}, "unsupported_parameter", "truncation"),
-        ({"reasoning": {"effort": "high"}}, "unsupported_parameter", "reasoning"),
+        ({"reasoning": {"effort": "much"}}, "invalid_value", "reasoning.effort"),
+        ({"include": ["all"]}, "unsupported_parameter", "include[0]"),
         ({"max_output_tokens": 0}, "invalid_value", "max_output_tokens"),
         ({"input": ""}, "invalid_value", "input"),
         ({"input": []}, "invalid_value", "input"),

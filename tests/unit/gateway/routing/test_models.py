@@ -8,7 +8,7 @@ import pytest
 
 from baton.testing.virtual_clock import VirtualClock
 from baton.wire.failures import ModelNotFound, Unavailable
-from services.gateway.openai.model_list import model_list_body
+from services.gateway.model_list import model_list_body
 from services.gateway.routing.alias_file import read_aliases
 from services.gateway.routing.models import (
     FORGET_NAME_S,
