@@ -136,7 +136,9 @@ def outcome_of(grammar: Grammar, verdict: Verdict) -> Grammar | failures.BatonEr
     """The grammar for the core, or the refusal."""
     if verdict.refusal is not None:
         return _refused(verdict.refusal)
-    return grammar if verdict.text is None else Grammar(grammar.kind, verdict.text)
+    if verdict.text is None:
+        return grammar
+    return msgspec.structs.replace(grammar, text=verdict.text)
 
 
 def _refused(reason: str) -> failures.InvalidRequest:

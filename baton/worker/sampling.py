@@ -3,6 +3,8 @@
 import json
 import math
 
+import msgspec
+
 from baton.engine.protocol.messages import EarlyStopping, Grammar, SamplingParams
 from baton.wire.failures import InvalidRequest
 from baton.wire.limits import (
@@ -72,7 +74,8 @@ def _grammar_of(sampling: sampling_pb2.Sampling) -> Grammar | None:
             return None
         case _:
             raise InvalidRequest(_NO_FORMAT, param="response_format")
-    if len(grammar.text) > MAX_WIRE_GRAMMAR_CHARS:
+    grammar = msgspec.structs.replace(grammar, frame=sampling.grammar_frame)
+    if len(grammar.text) + len(grammar.frame) > MAX_WIRE_GRAMMAR_CHARS:
         message = f"response_format has more than {MAX_WIRE_GRAMMAR_CHARS} characters"
         raise InvalidRequest(message, param="response_format")
     return grammar

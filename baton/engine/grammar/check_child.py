@@ -59,7 +59,7 @@ def check(compiler: GrammarCompiler, request: bytes) -> Verdict:
     try:
         if grammar.kind == "ebnf":
             lark = ebnf_to_lark(grammar.text)
-            grammar = Grammar("ebnf", lark)
+            grammar = msgspec.structs.replace(grammar, text=lark)
         matcher = compiler.compile(grammar)
     except GrammarRefused as error:
         return Verdict(str(error))

@@ -43,6 +43,13 @@ class GrammarRefused(Exception):
 
 def to_library(grammar: Grammar) -> str:
     """The library's text of a grammar. Raises GrammarRefused; ebnf must be Lark already."""
+    form = _form(grammar)
+    if grammar.frame:
+        return _encoded({"lark_grammar": grammar.frame}, {"name": "form", **form})
+    return _encoded(form)
+
+
+def _form(grammar: Grammar) -> dict[str, Any]:
     match grammar.kind:
         case "json_object":
             return _json_grammar(_ANY_OBJECT)
@@ -55,7 +62,7 @@ def to_library(grammar: Grammar) -> str:
         case "ebnf":
             if not _LARK_START.search(grammar.text):
                 raise GrammarRefused("the grammar has no rule named start")
-            return _lark_grammar(grammar.text)
+            return {"lark_grammar": grammar.text}
 
 
 def ebnf_to_lark(text: str) -> str:
@@ -101,7 +108,7 @@ def _check_rules(rules: dict[str, Any]) -> None:
         nodes += node.children()
 
 
-def _json_grammar(schema_json: bytes) -> str:
+def _json_grammar(schema_json: bytes) -> dict[str, Any]:
     try:
         schema = msgspec.json.decode(schema_json)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -112,25 +119,21 @@ def _json_grammar(schema_json: bytes) -> str:
     if not isinstance(own, dict):
         raise GrammarRefused("x-guidance must be a JSON object")
     schema["x-guidance"] = {"whitespace_pattern": JSON_WHITE_SPACE, **own}
-    return _encoded({"json_schema": schema})
+    return {"json_schema": schema}
 
 
-def _regex_grammar(regex: str) -> str:
+def _regex_grammar(regex: str) -> dict[str, Any]:
     from llguidance import regex_to_lark
 
-    return _lark_grammar(f"start: /{regex_to_lark(regex, 'd')}/")
+    return {"lark_grammar": f"start: /{regex_to_lark(regex, 'd')}/"}
 
 
-def _choice_grammar(choices_json: str) -> str:
+def _choice_grammar(choices_json: str) -> dict[str, Any]:
     """One terminal, so that thousands of choices are one automaton and not as many rules."""
     choices = msgspec.json.decode(choices_json, type=list[str])
     options = " | ".join(msgspec.json.encode(choice).decode() for choice in choices)
-    return _lark_grammar(f"start: CHOICE\nCHOICE: {options}")
+    return {"lark_grammar": f"start: CHOICE\nCHOICE: {options}"}
 
 
-def _lark_grammar(text: str) -> str:
-    return _encoded({"lark_grammar": text})
-
-
-def _encoded(grammar: object) -> str:
-    return msgspec.json.encode({"grammars": [grammar]}).decode()
+def _encoded(*grammars: dict[str, Any]) -> str:
+    return msgspec.json.encode({"grammars": grammars}).decode()

@@ -42,10 +42,12 @@ EarlyStopping = Literal["heuristic", "full", "never"]
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
-    """The form that structured output must have; `choice` holds a JSON list of strings."""
+    """The form that structured output must have; `choice` holds a JSON list of strings. `frame` is
+    Lark around it, in which it is named @form; empty: it is the whole output."""
 
     kind: Literal["json_schema", "json_object", "regex", "choice", "ebnf"]
     text: str = ""
+    frame: str = ""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62\x61ton/wire/v1/sampling.proto\x12\rbaton.wire.v1\"\xce\x05\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12\x12\n\nmax_tokens\x18\t \x01(\r\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x13\n\x0bnum_choices\x18\r \x01(\r\x12\x14\n\x0cnum_logprobs\x18\x0e \x01(\x11\x12\x1b\n\x13num_prompt_logprobs\x18\x0f \x01(\x11\x12:\n\nlogit_bias\x18\x10 \x03(\x0b\x32&.baton.wire.v1.Sampling.LogitBiasEntry\x12\x17\n\x0fuse_beam_search\x18\x11 \x01(\x08\x12\x15\n\x0bjson_schema\x18\x12 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x13 \x01(\tH\x00\x12\x16\n\x0c\x65\x62nf_grammar\x18\x14 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x15 \x01(\x08H\x00\x12,\n\x07\x63hoices\x18\x16 \x01(\x0b\x32\x19.baton.wire.v1.ChoiceListH\x00\x12\x1b\n\x0elength_penalty\x18\x17 \x01(\x02H\x01\x88\x01\x01\x12\x34\n\x0e\x65\x61rly_stopping\x18\x18 \x01(\x0e\x32\x1c.baton.wire.v1.EarlyStopping\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x13\n\x11structured_outputB\x11\n\x0f_length_penalty\"\x1c\n\nChoiceList\x12\x0e\n\x06values\x18\x01 \x03(\t*b\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45\x41RLY_STOPPING_FULL\x10\x01\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62\x61ton/wire/v1/sampling.proto\x12\rbaton.wire.v1\"\xe5\x05\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12\x12\n\nmax_tokens\x18\t \x01(\r\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x13\n\x0bnum_choices\x18\r \x01(\r\x12\x14\n\x0cnum_logprobs\x18\x0e \x01(\x11\x12\x1b\n\x13num_prompt_logprobs\x18\x0f \x01(\x11\x12:\n\nlogit_bias\x18\x10 \x03(\x0b\x32&.baton.wire.v1.Sampling.LogitBiasEntry\x12\x17\n\x0fuse_beam_search\x18\x11 \x01(\x08\x12\x15\n\x0bjson_schema\x18\x12 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x13 \x01(\tH\x00\x12\x16\n\x0c\x65\x62nf_grammar\x18\x14 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x15 \x01(\x08H\x00\x12,\n\x07\x63hoices\x18\x16 \x01(\x0b\x32\x19.baton.wire.v1.ChoiceListH\x00\x12\x1b\n\x0elength_penalty\x18\x17 \x01(\x02H\x01\x88\x01\x01\x12\x34\n\x0e\x65\x61rly_stopping\x18\x18 \x01(\x0e\x32\x1c.baton.wire.v1.EarlyStopping\x12\x15\n\rgrammar_frame\x18\x19 \x01(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x13\n\x11structured_outputB\x11\n\x0f_length_penalty\"\x1c\n\nChoiceList\x12\x0e\n\x06values\x18\x01 \x03(\t*b\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45\x41RLY_STOPPING_FULL\x10\x01\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,12 +33,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_EARLYSTOPPING']._serialized_start=798
-  _globals['_EARLYSTOPPING']._serialized_end=896
+  _globals['_EARLYSTOPPING']._serialized_start=821
+  _globals['_EARLYSTOPPING']._serialized_end=919
   _globals['_SAMPLING']._serialized_start=48
-  _globals['_SAMPLING']._serialized_end=766
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=678
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=726
-  _globals['_CHOICELIST']._serialized_start=768
-  _globals['_CHOICELIST']._serialized_end=796
+  _globals['_SAMPLING']._serialized_end=789
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=701
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=749
+  _globals['_CHOICELIST']._serialized_start=791
+  _globals['_CHOICELIST']._serialized_end=819
 # @@protoc_insertion_point(module_scope)

@@ -2,6 +2,7 @@
 
 import json
 
+import llguidance
 import pytest
 
 from baton.engine.grammar.translate import GrammarRefused, ebnf_to_lark, to_library
@@ -75,3 +76,31 @@ def test_reasons_are_short_and_say_the_cause():
     assert len(str(long)) < 250
     quoting = f"at 1(8): invalid regex {'(' * 999}\n  ^\nerror: too many parentheses\n  1 | start"
     assert str(GrammarRefused(quoting)) == "too many parentheses"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "right", "wrong"),
+    [
+        (Grammar("json_object"), '{"a": 1}', "[1]"),
+        (Grammar("json_schema", '{"type": "integer"}'), "12", "a"),
+        (Grammar("regex", "[a-z]+"), "abc", "ABC"),
+        (Grammar("choice", '["yes", "no"]'), "no", "maybe"),
+        (Grammar("ebnf", '%llguidance {}\nstart: "x" TAIL\nTAIL: /[0-9]/'), "x1", "x"),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Grammar) else "",
+)
+def test_a_form_stands_in_its_frame(grammar: Grammar, right: str, wrong: str):
+    frame = "start: head @form\nhead[lazy]: /(.|\\n)*!/"
+    text = to_library(Grammar(grammar.kind, grammar.text, frame))
+    tokenizer = llguidance.LLTokenizer("byte")
+    matcher = llguidance.LLMatcher(tokenizer, text)
+    assert not matcher.get_error()
+
+    def accepts(output: str) -> bool:
+        own = matcher.deep_copy()
+        tokens = tokenizer.tokenize_str(output)
+        return own.try_consume_tokens(tokens) == len(tokens) and own.is_accepting()
+
+    assert accepts(f"What?\n!{right}")
+    assert not accepts(right)
+    assert not accepts(f"!{wrong}")
