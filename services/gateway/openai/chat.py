@@ -144,9 +144,6 @@ def _tools(fields: ChatFields) -> Tools | None:
     )
     if found is not None and fields.use_beam_search:
         raise unsupported_field("tools", "does not go with use_beam_search")
-    if found is not None and found.is_required and structure_of(fields) is not None:
-        message = "tool_choice: calls that are required do not go with another form of the answer"
-        raise InvalidRequest(message, param="tool_choice")
     return found
 
 

@@ -101,6 +101,8 @@ class TokenRules:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     structure: Structure | None = None
+    # Lark: the rule `answer`, and in it `plain` for an answer that calls nothing.
+    call_rules: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,9 +117,6 @@ def _tools(fields: ResponseFields) -> Tools | None:
         return None
     is_parallel = fields.parallel_tool_calls is not False
     found = response_tools.tools_of(fields.tools, fields.tool_choice, is_parallel=is_parallel)
-    if found is not None and found.is_required and structured.of_text(fields.text) is not None:
-        message = "tool_choice: calls that are required do not go with another form of the answer"
-        raise InvalidRequest(message, param="tool_choice")
     return found
 
 

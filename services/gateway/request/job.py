@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from baton.wire.prefix_hash import TOKEN_BYTES
 from services.gateway.openai.generation import ChatMessages, GenerationRequest
 from services.gateway.reasoning.marked_reasoning import MarkedReasoning, Place, place_behind
-from services.gateway.reasoning.reasoning_syntax import ReasoningSyntax
 from services.gateway.request.incoming import Deadlines, IncomingRequest
 from services.gateway.routing.models import ServedModel
 from services.gateway.tenants.principal import Principal
@@ -40,8 +39,12 @@ class Prompt:
     def num_tokens(self) -> int:
         return len(self.token_ids) // TOKEN_BYTES
 
-    def place_behind(self, syntax: ReasoningSyntax) -> Place:
+    @property
+    def first_place(self) -> Place:
         """The part of an answer that comes first."""
+        syntax = self.text_model.reasoning_syntax
+        if syntax is None:
+            return Place.ANSWER
         end = array("I", self.token_ids[-_END_TOKENS * TOKEN_BYTES :]).tolist()
         return place_behind(self.text_model.decoder.decode(end, False), syntax)
 
@@ -162,9 +165,9 @@ def _texts(job: Job) -> TokenTexts:
 
 def _reasoning_of(job: Job) -> ReasoningReader | None:
     syntax = job.prompt.text_model.reasoning_syntax
-    if syntax is None or not isinstance(job.request.prompt, ChatMessages):
+    if syntax is None or not job.request.may_reason:
         return None
-    place = job.prompt.place_behind(syntax)
+    place = job.prompt.first_place
     return None if place is Place.ANSWER else MarkedReasoning(syntax, place)
 
 

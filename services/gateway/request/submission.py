@@ -6,6 +6,7 @@ from dataclasses import replace
 from baton.wire.failures import InvalidRequest, quoted
 from baton.wire.v1 import quota_pb2, router_pb2, sampling_pb2, tokenizer_pb2, worker_pb2
 from services.gateway.openai.generation import ChatMessages, GenerationRequest, PlainText, Structure
+from services.gateway.reasoning.answer_frame import answer_frame
 from services.gateway.request.job import Answer, Job, OutputPlan, ValidRequest
 from services.gateway.request.prompt_estimate import PromptEstimate
 from services.gateway.request.tool_prompt import with_tools
@@ -298,13 +299,32 @@ def _sampling(job: Job) -> sampling_pb2.Sampling:
         num_logprobs=-1 if num_logprobs is None else num_logprobs,
         num_prompt_logprobs=_num_prompt_logprobs(job),
     )
-    if rules.structure is not None:
-        _set_structure(sampling, rules.structure)
+    if rules.structure is not None or rules.call_rules:
+        _set_form(sampling, job)
     if request.search is not None:
         sampling.use_beam_search = True
         sampling.length_penalty = request.search.length_penalty
         sampling.early_stopping = _EARLY_STOPPING[request.search.early_stopping]
     return sampling
+
+
+def _set_form(sampling: sampling_pb2.Sampling, job: Job) -> None:
+    """Set the form of the answer: that of its text, with calls and behind reasoning where there may
+    be any."""
+    rules, text_model = job.request.rules, job.prompt.text_model
+    frame = answer_frame(
+        rules.call_rules,
+        text_model.reasoning_syntax if job.request.may_reason else None,
+        job.prompt.first_place,
+        {mark: token_id for token_id, mark in text_model.reasoning_marks.items()},
+        has_form=rules.structure is not None,
+    )
+    if rules.structure is None:
+        sampling.ebnf_grammar = frame
+        return
+    _set_structure(sampling, rules.structure)
+    if job.request.may_reason or rules.call_rules:
+        sampling.grammar_frame = frame
 
 
 def _set_structure(sampling: sampling_pb2.Sampling, structure: Structure) -> None:

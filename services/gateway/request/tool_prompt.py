@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from baton.wire.failures import InvalidRequest
-from services.gateway.openai.generation import ChatMessages, GenerationRequest, Structure, Tools
+from services.gateway.openai.generation import ChatMessages, GenerationRequest, Tools
 from services.gateway.text.detokenize import TextModel
-from services.gateway.tools.call_grammar import call_grammar
+from services.gateway.tools.call_grammar import call_rules
 from services.gateway.tools.call_syntax import GENERIC
 
 _ABOUT_TOOLS = """\
@@ -35,10 +35,13 @@ def with_tools(
         if syntax is None:
             message = "tools: this version cannot read the way in which this model calls functions"
             raise InvalidRequest(message, reason="unsupported_parameter", param="tools")
-        if tools.is_enforced and request.rules.structure is None:
+        # Calls that are required are the whole answer.
+        form = None if tools.is_required else request.rules.structure
+        if tools.is_enforced or form is not None:
             special_ids = {mark: token_id for token_id, mark in text_model.call_marks.items()}
-            form = Structure("ebnf", call_grammar(tools, syntax, special_ids))
-            request = replace(request, rules=replace(request.rules, structure=form))
+            calls = call_rules(tools, syntax, special_ids, has_form=form is not None)
+            rules = replace(request.rules, structure=form, call_rules=calls)
+            request = replace(request, rules=rules)
     if syntax is GENERIC:
         request = replace(request, prompt=_as_text(prompt, tools))
     return request

@@ -1,7 +1,8 @@
-"""Grammars (Lark, as llguidance has it) of answers that call functions, in a family's syntax.
+"""Rules (Lark, as llguidance has it) of answers that call functions, in a family's syntax.
 
-Where a call is required the whole answer is calls. Otherwise text may come before them, and what a
-call begins with decides: from there on the arguments follow their schema.
+Where a call is required the whole answer is calls. Where the answer has another form it is that, or
+calls. Otherwise text may come before them, and what a call begins with decides: from there on the
+arguments follow their schema.
 Source: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md.
 """
 
@@ -16,13 +17,21 @@ from services.gateway.openai.generation import Function, Tools
 from services.gateway.tools.call_syntax import CallSyntax
 
 
-def call_grammar(tools: Tools, syntax: CallSyntax, special_ids: Mapping[str, int]) -> str:
-    """The grammar of an answer. `special_ids`: the marks that are single tokens without text."""
+def call_rules(
+    tools: Tools, syntax: CallSyntax, special_ids: Mapping[str, int], *, has_form: bool = False
+) -> str:
+    """The rule `answer` and those that it needs; with `has_form` it names one of answers without
+    calls, `plain`. `special_ids`: the marks that are single tokens without text."""
     grammar = _Grammar(syntax, special_ids)
     calls = [grammar.call(number, each) for number, each in enumerate(tools.functions)]
     names = " | ".join(f"call_{number}" for number in range(len(calls)))
-    start = grammar.required(tools) if tools.is_required else grammar.optional(tools)
-    return "\n".join(["%llguidance {}", *start, f"call: {names}", *calls])
+    if tools.is_required:
+        answer = [f"answer: {grammar.calls(tools)}"]
+    elif has_form:
+        answer = [f"answer: {grammar.calls(tools)} | plain"]
+    else:
+        answer = grammar.optional(tools)
+    return "\n".join([*answer, f"call: {names}", *calls])
 
 
 class _Grammar:
@@ -49,26 +58,26 @@ class _Grammar:
         )
         return f"call_{number}: {' '.join(body)}"
 
-    def required(self, tools: Tools) -> list[str]:
-        """The rules of an answer that is calls and nothing else."""
+    def calls(self, tools: Tools) -> str:
+        """An answer that is calls and nothing else."""
         syntax = self._syntax
         first = self._text(syntax.opening + syntax.list_begin + syntax.begin)
-        return [f"start: {first} call {self._more(tools)} {self._text(syntax.closing)}"]
+        return f"{first} call {self._more(tools)} {self._text(syntax.closing)}"
 
     def optional(self, tools: Tools) -> list[str]:
         """The rules of an answer that is text, and calls where the model begins one."""
         syntax = self._syntax
         if not syntax.trigger:
-            return [f"start: call {self._more(tools)} | TEXT", r"TEXT: /[^{ \n](.|\n)*/"]
+            return [f"answer: call {self._more(tools)} | TEXT", r"TEXT: /[^{ \n](.|\n)*/"]
         rules = [r"TEXT: /(.|\n)*/", *self._head()]
         if syntax.opening:
             first, closing = (
                 self._text(syntax.list_begin + syntax.begin),
                 self._text(syntax.closing),
             )
-            return [f"start: head {first} call {self._more(tools)} {closing} | TEXT", *rules]
+            return [f"answer: head {first} call {self._more(tools)} {closing} | TEXT", *rules]
         return [
-            f"start: {'(head call)* TEXT' if tools.is_parallel else 'head call | TEXT'}",
+            f"answer: {'(head call)* TEXT' if tools.is_parallel else 'head call | TEXT'}",
             *rules,
         ]
 

@@ -91,11 +91,6 @@ def test_each_choice_of_tools_is_read() -> None:
             "invalid_value",
             "tool_choice.function.name",
         ),
-        (
-            {"tools": [F], "tool_choice": "required", "response_format": {"type": "json_object"}},
-            "invalid_value",
-            "tool_choice",
-        ),
         ({"tools": [F], "use_beam_search": True}, "unsupported_parameter", "tools"),
     ],
 )

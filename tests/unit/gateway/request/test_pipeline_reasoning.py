@@ -157,3 +157,16 @@ def test_earlier_reasoning_and_the_effort_reach_the_template() -> None:
         }
 
     with_reasoning(scenario)
+
+
+def test_a_form_begins_behind_the_reasoning() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        await ask(fleet, THOUGHT, response_format={"type": "json_object"})
+        await fleet.complete(max_tokens=5, response_format={"type": "json_object"})
+        behind, plain = (submit.sampling for submit in fleet.worker.submits)
+        assert behind.json_object
+        assert 'start: ("<think>" thought)? answer' in behind.grammar_frame
+        assert plain.json_object
+        assert not plain.grammar_frame
+
+    with_reasoning(scenario)

@@ -141,3 +141,21 @@ def test_a_model_whose_calls_cannot_be_read_refuses_tools() -> None:
         fleet.tokenizer.data = artifact(tool_syntax="")
 
     simulate(scenario, prepare=prepare)
+
+
+def test_an_answer_with_a_form_may_be_calls_instead_and_must_be_where_they_are_required() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        form = {"type": "json_object"}
+        assert message_of(await ask(fleet, CALL, response_format=form))["finish_reason"] == (
+            "tool_calls"
+        )
+        text = await ask(fleet, '{"a": 1}', response_format=form)
+        assert message_of(text)["message"]["content"] == '{"a": 1}'
+        await ask(fleet, CALL, response_format=form, tool_choice="required")
+        either, _, required = (submit.sampling for submit in fleet.worker.submits)
+        assert either.json_object
+        assert " | plain\n" in either.grammar_frame
+        assert required.ebnf_grammar
+        assert not required.grammar_frame
+
+    simulate(scenario)

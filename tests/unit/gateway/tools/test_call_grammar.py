@@ -4,7 +4,7 @@ import llguidance
 import pytest
 
 from services.gateway.openai.generation import Function, Tools
-from services.gateway.tools.call_grammar import call_grammar
+from services.gateway.tools.call_grammar import call_rules
 from services.gateway.tools.call_syntax import SYNTAXES
 
 CITY = '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}'
@@ -38,7 +38,7 @@ def accepts(grammar: str, text: str) -> bool:
 
 
 def grammar_of(name: str, tools: Tools) -> str:
-    return call_grammar(tools, SYNTAXES[name], {})
+    return f"start: answer\n{call_rules(tools, SYNTAXES[name], {})}"
 
 
 @pytest.mark.parametrize("name", ONE)
@@ -81,10 +81,10 @@ def test_a_function_without_parameters_takes_any_object() -> None:
 
 def test_marks_that_are_special_tokens_are_named_by_their_ids() -> None:
     tools = Tools(b"", (F,), is_required=True)
-    grammar = call_grammar(tools, SYNTAXES["mistral_named"], {"[TOOL_CALLS]": 5, "[ARGS]": 32})
-    assert "start: <[5]> call (<[5]> call)*" in grammar
+    grammar = call_rules(tools, SYNTAXES["mistral_named"], {"[TOOL_CALLS]": 5, "[ARGS]": 32})
+    assert "answer: <[5]> call (<[5]> call)*" in grammar
     assert 'call_0: "f" <[32]> %json' in grammar
-    optional = call_grammar(Tools(b"", (F,)), SYNTAXES["mistral"], {"[TOOL_CALLS]": 5})
+    optional = call_rules(Tools(b"", (F,)), SYNTAXES["mistral"], {"[TOOL_CALLS]": 5})
     assert "head: TEXT <[5]>" in optional
 
 
