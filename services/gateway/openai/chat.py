@@ -11,6 +11,7 @@ from services.gateway.openai.generation import ChatMessages, GenerationRequest, 
 from services.gateway.openai.shared_fields import (
     HARMLESS_VALUES,
     SharedFields,
+    extras_of,
     max_tokens_of,
     sampling_of,
     search_of,
@@ -92,6 +93,8 @@ def parse(body: bytes) -> GenerationRequest:
         adds_special_tokens=fields.add_special_tokens,
         shows_reasoning=fields.include_reasoning is not False,
         num_logprobs=num_logprobs,
+        num_prompt_logprobs=fields.prompt_logprobs,
+        extras=extras_of(fields),
         search=search_of(fields, num_logprobs),
         **sampling_of(
             fields,

@@ -1,12 +1,20 @@
 """/v1/chat/completions, the answer: JSON, or chunks."""
 
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import msgspec
 
 from baton.wire.failures import BatonError
 from services.gateway.openai import logprob_objects, sse
-from services.gateway.openai.collected import CollectedChoice, filled, logprob_lists
+from services.gateway.openai.collected import (
+    CollectedChoice,
+    JsonList,
+    RunningUsage,
+    filled,
+    logprob_lists,
+)
 from services.gateway.openai.errors import choice_error, error_body
 from services.gateway.openai.generation import (
     CallDelta,
@@ -24,6 +32,10 @@ class ChatAnswer:
     def __init__(self, identity: Identity, request: GenerationRequest) -> None:
         self._identity = identity
         self._include_usage = request.include_usage
+        self._extras = request.extras
+        self._running: RunningUsage | None = None
+        if request.extras.running_usage:
+            self._running = RunningUsage(identity.num_prompt_tokens)
         self._has_logprobs = request.num_logprobs is not None
         self._collected = [
             CollectedChoice(choice, logprob_objects.chat_columns)
@@ -44,7 +56,9 @@ class ChatAnswer:
         for delta in batch:
             if delta.reasoning:
                 events.append(sse.data_event(self._chunk(_reasoning(delta), delta.choice)))
-            if delta.logprobs:
+            if delta.details is not None:
+                events.append(sse.data_event(self._detailed_chunk(delta)))
+            elif delta.logprobs:
                 logprobs = logprob_objects.chat_object(delta.logprobs)
                 content = {"content": delta.text}
                 chunk = self._chunk(content, delta.choice, logprobs=logprobs)
@@ -72,23 +86,43 @@ class ChatAnswer:
             self._collected[delta.choice].add(delta)
 
     def whole(self, usage: Usage) -> list[bytes]:
+        extras = self._extras
+        of_prompt = self._collected[0].details.of_prompt(extras) if extras.of_prompt else {}
         body = msgspec.json.encode(
             {
                 **self._head("chat.completion"),
                 "choices": [self._choice_object(choice) for choice in self._collected],
                 "usage": usage_object(usage),
+                **of_prompt,
             }
         )
-        return filled(body, logprob_lists(self._collected))
+        lists: Iterable[JsonList] = logprob_lists(self._collected) if self._has_logprobs else ()
+        if extras.of_prompt:
+            lists = chain(lists, [self._collected[0].details.prompt_logprobs])
+        return filled(body, lists)
+
+    def _detailed_chunk(self, delta: Delta) -> dict[str, Any]:
+        """A chunk with the ids of its tokens, or of the prompt's, where they are wanted."""
+        logprobs = logprob_objects.chat_object(delta.logprobs) if delta.logprobs else None
+        content = {"content": delta.text} if delta.text or delta.logprobs else {}
+        chunk = self._chunk(content, delta.choice, logprobs=logprobs)
+        if self._running is not None:
+            chunk["usage"] = self._running.after(delta)
+        if delta.details is not None and self._extras.token_ids:
+            if delta.details.is_prompt:
+                chunk["prompt_token_ids"] = delta.details.token_ids
+            else:
+                chunk["choices"][0]["token_ids"] = delta.details.token_ids
+        return chunk
 
     def _chunk(
         self,
         delta: dict[str, Any],
         choice: int,
         logprobs: object = None,
-    ) -> object:
+    ) -> dict[str, Any]:
         entry = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-        return self._frame([entry], None)
+        return self._frame([entry], None if self._running is None else self._running.now())
 
     def _last_chunk(self, delta: Delta) -> object:
         entry = {
@@ -98,7 +132,7 @@ class ChatAnswer:
             "finish_reason": delta.finish_reason,
             **choice_error(delta.spent_budget),
         }
-        return self._frame([entry], None)
+        return self._frame([entry], None if self._running is None else self._running.now())
 
     def _choice_object(self, collected: CollectedChoice) -> dict[str, Any]:
         choice = collected.delta
@@ -119,9 +153,10 @@ class ChatAnswer:
             "logprobs": logprobs if self._has_logprobs else None,
             "finish_reason": choice.finish_reason,
             **choice_error(choice.spent_budget),
+            **(collected.details.of_answer() if self._extras.token_ids else {}),
         }
 
-    def _frame(self, choices: list[object], usage: object) -> object:
+    def _frame(self, choices: list[dict[str, Any]], usage: object) -> dict[str, Any]:
         frame = {**self._head("chat.completion.chunk"), "choices": choices}
         return {**frame, "usage": usage} if self._include_usage else frame
 

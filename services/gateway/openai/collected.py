@@ -1,4 +1,4 @@
-"""An answer that is sent whole, collected as its text comes.
+"""The parts of an answer that are collected as its text comes.
 
 Logprobs are most of such an answer: 16 choices of 1,000 tokens with 20 likeliest ones each are
 25 MB of JSON, and took a second and a half to encode at the end. They are encoded as they come, and
@@ -11,7 +11,14 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.openai.generation import CallDelta, Delta, FinishReason, TokenLogprob
+from services.gateway.openai.generation import (
+    CallDelta,
+    Delta,
+    Extras,
+    FinishReason,
+    TokenDetails,
+    TokenLogprob,
+)
 
 # Stands for a list in JSON that is encoded already; JSON itself has no such byte.
 _MARK = b"\0"
@@ -43,6 +50,54 @@ def filled(encoded: bytes, lists: Iterable[JsonList]) -> list[bytes]:
     return pieces
 
 
+class CollectedDetails:
+    """The details of the tokens of one choice and its prompt."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.prompt_token_ids: list[int] = []
+        self.prompt_logprobs = JsonList()
+
+    def add(self, details: TokenDetails) -> None:
+        """Add those of the next delta."""
+        (self.prompt_token_ids if details.is_prompt else self.token_ids).extend(details.token_ids)
+        if details.prompt_logprobs:
+            self.prompt_logprobs.add(details.prompt_logprobs)
+
+    def of_prompt(self, extras: Extras) -> dict[str, Any]:
+        """The fields of the prompt; the mark stands for `prompt_logprobs`."""
+        fields: dict[str, Any] = {}
+        if extras.num_prompt_logprobs is not None:
+            fields["prompt_logprobs"] = JsonList.mark
+        return fields | ({"prompt_token_ids": self.prompt_token_ids} if extras.token_ids else {})
+
+    def of_answer(self) -> dict[str, Any]:
+        """The field of the choice itself."""
+        return {"token_ids": self.token_ids}
+
+
+class RunningUsage:
+    """The usage so far in each chunk of a stream, as vLLM has it."""
+
+    def __init__(self, num_prompt_tokens: int) -> None:
+        self._num_prompt = num_prompt_tokens
+        self._num_output = 0
+
+    def after(self, delta: Delta) -> dict[str, int]:
+        """The usage with the tokens of this delta."""
+        if delta.details is not None and not delta.details.is_prompt:
+            self._num_output += len(delta.details.token_ids)
+        return self.now()
+
+    def now(self) -> dict[str, int]:
+        """The usage so far."""
+        return {
+            "prompt_tokens": self._num_prompt,
+            "completion_tokens": self._num_output,
+            "total_tokens": self._num_prompt + self._num_output,
+        }
+
+
 class CollectedChoice:
     """One choice. `columns_of` turns logprobs into lists by name, in the form of one endpoint."""
 
@@ -53,6 +108,7 @@ class CollectedChoice:
         self._reasoning: list[str] = []
         self._logprobs = {name: JsonList() for name in columns_of(())}
         self._calls: list[CallDelta] = []
+        self._details: CollectedDetails | None = None
         self.finish_reason: FinishReason | None = None
         self.spent_budget = ""
 
@@ -66,6 +122,8 @@ class CollectedChoice:
                 self._logprobs[name].add(members)
         for call in delta.calls:
             self._add_call(call)
+        if delta.details is not None:
+            self.details.add(delta.details)
         self.finish_reason = delta.finish_reason
         self.spent_budget = delta.spent_budget
 
@@ -76,6 +134,13 @@ class CollectedChoice:
         reasoning = "".join(self._reasoning)
         spent = self.spent_budget
         return Delta(self._choice, text, self.finish_reason, (), spent, calls, reasoning=reasoning)
+
+    @property
+    def details(self) -> CollectedDetails:
+        """The details of its tokens, for an answer that has any."""
+        if self._details is None:
+            self._details = CollectedDetails()
+        return self._details
 
     def _add_call(self, call: CallDelta) -> None:
         if call.call_id:

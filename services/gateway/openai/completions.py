@@ -11,12 +11,13 @@ import msgspec
 
 from baton.wire.failures import BatonError, InvalidRequest
 from services.gateway.openai import limits, logprob_objects, sse
-from services.gateway.openai.collected import CollectedChoice, filled, logprob_lists
+from services.gateway.openai.collected import CollectedChoice, JsonList, RunningUsage, filled
 from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
 from services.gateway.openai.errors import choice_error, error_body
 from services.gateway.openai.generation import (
     BestOf,
     Delta,
+    Extras,
     GenerationRequest,
     Identity,
     PlainText,
@@ -26,6 +27,7 @@ from services.gateway.openai.generation import (
 from services.gateway.openai.shared_fields import (
     HARMLESS_VALUES,
     SharedFields,
+    extras_of,
     sampling_of,
     search_of,
     structure_of,
@@ -72,9 +74,24 @@ def parse(body: bytes) -> GenerationRequest:
         search=search_of(fields, fields.logprobs),
         echo=bool(fields.echo),
         adds_special_tokens=fields.add_special_tokens,
-        num_prompt_logprobs=fields.logprobs if fields.echo else None,
+        num_prompt_logprobs=_num_prompt_logprobs(fields),
+        extras=_extras(fields, len(prompts)),
         **sampling,
     )
+
+
+def _num_prompt_logprobs(fields: CompletionFields) -> int | None:
+    """The likeliest tokens that are wanted at each place of the prompt, for any use."""
+    wanted = (fields.logprobs if fields.echo else None, fields.prompt_logprobs)
+    return max((num for num in wanted if num is not None), default=None)
+
+
+def _extras(fields: CompletionFields, num_prompts: int) -> Extras:
+    extras = extras_of(fields)
+    if extras.running_usage and num_prompts > 1:
+        why = "does not go with a list of prompts"
+        raise unsupported_field("stream_options.continuous_usage_stats", why)
+    return extras
 
 
 def _best_of(fields: CompletionFields) -> BestOf | None:
@@ -173,6 +190,10 @@ class CompletionAnswer:
     def __init__(self, identity: Identity, request: GenerationRequest) -> None:
         self._identity = identity
         self._include_usage = request.include_usage
+        self._extras = request.extras
+        self._running: RunningUsage | None = None
+        if request.extras.running_usage:
+            self._running = RunningUsage(identity.num_prompt_tokens)
         self._has_logprobs = request.num_logprobs is not None
         self._ranking: Ranking | None = None
         if request.best_of is not None:
@@ -193,7 +214,7 @@ class CompletionAnswer:
     def deltas(self, batch: list[Delta]) -> bytes:
         events = []
         for delta in batch:
-            if delta.finish_reason or delta.logprobs:
+            if delta.finish_reason or delta.logprobs or delta.details:
                 events.append(sse.data_event(self._chunk(delta)))
             else:
                 events.append(self._templates[delta.choice].render(delta.text))
@@ -217,21 +238,35 @@ class CompletionAnswer:
         told = self._collected
         if self._ranking is not None:
             told = [told[choice] for choice in self._ranking.told(len(told))]
-        entries = [
-            _choice_object(
-                replace(choice.delta, choice=index),
-                choice.logprob_marks if self._has_logprobs else None,
-            )
-            for index, choice in enumerate(told)
-        ]
+        entries = [self._whole_choice(choice, index) for index, choice in enumerate(told)]
         body = msgspec.json.encode(
             {**self._head(), "choices": entries, "usage": usage_object(usage)}
         )
-        return filled(body, logprob_lists(told))
+        return filled(body, self._lists(told))
+
+    def _whole_choice(self, choice: CollectedChoice, index: int) -> dict[str, Any]:
+        logprobs = choice.logprob_marks if self._has_logprobs else None
+        entry = _choice_object(replace(choice.delta, choice=index), logprobs)
+        if self._extras.of_prompt:
+            entry |= choice.details.of_prompt(self._extras)
+        return entry | (choice.details.of_answer() if self._extras.token_ids else {})
+
+    def _lists(self, told: list[CollectedChoice]) -> Iterator[JsonList]:
+        """The lists of these choices in the order of their marks."""
+        for choice in told:
+            if self._has_logprobs:
+                yield from choice.logprob_lists
+            if self._extras.num_prompt_logprobs is not None:
+                yield choice.details.prompt_logprobs
 
     def _chunk(self, delta: Delta) -> object:
         logprobs = logprob_objects.completion_object(delta.logprobs) if delta.logprobs else None
-        return self._frame([_choice_object(delta, logprobs)], None)
+        entry = _choice_object(delta, logprobs)
+        if delta.details is not None and self._extras.token_ids:
+            name = "prompt_token_ids" if delta.details.is_prompt else "token_ids"
+            entry[name] = delta.details.token_ids
+        usage = None if self._running is None else self._running.after(delta)
+        return self._frame([entry], usage)
 
     def _frame(self, choices: list[object], usage: object) -> object:
         frame = {**self._head(), "choices": choices}

@@ -114,6 +114,24 @@ class BeamSearch:
     early_stopping: bool | Literal["never"] = False
 
 
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """The details of tokens that an answer tells beside its text, as vLLM has them. The defaults
+    tell none."""
+
+    # The ids of the tokens of prompt and answer.
+    token_ids: bool = False
+    # Logprobs of each prompt token, and of so many likeliest ones besides.
+    num_prompt_logprobs: int | None = None
+    # Logprobs name tokens by their ids and not by their text.
+    names_by_id: bool = False
+    # Each chunk of a stream has the usage so far.
+    running_usage: bool = False
+    # Any of these is of the prompt; any needs the ids of each delta's tokens.
+    of_prompt: bool = False
+    counts_tokens: bool = False
+
+
 class BestOf(NamedTuple):
     """Of the choices of each prompt only so many are told: the ones whose tokens are likeliest.
     `shows_logprobs`: the client wants the logprobs as well."""
@@ -155,6 +173,7 @@ class GenerationRequest:
     echo: bool = False
     # Logprobs of each prompt token, and of so many likeliest ones besides; None: not wanted.
     num_prompt_logprobs: int | None = None
+    extras: Extras = Extras()
     cache_salt: str = ""
     # Whether the tokenizer adds its special tokens (BOS); None: to text, and not to conversations.
     adds_special_tokens: bool | None = None
@@ -163,11 +182,6 @@ class GenerationRequest:
     shows_reasoning: bool = True
     # Fields that the answer repeats, by name (Responses).
     repeated: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def num_prompts(self) -> int:
-        """The prompts that are answered together with this one, itself included."""
-        return len(self.prompts) or 1
 
 
 class Likelihood(NamedTuple):
@@ -190,10 +204,23 @@ class TokenLogprob(NamedTuple):
     top: tuple[Likelihood, ...]
 
 
+class RankedLogprob(msgspec.Struct, frozen=True):
+    """A token that could have stood in a prompt; `rank` is None beyond the likeliest ones."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
 class TokenDetails(NamedTuple):
-    """Details of the tokens of a delta, for the few who ask. `is_prompt`: they are the prompt's."""
+    """Details of the tokens of a delta, for the few who ask. `is_prompt`: they are the prompt's.
+
+    `prompt_logprobs`: by token id, those of the next prompt tokens; None for the first one.
+    """
 
     is_prompt: bool = False
+    token_ids: tuple[int, ...] = ()
+    prompt_logprobs: tuple[dict[int, RankedLogprob] | None, ...] = ()
 
 
 class CallDelta(NamedTuple):
@@ -235,6 +262,8 @@ class Identity:
     model: str
     model_fp: str
     num_choices: int
+    # Of the first prompt, where there is a list of them.
+    num_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

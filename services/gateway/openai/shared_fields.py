@@ -12,7 +12,7 @@ import msgspec
 from baton.wire.failures import InvalidRequest
 from services.gateway.openai import limits, structured
 from services.gateway.openai.decoding import unsupported_field
-from services.gateway.openai.generation import BeamSearch, Structure, TokenRules, Usage
+from services.gateway.openai.generation import BeamSearch, Extras, Structure, TokenRules, Usage
 
 HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
@@ -58,6 +58,8 @@ _HARMLESS_TO_SEARCH: Mapping[str, tuple[Any, ...]] = {
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+    # As vLLM has it.
+    continuous_usage_stats: bool | None = None
 
 
 class CommonFields(msgspec.Struct, kw_only=True):
@@ -95,8 +97,11 @@ class SharedFields(CommonFields, kw_only=True):
     """Fields of both completion endpoints."""
 
     n: limits.NumChoices | None = None
-    # As vLLM has it.
+    # As vLLM has them.
     add_special_tokens: bool | None = None
+    prompt_logprobs: limits.NumLogprobs | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     response_format: structured.ResponseFormat | None = None
     # As vLLM has them now, and as it had them before.
     structured_outputs: structured.StructuredOutputs | None = None
@@ -157,6 +162,24 @@ def sampling_of(
         "shows_special_tokens": fields.skip_special_tokens is False,
         "cache_salt": fields.cache_salt or "",
     }
+
+
+def extras_of(fields: SharedFields) -> Extras:
+    """The details of tokens that the answer tells. Raises InvalidRequest."""
+    if fields.stream and fields.prompt_logprobs is not None:
+        raise unsupported_field("prompt_logprobs", "does not go with stream")
+    if fields.use_beam_search and fields.prompt_logprobs is not None:
+        raise unsupported_field("prompt_logprobs", "does not go with use_beam_search")
+    options, has_ids = fields.stream_options or StreamOptions(), bool(fields.return_token_ids)
+    has_usage = bool(options.continuous_usage_stats and options.include_usage)
+    return Extras(
+        token_ids=has_ids,
+        num_prompt_logprobs=fields.prompt_logprobs,
+        names_by_id=bool(fields.return_tokens_as_token_ids),
+        running_usage=has_usage,
+        of_prompt=has_ids or fields.prompt_logprobs is not None,
+        counts_tokens=has_ids or has_usage,
+    )
 
 
 def _rules_of(fields: CommonFields, structure: Structure | None) -> TokenRules:

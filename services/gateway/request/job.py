@@ -12,9 +12,10 @@ from services.gateway.routing.models import ServedModel
 from services.gateway.tenants.principal import Principal
 from services.gateway.text.choice_text import ChoiceText, ReasoningReader
 from services.gateway.text.detokenize import MarkedDecoder, TextModel, TokenTexts
-from services.gateway.text.logprob_trail import LogprobTrail
+from services.gateway.text.logprob_trail import BytesOf, LogprobTrail
 from services.gateway.text.prompt_echo import PromptEcho
 from services.gateway.text.stop_strings import StopMatcher, StopPattern
+from services.gateway.text.token_details import IdentifiedChoice, name_by_id
 from services.gateway.tools.answer_calls import AnswerCalls
 
 # Tokens at the end of a prompt that may hold a mark of reasoning, in pieces at most.
@@ -125,15 +126,15 @@ def _calls_of(job: Job) -> AnswerCalls | None:
 
 
 def _echo_of(job: Job) -> PromptEcho | None:
-    request, prompt = job.request, job.prompt
-    if not request.echo or isinstance(request.prompt, ChatMessages):
+    request, text_model = job.request, job.prompt.text_model
+    if not (request.echo or request.extras.of_prompt):
         return None
-    return PromptEcho(
-        request.prompt,
-        prompt.token_ids,
-        prompt.text_model,
-        wants_logprobs=request.num_prompt_logprobs is not None,
-    )
+    return PromptEcho(request, job.prompt.token_ids, text_model, _bytes_of(job))
+
+
+def _bytes_of(job: Job) -> BytesOf:
+    """The names of tokens in logprobs."""
+    return name_by_id if job.request.extras.names_by_id else job.prompt.text_model.token_bytes
 
 
 def _choice(job: Job, choice: int, first_offset: int) -> ChoiceText:
@@ -143,8 +144,9 @@ def _choice(job: Job, choice: int, first_offset: int) -> ChoiceText:
         patterns = tuple(StopPattern.of(stop) for stop in request.stop)
         stops = StopMatcher(patterns, is_sent=request.includes_stop)
     silent_ids = job.model.eos_token_ids | frozenset(request.rules.stop_token_ids)
+    kind = IdentifiedChoice if request.extras.counts_tokens else ChoiceText
     trail, reasoning = _trail(job, first_offset), _reasoning_of(job)
-    text = ChoiceText(choice, _texts(job), stops, silent_ids, trail, reasoning)
+    text = kind(choice, _texts(job), stops, silent_ids, trail, reasoning)
     text.is_mute = request.max_tokens == 0
     text.hides_reasoning = not request.shows_reasoning
     return text
@@ -174,4 +176,4 @@ def _reasoning_of(job: Job) -> ReasoningReader | None:
 def _trail(job: Job, first_offset: int) -> LogprobTrail | None:
     if job.request.num_logprobs is None:
         return None
-    return LogprobTrail(job.prompt.text_model.token_bytes, first_offset)
+    return LogprobTrail(_bytes_of(job), first_offset)

@@ -56,11 +56,11 @@ def check(request: GenerationRequest, model: ServedModel, num_prompt_tokens: int
             raise InvalidRequest(message, reason="invalid_token_id", param=param)
     if request.num_prompt_logprobs is not None:
         num = num_prompt_tokens * (1 + request.num_prompt_logprobs) * request.num_choices
-        most = MAX_PROMPT_LOGPROBS // request.num_prompts
+        most = MAX_PROMPT_LOGPROBS // _num_prompts(request)
         if num > most:
-            raise InvalidRequest(
-                f"echo: prompt tokens x (1 + logprobs) x n is {num}; at most {most}", param="echo"
-            )
+            param = "echo" if request.echo else "prompt_logprobs"
+            message = f"{param}: prompt tokens x (1 + logprobs) x n is {num}; at most {most}"
+            raise InvalidRequest(message, param=param)
 
 
 def plan_output(
@@ -72,8 +72,7 @@ def plan_output(
 ) -> OutputPlan:
     """The output that a request may have in `room` tokens beside its prompt. Raises
     InvalidRequest."""
-    most_logprobs = max_logprobs // request.num_prompts
-    max_tokens = _within_logprobs(request, _max_tokens(request, room), most_logprobs)
+    max_tokens = _within_logprobs(request, _max_tokens(request, room), max_logprobs)
     expected = _expected_tokens(request, max_tokens, default_reservation)
     return OutputPlan(max_tokens, expected, _seed(request, rng))
 
@@ -260,6 +259,7 @@ def _within_logprobs(request: GenerationRequest, max_tokens: int, max_logprobs: 
     set a maximum that is larger."""
     if request.num_logprobs is None:
         return max_tokens
+    max_logprobs //= _num_prompts(request)
     num_of_token = request.num_choices * (1 + request.num_logprobs)
     if max_tokens * num_of_token <= max_logprobs:
         return max_tokens
@@ -271,6 +271,11 @@ def _within_logprobs(request: GenerationRequest, max_tokens: int, max_logprobs: 
         f"at most {max_logprobs}",
         param=param,
     )
+
+
+def _num_prompts(request: GenerationRequest) -> int:
+    """The prompts that are answered together with this one, itself included."""
+    return len(request.prompts) or 1
 
 
 def _seed(request: GenerationRequest, rng: random.Random) -> int:

@@ -34,7 +34,7 @@ class AnswerCalls:
             # OpenAI ends the call of a function that was named with stop.
             if reason is FinishReason.STOP and parser.num_calls and not self._tools.is_named:
                 reason = FinishReason.TOOL_CALLS
-        elif not (text or calls or delta.logprobs or delta.reasoning):
+        elif not (text or calls or delta.logprobs or delta.reasoning or delta.details):
             return None
         return replace(delta, text=text, calls=tuple(calls), finish_reason=reason)
 
