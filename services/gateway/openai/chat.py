@@ -95,6 +95,7 @@ def parse(body: bytes) -> GenerationRequest:
         num_logprobs=num_logprobs,
         num_prompt_logprobs=fields.prompt_logprobs,
         extras=extras_of(fields),
+        lateness=fields.priority or 0,
         search=search_of(fields, num_logprobs),
         **sampling_of(
             fields,

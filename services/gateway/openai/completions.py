@@ -76,6 +76,7 @@ def parse(body: bytes) -> GenerationRequest:
         adds_special_tokens=fields.add_special_tokens,
         num_prompt_logprobs=_num_prompt_logprobs(fields),
         extras=_extras(fields, len(prompts)),
+        lateness=fields.priority or 0,
         **sampling,
     )
 

@@ -174,6 +174,8 @@ class GenerationRequest:
     # Logprobs of each prompt token, and of so many likeliest ones besides; None: not wanted.
     num_prompt_logprobs: int | None = None
     extras: Extras = Extras()
+    # By so much later than the key's other requests; below 0 is no sooner than they are.
+    lateness: int = 0
     cache_salt: str = ""
     # Whether the tokenizer adds its special tokens (BOS); None: to text, and not to conversations.
     adds_special_tokens: bool | None = None

@@ -51,6 +51,7 @@ MinTokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 # OpenAI takes 5 in legacy completions.
 NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 NumChoices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]

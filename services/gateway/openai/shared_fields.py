@@ -99,6 +99,7 @@ class SharedFields(CommonFields, kw_only=True):
     n: limits.NumChoices | None = None
     # As vLLM has them.
     add_special_tokens: bool | None = None
+    priority: limits.Priority | None = None
     prompt_logprobs: limits.NumLogprobs | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

@@ -75,6 +75,10 @@ class ValidRequest:
     def request_id(self) -> str:
         return self.incoming.request_id
 
+    @property
+    def priority(self) -> int:
+        return self.principal.priority_of(self.request.lateness)
+
 
 @dataclass(frozen=True, slots=True)
 class Job(ValidRequest):

@@ -179,7 +179,7 @@ def _place(
     return Place(
         model.model_fp,
         principal.tenant,
-        principal.priority,
+        principal.priority_of(request.lateness),
         incoming.first_token_allowance_s,
         num_prompt_bytes(request),
     )

@@ -152,7 +152,7 @@ class Submission:
             num_prompt_tokens=prompt.num_tokens + max(ahead.values()),
             expected_output_tokens=min(plan.num_expected_tokens, left),
             tenant=self._job.principal.tenant,
-            priority=self._job.principal.priority,
+            priority=self._job.priority,
             weight=self._job.principal.weight,
             num_choices=request.num_choices if request.search is not None else len(ahead),
             local_prefill=self._num_prompt_logprobs() >= 0,
@@ -178,7 +178,7 @@ class Submission:
             ],
             ended_choices=[each.choice for each in choices if each.finish_reason is not None],
             deadline_ms=max(int(job.deadlines.left_s * 1000), 1),
-            priority=job.principal.priority,
+            priority=job.priority,
             prefill_endpoint=pick.prefill.endpoint if pick.HasField("prefill") else "",
         )
         submit.sampling.num_prompt_logprobs = self._num_prompt_logprobs()

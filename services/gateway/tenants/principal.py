@@ -81,6 +81,11 @@ class Principal:
             ),
         )  # fmt: skip
 
+    def priority_of(self, lateness: int) -> int:
+        """The priority of a request that is so much later than others of the key; one that is
+        sooner has no more than the key has."""
+        return max(self.priority - max(lateness, 0), 0)
+
     def limits_for(self, model: str) -> tuple[AccountLimits, ...]:
         """The limits that a request for a model falls under, of all levels."""
         return tuple(limits for limits in self.limits if limits.model in ("", model))

@@ -113,6 +113,17 @@ def test_the_tokenizer_hears_what_the_request_says_about_its_prompt() -> None:
     simulate(scenario)
 
 
+def test_a_client_may_lower_the_priority_of_a_request_and_not_raise_it() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.quota.principal.priority = 9
+        for priority in (0, 3, 100, -5):
+            await fleet.chat(priority=priority)
+        assert [pick.priority for pick in fleet.router.picked] == [9, 6, 0, 9]
+        assert [submit.priority for submit in fleet.worker.submits] == [9, 6, 0, 9]
+
+    simulate(scenario)
+
+
 def test_a_seed_is_drawn_when_none_is_given() -> None:
     async def scenario(fleet: Fleet) -> None:
         await fleet.chat()
