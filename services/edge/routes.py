@@ -26,6 +26,8 @@ from services.edge.clusters import GATEWAYS
 from services.edge.messages import packed, seconds
 
 API_PREFIX = "/v1/"
+# vLLM's, which have no version.
+TOKEN_PATHS = ("/tokenize", "/detokenize")
 # Answered by a gateway, to show that requests reach one.
 HEALTH_PATH = "/healthz"
 
@@ -48,10 +50,9 @@ def routes(max_body_bytes: int) -> RouteConfiguration:
         match=RouteMatch(prefix="/", headers=[too_large]),
         direct_response=DirectResponseAction(status=413, body=DataSource(inline_string="-")),
     )
-    served = [
-        Route(match=match, route=_to_gateways())
-        for match in (RouteMatch(prefix=API_PREFIX), RouteMatch(path=HEALTH_PATH))
-    ]
+    paths = [RouteMatch(path=path) for path in (*TOKEN_PATHS, HEALTH_PATH)]
+    matches = (RouteMatch(prefix=API_PREFIX), *paths)
+    served = [Route(match=match, route=_to_gateways()) for match in matches]
     host = VirtualHost(name="all", domains=["*"], routes=[refused, *served])
     return RouteConfiguration(name="edge", virtual_hosts=[host])
 

@@ -79,7 +79,7 @@ def parse(body: bytes) -> GenerationRequest:
     fields = to_struct(decode_object(body), ChatFields, UNSUPPORTED)
     num_logprobs = _num_logprobs(fields)
     functions = _tools(fields)
-    turns = _conversation(fields.messages)
+    turns = conversation(fields.messages)
     has_calls = any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns)
     return GenerationRequest(
         endpoint="chat.completions",
@@ -151,7 +151,8 @@ def _tools(fields: ChatFields) -> Tools | None:
     return found
 
 
-def _conversation(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def conversation(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as chat templates read them. Raises InvalidRequest."""
     if not 1 <= len(messages) <= limits.MAX_MESSAGES:
         raise InvalidRequest(
             f"messages: got {len(messages)} messages; expected 1 to {limits.MAX_MESSAGES}",

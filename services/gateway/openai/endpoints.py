@@ -1,4 +1,4 @@
-"""The generating endpoints: the path of each, the reader of its request, the form of its answer."""
+"""The endpoints of models: the path of each, the reader of its request, the form of its answer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from services.gateway.openai.generation import (
     Usage,
 )
 from services.gateway.openai.responses_answer import ResponsesAnswer
+from services.gateway.openai.vllm import tokenize
 
 
 class AnswerFormat(Protocol):
@@ -44,15 +45,20 @@ class AnswerFormat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One generating endpoint."""
+    """One endpoint. `generates`: a model answers, and not the tokenizer alone."""
 
     name: EndpointName
     parse: Callable[[bytes], GenerationRequest]
     answer: Callable[[Identity, GenerationRequest], AnswerFormat]
+    generates: bool = True
 
 
 ENDPOINTS: dict[str, Endpoint] = {
     "/v1/chat/completions": Endpoint("chat.completions", chat.parse, ChatAnswer),
     "/v1/completions": Endpoint("completions", completions.parse, completions.CompletionAnswer),
     "/v1/responses": Endpoint("responses", responses.parse, ResponsesAnswer),
+    "/tokenize": Endpoint("tokenize", tokenize.parse, tokenize.TokenizeAnswer, generates=False),
+    "/detokenize": Endpoint(
+        "detokenize", tokenize.parse_tokens, tokenize.DetokenizeAnswer, generates=False
+    ),
 }

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-EndpointName = Literal["chat.completions", "completions", "responses"]
+EndpointName = Literal["chat.completions", "completions", "responses", "tokenize", "detokenize"]
 
 
 class FinishReason(StrEnum):
@@ -121,6 +121,8 @@ class Extras:
 
     # The ids of the tokens of prompt and answer.
     token_ids: bool = False
+    # Their names in the vocabulary.
+    token_names: bool = False
     # Logprobs of each prompt token, and of so many likeliest ones besides.
     num_prompt_logprobs: int | None = None
     # Logprobs name tokens by their ids and not by their text.
@@ -223,6 +225,7 @@ class TokenDetails(NamedTuple):
     is_prompt: bool = False
     token_ids: tuple[int, ...] = ()
     prompt_logprobs: tuple[dict[int, RankedLogprob] | None, ...] = ()
+    token_names: tuple[str, ...] = ()
 
 
 class CallDelta(NamedTuple):
@@ -266,6 +269,7 @@ class Identity:
     num_choices: int
     # Of the first prompt, where there is a list of them.
     num_prompt_tokens: int = 0
+    max_model_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from services.gateway.request.incoming import AnswerSink, Deadlines, IncomingReq
 from services.gateway.request.job import Job, Prompt, ValidRequest
 from services.gateway.request.prompt_estimate import num_prompt_bytes
 from services.gateway.request.prompt_list import PromptList
+from services.gateway.request.token_answer import tell_text, tell_tokens
 from services.gateway.request.trace import RequestTrace, Stage
 from services.gateway.routing.full_lines import Place
 from services.gateway.routing.models import ServedModel
@@ -73,8 +74,10 @@ class Pipeline:
             if request.prompts:
                 prompts = PromptList(valid, sink, trace, self._deps.auditor)
                 await prompts.run(partial(self._answer, text_model), self._deps.clock)
-            else:
+            elif incoming.endpoint.generates:
                 await self._answer(text_model, valid, sink, trace)
+            else:
+                await self._tell(text_model, valid, sink, trace)
 
     async def _answer(
         self, text_model: TextModel, valid: ValidRequest, sink: Sink, trace: RequestTrace
@@ -88,6 +91,23 @@ class Pipeline:
                 usage = await self._attempt(job, lease, answer_sink, trace)
         trace.stage = Stage.FLUSH
         await answer_sink.finished(usage, trace.head())
+
+    async def _tell(
+        self, text_model: TextModel, valid: ValidRequest, sink: Sink, trace: RequestTrace
+    ) -> None:
+        """Answer a request for tokens or their text. It counts as a request of its key."""
+        reserve, request = submission.reserve_no_tokens(valid), valid.request
+        async with self._deps.reservations.reserve(valid, reserve, trace):
+            answer_sink = sink.opened(_token_identity(valid), request)
+            if request.endpoint == "tokenize":
+                prompt = await self._tokenize(valid, text_model, trace)
+                names = request.extras.token_names
+                await tell_tokens(prompt.token_ids, text_model, answer_sink, with_names=names)
+                num_tokens = prompt.num_tokens
+            else:
+                num_tokens = await tell_text(valid, text_model, answer_sink)
+        trace.stage = Stage.FLUSH
+        await answer_sink.finished(Usage(num_tokens, 0, 0), trace.head())
 
     async def _authenticate(
         self, incoming: IncomingRequest, deadlines: Deadlines, trace: RequestTrace
@@ -109,9 +129,10 @@ class Pipeline:
                 refusals.check(principal.key_id)
             request = await self._parse(incoming, principal.tenant)
             model = self._deps.directory.resolve(request.model, principal.allowed_models)
-            if refusals.holds_any:
+            generates = incoming.endpoint.generates
+            if refusals.holds_any and generates:
                 refusals.check(principal.key_id, num_prompt_bytes(request))
-            if full_lines.holds_any:
+            if full_lines.holds_any and generates:
                 full_lines.check(_place(incoming, principal, request, model))
             trace.model_name = model.name
             text_model = await self._deps.artifacts.text_model(model.model_fp)
@@ -182,6 +203,18 @@ def _place(
         principal.priority_of(request.lateness),
         incoming.first_token_allowance_s,
         num_prompt_bytes(request),
+    )
+
+
+def _token_identity(valid: ValidRequest) -> Identity:
+    """The identity of an answer that no model gives."""
+    return Identity(
+        request_id=valid.request_id,
+        created_unix_s=0,
+        model=valid.request.model,
+        model_fp=valid.model.model_fp,
+        num_choices=0,
+        max_model_len=valid.model.max_model_len,
     )
 
 

@@ -24,7 +24,7 @@ def of_request(trace: RequestTrace) -> Iterator[None]:
         yield
     except BatonError as error:
         _end(trace, error.reason, error.row.http_status)
-        if not trace.model_name:
+        if not _is_of_model(trace):
             of_refusal(error)
         raise
     except BaseException:
@@ -152,7 +152,7 @@ def _end(trace: RequestTrace, outcome: str, status: int) -> None:
         stages=" ".join(f"{name}={s * 1000:.1f}ms" for name, s in stages.items()),
     )
     _set_attributes(trace, outcome)
-    if trace.model_name:
+    if _is_of_model(trace):
         _count(trace, outcome, status)
 
 
@@ -170,6 +170,11 @@ def _set_attributes(trace: RequestTrace, outcome: str) -> None:
         span.set("baton.tenant", trace.tenant)
     if trace.incoming.client_request_id:
         span.set("baton.client_request_id", trace.incoming.client_request_id)
+
+
+def _is_of_model(trace: RequestTrace) -> bool:
+    """True when the request counts in the metrics of its model."""
+    return bool(trace.model_name) and trace.incoming.endpoint.generates
 
 
 def _count(trace: RequestTrace, outcome: str, status: int) -> None:

@@ -88,6 +88,16 @@ def reserve_estimate(
     return reserve
 
 
+def reserve_no_tokens(valid: ValidRequest) -> quota_pb2.ReserveRequest:
+    """The reservation of a request that no model answers."""
+    return quota_pb2.ReserveRequest(
+        request_id=valid.request_id,
+        tenant=valid.principal.tenant,
+        key_id=valid.principal.key_id,
+        model=valid.model.name,
+    )
+
+
 def reserve_exactly(job: Job) -> quota_pb2.ReserveRequest:
     """The reservation that takes the place of that of an estimate."""
     reserve = _reserve_request(job, job.prompt.num_tokens, job.plan.num_expected_tokens)
@@ -96,15 +106,16 @@ def reserve_exactly(job: Job) -> quota_pb2.ReserveRequest:
 
 
 def encode_request(valid: ValidRequest, cache_key: bytes) -> tokenizer_pb2.EncodeRequest:
-    """The request to the tokenizer; one token must be left for the answer."""
+    """The request to the tokenizer; one token must be left for an answer, if there is one."""
     model, prompt = valid.model, valid.request.prompt
+    is_prompt = valid.incoming.endpoint.generates
     encode = tokenizer_pb2.EncodeRequest(
         request_id=valid.request_id,
         tenant=valid.principal.tenant,
         model_fp=model.model_fp,
         cache_key=cache_key,
         block_size=model.block_size,
-        max_prompt_tokens=max(model.max_model_len - 1, 1),
+        max_prompt_tokens=max(model.max_model_len - 1, 1) if is_prompt else 0,
     )
     if isinstance(prompt, ChatMessages):
         encode.chat.messages_json = prompt.messages_json

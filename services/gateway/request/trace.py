@@ -73,11 +73,13 @@ class RequestUsage:
 
     @property
     def finish_reasons(self) -> str:
-        """The reason of each choice's end, in order; `insufficient_quota` for a spent budget."""
-        return ",".join(
+        """The reason of each choice's end, in order: `insufficient_quota` for a spent budget. It is
+        `stop` without choices."""
+        reasons = (
             "insufficient_quota" if choice.is_unpaid else choice.finish_reason or ""
             for choice in self.choices
         )
+        return ",".join(reasons) or "stop"
 
     def took_cached(self, num_cached: dict[int, int]) -> None:
         """Note the cached tokens of an attempt that just ended. Only the first attempt counts: what

@@ -58,6 +58,10 @@ class TokenBytes:
             known = self._known[token_id] = self._bytes_of(token_id, token)
         return known
 
+    def name(self, token_id: int) -> str:
+        """The token as the vocabulary writes it; empty for an id without a token."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
     def longest(self) -> int:
         """A bound on the bytes of one token; 0 when there is none, because the tokenizer may take a
         long text that it does not know for one token."""

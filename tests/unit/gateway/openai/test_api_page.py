@@ -9,12 +9,14 @@ from services.gateway.openai import limits
 from services.gateway.openai.chat import ChatFields
 from services.gateway.openai.completions import CompletionFields
 from services.gateway.openai.responses import ResponseFields
+from services.gateway.openai.vllm.tokenize import DetokenizeFields, TokenizeFields
 from services.gateway.request import submission
 
+STRUCTS = [ChatFields, CompletionFields, ResponseFields, TokenizeFields, DetokenizeFields]
 PAGE = (Path(__file__).parents[4] / "docs" / "api.md").read_text()
 
 
-@pytest.mark.parametrize("struct", [ChatFields, CompletionFields, ResponseFields])
+@pytest.mark.parametrize("struct", STRUCTS)
 def test_every_field_is_on_the_page(struct: type[msgspec.Struct]) -> None:
     missing = [name for name in struct.__struct_fields__ if f"`{name}" not in PAGE]
     assert not missing

@@ -17,6 +17,7 @@ from services.gateway.openai.generation import ChatMessages, PlainText, PromptTo
 from services.gateway.openai.responses import ResponseFields
 from services.gateway.openai.shared_fields import StreamOptions
 from services.gateway.openai.structured import StructuredOutputs
+from services.gateway.openai.vllm.tokenize import DetokenizeFields, TokenizeFields
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -452,6 +453,8 @@ def test_response_accepts_what_asks_for_nothing() -> None:
         ResponseFields,
         StreamOptions,
         StructuredOutputs,
+        TokenizeFields,
+        DetokenizeFields,
     ],
 )
 def test_every_number_text_and_list_of_a_request_has_a_cap(struct: Any) -> None:

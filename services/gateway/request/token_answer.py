@@ -1,0 +1,57 @@
+"""The answers of /tokenize and /detokenize: in pieces, between which other requests run."""
+
+import asyncio
+from array import array
+from collections.abc import Iterator, Sequence
+
+from baton.wire.failures import InvalidRequest, quoted
+from services.gateway.openai.generation import Delta, PromptTokens, TokenDetails
+from services.gateway.request.incoming import AnswerSink
+from services.gateway.request.job import ValidRequest
+from services.gateway.text.detokenize import Decoder, TextModel
+
+PIECE_TOKENS = 4096
+# Tokens before a piece that decide whether it starts with a space; and tokens of one character.
+_CONTEXT_TOKENS = 6
+_CHARACTER_TOKENS = 4
+_REPLACEMENT = "\ufffd"
+
+
+async def tell_tokens(
+    token_ids: bytes, text_model: TextModel, sink: AnswerSink, *, with_names: bool
+) -> None:
+    """Write the ids of a prompt's tokens, and their names in the vocabulary if wanted."""
+    ids = array("I", token_ids)
+    for start in range(0, len(ids), PIECE_TOKENS):
+        piece = tuple(ids[start : start + PIECE_TOKENS])
+        names = tuple(map(text_model.token_bytes.name, piece)) if with_names else ()
+        details = TokenDetails(True, piece, token_names=names)
+        await sink.deltas([Delta(0, "", details=details)])
+        await asyncio.sleep(0)
+
+
+async def tell_text(valid: ValidRequest, text_model: TextModel, sink: AnswerSink) -> int:
+    """Write the text of a request's tokens; returns their number. Raises InvalidRequest."""
+    assert isinstance(valid.request.prompt, PromptTokens), "its body has tokens"
+    ids = array("I", valid.request.prompt.token_ids).tolist()
+    if ids and max(ids) >= valid.model.vocab_size:
+        message = f"tokens: token id {quoted(max(ids))} is not below {valid.model.vocab_size}"
+        raise InvalidRequest(message, reason="invalid_token_id", param="tokens")
+    for text in text_pieces(ids, text_model.decoder):
+        await sink.deltas([Delta(0, text)])
+        await asyncio.sleep(0)
+    return len(ids)
+
+
+def text_pieces(ids: Sequence[int], decoder: Decoder) -> Iterator[str]:
+    """The text of tokens, special ones included, in pieces of whole characters."""
+    start = 0
+    while start < len(ids):
+        context = list(ids[max(start - _CONTEXT_TOKENS, 0) : start])
+        before = decoder.decode(context, False)
+        for end in range(start + PIECE_TOKENS, start + PIECE_TOKENS + _CHARACTER_TOKENS):
+            text = decoder.decode([*context, *ids[start:end]], False)
+            if end >= len(ids) or not text.endswith(_REPLACEMENT):
+                break
+        yield text[len(before) :]
+        start = end
