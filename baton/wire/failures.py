@@ -72,6 +72,9 @@ REASONS: dict[str, ReasonRow] = {
     "not_found": ReasonRow("NOT_FOUND", 404, "invalid_request_error", False),
     "method_not_allowed": ReasonRow("UNIMPLEMENTED", 405, "invalid_request_error", False),
     "model_not_found": ReasonRow("NOT_FOUND", 404, "invalid_request_error", False),
+    "idempotency_key_in_use": ReasonRow("ABORTED", 409, "invalid_request_error", True),
+    "idempotency_key_reused": ReasonRow("INVALID_ARGUMENT", 422, "invalid_request_error", False),
+    "answer_not_kept": ReasonRow("ALREADY_EXISTS", 409, "invalid_request_error", False),
     "rate_limit_exceeded": _LIMIT,
     "share_exceeded": _LIMIT,
     "insufficient_quota": ReasonRow("RESOURCE_EXHAUSTED", 429, "insufficient_quota", False),
@@ -197,9 +200,9 @@ _CLASS_OF_REASON: dict[str, type[BatonError]] = {
 }  # fmt: skip
 _CLASS_OF_ROW: dict[int, type[BatonError]] = {
     400: InvalidRequest, 401: AuthenticationFailed, 404: InvalidRequest, 405: InvalidRequest,
-    408: InvalidRequest, 413: InvalidRequest, 415: InvalidRequest, 429: LimitExceeded,
-    431: InvalidRequest, 499: Cancelled, 500: InternalFailure, 503: Unavailable,
-    504: DeadlineExceeded,
+    408: InvalidRequest, 409: InvalidRequest, 413: InvalidRequest, 415: InvalidRequest,
+    422: InvalidRequest, 429: LimitExceeded, 431: InvalidRequest, 499: Cancelled,
+    500: InternalFailure, 503: Unavailable, 504: DeadlineExceeded,
 }  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from baton.wire.failures import (
 from baton.wire.metadata import REQUEST_ID
 from services.gateway.clients.protocols import CallContext
 from services.gateway.gateway import Gateway
+from services.gateway.http.idempotency import KeptAnswers, KeyedRequest, Run
 from services.gateway.http.protocol import ABORT_KEY, HAS_LEFT_KEY
 from services.gateway.http.request import (
     CLIENT_ID_HEADER,
@@ -46,6 +47,7 @@ from services.gateway.http.request import (
     Send,
     authorization_of,
     client_address_of,
+    idempotency_key_of,
     new_request_id,
     own_headers,
     timeout_of,
@@ -101,6 +103,7 @@ class App:
         self._deadline_s = deadline_s
         self._stall_s = stall_s
         self._num_proxies = num_proxies
+        self._kept_answers = KeptAnswers(gateway.clock)
         self._created_unix_s = int(gateway.clock.unix())
         self._rest = self._starlette()
         self.num_open = 0
@@ -153,6 +156,7 @@ class App:
         body = RequestBody(headers, receive, self._max_body_bytes)
         has_left = scope.get(HAS_LEFT_KEY, _is_not_known)
         sink = HttpSink(response, endpoint, has_left)
+        run: Run = self._gateway.pipeline.run
         try:
             self._check_open()
             if has_left():
@@ -173,16 +177,23 @@ class App:
                 wants_explanation=wants_explanation(headers),
                 follow=sink.follow,
             )
+            if key := idempotency_key_of(headers):
+                keyed = KeyedRequest(key, self._kept_answers, self._gateway.clock)
+                run = partial(keyed.run, run, response)
         except BatonError as error:
             _log.info("refused", request_id=request_id, reason=error.reason)
             await _refuse(response, error)
             return
-        await self._run(incoming, sink, self._client_left(sink, body, receive))
+        await self._run(run, incoming, sink, self._client_left(sink, body, receive))
         if sink.has_stalled:
             scope.get(ABORT_KEY, _nothing)()
 
     async def _run(
-        self, incoming: IncomingRequest, sink: HttpSink, client_left: Coroutine[Any, Any, None]
+        self,
+        run: Run,
+        incoming: IncomingRequest,
+        sink: HttpSink,
+        client_left: Coroutine[Any, Any, None],
     ) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -192,7 +203,7 @@ class App:
                 ]
                 try:
                     async with self._cutoff.guard(partial(sink.give_up, "draining")):
-                        await self._gateway.pipeline.run(incoming, sink)
+                        await run(incoming, sink)
                 except CutOff:
                     await sink.failed(_draining())
                 except BatonError as error:

@@ -23,9 +23,11 @@ MAX_TIMEOUT_S = 3600.0
 # 1 = the answer explains the choice of its workers.
 EXPLAIN_HEADER = "x-explain"
 CLIENT_ID_HEADER = "x-client-request-id"
+IDEMPOTENCY_HEADER = "Idempotency-Key"
 
 # As long as OpenAI takes them.
 _CLIENT_ID = re.compile(r"[!-~]{1,512}")
+_IDEMPOTENCY_KEY = re.compile(r"[!-~]{1,255}")
 # The media types that tools send where they were not told which.
 _UNSAID = {"", "text/plain", "application/x-www-form-urlencoded", "application/octet-stream"}
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -93,6 +95,20 @@ def timeout_of(headers: Headers, name: str) -> float | None:
     if timeout_s == 0:
         raise DeadlineExceeded(f"{name}: no time at all")
     return min(timeout_s, MAX_TIMEOUT_S)
+
+
+def idempotency_key_of(headers: Headers) -> str:
+    """The key under which a request is known when it is repeated; empty when there is none. Raises
+    InvalidRequest."""
+    values = headers.all(IDEMPOTENCY_HEADER.lower())
+    if not values:
+        return ""
+    if len(values) > 1 or not _IDEMPOTENCY_KEY.fullmatch(values[0]):
+        message = (
+            f"{IDEMPOTENCY_HEADER}: got {quoted(values[0])}; expected 1 to 255 visible characters"
+        )
+        raise InvalidRequest(message, param=IDEMPOTENCY_HEADER)
+    return values[0]
 
 
 def wants_explanation(headers: Headers) -> bool:

@@ -8,6 +8,7 @@ time, which is cheaper than a timer around every write.
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
 
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError, DeadlineExceeded
@@ -42,6 +43,8 @@ class HttpResponse:
         self._last_write_s = self._clock.now()
         # The time at which a write began that still waits for the client.
         self._waiting_since_s: float | None = None
+        # Is given the body of a whole answer that is not an error.
+        self.on_whole: Callable[[bytes], None] | None = None
         self.started = False
         self.ended = False
 
@@ -80,6 +83,8 @@ class HttpResponse:
         content_type: str = JSON,
     ) -> None:
         """Write a complete response, whose body are these pieces."""
+        if self.on_whole is not None and status == HTTPStatus.OK:
+            self.on_whole(b"".join(pieces))
         length = str(sum(map(len, pieces)))
         await self.start(status, content_type, {**headers, "content-length": length})
         await self.end_with(pieces)

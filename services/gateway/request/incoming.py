@@ -55,6 +55,10 @@ class Deadlines:
         return min(limit_s, max(self.left_s, 0.0) + CALL_MARGIN_S)
 
 
+class Repeated(Exception):
+    """The request was answered before, and gets that answer again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """The numbers in the response's headers. Stage times in seconds, in order."""
@@ -94,6 +98,8 @@ class IncomingRequest:
     wants_explanation: bool = False
     # Is given, at the beginning, the function that tells the headers at any later time.
     follow: Callable[[Callable[[], Head]], None] | None = None
+    # Is called with the tenant and the body, and may raise BatonError or Repeated.
+    on_body: Callable[[str, bytes], None] | None = None
 
     @property
     def first_token_allowance_s(self) -> float:

@@ -19,7 +19,7 @@ from services.gateway.request import reports, submission
 from services.gateway.request.attempts import Attempts
 from services.gateway.request.bodies import LARGE_BODY_BYTES
 from services.gateway.request.deps import PipelineDeps
-from services.gateway.request.incoming import AnswerSink, Deadlines, IncomingRequest, Sink
+from services.gateway.request.incoming import AnswerSink, Deadlines, IncomingRequest, Repeated, Sink
 from services.gateway.request.job import Job, Prompt, ValidRequest
 from services.gateway.request.prompt_estimate import num_prompt_bytes
 from services.gateway.request.prompt_list import PromptList
@@ -56,7 +56,7 @@ class Pipeline:
             try:
                 async with asyncio.timeout(incoming.deadline_s):
                     await self._serve(incoming, sink, trace)
-            except BatonError:
+            except (BatonError, Repeated):
                 raise
             except TimeoutError:
                 raise DeadlineExceeded(f"not finished within {incoming.deadline_s:g} s") from None
@@ -142,6 +142,8 @@ class Pipeline:
         bodies, endpoint = self._deps.bodies, incoming.endpoint
         async with bodies.room(tenant, incoming.num_body_bytes) as room:
             body = await incoming.read_body(room.need)
+            if incoming.on_body is not None:
+                incoming.on_body(tenant, body)
             if len(body) <= LARGE_BODY_BYTES:
                 return endpoint.parse(body)
             return await bodies.parse(tenant, endpoint.name, body)

@@ -11,6 +11,7 @@ from baton.runtime.telemetry import Span, start_span
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError
 from services.gateway import instruments
+from services.gateway.request.incoming import Repeated
 from services.gateway.request.trace import RequestTrace, Stage
 
 _log = logs.get("access")
@@ -26,6 +27,9 @@ def of_request(trace: RequestTrace) -> Iterator[None]:
         _end(trace, error.reason, error.row.http_status)
         if not _is_of_model(trace):
             of_refusal(error)
+        raise
+    except Repeated:
+        _end(trace, "repeated", 200)
         raise
     except BaseException:
         if trace.client.gone_s is not None:
