@@ -33,7 +33,7 @@ from baton.wire.metadata import REQUEST_ID
 from services.gateway.clients.protocols import CallContext
 from services.gateway.gateway import Gateway
 from services.gateway.http.idempotency import KeptAnswers, KeyedRequest, Run
-from services.gateway.http.protocol import ABORT_KEY, HAS_LEFT_KEY
+from services.gateway.http.protocol import ABORT_KEY, HAS_LEFT_KEY, WRITER_KEY
 from services.gateway.http.request import (
     CLIENT_ID_HEADER,
     FIRST_TOKEN_HEADER,
@@ -152,7 +152,8 @@ class App:
     ) -> None:
         headers, own = Headers(scope["headers"]), scope[OWN_HEADERS_KEY]
         request_id = own[REQUEST_ID]
-        response = HttpResponse(send, own, self._gateway.clock, self._stall_s)
+        writer = scope.get(WRITER_KEY)
+        response = HttpResponse(send, own, self._gateway.clock, self._stall_s, writer)
         body = RequestBody(headers, receive, self._max_body_bytes)
         has_left = scope.get(HAS_LEFT_KEY, _is_not_known)
         sink = HttpSink(response, endpoint, has_left)

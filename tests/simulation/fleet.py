@@ -237,13 +237,22 @@ class Answer:
         return None
 
     async def deltas(self, batch: list[Any]) -> None:
+        self.take(batch)
+        if pause_s := self.pause_s():
+            await asyncio.sleep(pause_s)
+
+    def offer(self, batch: list[Any], now_s: float) -> bool:
+        if self.pause_s():
+            return False
+        self.take(batch)
+        return True
+
+    def take(self, batch: list[Any]) -> None:
         self.num_batches += 1
         for delta in batch:
             self.texts[delta.choice] = self.texts.get(delta.choice, "") + delta.text
             if delta.finish_reason:
                 self.finish_reasons[delta.choice] = delta.finish_reason
-        if pause_s := self.pause_s():
-            await asyncio.sleep(pause_s)
 
     async def finished(self, usage: Any, head: Any) -> None:
         self.usage = usage

@@ -38,8 +38,8 @@ class Trail(Answer):
     logprobs: dict[int, list[Any]] = field(default_factory=dict)
     is_at: dict[int, asyncio.Event] = field(default_factory=dict)
 
-    async def deltas(self, batch: list[Any]) -> None:
-        await super().deltas(batch)
+    def take(self, batch: list[Any]) -> None:
+        super().take(batch)
         for delta in batch:
             self.logprobs.setdefault(delta.choice, []).extend(delta.logprobs)
         for number, event in self.is_at.items():

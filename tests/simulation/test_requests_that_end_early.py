@@ -36,11 +36,21 @@ class Reader(Answer):
     now: Callable[[], float] = lambda: 0.0
     times: list[float] = field(default_factory=list)
 
+    def take(self, batch: list) -> None:
+        super().take(batch)
+        self.times.append(self.now())
+
+    @property
+    def has_stopped(self) -> bool:
+        return len(self.times) >= self.num_before_stop and not self.may_read.is_set()
+
     async def deltas(self, batch: list) -> None:
         await super().deltas(batch)
-        self.times.append(self.now())
-        if len(self.times) >= self.num_before_stop:
+        if self.has_stopped:
             await self.may_read.wait()
+
+    def offer(self, batch: list, now_s: float) -> bool:
+        return not self.has_stopped and super().offer(batch, now_s)
 
     def gaps_after(self, start: float) -> list[float]:
         times = [time for time in self.times if time >= start]

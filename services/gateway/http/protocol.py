@@ -38,10 +38,31 @@ WRITE_BUFFER_BYTES = 2 * 1024
 ABORT_KEY = "baton.abort"
 # The key of the function that is true once the client has closed the connection.
 HAS_LEFT_KEY = "baton.has_left"
+# The key of the ResponseWriter.
+WRITER_KEY = "baton.writer"
 _CLOSED_EVENTS = select.POLLHUP | getattr(select, "POLLRDHUP", 0)
 # ": " and the end of line.
 _HEADER_FRAME_BYTES = 4
 _OLD_VERSION = "1.0"
+
+
+class ResponseWriter:
+    """Writes pieces of one response at once, past ASGI, which would need a task that waits."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._flow = cycle.flow
+        self._write = cycle.transport.write
+
+    @property
+    def has_room(self) -> bool:
+        """True while the client takes what is written; its response must have begun."""
+        cycle = self._cycle
+        return not (self._flow.write_paused or cycle.disconnected) and bool(cycle.chunked_encoding)
+
+    def write(self, piece: bytes) -> None:
+        """Write a piece that is not empty."""
+        self._write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -107,7 +128,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if num_hosts > 1 or (not num_hosts and self.parser.get_http_version() != _OLD_VERSION):
             message = f"{num_hosts} Host headers; a request has one"
             self._refuse(InvalidRequest(message, reason="invalid_http"))
+        scope = cast(dict[str, Any], self.scope)
         super().on_headers_complete()
+        scope[WRITER_KEY] = ResponseWriter(self.cycle)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
+from typing import Protocol
 
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError, DeadlineExceeded
@@ -25,6 +26,17 @@ STALLED = "client_stalled"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
+class Writer(Protocol):
+    """Writes pieces of a response that has begun, without waiting."""
+
+    @property
+    def has_room(self) -> bool:
+        """True while the client takes what is written."""
+
+    def write(self, piece: bytes) -> None:
+        """Write a piece that is not empty."""
+
+
 class HttpResponse:
     """Writes one response. `started`: its status is on the wire. `ended`: so is its last piece."""
 
@@ -34,9 +46,12 @@ class HttpResponse:
         own_headers: Mapping[str, str],
         clock: Clock,
         stall_s: float = STALL_S,
+        writer: Writer | None = None,
     ) -> None:
-        """`own_headers` are those that every answer to this request has."""
+        """`own_headers` are those that every answer to this request has. `writer`: None where the
+        server has none."""
         self._send = send
+        self._writer = writer
         self._stall_s = stall_s
         self._own_headers = own_headers
         self._clock = clock
@@ -60,6 +75,18 @@ class HttpResponse:
         """Write a piece; returns when the socket's buffer has room again."""
         if body:
             await self._write({"type": "http.response.body", "body": body, "more_body": True})
+
+    @property
+    def has_room(self) -> bool:
+        """True when a piece can be written with `write_now`."""
+        return self._writer is not None and self.started and self._writer.has_room
+
+    def write_now(self, piece: bytes, now_s: float) -> None:
+        """Write a piece at this time. Only with `has_room`."""
+        assert self._writer is not None, "there is room"
+        self._last_write_s = now_s
+        if piece:
+            self._writer.write(piece)
 
     async def end(self, body: bytes = b"") -> None:
         """Send the last piece and end. At most once."""

@@ -45,6 +45,12 @@ class StreamedAnswer:
     async def deltas(self, batch: list[Delta]) -> None:
         await self._response.write(self._format.deltas(batch))
 
+    def offer(self, batch: list[Delta], now_s: float) -> bool:
+        if not self._response.has_room:
+            return False
+        self._response.write_now(self._format.deltas(batch), now_s)
+        return True
+
     async def finished(self, usage: Usage, head: Head) -> None:
         await self._response.end_with(self._format.closing(usage))
 
@@ -80,6 +86,10 @@ class WholeAnswer:
 
     async def deltas(self, batch: list[Delta]) -> None:
         self._format.collect(batch)
+
+    def offer(self, batch: list[Delta], now_s: float) -> bool:
+        self._format.collect(batch)
+        return True
 
     async def finished(self, usage: Usage, head: Head) -> None:
         await self._response.whole(200, self._format.whole(usage), _head_headers(head))

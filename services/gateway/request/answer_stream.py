@@ -8,6 +8,7 @@ Knows nothing of picks and submits.
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 from baton.system.clock import Clock
 from baton.wire.failures import Unavailable
@@ -67,11 +68,17 @@ class Delivery:
             await self._sink.deltas([delta])
             await asyncio.sleep(0)
 
-    async def deliver(self, deltas: list[Delta]) -> None:
+    async def deliver(self, deltas: list[Delta], now_s: float) -> None:
         """Send new text, and wait until the client has taken it."""
-        self._token_gaps.note()
+        self._token_gaps.note(now_s)
         await self._sink.deltas(deltas)
-        self._lease.num_produced = self._trace.usage.num_output_tokens
+
+    def offer(self, deltas: list[Delta], now_s: float) -> bool:
+        """Send new text if the client takes it at once; True if so."""
+        if not self._sink.offer(deltas, now_s):
+            return False
+        self._token_gaps.note(now_s)
+        return True
 
 
 class AnswerStream:
@@ -87,6 +94,8 @@ class AnswerStream:
         self._clock = clock
         # Stops one choice of the current attempt.
         self._cancel: Callable[[int], None] = _cancel_nothing
+        # The longest wait between tokens, and the end of the current one.
+        self._gap_s = self._due_s = 0.0
         # Deltas that were not delivered yet.
         self._batch: list[Delta] = []
         self._is_echoed = False
@@ -124,23 +133,40 @@ class AnswerStream:
         `gap_s`: the longest wait between tokens. Raises as `first` does, with nothing left to
         deliver.
         """
+        self._gap_s = gap_s
         while True:
             await self.flush()
             if not self.answer.has_open_choices:
                 return
-            self._take(await self._next_events(attempt, gap_s))
+            self._take(await self._next_events(attempt))
 
-    async def _next_events(self, attempt: Attempt, gap_s: float) -> list[AttemptEvent]:
-        """Wait for events; none when quota has granted more, or ended a choice, in the meantime.
+    async def _next_events(self, attempt: Attempt) -> list[AttemptEvent]:
+        """Wait for events that are not delivered meanwhile; none when there is something else to
+        do: quota has granted more, or tokens that the client did not take at once.
 
         While quota has no room for more it answers often, and the wait goes on.
         """
-        due_s, num_credited = self._clock.now() + gap_s, self._meter.num_credited
-        while not (events := await attempt.events(due_s - self._clock.now())):
+        pass_on = partial(self._pass_on, attempt)
+        self._due_s, num_raises = self._clock.now() + self._gap_s, self._meter.num_raises
+        while not (events := await attempt.events(self._due_s - self._clock.now(), pass_on)):
             self.end_starved()
-            if self._batch or self._meter.num_credited > num_credited:
+            has_ended = not self.answer.has_open_choices
+            if self._batch or has_ended or self._meter.num_raises > num_raises:
                 break
         return events
+
+    def _pass_on(self, attempt: Attempt, now_s: float) -> float | None:
+        """Deliver the tokens that are there; a PassOn of the attempt."""
+        self._take(attempt.take_events())
+        if self._batch and not self._delivery.offer(self._batch, now_s):
+            return None
+        self._batch = []
+        for choice in self.answer.choices:
+            self._meter.accepted(choice.choice, choice.num_received)
+        if not self.answer.has_open_choices:
+            return None
+        self._due_s = now_s + self._gap_s
+        return self._due_s
 
     async def flush(self) -> None:
         """Deliver the tokens that were taken in, however their attempt went on."""
@@ -148,17 +174,10 @@ class AnswerStream:
         if not self._is_echoed:
             self._is_echoed = True
             await self._delivery.repeat_prompt(self._echoes())
-        if batch := self._read_calls(batch):
-            await self._delivery.deliver(batch)
+        if batch:
+            await self._delivery.deliver(batch, self._clock.now())
         for choice in self.answer.choices:
             self._meter.accepted(choice.choice, choice.num_received)
-
-    def _read_calls(self, batch: list[Delta]) -> list[Delta]:
-        """The deltas with the tool calls that their text completes."""
-        calls = self.answer.calls
-        if calls is None:
-            return batch
-        return [read for delta in batch if (read := calls.read(delta)) is not None]
 
     async def close(self, attempt: Attempt) -> None:
         """Stop the worker if it is not done, and wait for its last tokens, to count them."""
@@ -173,7 +192,7 @@ class AnswerStream:
                 choice.choice, choice.num_received
             ):
                 last = choice.finish(FinishReason.LENGTH)
-                self._batch.append(replace(last, spent_budget=self._meter.spent_budget))
+                self._add(replace(last, spent_budget=self._meter.spent_budget))
                 choice.is_unpaid = True
                 self._end_early(choice)
 
@@ -206,19 +225,26 @@ class AnswerStream:
         delta = choice.take(tokens.ids, tokens.logprobs)
         if delta is None:
             return
-        self._batch.append(delta)
+        self._add(delta)
         if delta.finish_reason is not None:
             self._end_early(choice)
 
     def _finish(self, choice: ChoiceText, finished: Finished) -> None:
         reason = finished.finish.reason
         if reason == FinishReason.STOP:
-            self._batch.append(choice.finish(FinishReason.STOP))
+            self._add(choice.finish(FinishReason.STOP))
         elif reason == FinishReason.LENGTH:
-            self._batch.append(choice.finish(FinishReason.LENGTH))
+            self._add(choice.finish(FinishReason.LENGTH))
         else:
             raise Unavailable(f"the worker ended with {reason!r}", reason="worker_lost")
         self._meter.end_choice(choice.choice, choice.num_received)
+
+    def _add(self, delta: Delta) -> None:
+        """Deliver this delta next, with the tool calls that its text completes."""
+        calls = self.answer.calls
+        read = delta if calls is None else calls.read(delta)
+        if read is not None:
+            self._batch.append(read)
 
     def _end_early(self, choice: ChoiceText) -> None:
         """End a choice that its worker would go on with, also while other choices go on."""

@@ -44,7 +44,8 @@ class Attempts:
         self._crash_record = CrashRecord()
         self._payment = Payment(lease, _meter(job, lease, deps), deps.leases)
         self._timeline = Timeline(trace, deps.clock)
-        token_gaps = TokenGaps(trace.model_name, deps.clock)
+        token_gaps = TokenGaps(trace.model_name)
+        lease.num_produced = lambda: trace.usage.num_output_tokens
         delivery = Delivery(sink, lease, trace, self._timeline, token_gaps)
         self._stream = AnswerStream(answer, self._payment.meter, delivery, deps.clock)
         self._submission = Submission(job, answer, deps.server_secret)

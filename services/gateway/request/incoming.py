@@ -145,6 +145,9 @@ class AnswerSink(Protocol):
     async def deltas(self, batch: list[Delta]) -> None:
         """Write new text, in order."""
 
+    def offer(self, batch: list[Delta], now_s: float) -> bool:
+        """Write new text, at this time, if the client's socket accepts it at once; True if so."""
+
     async def finished(self, usage: Usage, head: Head) -> None:
         """End the answer: all choices have ended and the request is settled."""
 

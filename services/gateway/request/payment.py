@@ -44,6 +44,8 @@ class CreditMeter:
         self._credited = [initial] * num_choices
         self._accepted = [0] * num_choices
         self._open = set(range(num_choices))
+        # Counts how often credit went up that was not for tokens that the client took.
+        self.num_raises = 0
         self._give: Callable[[int, int], None] = _send_nothing
         self._ask: Callable[[int], None] | None = None
         self._book()
@@ -92,7 +94,7 @@ class CreditMeter:
     def replenish(self) -> None:
         """Give the credit that is due after the grant grew, or after credit came back."""
         for choice in self._open:
-            self._raise_credit(choice)
+            self.num_raises += self._raise_credit(choice)
         self._book()
         self._extend_when_low()
 
@@ -125,7 +127,7 @@ class CreditMeter:
     def _num_free(self) -> int:
         return self._lease.num_granted - self.num_credited
 
-    def _raise_credit(self, choice: int) -> None:
+    def _raise_credit(self, choice: int) -> bool:
         target = min(self._accepted[choice] + AHEAD_TOKENS, self._max_tokens)
         num_free = self._num_free
         step = min(target - self._credited[choice], num_free)
@@ -135,6 +137,8 @@ class CreditMeter:
             self._credited[choice] += step
             self._book()
             self._give(choice, self._credited[choice])
+            return True
+        return False
 
     def _extend_when_low(self) -> None:
         lease = self._lease

@@ -121,6 +121,10 @@ class _SharedAnswer:
         async with self._writing:
             await self._opened.deltas(batch)
 
+    def offer(self, batch: list[Delta], now_s: float) -> bool:
+        """Write new text of one prompt if that needs no wait; True if so."""
+        return not self._writing.locked() and self._opened.offer(batch, now_s)
+
     def note_end(self, usage: Usage, head: Head) -> None:
         """Note that a prompt's answer is complete."""
         self._usages.append(usage)
@@ -171,8 +175,14 @@ class _PromptSink:
         await self._shared.start(head)
 
     async def deltas(self, batch: list[Delta]) -> None:
+        await self._shared.write(self._numbered(batch))
+
+    def offer(self, batch: list[Delta], now_s: float) -> bool:
+        return self._shared.offer(self._numbered(batch), now_s)
+
+    def _numbered(self, batch: list[Delta]) -> list[Delta]:
         first = self._first_choice
-        await self._shared.write([replace(each, choice=first + each.choice) for each in batch])
+        return [replace(each, choice=first + each.choice) for each in batch]
 
     async def finished(self, usage: Usage, head: Head) -> None:
         self._shared.note_end(usage, head)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 from baton.runtime import logs
 from baton.runtime.telemetry import Span, start_span
-from baton.system.clock import Clock
 from baton.wire.failures import BatonError
 from services.gateway import instruments
 from services.gateway.request.incoming import Repeated
@@ -115,17 +114,15 @@ def of_tokens(trace: RequestTrace, num_choices: int, max_tokens: int) -> Iterato
 class TokenGaps:
     """The times between deliveries of one request's tokens."""
 
-    def __init__(self, model_name: str, clock: Clock) -> None:
+    def __init__(self, model_name: str) -> None:
         self._histogram = instruments.INTER_TOKEN_LATENCY.labels(model_name)
-        self._clock = clock
         self._last_s: float | None = None
 
-    def note(self) -> None:
-        """Note that tokens are delivered now."""
-        now = self._clock.now()
+    def note(self, now_s: float) -> None:
+        """Note that tokens are delivered at this time."""
         if self._last_s is not None:
-            self._histogram.observe(now - self._last_s)
-        self._last_s = now
+            self._histogram.observe(now_s - self._last_s)
+        self._last_s = now_s
 
 
 def _count_tokens(trace: RequestTrace, num_choices: int, max_tokens: int) -> None:

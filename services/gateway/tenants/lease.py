@@ -28,6 +28,11 @@ def nothing_changes() -> None:
     """Do nothing: no request follows this lease."""
 
 
+def nothing_produced() -> int:
+    """0: no request follows this lease."""
+    return 0
+
+
 class Standing(Enum):
     """The last word of quota on a lease."""
 
@@ -71,11 +76,12 @@ class Lease:
     local: bool = False
     # The most tokens that the workers may produce with the credit they have.
     num_credited: int = 0
-    num_produced: int = 0
     num_wanted: int = 0
     standing: Standing = Standing.HELD
     # The name of the limit that has no room for more, for people.
     spent_limit: str = ""
+    # Counts the tokens that the workers have produced.
+    num_produced: Callable[[], int] = field(default=nothing_produced)
     # Called when num_granted or standing changed.
     on_change: Callable[[], None] = field(default=nothing_changes)
 
@@ -125,7 +131,7 @@ class Lease:
             # Credit grows up to the grant without another renewal.
             used_output_tokens=max(self.num_granted, wanted),
             wanted_output_tokens=wanted,
-            produced_output_tokens=min(self.num_produced, self.num_credited),
+            produced_output_tokens=min(self.num_produced(), self.num_credited),
             key_id=self.key_id,
             model=self.model,
             num_prompt_tokens=self.num_prompt_tokens,

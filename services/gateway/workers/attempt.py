@@ -1,8 +1,9 @@
 """One attempt of one request on one decode worker: the events that arrived and were not taken yet.
 
-The link's reader puts events in and never waits; the request's own task takes them out. The
-buffer is bounded by the credit that the gateway gave: a worker that sends more breaks the
-protocol and loses the attempt.
+The link's reader puts events in and never waits; the request's own task takes them out, or its
+`PassOn` does so at the end of the frame, in the reader's turn, while that task waits (decision
+0054). The buffer is bounded by the credit that the gateway gave: a worker that sends more breaks
+the protocol and loses the attempt.
 
 A stream that is lost and resumed is only a pause here (workers/worker_link.py).
 """
@@ -60,6 +61,10 @@ class Finished:
 
 AttemptEvent = Tokens | PromptLogprobs | Prefilled | Finished
 
+# Takes the events that are there, at this time, without waiting. Returns the time by which the next
+# must come, or None when the request's task has to go on.
+PassOn = Callable[[float], float | None]
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptKey:
@@ -82,12 +87,13 @@ class Wakeup:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
         self._deadline_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_s = 0.0
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait for `wake`. Raises DeadlineExceeded."""
+        """Wait for `wake`. Raises DeadlineExceeded, and what was raised for this task."""
         self._deadline_s = self._clock.now() + timeout_s
         if self._timer is None or self._timer_due_s > self._deadline_s:
             self._set_timer(timeout_s)
@@ -96,11 +102,33 @@ class Wakeup:
             await self._waiter
         finally:
             self._waiter = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def wake(self) -> None:
         """Let the task go on, if it waits."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """True while the task waits and nothing has woken it."""
+        return self._waiter is not None and not self._waiter.done()
+
+    def put_off(self, deadline_s: float) -> None:
+        """Let the current wait take until then, which is no earlier than it was."""
+        self._deadline_s = deadline_s
+
+    def __enter__(self) -> None:
+        """Let what is raised from here on be raised in the task that waits."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._error = error
+        self.wake()
+        return True
 
     def release(self) -> None:
         """Stop the timer for good: there will be no more waits."""
@@ -180,7 +208,7 @@ class OutputProgress:
 class Attempt:
     """One attempt, created by WorkerLink.submit. Only one task calls `events`.
 
-    Methods named `take_...` are for the link's reader.
+    Methods named `take_...` are for the link's reader, which calls `end_frame` after them.
     """
 
     def __init__(
@@ -202,6 +230,7 @@ class Attempt:
         self._give_on_link = give
         self._cancel_on_link = cancel
         self._buffer: list[AttemptEvent] = []
+        self._pass_on: PassOn | None = None
         self._is_poked = False
         self._wakeup = Wakeup(clock)
 
@@ -220,19 +249,40 @@ class Attempt:
         """Seconds that its open choices take at most at their pace; None while it is not known."""
         return self._output.left_s()
 
-    async def events(self, timeout_s: float) -> list[AttemptEvent]:
-        """Wait for events; returns all that arrived since the last call, or none after `poke`.
+    async def events(self, timeout_s: float, pass_on: PassOn | None = None) -> list[AttemptEvent]:
+        """Wait for events; returns all that arrived since the last call, or none after `poke` and
+        when `pass_on` has taken them. Raises what that raised.
 
         Raises the attempt's failure once the buffer is empty, DeadlineExceeded when nothing
         arrives in time.
         """
         if not self._buffer and self.failure is None and not self._is_poked:
-            await self._wakeup.wait(timeout_s)
+            self._pass_on = pass_on
+            try:
+                await self._wakeup.wait(timeout_s)
+            finally:
+                self._pass_on = None
         self._is_poked = False
         if not self._buffer and self.failure is not None:
             raise self.failure
+        return self.take_events()
+
+    def take_events(self) -> list[AttemptEvent]:
+        """The events that are there."""
         buffer, self._buffer = self._buffer, []
         return buffer
+
+    def end_frame(self, now_s: float) -> None:
+        """Hand on what a frame brought, or wake the task that waits for it."""
+        if self._pass_on is None or not self._wakeup.is_waited_for or self.failure is not None:
+            self._wakeup.wake()
+            return
+        with self._wakeup:
+            deadline_s = self._pass_on(now_s)
+            if deadline_s is None:
+                self._wakeup.wake()
+            else:
+                self._wakeup.put_off(deadline_s)
 
     async def drained(self, timeout_s: float) -> None:
         """Wait until the worker owes nothing more, or for `timeout_s`."""
@@ -264,8 +314,8 @@ class Attempt:
 
     def take_prompt_logprobs(self, logprobs: Sequence[worker_pb2.TokenLogprobs]) -> None:
         """Add logprobs of the prompt, whose length bounds them: PromptEcho checks the indexes."""
-        if self._wants_prompt_logprobs and not self.ended:
-            self._add(PromptLogprobs(logprobs))
+        if logprobs and self._wants_prompt_logprobs and not self.ended:
+            self._buffer.append(PromptLogprobs(logprobs))
 
     def take_tokens(
         self,
@@ -279,7 +329,7 @@ class Attempt:
             return
         try:
             if self._output.advance(choice, first_index, len(ids)):
-                self._add(Tokens(choice, ids, logprobs))
+                self._buffer.append(Tokens(choice, ids, logprobs))
         except BatonError as error:
             self.abandon(error)
 
@@ -289,13 +339,13 @@ class Attempt:
         if side.choice >= self._output.num_choices or self.failure is not None:
             return
         if side.HasField("prefill"):
-            self._add(Prefilled(side.choice, side.prefill))
+            self._buffer.append(Prefilled(side.choice, side.prefill))
         if side.HasField("finish"):
             if side.finish.HasField("failure"):
                 self.fail(from_wire(side.finish.failure))
                 return
             self._output.finished.add(side.choice)
-            self._add(Finished(side.choice, side.finish))
+            self._buffer.append(Finished(side.choice, side.finish))
 
     def take_refusal(self, refused: worker_pb2.Refused) -> None:
         """End the attempt: nothing comes of it."""
@@ -311,10 +361,6 @@ class Attempt:
         """End the attempt: it was refused, lost or broken. The first failure stands."""
         if not self.ended:
             self.failure = error
-        self._wakeup.wake()
-
-    def _add(self, event: AttemptEvent) -> None:
-        self._buffer.append(event)
         self._wakeup.wake()
 
 

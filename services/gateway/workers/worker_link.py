@@ -29,6 +29,8 @@ from services.gateway.workers.worker_connections import WorkerConnections, Write
 
 MAX_OPEN_ATTEMPTS = 16_384
 
+_OVER = instruments.GATEWAY_DROPPED_ENTRIES.labels(instruments.DropCause.OVER)
+
 _log = logs.get("worker_link")
 
 
@@ -210,32 +212,39 @@ class WorkerLink:
         self._attempts.clear()
 
     def _take_step(self, step: worker_pb2.Step) -> None:
-        ids = step.ids
+        ids = list(step.ids)
         counts = step.counts or [1] * len(step.handles)
         num_entries = {len(step.handles), len(step.choices), len(step.first_index), len(counts)}
         if len(num_entries) > 1 or sum(counts) != len(ids):
             self._abandon_all("the worker sent a step whose columns do not match")
         logprobs = {}
+        touched: dict[int, Attempt] = {}
         for side in step.side:
             logprobs[side.handle, side.choice] = side.logprobs
-            if side.prompt_logprobs and side.handle in self._attempts:
-                self._attempts[side.handle].take_prompt_logprobs(side.prompt_logprobs)
+            attempt = self._attempts.get(side.handle)
+            if attempt is not None:
+                touched[side.handle] = attempt
+                attempt.take_prompt_logprobs(side.prompt_logprobs)
         start = 0
         for handle, choice, first_index, count in zip(
             step.handles, step.choices, step.first_index, counts, strict=True
         ):
             attempt = self._attempts.get(handle)
             if attempt is not None:
+                touched[handle] = attempt
                 new_ids = ids[start : start + count]
                 new_logprobs = logprobs.get((handle, choice), ())
                 attempt.take_tokens(choice, first_index, new_ids, new_logprobs)
             else:
-                instruments.GATEWAY_DROPPED_ENTRIES.labels(instruments.DropCause.OVER).inc()
+                _OVER.inc()
             start += count
         for side in step.side:
             attempt = self._attempts.get(side.handle)
             if attempt is not None:
                 attempt.take_side(side)
+        now_s = self._clock.now()
+        for attempt in touched.values():
+            attempt.end_frame(now_s)
 
     def _give(self, attempt: Attempt, choice: int, up_to_index: int) -> None:
         if attempt.key.handle in self._attempts:

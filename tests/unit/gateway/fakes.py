@@ -111,6 +111,11 @@ class RecordingSink:
         self.batches.append(batch)
         await self.free.wait()
 
+    def offer(self, batch: list[Delta], now_s: float) -> bool:
+        if self.free.is_set():
+            self.batches.append(batch)
+        return self.free.is_set()
+
     async def finished(self, usage: Usage, head: Head) -> None:
         self.usage = usage
         self.head = head

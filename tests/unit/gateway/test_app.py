@@ -70,6 +70,35 @@ class Client:
         return self.body.count(b": keep-alive\n\n")
 
 
+class Socket:
+    """The writer of a client's connection; without room nothing more is accepted."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.num_pieces = 0
+
+    @property
+    def has_room(self) -> bool:
+        return self.client.reads.is_set()
+
+    def write(self, piece: bytes) -> None:
+        assert self.client.status, "headers first"
+        assert not self.client.ended, "nothing after the end"
+        self.client.body += piece
+        self.num_pieces += 1
+
+
+def choice_of(client: Client, number: int) -> list[dict[str, Any]]:
+    """What a streamed answer says of one choice, in order."""
+    said = [json.loads(event)["choices"][0] for event in client.events[:-1]]
+    return [each for each in said if each["index"] == number]
+
+
+def text_of(client: Client) -> str:
+    deltas = [said["delta"] for said in choice_of(client, 0)]
+    return "".join(delta.get("content", "") for delta in deltas)
+
+
 def app_of(fleet: Fleet, max_open_requests: int = 100) -> App:
     return App(
         fleet.gateway,
@@ -219,6 +248,44 @@ def test_a_body_that_does_not_stream_is_never_kept_alive() -> None:
         await serve(app_of(fleet), client)
         assert client.comments == 0
         assert json.loads(client.body)["choices"][0]["message"]["content"] == "Hello there."
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 3}, {"stop": "re."}, {"logprobs": True}])
+def test_a_stream_that_is_written_at_once_has_the_bytes_of_one_that_waits(
+    fields: dict[str, Any],
+) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        waiting, client = Client(CHAT | fields), Client(CHAT | fields)
+        await serve(app_of(fleet), waiting)
+        socket = client.scope["baton.writer"] = Socket(client)
+        await serve(app_of(fleet), client)
+        assert socket.num_pieces >= 5
+        for number in range(fields.get("n", 1)):
+            assert choice_of(client, number) == choice_of(waiting, number)
+        assert client.events[-1] == "[DONE]"
+
+    simulate(scenario)
+
+
+def test_a_stream_goes_on_in_order_after_its_client_read_nothing_for_a_while() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        text = "".join(chr(65 + index % 26) for index in range(500))
+        fleet.worker.texts, fleet.worker.step_s = [text], 0.001
+        client = Client(CHAT)
+        socket = client.scope["baton.writer"] = Socket(client)
+        task = fleet.tasks.create_task(serve(app_of(fleet), client))
+        for num_pieces in (10, 250):
+            while socket.num_pieces < num_pieces:
+                await asyncio.sleep(0.001)
+            client.reads.clear()
+            await asyncio.sleep(1)
+            num_read = client.body.count(b'"content"') - 1
+            assert max(fleet.worker.num_written.values()) <= num_read + 64
+            client.reads.set()
+        await task
+        assert text_of(client) == text
 
     simulate(scenario)
 

@@ -237,11 +237,11 @@ def test_only_a_lease_that_runs_short_asks_between_two_beats() -> None:
 
 def test_a_renewal_says_what_may_be_produced_and_never_more_produced_than_that() -> None:
     lease = lease_of()
-    lease.num_credited, lease.num_produced, lease.num_wanted = 64, 70, 500
+    lease.num_credited, lease.num_produced, lease.num_wanted = 64, lambda: 70, 500
     renewal = lease.to_wire()
     assert (renewal.used_output_tokens, renewal.produced_output_tokens) == (500, 64)
     assert (renewal.granted_output_tokens, renewal.wanted_output_tokens) == (100, 500)
-    lease.num_produced = 20
+    lease.num_produced = lambda: 20
     assert lease.to_wire().produced_output_tokens == 20
 
 

@@ -10,7 +10,7 @@ from baton.runtime.shared_stream import StreamLost
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.newer_peer import from_the_future, unknown_frame
 from baton.testing.virtual_clock import VirtualClock, run_virtual
-from baton.wire.failures import BatonError, NoRoom, Unavailable, to_wire
+from baton.wire.failures import BatonError, DeadlineExceeded, NoRoom, Unavailable, to_wire
 from baton.wire.v1 import router_pb2, sampling_pb2, worker_pb2
 from services.gateway.workers.attempt import Attempt, Finished, Tokens
 from services.gateway.workers.migration import EarlyMigration
@@ -110,6 +110,63 @@ def test_columns_are_taken_apart_into_the_attempts() -> None:
         await pair.step(handles=[1, 2], choices=[0, 0], first_index=[1, 3], ids=[6, 10])
         assert await first.events(1) == [Tokens(0, [6])]
         assert await second.events(1) == [Tokens(0, [10])]
+
+    linked(scenario)
+
+
+def test_what_a_frame_brings_is_passed_on_while_its_task_goes_on_waiting() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+        passed: list[list[Any]] = []
+
+        def pass_on(now_s: float) -> float | None:
+            passed.append(attempt.take_events())
+            return now_s + 0.1 if len(passed) < 3 else None
+
+        waiting = asyncio.ensure_future(attempt.events(0.1, pass_on))
+        for index in range(3):
+            await asyncio.sleep(0.09)
+            assert not waiting.done()
+            await pair.token(index, seq=index + 1)
+        assert await waiting == []
+        assert passed == [[Tokens(0, [100])], [Tokens(0, [101])], [Tokens(0, [102])]]
+        await pair.token(3, seq=4)
+        assert await attempt.events(1) == [Tokens(0, [103])]
+
+    linked(scenario)
+
+
+def test_a_stream_that_falls_silent_while_it_is_passed_on_is_overdue() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+        waiting = asyncio.ensure_future(attempt.events(0.1, lambda now_s: now_s + 0.1))
+        await asyncio.sleep(0.05)
+        await pair.token(0, seq=1)
+        await asyncio.sleep(0.09)
+        assert not waiting.done()
+        with pytest.raises(DeadlineExceeded):
+            await asyncio.wait_for(waiting, 0.02)
+
+    linked(scenario)
+
+
+def test_what_fails_in_passing_on_fails_its_own_attempt_alone() -> None:
+    async def scenario(pair: Pair) -> None:
+        first, second = pair.link.submit(submit("r1")), pair.link.submit(submit("r2"))
+        for _ in range(2):
+            await pair.next("submit")
+
+        def broken(now_s: float) -> float | None:
+            raise ZeroDivisionError
+
+        waiting = asyncio.ensure_future(first.events(60, broken))
+        await asyncio.sleep(0)
+        await pair.step(handles=[1, 2], choices=[0, 0], first_index=[0, 0], ids=[5, 7])
+        with pytest.raises(ZeroDivisionError):
+            await waiting
+        assert await second.events(1) == [Tokens(0, [7])]
 
     linked(scenario)
 
