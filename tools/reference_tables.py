@@ -14,6 +14,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from baton.localstack import span_receiver
 from baton.runtime import instruments as runtime_instruments
 from baton.runtime import peer_tls
+from baton.runtime.instruments import TallyHistogram
 from baton.worker import instruments as worker_instruments
 from baton.worker import settings as worker_settings
 from services.edge import instruments as edge_instruments
@@ -52,11 +53,11 @@ SETTINGS = (
 )
 
 
-def all_metrics() -> Iterator[MetricWrapperBase]:
+def all_metrics() -> Iterator[MetricWrapperBase | TallyHistogram]:
     """Every metric of Baton, service by service."""
     for module in INSTRUMENTS:
         for value in vars(module).values():
-            if isinstance(value, MetricWrapperBase):
+            if isinstance(value, MetricWrapperBase | TallyHistogram):
                 yield value
 
 

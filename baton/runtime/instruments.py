@@ -7,15 +7,73 @@ never request ids or anything that a client chooses freely, and tenants only whe
 bounded.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
-from prometheus_client import Counter
+from prometheus_client import REGISTRY, Counter
+from prometheus_client.metrics_core import HistogramMetricFamily
+from prometheus_client.registry import Collector, CollectorRegistry
 
 # Counters with the label values that are known beforehand.
 Series = Mapping[Counter, Iterable[tuple[str, ...]]]
 
 # Seconds from a cancel to its end, at a worker and at the gateway.
 CANCEL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Observations of one series: how many in each bucket, the last of which has no bound.
+
+    One event loop counts in place: a search in `bounds` and two additions.
+    """
+
+    bounds: Sequence[float]
+    counts: list[int]
+    total: float = 0.0
+
+
+class TallyHistogram(Collector):
+    """A histogram for what is observed thousands of times a second.
+
+    prometheus_client's own takes two locks and 3 us for each observation. A scrape in another
+    thread may see one that is not complete; the next sees it.
+    """
+
+    _type = "histogram"
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        labelname: str,
+        *,
+        buckets: Sequence[float],
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        # Under the names that prometheus_client's own metrics have them.
+        self._name, self._documentation, self._labelnames = name, documentation, (labelname,)
+        self._buckets = buckets
+        self._tallies: dict[str, Tally] = {}
+        registry.register(self)
+
+    def labels(self, value: str) -> Tally:
+        """The series with this label."""
+        tally = self._tallies.get(value)
+        if tally is None:
+            tally = self._tallies[value] = Tally(self._buckets, [0] * (len(self._buckets) + 1))
+        return tally
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """The family of all series, for a scrape."""
+        family = HistogramMetricFamily(self._name, self._documentation, labels=self._labelnames)
+        bounds = [*(str(float(bound)) for bound in self._buckets), "+Inf"]
+        for value, tally in list(self._tallies.items()):
+            buckets = list(zip(bounds, accumulate(tally.counts), strict=True))
+            family.add_metric([value], buckets, tally.total)
+        yield family
+
 
 AUDIT_VIOLATIONS = Counter(
     "baton_audit_violations", "Invariants that were violated, by check", ("check",)

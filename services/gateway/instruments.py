@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from baton.runtime.instruments import CANCEL_BUCKETS, Series
+from baton.runtime.instruments import CANCEL_BUCKETS, Series, TallyHistogram
 from baton.wire.failures import REASONS
 
 
@@ -45,10 +45,10 @@ TIME_TO_FIRST_TOKEN = Histogram(
     _SERVED,
     buckets=_FIRST_TOKEN_BUCKETS,
 )
-INTER_TOKEN_LATENCY = Histogram(
+INTER_TOKEN_LATENCY = TallyHistogram(
     "vllm:inter_token_latency_seconds",
     "Time between two deliveries of one request's tokens",
-    _SERVED,
+    *_SERVED,
     buckets=_PER_TOKEN_BUCKETS,
 )
 

@@ -3,6 +3,7 @@
 No prompt or output text, no API key, and no tenant in a metric's label.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -115,13 +116,15 @@ class TokenGaps:
     """The times between deliveries of one request's tokens."""
 
     def __init__(self, model_name: str) -> None:
-        self._histogram = instruments.INTER_TOKEN_LATENCY.labels(model_name)
+        self._tally = instruments.INTER_TOKEN_LATENCY.labels(model_name)
         self._last_s: float | None = None
 
     def note(self, now_s: float) -> None:
         """Note that tokens are delivered at this time."""
         if self._last_s is not None:
-            self._histogram.observe(now_s - self._last_s)
+            gap_s, tally = now_s - self._last_s, self._tally
+            tally.counts[bisect_left(tally.bounds, gap_s)] += 1
+            tally.total += gap_s
         self._last_s = now_s
 
 
