@@ -166,7 +166,12 @@ def _texts(job: Job) -> TokenTexts:
     if isinstance(prompt, ChatMessages) and (marks := text_model.marks_for(prompt.tools)):
         decoder = MarkedDecoder(decoder, marks)
     skips_special = not job.request.shows_special_tokens
-    return TokenTexts(decoder, context_ids, skips_special=skips_special)
+    return TokenTexts(
+        decoder,
+        context_ids,
+        skips_special=skips_special,
+        whole_texts=text_model.whole_texts if skips_special else None,
+    )
 
 
 def _reasoning_of(job: Job) -> ReasoningReader | None:

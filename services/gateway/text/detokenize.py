@@ -36,6 +36,20 @@ class Decoder(Protocol):
         """The text of token ids."""
 
 
+class WholeTexts(dict[int, str]):
+    """The text of each token that is one or more whole characters; empty for all others, special
+    ones too. Bounded by the vocabulary. Only for a decoder that joins its tokens' bytes."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self._decoder = decoder
+
+    def __missing__(self, token_id: int) -> str:
+        text = self._decoder.decode([token_id])
+        self[token_id] = text = "" if _REPLACEMENT in text else text
+        return text
+
+
 @dataclass(frozen=True, slots=True)
 class TextModel:
     """The parts of a model's files that the gateway needs, besides what its workers announce."""
@@ -44,6 +58,8 @@ class TextModel:
     token_bytes: TokenBytes
     # In bytes; 0 = a token may stand for any number of them.
     longest_token: int
+    # Set where tokens that are whole characters have the same text everywhere.
+    whole_texts: WholeTexts | None
     # From the model's generation_config.json; None = not stated.
     default_temperature: float | None
     # None = the way in which the model writes calls is not known.
@@ -83,12 +99,18 @@ class MarkedDecoder:
 class TokenTexts:
     """The text of one choice's tokens as they come. `context_ids`: the end of the text that the
     output continues, so that a leading space is kept; empty for a new turn. `skips_special`:
-    special tokens have no text."""
+    special tokens have no text. `whole_texts`: those of the decoder, where it has them."""
 
     def __init__(
-        self, decoder: Decoder, context_ids: list[int], *, skips_special: bool = True
+        self,
+        decoder: Decoder,
+        context_ids: list[int],
+        *,
+        skips_special: bool = True,
+        whole_texts: WholeTexts | None = None,
     ) -> None:
         self._decoder = decoder
+        self._whole_texts = whole_texts
         self._skips_special = skips_special
         self._ids = list(context_ids)
         # Text of ids[:_sent] was sent; the window for decoding starts at _start.
@@ -97,6 +119,13 @@ class TokenTexts:
 
     def add(self, token_id: int) -> str:
         """The text that is complete with this token; empty while a character is incomplete."""
+        if (
+            self._whole_texts is not None
+            and self._sent == len(self._ids)
+            and (text := self._whole_texts[token_id])
+        ):
+            self._ids, self._start, self._sent = [token_id], 0, 1
+            return text
         self._ids.append(token_id)
         text = self._unsent(len(self._ids))
         if text and not text.endswith(_REPLACEMENT):
@@ -179,6 +208,7 @@ def load_text_model(artifact: bytes) -> TextModel:
         decoder=tokenizer,
         token_bytes=token_bytes,
         longest_token=token_bytes.longest(),
+        whole_texts=WholeTexts(tokenizer) if token_bytes.are_joined else None,
         default_temperature=_default_temperature(files.get("generation_config.json", b"{}")),
         call_syntax=syntax,
         call_marks={} if syntax is None else _special_marks(tokenizer, syntax.texts),

@@ -44,6 +44,8 @@ class TokenBytes:
         self._is_byte_level = "ByteLevel" in kinds
         self._has_byte_tokens = "ByteFallback" in kinds
         self._replaced = [pair for step in steps for pair in _replacements(step)]
+        # A text is the bytes of its tokens, one after the other.
+        self.are_joined = kinds == {"ByteLevel"}
         known = {"ByteLevel", "ByteFallback", "Replace", "Metaspace"} | _NEUTRAL
         self._is_understood = bool(kinds) and kinds <= known
 

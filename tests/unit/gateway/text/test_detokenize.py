@@ -6,11 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from baton.demo_model import demo_model_path
 from baton.wire.failures import InternalFailure
-from services.gateway.text.detokenize import TokenTexts, load_text_model
+from services.gateway.text.detokenize import TokenTexts, WholeTexts, load_text_model
 from tests.unit.gateway.fakes import EOS, artifact, tokenizer_json
 
 BYTES = Tokenizer.from_str(tokenizer_json().decode())
+DEMO = Tokenizer.from_file(str(demo_model_path() / "tokenizer.json"))
 
 
 def metaspace_tokenizer() -> Tokenizer:
@@ -52,6 +54,19 @@ def test_pieces_join_to_the_text_and_hold_no_half_character(text: str) -> None:
     assert "".join(pieces) == text
     if "\ufffd" not in text:
         assert not any("\ufffd" in piece for piece in pieces)
+
+
+@given(st.lists(st.integers(0, 4095), max_size=40))
+def test_known_texts_of_tokens_make_the_same_pieces_as_decoding_does(ids: list[int]) -> None:
+    known = TokenTexts(DEMO, [], whole_texts=WholeTexts(DEMO))
+    pieces = [*(known.add(token_id) for token_id in ids), known.flush()]
+    assert pieces == texts_of(DEMO, ids)
+
+
+def test_only_decoders_that_join_bytes_have_texts_of_tokens() -> None:
+    assert load_text_model(artifact()).whole_texts is not None
+    files = {"tokenizer.json": metaspace_tokenizer().to_str().encode()}
+    assert load_text_model(msgspec.msgpack.encode(files)).whole_texts is None
 
 
 def test_special_tokens_have_no_text() -> None:
