@@ -28,8 +28,19 @@ from baton.model.gpu.triton.layer_kernels import (
     rotate_store_kernel,
     silu_mul_kernel,
 )
+from baton.model.gpu.triton.sampling_kernels import forbid_tokens_kernel, sample_rows_kernel
 
-_INDEXES = ("slots_ptr", "query_starts_ptr", "context_lens_ptr", "table_starts_ptr", "tables_ptr")
+_INDEXES = (
+    "slots_ptr",
+    "query_starts_ptr",
+    "context_lens_ptr",
+    "table_starts_ptr",
+    "tables_ptr",
+    "settings_ptr",
+    "rows_ptr",
+    "words_ptr",
+)
+_OF_LOGITS = {"logits_ptr": "*fp32", "tokens_ptr": "*i64"}
 _FLOATS = ("scaling", "softcap", "eps")
 _HEAD = {"BLOCK_SIZE": 16, "K_DIM": 128, "V_DIM": 128, "K_PAD": 128, "V_PAD": 128}
 _FORM = {"HAS_SINKS": True, "HAS_SOFTCAP": True, "HAS_WINDOW": True, "PRECISION": "ieee"}
@@ -54,6 +65,9 @@ CASES: dict[str, tuple[Any, dict[str, Any], int, int]] = {
     "norm": (add_rms_norm_kernel, {"HAS_RESIDUAL": True, "SIZE_PAD": 4096}, 8, 1),
     "gate": (silu_mul_kernel, {"SIZE_TILE": 4096}, 4, 1),
     "rotate": (rotate_store_kernel, _ROTATE | {"HAS_NORM": True}, 1, 1),
+    "sample": (sample_rows_kernel, {"HAS_LIMITS": False, "TILE": 4096}, 8, 3),
+    "sample, limits": (sample_rows_kernel, {"HAS_LIMITS": True, "TILE": 4096}, 8, 3),
+    "forbid": (forbid_tokens_kernel, {"TILE_WORDS": 128}, 4, 3),
 }
 
 
@@ -83,8 +97,12 @@ def _type(name: str, constants: dict[str, Any]) -> str:
         return "constexpr"
     if not name.endswith("_ptr"):
         return "fp32" if name in _FLOATS else "i32"
+    if name == "rows_ptr" and "HAS_RESIDUAL" in constants:
+        return "*bf16"
     if name in _INDEXES:
         return "*i32"
+    if name in _OF_LOGITS:
+        return _OF_LOGITS[name]
     is_partial = constants.get("SEGMENTS", 1) > 1 and name in ("partials_ptr", "stats_ptr")
     return "*fp32" if is_partial else "*bf16"
 

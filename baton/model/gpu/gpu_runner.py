@@ -19,6 +19,7 @@ from baton.model.gpu.device_pages import DevicePages
 from baton.model.gpu.gpu_forward import device_forward
 from baton.model.gpu.step_inputs import StepInputs, StepLimits
 from baton.model.gpu.triton.attention_backend import Tuning
+from baton.model.gpu.triton.sampling import DEVICE_OPS
 from baton.model.load.load import LoadedModel
 from baton.model.sampling.logit_edits import is_edited
 from baton.model.sampling.row_sampler import RowSampler
@@ -70,7 +71,7 @@ class GpuRunner:
         self.max_model_len = loaded.max_model_len
         self.eos_token_ids = loaded.eos_token_ids
         loaded.model.to(device)  # type: ignore[arg-type]
-        self._sampler = RowSampler(loaded.eos_token_ids)
+        self._sampler = RowSampler(loaded.eos_token_ids, DEVICE_OPS)
         self._inputs = StepInputs(limits, loaded.kv_spec.block_size, device)
         self._forward = device_forward(loaded, self._inputs, tuning, is_fused=is_fused)
         self._outputs = _DecodeOutputs.of(loaded, limits.max_seqs, device)

@@ -4,7 +4,7 @@ In this order, and only in the rows that ask; the other rows are not read. Defin
 bias, presence and frequency (counted over the output), vLLM's for repetition (prompt and output).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from baton.model.sampling.token_counts import CountsCache
 
 _Positions = tuple[torch.Tensor, torch.Tensor]  # row and token id of each logit
 _Rows = Sequence[tuple[int, SampleRow]]
+# As `forbid_tokens`.
+Forbid = Callable[[torch.Tensor, Sequence[int], NDArray[np.int32]], None]
 
 
 def is_edited(row: SampleRow) -> bool:
@@ -28,10 +30,18 @@ def is_edited(row: SampleRow) -> bool:
     )
 
 
+def forbid_tokens(logits: torch.Tensor, indexes: Sequence[int], words: NDArray[np.int32]) -> None:
+    """Make tokens impossible in the rows of `indexes`: where the bit in its `words` is 0."""
+    for index, row in zip(indexes, words.astype("<i4", copy=False), strict=True):
+        bits = np.unpackbits(row.view(np.uint8), count=logits.shape[1], bitorder="little")
+        logits[index].masked_fill_(torch.from_numpy(bits == 0), -torch.inf)
+
+
 class LogitEditor:
     """Keeps the token counts of the sequences that have penalties."""
 
-    def __init__(self, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, eos_token_ids: Sequence[int], forbid: Forbid = forbid_tokens) -> None:
+        self._forbid = forbid
         self._eos_token_ids = tuple(eos_token_ids)
         self._counts = CountsCache()
 
@@ -42,11 +52,17 @@ class LogitEditor:
         edited = [(index, row) for index, row in enumerate(rows) if is_edited(row)]
         _add_biases(logits, [pair for pair in edited if pair[1].params.logit_bias])
         if masks is not None:
-            _apply_masks(logits, edited, masks)
+            self._apply_masks(logits, edited, masks)
         self._forbid_ends(
             logits, [pair for pair in edited if pair[1].output_index < pair[1].params.min_tokens]
         )
         self._penalise(logits, [pair for pair in edited if pair[1].history is not None])
+
+    def _apply_masks(self, logits: torch.Tensor, rows: _Rows, masks: NDArray[np.int32]) -> None:
+        chosen = [(index, row.mask_row) for index, row in rows if row.mask_row is not None]
+        if chosen:
+            indexes, mask_rows = zip(*chosen, strict=True)
+            self._forbid(logits, indexes, masks[list(mask_rows)])
 
     def _forbid_ends(self, logits: torch.Tensor, rows: _Rows) -> None:
         for index, row in rows:
@@ -88,16 +104,6 @@ def _add_biases(logits: torch.Tensor, rows: _Rows) -> None:
     positions = _positions(logits, rows, [bias[:, 0].astype(np.int64) for bias in biases])
     added = np.concatenate([bias[:, 1] for bias in biases]).astype(np.float32)
     logits[positions] += torch.from_numpy(added).to(logits.device)
-
-
-def _apply_masks(logits: torch.Tensor, rows: _Rows, masks: NDArray[np.int32]) -> None:
-    for index, row in rows:
-        if row.mask_row is None:
-            continue
-        words = masks[row.mask_row].astype("<i4", copy=False)
-        bits = np.unpackbits(words.view(np.uint8), count=logits.shape[1], bitorder="little")
-        forbidden = torch.from_numpy(bits == 0).to(logits.device)
-        logits[index].masked_fill_(forbidden, -torch.inf)
 
 
 def _positions(logits: torch.Tensor, rows: _Rows, ids: list[NDArray[np.int64]]) -> _Positions:

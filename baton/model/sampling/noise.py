@@ -6,22 +6,35 @@ the same stream. Hashes: splitmix64 for the row's key, then two rounds of the 32
 `lowbias32` (Wellons) keyed by its halves.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from baton.engine.protocol.batch import SampleRow
+
 _MASK_64 = (1 << 64) - 1
-_GOLDEN_64 = 0x9E3779B97F4A7C15
-_MASK_32 = (1 << 32) - 1
+_ONE = np.uint64(1)
+_GOLDEN_64 = np.uint64(0x9E3779B97F4A7C15)
+_MIX_64_1, _MIX_64_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _GOLDEN_32 = np.uint32(0x9E3779B9)
 _MIX_1, _MIX_2 = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 
 
-def row_key(seed: int, choice: int, output_index: int) -> int:
-    """64-bit key of one token to sample."""
-    key = _splitmix64(seed & _MASK_64)
-    key = _splitmix64(key ^ (choice + 1))
-    return _splitmix64(key ^ (output_index + 1))
+def row_keys(
+    seeds: NDArray[np.uint64], choices: NDArray[np.uint64], output_indexes: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """64-bit keys of tokens to sample."""
+    keys = _splitmix64(seeds)
+    keys = _splitmix64(keys ^ (choices + _ONE))
+    return _splitmix64(keys ^ (output_indexes + _ONE))
+
+
+def keys_of(rows: Sequence[SampleRow]) -> NDArray[np.uint64]:
+    """The keys of the tokens that these rows sample."""
+    numbers = [(row.params.seed & _MASK_64, row.choice, row.output_index) for row in rows]
+    seeds, choices, output_indexes = np.array(numbers, np.uint64).reshape(-1, 3).T
+    return row_keys(seeds, choices, output_indexes)
 
 
 def uniforms(keys: NDArray[np.uint64], token_ids: NDArray[np.uint32]) -> NDArray[np.float32]:
@@ -37,29 +50,11 @@ def uniforms(keys: NDArray[np.uint64], token_ids: NDArray[np.uint32]) -> NDArray
     return (bits.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
 
 
-def device_uniforms(keys: NDArray[np.uint64], token_ids: torch.Tensor) -> torch.Tensor:
-    """The same numbers as `uniforms`, bit by bit, on the device of int64 `token_ids`."""
-    halves = np.stack([keys & np.uint64(_MASK_32), keys >> np.uint64(32)]).astype(np.int64)
-    low, high = torch.from_numpy(halves).to(token_ids.device)[:, :, None].unbind()
-    bits = (token_ids * int(_GOLDEN_32) + low) & _MASK_32
-    bits = _mixed(_mixed(bits) ^ high)
-    return (bits.float() + 0.5) * 2.0**-32
-
-
-def _mixed(bits: torch.Tensor) -> torch.Tensor:
-    """`_lowbias32` of the 32-bit numbers in int64."""
-    bits = bits ^ (bits >> 16)
-    bits = (bits * int(_MIX_1)) & _MASK_32
-    bits = bits ^ (bits >> 15)
-    bits = (bits * int(_MIX_2)) & _MASK_32
-    return bits ^ (bits >> 16)
-
-
-def _splitmix64(value: int) -> int:
-    value = (value + _GOLDEN_64) & _MASK_64
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK_64
-    return value ^ (value >> 31)
+def _splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = values + _GOLDEN_64
+    values = (values ^ (values >> np.uint64(30))) * _MIX_64_1
+    values = (values ^ (values >> np.uint64(27))) * _MIX_64_2
+    return values ^ (values >> np.uint64(31))
 
 
 def _lowbias32(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:

@@ -1,14 +1,22 @@
 """Makes the results of a step's sample rows: edits, tokens, and logprobs of the raw logits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from baton.engine.protocol.batch import RowLogprobs, SampleRow, StepResult
-from baton.model.sampling.logit_edits import LogitEditor, is_edited
+from baton.model.sampling.logit_edits import Forbid, LogitEditor, forbid_tokens, is_edited
 from baton.model.sampling.sampler import sample
+
+
+class SamplingOps(NamedTuple):
+    """The work over whole rows of logits, which a device has its own kernels for."""
+
+    sample: Callable[[torch.Tensor, Sequence[SampleRow]], NDArray[np.int64]] = sample
+    forbid: Forbid = forbid_tokens
 
 
 class RowSampler:
@@ -18,8 +26,15 @@ class RowSampler:
     Edits are single additions, products and quotients, which round alike everywhere.
     """
 
-    def __init__(self, eos_token_ids: Sequence[int], *, is_deterministic: bool = False) -> None:
-        self._editor = LogitEditor(eos_token_ids)
+    def __init__(
+        self,
+        eos_token_ids: Sequence[int],
+        ops: SamplingOps | None = None,
+        *,
+        is_deterministic: bool = False,
+    ) -> None:
+        self._ops = ops or SamplingOps()
+        self._editor = LogitEditor(eos_token_ids, self._ops.forbid)
         self._is_deterministic = is_deterministic
 
     def result(
@@ -46,9 +61,9 @@ class RowSampler:
 
     def _sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> NDArray[np.int64]:
         if not self._is_deterministic:
-            return sample(logits, rows)
+            return self._ops.sample(logits, rows)
         alone = [slice(index, index + 1) for index in range(len(rows))]
-        return np.concatenate([sample(logits[i], rows[i]) for i in alone])
+        return np.concatenate([self._ops.sample(logits[i], rows[i]) for i in alone])
 
     def _logprobs(
         self, raw: torch.Tensor, tokens: NDArray[np.int64], num_tops: Sequence[int]

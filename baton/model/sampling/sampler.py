@@ -1,4 +1,4 @@
-"""Logits to tokens, row by row and lane by lane, so that no row pays for another's settings.
+"""Logits to tokens on a CPU, lane by lane, so that no row pays for another's settings.
 
     forced      nothing is chosen: the token is given
     greedy      temperature 0: the largest logit, ties to the lowest id
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from baton.engine.protocol.batch import SampleRow
-from baton.model.sampling.noise import device_uniforms, row_key, uniforms
+from baton.model.sampling.noise import keys_of, uniforms
 
 CANDIDATES = 257  # enough for top-k 256, with one value beyond to see where equals end
 # Sorting 152k logits takes 16 times as long as finding the 4097 largest.
@@ -27,7 +27,7 @@ _Lane = Callable[[torch.Tensor, Sequence[SampleRow]], torch.Tensor]
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> NDArray[np.int64]:
-    """One token for each row of float32 `logits` `[num_rows, vocab_size]`, on their device."""
+    """One token for each row of float32 `logits` `[num_rows, vocab_size]`."""
     forced = [0 if row.forced_token is None else row.forced_token for row in rows]
     tokens = np.array(forced, dtype=np.int64)
     for lane, indexes in _lanes(rows, logits.shape[1]):
@@ -135,11 +135,5 @@ def _tempered(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
 
 def _race(values: torch.Tensor, rows: Sequence[SampleRow], token_ids: torch.Tensor) -> torch.Tensor:
     """Log of p / e for each candidate: the largest wins. `token_ids` is `[num_rows or 1, N]`."""
-    keys = np.array(
-        [row_key(row.params.seed, row.choice, row.output_index) for row in rows], dtype=np.uint64
-    )
-    if values.device.type == "cpu":
-        noise = torch.from_numpy(uniforms(keys, token_ids.numpy().astype(np.uint32)))
-    else:
-        noise = device_uniforms(keys, token_ids)
+    noise = torch.from_numpy(uniforms(keys_of(rows), token_ids.numpy().astype(np.uint32)))
     return values - noise.neg_().log1p_().neg_().log_()

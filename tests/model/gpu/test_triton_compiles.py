@@ -27,5 +27,5 @@ def test_all_kernels_compile_for_hopper_and_none_spills(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(lines) == 7
+    assert len(lines) == 10
     assert [line for line in lines if line["spilled_bytes"]] == []

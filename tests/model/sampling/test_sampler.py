@@ -7,7 +7,7 @@ import torch
 from baton.engine.protocol.batch import SampleRow
 from baton.engine.protocol.messages import SamplingParams
 from baton.model.sampling import sampler
-from baton.model.sampling.noise import device_uniforms, row_key, uniforms
+from baton.model.sampling.noise import row_keys, uniforms
 from baton.model.sampling.sampler import CANDIDATES, sample
 
 VOCAB = 600
@@ -35,6 +35,10 @@ def _logits(num_rows: int, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
 
 def _row(token_row: int, index: int = 0, choice: int = 0, **params: float) -> SampleRow:
     return SampleRow(token_row, SamplingParams(max_tokens=1, **params), choice, index)
+
+
+def _keys(seeds, choices, output_indexes) -> np.ndarray:
+    return row_keys(*(np.array(part, np.uint64) for part in (seeds, choices, output_indexes)))
 
 
 def _exact(logits: torch.Tensor, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
@@ -136,7 +140,7 @@ def test_seed_choice_and_index_each_change_the_token():
 
 
 def test_noise_of_a_token_does_not_depend_on_the_other_candidates():
-    keys = np.array([row_key(1, 0, 0), row_key(2, 1, 7)], dtype=np.uint64)
+    keys = _keys([1, 2], [0, 1], [0, 7])
     everything = uniforms(keys, np.arange(VOCAB, dtype=np.uint32)[None])
     some = np.array([[3, 500], [42, 41]], dtype=np.uint32)
     assert uniforms(keys, some).tolist() == [
@@ -147,8 +151,8 @@ def test_noise_of_a_token_does_not_depend_on_the_other_candidates():
 
 def test_noise_is_uniform_over_ids_and_over_indexes():
     ids = np.arange(200_000, dtype=np.uint32)[None]
-    over_ids = uniforms(np.array([row_key(3, 0, 0)], dtype=np.uint64), ids)[0]
-    keys = np.array([row_key(3, 0, index) for index in range(50_000)], dtype=np.uint64)
+    over_ids = uniforms(_keys([3], [0], [0]), ids)[0]
+    keys = _keys([3] * 50_000, [0] * 50_000, range(50_000))
     over_indexes = uniforms(keys, np.array([[7]], dtype=np.uint32))[:, 0]
     for values in (over_ids, over_indexes):
         counts = np.histogram(values, bins=100, range=(0.0, 1.0))[0]
@@ -159,16 +163,9 @@ def test_noise_is_uniform_over_ids_and_over_indexes():
 
 def test_noise_has_its_committed_values():
     """A change here would change the tokens of every seeded request."""
-    keys = np.array([row_key(0, 0, 0), row_key(2**63, 3, 1000)], dtype=np.uint64)
+    keys = _keys([0, 2**63], [0, 3], [0, 1000])
     values = uniforms(keys, np.array([[0, 1, 31_999]], dtype=np.uint32))
     assert values.flatten().tolist() == pytest.approx(COMMITTED, abs=1e-7)
-
-
-def test_noise_on_a_device_is_the_same_bit_by_bit():
-    keys = np.array([row_key(seed, 1, 2) for seed in (0, 7, 2**63)], dtype=np.uint64)
-    ids = np.random.default_rng(2).integers(0, 200_000, (3, 500))
-    on_device = device_uniforms(keys, torch.from_numpy(ids))
-    assert torch.equal(on_device, torch.from_numpy(uniforms(keys, ids.astype(np.uint32))))
 
 
 def test_a_tiny_temperature_is_greedy_and_finite():
