@@ -192,7 +192,8 @@ def make(home: Home, options: Options) -> Plan:
         endpoint for model in options.models for endpoint in _add_workers(builder, model, options)
     ]
     router = _add_router(builder, options, workers)
-    _add_gateway(builder, home, options, {"quota": quota, "tokenizer": tokenizer, "router": router})
+    dialled = {"quota": quota, "tokenizer": tokenizer, "router": router, "store_url": redis_url}
+    _add_gateway(builder, home, options, dialled)
     if options.edge:
         _add_edge(builder, options)
     _add_web(builder, home)

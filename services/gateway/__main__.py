@@ -10,6 +10,7 @@ from baton.runtime import environment, logs
 from baton.runtime.admin import Page, start_admin
 from baton.runtime.listening_socket import listening_socket
 from baton.runtime.process import Misconfigured, Process, run
+from baton.runtime.redis_connections import PasswordFile, connect
 from baton.wire.key_registry import RegistryError, read_secrets
 from services.gateway import instruments
 from services.gateway.app import App
@@ -18,12 +19,14 @@ from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer, 
 from services.gateway.gateway import Clients, Gateway, GatewayIdentity
 from services.gateway.http.cors import with_cors
 from services.gateway.open_requests import open_requests
+from services.gateway.redis_commands import RedisCommands
 from services.gateway.request.bodies import BodyLimits
 from services.gateway.request.limits import Limits
 from services.gateway.routing.alias_file import follow_aliases, read_aliases
 from services.gateway.routing.models import AliasError
 from services.gateway.server import SEND_BUFFER_BYTES, HttpServer
 from services.gateway.settings import PREFIX, GatewaySettings
+from services.gateway.stored.store import Store, StoreLimits
 from services.gateway.tenants.outbox_files import DiskFiles
 
 LAST_SETTLES_S = 2.0
@@ -51,6 +54,7 @@ async def serve(
         outbox_files=DiskFiles(settings.outbox_dir),
         in_thread=asyncio.to_thread,
         body_parser=body_parser,
+        store=_store(process, settings),
     )
     gateway = _gateway(process, settings, clients)
     app = _app(gateway, settings)
@@ -107,6 +111,25 @@ def _gateway(process: Process, settings: GatewaySettings, clients: Clients) -> G
         aliases=aliases,
         limits=_limits(settings),
     )
+
+
+def _store(process: Process, settings: GatewaySettings) -> Store | None:
+    if not settings.store_url:
+        return None
+    credentials = None
+    if settings.store_password_file is not None:
+        credentials = PasswordFile(settings.store_password_file, settings.store_username)
+    client = connect(
+        settings.store_url, settings.store_timeout_s, settings.store_connections, credentials
+    )
+    limits = StoreLimits(
+        settings.store_ttl_s,
+        settings.store_bytes_of_tenant,
+        settings.store_objects_of_tenant,
+        settings.store_object_bytes,
+        settings.store_excludes,
+    )
+    return Store(RedisCommands(client), limits, process.clock)
 
 
 def _limits(settings: GatewaySettings) -> Limits:

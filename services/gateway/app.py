@@ -32,12 +32,15 @@ from baton.wire.failures import (
 from baton.wire.metadata import REQUEST_ID
 from services.gateway.clients.protocols import CallContext
 from services.gateway.gateway import Gateway
+from services.gateway.http.background import Background
+from services.gateway.http.conversations import ConversationsApi
 from services.gateway.http.idempotency import KeptAnswers, KeyedRequest, Run
 from services.gateway.http.protocol import ABORT_KEY, HAS_LEFT_KEY, WRITER_KEY
 from services.gateway.http.request import (
     CLIENT_ID_HEADER,
     FIRST_TOKEN_HEADER,
     JSON,
+    OWN_HEADERS_KEY,
     TOKEN_GAP_HEADER,
     TOTAL_HEADER,
     Headers,
@@ -56,6 +59,7 @@ from services.gateway.http.request import (
 )
 from services.gateway.http.response import STALL_S, HttpResponse, error_headers, send_error
 from services.gateway.http.sink import HttpSink
+from services.gateway.http.stored_responses import ResponsesApi
 from services.gateway.model_list import model_body, model_list_body
 from services.gateway.openai.endpoints import ENDPOINTS, Endpoint
 from services.gateway.openai.errors import error_body
@@ -66,8 +70,6 @@ from services.gateway.tenants.principal import Principal
 
 # Envoy's health check then prefers others, also those of other regions.
 FULL_HEADER = "x-envoy-degraded"
-# The key, in a request's scope, of the headers that every answer to it has.
-OWN_HEADERS_KEY = "baton.headers"
 _MODEL_NAME_PATH = b"/v1/models/"
 _ABOUT = msgspec.json.encode(
     {
@@ -110,6 +112,12 @@ class App:
         self._none_open = asyncio.Event()
         self._none_open.set()
         self._cutoff = Cutoff()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._background: Background | None = None
+        if gateway.store is not None:
+            self._background = Background(
+                gateway.pipeline, gateway.store, self._spawn, self._cutoff
+            )
 
     async def idle(self, timeout_s: float) -> bool:
         """Wait until no request is open; False when one still is after `timeout_s`."""
@@ -138,14 +146,32 @@ class App:
         if endpoint is None or scope["method"] != "POST":
             await self._rest(scope, receive, send)
             return
-        self.num_open += 1
-        self._none_open.clear()
+        self._opened()
         try:
             await self._generate(endpoint, scope, receive, send)
         finally:
-            self.num_open -= 1
-            if not self.num_open:
-                self._none_open.set()
+            self._closed()
+
+    def _opened(self) -> None:
+        self.num_open += 1
+        self._none_open.clear()
+
+    def _closed(self) -> None:
+        self.num_open -= 1
+        if not self.num_open:
+            self._none_open.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run what may outlive its HTTP request; it counts as an open request."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        self._opened()
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.remove(task)
+        self._closed()
 
     async def _generate(
         self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send
@@ -158,6 +184,8 @@ class App:
         has_left = scope.get(HAS_LEFT_KEY, _is_not_known)
         sink = HttpSink(response, endpoint, has_left)
         run: Run = self._gateway.pipeline.run
+        if self._background is not None and endpoint.name == "responses":
+            run = partial(self._background.serve, sink)
         try:
             self._check_open()
             if has_left():
@@ -236,6 +264,7 @@ class App:
                 Route("/", self._about),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
+                *self._stored_routes(),
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
                 # As other servers of models call it.
@@ -247,6 +276,15 @@ class App:
         # A path is taken as it is: a slash too many is not guessed away by a redirect.
         app.router.redirect_slashes = False
         return app
+
+    def _stored_routes(self) -> list[Route]:
+        store, gateway = self._gateway.store, self._gateway
+        if store is None:
+            return []
+        conversations = ConversationsApi(
+            store, self._principal, self._max_body_bytes, gateway.clock, gateway.rng
+        )
+        return [*ResponsesApi(store, self._principal).routes(), *conversations.routes()]
 
     async def _about(self, request: Request) -> Response:
         return _json(request, _ABOUT)

@@ -35,6 +35,8 @@ from services.gateway.routing.models import Aliases, ModelDirectory
 from services.gateway.routing.ready_workers import ReadyWorkers
 from services.gateway.routing.routers import Routers
 from services.gateway.routing.worker_totals import WorkersTotals
+from services.gateway.stored.store import Store
+from services.gateway.stored.threads import StoredThreads
 from services.gateway.tenants.auth import Authenticator
 from services.gateway.tenants.leases import LeaseRenewer
 from services.gateway.tenants.local_buckets import LocalBuckets
@@ -60,6 +62,8 @@ class Clients:
     outbox_files: OutboxFiles
     in_thread: RunInThread
     body_parser: BodyParser
+    # None: nothing is kept for clients.
+    store: Store | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,7 @@ class Gateway:
             self._room,
             clock,
         )
+        self.store = clients.store
         self.pipeline = self._pipeline(clients, own.secrets[0], limits or Limits())
 
     async def run(self) -> None:
@@ -132,6 +137,8 @@ class Gateway:
         """Close the workers' links, once no request is open, and tell quota what workers did."""
         await self.links.close_all()
         await self.tell_workers()
+        if self.store is not None:
+            await self.store.close()
 
     async def tell_workers(self) -> None:
         """Tell quota what the workers did until now, if it answers in a moment."""
@@ -164,6 +171,7 @@ class Gateway:
                 server_secret=server_secret,
                 limits=limits,
                 authenticator=self.authenticator,
+                threads=StoredThreads(clients.store),
                 open_requests=OpenRequests(limits.max_open_requests, limits.share_of_requests),
                 bodies=Bodies(clients.body_parser, limits.bodies),
                 directory=self.directory,

@@ -205,6 +205,11 @@ GATEWAY_DROPPED_ENTRIES = Counter(
     "Entries of Step frames that were dropped, by cause: over (the request has ended), repeat, gap",
     ("cause",),
 )
+GATEWAY_STORE_FAILURES = Counter(
+    "baton_gateway_store_failures",
+    "Failed calls to the store of responses, by script or command",
+    ("call",),
+)
 
 # The reasons of failures after which another attempt may follow.
 _RETRIED = [

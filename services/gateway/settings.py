@@ -45,6 +45,22 @@ class GatewaySettings:
     max_held_body_bytes: int = 64 * 1024 * 1024
     # The part of both that one tenant may have.
     tenant_share: float = 0.25
+    # Redis, in which responses and conversations are kept for clients; empty = nothing is kept. The
+    # forms of BATON_QUOTA_REDIS_URL.
+    store_url: str = ""
+    store_username: str = ""
+    store_password_file: Path | None = None
+    store_timeout_s: float = 0.5
+    store_connections: int = 64
+    # From the last change of a response or a conversation.
+    store_ttl_s: float = 30 * 86_400.0
+    # Of one tenant, whose oldest ones make room for new ones.
+    store_bytes_of_tenant: int = 64 * 1024 * 1024
+    store_objects_of_tenant: int = 10_000
+    # Of one response, with all that stands before it and its events, or one conversation.
+    store_object_bytes: int = 4 * 1024 * 1024
+    # Tenants of which nothing is kept.
+    store_excludes: tuple[str, ...] = ()
     default_output_reservation: int = 512
     # Of one answer: choices x tokens x (1 + top_logprobs); 20 MB of JSON.
     max_logprobs: int = 262_144
@@ -70,6 +86,7 @@ class GatewaySettings:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        self._check_store()
         if not 0 < self.tenant_share <= 1:
             raise ValueError("tenant_share must be above 0, and 1 at most")
         if self.max_body_bytes > MAX_BODY_BYTES:
@@ -81,6 +98,17 @@ class GatewaySettings:
                 raise ValueError(f"{name} must name at least one endpoint")
         for name in ("quota", "tokenizer"):
             _check_replicas(name, getattr(self, name))
+
+    def _check_store(self) -> None:
+        if "@" in self.store_url.partition("?")[0]:
+            raise ValueError("store_url must not hold a password: give it in store_password_file")
+        if self.store_username and not self.store_password_file:
+            raise ValueError("store_username needs store_password_file")
+        for name in ("timeout_s", "connections", "ttl_s", "objects_of_tenant", "object_bytes"):
+            if getattr(self, f"store_{name}") < (1 if name != "timeout_s" else 0.001):
+                raise ValueError(f"store_{name} is too small")
+        if self.store_bytes_of_tenant < self.store_object_bytes:
+            raise ValueError("store_bytes_of_tenant must be at least store_object_bytes")
 
 
 def _check_replicas(name: str, endpoints: tuple[str, ...]) -> None:

@@ -132,7 +132,8 @@ def test_everything_else_is_refused(name: str) -> None:
         }
         watches = {443, 6443} if component(workload) in ("router", "edge") else set()
         hub = {443} if component(workload) == "download" else set()
-        redis = {6380} if name == "external-redis" and component(workload) == "quota" else set()
+        uses_redis = component(workload) in ("quota", "gateway")
+        redis = {6380} if name == "external-redis" and uses_redis else set()
         collector = {4317} if name in ("h100-pools", "air-gapped") else set()
         assert outside <= {DNS_PORT} | watches | hub | redis | collector, component(workload)
 

@@ -14,6 +14,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = "application/json"
+# The key, in a request's scope, of the headers that every answer to it has.
+OWN_HEADERS_KEY = "baton.headers"
 BODY_TIMEOUT_S = 10.0
 # Timeouts in seconds: of the whole request, to its first token, between two tokens.
 TOTAL_HEADER = "x-request-timeout-s"

@@ -24,6 +24,7 @@ _SHORTEST_LOOK_S = 0.05
 STALLED = "client_stalled"
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class Writer(Protocol):

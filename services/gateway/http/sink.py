@@ -8,6 +8,7 @@ from baton.wire.failures import BatonError, DeadlineExceeded
 from services.gateway.http.response import (
     EVENT_STREAM,
     STALLED,
+    STREAM_HEADERS,
     HttpResponse,
     limit_headers,
     send_error,
@@ -19,7 +20,6 @@ from services.gateway.openai.generation import Delta, GenerationRequest, Identit
 from services.gateway.request.incoming import Head
 
 EXPLANATION_HEADER = "x-explanation"
-_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class StreamedAnswer:
@@ -35,7 +35,7 @@ class StreamedAnswer:
 
     async def started(self, head: Head) -> None:
         if not self._response.started:
-            headers = {**_STREAM_HEADERS, **_head_headers(head)}
+            headers = {**STREAM_HEADERS, **_head_headers(head)}
             await self._response.start(200, EVENT_STREAM, headers)
         elif head.explanation:
             # A keep-alive has sent the headers.
@@ -64,7 +64,7 @@ class StreamedAnswer:
     async def keep_alive(self) -> None:
         """Write a comment, which clients skip."""
         if not self._response.started:
-            headers = {**_STREAM_HEADERS, **self._headers()}
+            headers = {**STREAM_HEADERS, **self._headers()}
             await self._response.start(200, EVENT_STREAM, headers)
         if not self._response.ended:
             await self._response.write(sse.KEEP_ALIVE)
@@ -124,14 +124,19 @@ class HttpSink:
         """Take the function that tells the headers at any time."""
         self._head = head
 
+    @property
+    def response(self) -> HttpResponse:
+        """The response, for an answer that is not the request's own."""
+        return self._response
+
     def opened(
         self, identity: Identity, request: GenerationRequest
     ) -> StreamedAnswer | WholeAnswer:
         format = self._endpoint.answer(identity, request)
         if request.stream:
-            self._answer = StreamedAnswer(self._response, format, self._headers)
+            self._answer = StreamedAnswer(self._response, format, self.headers)
         else:
-            self._answer = WholeAnswer(self._response, format, self._headers)
+            self._answer = WholeAnswer(self._response, format, self.headers)
         return self._answer
 
     async def failed(self, error: BatonError) -> None:
@@ -139,7 +144,7 @@ class HttpSink:
         if self._response.ended:
             return
         if self._answer is None:
-            await send_error(self._response, error, self._headers())
+            await send_error(self._response, error, self.headers())
         else:
             await self._answer.failed(error)
 
@@ -169,7 +174,8 @@ class HttpSink:
             self._gone_reason = stalled.reason
             raise
 
-    def _headers(self) -> dict[str, str]:
+    def headers(self) -> dict[str, str]:
+        """The headers that an answer has at any time."""
         return {} if self._head is None else _number_headers(self._head())
 
     async def _keep_alive(self) -> None:

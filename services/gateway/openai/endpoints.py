@@ -14,7 +14,7 @@ from services.gateway.openai.generation import (
     Identity,
     Usage,
 )
-from services.gateway.openai.responses_answer import ResponsesAnswer
+from services.gateway.openai.responses_answer import InputTokensAnswer, ResponsesAnswer
 from services.gateway.openai.vllm import tokenize
 
 
@@ -57,6 +57,9 @@ ENDPOINTS: dict[str, Endpoint] = {
     "/v1/chat/completions": Endpoint("chat.completions", chat.parse, ChatAnswer),
     "/v1/completions": Endpoint("completions", completions.parse, completions.CompletionAnswer),
     "/v1/responses": Endpoint("responses", responses.parse, ResponsesAnswer),
+    "/v1/responses/input_tokens": Endpoint(
+        "responses.input_tokens", responses.parse_to_count, InputTokensAnswer, generates=False
+    ),
     "/tokenize": Endpoint("tokenize", tokenize.parse, tokenize.TokenizeAnswer, generates=False),
     "/detokenize": Endpoint(
         "detokenize", tokenize.parse_tokens, tokenize.DetokenizeAnswer, generates=False

@@ -11,7 +11,14 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-EndpointName = Literal["chat.completions", "completions", "responses", "tokenize", "detokenize"]
+EndpointName = Literal[
+    "chat.completions",
+    "completions",
+    "responses",
+    "responses.input_tokens",
+    "tokenize",
+    "detokenize",
+]
 
 
 class FinishReason(StrEnum):
@@ -142,6 +149,25 @@ class BestOf(NamedTuple):
     shows_logprobs: bool
 
 
+class Thread(msgspec.Struct, frozen=True):
+    """The surroundings of a response: what stands before its input, and how it is kept.
+
+    `input_json`: the input as the client wrote it. `tenant` and `earlier_json`, a JSON list of the
+    items before the input, are known once the request is resolved (stored/threads.py).
+    """
+
+    input_json: bytes
+    instructions: str = ""
+    previous_response_id: str = ""
+    conversation_id: str = ""
+    is_stored: bool = True
+    is_background: bool = False
+    # The oldest items are left out when the prompt is too long.
+    truncates: bool = False
+    tenant: str = ""
+    earlier_json: bytes = b"[]"
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A validated request, with a field for each parameter that the APIs have in common. None: the
@@ -186,6 +212,8 @@ class GenerationRequest:
     shows_reasoning: bool = True
     # Fields that the answer repeats, by name (Responses).
     repeated: Mapping[str, Any] = field(default_factory=dict)
+    # Of responses only.
+    thread: Thread | None = None
 
 
 class Likelihood(NamedTuple):
@@ -274,10 +302,12 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The token counts of a whole request; those of the output over all choices."""
+    """The token counts of a whole request, and the time of its end; those of the output over all
+    choices."""
 
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
     # Part of the output.
     num_reasoning_tokens: int = 0
+    ended_unix_s: int = 0

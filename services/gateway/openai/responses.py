@@ -1,7 +1,7 @@
-"""/v1/responses, the request: instructions and input as a conversation, with tools. No response is
-stored."""
+"""/v1/responses, the request: instructions and input as a conversation, with tools."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import msgspec
 
@@ -9,7 +9,7 @@ from baton.wire.failures import InvalidRequest
 from services.gateway.openai import limits, response_reasoning, response_tools, structured
 from services.gateway.openai.chat import ROLES, text_of
 from services.gateway.openai.decoding import decode_object, described, to_struct, unsupported_field
-from services.gateway.openai.generation import ChatMessages, GenerationRequest, Tools
+from services.gateway.openai.generation import ChatMessages, GenerationRequest, Thread, Tools
 from services.gateway.openai.shared_fields import (
     HARMLESS_VALUES,
     CommonFields,
@@ -19,16 +19,10 @@ from services.gateway.openai.shared_fields import (
 
 UNSUPPORTED = {
     **HARMLESS_VALUES,
-    "background": (False,),
     "context_management": ([],),
-    "conversation": (),
     "image": (),
-    "max_tool_calls": (),
-    "previous_response_id": (),
     "prompt": (),
     "access_programs": (),
-    "store": (False,),
-    "truncation": ("disabled",),
 }
 
 _INCLUDED_LOGPROBS = "message.output_text.logprobs"
@@ -41,6 +35,12 @@ _INCLUDED_ABSENT = (
 _PART_KINDS = ("input_text", "output_text", "text")
 # Keys of an answer's items, besides role and content, that clients send back.
 _IGNORED_ITEM_KEYS = {"type", "id", "status", "phase"}
+
+
+class ConversationName(msgspec.Struct, forbid_unknown_fields=True):
+    """A conversation, as an object."""
+
+    id: limits.UserId
 
 
 class ResponseFields(CommonFields):
@@ -58,43 +58,98 @@ class ResponseFields(CommonFields):
     reasoning: response_reasoning.ReasoningFields | None = None
     # As vLLM has it for chat completions.
     include_reasoning: bool | None = None
+    # Counts calls of OpenAI's own tools, which are not served.
+    max_tool_calls: limits.MaxTokens | None = None
+    store: bool | None = None
+    previous_response_id: limits.UserId | None = None
+    conversation: limits.UserId | ConversationName | None = None
+    background: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
 
 
 def parse(body: bytes) -> GenerationRequest:
     """The request in a response's body. Raises InvalidRequest."""
     fields = to_struct(decode_object(body), ResponseFields, UNSUPPORTED)
-    turns = _conversation(fields.input)
-    if fields.instructions:
-        turns.insert(0, {"role": "system", "content": fields.instructions})
-    has_calls = any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns)
     reasoning = fields.reasoning or response_reasoning.ReasoningFields()
+    prompt = prompt_of(fields.input, fields.instructions or "", _tools(fields))
+    template_kwargs = msgspec.json.encode(template_kwargs_of(reasoning.effort))
     return GenerationRequest(
         endpoint="responses",
         model=fields.model,
-        prompt=ChatMessages(
-            msgspec.json.encode(turns),
-            _tools(fields),
-            has_calls,
-            msgspec.json.encode(template_kwargs_of(reasoning.effort)),
-        ),
+        prompt=msgspec.structs.replace(prompt, template_kwargs_json=template_kwargs),
         shows_reasoning=fields.include_reasoning is not False,
         num_logprobs=_num_logprobs(fields),
-        repeated={
-            "instructions": fields.instructions,
-            "max_output_tokens": fields.max_output_tokens,
-            "metadata": fields.metadata or {},
-            "parallel_tool_calls": fields.parallel_tool_calls is not False,
-            "prompt_cache_key": fields.prompt_cache_key,
-            "reasoning": response_reasoning.repeated(reasoning),
-            "safety_identifier": fields.safety_identifier,
-            "text": structured.text_object(fields.text),
-            "tool_choice": msgspec.to_builtins(fields.tool_choice or "auto"),
-            "tools": response_tools.repeated(fields.tools),
-            "top_logprobs": fields.top_logprobs or 0,
-            "user": fields.user,
-        },
+        repeated=_repeated(fields),
+        thread=_thread(fields),
         **sampling_of(fields, fields.max_output_tokens, structured.of_text(fields.text)),
     )
+
+
+def parse_to_count(body: bytes) -> GenerationRequest:
+    """The request for the number of its prompt's tokens, in the same form. Raises
+    InvalidRequest."""
+    return replace(parse(body), endpoint="responses.input_tokens", stream=False)
+
+
+def prompt_of(items: Any, instructions: str, tools: Tools | None) -> ChatMessages:
+    """The conversation of an input: text, or items. Raises InvalidRequest."""
+    turns = _conversation(items)
+    if instructions:
+        turns.insert(0, {"role": "system", "content": instructions})
+    has_calls = any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns)
+    return ChatMessages(msgspec.json.encode(turns), tools, has_calls)
+
+
+def _repeated(fields: ResponseFields) -> dict[str, Any]:
+    conversation = _conversation_id(fields)
+    return {
+        "background": bool(fields.background),
+        "conversation": {"id": conversation} if conversation else None,
+        "frequency_penalty": fields.frequency_penalty or 0.0,
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "max_tool_calls": fields.max_tool_calls,
+        "metadata": fields.metadata or {},
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "presence_penalty": fields.presence_penalty or 0.0,
+        "previous_response_id": fields.previous_response_id,
+        "prompt_cache_key": fields.prompt_cache_key,
+        "reasoning": response_reasoning.repeated(
+            fields.reasoning or response_reasoning.ReasoningFields()
+        ),
+        "safety_identifier": fields.safety_identifier,
+        "store": fields.store is not False,
+        "text": structured.text_object(fields.text),
+        "tool_choice": msgspec.to_builtins(fields.tool_choice or "auto"),
+        "tools": response_tools.repeated(fields.tools),
+        "top_logprobs": fields.top_logprobs or 0,
+        "truncation": fields.truncation or "disabled",
+        **({"user": fields.user} if fields.user else {}),
+    }
+
+
+def _thread(fields: ResponseFields) -> Thread:
+    conversation_id = _conversation_id(fields)
+    if conversation_id and fields.previous_response_id:
+        message = "conversation: does not go with previous_response_id"
+        raise InvalidRequest(message, param="conversation")
+    if fields.background and fields.store is False:
+        message = "background: only with store true, so that the response can be fetched"
+        raise InvalidRequest(message, param="background")
+    return Thread(
+        input_json=msgspec.json.encode(fields.input),
+        instructions=fields.instructions or "",
+        previous_response_id=fields.previous_response_id or "",
+        conversation_id=conversation_id,
+        is_stored=fields.store is not False,
+        is_background=bool(fields.background),
+        truncates=fields.truncation == "auto",
+    )
+
+
+def _conversation_id(fields: ResponseFields) -> str:
+    given = fields.conversation
+    return given.id if isinstance(given, ConversationName) else given or ""
 
 
 def _num_logprobs(fields: ResponseFields) -> int | None:

@@ -26,6 +26,7 @@ from services.gateway.openai.generation import (
 )
 from services.gateway.openai.logprob_objects import chat_columns, response_list
 from services.gateway.openai.response_items import Event, OutputItems
+from services.gateway.openai.vllm.tokenize import Unstreamed
 
 _NUMBER_MARK = -(2**53)
 
@@ -37,17 +38,28 @@ class ResponsesAnswer:
         self._identity = identity
         self._request = request
         self._next_number = 0
+        self._is_queued = False
         self._collected = CollectedChoice(0, chat_columns)
         self._items = OutputItems(identity.request_id, self._collected.logprob_marks["content"])
         # Of the open message's delta events: before the text, up to the number, and behind it.
         self._delta_parts = (b"", b"", b"")
 
+    @property
+    def last_number(self) -> int:
+        """The number of the last event; -1 before the first one."""
+        return self._next_number - 1
+
+    def queued(self) -> bytes:
+        """The events of a response that waits, in the background. `opening` comes later."""
+        self._is_queued = True
+        response = self._response("queued", [], None)
+        created = self._event("response.created", response=response)
+        return created + self._event("response.queued", response=response)
+
     def opening(self) -> bytes:
         response = self._response("in_progress", [], None)
-        events = [
-            self._event("response.created", response=response),
-            self._event("response.in_progress", response=response),
-        ]
+        events = [] if self._is_queued else [self._event("response.created", response=response)]
+        events.append(self._event("response.in_progress", response=response))
         prompt = self._request.prompt
         may_call = isinstance(prompt, ChatMessages) and prompt.tools is not None
         if not (may_call or self._request.may_reason):
@@ -145,9 +157,10 @@ class ResponsesAnswer:
         spent = self._collected.spent_budget
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
-            "id": f"resp_{self._identity.request_id}",
+            "id": response_id(self._identity),
             "object": "response",
             "created_at": self._identity.created_unix_s,
+            "completed_at": usage.ended_unix_s if usage and status == "completed" else None,
             "status": status,
             "error": _error_object(budget_spent(spent)) if spent else None,
             "incomplete_details": incomplete,
@@ -156,22 +169,31 @@ class ResponsesAnswer:
             "usage": None if usage is None else _usage_object(usage),
             "temperature": self._request.temperature,
             "top_p": self._request.top_p,
-            **_FIXED,
+            "service_tier": "default",
             **self._request.repeated,
         }
 
 
 _STATUS = {FinishReason.LENGTH: "incomplete"}
 
-# This version has no storage and no conversation state.
-_FIXED: dict[str, Any] = {
-    "background": False,
-    "previous_response_id": None,
-    "service_tier": "default",
-    "store": False,
-    "text": {"format": {"type": "text"}},
-    "truncation": "disabled",
-}
+
+class InputTokensAnswer(Unstreamed):
+    """The number of tokens that the prompt of a response has."""
+
+    def __init__(self, identity: Identity, request: GenerationRequest) -> None:
+        """Need nothing of either."""
+
+    def collect(self, batch: list[Delta]) -> None:
+        raise AssertionError("no text comes")
+
+    def whole(self, usage: Usage) -> list[bytes]:
+        counted = {"object": "response.input_tokens", "input_tokens": usage.num_prompt_tokens}
+        return [msgspec.json.encode(counted)]
+
+
+def response_id(identity: Identity) -> str:
+    """The name of a response."""
+    return f"resp_{identity.request_id}"
 
 
 def _error_object(error: BatonError) -> dict[str, str]:

@@ -70,7 +70,8 @@ class Attempts:
             self._picks.permit.release()
             self._timeline.end()
         reports.of_answer(self._trace)
-        return self._trace.usage.for_client()
+        trace = self._trace
+        return trace.usage.for_client(int(trace.started_unix_s + trace.timer.wall_s))
 
     async def _goes_on(self) -> bool:
         """Wait until quota pays for the next token of each open choice; False when none is open.

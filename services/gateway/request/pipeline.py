@@ -13,7 +13,7 @@ from functools import partial
 from baton.runtime import logs
 from baton.wire.failures import BatonError, DeadlineExceeded, InternalFailure, Overloaded
 from baton.wire.prefix_hash import derive_cache_key
-from baton.wire.v1 import quota_pb2
+from baton.wire.v1 import quota_pb2, tokenizer_pb2
 from services.gateway.openai.generation import GenerationRequest, Identity, Usage
 from services.gateway.request import reports, submission
 from services.gateway.request.attempts import Attempts
@@ -86,7 +86,7 @@ class Pipeline:
         async with self._deps.reservations.reserve(valid, reserve, trace) as lease:
             job = self._job(valid, await self._tokenize(valid, text_model, trace))
             await self._deps.reservations.fit(job, lease, trace)
-            answer_sink = sink.opened(_identity(job, trace), job.request)
+            answer_sink = self._open(job, sink, trace)
             with reports.of_tokens(trace, job.request.num_choices, job.plan.max_tokens):
                 usage = await self._attempt(job, lease, answer_sink, trace)
         trace.stage = Stage.FLUSH
@@ -99,15 +99,23 @@ class Pipeline:
         reserve, request = submission.reserve_no_tokens(valid), valid.request
         async with self._deps.reservations.reserve(valid, reserve, trace):
             answer_sink = sink.opened(_token_identity(valid), request)
-            if request.endpoint == "tokenize":
+            if request.endpoint == "detokenize":
+                num_tokens = await tell_text(valid, text_model, answer_sink)
+            else:
                 prompt = await self._tokenize(valid, text_model, trace)
+                num_tokens = prompt.num_tokens
+            if request.endpoint == "tokenize":
                 names = request.extras.token_names
                 await tell_tokens(prompt.token_ids, text_model, answer_sink, with_names=names)
-                num_tokens = prompt.num_tokens
-            else:
-                num_tokens = await tell_text(valid, text_model, answer_sink)
         trace.stage = Stage.FLUSH
         await answer_sink.finished(Usage(num_tokens, 0, 0), trace.head())
+
+    def _open(self, job: Job, sink: Sink, trace: RequestTrace) -> AnswerSink:
+        identity = _identity(job, trace)
+        answer_sink = sink.opened(identity, job.request)
+        if job.request.thread is None:
+            return answer_sink
+        return self._deps.threads.keeping(answer_sink, identity, job.request)
 
     async def _authenticate(
         self, incoming: IncomingRequest, deadlines: Deadlines, trace: RequestTrace
@@ -128,6 +136,8 @@ class Pipeline:
             if refusals.holds_any:
                 refusals.check(principal.key_id)
             request = await self._parse(incoming, principal.tenant)
+            if request.thread is not None:
+                request = await self._deps.threads.resolve(request, request.thread, principal)
             model = self._deps.directory.resolve(request.model, principal.allowed_models)
             generates = incoming.endpoint.generates
             if refusals.holds_any and generates:
@@ -162,15 +172,29 @@ class Pipeline:
     ) -> Prompt:
         deps, tenant = self._deps, valid.principal.tenant
         cache_key = derive_cache_key(deps.server_secret, tenant, valid.request.cache_salt)
-        with trace.measure(Stage.TOKENIZE) as span:
-            encoded = await deps.tokenizer.encode(
-                submission.encode_request(valid, cache_key),
+        truncates = valid.request.thread is not None and valid.request.thread.truncates
+
+        async def encode(tried: ValidRequest) -> tokenizer_pb2.EncodeResponse:
+            return await deps.tokenizer.encode(
+                submission.encode_request(tried, cache_key),
                 trace.call_context(span, valid.deadlines.of_call(ENCODE_TIMEOUT_S)),
             )
+
+        with trace.measure(Stage.TOKENIZE) as span:
+            if truncates:
+                encoded = await deps.threads.encode_fitting(valid, encode, self._room_of(valid))
+            else:
+                encoded = await encode(valid)
         prompt = Prompt(encoded.token_ids, encoded.block_hashes, cache_key, text_model)
         trace.usage.num_prompt_tokens = prompt.num_tokens
-        deps.estimates.note(valid.request, valid.model, prompt.num_tokens)
+        if not truncates:
+            deps.estimates.note(valid.request, valid.model, prompt.num_tokens)
         return prompt
+
+    def _room_of(self, valid: ValidRequest) -> int:
+        """The tokens that a prompt that has to be shortened leaves for the answer."""
+        wanted = valid.request.max_tokens or self._deps.limits.default_output_reservation
+        return min(wanted, max(valid.model.max_model_len // 4, 1))
 
     def _job(self, valid: ValidRequest, prompt: Prompt) -> Job:
         request, model = valid.request, valid.model

@@ -106,7 +106,7 @@ class RequestUsage:
             engine.cancelled_us = engine.decode_us * self.num_wasted_tokens // self.num_received
         return engine
 
-    def for_client(self) -> Usage:
+    def for_client(self, ended_unix_s: int) -> Usage:
         """The counts in the client's answer."""
         num_reasoning_tokens = sum([choice.num_reasoning_tokens for choice in self.choices])
         return Usage(
@@ -114,6 +114,7 @@ class RequestUsage:
             self.num_cached_tokens,
             self.num_output_tokens,
             num_reasoning_tokens,
+            ended_unix_s,
         )
 
 

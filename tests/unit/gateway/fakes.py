@@ -24,6 +24,7 @@ from services.gateway.openai.generation import (
 )
 from services.gateway.request.incoming import Head, IncomingRequest
 from services.gateway.request.limits import Limits
+from services.gateway.stored.store import Store
 from services.gateway.tenants.outbox_files import waiting_records
 from tests.unit.gateway.fake_clients import (
     KEY,
@@ -154,7 +155,12 @@ class Fleet:
     """Everything around one gateway, with an attribute for each part that tests speak to."""
 
     def __init__(
-        self, clock: Clock, tasks: asyncio.TaskGroup, aliases: Any, limits: Limits | None
+        self,
+        clock: Clock,
+        tasks: asyncio.TaskGroup,
+        aliases: Any,
+        limits: Limits | None,
+        store: Store | None = None,
     ) -> None:
         self.clock = clock
         self.tasks = tasks
@@ -177,6 +183,7 @@ class Fleet:
             outbox_files=self.files,
             in_thread=inline,
             body_parser=self.body_parser,
+            store=store,
         )
         identity = GatewayIdentity("gw-1", (SECRET,))
         self.gateway = Gateway(
@@ -236,14 +243,16 @@ def simulate(
     aliases: Any = None,
     limits: Limits | None = None,
     prepare: Callable[[Fleet], None] = lambda fleet: None,
+    store_of: Callable[[Clock], Store] | None = None,
 ) -> T:
-    """Run `scenario` against a fresh fleet on virtual time."""
+    """Run `scenario` against a fresh fleet on virtual time, which keeps nothing without a store."""
 
     async def main() -> T:
         clock = asyncio.get_running_loop().clock  # type: ignore[attr-defined]
         assert isinstance(clock, VirtualClock)
         async with _Tasks() as tasks:
-            fleet = Fleet(clock, tasks, aliases, limits)
+            store = store_of(clock) if store_of else None
+            fleet = Fleet(clock, tasks, aliases, limits, store)
             prepare(fleet)
             tasks.create_task(fleet.gateway.run())
             await asyncio.sleep(0.001)

@@ -85,7 +85,7 @@ def _prompt(fields: TokenizeFields) -> ChatMessages | PlainText:
     )
 
 
-class _Unstreamed:
+class Unstreamed:
     """An answer that never streams."""
 
     def opening(self) -> bytes:
@@ -101,7 +101,7 @@ class _Unstreamed:
         raise AssertionError("this endpoint has no stream")
 
 
-class TokenizeAnswer(_Unstreamed):
+class TokenizeAnswer(Unstreamed):
     """The tokens, in vLLM's form."""
 
     def __init__(self, identity: Identity, request: GenerationRequest) -> None:
@@ -126,7 +126,7 @@ class TokenizeAnswer(_Unstreamed):
         return [msgspec.json.encode(answer)]
 
 
-class DetokenizeAnswer(_Unstreamed):
+class DetokenizeAnswer(Unstreamed):
     """The text of the tokens, in vLLM's form."""
 
     def __init__(self, identity: Identity, request: GenerationRequest) -> None:

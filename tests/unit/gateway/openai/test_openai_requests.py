@@ -410,12 +410,15 @@ def test_response_input_becomes_a_conversation() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason", "param"),
     [
-        ({"store": True}, "unsupported_parameter", "store"),
-        ({"previous_response_id": "resp_1"}, "unsupported_parameter", "previous_response_id"),
+        ({"store": 1}, "invalid_value", "store"),
+        ({"background": True, "store": False}, "invalid_value", "background"),
         ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools[0].type"),
-        ({"conversation": "c"}, "unsupported_parameter", "conversation"),
-        ({"background": True}, "unsupported_parameter", "background"),
-        ({"truncation": "auto"}, "unsupported_parameter", "truncation"),
+        (
+            {"conversation": "c", "previous_response_id": "resp_1"},
+            "invalid_value",
+            "conversation",
+        ),
+        ({"truncation": "middle"}, "invalid_value", "truncation"),
         ({"reasoning": {"effort": "much"}}, "invalid_value", "reasoning.effort"),
         ({"include": ["all"]}, "unsupported_parameter", "include[0]"),
         ({"max_output_tokens": 0}, "invalid_value", "max_output_tokens"),

@@ -22,6 +22,7 @@ container's; without it, all ports. `from` and `to` are components; `dns`, `api`
 - {from: prefill, to: decode}
 {{- end }}
 - {from: quota, to: redis, port: 6379}
+- {from: gateway, to: redis, port: 6379}
 {{- if .Values.quota.adminApi.existingSecret }}
 - {from: quota, to: api}
 {{- end }}

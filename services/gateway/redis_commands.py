@@ -1,0 +1,73 @@
+"""The gateway's way to Redis: runs the scripts of its store, and commands.
+
+Every failure of Redis (gone, slow, out of memory, read-only) is `Unavailable`, with the reason
+"store_unavailable", for the call that met it; the next call tries again.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from hashlib import sha1
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.cluster import RedisCluster
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError
+
+from baton.runtime import logs
+from baton.wire.failures import Unavailable
+from services.gateway import instruments
+from services.gateway.stored.store import SCRIPT_NAMES, Argument, script_text
+
+# uvloop's message when Redis closed a connection before the first write; redis-py passes it on.
+_CLOSED = "the handler is closed"
+_log = logs.get("store")
+
+
+class RedisCommands:
+    """Scripts and commands over a redis.asyncio client (or an in-process fake of one)."""
+
+    def __init__(self, client: Redis | RedisCluster) -> None:
+        self._client = client
+        # Only the first failure of an outage is logged.
+        self._failing = False
+        self._scripts = {name: script_text(name) for name in SCRIPT_NAMES}
+        # Redis names scripts by their SHA-1.
+        self._digests = {
+            name: sha1(text.encode(), usedforsecurity=False).hexdigest()
+            for name, text in self._scripts.items()
+        }
+
+    async def run_script(self, name: str, root: str, arguments: Sequence[Argument]) -> Any:
+        async with self._translated(name):
+            try:
+                return await self._client.evalsha(self._digests[name], 1, root, *arguments)
+            except NoScriptError:
+                return await self._client.eval(self._scripts[name], 1, root, *arguments)
+
+    async def execute(self, *command: Argument) -> Any:
+        async with self._translated(str(command[0])):
+            return await self._client.execute_command(*command)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    @asynccontextmanager
+    async def _translated(self, call: str) -> AsyncIterator[None]:
+        try:
+            yield
+        except (RedisError, RedisClusterException, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and _CLOSED not in str(error):
+                raise
+            instruments.GATEWAY_STORE_FAILURES.labels(call).inc()
+            if not self._failing:
+                _log.warning("store_failed", call=call, kind=type(error).__name__)
+            self._failing = True
+            raise Unavailable(
+                "the store of responses does not answer",
+                reason="store_unavailable",
+                retry_after_s=1,
+            ) from error
+        if self._failing:
+            self._failing = False
+            _log.info("store_answers_again", call=call)

@@ -1,0 +1,125 @@
+"""A client of one gateway with a store, on virtual time."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from baton.system.clock import Clock
+from baton.testing.redis_server import RedisDouble
+from services.gateway.app import App
+from services.gateway.redis_commands import RedisCommands
+from services.gateway.stored.store import Store, StoreLimits
+from tests.unit.gateway.fakes import KEY, Fleet, simulate
+
+T = TypeVar("T")
+
+
+class Redis(RedisDouble):
+    """A server that may be away."""
+
+    is_away = False
+
+    async def execute_command(self, *arguments: Any, **options: Any) -> Any:
+        if self.is_away:
+            raise RedisConnectionError("away")
+        return await super().execute_command(*arguments, **options)
+
+
+class Answered:
+    """One HTTP answer as far as it has come. `gone`: set it, and the client leaves."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.body = b""
+        self.gone = asyncio.Event()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        parts = self.body.decode().split("\n\n")
+        return [json.loads(part.split("\ndata: ")[1]) for part in parts if "\ndata: " in part]
+
+    @property
+    def error(self) -> str:
+        """The code and the field of a refusal."""
+        error = self.json["error"]
+        return f"{self.status} {error['code']} {error['param']}"
+
+
+class Caller:
+    """Sends requests to one gateway, each as a client of its own."""
+
+    def __init__(self, fleet: Fleet, redis: Redis | None = None) -> None:
+        self.fleet = fleet
+        self.redis = redis or Redis()
+        self.app = App(
+            fleet.gateway, max_body_bytes=1_000_000, max_open_requests=100, deadline_s=600.0
+        )
+
+    async def create(self, input: Any = "hi", **fields: Any) -> Answered:
+        body = {"model": "demo", "input": input, **fields}
+        return await self.call("POST", "/v1/responses", body)
+
+    async def get(self, path: str) -> Answered:
+        return await self.call("GET", path)
+
+    async def call(self, method: str, path: str, fields: Any = None) -> Answered:
+        """Make a request, and wait for its whole answer."""
+        answered = Answered()
+        await self._serve(method, path, fields, answered)
+        return answered
+
+    def begin(self, method: str, path: str, fields: Any = None) -> Answered:
+        """Make a request, and wait for nothing."""
+        answered = Answered()
+        self.fleet.tasks.create_task(self._serve(method, path, fields, answered))
+        return answered
+
+    async def _serve(self, method: str, path: str, fields: Any, answered: Answered) -> None:
+        body = b"" if fields is None else msgspec.json.encode(fields)
+        messages = [{"type": "http.request", "body": body}]
+
+        async def receive() -> Any:
+            if messages:
+                return messages.pop()
+            await answered.gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                answered.status = message["status"]
+                answered.headers = {k.decode(): v.decode() for k, v in message["headers"]}
+            else:
+                answered.body += message.get("body", b"")
+
+        path, _, query = path.partition("?")
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "query_string": query.encode(),
+            "headers": [(b"authorization", f"Bearer {KEY}".encode())],
+        }
+        await self.app(scope, receive, send)
+
+
+def with_store(scenario: Callable[[Caller], Awaitable[T]], limits: StoreLimits | None = None) -> T:
+    """Run `scenario` against a gateway with a store of its own."""
+
+    redis = Redis()
+
+    def store_of(clock: Clock) -> Store:
+        return Store(RedisCommands(redis), limits or StoreLimits(), clock)
+
+    async def run(fleet: Fleet) -> T:
+        return await scenario(Caller(fleet, redis))
+
+    return simulate(run, store_of=store_of)
