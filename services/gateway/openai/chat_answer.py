@@ -1,6 +1,6 @@
 """/v1/chat/completions, the answer: JSON, or chunks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -52,26 +52,25 @@ class ChatAnswer:
         return b"".join(sse.data_event(self._chunk(role, choice)) for choice in choices)
 
     def deltas(self, batch: list[Delta]) -> bytes:
-        events = []
-        for delta in batch:
-            if delta.reasoning:
-                events.append(sse.data_event(self._chunk(_reasoning(delta), delta.choice)))
-            if delta.details is not None:
-                events.append(sse.data_event(self._detailed_chunk(delta)))
-            elif delta.logprobs:
-                logprobs = logprob_objects.chat_object(delta.logprobs)
-                content = {"content": delta.text}
-                chunk = self._chunk(content, delta.choice, logprobs=logprobs)
-                events.append(sse.data_event(chunk))
-            elif delta.text:
-                events.append(self._templates[delta.choice].render(delta.text))
-            events += [
-                sse.data_event(self._chunk({"tool_calls": [_call_object(call)]}, delta.choice))
-                for call in delta.calls
-            ]
-            if delta.finish_reason:
-                events.append(sse.data_event(self._last_chunk(delta)))
-        return b"".join(events)
+        if len(batch) == 1 and (delta := batch[0]).is_text:
+            return self._templates[delta.choice].render(delta.text)
+        return b"".join([event for delta in batch for event in self._events(delta)])
+
+    def _events(self, delta: Delta) -> Iterator[bytes]:
+        if delta.reasoning:
+            yield sse.data_event(self._chunk(_reasoning(delta), delta.choice))
+        if delta.details is not None:
+            yield sse.data_event(self._detailed_chunk(delta))
+        elif delta.logprobs:
+            logprobs = logprob_objects.chat_object(delta.logprobs)
+            yield sse.data_event(self._chunk({"content": delta.text}, delta.choice, logprobs))
+        elif delta.text:
+            yield self._templates[delta.choice].render(delta.text)
+        for call in delta.calls:
+            called = {"tool_calls": [_call_object(call)]}
+            yield sse.data_event(self._chunk(called, delta.choice))
+        if delta.finish_reason:
+            yield sse.data_event(self._last_chunk(delta))
 
     def closing(self, usage: Usage) -> list[bytes]:
         if not self._include_usage:

@@ -43,6 +43,8 @@ class CreditMeter:
         initial = min(AHEAD_TOKENS, max_tokens, lease.num_granted // num_choices)
         self._credited = [initial] * num_choices
         self._accepted = [0] * num_choices
+        # The tokens that the client must have taken before credit goes up again.
+        self._due = [0] * num_choices
         self._open = set(range(num_choices))
         # Counts how often credit went up that was not for tokens that the client took.
         self.num_raises = 0
@@ -81,7 +83,7 @@ class CreditMeter:
     def accepted(self, choice: int, num_tokens: int) -> None:
         """Note that the client took everything up to output index `num_tokens` of this choice."""
         self._accepted[choice] = num_tokens
-        if choice in self._open:
+        if num_tokens >= self._due[choice] and choice in self._open:
             self._raise_credit(choice)
             self._extend_when_low()
 
@@ -137,8 +139,22 @@ class CreditMeter:
             self._credited[choice] += step
             self._book()
             self._give(choice, self._credited[choice])
-            return True
-        return False
+        else:
+            step = 0
+        self._set_due(choice)
+        return step > 0
+
+    def _set_due(self, choice: int) -> None:
+        """Leave out the calls of `accepted` that would change nothing: all but one in STEP_TOKENS.
+        When more is granted, `replenish` looks again."""
+        num_credited = self._credited[choice]
+        if num_credited >= self._max_tokens:
+            self._due[choice] = self._max_tokens + 1
+        elif self._num_free < STEP_TOKENS:
+            self._due[choice] = num_credited - AHEAD_TOKENS
+        else:
+            full_step = num_credited - AHEAD_TOKENS + STEP_TOKENS
+            self._due[choice] = min(full_step, self._max_tokens - AHEAD_TOKENS)
 
     def _extend_when_low(self) -> None:
         lease = self._lease

@@ -26,9 +26,10 @@ from baton.wire.v1 import failure_pb2, worker_pb2
 from services.gateway import instruments
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tokens:
-    """New tokens of one choice, in order; logprobs where they were asked for."""
+    """New tokens of one choice, in order; logprobs where they were asked for. Not frozen, as
+    Delta."""
 
     choice: int
     ids: list[int]

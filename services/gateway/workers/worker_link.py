@@ -233,7 +233,7 @@ class WorkerLink:
             if attempt is not None:
                 touched[handle] = attempt
                 new_ids = ids[start : start + count]
-                new_logprobs = logprobs.get((handle, choice), ())
+                new_logprobs = logprobs.get((handle, choice), ()) if logprobs else ()
                 attempt.take_tokens(choice, first_index, new_ids, new_logprobs)
             else:
                 _OVER.inc()
