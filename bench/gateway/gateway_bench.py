@@ -41,7 +41,7 @@ TTFT_LOADS = ((1, 20), (32, 400))
 _WARM_S = 1.5
 _NEVER_US = 3_600_000_000
 _MAX_TOKENS = 100_000
-_PROBE_S = 0.01
+_PROBE_S = 0.05
 # One tenant has all streams; no stream ends because its worker waits.
 _VARIABLES = {"BATON_GATEWAY_TENANT_SHARE": "1", "BATON_GATEWAY_TOKEN_GAP_S": "3600"}
 
