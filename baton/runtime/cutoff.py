@@ -17,12 +17,20 @@ class Cutoff:
     """Any number of blocks that end together."""
 
     def __init__(self) -> None:
-        self.has_come = False
+        self._come = asyncio.Event()
         self._open: dict[asyncio.Timeout, Callable[[], None]] = {}
+
+    @property
+    def has_come(self) -> bool:
+        return self._come.is_set()
+
+    async def come(self) -> None:
+        """Wait for it, where nothing is to be ended."""
+        await self._come.wait()
 
     def now(self) -> None:
         """End all open blocks, and every later one as soon as it waits."""
-        self.has_come = True
+        self._come.set()
         for timeout, before in self._open.items():
             before()
             timeout.reschedule(_PAST_S)

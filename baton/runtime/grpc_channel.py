@@ -1,4 +1,4 @@
-"""Channels and unary calls: deadline, patience, request id, trace context, BatonError.
+"""Channels, rare unary calls, and the BatonError that a failed call stands for.
 
 LINK_OPTIONS make the silent loss of a shared stream visible within 1.2 s and reconnecting quick;
 grpc's defaults do neither. A process that dies closes its connections at once. Only a lost network
@@ -8,12 +8,12 @@ with a timeout of 150 ms, living peers were cut where ten processes shared a cor
 link has a connection of its own: with shared ones, the next dial could be given the connection that
 is being given up.
 
-A balanced channel spreads its calls over the replicas of a service that say SERVING. A call that
-finds its replica gone is repeated at another one: all calls over such a channel are pure or known
-by their request id. grpc does both by itself, from a service config (gRFC A6, A17).
+A balanced channel spreads its calls and streams over the replicas of a service that say SERVING. A
+call that finds its replica gone is repeated at another one: all calls over such a channel are pure
+or known by their request id. grpc does both by itself, from a service config (gRFC A6, A17). The
+calls of requests ride on streams (baton/runtime/calls/).
 """
 
-import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -23,7 +23,6 @@ import grpc
 from baton.runtime import peer_tls
 from baton.runtime.peer_tls import PeerTls
 from baton.runtime.renewed_channel import Options, RenewedChannel
-from baton.system.clock import Clock
 from baton.wire import failures, metadata
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import failure_pb2
@@ -60,7 +59,6 @@ _UNARY_OPTIONS: Options = [
     ("grpc.http2.max_pings_without_data", 0),
     *_RECONNECT,
 ]
-_REPEAT_PAUSE_S = 0.05
 # The statuses of a call to a peer that is gone: a process that fails cancels the calls that it
 # serves. A caller that cancels its own call gets no status.
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
@@ -135,48 +133,26 @@ def _open(target: str, options: Options, tls: PeerTls | None) -> grpc.aio.Channe
     return grpc.aio.insecure_channel(target, options=options)
 
 
-async def call(
-    method: Any,
-    request: Any,
-    *,
-    clock: Clock,
-    deadline_s: float,
-    patience_s: float = 0.0,
-    request_id: str = "",
-    traceparent: str = "",
-) -> Any:
+async def call(method: Any, request: Any, *, deadline_s: float) -> Any:
     """Make one unary call, within `deadline_s` seconds from now.
 
-    While no peer answers it is repeated for `patience_s`: a replica may be back in a moment. Raises
-    the BatonError that the peer raised, Unavailable when no peer can be reached, DeadlineExceeded.
+    Raises the BatonError that the peer raised, Unavailable when no peer can be reached,
+    DeadlineExceeded.
     """
     if deadline_s <= 0:
         raise failures.DeadlineExceeded("the deadline passed before the call")
-    now_s = clock.now()
-    ends_s, patient_until_s = now_s + deadline_s, now_s + min(patience_s, deadline_s)
-    sent = outgoing(request_id, traceparent)
-    while True:
-        try:
-            return await method(request, timeout=ends_s - clock.now(), metadata=sent)
-        except grpc.aio.AioRpcError as error:
-            failure = failure_of(error)
-            is_last = clock.now() + _REPEAT_PAUSE_S >= patient_until_s
-            if is_last or not _is_unanswered(error):
-                raise failure from error
-        await asyncio.sleep(_REPEAT_PAUSE_S)
+    try:
+        return await method(request, timeout=deadline_s, metadata=outgoing())
+    except grpc.aio.AioRpcError as error:
+        raise failure_of(error) from error
 
 
-def outgoing(request_id: str = "", traceparent: str = "") -> tuple[tuple[str, str], ...]:
-    """The metadata of a call; empty values are left out."""
-    entries = (
-        (metadata.PROTOCOL, str(PROTOCOL_VERSION)),
-        (metadata.REQUEST_ID, request_id),
-        (metadata.TRACEPARENT, traceparent),
-    )
-    return tuple(entry for entry in entries if entry[1])
+def outgoing() -> tuple[tuple[str, str], ...]:
+    """The metadata of a call or stream."""
+    return ((metadata.PROTOCOL, str(PROTOCOL_VERSION)),)
 
 
-def _is_unanswered(error: _Failed) -> bool:
+def is_unanswered(error: _Failed) -> bool:
     """No peer took the call: a peer's own refusal carries a Failure."""
     keys = {key for key, _ in error.trailing_metadata() or ()}
     return error.code() in _GONE and metadata.FAILURE not in keys

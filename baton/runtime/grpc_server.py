@@ -9,7 +9,6 @@ import asyncio
 import functools
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
@@ -29,7 +28,6 @@ _SERVER_OPTIONS = [
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.max_metadata_size", 16 * 1024),
 ]
-_REQUEST_ID_CHARS = 128
 # From NOT_SERVING to the stop: time for peers that watch the health, and for calls on their way.
 _NOTICE_S = 0.1
 
@@ -97,21 +95,6 @@ def _bind(server: grpc.aio.Server, listen: str, tls: PeerTls | None) -> int:
         peer_tls.check_listen(listen)
         return server.add_insecure_port(listen)
     return server.add_secure_port(listen, tls.server_credentials())
-
-
-@dataclass(frozen=True, slots=True)
-class Incoming:
-    """The metadata of a unary call."""
-
-    request_id: str
-    traceparent: str
-
-
-def incoming(context: grpc.aio.ServicerContext[Any, Any]) -> Incoming:
-    """The request id and trace context of a call."""
-    entries = dict(context.invocation_metadata() or ())
-    request_id = str(entries.get(metadata.REQUEST_ID, ""))[:_REQUEST_ID_CHARS]
-    return Incoming(request_id, str(entries.get(metadata.TRACEPARENT, "")))
 
 
 def translate_failures(method: F) -> F:

@@ -1,6 +1,6 @@
 """The version of the protocol between two processes.
 
-Every hello and every unary call names the newest version that its sender speaks. Both sides speak
+Every hello, stream and call names the newest version that its sender speaks. Both sides speak
 the older of the two. A side that does not speak it any more refuses, and names both versions.
 Within one version the protocol only grows: a reader ignores fields and frames that it does not
 know, and never takes them for others (protos/baton/wire/v1).

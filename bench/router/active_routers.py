@@ -18,10 +18,12 @@ from random import Random
 from typing import Any
 
 from baton.localstack.ports import LOOPBACK, free_ports
+from baton.runtime.calls.shared_calls import CallTerms, SharedCalls
 from baton.runtime.discovery.discover import FixedMembers
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.grpc_server import start_server
 from baton.system.clock import SystemClock
+from baton.wire.call_methods import PICK
 from baton.wire.v1 import router_pb2_grpc
 from bench.router.picks import PaperFleet
 from services.router.__main__ import NewsCall, add_services
@@ -37,6 +39,8 @@ _NUM_AT_ONCE = 8
 _REPORT_S = 1.0
 # Leases end by time alone, about when reports would end them: workers on paper name no requests.
 _LEASE_S = 0.2
+# The routers' processes may still be starting.
+_TERMS = CallTerms(60.0, patience_s=60.0)
 
 
 def routers_record(
@@ -111,12 +115,13 @@ async def _measure(
     fleet, numbers = _fleet(seed), count()
     channels = [open_channel(address) for address in addresses]
     stubs = [router_pb2_grpc.RouterStub(channel) for channel in channels]
+    routers = [SharedCalls.over_grpc(stub, SystemClock(), is_balanced=False) for stub in stubs]
 
     async def pick(num_times: int) -> None:
         for _ in range(num_times):
             number = next(numbers)
             request = fleet.request(f"request-{number}", PROMPT_TOKENS)
-            await stubs[number % len(stubs)].Pick(request, wait_for_ready=True)
+            await routers[number % len(routers)].call(PICK, request, _TERMS)
 
     async def pick_at_once(num_times: int) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -127,7 +132,8 @@ async def _measure(
     began_s, before = time.monotonic(), [_cpu_s(pid) for pid in pids]
     await pick_at_once(num_picks)
     ended_s, after = time.monotonic(), [_cpu_s(pid) for pid in pids]
-    for channel in channels:
+    for router, channel in zip(routers, channels, strict=True):
+        await router.close()
         await channel.close()
     return [b - a for a, b in zip(before, after, strict=True)], ended_s - began_s
 

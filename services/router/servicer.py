@@ -8,8 +8,10 @@ from typing import Any
 
 import grpc
 
-from baton.runtime.grpc_server import incoming, translate_failures
-from baton.runtime.telemetry import start_span
+from baton.runtime.calls.call_server import CallServer, IncomingCall
+from baton.runtime.grpc_server import translate_failures
+from baton.runtime.shared_stream import ServerFrameStream
+from baton.wire.call_methods import PICK
 from baton.wire.protocol import agree
 from baton.wire.v1 import peers_pb2, peers_pb2_grpc, router_pb2, router_pb2_grpc
 from services.router.router_core import RouterCore
@@ -23,18 +25,19 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
 
     def __init__(self, core: RouterCore) -> None:
         self._core = core
+        self._calls = CallServer({PICK: self._pick})
 
     @translate_failures
-    async def Pick(
-        self,
-        request: router_pb2.PickRequest,
-        context: grpc.aio.ServicerContext[Any, Any],
+    async def Calls(
+        self, request_iterator: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        await self._calls.serve(ServerFrameStream(context))
+
+    async def _pick(
+        self, request: router_pb2.PickRequest, call: IncomingCall
     ) -> router_pb2.PickResponse:
-        caller = incoming(context)
-        with start_span(
-            "router.pick", traceparent=caller.traceparent, request_id=request.request_id
-        ) as span:
-            response = await self._core.pick(request, _time_to_wait(context.time_remaining()))
+        with call.span("router.pick") as span:
+            response = await self._core.pick(request, max(0.0, call.timeout_s - REPLY_MARGIN_S))
             span.set("baton.decode_worker", response.decode.worker_id)
             span.set("baton.prefill_worker", response.prefill.worker_id)
             span.set("baton.predicted_cached_tokens", response.predicted_cached_tokens)
@@ -65,7 +68,3 @@ class RouterPeersServicer(peers_pb2_grpc.RouterPeersServicer):
         agree(request.protocol, peer=request.router_id or "a router", own="the router")
         async for news in self._core.follow_news():
             yield news
-
-
-def _time_to_wait(remaining_s: float | None) -> float | None:
-    return None if remaining_s is None else max(0.0, remaining_s - REPLY_MARGIN_S)

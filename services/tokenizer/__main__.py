@@ -13,6 +13,7 @@ import msgspec
 
 from baton.runtime import environment, logs
 from baton.runtime.admin import start_admin
+from baton.runtime.cutoff import Cutoff
 from baton.runtime.grpc_server import start_server
 from baton.runtime.process import Process, run
 from baton.system.clock import Clock
@@ -62,14 +63,17 @@ async def _serve_models(
     limits = EncodeLimits(settings.max_prompt_bytes, settings.max_run_chars, queue)
     encoder = Encoder(models, limits, process.clock, run_in_thread)
 
+    leaving = Cutoff()
+
     def register(server: grpc.aio.Server) -> None:
-        servicer = TokenizerServicer(encoder, models)
+        servicer = TokenizerServicer(encoder, models, leaving)
         tokenizer_pb2_grpc.add_TokenizerServicer_to_server(servicer, server)
 
     server = await start_server(settings.listen, register)
     admin_port = start_admin(settings.admin_listen, process.unready_reason)
     _log.info("serving", port=server.port, admin_port=admin_port)
     await process.stopping.wait()
+    leaving.now()
     await server.stop(settings.drain_s)
 
 

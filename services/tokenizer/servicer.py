@@ -5,8 +5,11 @@ from typing import Any
 
 import grpc
 
-from baton.runtime import telemetry
-from baton.runtime.grpc_server import incoming, translate_failures
+from baton.runtime.calls.call_server import CallServer, IncomingCall
+from baton.runtime.cutoff import Cutoff
+from baton.runtime.grpc_server import translate_failures
+from baton.runtime.shared_stream import ServerFrameStream
+from baton.wire.call_methods import ENCODE
 from baton.wire.failures import BatonError
 from baton.wire.prefix_hash import TOKEN_BYTES
 from baton.wire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
@@ -20,20 +23,19 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
     """The tokenizer's calls over an Encoder and a ModelTable."""
 
-    def __init__(self, encoder: Encoder, models: ModelTable) -> None:
+    def __init__(self, encoder: Encoder, models: ModelTable, leaving: Cutoff) -> None:
         self._encoder = encoder
         self._models = models
+        self._calls = CallServer({ENCODE: self._encode}, leaving)
 
     @translate_failures
-    async def Encode(
-        self, request: tokenizer_pb2.EncodeRequest, context: Context
+    async def Calls(self, request_iterator: Any, context: Context) -> None:
+        await self._calls.serve(ServerFrameStream(context))
+
+    async def _encode(
+        self, request: tokenizer_pb2.EncodeRequest, call: IncomingCall
     ) -> tokenizer_pb2.EncodeResponse:
-        call = incoming(context)
-        with telemetry.start_span(
-            "tokenizer.encode",
-            traceparent=call.traceparent,
-            request_id=request.request_id or call.request_id,
-        ) as span:
+        with call.span("tokenizer.encode") as span:
             try:
                 response = await self._encoder.encode(request)
             except BatonError as error:

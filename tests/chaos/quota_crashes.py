@@ -5,6 +5,7 @@ One of them is killed at a step of the protocol; Redis comes back empty, or as t
 saved earlier in the round. Times are those of a hurry: a lease lives a second, not 30.
 """
 
+import asyncio
 import multiprocessing
 import os
 import random
@@ -17,14 +18,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 from redis import Redis
 from redis.exceptions import RedisError
 
 from baton.localstack.ports import LOOPBACK, free_ports
+from baton.runtime.calls.shared_calls import CallTerms, SharedCalls
+from baton.runtime.grpc_channel import open_balanced_channel
 from baton.runtime.process import run
+from baton.system.clock import SystemClock
 from baton.testing.redis_server import RedisServer
 from baton.wire import key_registry, usage_log
+from baton.wire.call_methods import AUTHENTICATE
+from baton.wire.failures import AuthenticationFailed, BatonError
 from baton.wire.key_registry import KeyLimits, KeyRecord, Revocation
 from baton.wire.usage_log import UsageLine
 from baton.wire.v1 import quota_pb2, quota_pb2_grpc
@@ -107,8 +112,6 @@ class QuotaStack:
         ports = free_ports(NUM_REPLICAS)
         self.addresses = tuple(f"{LOOPBACK}:{port}" for port in ports)
         self.replicas: dict[int, Any] = {}
-        self._channel = grpc.insecure_channel(f"ipv4:{','.join(self.addresses)}")
-        self.stub = quota_pb2_grpc.QuotaStub(self._channel)
 
     def start(self) -> None:
         self.redis.start()
@@ -116,7 +119,6 @@ class QuotaStack:
             self.start_replica(number)
 
     def close(self) -> None:
-        self._channel.close()
         for process in self.replicas.values():
             process.kill()
             process.join()
@@ -158,13 +160,22 @@ class QuotaStack:
         deadline_s = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline_s:
             try:
-                self.stub.Authenticate(request, timeout=5)
+                asyncio.run(self._authenticate(request))
                 return True
-            except grpc.RpcError as error:
-                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                    return False
-            time.sleep(_POLL_S)
+            except AuthenticationFailed:
+                return False
+            except BatonError:
+                time.sleep(_POLL_S)
         raise TimeoutError
+
+    async def _authenticate(self, request: quota_pb2.AuthenticateRequest) -> None:
+        async with open_balanced_channel(self.addresses) as channel:
+            stub = quota_pb2_grpc.QuotaStub(channel)
+            calls = SharedCalls.over_grpc(stub, SystemClock(), is_balanced=True)
+            try:
+                await calls.call(AUTHENTICATE, request, CallTerms(5.0))
+            finally:
+                await calls.close()
 
     def lines(self, tenant: str) -> list[UsageLine]:
         """The archived lines of a tenant, of all replicas."""

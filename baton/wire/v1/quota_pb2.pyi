@@ -1,3 +1,4 @@
+from baton.wire.v1 import calls_pb2 as _calls_pb2
 from baton.wire.v1 import failure_pb2 as _failure_pb2
 from baton.wire.v1 import router_pb2 as _router_pb2
 from google.protobuf.internal import containers as _containers

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from baton.wire.v1 import calls_pb2 as baton_dot_wire_dot_v1_dot_calls__pb2
 from baton.wire.v1 import quota_pb2 as baton_dot_wire_dot_v1_dot_quota__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -36,25 +37,15 @@ class QuotaStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Authenticate = channel.unary_unary(
-                '/baton.wire.v1.Quota/Authenticate',
-                request_serializer=baton_dot_wire_dot_v1_dot_quota__pb2.AuthenticateRequest.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_v1_dot_quota__pb2.AuthenticateResponse.FromString,
-                _registered_method=True)
-        self.Reserve = channel.unary_unary(
-                '/baton.wire.v1.Quota/Reserve',
-                request_serializer=baton_dot_wire_dot_v1_dot_quota__pb2.ReserveRequest.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_v1_dot_quota__pb2.ReserveResponse.FromString,
+        self.Calls = channel.stream_stream(
+                '/baton.wire.v1.Quota/Calls',
+                request_serializer=baton_dot_wire_dot_v1_dot_calls__pb2.CallFrame.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_v1_dot_calls__pb2.AnswerFrame.FromString,
                 _registered_method=True)
         self.Renew = channel.stream_stream(
                 '/baton.wire.v1.Quota/Renew',
                 request_serializer=baton_dot_wire_dot_v1_dot_quota__pb2.RenewRequest.SerializeToString,
                 response_deserializer=baton_dot_wire_dot_v1_dot_quota__pb2.RenewResponse.FromString,
-                _registered_method=True)
-        self.Settle = channel.unary_unary(
-                '/baton.wire.v1.Quota/Settle',
-                request_serializer=baton_dot_wire_dot_v1_dot_quota__pb2.SettleRequest.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_v1_dot_quota__pb2.SettleResponse.FromString,
                 _registered_method=True)
 
 
@@ -63,14 +54,9 @@ class QuotaServicer:
     not renewed lapses.
     """
 
-    def Authenticate(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Reserve(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+    def Calls(self, request_iterator, context):
+        """Authenticate, Reserve and Settle. The first settle of a request is final; a repeat changes nothing.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -82,35 +68,18 @@ class QuotaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Settle(self, request, context):
-        """The first settle of a request is final; a repeat changes nothing.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_QuotaServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Authenticate': grpc.unary_unary_rpc_method_handler(
-                    servicer.Authenticate,
-                    request_deserializer=baton_dot_wire_dot_v1_dot_quota__pb2.AuthenticateRequest.FromString,
-                    response_serializer=baton_dot_wire_dot_v1_dot_quota__pb2.AuthenticateResponse.SerializeToString,
-            ),
-            'Reserve': grpc.unary_unary_rpc_method_handler(
-                    servicer.Reserve,
-                    request_deserializer=baton_dot_wire_dot_v1_dot_quota__pb2.ReserveRequest.FromString,
-                    response_serializer=baton_dot_wire_dot_v1_dot_quota__pb2.ReserveResponse.SerializeToString,
+            'Calls': grpc.stream_stream_rpc_method_handler(
+                    servicer.Calls,
+                    request_deserializer=baton_dot_wire_dot_v1_dot_calls__pb2.CallFrame.FromString,
+                    response_serializer=baton_dot_wire_dot_v1_dot_calls__pb2.AnswerFrame.SerializeToString,
             ),
             'Renew': grpc.stream_stream_rpc_method_handler(
                     servicer.Renew,
                     request_deserializer=baton_dot_wire_dot_v1_dot_quota__pb2.RenewRequest.FromString,
                     response_serializer=baton_dot_wire_dot_v1_dot_quota__pb2.RenewResponse.SerializeToString,
-            ),
-            'Settle': grpc.unary_unary_rpc_method_handler(
-                    servicer.Settle,
-                    request_deserializer=baton_dot_wire_dot_v1_dot_quota__pb2.SettleRequest.FromString,
-                    response_serializer=baton_dot_wire_dot_v1_dot_quota__pb2.SettleResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -126,7 +95,7 @@ class Quota:
     """
 
     @staticmethod
-    def Authenticate(request,
+    def Calls(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -136,39 +105,12 @@ class Quota:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
-            '/baton.wire.v1.Quota/Authenticate',
-            baton_dot_wire_dot_v1_dot_quota__pb2.AuthenticateRequest.SerializeToString,
-            baton_dot_wire_dot_v1_dot_quota__pb2.AuthenticateResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Reserve(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/baton.wire.v1.Quota/Reserve',
-            baton_dot_wire_dot_v1_dot_quota__pb2.ReserveRequest.SerializeToString,
-            baton_dot_wire_dot_v1_dot_quota__pb2.ReserveResponse.FromString,
+            '/baton.wire.v1.Quota/Calls',
+            baton_dot_wire_dot_v1_dot_calls__pb2.CallFrame.SerializeToString,
+            baton_dot_wire_dot_v1_dot_calls__pb2.AnswerFrame.FromString,
             options,
             channel_credentials,
             insecure,
@@ -196,33 +138,6 @@ class Quota:
             '/baton.wire.v1.Quota/Renew',
             baton_dot_wire_dot_v1_dot_quota__pb2.RenewRequest.SerializeToString,
             baton_dot_wire_dot_v1_dot_quota__pb2.RenewResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Settle(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/baton.wire.v1.Quota/Settle',
-            baton_dot_wire_dot_v1_dot_quota__pb2.SettleRequest.SerializeToString,
-            baton_dot_wire_dot_v1_dot_quota__pb2.SettleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from baton.wire.v1 import calls_pb2 as baton_dot_wire_dot_v1_dot_calls__pb2
 from baton.wire.v1 import router_pb2 as baton_dot_wire_dot_v1_dot_router__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -35,10 +36,10 @@ class RouterStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Pick = channel.unary_unary(
-                '/baton.wire.v1.Router/Pick',
-                request_serializer=baton_dot_wire_dot_v1_dot_router__pb2.PickRequest.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_v1_dot_router__pb2.PickResponse.FromString,
+        self.Calls = channel.stream_stream(
+                '/baton.wire.v1.Router/Calls',
+                request_serializer=baton_dot_wire_dot_v1_dot_calls__pb2.CallFrame.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_v1_dot_calls__pb2.AnswerFrame.FromString,
                 _registered_method=True)
         self.WatchAdmission = channel.unary_stream(
                 '/baton.wire.v1.Router/WatchAdmission',
@@ -51,9 +52,9 @@ class RouterServicer:
     """One bounded queue per model, fair between tenants; picks the pair of workers for a request.
     """
 
-    def Pick(self, request, context):
-        """Waits in the queue for room. A request whose first token would come too late is refused at once;
-        the call's deadline is the moment at which it is due.
+    def Calls(self, request_iterator, context):
+        """Pick: waits in the queue for room. A request whose first token would come too late is refused at
+        once; it is due when the call's time is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -69,10 +70,10 @@ class RouterServicer:
 
 def add_RouterServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Pick': grpc.unary_unary_rpc_method_handler(
-                    servicer.Pick,
-                    request_deserializer=baton_dot_wire_dot_v1_dot_router__pb2.PickRequest.FromString,
-                    response_serializer=baton_dot_wire_dot_v1_dot_router__pb2.PickResponse.SerializeToString,
+            'Calls': grpc.stream_stream_rpc_method_handler(
+                    servicer.Calls,
+                    request_deserializer=baton_dot_wire_dot_v1_dot_calls__pb2.CallFrame.FromString,
+                    response_serializer=baton_dot_wire_dot_v1_dot_calls__pb2.AnswerFrame.SerializeToString,
             ),
             'WatchAdmission': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchAdmission,
@@ -92,7 +93,7 @@ class Router:
     """
 
     @staticmethod
-    def Pick(request,
+    def Calls(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -102,12 +103,12 @@ class Router:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
-            '/baton.wire.v1.Router/Pick',
-            baton_dot_wire_dot_v1_dot_router__pb2.PickRequest.SerializeToString,
-            baton_dot_wire_dot_v1_dot_router__pb2.PickResponse.FromString,
+            '/baton.wire.v1.Router/Calls',
+            baton_dot_wire_dot_v1_dot_calls__pb2.CallFrame.SerializeToString,
+            baton_dot_wire_dot_v1_dot_calls__pb2.AnswerFrame.FromString,
             options,
             channel_credentials,
             insecure,

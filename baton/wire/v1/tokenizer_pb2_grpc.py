@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from baton.wire.v1 import calls_pb2 as baton_dot_wire_dot_v1_dot_calls__pb2
 from baton.wire.v1 import tokenizer_pb2 as baton_dot_wire_dot_v1_dot_tokenizer__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -35,10 +36,10 @@ class TokenizerStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Encode = channel.unary_unary(
-                '/baton.wire.v1.Tokenizer/Encode',
-                request_serializer=baton_dot_wire_dot_v1_dot_tokenizer__pb2.EncodeRequest.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_v1_dot_tokenizer__pb2.EncodeResponse.FromString,
+        self.Calls = channel.stream_stream(
+                '/baton.wire.v1.Tokenizer/Calls',
+                request_serializer=baton_dot_wire_dot_v1_dot_calls__pb2.CallFrame.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_v1_dot_calls__pb2.AnswerFrame.FromString,
                 _registered_method=True)
         self.GetArtifact = channel.unary_stream(
                 '/baton.wire.v1.Tokenizer/GetArtifact',
@@ -56,8 +57,9 @@ class TokenizerServicer:
     """Turns text into token ids and prefix hashes. The only service besides the gateway that sees text.
     """
 
-    def Encode(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+    def Calls(self, request_iterator, context):
+        """Encode.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -78,10 +80,10 @@ class TokenizerServicer:
 
 def add_TokenizerServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Encode': grpc.unary_unary_rpc_method_handler(
-                    servicer.Encode,
-                    request_deserializer=baton_dot_wire_dot_v1_dot_tokenizer__pb2.EncodeRequest.FromString,
-                    response_serializer=baton_dot_wire_dot_v1_dot_tokenizer__pb2.EncodeResponse.SerializeToString,
+            'Calls': grpc.stream_stream_rpc_method_handler(
+                    servicer.Calls,
+                    request_deserializer=baton_dot_wire_dot_v1_dot_calls__pb2.CallFrame.FromString,
+                    response_serializer=baton_dot_wire_dot_v1_dot_calls__pb2.AnswerFrame.SerializeToString,
             ),
             'GetArtifact': grpc.unary_stream_rpc_method_handler(
                     servicer.GetArtifact,
@@ -106,7 +108,7 @@ class Tokenizer:
     """
 
     @staticmethod
-    def Encode(request,
+    def Calls(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -116,12 +118,12 @@ class Tokenizer:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
-            '/baton.wire.v1.Tokenizer/Encode',
-            baton_dot_wire_dot_v1_dot_tokenizer__pb2.EncodeRequest.SerializeToString,
-            baton_dot_wire_dot_v1_dot_tokenizer__pb2.EncodeResponse.FromString,
+            '/baton.wire.v1.Tokenizer/Calls',
+            baton_dot_wire_dot_v1_dot_calls__pb2.CallFrame.SerializeToString,
+            baton_dot_wire_dot_v1_dot_calls__pb2.AnswerFrame.FromString,
             options,
             channel_credentials,
             insecure,

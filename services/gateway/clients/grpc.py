@@ -1,12 +1,13 @@
-"""The ports over gRPC: channels to quota, tokenizer and routers, shared streams to decode workers.
+"""The ports over gRPC: calls to quota, tokenizer and routers, shared streams to decode workers.
 
-Translates calls and nothing else. Replicas of quota and tokenizer share a balanced channel
-(baton/runtime/grpc_channel.py); the gateway chooses the router of each pick (routing/routers.py).
+Translates calls and nothing else. Calls ride on one stream to each replica (baton/runtime/calls/).
+Replicas of quota and tokenizer share a balanced channel (baton/runtime/grpc_channel.py); the
+gateway chooses the router of each pick (routing/routers.py).
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from functools import partial
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -14,9 +15,20 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.runtime import grpc_channel
+from baton.runtime.calls.shared_calls import CallTerms, SharedCalls, Silent
 from baton.runtime.cutoff import CutOff, Cutoff
 from baton.runtime.shared_stream import ClientFrameStream
 from baton.system.clock import Clock
+from baton.wire.call_methods import (
+    AUTHENTICATE,
+    ENCODE,
+    PICK,
+    RESERVE,
+    SETTLE,
+    CallMethod,
+    Request,
+    Response,
+)
 from baton.wire.failures import BatonError, InternalFailure, Unavailable
 from baton.wire.v1 import (
     quota_pb2,
@@ -34,6 +46,7 @@ ARTIFACT_TIMEOUT_S = 60.0
 MAX_ARTIFACT_BYTES = 256 * 1024 * 1024
 # How long a request waits for any replica of a service, when none is there.
 PATIENCE_S = 0.9
+LARGE_PROMPT_BYTES = 64 * 1024
 # A call to quota that is silent for so long is made again, over another connection.
 HUNG_S = 0.1
 # No connection to quota is left sooner: if another one helps, it helps for longer.
@@ -74,10 +87,11 @@ class _RenewalStream(_CallStream):
 class _Connection:
     """A channel to all replicas of quota, since when it is there, and what ends when it is left."""
 
-    def __init__(self, endpoints: Sequence[str], now_s: float) -> None:
+    def __init__(self, endpoints: Sequence[str], clock: Clock) -> None:
         self.channel = grpc_channel.open_balanced_channel(endpoints)
         self.stub = quota_pb2_grpc.QuotaStub(self.channel)
-        self.since_s = now_s
+        self.calls = SharedCalls.over_grpc(self.stub, clock, is_balanced=True)
+        self.since_s = clock.now()
         self.leaving = Cutoff()
 
 
@@ -92,28 +106,21 @@ class GrpcQuota:
     def __init__(self, endpoints: Sequence[str], clock: Clock) -> None:
         self._clock = clock
         self._endpoints = endpoints
-        self._connection = _Connection(endpoints, clock.now())
+        self._connection = _Connection(endpoints, clock)
 
     async def authenticate(
         self, key_digest: bytes, context: CallContext
     ) -> quota_pb2.AuthenticateResponse:
         request = quota_pb2.AuthenticateRequest(key_digest=key_digest)
-        answer: quota_pb2.AuthenticateResponse = await _call(
-            self._clock, partial(self._ask, "Authenticate"), request, context
-        )
-        return answer
+        return await self._call(AUTHENTICATE, request, context)
 
     async def reserve(
         self, request: quota_pb2.ReserveRequest, context: CallContext
     ) -> quota_pb2.ReserveResponse:
-        answer: quota_pb2.ReserveResponse = await _call(
-            self._clock, partial(self._ask, "Reserve"), request, context
-        )
-        return answer
+        return await self._call(RESERVE, request, context)
 
     async def settle(self, record: quota_pb2.UsageRecord, context: CallContext) -> None:
-        request = quota_pb2.SettleRequest(usage=record)
-        await _call(self._clock, partial(self._ask, "Settle"), request, context, 0.0)
+        await self._call(SETTLE, quota_pb2.SettleRequest(usage=record), context, 0.0)
 
     async def open_renewals(self) -> ClientFrameStream[quota_pb2.RenewRequest]:
         connection = self._connection
@@ -121,51 +128,63 @@ class GrpcQuota:
         return _RenewalStream(call, connection.leaving)
 
     async def probe(self, deadline_s: float) -> None:
-        await _probe(self._clock, self._connection.channel, deadline_s)
+        await _probe(self._connection.channel, deadline_s)
 
     async def close(self) -> None:
+        await self._connection.calls.close()
         await self._connection.channel.close()
 
-    async def _ask(self, name: str, request: Any, *, timeout: float, metadata: Any) -> Any:
-        """Call a method of the stub, again if it is silent."""
+    async def _call(
+        self,
+        method: CallMethod[Request, Response],
+        request: Request,
+        context: CallContext,
+        patience_s: float = PATIENCE_S,
+    ) -> Response:
+        """Make a call, again if it is silent."""
         began_s, connection = self._clock.now(), self._connection
-        if timeout > HUNG_S:
+        terms = _terms(context, patience_s)
+        if context.deadline_s > HUNG_S:
             try:
-                async with asyncio.timeout(HUNG_S):
-                    method = getattr(connection.stub, name)
-                    return await method(request, timeout=timeout, metadata=metadata)
-            except TimeoutError:
+                return await connection.calls.call(
+                    method, request, replace(terms, silence_s=HUNG_S)
+                )
+            except Silent:
                 self._leave(connection)
-                timeout -= self._clock.now() - began_s
-        method = getattr(self._connection.stub, name)
-        return await method(request, timeout=timeout, metadata=metadata)
+                spent_s = self._clock.now() - began_s
+                terms = replace(terms, deadline_s=context.deadline_s - spent_s)
+        return await self._connection.calls.call(method, request, terms)
 
     def _leave(self, connection: _Connection) -> None:
         """Open another connection, unless there is one already or this one is young. gRPC closes a
         channel that nobody uses."""
         now_s = self._clock.now()
         if connection is self._connection and now_s >= connection.since_s + MIN_LIFE_S:
-            self._connection = _Connection(self._endpoints, now_s)
+            self._connection = _Connection(self._endpoints, self._clock)
             connection.leaving.now()
+            connection.calls.leave()
             instruments.GATEWAY_QUOTA_RECONNECTS.inc()
 
 
 class GrpcTokenizer:
-    """TokenizerClient over all replicas. Its calls change nothing, so they may be repeated."""
+    """TokenizerClient over all replicas. Its calls change nothing, so they may be repeated.
+
+    Large prompts have streams of their own: none waits behind another tenant's megabytes.
+    """
 
     def __init__(self, endpoints: Sequence[str], clock: Clock) -> None:
-        self._clock = clock
         self._channel = grpc_channel.open_balanced_channel(endpoints)
         self._stub = tokenizer_pb2_grpc.TokenizerStub(self._channel)
+        self._calls = SharedCalls.over_grpc(self._stub, clock, is_balanced=True)
+        self._large_calls = SharedCalls.over_grpc(self._stub, clock, is_balanced=True)
 
     async def encode(
         self, request: tokenizer_pb2.EncodeRequest, context: CallContext
     ) -> tokenizer_pb2.EncodeResponse:
+        is_large = request.ByteSize() > LARGE_PROMPT_BYTES
+        calls = self._large_calls if is_large else self._calls
         try:
-            answer: tokenizer_pb2.EncodeResponse = await _call(
-                self._clock, self._stub.Encode, request, context
-            )
-            return answer
+            return await calls.call(ENCODE, request, _terms(context, PATIENCE_S))
         except BatonError as error:
             raise _of_tokenizer(error) from error
 
@@ -190,9 +209,11 @@ class GrpcTokenizer:
         return bytes(data)
 
     async def probe(self, deadline_s: float) -> None:
-        await _probe(self._clock, self._channel, deadline_s)
+        await _probe(self._channel, deadline_s)
 
     async def close(self) -> None:
+        await self._calls.close()
+        await self._large_calls.close()
         await self._channel.close()
 
 
@@ -200,18 +221,15 @@ class GrpcRouter:
     """RouterClient of one router."""
 
     def __init__(self, endpoint: str, clock: Clock) -> None:
-        self._clock = clock
         self._channel = grpc_channel.open_channel(endpoint)
         self._stub = router_pb2_grpc.RouterStub(self._channel)
+        self._calls = SharedCalls.over_grpc(self._stub, clock, is_balanced=False)
 
     async def pick(
         self, request: router_pb2.PickRequest, context: CallContext
     ) -> router_pb2.PickResponse:
         # Another router may be there: no patience.
-        answer: router_pb2.PickResponse = await _call(
-            self._clock, self._stub.Pick, request, context, 0.0
-        )
-        return answer
+        return await self._calls.call(PICK, request, _terms(context, 0.0))
 
     async def watch_admission(self) -> AsyncGenerator[router_pb2.WatchAdmissionResponse, None]:
         call = self._stub.WatchAdmission(
@@ -233,6 +251,7 @@ class GrpcRouter:
             call.cancel()
 
     async def close(self) -> None:
+        await self._calls.close()
         await self._channel.close()
 
 
@@ -251,24 +270,19 @@ async def dial_worker(endpoint: str) -> WorkerStream:
     return stream
 
 
-async def _call(
-    clock: Clock, method: Any, request: Any, context: CallContext, patience_s: float = PATIENCE_S
-) -> Any:
-    return await grpc_channel.call(
-        method,
-        request,
-        clock=clock,
-        deadline_s=context.deadline_s,
-        patience_s=patience_s,
+def _terms(context: CallContext, patience_s: float) -> CallTerms:
+    return CallTerms(
+        context.deadline_s,
+        patience_s,
         request_id=context.request_id,
         traceparent=context.traceparent,
     )
 
 
-async def _probe(clock: Clock, channel: grpc.aio.Channel, deadline_s: float) -> None:
+async def _probe(channel: grpc.aio.Channel, deadline_s: float) -> None:
     health = health_pb2_grpc.HealthStub(channel)
     answer = await grpc_channel.call(
-        health.Check, health_pb2.HealthCheckRequest(), clock=clock, deadline_s=deadline_s
+        health.Check, health_pb2.HealthCheckRequest(), deadline_s=deadline_s
     )
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
         raise Unavailable("not serving")

@@ -8,10 +8,12 @@ from typing import Any
 
 import grpc
 
-from baton.runtime.grpc_server import incoming, start_server, translate_failures
+from baton.runtime.calls.call_server import CallServer, IncomingCall
+from baton.runtime.grpc_server import start_server, translate_failures
 from baton.runtime.process import Process
 from baton.runtime.shared_stream import ServerFrameStream
 from baton.system.clock import SystemClock
+from baton.wire.call_methods import AUTHENTICATE, ENCODE, PICK, RESERVE, SETTLE
 from baton.wire.v1 import (
     quota_pb2,
     quota_pb2_grpc,
@@ -27,26 +29,29 @@ from services.gateway.settings import GatewaySettings
 from tests.unit.gateway.fakes import SECRET, FakeQuota, FakeRouter, FakeTokenizer, FakeWorker
 
 
-def context_of(context: Any) -> CallContext:
-    told = incoming(context)
-    return CallContext(told.request_id, context.time_remaining() or 0.0, told.traceparent)
+def context_of(call: IncomingCall) -> CallContext:
+    return CallContext(call.request_id, call.timeout_s, call.traceparent)
 
 
 class QuotaOverGrpc(quota_pb2_grpc.QuotaServicer):
     def __init__(self, fake: FakeQuota) -> None:
         self.fake = fake
+        self.calls = CallServer(
+            {AUTHENTICATE: self.authenticate, RESERVE: self.reserve, SETTLE: self.settle}
+        )
 
     @translate_failures
-    async def Authenticate(self, request: Any, context: Any) -> Any:
-        return await self.fake.authenticate(request.key_digest, context_of(context))
+    async def Calls(self, request_iterator: Any, context: Any) -> None:
+        await self.calls.serve(ServerFrameStream(context))
 
-    @translate_failures
-    async def Reserve(self, request: Any, context: Any) -> Any:
-        return await self.fake.reserve(request, context_of(context))
+    async def authenticate(self, request: Any, call: IncomingCall) -> Any:
+        return await self.fake.authenticate(request.key_digest, context_of(call))
 
-    @translate_failures
-    async def Settle(self, request: Any, context: Any) -> Any:
-        await self.fake.settle(request.usage, context_of(context))
+    async def reserve(self, request: Any, call: IncomingCall) -> Any:
+        return await self.fake.reserve(request, context_of(call))
+
+    async def settle(self, request: Any, call: IncomingCall) -> Any:
+        await self.fake.settle(request.usage, context_of(call))
         return quota_pb2.SettleResponse()
 
     async def Renew(self, request_iterator: Any, context: Any) -> None:
@@ -64,10 +69,14 @@ class QuotaOverGrpc(quota_pb2_grpc.QuotaServicer):
 class TokenizerOverGrpc(tokenizer_pb2_grpc.TokenizerServicer):
     def __init__(self, fake: FakeTokenizer) -> None:
         self.fake = fake
+        self.calls = CallServer({ENCODE: self.encode})
 
     @translate_failures
-    async def Encode(self, request: Any, context: Any) -> Any:
-        return await self.fake.encode(request, context_of(context))
+    async def Calls(self, request_iterator: Any, context: Any) -> None:
+        await self.calls.serve(ServerFrameStream(context))
+
+    async def encode(self, request: Any, call: IncomingCall) -> Any:
+        return await self.fake.encode(request, context_of(call))
 
     async def GetArtifact(self, request: Any, context: Any) -> AsyncIterator[Any]:
         from hashlib import sha256
@@ -82,10 +91,14 @@ class RouterOverGrpc(router_pb2_grpc.RouterServicer):
     def __init__(self, fake: FakeRouter, endpoints: dict[str, str]) -> None:
         self.fake = fake
         self.endpoints = endpoints
+        self.calls = CallServer({PICK: self.pick})
 
     @translate_failures
-    async def Pick(self, request: Any, context: Any) -> Any:
-        answer = await self.fake.pick(request, context_of(context))
+    async def Calls(self, request_iterator: Any, context: Any) -> None:
+        await self.calls.serve(ServerFrameStream(context))
+
+    async def pick(self, request: Any, call: IncomingCall) -> Any:
+        answer = await self.fake.pick(request, context_of(call))
         answer.decode.endpoint = self.endpoints[answer.decode.worker_id]
         return answer
 

@@ -11,8 +11,12 @@ import pytest
 
 from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime import grpc_channel
+from baton.runtime.calls.call_server import CallServer
+from baton.runtime.cutoff import Cutoff
 from baton.runtime.grpc_server import GrpcServer, start_server, translate_failures
+from baton.runtime.shared_stream import ServerFrameStream
 from baton.system.clock import SystemClock
+from baton.wire.call_methods import ENCODE
 from baton.wire.failures import Incompatible, Unavailable
 from baton.wire.v1 import router_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer
@@ -28,6 +32,8 @@ class Replica(tokenizer_pb2_grpc.TokenizerServicer):
         self.num_calls = 0
         self.takes_s = 0.0
         self.has_model = True
+        self.leaving = Cutoff()
+        self.calls = CallServer({ENCODE: self.encode}, self.leaving)
         self.server: GrpcServer | None = None
 
     @property
@@ -42,7 +48,10 @@ class Replica(tokenizer_pb2_grpc.TokenizerServicer):
         self.server = await start_server(listen, register)
 
     @translate_failures
-    async def Encode(self, request: Any, context: Any) -> tokenizer_pb2.EncodeResponse:
+    async def Calls(self, request_iterator: Any, context: Any) -> None:
+        await self.calls.serve(ServerFrameStream(context))
+
+    async def encode(self, request: Any, call: Any) -> tokenizer_pb2.EncodeResponse:
         self.num_calls += 1
         await asyncio.sleep(self.takes_s)
         if not self.has_model:
@@ -121,6 +130,7 @@ async def test_a_replica_that_drains_finishes_its_calls_and_gets_no_new_ones() -
                 while not leaving.num_calls:
                     await asyncio.sleep(0.01)
             assert leaving.server is not None
+            leaving.leaving.now()
             await leaving.server.stop(10)
         had = leaving.num_calls
         for _ in range(10):
@@ -191,9 +201,13 @@ async def test_a_replica_that_is_away_is_looked_for_every_tenth_of_a_second(serv
 async def test_a_caller_names_its_version_and_one_too_old_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with two_replicas() as (_, client):
-        monkeypatch.setattr(grpc_channel, "PROTOCOL_VERSION", 9)
-        await encode(client)
-        monkeypatch.setattr(grpc_channel, "PROTOCOL_VERSION", 0)
-        with pytest.raises(Incompatible, match="protocol 0 of the caller"):
-            await encode(client)
+    async with two_replicas() as (replicas, _):
+        for version in (9, 0):
+            monkeypatch.setattr(grpc_channel, "PROTOCOL_VERSION", version)
+            client = GrpcTokenizer([replicas[0].endpoint], SystemClock())
+            if version:
+                await encode(client)
+            else:
+                with pytest.raises(Incompatible, match="protocol 0 of the caller"):
+                    await encode(client)
+            await client.close()

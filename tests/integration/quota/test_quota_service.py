@@ -16,13 +16,15 @@ import grpc
 import pytest
 
 from baton.localstack.ports import LOOPBACK, free_ports
-from baton.runtime import environment, grpc_channel
+from baton.runtime import environment
+from baton.runtime.calls.shared_calls import CallTerms, SharedCalls
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.process import Process
 from baton.runtime.redis_connections import connect
 from baton.system.clock import SystemClock
 from baton.testing.redis_server import RedisServer
 from baton.wire import failures, key_registry, usage_log
+from baton.wire.call_methods import AUTHENTICATE, RESERVE, SETTLE
 from baton.wire.key_limits import KeyLimits
 from baton.wire.key_registry import Revocation
 from baton.wire.v1 import quota_pb2, quota_pb2_grpc
@@ -30,12 +32,11 @@ from services.quota import keys
 from services.quota.__main__ import serve
 from services.quota.settings import PREFIX, Settings
 
-call = partial(grpc_channel.call, clock=SystemClock())
-
 SECRET = b"s" * 32
 HELD = quota_pb2.LeaseState.STATE_HELD
 # A busy machine must not decide: neither for a call nor, where that is not the subject, for Redis.
 DEADLINE_S = 60.0
+TERMS = CallTerms(DEADLINE_S)
 
 
 @pytest.fixture
@@ -73,16 +74,27 @@ def new_key(folder: Path, tenant: str = "acme", **limits):
     return key, record
 
 
+class Quota:
+    """A connection to the service, as a gateway has it."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.stub = quota_pb2_grpc.QuotaStub(channel)
+        calls = SharedCalls.over_grpc(self.stub, SystemClock(), is_balanced=False)
+        self.authenticate = partial(calls.call, AUTHENTICATE)
+        self.reserve = partial(calls.call, RESERVE)
+        self.settle = partial(calls.call, SETTLE)
+
+
 @asynccontextmanager
 async def running_service(settings: Settings):
-    """The service's own main in this process; yields a stub connected to it."""
+    """The service's own main in this process; yields a connection to it."""
     process = Process("quota", SystemClock(), asyncio.Event())
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(serve(process, settings))
         try:
             async with open_channel(settings.listen) as channel:
                 await asyncio.wait_for(channel.channel_ready(), DEADLINE_S)
-                yield quota_pb2_grpc.QuotaStub(channel)
+                yield Quota(channel)
         finally:
             process.stopping.set()
             await serving
@@ -125,10 +137,10 @@ async def test_key_of_a_file_works_also_after_redis_came_back_empty(folder, redi
     digest = key_registry.key_digest(SECRET, "bt-" + "k" * 43)
     request = quota_pb2.AuthenticateRequest(key_digest=digest)
     async with running_service(settings) as quota:
-        first = await call(quota.Authenticate, request, deadline_s=DEADLINE_S)
+        first = await quota.authenticate(request, TERMS)
         redis.kill()
         redis.start()
-        assert await call(quota.Authenticate, request, deadline_s=DEADLINE_S) == first
+        assert await quota.authenticate(request, TERMS) == first
     assert first.tenant == "bootstrap"
 
 
@@ -142,15 +154,15 @@ async def test_one_request_from_key_to_archived_usage(folder, redis):
     key, record = new_key(folder, requests_per_minute=60, tokens_per_minute=6000)
     async with running_service(settings_for(folder, redis.url)) as quota:
         digest = key_registry.key_digest(SECRET, key)
-        principal = await call(
-            quota.Authenticate, quota_pb2.AuthenticateRequest(key_digest=digest), deadline_s=5
+        principal = await quota.authenticate(
+            quota_pb2.AuthenticateRequest(key_digest=digest), TERMS
         )
         assert (principal.tenant, principal.key_id) == ("acme", record.key_id)
-        granted = await call(quota.Reserve, reservation(record, "r1"), deadline_s=DEADLINE_S)
+        granted = await quota.reserve(reservation(record, "r1"), TERMS)
         assert granted.granted_output_tokens == 90
         assert granted.limits.remaining_tokens == 5900
 
-        renewals = quota.Renew()
+        renewals = quota.stub.Renew()
         renewal = quota_pb2.LeaseRenewal(
             request_id="r1", tenant="acme", used_output_tokens=60, wanted_output_tokens=200
         )
@@ -160,13 +172,9 @@ async def test_one_request_from_key_to_archived_usage(folder, redis):
         await renewals.done_writing()
         assert await renewals.code() is grpc.StatusCode.OK
 
-        settled = await call(
-            quota.Settle, settlement(record, "r1", output=120), deadline_s=DEADLINE_S
-        )
+        settled = await quota.settle(settlement(record, "r1", output=120), TERMS)
         assert not settled.repeated_settle
-        again = await call(
-            quota.Settle, settlement(record, "r1", output=120), deadline_s=DEADLINE_S
-        )
+        again = await quota.settle(settlement(record, "r1", output=120), TERMS)
         assert again.repeated_settle
     # The service has drained: what it acknowledged is on the disk.
     [line] = [x for f in usage_log.files(folder / "usage") for x in usage_log.read_file(f)]
@@ -177,16 +185,16 @@ async def test_refusal_travels_with_reason_wait_and_limit_state(folder, redis):
     _, record = new_key(folder, requests_per_minute=1, tokens_per_minute=1000)
     async with running_service(settings_for(folder, redis.url)) as quota:
         began_s = time.monotonic()
-        await call(quota.Reserve, reservation(record, "r1"), deadline_s=DEADLINE_S)
+        await quota.reserve(reservation(record, "r1"), TERMS)
         with pytest.raises(failures.LimitExceeded) as refused:
-            await call(quota.Reserve, reservation(record, "r2"), deadline_s=DEADLINE_S)
+            await quota.reserve(reservation(record, "r2"), TERMS)
         spent_s = time.monotonic() - began_s
         assert refused.value.reason == "rate_limit_exceeded"
         assert 59 - spent_s < refused.value.retry_after_s <= 60
         assert refused.value.limits.limit_requests == 1
         assert refused.value.limits.remaining_requests == 0
         with pytest.raises(failures.InvalidRequest) as too_large:
-            await call(quota.Reserve, reservation(record, "r3", output=991), deadline_s=DEADLINE_S)
+            await quota.reserve(reservation(record, "r3", output=991), TERMS)
         assert too_large.value.reason == "request_exceeds_limit"
 
 
@@ -195,12 +203,12 @@ async def test_last_budget_admits_exactly_what_fits_under_contention(folder, red
     first = settings_for(folder, redis.url)
     second = settings_for(folder, redis.url)
     async with running_service(first) as one, running_service(second) as other:
-        stubs = (one, other)
+        replicas = (one, other)
 
         async def reserve(number: int) -> str:
             request = reservation(record, f"r{number}")
             try:
-                await call(stubs[number % 2].Reserve, request, deadline_s=DEADLINE_S)
+                await replicas[number % 2].reserve(request, TERMS)
             except failures.LimitExceeded as error:
                 return error.reason
             return "granted"
@@ -215,12 +223,12 @@ async def test_revoked_key_stops_working_within_the_registry_interval(folder, re
     digest = key_registry.key_digest(SECRET, key)
     request = quota_pb2.AuthenticateRequest(key_digest=digest)
     async with running_service(settings_for(folder, redis.url)) as quota:
-        await call(quota.Authenticate, request, deadline_s=DEADLINE_S)
+        await quota.authenticate(request, TERMS)
         key_registry.append(folder / "registry.jsonl", Revocation(record.key_id, 0))
 
         async def refused() -> bool:
             try:
-                await call(quota.Authenticate, request, deadline_s=DEADLINE_S)
+                await quota.authenticate(request, TERMS)
             except failures.AuthenticationFailed:
                 return True
             return False
@@ -235,22 +243,22 @@ async def test_calls_fail_as_unavailable_while_redis_is_gone_and_work_when_it_is
     digest = key_registry.key_digest(SECRET, key)
     request = quota_pb2.AuthenticateRequest(key_digest=digest)
     async with running_service(settings_for(folder, redis.url)) as quota:
-        await call(quota.Reserve, reservation(record, "r1"), deadline_s=DEADLINE_S)
+        await quota.reserve(reservation(record, "r1"), TERMS)
         redis.kill()
         for method, message in (
-            (quota.Authenticate, request),
-            (quota.Reserve, reservation(record, "r2")),
-            (quota.Settle, settlement(record, "r1")),
+            (quota.authenticate, request),
+            (quota.reserve, reservation(record, "r2")),
+            (quota.settle, settlement(record, "r1")),
         ):
             with pytest.raises(failures.Unavailable) as gone:
-                await call(method, message, deadline_s=DEADLINE_S)
+                await method(message, TERMS)
             assert gone.value.reason == "quota_unavailable"
         redis.start()
         # No waiting: the first call after its return reconnects and reloads scripts and registry.
-        principal = await call(quota.Authenticate, request, deadline_s=DEADLINE_S)
+        principal = await quota.authenticate(request, TERMS)
         assert principal.key_id == record.key_id
-        await call(quota.Reserve, reservation(record, "r2"), deadline_s=DEADLINE_S)
-        settled = await call(quota.Settle, settlement(record, "r1"), deadline_s=DEADLINE_S)
+        await quota.reserve(reservation(record, "r2"), TERMS)
+        settled = await quota.settle(settlement(record, "r1"), TERMS)
         assert not settled.repeated_settle
 
 
@@ -261,7 +269,7 @@ async def test_stopped_redis_costs_a_call_no_more_than_its_timeout(folder, redis
 
         async def granted(request_id: str) -> bool:
             with suppress(failures.Unavailable):
-                await call(quota.Reserve, reservation(record, request_id), deadline_s=DEADLINE_S)
+                await quota.reserve(reservation(record, request_id), TERMS)
                 return True
             return False
 
@@ -276,7 +284,7 @@ async def test_expired_leases_are_reaped_without_anybody_asking(folder, redis):
     _, record = new_key(folder, concurrency=1)
     settings = settings_for(folder, redis.url, lease_s=0.2, reap_interval_s=0.05)
     async with running_service(settings) as quota:
-        await call(quota.Reserve, reservation(record, "r1"), deadline_s=DEADLINE_S)
+        await quota.reserve(reservation(record, "r1"), TERMS)
 
         async def archived() -> bool:
             return bool(usage_log.files(folder / "usage"))
@@ -290,8 +298,8 @@ async def test_redis_and_archive_hold_no_key_and_no_secret(folder):
     with RedisServer(folder, "--appendonly", "yes", "--appendfsync", "always") as redis:
         key, record = new_key(folder)
         async with running_service(settings_for(folder, redis.url)) as quota:
-            await call(quota.Reserve, reservation(record, "r1"), deadline_s=DEADLINE_S)
-            await call(quota.Settle, settlement(record, "r1"), deadline_s=DEADLINE_S)
+            await quota.reserve(reservation(record, "r1"), TERMS)
+            await quota.settle(settlement(record, "r1"), TERMS)
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len(files) >= 3
     for path in files:
@@ -354,10 +362,10 @@ async def test_key_made_beside_the_service_works_until_it_is_revoked(
         assert await asyncio.to_thread(keys.main, ["create", "--tenant", "acme", *limits]) == 0
         api_key = capsys.readouterr().out.strip()
         request = quota_pb2.AuthenticateRequest(key_digest=key_registry.key_digest(SECRET, api_key))
-        principal = await call(quota.Authenticate, request, deadline_s=DEADLINE_S)
+        principal = await quota.authenticate(request, TERMS)
         assert (principal.tenant, principal.limits.requests_per_minute) == ("acme", 7)
         await flush(redis)
-        assert await call(quota.Authenticate, request, deadline_s=DEADLINE_S) == principal
+        assert await quota.authenticate(request, TERMS) == principal
         assert principal.priority == 9
         assert (principal.limits.budget_tokens, principal.limits.hard_budget) == (5000, True)
         assert await asyncio.to_thread(keys.main, ["list"]) == 0
@@ -366,10 +374,10 @@ async def test_key_made_beside_the_service_works_until_it_is_revoked(
         assert api_key not in listed
         assert await asyncio.to_thread(keys.main, ["revoke", principal.key_id]) == 0
         with pytest.raises(failures.AuthenticationFailed):
-            await call(quota.Authenticate, request, deadline_s=DEADLINE_S)
+            await quota.authenticate(request, TERMS)
         await flush(redis)
         with pytest.raises(failures.AuthenticationFailed):
-            await call(quota.Authenticate, request, deadline_s=DEADLINE_S)
+            await quota.authenticate(request, TERMS)
         assert await asyncio.to_thread(keys.main, ["revoke", principal.key_id]) == 0
         assert await asyncio.to_thread(keys.main, ["revoke", "key_unknown"]) == 1
         assert "key_unknown" in capsys.readouterr().err

@@ -14,8 +14,10 @@ import pytest
 from baton.engine.protocol.messages import EngineLoad, StepEvents, StoredBlocks
 from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime import grpc_channel, grpc_server
+from baton.runtime.calls.shared_calls import CallTerms, SharedCalls
 from baton.runtime.discovery.discover import FixedMembers
 from baton.system.clock import SystemClock
+from baton.wire.call_methods import PICK
 from baton.wire.failures import ModelNotFound, Overloaded, Unavailable
 from baton.wire.pick_reasons import text_of
 from baton.wire.v1 import router_pb2, router_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -79,13 +81,12 @@ class Client:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.stub = router_pb2_grpc.RouterStub(channel)
+        self.calls = SharedCalls.over_grpc(self.stub, SystemClock(), is_balanced=False)
 
     async def pick(self, request_id: str = "r1", deadline_s: float = 60, **fields):
         fields = {"model_fp": "fp-1", "num_prompt_tokens": 64} | fields
         request = router_pb2.PickRequest(request_id=request_id, **fields)
-        return await grpc_channel.call(
-            self.stub.Pick, request, clock=SystemClock(), deadline_s=deadline_s
-        )
+        return await self.calls.call(PICK, request, CallTerms(deadline_s))
 
     async def until(self, condition) -> router_pb2.WatchAdmissionResponse:
         """The first state of the fleet that meets `condition`."""

@@ -11,11 +11,14 @@ import pytest
 
 from baton.runtime import grpc_channel, grpc_server, peer_tls
 from baton.runtime.callers import CALLERS
+from baton.runtime.calls.call_server import CallServer
+from baton.runtime.calls.shared_calls import CallTerms, SharedCalls
 from baton.runtime.environment import SettingsError
 from baton.runtime.peer_tls import PeerTls
 from baton.runtime.shared_stream import ClientFrameStream, ServerFrameStream
 from baton.system.clock import SystemClock
 from baton.testing.certificates import Authority, MemberFiles
+from baton.wire.call_methods import SETTLE
 from baton.wire.failures import BatonError, InternalFailure, Unavailable
 from baton.wire.v1 import (
     handoff_pb2,
@@ -32,7 +35,10 @@ from baton.wire.v1 import (
 
 class Quota(quota_pb2_grpc.QuotaServicer):
     @grpc_server.translate_failures
-    async def Settle(self, request, context):
+    async def Calls(self, request_iterator, context):
+        await CallServer({SETTLE: self.settle}).serve(ServerFrameStream(context))
+
+    async def settle(self, request, call):
         return quota_pb2.SettleResponse()
 
 
@@ -76,8 +82,10 @@ async def settle(port: int, tls: PeerTls | None) -> None:
 
 
 async def settle_over(channel: grpc.aio.Channel) -> None:
-    method = quota_pb2_grpc.QuotaStub(channel).Settle
-    await grpc_channel.call(method, quota_pb2.SettleRequest(), clock=SystemClock(), deadline_s=60)
+    stub = quota_pb2_grpc.QuotaStub(channel)
+    calls = SharedCalls.over_grpc(stub, SystemClock(), is_balanced=False)
+    await calls.call(SETTLE, quota_pb2.SettleRequest(), CallTerms(60))
+    await calls.close()
 
 
 async def echo(stream: ClientFrameStream, reason: str) -> str:

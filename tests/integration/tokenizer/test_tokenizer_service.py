@@ -9,7 +9,6 @@ import signal
 import sys
 from array import array
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
 import grpc
@@ -20,15 +19,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import Tokenizer
 
 from baton.runtime import grpc_channel
+from baton.runtime.calls.shared_calls import CallTerms, SharedCalls
 from baton.runtime.grpc_channel import open_channel
 from baton.system.clock import SystemClock
 from baton.testing.tokenizer_folder import build_tokenizer_folder, train
 from baton.wire import prefix_hash
+from baton.wire.call_methods import ENCODE
 from baton.wire.failures import InvalidRequest, Unavailable
 from baton.wire.fingerprint import model_fingerprint
 from baton.wire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
-
-call = partial(grpc_channel.call, clock=SystemClock())
 
 TEMPLATES = Path(__file__).parents[2] / "unit" / "tokenizer" / "templates"
 KEY = bytes(range(32))
@@ -45,12 +44,13 @@ class Service:
         self.folder = folder
         self.channel = open_channel(f"127.0.0.1:{port}")
         self.stub = tokenizer_pb2_grpc.TokenizerStub(self.channel)
+        self.calls = SharedCalls.over_grpc(self.stub, SystemClock(), is_balanced=False)
         self.model_fp = model_fingerprint(folder)
 
     async def encode(self, **prompt: object) -> tokenizer_pb2.EncodeResponse:
         options = {"model_fp": self.model_fp, "cache_key": KEY, "block_size": 16, **prompt}
         request = tokenizer_pb2.EncodeRequest(**options)
-        return await call(self.stub.Encode, request, deadline_s=DEADLINE_S)
+        return await self.calls.call(ENCODE, request, CallTerms(DEADLINE_S))
 
 
 async def start_process(models: str, **settings: str) -> asyncio.subprocess.Process:
@@ -159,7 +159,7 @@ async def test_artifact_decodes_what_the_service_encodes(service: Service):
 
 
 async def test_models_are_listed_and_health_is_serving(service: Service):
-    response = await call(
+    response = await grpc_channel.call(
         service.stub.ListModels, tokenizer_pb2.ListModelsRequest(), deadline_s=DEADLINE_S
     )
     (model,) = response.models
