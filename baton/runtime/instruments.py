@@ -7,6 +7,7 @@ never request ids or anything that a client chooses freely, and tenants only whe
 bounded.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -26,12 +27,17 @@ CANCEL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5,
 class Tally:
     """Observations of one series: how many in each bucket, the last of which has no bound.
 
-    One event loop counts in place: a search in `bounds` and two additions.
+    One event loop counts: a search in `bounds` and two additions.
     """
 
     bounds: Sequence[float]
     counts: list[int]
     total: float = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one observation."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
 
 
 class TallyHistogram(Collector):
@@ -47,31 +53,31 @@ class TallyHistogram(Collector):
         self,
         name: str,
         documentation: str,
-        labelname: str,
+        labelnames: tuple[str, ...],
         *,
         buckets: Sequence[float],
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
         # Under the names that prometheus_client's own metrics have them.
-        self._name, self._documentation, self._labelnames = name, documentation, (labelname,)
+        self._name, self._documentation, self._labelnames = name, documentation, labelnames
         self._buckets = buckets
-        self._tallies: dict[str, Tally] = {}
+        self._tallies: dict[tuple[str, ...], Tally] = {}
         registry.register(self)
 
-    def labels(self, value: str) -> Tally:
-        """The series with this label."""
-        tally = self._tallies.get(value)
+    def labels(self, *values: str) -> Tally:
+        """The series with these labels."""
+        tally = self._tallies.get(values)
         if tally is None:
-            tally = self._tallies[value] = Tally(self._buckets, [0] * (len(self._buckets) + 1))
+            tally = self._tallies[values] = Tally(self._buckets, [0] * (len(self._buckets) + 1))
         return tally
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """The family of all series, for a scrape."""
         family = HistogramMetricFamily(self._name, self._documentation, labels=self._labelnames)
         bounds = [*(str(float(bound)) for bound in self._buckets), "+Inf"]
-        for value, tally in list(self._tallies.items()):
+        for values, tally in list(self._tallies.items()):
             buckets = list(zip(bounds, accumulate(tally.counts), strict=True))
-            family.add_metric([value], buckets, tally.total)
+            family.add_metric(values, buckets, tally.total)
         yield family
 
 

@@ -39,7 +39,7 @@ _STAGE_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 600,
 )  # fmt: skip
 _TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
-TIME_TO_FIRST_TOKEN = Histogram(
+TIME_TO_FIRST_TOKEN = TallyHistogram(
     "vllm:time_to_first_token_seconds",
     "Time from the request's arrival to its first token",
     _SERVED,
@@ -48,56 +48,56 @@ TIME_TO_FIRST_TOKEN = Histogram(
 INTER_TOKEN_LATENCY = TallyHistogram(
     "vllm:inter_token_latency_seconds",
     "Time between two deliveries of one request's tokens",
-    *_SERVED,
+    _SERVED,
     buckets=_PER_TOKEN_BUCKETS,
 )
 
-E2E_REQUEST_LATENCY = Histogram(
+E2E_REQUEST_LATENCY = TallyHistogram(
     "vllm:e2e_request_latency_seconds",
     "Time from the request's arrival to its end",
     _SERVED,
     buckets=_REQUEST_BUCKETS,
 )
-REQUEST_QUEUE_TIME = Histogram(
+REQUEST_QUEUE_TIME = TallyHistogram(
     "vllm:request_queue_time_seconds",
     "Time in the router's queue",
     _SERVED,
     buckets=_STAGE_BUCKETS,
 )
-REQUEST_PREFILL_TIME = Histogram(
+REQUEST_PREFILL_TIME = TallyHistogram(
     "vllm:request_prefill_time_seconds",
     "Time from the submit to the first token",
     _SERVED,
     buckets=_STAGE_BUCKETS,
 )
-REQUEST_DECODE_TIME = Histogram(
+REQUEST_DECODE_TIME = TallyHistogram(
     "vllm:request_decode_time_seconds",
     "Time from the first token to the last",
     _SERVED,
     buckets=_STAGE_BUCKETS,
 )
-GATEWAY_STAGE_SECONDS = Histogram(
+GATEWAY_STAGE_SECONDS = TallyHistogram(
     "baton_gateway_stage_seconds",
     "Time of one stage of a request; the stages of a request add up to its wall time",
     ("model_name", "stage"),
     buckets=_STAGE_BUCKETS,
 )
-REQUEST_PROMPT_TOKENS = Histogram(
+REQUEST_PROMPT_TOKENS = TallyHistogram(
     "vllm:request_prompt_tokens", "Prompt tokens of a request", _SERVED, buckets=_TOKEN_BUCKETS
 )
-REQUEST_GENERATION_TOKENS = Histogram(
+REQUEST_GENERATION_TOKENS = TallyHistogram(
     "vllm:request_generation_tokens",
     "Output tokens of a request, all choices",
     _SERVED,
     buckets=_TOKEN_BUCKETS,
 )
-REQUEST_PARAMS_MAX_TOKENS = Histogram(
+REQUEST_PARAMS_MAX_TOKENS = TallyHistogram(
     "vllm:request_params_max_tokens",
     "Limit on the output tokens of one choice",
     _SERVED,
     buckets=_TOKEN_BUCKETS,
 )
-REQUEST_PARAMS_N = Histogram(
+REQUEST_PARAMS_N = TallyHistogram(
     "vllm:request_params_n", "Choices of a request", _SERVED, buckets=(1, 2, 4, 8, 16, 32, 64, 128)
 )
 REQUEST_SUCCESS = Counter(
@@ -105,25 +105,25 @@ REQUEST_SUCCESS = Counter(
     "Choices that finished, by reason",
     ("model_name", "finished_reason"),
 )
-GEN_AI_REQUEST_DURATION = Histogram(
+GEN_AI_REQUEST_DURATION = TallyHistogram(
     "gen_ai_server_request_duration_seconds",
     "Time from the request's arrival to its end",
     _GEN_AI,
     buckets=_REQUEST_BUCKETS,
 )
-GEN_AI_TIME_TO_FIRST_TOKEN = Histogram(
+GEN_AI_TIME_TO_FIRST_TOKEN = TallyHistogram(
     "gen_ai_server_time_to_first_token_seconds",
     "Time from the request's arrival to its first token",
     _GEN_AI,
     buckets=_FIRST_TOKEN_BUCKETS,
 )
-GEN_AI_TIME_PER_OUTPUT_TOKEN = Histogram(
+GEN_AI_TIME_PER_OUTPUT_TOKEN = TallyHistogram(
     "gen_ai_server_time_per_output_token_seconds",
     "Mean time of an output token after the first",
     _GEN_AI,
     buckets=_PER_TOKEN_BUCKETS,
 )
-GEN_AI_TOKEN_USAGE = Histogram(
+GEN_AI_TOKEN_USAGE = TallyHistogram(
     "gen_ai_client_token_usage",
     "Tokens of a request, by type",
     (*_GEN_AI, "gen_ai_token_type"),
@@ -150,14 +150,14 @@ GATEWAY_FALLBACK_PICKS = Counter(
     "baton_gateway_lone_picks",
     "Picks that the gateway made from the routers' last view, because none of them answered",
 )
-GATEWAY_PICK_REGRET = Histogram(
+GATEWAY_PICK_REGRET = TallyHistogram(
     "baton_gateway_pick_regret_seconds",
     "Time by which a pick cost more than the best other choice was predicted to; 0 = none was "
     "better",
     _SERVED,
     buckets=_STAGE_BUCKETS,
 )
-GATEWAY_PICK_ERROR = Histogram(
+GATEWAY_PICK_ERROR = TallyHistogram(
     "baton_gateway_pick_error_ratio",
     "Measured over predicted time of a pick, by part: wait, prefill, handoff, steps, first_token, "
     "token_gap",
@@ -177,7 +177,7 @@ GATEWAY_MIGRATION_SECONDS = Histogram(
 GATEWAY_WASTED_TOKENS = Counter(
     "baton_gateway_wasted_tokens", "Tokens that came after a request had ended", _SERVED
 )
-GATEWAY_CANCEL_SECONDS = Histogram(
+GATEWAY_CANCEL_SECONDS = TallyHistogram(
     "baton_gateway_cancel_seconds",
     "Time from a client's disconnect until its request is given up (the worker has acknowledged, "
     "quota is settled), by the stage that it ended",

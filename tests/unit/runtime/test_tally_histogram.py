@@ -8,12 +8,12 @@ from baton.runtime.instruments import TallyHistogram
 def test_a_tally_is_scraped_as_the_librarys_own_histogram_is() -> None:
     buckets, values = (0.5, 1, 2.5), (0.1, 0.5, 0.7, 2.5, 9.0)
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    tally = TallyHistogram("gap_s", "Gaps", "model", buckets=buckets, registry=ours).labels("m")
-    tally.counts[:] = [2, 1, 1, 1]
-    tally.total = sum(values)
-    own = Histogram("gap_s", "Gaps", ("model",), buckets=buckets, registry=theirs)
+    labels = ("model", "stage")
+    tally = TallyHistogram("gap_s", "Gaps", labels, buckets=buckets, registry=ours)
+    own = Histogram("gap_s", "Gaps", labels, buckets=buckets, registry=theirs)
     for value in values:
-        own.labels("m").observe(value)
+        tally.labels("m", "s").observe(value)
+        own.labels("m", "s").observe(value)
     lines = generate_latest(theirs).decode().splitlines()
     assert generate_latest(ours).decode().splitlines() == [
         line for line in lines if "created" not in line
