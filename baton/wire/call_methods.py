@@ -30,3 +30,4 @@ RESERVE = CallMethod("Reserve", quota_pb2.ReserveRequest, quota_pb2.ReserveRespo
 SETTLE = CallMethod("Settle", quota_pb2.SettleRequest, quota_pb2.SettleResponse)
 ENCODE = CallMethod("Encode", tokenizer_pb2.EncodeRequest, tokenizer_pb2.EncodeResponse)
 PICK = CallMethod("Pick", router_pb2.PickRequest, router_pb2.PickResponse)
+CANCEL = CallMethod("Cancel", router_pb2.CancelRequest, router_pb2.CancelResponse)

@@ -6,6 +6,7 @@ Translates failures into OpenAI's bodies; decides nothing else.
 """
 
 import asyncio
+import re
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any
@@ -70,6 +71,8 @@ from services.gateway.tenants.principal import Principal
 
 # Envoy's health check then prefers others, also those of other regions.
 FULL_HEADER = "x-envoy-degraded"
+# What the ids of answers begin with, before the request's.
+_ID_PREFIX = re.compile("^(chatcmpl|cmpl|resp)[-_](?=req_)")
 _MODEL_NAME_PATH = b"/v1/models/"
 _ABOUT = msgspec.json.encode(
     {
@@ -265,6 +268,7 @@ class App:
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
                 *self._stored_routes(),
+                Route("/v1/requests/{request_id}", self._cancel, methods=["DELETE"]),
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),
                 # As other servers of models call it.
@@ -303,6 +307,15 @@ class App:
             raise ModelNotFound(f"model: {quoted(name)} does not exist{hint}", param="model")
         return _json(request, model_body(name, listed[name], self._created_unix_s))
 
+    async def _cancel(self, request: Request) -> Response:
+        """End a running request by its id, or by that of its answer."""
+        principal = await self._principal(request)
+        request_id = _ID_PREFIX.sub("", request.path_params["request_id"])
+        is_here = await self._gateway.cancel(request_id, principal.tenant, _context(request))
+        status = "cancelled" if is_here else "cancelling"
+        content = msgspec.json.encode({"id": request_id, "object": "request", "status": status})
+        return _json(request, content, 200 if is_here else 202)
+
     async def _healthz(self, request: Request) -> Response:
         return _json(request, b'{"status":"ok"}')
 
@@ -320,15 +333,17 @@ class App:
         raise AssertionError("POST on a generating endpoint does not come here")
 
     async def _principal(self, request: Request) -> Principal:
-        headers = Headers(request.scope["headers"])
-        context = CallContext(
-            request.scope[OWN_HEADERS_KEY][REQUEST_ID],
-            AUTHENTICATE_TIMEOUT_S,
-            traceparent_of(headers),
-        )
+        headers, context = Headers(request.scope["headers"]), _context(request)
         address = client_address_of(request.scope, self._num_proxies)
         authenticator = self._gateway.authenticator
         return await authenticator.authenticate(authorization_of(headers), context, address)
+
+
+def _context(request: Request) -> CallContext:
+    """The context of a call for a request that no model answers."""
+    request_id = request.scope[OWN_HEADERS_KEY][REQUEST_ID]
+    traceparent = traceparent_of(Headers(request.scope["headers"]))
+    return CallContext(request_id, AUTHENTICATE_TIMEOUT_S, traceparent)
 
 
 def _nothing() -> None:

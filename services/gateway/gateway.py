@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.system.clock import Clock
+from baton.wire.failures import InvalidRequest, quoted
 from baton.wire.v1 import router_pb2
 from services.gateway import instruments
 from services.gateway.clients.protocols import (
     BodyParser,
+    CallContext,
     Dial,
     QuotaClient,
     RouterClient,
@@ -124,6 +126,7 @@ class Gateway:
         )
         self.store = clients.store
         self.pipeline = self._pipeline(clients, own.secrets[0], limits or Limits())
+        self._routers.on_cancelled = self.pipeline.cancel
 
     async def run(self) -> None:
         """Follow the fleet, renew leases, run the workers' links, replay the outbox, audit."""
@@ -146,6 +149,17 @@ class Gateway:
             self.worker_totals.update(models)
         self.worker_totals.tell_all()
         await self.leases.beat()
+
+    async def cancel(self, request_id: str, tenant: str, context: CallContext) -> bool:
+        """End a running request of a tenant. True when it ran here; else the other gateways are
+        told, and the one that has it ends it. Raises InvalidRequest when there are none."""
+        if self.pipeline.cancel(request_id, tenant):
+            return True
+        if self._buckets.num_gateways < 2:
+            raise InvalidRequest(f"no request {quoted(request_id)} is running", reason="not_found")
+        request = router_pb2.CancelRequest(request_id=request_id, tenant=tenant)
+        await self._routers.cancel(request, context)
+        return False
 
     def unready_reasons(self) -> list[str]:
         """The reasons why this gateway cannot serve; empty when it is ready."""

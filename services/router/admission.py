@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from baton.system.clock import Clock
+from baton.wire.failures import Overloaded
 from baton.wire.v1 import router_pb2
 from services.router.fleet.columns import Figure
 from services.router.fleet.fleet import Fleet
@@ -22,6 +23,9 @@ from services.router.pick.shortlist import MAX_PLAIN
 from services.router.settings import Settings
 
 LOAD_S = 2.0
+# A cancelled request is told for so long: some regular messages.
+CANCELLED_S = 1.0
+MAX_CANCELLED = 256
 # A gateway that is so many messages behind gets a whole view.
 MAX_BEHIND = 16
 # How much too early, by the clock, a timer is taken as due: uvloop counts in whole milliseconds.
@@ -157,6 +161,30 @@ class AdmissionView:
             kv_usage=1 - worker.load.num_blocks_free / worker.registration.num_blocks,
             totals=worker.load.totals,
         )
+
+
+class Cancellations:
+    """The requests that tenants have asked to end, told to all gateways for a moment."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._asked: deque[tuple[float, router_pb2.CancelRequest]] = deque()
+
+    def add(self, request: router_pb2.CancelRequest) -> None:
+        """Add a request. Raises Overloaded when too many are being told."""
+        self._forget_old()
+        if len(self._asked) >= MAX_CANCELLED:
+            raise Overloaded("too many requests are being cancelled", retry_after_s=CANCELLED_S)
+        self._asked.append((self._clock.now(), request))
+
+    def told(self) -> list[router_pb2.CancelRequest]:
+        """The requests that gateways should hear of now."""
+        self._forget_old()
+        return [request for _, request in self._asked]
+
+    def _forget_old(self) -> None:
+        while self._asked and self._clock.now() - self._asked[0][0] > CANCELLED_S:
+            self._asked.popleft()
 
 
 class AdmissionLog:

@@ -13,7 +13,7 @@ from baton.system.clock import Clock
 from baton.wire.failures import BatonError, Unavailable
 from baton.wire.v1 import peers_pb2, router_pb2, worker_pb2
 from services.router import instruments
-from services.router.admission import AdmissionLog, AdmissionView
+from services.router.admission import AdmissionLog, AdmissionView, Cancellations
 from services.router.fleet.fleet import Fleet
 from services.router.fleet.health import MAX_TICK_S, HealthState
 from services.router.fleet.quarantine import Quarantine
@@ -55,6 +55,7 @@ class RouterCore:
         self._admission_log = AdmissionLog(
             clock, settings.admission_interval_s, self.admission, self.admission_changes
         )
+        self._cancellations = Cancellations(clock)
         self._quarantine = Quarantine(clock)
         self._retry_budget = RetryBudget(clock)
         self._gauges = PoolGauges(self._fleet, self._intake)
@@ -152,6 +153,10 @@ class RouterCore:
         instruments.ROUTER_QUEUE_SECONDS.labels(self._selector.name(wanted)).observe(queued_s)
         return response
 
+    def cancel(self, request: router_pb2.CancelRequest) -> None:
+        """Tell all gateways to end a request. Raises Overloaded."""
+        self._cancellations.add(request)
+
     def _end_leases(self, request_id: str) -> None:
         """End the request's leases, here and at the other routers."""
         if self._fleet.end_leases(request_id):
@@ -232,6 +237,7 @@ class RouterCore:
         view.quarantined.extend(self._quarantine.reported())
         view.software_version = self._quarantine.newest_version
         view.zone = self._settings.zone
+        view.cancelled.extend(self._cancellations.told())
         return view
 
     def close(self) -> None:

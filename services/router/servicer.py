@@ -11,7 +11,7 @@ import grpc
 from baton.runtime.calls.call_server import CallServer, IncomingCall
 from baton.runtime.grpc_server import translate_failures
 from baton.runtime.shared_stream import ServerFrameStream
-from baton.wire.call_methods import PICK
+from baton.wire.call_methods import CANCEL, PICK
 from baton.wire.protocol import agree
 from baton.wire.v1 import peers_pb2, peers_pb2_grpc, router_pb2, router_pb2_grpc
 from services.router.router_core import RouterCore
@@ -25,7 +25,7 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
 
     def __init__(self, core: RouterCore) -> None:
         self._core = core
-        self._calls = CallServer({PICK: self._pick})
+        self._calls = CallServer({PICK: self._pick, CANCEL: self._cancel})
 
     @translate_failures
     async def Calls(
@@ -42,6 +42,12 @@ class RouterServicer(router_pb2_grpc.RouterServicer):
             span.set("baton.prefill_worker", response.prefill.worker_id)
             span.set("baton.predicted_cached_tokens", response.predicted_cached_tokens)
             return response
+
+    async def _cancel(
+        self, request: router_pb2.CancelRequest, _: IncomingCall
+    ) -> router_pb2.CancelResponse:
+        self._core.cancel(request)
+        return router_pb2.CancelResponse()
 
     @translate_failures
     async def WatchAdmission(

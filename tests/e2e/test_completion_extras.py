@@ -3,6 +3,7 @@
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 MODEL = "baton-demo"
@@ -109,3 +110,20 @@ def test_details_of_tokens(stack) -> None:
     chunks = list(chat(stack, stream=True, stream_options=options))
     assert [chunk.usage.prompt_tokens for chunk in chunks] == [len(ids)] * len(chunks)
     assert chunks[-1].usage.completion_tokens == chunks[-2].usage.completion_tokens
+
+
+def test_a_running_request_is_cancelled_by_the_id_of_its_answer(stack) -> None:
+    fields = {"min_tokens": 900, "ignore_eos": True}
+    client = stack.client()
+    stream = client.completions.create(
+        model=MODEL, prompt=PROMPTS[0], max_tokens=900, stream=True, extra_body=fields
+    )
+    headers = {"authorization": f"Bearer {stack.api_key}"}
+    with pytest.raises(openai.APIError) as ended:
+        for number, chunk in enumerate(stream):
+            if number == 3:
+                url = f"{stack.base_url}/requests/{chunk.id}"
+                assert httpx.delete(url, headers=headers).json()["status"] == "cancelled"
+    assert ended.value.code == "cancelled"
+    gone = httpx.delete(f"{stack.base_url}/requests/req_unknown", headers=headers)
+    assert (gone.status_code, gone.json()["error"]["code"]) == (404, "not_found")

@@ -182,6 +182,9 @@ class LocalRouter:
         self.picks.append(response)
         return response
 
+    async def cancel(self, request: router_pb2.CancelRequest, context: CallContext) -> None:
+        self._running().cancel(request)
+
     async def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
         async for view in self._running().watch_admission(takes_deltas=True):
             yield view

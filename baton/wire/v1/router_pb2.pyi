@@ -17,6 +17,18 @@ WORKER_ROLE_UNSPECIFIED: WorkerRole
 WORKER_ROLE_PREFILL: WorkerRole
 WORKER_ROLE_DECODE: WorkerRole
 
+class CancelRequest(_message.Message):
+    __slots__ = ("request_id", "tenant")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class CancelResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class PickRequest(_message.Message):
     __slots__ = ("request_id", "model_fp", "block_hashes", "num_prompt_tokens", "expected_output_tokens", "tenant", "priority", "poison_fingerprint", "exclude_worker_ids", "num_choices", "local_prefill", "num_deaths", "has_failed", "harmless_fingerprints", "quarantined", "has_begun", "weight")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -152,20 +164,22 @@ class WatchAdmissionRequest(_message.Message):
     def __init__(self, takes_deltas: _Optional[bool] = ...) -> None: ...
 
 class WatchAdmissionResponse(_message.Message):
-    __slots__ = ("models", "quarantined", "software_version", "zone", "number", "is_delta")
+    __slots__ = ("models", "quarantined", "software_version", "zone", "number", "is_delta", "cancelled")
     MODELS_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     IS_DELTA_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[ModelState]
     quarantined: _containers.RepeatedCompositeFieldContainer[Quarantined]
     software_version: str
     zone: str
     number: int
     is_delta: bool
-    def __init__(self, models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ..., software_version: _Optional[str] = ..., zone: _Optional[str] = ..., number: _Optional[int] = ..., is_delta: _Optional[bool] = ...) -> None: ...
+    cancelled: _containers.RepeatedCompositeFieldContainer[CancelRequest]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ..., software_version: _Optional[str] = ..., zone: _Optional[str] = ..., number: _Optional[int] = ..., is_delta: _Optional[bool] = ..., cancelled: _Optional[_Iterable[_Union[CancelRequest, _Mapping]]] = ...) -> None: ...
 
 class ModelState(_message.Message):
     __slots__ = ("model_fp", "name", "revision", "block_size", "max_model_len", "vocab_size", "eos_token_ids", "workers", "num_queued", "predicted_wait_s", "prefill_tokens_per_s")

@@ -21,6 +21,7 @@ from baton.runtime.shared_stream import ClientFrameStream
 from baton.system.clock import Clock
 from baton.wire.call_methods import (
     AUTHENTICATE,
+    CANCEL,
     ENCODE,
     PICK,
     RESERVE,
@@ -230,6 +231,9 @@ class GrpcRouter:
     ) -> router_pb2.PickResponse:
         # Another router may be there: no patience.
         return await self._calls.call(PICK, request, _terms(context, 0.0))
+
+    async def cancel(self, request: router_pb2.CancelRequest, context: CallContext) -> None:
+        await self._calls.call(CANCEL, request, _terms(context, 0.0))
 
     async def watch_admission(self) -> AsyncGenerator[router_pb2.WatchAdmissionResponse, None]:
         call = self._stub.WatchAdmission(

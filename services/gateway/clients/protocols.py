@@ -67,6 +67,9 @@ class RouterClient(Protocol):
     ) -> router_pb2.PickResponse:
         """Pick a pair of workers; waits in the router's queue as long as the deadline allows."""
 
+    async def cancel(self, request: router_pb2.CancelRequest, context: CallContext) -> None:
+        """Let the router tell all gateways to end a request."""
+
     def watch_admission(self) -> AsyncGenerator[router_pb2.WatchAdmissionResponse, None]:
         """Follow the router's view of the fleet, on every change. Ends or raises when the router is
         lost."""

@@ -48,6 +48,11 @@ class GatewayAuditor:
         """The requests that have not ended, oldest first."""
         return [running.trace for running in self._running.values()]
 
+    def running_one(self, request_id: str) -> RequestTrace | None:
+        """The request with this id, if it has not ended."""
+        running = self._running.get(request_id)
+        return None if running is None else running.trace
+
     def reserved(self, request_id: str) -> None:
         """Note that the request has a lease from now on."""
         if (running := self._running.get(request_id)) is not None:

@@ -11,7 +11,7 @@ import asyncio
 from functools import partial
 
 from baton.runtime import logs
-from baton.wire.failures import BatonError, DeadlineExceeded, InternalFailure, Overloaded
+from baton.wire.failures import BatonError, Cancelled, DeadlineExceeded, InternalFailure, Overloaded
 from baton.wire.prefix_hash import derive_cache_key
 from baton.wire.v1 import quota_pb2, tokenizer_pb2
 from services.gateway.openai.generation import GenerationRequest, Identity, Usage
@@ -54,16 +54,26 @@ class Pipeline:
             incoming.follow(trace.head)
         with trace.span, self._deps.auditor.request(trace), reports.of_request(trace):
             try:
-                async with asyncio.timeout(incoming.deadline_s):
+                async with asyncio.timeout(incoming.deadline_s) as trace.timeout:
                     await self._serve(incoming, sink, trace)
             except (BatonError, Repeated):
                 raise
             except TimeoutError:
+                if trace.is_cancelled:
+                    raise Cancelled("the request was cancelled by its id") from None
                 raise DeadlineExceeded(f"not finished within {incoming.deadline_s:g} s") from None
             # The root of a request: a bug is answered, counted and logged like any other failure.
             except Exception as bug:
                 _log.bug("request_failed", bug, request_id=trace.request_id)
                 raise InternalFailure("a bug of ours; its request id is in our log") from bug
+
+    def cancel(self, request_id: str, tenant: str) -> bool:
+        """End a running request of this tenant; False when there is none."""
+        trace = self._deps.auditor.running_one(request_id)
+        if trace is None or trace.tenant != tenant:
+            return False
+        trace.cancel()
+        return True
 
     async def _serve(self, incoming: IncomingRequest, sink: Sink, trace: RequestTrace) -> None:
         deadlines = incoming.deadlines(self._deps.limits.token_gap_s, self._deps.clock)

@@ -1,5 +1,7 @@
 """One request as people and dashboards see it: its tenant, its model, its stages and times."""
 
+import asyncio
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -139,12 +141,21 @@ class RequestTrace:
         self.model_name = ""
         # From its reservation on.
         self.lease: Lease | None = None
+        # While it is served. It is due when the request is cancelled by its id.
+        self.timeout: asyncio.Timeout | None = None
+        self.is_cancelled = False
         # From the first pick on.
         self.explanation: Explanation | None = None
 
     @property
     def request_id(self) -> str:
         return self.incoming.request_id
+
+    def cancel(self) -> None:
+        """End the request, which its tenant wants no more."""
+        if self.timeout is not None and not self.is_cancelled and not self.timeout.expired():
+            self.is_cancelled = True
+            self.timeout.reschedule(-math.inf)
 
     @contextmanager
     def measure(self, stage: Stage, migration: Span | None = None) -> Iterator[Span]:

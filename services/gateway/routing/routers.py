@@ -64,6 +64,8 @@ class Routers:
         self._num_ready: dict[str, Counter[str]] = {}
         self._keys = PromptKeys()
         self._quarantined = QuarantineNews(clock)
+        # Ends a request of a tenant that another gateway was asked to end.
+        self.on_cancelled: Callable[[str, str], object] = _has_none
         # The timeouts of the picks that wait at each router; due when it speaks no more.
         self._waits: dict[str, set[asyncio.Timeout]] = {address: set() for address in routers}
 
@@ -103,6 +105,16 @@ class Routers:
                     raise
                 _log.info("pick_repeated", request_id=context.request_id, router=address)
         return self._pick_fallback(request)
+
+    async def cancel(self, request: router_pb2.CancelRequest, context: CallContext) -> None:
+        """Let one of them tell all gateways to end a request. Raises BatonError."""
+        for address in self.in_order(""):
+            try:
+                return await self._routers[address].cancel(request, context)
+            except BatonError as error:
+                if error.reason != "unavailable":
+                    raise
+        raise Unavailable("no router answers", retry_after_s=1)
 
     async def look(self) -> Sequence[router_pb2.ModelState]:
         """The fleet as a router sees it now: what they told last of a worker's load may be seconds
@@ -160,6 +172,8 @@ class Routers:
                     self._zones[address] = view.zone
                     self._quarantined.hear(address, view)
                     self._on_models(self._models())
+                    for each in view.cancelled:
+                        self.on_cancelled(each.request_id, each.tenant)
                 reason = "ended"
             except BatonError as error:
                 reason = error.reason
@@ -184,6 +198,10 @@ class Routers:
             )
             for model_fp in known
         ]
+
+
+def _has_none(request_id: str, tenant: str) -> None:
+    """Do nothing: no request runs here."""
 
 
 def _taken_in(

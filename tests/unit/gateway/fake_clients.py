@@ -248,6 +248,7 @@ class FakeRouter:
         self.workers = ["w1", "w2", "w3"]
         self.picked: list[router_pb2.PickRequest] = []
         self.contexts: list[CallContext] = []
+        self.cancelled: list[router_pb2.CancelRequest] = []
         self.queue_s = 0.0
         self.ignores_exclusion = False
         self.failure: Exception | None = None
@@ -276,7 +277,10 @@ class FakeRouter:
             reasons=self.reasons,
         )
 
+    async def cancel(self, request: router_pb2.CancelRequest, context: CallContext) -> None:
+        self.cancelled.append(request)
+
     async def watch_admission(self) -> AsyncIterator[router_pb2.WatchAdmissionResponse]:
         while True:
-            yield router_pb2.WatchAdmissionResponse(models=self.models)
+            yield router_pb2.WatchAdmissionResponse(models=self.models, cancelled=self.cancelled)
             await asyncio.sleep(0.1)

@@ -569,3 +569,82 @@ def test_the_root_says_what_answers_and_health_is_readiness() -> None:
         assert msgspec.json.decode(health.body)["status"] == "ready"
 
     simulate(scenario)
+
+
+def cancel(request_id: str) -> Client:
+    return Client({}, f"/v1/requests/{request_id}", "DELETE")
+
+
+def endless(fleet: Fleet, **fields: Any) -> Client:
+    fleet.worker.texts = ["x" * 2000]
+    return Client({**CHAT, "max_tokens": 2000, **fields})
+
+
+@pytest.mark.parametrize("prefix", ["", "chatcmpl-"])
+def test_a_running_request_is_cancelled_by_its_id(prefix: str) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        app, client = app_of(fleet), endless(fleet)
+        serving = fleet.tasks.create_task(serve(app, client))
+        await asyncio.sleep(1)
+        own_id = client.headers["x-request-id"]
+        asked = cancel(prefix + own_id)
+        await serve(app, asked)
+        assert (asked.status, json.loads(asked.body)["status"]) == (200, "cancelled")
+        await serving
+        assert json.loads(client.events[-1])["error"]["code"] == "cancelled"
+        assert fleet.record.finish_reason == "cancelled"
+        assert len(fleet.worker.cancels) == 1
+        again = cancel(own_id)
+        await serve(app, again)
+        assert (again.status, json.loads(again.body)["error"]["code"]) == (404, "not_found")
+
+    simulate(scenario)
+
+
+def test_a_whole_answer_that_is_cancelled_is_499() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        app, client = app_of(fleet), endless(fleet, stream=False)
+        serving = fleet.tasks.create_task(serve(app, client))
+        await asyncio.sleep(1)
+        [trace] = fleet.gateway.auditor.running()
+        await serve(app, cancel(trace.request_id))
+        await serving
+        assert client.status == 499
+
+    simulate(scenario)
+
+
+def test_nobody_cancels_a_request_of_another_tenant() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        app, client = app_of(fleet), endless(fleet)
+        fleet.tasks.create_task(serve(app, client))
+        await asyncio.sleep(1)
+        fleet.quota.principal.tenant = "other"
+        await asyncio.sleep(6)
+        asked = cancel(client.headers["x-request-id"])
+        await serve(app, asked)
+        assert asked.status == 404
+        assert not fleet.worker.cancels
+
+    simulate(scenario)
+
+
+def test_a_request_of_another_gateway_is_cancelled_through_the_routers() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        app, client = app_of(fleet), endless(fleet)
+        serving = fleet.tasks.create_task(serve(app, client))
+        await asyncio.sleep(1)
+        fleet.gateway._buckets.num_gateways = 2
+        elsewhere = cancel("req_elsewhere")
+        await serve(app, elsewhere)
+        assert (elsewhere.status, json.loads(elsewhere.body)["status"]) == (202, "cancelling")
+        [told] = fleet.router.cancelled
+        assert (told.request_id, told.tenant) == ("req_elsewhere", "acme")
+        await asyncio.sleep(1)
+        assert not serving.done()
+        told.request_id = client.headers["x-request-id"]
+        await asyncio.sleep(0.2)
+        assert serving.done()
+        assert json.loads(client.events[-1])["error"]["code"] == "cancelled"
+
+    simulate(scenario)

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from baton.testing.virtual_clock import run_virtual
+from baton.wire.failures import Overloaded
 from baton.wire.v1 import router_pb2
-from services.router.admission import LOAD_S, MAX_BEHIND
+from services.router.admission import CANCELLED_S, LOAD_S, MAX_BEHIND, MAX_CANCELLED
 
 
 @pytest.fixture
@@ -205,5 +206,30 @@ def test_a_gateway_that_takes_no_changes_gets_whole_views_only(router, run) -> N
             await gateway.read()
         assert gateway.told == [["d0"]] * 3
         assert not any(view.is_delta for view in gateway.views)
+
+    run(scenario)
+
+
+def test_gateways_hear_for_a_moment_which_requests_to_end(router, run) -> None:
+    async def scenario() -> None:
+        core = router().core
+        core.cancel(router_pb2.CancelRequest(request_id="r1", tenant="acme"))
+        for view in (core.admission(), core.admission_changes()):
+            assert [(each.request_id, each.tenant) for each in view.cancelled] == [("r1", "acme")]
+        await asyncio.sleep(CANCELLED_S + 0.1)
+        assert not core.admission().cancelled
+
+    run(scenario)
+
+
+def test_too_many_cancellations_at_once_are_refused(router, run) -> None:
+    async def scenario() -> None:
+        core = router().core
+        for number in range(MAX_CANCELLED):
+            core.cancel(router_pb2.CancelRequest(request_id=f"r{number}"))
+        with pytest.raises(Overloaded):
+            core.cancel(router_pb2.CancelRequest(request_id="one more"))
+        await asyncio.sleep(CANCELLED_S + 0.1)
+        core.cancel(router_pb2.CancelRequest(request_id="later"))
 
     run(scenario)
