@@ -35,6 +35,8 @@ def add_parsers(commands: Any) -> None:
     )
     weight_help = "share beside other tenants of the same priority"
     create.add_argument("--weight", type=float, default=1.0, metavar="W", help=weight_help)
+    identity_help = "jwt:NAME or cert:NAME: tokens and certificates that stand for the key"
+    create.add_argument("--identity", default="", metavar="KIND:NAME", help=identity_help)
     create.set_defaults(run=_create)
     limit = actions.add_parser("limit", help="set the limits of a tenant, an organisation or a key")
     owner = limit.add_mutually_exclusive_group(required=True)
@@ -93,10 +95,11 @@ def parse_cost(text: str) -> tuple[int, str]:
 
 
 def create_key(keys: Keys, new: NewKey) -> str:
-    """Make a key, record it durably and give it to a running stack; returns the key."""
+    """Make a key, record it durably and give it to a running stack; returns the key, or the id of
+    an identity, which has none."""
     api_key, record = changes.create(keys.home, keys.server_secret(), new)
     keys.publish(record)
-    return api_key
+    return api_key or record.key_id
 
 
 def _keys_of(arguments: argparse.Namespace) -> Keys:
@@ -119,7 +122,14 @@ def _create(arguments: argparse.Namespace) -> int:
             f"{key_registry.MAX_WEIGHT:g}"
         )
     models = tuple(name for name in arguments.models.split(",") if name)
-    new = NewKey(arguments.tenant, limits, models, arguments.priority, arguments.weight)
+    new = NewKey(
+        arguments.tenant,
+        limits,
+        models,
+        arguments.priority,
+        arguments.weight,
+        arguments.identity,
+    )
     print(create_key(_keys_of(arguments), new))
     return 0
 
@@ -224,7 +234,7 @@ def _limits_text(limits: KeyLimits) -> list[str]:
 def _line(record: KeyRecord) -> str:
     parts = [
         record.key_id,
-        f"{record.shown}...",
+        record.shown if record.shown.startswith(key_registry.IDENTITIES) else f"{record.shown}...",
         f"tenant={record.tenant}",
         *_limits_text(record.limits),
     ]

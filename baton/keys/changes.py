@@ -40,6 +40,8 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allowed_models: tuple[str, ...] = ()
     priority: Priority = 0
     weight: Weight = 1.0
+    # What somebody else vouches for, instead of a key: "jwt:NAME", "cert:NAME".
+    identity: str = ""
 
 
 class KeyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,7 +60,7 @@ class KeyChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def create(home: RegistryHome, server_secret: bytes, new: NewKey) -> tuple[str, KeyRecord]:
-    """Make a key; returns it, and its record. Raises RegistryError."""
+    """Make a key; returns it, and its record. An identity has no key. Raises RegistryError."""
     api_key, record = key_registry.new_key(
         server_secret,
         new.tenant,
@@ -67,6 +69,7 @@ def create(home: RegistryHome, server_secret: bytes, new: NewKey) -> tuple[str, 
         allowed_models=new.allowed_models,
         priority=new.priority,
         weight=new.weight,
+        identity=new.identity,
     )
     home.change(lambda entries: [record])
     return api_key, record

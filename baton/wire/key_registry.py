@@ -31,6 +31,10 @@ from baton.wire.key_limits import (
 )
 
 KEY_PREFIX = "bt-"
+# The beginnings of identities: by a token's claim, by a client certificate's name.
+TOKEN_IDENTITY = "jwt:"
+CERTIFICATE_IDENTITY = "cert:"
+IDENTITIES = (TOKEN_IDENTITY, CERTIFICATE_IDENTITY)
 SECRET_BYTES = 32
 MAX_PRIORITY = 255
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0
@@ -45,6 +49,8 @@ BUDGETS_KNOWN = b"budgets known"
 BUDGETS_RESTORING = b"budgets restoring"
 
 _KEY_BYTES = 32
+_IDENTITY_LABEL = b"\0identities"
+_MAX_IDENTITY_CHARS = 512
 _SHOWN_CHARS = 7
 _MAX_LINE_BYTES = 64 * 1024
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -124,6 +130,13 @@ def key_digest(server_secret: bytes, api_key: str) -> bytes:
     return hmac.digest(server_secret, api_key.encode(), sha256)
 
 
+def identity_digest(server_secret: bytes, identity: str) -> bytes:
+    """The digest of a name that somebody else vouches for. It is under a secret of its own, so that
+    no API key has it."""
+    own_secret = hmac.digest(server_secret, _IDENTITY_LABEL, sha256)
+    return hmac.digest(own_secret, identity.encode(), sha256)
+
+
 def new_key(
     server_secret: bytes,
     tenant: str,
@@ -131,20 +144,26 @@ def new_key(
     *,
     now_unix_s: float,
     random: Random = os.urandom,
+    identity: str = "",
     allowed_models: tuple[str, ...] = (),
     priority: int = 0,
     weight: float = 1.0,
 ) -> tuple[str, KeyRecord]:
-    """Make a key, shown once to its owner, and its record.
+    """Make a key, shown once to its owner, and its record; or the record alone of an `identity`,
+    which needs no key: "jwt:NAME".
 
-    Raises RegistryError on a bad tenant name, model name, priority or weight.
+    Raises RegistryError on a bad tenant name, model name, identity, priority or weight.
     """
     api_key = KEY_PREFIX + urlsafe_b64encode(random(_KEY_BYTES)).rstrip(b"=").decode()
+    digest = key_digest(server_secret, api_key)
+    if identity:
+        _check_identity(identity)
+        api_key, digest = "", identity_digest(server_secret, identity)
     record = KeyRecord(
         key_id=f"key_{random(8).hex()}",
         tenant=tenant,
-        digest=key_digest(server_secret, api_key).hex(),
-        shown=api_key[:_SHOWN_CHARS],
+        digest=digest.hex(),
+        shown=identity or api_key[:_SHOWN_CHARS],
         created_unix_s=int(now_unix_s),
         limits=limits,
         allowed_models=allowed_models,
@@ -156,6 +175,13 @@ def new_key(
         return api_key, _decode_record(msgspec.json.encode(record))
     except msgspec.ValidationError as error:
         raise RegistryError(str(error)) from error
+
+
+def _check_identity(identity: str) -> None:
+    if not any(identity.startswith(kind) and identity != kind for kind in IDENTITIES):
+        raise RegistryError(f"identity {identity!r}: say {' or '.join(IDENTITIES)} and a name")
+    if len(identity) > _MAX_IDENTITY_CHARS:
+        raise RegistryError(f"identity: longer than {_MAX_IDENTITY_CHARS} characters")
 
 
 def owner_limits(level: str, name: str, limits: KeyLimits) -> OwnerLimits:

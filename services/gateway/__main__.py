@@ -16,6 +16,7 @@ from services.gateway import instruments
 from services.gateway.app import App
 from services.gateway.clients.body_parser import ChildBodyParser
 from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer, dial_worker
+from services.gateway.clients.url import fetch
 from services.gateway.gateway import Clients, Gateway, GatewayIdentity
 from services.gateway.http.cors import with_cors
 from services.gateway.open_requests import open_requests
@@ -27,6 +28,7 @@ from services.gateway.routing.models import AliasError
 from services.gateway.server import SEND_BUFFER_BYTES, HttpServer
 from services.gateway.settings import PREFIX, GatewaySettings
 from services.gateway.stored.store import Store, StoreLimits
+from services.gateway.tenants.auth import TokenChecker
 from services.gateway.tenants.outbox_files import DiskFiles
 
 LAST_SETTLES_S = 2.0
@@ -55,6 +57,7 @@ async def serve(
         in_thread=asyncio.to_thread,
         body_parser=body_parser,
         store=_store(process, settings),
+        tokens=_tokens(process, settings),
     )
     gateway = _gateway(process, settings, clients)
     app = _app(gateway, settings)
@@ -130,6 +133,18 @@ def _store(process: Process, settings: GatewaySettings) -> Store | None:
         settings.store_excludes,
     )
     return Store(RedisCommands(client), limits, process.clock)
+
+
+def _tokens(process: Process, settings: GatewaySettings) -> TokenChecker | None:
+    if not settings.jwt_issuer:
+        return None
+    # Only here: the library of cryptography takes memory.
+    from services.gateway.identity.tokens import tokens_of
+
+    try:
+        return tokens_of(settings, fetch, process.clock)
+    except ValueError as error:
+        raise Misconfigured(str(error)) from error
 
 
 def _limits(settings: GatewaySettings) -> Limits:

@@ -39,7 +39,7 @@ from services.gateway.routing.routers import Routers
 from services.gateway.routing.worker_totals import WorkersTotals
 from services.gateway.stored.store import Store
 from services.gateway.stored.threads import StoredThreads
-from services.gateway.tenants.auth import Authenticator
+from services.gateway.tenants.auth import Authenticator, TokenChecker
 from services.gateway.tenants.leases import LeaseRenewer
 from services.gateway.tenants.local_buckets import LocalBuckets
 from services.gateway.tenants.open_requests import OpenRequests
@@ -66,6 +66,8 @@ class Clients:
     body_parser: BodyParser
     # None: nothing is kept for clients.
     store: Store | None = None
+    # None where API keys are the only way in.
+    tokens: TokenChecker | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +102,9 @@ class Gateway:
         self.clock = clock
         self.rng = rng
         self.directory = ModelDirectory(aliases or {}, rng, clock)
-        self.authenticator = Authenticator(self._quota, own.secrets, clock)
+        self.authenticator = Authenticator(self._quota, own.secrets, clock, clients.tokens)
         self.leases = LeaseRenewer(self._quota, self._buckets, own.gateway_id, rng)
+        self._tokens = clients.tokens
         self.worker_totals = WorkersTotals()
         self.leases.totals_of_workers = self.worker_totals.take
         self._ready_workers = ReadyWorkers()
@@ -135,6 +138,8 @@ class Gateway:
                 tasks.create_task(owner.run())
             for watcher in (self.readiness, self.outbox, self.auditor):
                 tasks.create_task(watcher.run())
+            if self._tokens is not None:
+                tasks.create_task(self._tokens.run())
 
     async def close(self) -> None:
         """Close the workers' links, once no request is open, and tell quota what workers did."""

@@ -146,6 +146,11 @@ GATEWAY_REPEATED_PICKS = Counter(
     "Picks repeated because an attempt brought no token, by reason",
     ("reason",),
 )
+GATEWAY_ISSUER_FETCHES = Counter(
+    "baton_gateway_issuer_fetches",
+    "Fetches of the token issuer's keys: ok, failed",
+    ("outcome",),
+)
 GATEWAY_FALLBACK_PICKS = Counter(
     "baton_gateway_lone_picks",
     "Picks that the gateway made from the routers' last view, because none of them answered",

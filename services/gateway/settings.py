@@ -71,6 +71,16 @@ class GatewaySettings:
     full_wait_s: float = 2.0
     # How long a client may read nothing of its answer.
     stall_s: float = 30.0
+    # JSON web tokens beside API keys: their issuer (empty = none are taken) and the audience that
+    # they are for. Without a URL of its keys (JWKS) the issuer's configuration says it.
+    jwt_issuer: str = ""
+    jwt_audience: str = ""
+    jwt_jwks_url: str = ""
+    jwt_algorithms: tuple[str, ...] = ("RS256", "ES256")
+    # The claim that names the registry's identity, and one that may list models (empty = none).
+    jwt_tenant_claim: str = "tenant"
+    jwt_models_claim: str = ""
+    jwt_leeway_s: float = 30.0
     # After the signal to stop it is not ready at once, but serves new requests for so long: until
     # the balancers in front have noticed.
     unready_s: float = 5.0
@@ -93,6 +103,8 @@ class GatewaySettings:
             raise ValueError(f"max_body_bytes must be at most {MAX_BODY_BYTES}")
         if self.max_held_body_bytes < self.max_body_bytes:
             raise ValueError("max_held_body_bytes must be at least max_body_bytes")
+        if self.jwt_issuer and not (self.jwt_audience and self.jwt_algorithms):
+            raise ValueError("jwt_issuer needs jwt_audience and jwt_algorithms")
         for name in ("quota", "tokenizer", "router"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must name at least one endpoint")

@@ -7,16 +7,19 @@ A refusal holds for REFILL_S. Only the keyed digest of a key is kept and sent, n
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from ipaddress import IPv6Address, ip_address
+from typing import Protocol
 
 from baton.system.clock import Clock
 from baton.wire.failures import AuthenticationFailed, DeadlineExceeded, LimitExceeded, Unavailable
-from baton.wire.key_registry import key_digest
+from baton.wire.key_registry import identity_digest, key_digest
 from baton.wire.v1 import quota_pb2
 from services.gateway.clients.protocols import CallContext
-from services.gateway.tenants.principal import Principal
+from services.gateway.tenants.principal import Identity, Principal
 from services.gateway.tenants.quota_outage import GuardedQuota
 
 FRESH_S = 5.0
@@ -30,6 +33,8 @@ MAX_KEY_CHARS = 256
 MAX_WRONG_KEYS = 20
 REFILL_S = 3.0
 MAX_ADDRESSES = 10_000
+# The beginning of a JSON object in base64, as every token begins.
+_TOKEN_START = "eyJ"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,23 @@ def bearer_key(authorization: str | None) -> str:
     if scheme.lower() != "bearer" or not key or len(key) > MAX_KEY_CHARS:
         raise AuthenticationFailed("the API key is not valid")
     return key
+
+
+def is_token(authorization: str | None) -> bool:
+    """True for a bearer that has the form of a JSON web token, which no API key has."""
+    scheme, _, bearer = (authorization or "").partition(" ")
+    is_bearer = scheme.lower() == "bearer"
+    return is_bearer and bearer.lstrip().startswith(_TOKEN_START) and bearer.count(".") == 2
+
+
+class TokenChecker(Protocol):
+    """Checks tokens of an issuer, whose keys `run` follows until cancelled."""
+
+    async def run(self) -> None:
+        """Follow the issuer's keys."""
+
+    async def identity(self, token: str) -> Identity:
+        """The identity that a token vouches for. Raises AuthenticationFailed, Unavailable."""
 
 
 class BadKeys:
@@ -104,8 +126,16 @@ def _neighbours(address: str) -> str:
 class Authenticator:
     """Looks keys up, for one gateway."""
 
-    def __init__(self, quota: GuardedQuota, secrets: tuple[bytes, ...], clock: Clock) -> None:
-        """`secrets`: the server secret, and older ones whose keys are still good."""
+    def __init__(
+        self,
+        quota: GuardedQuota,
+        secrets: tuple[bytes, ...],
+        clock: Clock,
+        tokens: TokenChecker | None = None,
+    ) -> None:
+        """`secrets`: the server secret, and older ones whose keys are still good. `tokens`: None
+        where API keys are the only way in."""
+        self._tokens = tokens
         self._quota = quota
         self._secrets = secrets
         self._clock = clock
@@ -130,8 +160,33 @@ class Authenticator:
         Raises AuthenticationFailed; LimitExceeded after many wrong keys; Unavailable
         `quota_unavailable` when the quota service cannot answer and nothing usable is cached.
         """
+        if self._tokens is not None and is_token(authorization):
+            return await self._of_token(self._tokens, authorization, context, address)
         api_key = bearer_key(authorization)
-        digest = key_digest(self._secrets[0], api_key)
+        return await self._principal(partial(key_digest, api_key=api_key), context, address)
+
+    async def _of_token(
+        self,
+        tokens: TokenChecker,
+        authorization: str | None,
+        context: CallContext,
+        address: str | None,
+    ) -> Principal:
+        self._bad_keys.check(address)
+        try:
+            identity = await tokens.identity((authorization or "").partition(" ")[2].strip())
+        except AuthenticationFailed:
+            self._bad_keys.note(address)
+            raise
+        digest_of = partial(identity_digest, identity=identity.name)
+        principal = await self._principal(digest_of, context, address)
+        return principal.narrowed(identity.models)
+
+    async def _principal(
+        self, digest_of: Callable[[bytes], bytes], context: CallContext, address: str | None
+    ) -> Principal:
+        """The principal of the key whose digest this is, under the server secret and older ones."""
+        digest = digest_of(self._secrets[0])
         cached = self._cache.get(digest)
         if cached is not None and self._clock.now() < cached.asked_again_s:
             self._cache.move_to_end(digest)
@@ -141,7 +196,7 @@ class Authenticator:
                 raise AuthenticationFailed("the API key is not valid")
             self._bad_keys.check(address)
         try:
-            lookup = self._lookup(api_key, digest, context, address)
+            lookup = self._lookup(digest_of, digest, context, address)
             return await asyncio.shield(lookup)
         except (Unavailable, DeadlineExceeded) as error:
             if cached is not None and self._clock.now() < cached.fetched_s + STALE_S:
@@ -151,12 +206,16 @@ class Authenticator:
             ) from error
 
     def _lookup(
-        self, api_key: str, digest: bytes, context: CallContext, address: str | None
+        self,
+        digest_of: Callable[[bytes], bytes],
+        digest: bytes,
+        context: CallContext,
+        address: str | None,
     ) -> asyncio.Task[Principal]:
         """The one call about this key that runs now. It outlives the request that began it."""
         running = self._lookups.get(digest)
         if running is None:
-            older = [key_digest(secret, api_key) for secret in self._secrets[1:]]
+            older = [digest_of(secret) for secret in self._secrets[1:]]
             running = asyncio.create_task(self._ask([digest, *older], context, address))
             self._lookups[digest] = running
             running.add_done_callback(lambda task: self._end_lookup(digest, task))

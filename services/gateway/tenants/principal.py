@@ -1,8 +1,11 @@
 """The principal of a request, and the limits that it falls under."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.wire.v1 import quota_pb2
+
+# A name that no model has.
+_NO_MODEL = ""
 
 
 def account_name(owner: str, model: str) -> str:
@@ -54,6 +57,15 @@ class AccountLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """A name that somebody else vouches for, which a key of the registry stands for. `models`:
+    those that its voucher allows; None when it leaves that to the registry."""
+
+    name: str
+    models: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Principal:
     """The tenant and the key of a request, with what they allow."""
 
@@ -85,6 +97,15 @@ class Principal:
         """The priority of a request that is so much later than others of the key; one that is
         sooner has no more than the key has."""
         return max(self.priority - max(lateness, 0), 0)
+
+    def narrowed(self, models: tuple[str, ...] | None) -> "Principal":
+        """The same, for no other models than these; None = as it is. Without any that both allow
+        nothing is allowed."""
+        if models is None:
+            return self
+        both = [name for name in models if not self.allowed_models or name in self.allowed_models]
+        # An empty list would allow all.
+        return replace(self, allowed_models=tuple(both) or (_NO_MODEL,))
 
     def limits_for(self, model: str) -> tuple[AccountLimits, ...]:
         """The limits that a request for a model falls under, of all levels."""

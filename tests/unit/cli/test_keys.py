@@ -104,3 +104,22 @@ def test_limits_that_cannot_be_are_refused_and_nothing_is_written(
     with pytest.raises(RegistryError):
         keys("limit", *words)
     assert not key_registry.read(home.registry).records()
+
+
+def test_an_identity_is_registered_without_a_key(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert keys("create", "--tenant", "acme", "--identity", "jwt:acme", "--models", "m") == 0
+    key_id = capsys.readouterr().out.strip()
+    (record,) = key_registry.read(home.registry).keys.values()
+    assert (record.key_id, record.tenant, record.allowed_models) == (key_id, "acme", ("m",))
+    (secret, *_) = key_registry.read_secrets(home.secret)
+    assert bytes.fromhex(record.digest) == key_registry.identity_digest(secret, "jwt:acme")
+    assert keys("list") == 0
+    assert capsys.readouterr().out.strip() == f"{key_id}  jwt:acme  tenant=acme"
+
+
+@pytest.mark.parametrize("identity", ["acme", "jwt:", "ldap:acme", "jwt:" + "x" * 600])
+def test_an_identity_without_a_kind_and_a_name_is_refused(home: Home, identity: str) -> None:
+    with pytest.raises(RegistryError):
+        keys("create", "--tenant", "acme", "--identity", identity)

@@ -85,6 +85,8 @@ class FakeQuota:
         self.principal = quota_pb2.AuthenticateResponse(
             tenant="acme", key_id="key-1", fresh_for_s=5.0
         )
+        # Of all that it knows.
+        self.digests = {key_digest(SECRET, KEY)}
         self.limits: Any = None
         self.failure: BatonError | None = None
         self.settle_failure: BatonError | None = None
@@ -119,7 +121,7 @@ class FakeQuota:
         self.num_authenticated += 1
         await asyncio.sleep(self.authenticate_delay_s)
         self._raise(self.failure)
-        if digest != key_digest(SECRET, KEY):
+        if digest not in self.digests:
             raise AuthenticationFailed("unknown key")
         return self.principal
 

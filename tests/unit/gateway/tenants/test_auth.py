@@ -6,9 +6,17 @@ import random
 import pytest
 
 from baton.testing.virtual_clock import VirtualClock, run_virtual
-from baton.wire.failures import AuthenticationFailed, Unavailable
+from baton.wire.failures import AuthenticationFailed, LimitExceeded, Unavailable
+from baton.wire.key_registry import identity_digest, key_digest
 from services.gateway.clients.protocols import CallContext
-from services.gateway.tenants.auth import REFILL_S, RETRY_S, Authenticator, bearer_key
+from services.gateway.tenants.auth import (
+    MAX_WRONG_KEYS,
+    REFILL_S,
+    RETRY_S,
+    Authenticator,
+    bearer_key,
+)
+from services.gateway.tenants.principal import Identity
 from services.gateway.tenants.quota_outage import GuardedQuota
 from tests.unit.gateway.fakes import KEY, SECRET, FakeQuota
 
@@ -163,3 +171,62 @@ async def test_a_stale_answer_is_used_for_a_second_before_quota_is_asked_again(
     quota.failure = AuthenticationFailed("revoked")
     with pytest.raises(AuthenticationFailed):
         await authenticator.authenticate(HEADER, CONTEXT)
+
+
+class FakeTokens:
+    """Vouches for tokens: the name in the middle of each, and models."""
+
+    def __init__(self) -> None:
+        self.models: tuple[str, ...] | None = None
+        self.num_checks = 0
+
+    async def run(self) -> None:
+        """Follow nothing."""
+
+    async def identity(self, token: str) -> Identity:
+        self.num_checks += 1
+        name = token.split(".")[1]
+        if name == "forged":
+            raise AuthenticationFailed("the token is not valid: it is forged")
+        return Identity(f"jwt:{name}", self.models)
+
+
+async def test_a_token_has_the_principal_of_its_identity(
+    quota: FakeQuota, clock: VirtualClock
+) -> None:
+    tokens = FakeTokens()
+    guarded = GuardedQuota(quota, clock, random.Random(1))
+    authenticator = Authenticator(guarded, (SECRET,), clock, tokens)
+    quota.digests.add(identity_digest(SECRET, "jwt:acme"))
+    principal = await authenticator.authenticate("Bearer eyJ.acme.sig", CONTEXT)
+    assert (principal.tenant, principal.allowed_models) == ("acme", ())
+    tokens.models = ("demo",)
+    narrow = await authenticator.authenticate("Bearer eyJ.acme.sig", CONTEXT)
+    assert narrow.allowed_models == ("demo",)
+    for refused in ("eyJ.stranger.sig", "eyJ.forged.sig"):
+        with pytest.raises(AuthenticationFailed):
+            await authenticator.authenticate(f"Bearer {refused}", CONTEXT)
+    assert (await authenticator.authenticate(HEADER, CONTEXT)).tenant == "acme"
+    assert tokens.num_checks == 4, "an API key is not a token"
+
+
+async def test_wrong_tokens_count_as_wrong_keys_of_their_address(
+    quota: FakeQuota, clock: VirtualClock
+) -> None:
+    guarded = GuardedQuota(quota, clock, random.Random(1))
+    authenticator = Authenticator(guarded, (SECRET,), clock, FakeTokens())
+    for _ in range(MAX_WRONG_KEYS):
+        with pytest.raises(AuthenticationFailed):
+            await authenticator.authenticate("Bearer eyJ.forged.sig", CONTEXT, "10.0.0.1")
+    with pytest.raises(LimitExceeded):
+        await authenticator.authenticate("Bearer eyJ.forged.sig", CONTEXT, "10.0.0.1")
+
+
+async def test_without_an_issuer_a_token_is_a_wrong_key(authenticator: Authenticator) -> None:
+    with pytest.raises(AuthenticationFailed):
+        await authenticator.authenticate("Bearer eyJ.acme.sig", CONTEXT)
+
+
+def test_no_api_key_has_the_digest_of_an_identity() -> None:
+    assert identity_digest(SECRET, "jwt:acme") != key_digest(SECRET, "jwt:acme")
+    assert identity_digest(SECRET, "jwt:acme") != identity_digest(SECRET, "cert:acme")
