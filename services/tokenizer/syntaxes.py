@@ -43,6 +43,8 @@ def tool_syntax(text: str) -> str:
         return GENERIC
     if "<｜tool▁call▁begin｜>" in text:
         return "deepseek" if "```json" in text else "deepseek_v31"
+    if all(mark in text for mark in _HARMONY):
+        return "harmony"
     if "[TOOL_CALLS]" in text:
         return "mistral_named" if "[ARGS]" in text else "mistral"
     if "<tool_call>" in text and "<function=" not in text:
@@ -55,6 +57,8 @@ def tool_syntax(text: str) -> str:
 def reasoning_syntax(text: str, added_tokens: Collection[str]) -> str:
     """The name of the syntax of reasoning that the text of a model's templates shows. Magistral is
     told to reason by a system message, so that only its vocabulary shows it."""
+    if all(mark in text for mark in _HARMONY):
+        return "harmony"
     if "<think>" in text or "</think>" in text:
         return "think"
     if "[/THINK]" in text or "[/THINK]" in added_tokens:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from baton.wire.prefix_hash import TOKEN_BYTES
 from services.gateway.openai.generation import ChatMessages, GenerationRequest
+from services.gateway.reasoning.harmony_reasoning import HarmonyReasoning
 from services.gateway.reasoning.marked_reasoning import MarkedReasoning, Place, place_behind
+from services.gateway.reasoning.reasoning_syntax import HARMONY
 from services.gateway.request.incoming import Deadlines, IncomingRequest
 from services.gateway.routing.models import ServedModel
 from services.gateway.tenants.principal import Principal
@@ -178,6 +180,9 @@ def _reasoning_of(job: Job) -> ReasoningReader | None:
     syntax = job.prompt.text_model.reasoning_syntax
     if syntax is None or not job.request.may_reason:
         return None
+    if syntax is HARMONY:
+        prompt = job.request.prompt
+        return HarmonyReasoning(has_tools=isinstance(prompt, ChatMessages) and bool(prompt.tools))
     place = job.prompt.first_place
     return None if place is Place.ANSWER else MarkedReasoning(syntax, place)
 

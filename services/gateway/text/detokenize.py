@@ -19,7 +19,7 @@ from baton.wire.failures import InternalFailure
 from services.gateway.clients.protocols import RunInThread, TokenizerClient
 from services.gateway.openai.generation import Tools
 from services.gateway.reasoning import reasoning_syntax
-from services.gateway.reasoning.reasoning_syntax import ReasoningSyntax
+from services.gateway.reasoning.reasoning_syntax import HARMONY, ReasoningSyntax
 from services.gateway.text.token_bytes import TokenBytes
 from services.gateway.tools.call_syntax import GENERIC, SYNTAXES, CallSyntax
 
@@ -204,6 +204,9 @@ def load_text_model(artifact: bytes) -> TextModel:
     description = msgspec.json.decode(files.get("detokenizer.json", b"{}"))
     syntax = SYNTAXES.get(description.get("tool_syntax", GENERIC.name))
     reasoning = reasoning_syntax.SYNTAXES.get(description.get("reasoning_syntax", ""))
+    if syntax is SYNTAXES["harmony"]:
+        # Calls are read as the reasoning is.
+        reasoning = HARMONY
     return TextModel(
         decoder=tokenizer,
         token_bytes=token_bytes,

@@ -27,7 +27,7 @@ def call_rules(
     names = " | ".join(f"call_{number}" for number in range(len(calls)))
     if tools.is_required:
         answer = [f"answer: {grammar.calls(tools)}"]
-    elif has_form:
+    elif has_form or syntax.is_alone:
         answer = [f"answer: {grammar.calls(tools)} | plain"]
     else:
         answer = grammar.optional(tools)
@@ -47,7 +47,8 @@ class _Grammar:
         """The rule of calls of one function, behind the mark at their beginning."""
         syntax, margin = self._syntax, self._syntax.margin
         if syntax.name_end:
-            before, after = f"{function.name}{margin}{syntax.name_end}{margin}", ""
+            name = f"{function.name}{syntax.after_name}"
+            before, after = f"{name}{margin}{syntax.name_end}{margin}", ""
         else:
             name = msgspec.json.encode(function.name).decode()
             before, after = f'{margin}{{"name": {name}, "{syntax.arguments_key}": ', "}"
@@ -84,8 +85,10 @@ class _Grammar:
     def _more(self, tools: Tools) -> str:
         """Further calls, behind the first."""
         syntax = self._syntax
+        if syntax.is_alone or not tools.is_parallel:
+            return ""
         separator = f"{syntax.separator} " if syntax.separator else syntax.margin
-        return f"({self._text(separator + syntax.begin)} call)*" if tools.is_parallel else ""
+        return f"({self._text(separator + syntax.begin)} call)*"
 
     def _head(self) -> list[str]:
         """The rule of text up to the mark that begins calls."""

@@ -10,12 +10,15 @@ name and arguments, or a name, a mark and the arguments:
     mistral_named   [TOOL_CALLS]f[ARGS]{...}                                     Mistral from v11
     deepseek        marks with "tool▁call" around: function, f, ```json {...} ```  DeepSeek V3, R1
     deepseek_v31    the same marks around: f, {...}                              DeepSeek V3.1
+    harmony         <|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}  GPT-OSS
     generic         as hermes; a system message tells the model so, for templates without tools
 
 Sources: the chat templates of these models.
 """
 
 from dataclasses import dataclass
+
+from services.gateway.reasoning import harmony_marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +30,9 @@ class CallSyntax:
     opening: str = ""
     list_begin: str = ""
     begin: str = ""
-    # Between name and arguments; empty: a call is a JSON object.
+    # Between name and arguments; empty: a call is a JSON object. Before it a model writes more.
     name_end: str = ""
+    after_name: str = ""
     end: str = ""
     separator: str = ""
     closing: str = ""
@@ -36,6 +40,8 @@ class CallSyntax:
     arguments_key: str = "arguments"
     # White space that models write around a call's parts.
     margin: str = ""
+    # An answer has one call or a message of its own kind, and no text around a call.
+    is_alone: bool = False
 
     @property
     def trigger(self) -> str:
@@ -45,7 +51,7 @@ class CallSyntax:
     @property
     def texts(self) -> tuple[str, ...]:
         """All that may stand around names and arguments."""
-        return (*self.marks, self.name_end, PYTHON_TAG, CALL_ID)
+        return (*self.marks, self.name_end, self.after_name, PYTHON_TAG, CALL_ID)
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -85,6 +91,13 @@ SYNTAXES = {
             name_end=_SEPARATOR,
             end=_END,
             closing=_ENDS,
+        ),
+        CallSyntax(
+            "harmony",
+            begin=harmony_marks.CALL_HEADER,
+            name_end=harmony_marks.MESSAGE,
+            after_name=f" {harmony_marks.CONSTRAIN}json",
+            is_alone=True,
         ),
     )
 }

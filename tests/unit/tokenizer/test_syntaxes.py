@@ -22,7 +22,8 @@ TEMPLATES = Path(__file__).parent / "templates"
         ("{{ tools }}[TOOL_CALLS]f[ARGS]", "mistral_named"),
         ("{{ tools }}<｜tool▁call▁begin｜>```json", "deepseek"),
         ("{{ tools }}<｜tool▁call▁begin｜>", "deepseek_v31"),
-        ("{{ tools }}<|channel|>", UNKNOWN),
+        ("{{ tools }}<|channel|><|message|>", "harmony"),
+        ("{{ tools }}<call>", UNKNOWN),
     ],
 )
 def test_the_syntax_is_found_in_the_template(template: str, name: str) -> None:
@@ -47,6 +48,7 @@ def test_the_syntax_is_found_in_templates_of_real_shapes(file: str, name: str) -
         ("{{ messages }}", [], "none"),
         ("{{ content.split('</think>')[-1] }}", [], "think"),
         ("{{ messages }}", ["[THINK]", "[/THINK]"], "mistral"),
+        ("<|channel|>analysis<|message|>", [], "harmony"),
     ],
 )
 def test_the_reasoning_is_found_in_template_and_vocabulary(

@@ -80,3 +80,32 @@ def test_calls_that_are_required_are_made_behind_the_reasoning() -> None:
     assert accepts(frame, f"Hm.</think>\n\n{CALL}")
     assert not accepts(frame, CALL)
     assert not accepts(frame, "Hm.</think>\n\nyes")
+
+
+HARMONY_CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
+ANALYSIS = "<|channel|>analysis<|message|>Hm <|.<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize("has_form", [True, False])
+def test_harmony_has_a_message_for_a_call_and_one_for_the_rest(has_form: bool) -> None:
+    harmony, final = SYNTAXES["harmony"], "<|channel|>final<|message|>"
+    tools = Tools(b"", (Function("f", '{"additionalProperties": false}', is_strict=True),))
+    rules = call_rules(tools, call_syntax.SYNTAXES["harmony"], {}, has_form=has_form)
+    frame = answer_frame(rules, harmony, Place.EITHER, {}, has_form=has_form)
+    for text in (HARMONY_CALL, f"{final}yes", ANALYSIS + HARMONY_CALL, f"{ANALYSIS}{final}no"):
+        assert accepts(frame, text), text
+    assert accepts(frame, f"{ANALYSIS}{final}maybe") is not has_form
+    assert not accepts(frame, f"{HARMONY_CALL}{HARMONY_CALL}")
+    assert not accepts(frame, "yes")
+
+
+def test_harmony_is_told_by_its_special_tokens() -> None:
+    marks = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
+    ids = {mark: number for number, mark in enumerate(marks)}
+    tools = Tools(b"", (Function("f", ""),), is_required=True)
+    rules = call_rules(tools, call_syntax.SYNTAXES["harmony"], ids)
+    frame = answer_frame(rules, SYNTAXES["harmony"], Place.EITHER, ids, has_form=False)
+    assert 'start: (<[1]> "analysis" <[3]> thought)? answer' in frame
+    assert 'thought: THOUGHT <[4]> <[0]> "assistant"' in frame
+    assert 'answer: <[1]> "commentary to=functions." call' in frame
+    assert 'call_0: "f " <[2]> "json" <[3]> %json' in frame

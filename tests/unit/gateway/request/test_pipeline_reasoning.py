@@ -170,3 +170,24 @@ def test_a_form_begins_behind_the_reasoning() -> None:
         assert not plain.grammar_frame
 
     with_reasoning(scenario)
+
+
+def test_harmony_is_read_with_its_calls() -> None:
+    analysis = "<|channel|>analysis<|message|>Look it up.<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}'
+    tools = [{"type": "function", "function": {"name": "f"}}]
+
+    def prepare(fleet: Fleet) -> None:
+        fleet.tokenizer.data = artifact(tool_syntax="harmony")
+
+    async def scenario(fleet: Fleet) -> None:
+        sink = await ask(fleet, analysis + call, tools=tools)
+        found = [call for batch in sink.batches for delta in batch for call in delta.calls]
+        assert [call.name for call in found if call.call_id] == ["f"]
+        assert "".join(call.arguments for call in found) == '{"a": 1}'
+        assert (reasoning_of(sink), sink.text()) == ("Look it up.", "")
+        assert sink.reason() == "tool_calls"
+        final = await ask(fleet, f"{analysis}<|channel|>final<|message|>Four.")
+        assert (reasoning_of(final), final.text()) == ("Look it up.", "Four.")
+
+    simulate(scenario, prepare=prepare)

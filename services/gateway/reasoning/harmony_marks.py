@@ -1,0 +1,10 @@
+"""The special tokens of harmony, the format of GPT-OSS, between which its messages stand."""
+
+START = "<|start|>"
+CHANNEL = "<|channel|>"
+CONSTRAIN = "<|constrain|>"
+MESSAGE = "<|message|>"
+END = "<|end|>"
+CALL = "<|call|>"
+RETURN = "<|return|>"
+CALL_HEADER = f"{CHANNEL}commentary to=functions."
