@@ -24,11 +24,9 @@ from baton.wire.failures import (
     BatonError,
     Cancelled,
     InvalidRequest,
-    ModelNotFound,
     Overloaded,
     Unavailable,
     did_you_mean,
-    quoted,
 )
 from baton.wire.metadata import REQUEST_ID
 from services.gateway.clients.protocols import CallContext
@@ -61,7 +59,6 @@ from services.gateway.http.request import (
 from services.gateway.http.response import STALL_S, HttpResponse, error_headers, send_error
 from services.gateway.http.sink import HttpSink
 from services.gateway.http.stored_responses import ResponsesApi
-from services.gateway.model_list import model_body, model_list_body
 from services.gateway.openai.endpoints import ENDPOINTS, Endpoint
 from services.gateway.openai.errors import error_body
 from services.gateway.request import reports
@@ -109,7 +106,6 @@ class App:
         self._stall_s = stall_s
         self._num_proxies = num_proxies
         self._kept_answers = KeptAnswers(gateway.clock)
-        self._created_unix_s = int(gateway.clock.unix())
         self._rest = self._starlette()
         self.num_open = 0
         self._none_open = asyncio.Event()
@@ -295,17 +291,12 @@ class App:
 
     async def _models(self, request: Request) -> Response:
         principal = await self._principal(request)
-        listed = self._gateway.directory.listed(principal.allowed_models)
-        return _json(request, model_list_body(listed, self._created_unix_s))
+        return _json(request, await self._gateway.cards.all(principal.allowed_models))
 
     async def _model(self, request: Request) -> Response:
         principal = await self._principal(request)
         name = request.path_params["name"]
-        listed = self._gateway.directory.listed(principal.allowed_models)
-        if name not in listed:
-            hint = did_you_mean(name, listed)
-            raise ModelNotFound(f"model: {quoted(name)} does not exist{hint}", param="model")
-        return _json(request, model_body(name, listed[name], self._created_unix_s))
+        return _json(request, await self._gateway.cards.one(name, principal.allowed_models))
 
     async def _cancel(self, request: Request) -> Response:
         """End a running request by its id, or by that of its answer."""

@@ -22,6 +22,7 @@ from services.gateway.clients.protocols import (
     RunInThread,
     TokenizerClient,
 )
+from services.gateway.model_list import ModelCards
 from services.gateway.readiness import FleetRoom, Readiness
 from services.gateway.request.auditor import GatewayAuditor
 from services.gateway.request.bodies import Bodies
@@ -128,7 +129,9 @@ class Gateway:
             clock,
         )
         self.store = clients.store
-        self.pipeline = self._pipeline(clients, own.secrets[0], limits or Limits())
+        artifacts = Artifacts(clients.tokenizer, clients.in_thread)
+        self.cards = ModelCards(self.directory, artifacts, int(clock.unix()))
+        self.pipeline = self._pipeline(clients, artifacts, own.secrets[0], limits or Limits())
         self._routers.on_cancelled = self.pipeline.cancel
 
     async def run(self) -> None:
@@ -181,7 +184,9 @@ class Gateway:
                 self.links.lose(worker.worker_id)
         instruments.GATEWAY_OUTBOX_RECORDS.set(self.outbox.num_waiting)
 
-    def _pipeline(self, clients: Clients, server_secret: bytes, limits: Limits) -> Pipeline:
+    def _pipeline(
+        self, clients: Clients, artifacts: Artifacts, server_secret: bytes, limits: Limits
+    ) -> Pipeline:
         refusals = Refusals(self.clock)
         return Pipeline(
             PipelineDeps(
@@ -195,7 +200,7 @@ class Gateway:
                 bodies=Bodies(clients.body_parser, limits.bodies),
                 directory=self.directory,
                 tokenizer=clients.tokenizer,
-                artifacts=Artifacts(clients.tokenizer, clients.in_thread),
+                artifacts=artifacts,
                 estimates=PromptEstimates(),
                 refusals=refusals,
                 full_lines=FullLines(self.clock),

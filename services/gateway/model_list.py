@@ -1,28 +1,87 @@
-"""/v1/models: the public names that a tenant may use.
+"""/v1/models: the public names that a tenant may use, each with its card.
 
-`max_model_len` is vLLM's addition: the tokens that prompt and answer may have together.
+Beyond OpenAI's fields: vLLM's `max_model_len` (the tokens that prompt and answer may have
+together), what the model can be asked for, and the syntaxes in which it writes calls and reasoning.
+These are in the model's files, and left out while no tokenizer gives them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
+from baton.wire.failures import BatonError, ModelNotFound, did_you_mean, quoted
+from services.gateway.routing.models import ModelDirectory, ServedModel
+from services.gateway.text.detokenize import MAX_MODELS, Artifacts, TextModel
 
-def model_object(name: str, max_model_len: int, created_unix_s: int) -> dict[str, object]:
+
+class ModelCards:
+    """The cards of all models, for tenants that may use some of them."""
+
+    def __init__(
+        self, directory: ModelDirectory, artifacts: Artifacts, created_unix_s: int
+    ) -> None:
+        self._directory = directory
+        self._artifacts = artifacts
+        self._created_unix_s = created_unix_s
+
+    async def all(self, allowed: Iterable[str]) -> bytes:
+        """The body of the list. Raises nothing."""
+        rooms = self._directory.listed(allowed)
+        # More files than are kept are not fetched for a list.
+        knows_files = len(rooms) <= MAX_MODELS
+        data = [await self._card(name, room, knows_files) for name, room in rooms.items()]
+        return msgspec.json.encode({"object": "list", "data": data})
+
+    async def one(self, name: str, allowed: Iterable[str]) -> bytes:
+        """The body of one card. Raises ModelNotFound."""
+        rooms = self._directory.listed(allowed)
+        if name not in rooms:
+            hint = did_you_mean(name, rooms)
+            raise ModelNotFound(f"model: {quoted(name)} does not exist{hint}", param="model")
+        return msgspec.json.encode(await self._card(name, rooms[name], knows_files=True))
+
+    async def _card(self, name: str, max_model_len: int, knows_files: bool) -> dict[str, Any]:
+        card = {
+            "id": name,
+            "object": "model",
+            "created": self._created_unix_s,
+            "owned_by": "baton",
+            "max_model_len": max_model_len,
+        }
+        models = self._directory.ready_behind(name)
+        return {**card, **await self._abilities(models)} if knows_files and models else card
+
+    async def _abilities(self, models: list[ServedModel]) -> dict[str, Any]:
+        """The abilities that all models behind a name have."""
+        try:
+            found = [
+                _abilities_of(await self._artifacts.text_model(model.model_fp)) for model in models
+            ]
+        except BatonError:
+            return {}
+        syntaxes = {
+            key: found[0][key] if len({each[key] for each in found}) == 1 else None
+            for key in ("tool_syntax", "reasoning_syntax")
+        }
+        capabilities = {
+            key: all(each["capabilities"][key] for each in found)
+            for key in found[0]["capabilities"]
+        }
+        return {"capabilities": capabilities, **syntaxes}
+
+
+def _abilities_of(model: TextModel) -> dict[str, Any]:
+    calls, reasoning = model.call_syntax, model.reasoning_syntax
     return {
-        "id": name,
-        "object": "model",
-        "created": created_unix_s,
-        "owned_by": "baton",
-        "max_model_len": max_model_len,
+        "capabilities": {
+            "chat": model.has_chat_template,
+            "completions": True,
+            "tools": model.has_chat_template and calls is not None,
+            "reasoning": reasoning is not None,
+            "structured_output": True,
+            "logprobs": True,
+        },
+        "tool_syntax": None if calls is None else calls.name,
+        "reasoning_syntax": None if reasoning is None else reasoning.name,
     }
-
-
-def model_list_body(rooms: Mapping[str, int], created_unix_s: int) -> bytes:
-    """`rooms`: max_model_len by name."""
-    data = [model_object(name, room, created_unix_s) for name, room in rooms.items()]
-    return msgspec.json.encode({"object": "list", "data": data})
-
-
-def model_body(name: str, max_model_len: int, created_unix_s: int) -> bytes:
-    return msgspec.json.encode(model_object(name, max_model_len, created_unix_s))

@@ -143,6 +143,11 @@ class ModelDirectory:
         names = sorted(name for name, room in rooms.items() if room and _is_allowed(name, allowed))
         return {name: rooms[name] for name in names}
 
+    def ready_behind(self, public_name: str) -> list[ServedModel]:
+        """The models with ready workers behind a name."""
+        targets = self._targets(public_name)
+        return [model for target in targets for model in self._ready(target.model)]
+
     @property
     def num_ready_models(self) -> int:
         return sum(1 for name in self._by_name if self._ready(name))
@@ -158,9 +163,7 @@ class ModelDirectory:
 
     def _room(self, public_name: str) -> int:
         """The least room of the ready models behind a name, in tokens; 0 when none is ready."""
-        targets = self._targets(public_name)
-        ready = [model for target in targets for model in self._ready(target.model)]
-        return min((model.max_model_len for model in ready), default=0)
+        return min((model.max_model_len for model in self.ready_behind(public_name)), default=0)
 
     def _ready(self, name: str) -> list[ServedModel]:
         return [model for model in self._by_name.get(name, []) if model.num_ready_decode]

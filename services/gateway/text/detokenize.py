@@ -62,6 +62,7 @@ class TextModel:
     whole_texts: WholeTexts | None
     # From the model's generation_config.json; None = not stated.
     default_temperature: float | None
+    has_chat_template: bool = True
     # None = the way in which the model writes calls is not known.
     call_syntax: CallSyntax | None = GENERIC
     # The marks of calls that are tokens without text, by id.
@@ -213,6 +214,7 @@ def load_text_model(artifact: bytes) -> TextModel:
         longest_token=token_bytes.longest(),
         whole_texts=WholeTexts(tokenizer) if token_bytes.are_joined else None,
         default_temperature=_default_temperature(files.get("generation_config.json", b"{}")),
+        has_chat_template=description.get("has_chat_template", True),
         call_syntax=syntax,
         call_marks={} if syntax is None else _special_marks(tokenizer, syntax.texts),
         reasoning_syntax=reasoning,

@@ -1,0 +1,64 @@
+"""The cards of models: their room, what they can be asked for, and their syntaxes."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from baton.wire.failures import ModelNotFound, Unavailable
+from services.gateway.routing.models import parse_aliases
+from tests.unit.gateway.fakes import Fleet, artifact, model_state, simulate
+
+
+async def cards(fleet: Fleet) -> dict[str, dict[str, Any]]:
+    return {card["id"]: card for card in json.loads(await fleet.gateway.cards.all([]))["data"]}
+
+
+def test_a_card_names_syntaxes_and_abilities() -> None:
+    def prepare(fleet: Fleet) -> None:
+        fleet.tokenizer.data = artifact(tool_syntax="hermes", reasoning_syntax="think")
+
+    async def scenario(fleet: Fleet) -> None:
+        card = json.loads(await fleet.gateway.cards.one("demo", []))
+        assert card == (await cards(fleet))["demo"]
+        assert (card["object"], card["max_model_len"]) == ("model", 2048)
+        assert (card["tool_syntax"], card["reasoning_syntax"]) == ("hermes", "think")
+        assert all(card["capabilities"].values())
+        with pytest.raises(ModelNotFound, match="demi"):
+            await fleet.gateway.cards.one("demi", [])
+
+    simulate(scenario, prepare=prepare)
+
+
+def test_a_value_on_which_the_models_of_an_alias_differ_is_null() -> None:
+    def prepare(fleet: Fleet) -> None:
+        fleet.router.models.append(model_state("other", "e" * 32))
+
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.gateway.cards.one("demo", [])
+        fleet.tokenizer.data = artifact(tool_syntax="")
+        await asyncio.sleep(0.2)
+        found = await cards(fleet)
+        assert [found[name]["tool_syntax"] for name in ("demo", "other", "both")] == [
+            "generic",
+            None,
+            None,
+        ]
+        assert found["demo"]["capabilities"]["tools"]
+        assert not found["both"]["capabilities"]["tools"]
+
+    simulate(scenario, aliases=parse_aliases(["both=demo", "both=other"]), prepare=prepare)
+
+
+def test_a_list_without_a_tokenizer_has_names_and_rooms() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        async def lost(model_fp: str) -> bytes:
+            raise Unavailable("no tokenizer")
+
+        fleet.tokenizer.artifact = lost  # type: ignore[method-assign]
+        card = (await cards(fleet))["demo"]
+        assert card["max_model_len"] == 2048
+        assert "capabilities" not in card
+
+    simulate(scenario)
