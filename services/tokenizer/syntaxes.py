@@ -47,8 +47,10 @@ def tool_syntax(text: str) -> str:
         return "harmony"
     if "[TOOL_CALLS]" in text:
         return "mistral_named" if "[ARGS]" in text else "mistral"
-    if "<tool_call>" in text and "<function=" not in text:
-        return "hermes"
+    if "<tool_call>" in text and "<arg_key>" in text:
+        return "glm45"
+    if "<tool_call>" in text:
+        return "qwen3_coder" if "<parameter=" in text else "hermes"
     if "<|python_tag|>" in text or ("<|start_header_id|>" in text and '"parameters"' in text):
         return "llama3"
     return UNKNOWN

@@ -7,6 +7,7 @@ from functools import partial
 from services.gateway.openai.generation import Delta, FinishReason, Tools
 from services.gateway.tools.call_parser import CallParser
 from services.gateway.tools.call_syntax import CallSyntax
+from services.gateway.tools.tagged_calls import TaggedCallParser
 
 # Mistral's templates take ids of exactly so many letters and digits, those of others any.
 _ID_CHARS = 9
@@ -18,10 +19,12 @@ class AnswerCalls:
 
     def __init__(self, request_id: str, tools: Tools, syntax: CallSyntax, num_choices: int) -> None:
         self._tools = tools
-        self._parsers = [
-            CallParser(syntax, partial(_call_id, request_id, choice))
-            for choice in range(num_choices)
-        ]
+        new_ids = [partial(_call_id, request_id, choice) for choice in range(num_choices)]
+        self._parsers: list[CallParser | TaggedCallParser] = (
+            [CallParser(syntax, new_id) for new_id in new_ids]
+            if syntax.tags is None
+            else [TaggedCallParser(syntax, new_id, tools.functions) for new_id in new_ids]
+        )
 
     def read(self, delta: Delta) -> Delta | None:
         """The delta with the calls that its text completes; None when there is nothing to send."""

@@ -8,6 +8,7 @@ Source: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md.
 
 import re
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from baton.wire.limits import JSON_WHITE_SPACE
 from services.gateway.openai.generation import Function, Tools
 from services.gateway.tools.call_syntax import CallSyntax
+from services.gateway.tools.tagged_grammar import tagged_call
 
 
 def call_rules(
@@ -23,8 +25,9 @@ def call_rules(
     """The rule `answer` and those that it needs; with `has_form` it names one of answers without
     calls, `plain`. `special_ids`: the marks that are single tokens without text."""
     grammar = _Grammar(syntax, special_ids)
-    calls = [grammar.call(number, each) for number, each in enumerate(tools.functions)]
-    names = " | ".join(f"call_{number}" for number in range(len(calls)))
+    rules = [grammar.call(f"call_{n}", each) for n, each in enumerate(tools.functions)]
+    names = " | ".join(f"call_{number}" for number in range(len(rules)))
+    calls = chain.from_iterable(rules)
     if tools.is_required:
         answer = [f"answer: {grammar.calls(tools)}"]
     elif has_form or syntax.is_alone:
@@ -43,9 +46,11 @@ class _Grammar:
         longest_first = sorted(special_ids, key=len, reverse=True)
         self._special = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
-    def call(self, number: int, function: Function) -> str:
-        """The rule of calls of one function, behind the mark at their beginning."""
+    def call(self, rule: str, function: Function) -> list[str]:
+        """The rules of calls of one function, behind the mark at their beginning."""
         syntax, margin = self._syntax, self._syntax.margin
+        if syntax.tags is not None:
+            return tagged_call(rule, function, syntax, self._text)
         if syntax.name_end:
             name = f"{function.name}{syntax.after_name}"
             before, after = f"{name}{margin}{syntax.name_end}{margin}", ""
@@ -57,7 +62,7 @@ class _Grammar:
             f"%json {_schema(function)}",
             self._text(after + margin + syntax.end),
         )
-        return f"call_{number}: {' '.join(body)}"
+        return [f"{rule}: {' '.join(body)}"]
 
     def calls(self, tools: Tools) -> str:
         """An answer that is calls and nothing else."""

@@ -127,7 +127,7 @@ class CallParser:
             return self._step_bare()
         index = self._buffer.find(trigger)
         if index < 0:
-            return self._pass_on(len(self._buffer) - _held_back(self._buffer, trigger))
+            return self._pass_on(len(self._buffer) - held_back(self._buffer, trigger))
         self._pass_on(len(self._buffer[:index].rstrip()))
         return self._go_to(_Place.BETWEEN)
 
@@ -252,7 +252,7 @@ def _head_of(arguments_key: str) -> re.Pattern[str]:
     return re.compile(rf'\s*\{{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"{key}"\s*:\s*(?=\{{)')
 
 
-def _held_back(text: str, trigger: str) -> int:
+def held_back(text: str, trigger: str) -> int:
     """The characters at the end of a text that may belong to the trigger, or stand before it."""
     for num in range(min(len(text), len(trigger) - 1), 0, -1):
         if trigger.startswith(text[-num:]):

@@ -2,7 +2,7 @@
 
 A parser (`call_parser.py`) reads calls and a grammar (`call_grammar.py`) enforces them, both from
 the same row. White space between the parts has no meaning. A call is either one JSON object with
-name and arguments, or a name, a mark and the arguments:
+name and arguments, or a name, a mark and the arguments, or each argument stands between tags:
 
     hermes          <tool_call>{"name": "f", "arguments": {...}}</tool_call>     Qwen, Hermes
     llama3          {"name": "f", "parameters": {...}}; {...}                    Llama 3.1 and later
@@ -11,14 +11,43 @@ name and arguments, or a name, a mark and the arguments:
     deepseek        marks with "tool▁call" around: function, f, ```json {...} ```  DeepSeek V3, R1
     deepseek_v31    the same marks around: f, {...}                              DeepSeek V3.1
     harmony         <|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}  GPT-OSS
+    qwen3_coder     <tool_call><function=f><parameter=a>1</parameter></function></tool_call>
+    glm45           <tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>
     generic         as hermes; a system message tells the model so, for templates without tools
 
 Sources: the chat templates of these models.
 """
 
-from dataclasses import dataclass
+import re
+from dataclasses import astuple, dataclass
+from functools import cached_property
 
 from services.gateway.reasoning import harmony_marks
+
+
+@dataclass(frozen=True)
+class Tags:
+    """The tags of calls whose arguments are not JSON. An empty `name_end`: a name ends before the
+    next tag or line break."""
+
+    name_begin: str
+    name_end: str
+    key_begin: str
+    key_end: str
+    value_begin: str
+    value_end: str
+    # Behind all parameters.
+    close: str = ""
+    # White space that models write: before the name, between key and value, and around a value.
+    head_margin: str = ""
+    key_margin: str = ""
+    value_margin: str = ""
+
+    @cached_property
+    def head(self) -> re.Pattern[str]:
+        """The beginning of a call, with its name."""
+        begin, end = re.escape(self.name_begin), re.escape(self.name_end)
+        return re.compile(rf"\s*{begin}([^<>\n]+)" + (end or r"(?=[<\n])"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +69,8 @@ class CallSyntax:
     arguments_key: str = "arguments"
     # White space that models write around a call's parts.
     margin: str = ""
+    # Set: arguments stand between tags.
+    tags: Tags | None = None
     # An answer has one call or a message of its own kind, and no text around a call.
     is_alone: bool = False
 
@@ -51,7 +82,8 @@ class CallSyntax:
     @property
     def texts(self) -> tuple[str, ...]:
         """All that may stand around names and arguments."""
-        return (*self.marks, self.name_end, self.after_name, PYTHON_TAG, CALL_ID)
+        tags = astuple(self.tags) if self.tags else ()
+        return (*self.marks, self.name_end, self.after_name, PYTHON_TAG, CALL_ID, *tags)
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -91,6 +123,27 @@ SYNTAXES = {
             name_end=_SEPARATOR,
             end=_END,
             closing=_ENDS,
+        ),
+        CallSyntax(
+            "qwen3_coder",
+            begin="<tool_call>",
+            end="</tool_call>",
+            margin="\n",
+            tags=Tags(
+                *("<function=", ">", "<parameter=", ">", "", "</parameter>", "</function>"),
+                head_margin="\n",
+                value_margin="\n",
+            ),
+        ),
+        CallSyntax(
+            "glm45",
+            begin="<tool_call>",
+            end="</tool_call>",
+            margin="\n",
+            tags=Tags(
+                *("", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+                key_margin="\n",
+            ),
         ),
         CallSyntax(
             "harmony",

@@ -23,6 +23,7 @@ TEMPLATES = Path(__file__).parent / "templates"
         ("{{ tools }}<｜tool▁call▁begin｜>```json", "deepseek"),
         ("{{ tools }}<｜tool▁call▁begin｜>", "deepseek_v31"),
         ("{{ tools }}<|channel|><|message|>", "harmony"),
+        ("{{ tools }}<tool_call><arg_key>", "glm45"),
         ("{{ tools }}<call>", UNKNOWN),
     ],
 )
@@ -35,7 +36,7 @@ def test_the_syntax_is_found_in_the_template(template: str, name: str) -> None:
     [
         ("chatml", "generic"),
         ("tool_call_tags_with_thinking", "hermes"),
-        ("xml_parameters", UNKNOWN),
+        ("xml_parameters", "qwen3_coder"),
     ],
 )
 def test_the_syntax_is_found_in_templates_of_real_shapes(file: str, name: str) -> None:

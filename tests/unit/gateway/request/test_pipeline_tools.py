@@ -159,3 +159,18 @@ def test_an_answer_with_a_form_may_be_calls_instead_and_must_be_where_they_are_r
         assert not required.grammar_frame
 
     simulate(scenario)
+
+
+def test_arguments_between_tags_become_json() -> None:
+    def prepare(fleet: Fleet) -> None:
+        fleet.tokenizer.data = artifact(tool_syntax="qwen3_coder")
+
+    async def scenario(fleet: Fleet) -> None:
+        parameter = "<parameter=city>\nParis\n</parameter>"
+        text = f"<tool_call>\n<function=f>\n{parameter}\n</function>\n</tool_call>"
+        choice = message_of(await ask(fleet, text))
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"] == {"name": "f", "arguments": '{"city": "Paris"}'}
+        assert choice["finish_reason"] == "tool_calls"
+
+    simulate(scenario, prepare=prepare)

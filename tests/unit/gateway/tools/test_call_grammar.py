@@ -94,3 +94,37 @@ def test_a_schema_that_names_no_type_is_one_of_objects_and_keeps_its_own_guidanc
     assert not accepts(empty, "[TOOL_CALLS]g[ARGS]5")
     tight = Function("g", '{"type": "object", "x-guidance": {"whitespace_flexible": false}}')
     assert '"whitespace_flexible":false' in grammar_of("hermes", Tools(b"", (tight,)))
+
+
+KINDS = """{"type": "object", "required": ["city"], "properties": {
+    "city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"enum": ["C", "F"]}}}"""
+TAGGED = {
+    "qwen3_coder": (
+        "<tool_call>\n<function=f>\n{0}</function>\n</tool_call>",
+        "<parameter={0}>\n{1}\n</parameter>\n",
+    ),
+    "glm45": (
+        "<tool_call>f\n{0}</tool_call>",
+        "<arg_key>{0}</arg_key>\n<arg_value>{1}</arg_value>\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_arguments_between_tags_follow_their_schemas(name: str) -> None:
+    call, parameter = TAGGED[name]
+    function = Function("f", KINDS, is_strict=True)
+
+    def written(**values: str) -> str:
+        return call.format("".join(parameter.format(*each) for each in values.items()))
+
+    for is_required in (True, False):
+        grammar = grammar_of(name, Tools(b"", (function,), is_required=is_required))
+        for right in (
+            written(city="Paris <b>\n"),
+            written(city="", days="3", unit="C"),
+            f"{written(city='a')}\n{written(city='b', unit='F')}",
+        ):
+            assert accepts(grammar, right), right
+        for wrong in (written(), written(city="a", days="many"), written(city="a", unit="K")):
+            assert not accepts(grammar, wrong), wrong

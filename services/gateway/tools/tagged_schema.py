@@ -1,0 +1,81 @@
+"""The parameters of a function whose arguments stand between tags: their types and values.
+
+A value is text where the schema says string, else JSON if it is that.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from services.gateway.openai.generation import Function
+
+_TYPES: Mapping[type, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
+# As models that were taught Python write them.
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+_REFERENCE = "#/$defs/"
+
+
+def properties_of(function: Function) -> dict[str, Any]:
+    """The schemas of a function's parameters, by name; each has the definitions it may refer to."""
+    schema: dict[str, Any] = msgspec.json.decode(function.parameters_json or "{}")
+    properties, definitions = schema.get("properties"), schema.get("$defs")
+    if not isinstance(properties, dict):
+        return {}
+    if not isinstance(definitions, dict):
+        return properties
+    return {name: _resolved(each, definitions) for name, each in properties.items()}
+
+
+def _resolved(schema: Any, definitions: dict[str, Any]) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    name = str(schema.get("$ref", "")).removeprefix(_REFERENCE)
+    named = definitions.get(name, schema)
+    return {"$defs": definitions, **named} if isinstance(named, dict) else named
+
+
+def types_of(schema: Any) -> set[str]:
+    """The types that a schema admits, as it says them; empty: any."""
+    if not isinstance(schema, dict):
+        return set()
+    if "enum" in schema or "const" in schema:
+        return {type_of(value) for value in schema.get("enum", [schema.get("const")])}
+    types = schema.get("type", [])
+    found = {types} if isinstance(types, str) else set(types)
+    for key in ("anyOf", "oneOf"):
+        for part in schema.get(key, ()):
+            found |= types_of(part)
+    return found
+
+
+def type_of(value: Any) -> str:
+    """The name of a JSON value's type."""
+    return "null" if value is None else _TYPES[type(value)]
+
+
+def json_of(value: str, schema: Any) -> str:
+    """A parameter's value in JSON: text, unless its schema admits what it is otherwise."""
+    types = types_of(schema)
+    if types == {"string"}:
+        return encoded(value)
+    text = value.strip()
+    try:
+        decoded = msgspec.json.decode(_PYTHON.get(text, text))
+    except (msgspec.DecodeError, RecursionError):
+        return encoded(value)
+    kind = type_of(decoded)
+    is_admitted = not types or kind in types or (kind == "integer" and "number" in types)
+    return encoded(decoded) if is_admitted and kind != "string" else encoded(value)
+
+
+def encoded(value: Any) -> str:
+    """A value in JSON."""
+    return msgspec.json.encode(value).decode()
