@@ -22,8 +22,8 @@ from baton.demo_model import demo_model_path
 from bench.contenders import clean_environment
 from bench.gateway.pace import AnswerPace
 from bench.gateway.simulated_stack import SimulatedStack
-from bench.machine import CpuWatch, describe_machine
-from bench.measured_process import Runner
+from bench.machine import CpuWatch, describe_machine, process_tree
+from bench.measured_process import Runner, put_ahead
 from bench.pressure.paced_stack import MODEL
 from bench.workload import WordList
 from loadtest.reporting.latency import percentile
@@ -96,6 +96,9 @@ class _Bench:
         state = self._stack.state
         assert state is not None, "the stack is ready"
         self._pids = {name: int(state.services[name]["pid"]) for name in SERVICES}
+        # Each has a session of its own.
+        for process in process_tree(self._stack.process.pid):
+            put_ahead(process.pid)
 
     def measure(self, part: str) -> Iterator[Record]:
         """The records of one part."""
