@@ -9,6 +9,8 @@ text. docs/telemetry.md lists names and attributes.
 """
 
 import os
+import random
+import re
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -30,6 +32,8 @@ from baton.wire.v1 import failure_pb2
 
 AttributeValue = str | int | float | bool
 
+# Of the version that every caller speaks; others are the propagator's to read.
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})")
 _propagator = TraceContextTextMapPropagator()
 
 
@@ -83,39 +87,35 @@ def shutdown() -> None:
 
 
 class Span:
-    """One stage of one request in one process. End it exactly once, or use it as a context."""
+    """One stage of one request in one process. End it exactly once, or use it as a context.
 
-    def __init__(self, span: trace.Span) -> None:
+    Without `span` nothing is recorded, and `traceparent` alone is passed on.
+    """
+
+    def __init__(self, span: trace.Span | None, traceparent: str) -> None:
         self._span = span
-
-    @property
-    def traceparent(self) -> str:
-        """W3C trace context for the next hop; empty without a valid context."""
-        carrier: dict[str, str] = {}
-        _propagator.inject(carrier, trace.set_span_in_context(self._span))
-        return carrier.get("traceparent", "")
-
-    @property
-    def trace_id(self) -> str:
-        """The trace's id, 32 hex characters."""
-        return trace.format_trace_id(self._span.get_span_context().trace_id)
+        # W3C trace context for the next hop.
+        self.traceparent = traceparent
 
     @property
     def is_recorded(self) -> bool:
         """False when nobody will see the span, so that attributes need not be made."""
-        return self._span.is_recording()
+        return self._span is not None
 
     def set(self, key: str, value: AttributeValue) -> None:
-        self._span.set_attribute(key, value)
+        if self._span is not None:
+            self._span.set_attribute(key, value)
 
     def fail(self, reason: str) -> None:
         """Mark the span as failed, with the failure's stable reason."""
-        self._span.set_attribute("error.type", reason)
-        self._span.set_status(StatusCode.ERROR, reason)
+        if self._span is not None:
+            self._span.set_attribute("error.type", reason)
+            self._span.set_status(StatusCode.ERROR, reason)
 
     def end(self, end_s: float | None = None) -> None:
         """End now, or at the monotonic time `end_s`."""
-        self._span.end(_unix_ns(end_s) if end_s is not None else None)
+        if self._span is not None:
+            self._span.end(_unix_ns(end_s) if end_s is not None else None)
 
     def __enter__(self) -> Self:
         return self
@@ -123,6 +123,10 @@ class Span:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
+        self.close(kind, error)
+
+    def close(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
+        """End now, as the block whose exception this is, if there is one."""
         if error is not None:
             self.fail(getattr(error, "reason", kind.__name__ if kind else "error"))
         self.end()
@@ -142,23 +146,39 @@ def start_span(
     `start_s` is a monotonic time in the past for a stage that is reported after it ended.
     """
     if parent is not None:
+        if parent._span is None:
+            return parent
         above = parent._span
+    elif _is_dropped(traceparent):
+        return Span(None, traceparent)
+    elif not traceparent and not _Tracing.is_heard:
+        return Span(None, _unsampled_root())
     else:
         above = trace.get_current_span(_propagator.extract({"traceparent": traceparent}))
-    if _is_dropped(above.get_span_context()):
-        return Span(trace.NonRecordingSpan(above.get_span_context()))
     span = _Tracing.tracer.start_span(
         name,
         context=trace.set_span_in_context(above),
         start_time=_unix_ns(start_s) if start_s is not None else None,
         attributes={"baton.request_id": request_id, **(attributes or {})},
     )
-    return Span(span)
+    return Span(span if span.is_recording() else None, _traceparent_of(span))
 
 
-def _is_dropped(above: trace.SpanContext) -> bool:
-    """True for a span below another of which nobody will see anything: it need not be built."""
-    return above.is_valid and not (_Tracing.is_heard and above.trace_flags.sampled)
+def _is_dropped(traceparent: str) -> bool:
+    """True below a remote span of which nobody will see anything: none need be built."""
+    found = _TRACEPARENT.fullmatch(traceparent)
+    return found is not None and not (_Tracing.is_heard and int(found[1], 16) & 1)
+
+
+def _unsampled_root() -> str:
+    """The trace context of a root that nobody will see: the services below build no span either."""
+    return f"00-{random.getrandbits(128) or 1:032x}-{random.getrandbits(64) or 1:016x}-00"
+
+
+def _traceparent_of(span: trace.Span) -> str:
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier, trace.set_span_in_context(span))
+    return carrier.get("traceparent", "")
 
 
 def _unix_ns(monotonic_s: float) -> int:

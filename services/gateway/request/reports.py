@@ -66,9 +66,11 @@ def of_migration(trace: RequestTrace, reason: str) -> None:
 def of_queue(trace: RequestTrace, pick_span: Span, asked_s: float, queue_s: float) -> None:
     """Report the part of the pick, just ended, that was spent in the router's queue: a stage of its
     own, unless the pick is part of a migration."""
-    start_span(Stage.QUEUE, parent=pick_span, request_id=trace.request_id, start_s=asked_s).end(
-        asked_s + queue_s
-    )
+    if pick_span.is_recorded:
+        span = start_span(
+            Stage.QUEUE, parent=pick_span, request_id=trace.request_id, start_s=asked_s
+        )
+        span.end(asked_s + queue_s)
     stages = trace.timer.stages
     if trace.stage == Stage.PICK:
         stages[Stage.PICK] -= queue_s
@@ -155,7 +157,8 @@ def _end(trace: RequestTrace, outcome: str, status: int) -> None:
         num_output_tokens=usage.num_output_tokens,
         stages=" ".join(f"{name}={s * 1000:.1f}ms" for name, s in stages.items()),
     )
-    _set_attributes(trace, outcome)
+    if trace.span.is_recorded:
+        _set_attributes(trace, outcome)
     if _is_of_model(trace):
         _count(trace, outcome, status)
 

@@ -2,10 +2,10 @@
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import TracebackType
 
 from baton.runtime.telemetry import Span, StageTimer, start_span
 from baton.system.clock import Clock
@@ -157,10 +157,9 @@ class RequestTrace:
             self.is_cancelled = True
             self.timeout.reschedule(-math.inf)
 
-    @contextmanager
-    def measure(self, stage: Stage, migration: Span | None = None) -> Iterator[Span]:
-        """Count the time in here as this stage, also when it fails; all of a `migration` is one
-        stage. The span is below the request's, or the migration's.
+    def measure(self, stage: Stage, migration: Span | None = None) -> "Measured":
+        """Count the time in this block as this stage, also when it fails; all of a `migration` is
+        one stage. The span is below the request's, or the migration's.
 
         Raises Cancelled, instead of beginning a stage, when the client has left; what was reserved
         is settled all the same.
@@ -169,13 +168,8 @@ class RequestTrace:
             raise Cancelled("the client left")
         if self.client.gone_s is None and migration is None:
             self.stage = stage
-        try:
-            with start_span(
-                stage, parent=migration or self.span, request_id=self.request_id
-            ) as span:
-                yield span
-        finally:
-            self.timer.mark(Stage.MIGRATION if migration else stage)
+        span = start_span(stage, parent=migration or self.span, request_id=self.request_id)
+        return Measured(span, self.timer, Stage.MIGRATION if migration else stage)
 
     def call_context(self, span: Span, deadline_s: float) -> CallContext:
         """The context of a call that belongs to a stage."""
@@ -191,3 +185,27 @@ class RequestTrace:
         if lease is None:
             return Head(stages, None, explanation=explanation)
         return Head(stages, lease.limits, lease.local, explanation)
+
+
+class Measured:
+    """The block of one stage: its span, and the mark at its end."""
+
+    __slots__ = ("_span", "_stage", "_timer")
+
+    def __init__(self, span: Span, timer: StageTimer, stage: Stage) -> None:
+        self._span = span
+        self._timer = timer
+        self._stage = stage
+
+    def __enter__(self) -> Span:
+        return self._span
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if self._span.is_recorded:
+            self._span.close(kind, error)
+        self._timer.mark(self._stage)
