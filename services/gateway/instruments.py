@@ -182,7 +182,7 @@ GATEWAY_MIGRATION_SECONDS = Histogram(
 GATEWAY_WASTED_TOKENS = Counter(
     "baton_gateway_wasted_tokens", "Tokens that came after a request had ended", _SERVED
 )
-GATEWAY_CANCEL_SECONDS = TallyHistogram(
+GATEWAY_CANCEL_SECONDS = Histogram(
     "baton_gateway_cancel_seconds",
     "Time from a client's disconnect until its request is given up (the worker has acknowledged, "
     "quota is settled), by the stage that it ended",
