@@ -49,7 +49,7 @@ class PeerEvent(_message.Message):
     def __init__(self, age_ms: _Optional[int] = ..., placed: _Optional[_Union[Placed, _Mapping]] = ..., ended_request_id: _Optional[str] = ..., failed: _Optional[_Union[FailedAttempt, _Mapping]] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ..., harmless_fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class Placed(_message.Message):
-    __slots__ = ("request_id", "model_fp", "slots", "prompt", "tenant", "priority", "service_s", "is_first")
+    __slots__ = ("request_id", "model_fp", "slots", "prompt", "tenant", "priority", "service_s", "is_first", "session")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FP_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class Placed(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     SERVICE_S_FIELD_NUMBER: _ClassVar[int]
     IS_FIRST_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model_fp: str
     slots: _containers.RepeatedCompositeFieldContainer[GivenSlots]
@@ -66,7 +67,8 @@ class Placed(_message.Message):
     priority: int
     service_s: float
     is_first: bool
-    def __init__(self, request_id: _Optional[str] = ..., model_fp: _Optional[str] = ..., slots: _Optional[_Iterable[_Union[GivenSlots, _Mapping]]] = ..., prompt: _Optional[_Union[PromptSent, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., service_s: _Optional[float] = ..., is_first: _Optional[bool] = ...) -> None: ...
+    session: bytes
+    def __init__(self, request_id: _Optional[str] = ..., model_fp: _Optional[str] = ..., slots: _Optional[_Iterable[_Union[GivenSlots, _Mapping]]] = ..., prompt: _Optional[_Union[PromptSent, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., service_s: _Optional[float] = ..., is_first: _Optional[bool] = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class GivenSlots(_message.Message):
     __slots__ = ("worker_id", "num_sequences", "num_blocks", "num_prefill_tokens")

@@ -30,7 +30,7 @@ class CancelResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class PickRequest(_message.Message):
-    __slots__ = ("request_id", "model_fp", "block_hashes", "num_prompt_tokens", "expected_output_tokens", "tenant", "priority", "poison_fingerprint", "exclude_worker_ids", "num_choices", "local_prefill", "num_deaths", "has_failed", "harmless_fingerprints", "quarantined", "has_begun", "weight")
+    __slots__ = ("request_id", "model_fp", "block_hashes", "num_prompt_tokens", "expected_output_tokens", "tenant", "priority", "poison_fingerprint", "exclude_worker_ids", "num_choices", "local_prefill", "num_deaths", "has_failed", "harmless_fingerprints", "quarantined", "has_begun", "weight", "session")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FP_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class PickRequest(_message.Message):
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     HAS_BEGUN_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model_fp: str
     block_hashes: bytes
@@ -65,7 +66,8 @@ class PickRequest(_message.Message):
     quarantined: _containers.RepeatedCompositeFieldContainer[Quarantined]
     has_begun: bool
     weight: float
-    def __init__(self, request_id: _Optional[str] = ..., model_fp: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., poison_fingerprint: _Optional[bytes] = ..., exclude_worker_ids: _Optional[_Iterable[str]] = ..., num_choices: _Optional[int] = ..., local_prefill: _Optional[bool] = ..., num_deaths: _Optional[int] = ..., has_failed: _Optional[bool] = ..., harmless_fingerprints: _Optional[_Iterable[bytes]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ..., has_begun: _Optional[bool] = ..., weight: _Optional[float] = ...) -> None: ...
+    session: bytes
+    def __init__(self, request_id: _Optional[str] = ..., model_fp: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., poison_fingerprint: _Optional[bytes] = ..., exclude_worker_ids: _Optional[_Iterable[str]] = ..., num_choices: _Optional[int] = ..., local_prefill: _Optional[bool] = ..., num_deaths: _Optional[int] = ..., has_failed: _Optional[bool] = ..., harmless_fingerprints: _Optional[_Iterable[bytes]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ..., has_begun: _Optional[bool] = ..., weight: _Optional[float] = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class Quarantined(_message.Message):
     __slots__ = ("fingerprint", "left_s", "software_version")

@@ -54,7 +54,8 @@ class RouterServicer:
 
     def Calls(self, request_iterator, context):
         """Pick: waits in the queue for room. A request whose first token would come too late is refused at
-        once; it is due when the call's time is over.
+        once; it is due when the call's time is over. Cancel: ends a running request of a tenant; the next
+        views tell all gateways, and the one that has it ends it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -202,6 +202,8 @@ class GenerationRequest:
     # Logprobs of each prompt token, and of so many likeliest ones besides; None: not wanted.
     num_prompt_logprobs: int | None = None
     extras: Extras = Extras()
+    # Requests of this name share much of their prompts.
+    session: str = ""
     # By so much later than the key's other requests; below 0 is no sooner than they are.
     lateness: int = 0
     cache_salt: str = ""

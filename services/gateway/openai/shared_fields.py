@@ -84,12 +84,13 @@ class CommonFields(msgspec.Struct, kw_only=True):
     stop_token_ids: limits.StopTokenIds | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    # Requests that share much: they should meet the same worker again.
+    prompt_cache_key: limits.CacheHint | None = None
     # Separates this client's prefix cache from the rest of its tenant's.
     cache_salt: limits.CacheSalt | None = None
     # Accepted, without effect.
     user: limits.UserId | None = None
     safety_identifier: limits.SafetyId | None = None
-    prompt_cache_key: limits.CacheHint | None = None
     metadata: limits.Metadata | None = None
 
 
@@ -162,6 +163,7 @@ def sampling_of(
         "includes_stop": bool(fields.include_stop_str_in_output),
         "shows_special_tokens": fields.skip_special_tokens is False,
         "cache_salt": fields.cache_salt or "",
+        "session": fields.prompt_cache_key or "",
     }
 
 

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from hashlib import blake2b
 
 from baton.wire.failures import InvalidRequest, quoted
 from baton.wire.v1 import quota_pb2, router_pb2, sampling_pb2, tokenizer_pb2, worker_pb2
@@ -141,6 +142,7 @@ class Submission:
         self._answer = answer
         self._sampling = _sampling(job)
         self._fingerprint = _fingerprint(job, self._sampling, server_secret)
+        self._session = _session(job, server_secret) if job.request.session else b""
 
     @property
     def starts_with_a_token(self) -> bool:
@@ -168,6 +170,7 @@ class Submission:
             num_choices=request.num_choices if request.search is not None else len(ahead),
             local_prefill=self._num_prompt_logprobs() >= 0,
             poison_fingerprint=self._fingerprint,
+            session=self._session,
         )
 
     def submit_frame(self, pick: router_pb2.PickResponse) -> worker_pb2.Submit:
@@ -238,6 +241,12 @@ def _fingerprint(job: Job, sampling: sampling_pb2.Sampling, server_secret: bytes
         repeated.SerializeToString(deterministic=True),
     )
     return request_fingerprint(server_secret, parts)
+
+
+def _session(job: Job, server_secret: bytes) -> bytes:
+    """The name of the request's session, which tells nothing of the client's own."""
+    name = f"{job.principal.tenant}\0{job.request.session}".encode()
+    return blake2b(name, key=server_secret[:64], digest_size=16).digest()
 
 
 def _num_prompt_logprobs(job: Job) -> int:

@@ -50,7 +50,8 @@ NO_OTHERS = Others()
 
 
 class Demand(NamedTuple):
-    """The needs of a request. A decode worker may prefill `max_local_tokens` of it; None = all."""
+    """The needs of a request. A decode worker may prefill `max_local_tokens` of it; None = all.
+    The workers of `session` served requests like it."""
 
     num_prompt_tokens: int
     expected_output_tokens: int
@@ -58,6 +59,7 @@ class Demand(NamedTuple):
     mode: PrefillMode
     max_local_tokens: int | None = None
     others: Others = NO_OTHERS
+    session: frozenset[str] = frozenset()
 
 
 class Room(NamedTuple):

@@ -66,6 +66,7 @@ class PeerNewsLog:
             priority=wanted.turn.priority,
             service_s=0.0 if wanted.has_begun else placement.engine_s / wanted.turn.weight,
             is_first=not wanted.excluded,
+            session=wanted.session,
         )
         if placement.sent is not None:
             response = placement.response

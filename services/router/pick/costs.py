@@ -5,6 +5,7 @@ from statistics import median_low
 from typing import NamedTuple
 
 from services.router.fleet.views import Demand, Policy, WorkerView
+from services.router.pick.sessions import SESSION_TOKENS
 
 # Measured step times of equally fast workers differ by less: cold steps, lagging or old means.
 NOISE_FACTOR = 4.0
@@ -20,9 +21,15 @@ def is_far(prefill: WorkerView, decode: WorkerView) -> bool:
     return prefill.zone != decode.zone and bool(prefill.zone and decode.zone)
 
 
+def missing_tokens(demand: Demand, view: WorkerView) -> int:
+    """Prompt tokens that a worker has to compute or receive, with the bonus of its session."""
+    missing = view.missing_tokens(demand.num_prompt_tokens)
+    return max(1, missing - SESSION_TOKENS) if view.worker_id in demand.session else missing
+
+
 def remote_s(demand: Demand, prefill: WorkerView) -> float:
     """Seconds until a prefill worker has computed the prompt."""
-    tokens = prefill.num_queued_prefill_tokens + prefill.missing_tokens(demand.num_prompt_tokens)
+    tokens = prefill.num_queued_prefill_tokens + missing_tokens(demand, prefill)
     return tokens / prefill.speed.prefill_tokens_per_s
 
 
@@ -58,7 +65,7 @@ class PickCosts:
         rate = computing.speed.prefill_tokens_per_s
         itl_s = self._policy.itl_weight * (step_s - self._pool_step_s) * self._num_output_tokens
         wait_s = computing.num_queued_prefill_tokens / rate
-        prefill_s = computing.missing_tokens(self._demand.num_prompt_tokens) / rate
+        prefill_s = missing_tokens(self._demand, computing) / rate
         if prefill is None:
             steps_s, streams_s = self._local_steps_s(decode), self._delay_s(decode)
             return Costs(wait_s, prefill_s, 0.0, steps_s, itl_s, streams_s, 0.0)
@@ -89,7 +96,7 @@ class PickCosts:
     def _handoff_s(self, decode: WorkerView, prefill: WorkerView) -> float:
         """Seconds in which the blocks that the decode worker misses are handed over."""
         shape, speed, policy = decode.shape, decode.speed, self._policy
-        missing = decode.missing_tokens(self._demand.num_prompt_tokens)
+        missing = missing_tokens(self._demand, decode)
         num_bytes = -(-missing // shape.block_size) * shape.block_bytes
         least_s, bytes_per_s = speed.handoff_s, speed.handoff_bytes_per_s
         link = policy.links.between(prefill.zone, decode.zone) if is_far(prefill, decode) else None

@@ -18,6 +18,7 @@ from services.router.fleet.reported import DECODE, PREFILL
 from services.router.fleet.speeds import Speeds
 from services.router.fleet.views import NO_OTHERS, Demand, Others, Policy
 from services.router.fleet.worker import Worker
+from services.router.pick.sessions import SESSION_TOKENS
 from services.router.pick.shortlist import MAX_PLAIN, Candidates, Shortener
 from services.router.settings import Settings
 
@@ -127,13 +128,17 @@ class LargePools:
         is_unfit = columns.unfit(settings, now)
         (block_size,) = {shape.block_size for shape in columns.shapes}
         cached = np.minimum(cached_blocks * block_size, demand.num_prompt_tokens)
-        for worker_id in kept_away:
-            # A peer may keep a worker that this router has not met.
-            worker = self._fleet.known(worker_id)
-            place = None if worker is None else self._fleet.row(worker.endpoint)
-            if place is not None and place[0] is columns:
-                is_unfit[place[1]] = True
+        for row in self._rows(columns, demand.session):
+            cached[row] = min(cached[row] + SESSION_TOKENS, demand.num_prompt_tokens)
+        is_unfit[self._rows(columns, kept_away)] = True
         return Candidates(columns, columns.rates(others, settings, now), is_unfit, cached)
+
+    def _rows(self, columns: PoolColumns, worker_ids: Collection[str]) -> list[int]:
+        """The rows of those workers that are in this pool. A peer may name one that this router has
+        not met."""
+        workers = (self._fleet.known(worker_id) for worker_id in worker_ids)
+        places = [self._fleet.row(worker.endpoint) for worker in workers if worker is not None]
+        return [place[1] for place in places if place is not None and place[0] is columns]
 
     def _short_pool(
         self, pool: Sequence[Worker], rows: Sequence[int], cached: Column, candidates: Candidates

@@ -10,6 +10,7 @@ from baton.wire.key_registry import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT
 from baton.wire.limits import MAX_CHOICES
 from baton.wire.v1 import router_pb2
 from services.router.fleet.prefix_index import view_of
+from services.router.pick.sessions import SESSION_BYTES
 from services.router.queue.fair_line import Turn
 
 MAX_PROMPT_TOKENS = 1 << 24
@@ -34,6 +35,7 @@ class PickRequest:
     local_prefill: bool
     excluded: frozenset[str]
     has_begun: bool
+    session: bytes
     turn: Turn
     arrived_at: float
     due_at: float
@@ -61,6 +63,7 @@ class PickRequest:
             local_prefill=request.local_prefill,
             excluded=frozenset(request.exclude_worker_ids),
             has_begun=request.has_begun,
+            session=request.session[:SESSION_BYTES],
             turn=_turn(request),
             arrived_at=now,
             due_at=now + left_s,

@@ -30,6 +30,7 @@ from services.router.pick.pick_request import PickRequest
 from services.router.pick.picker import NoPick, Obstacle, Pick, pick
 from services.router.pick.placement import Placement
 from services.router.pick.reasons import Reasons
+from services.router.pick.sessions import Sessions
 from services.router.settings import Settings
 
 # A pick within so much of a request's arrival did not wait in line.
@@ -58,6 +59,7 @@ class Selector:
         self._no_worker_since: dict[str, float] = {}
         self._reserved = reserved
         self._on_the_way = PromptsOnTheWay(clock)
+        self.sessions = Sessions()
 
     def is_known(self, model_fp: str) -> bool:
         """Return whether a worker has registered this model, ready or not."""
@@ -107,10 +109,12 @@ class Selector:
             if self._lacks_prefill(request, outcome):
                 return None
             self._no_worker_since.pop(request.model_fp, None)
+            leases = self._take_leases(request, outcome)
+            self.sessions.note(request.model_fp, request.session, [each for each, _ in leases])
             return Placement(
                 self._response(request, outcome),
                 outcome.engine_s,
-                self._take_leases(request, outcome),
+                leases,
                 self._expect_blocks(request, outcome),
             )
         if outcome.obstacle is Obstacle.NO_WORKER:
@@ -200,6 +204,7 @@ class Selector:
             request.num_choices,
             mode,
             max_local_tokens,
+            session=self.sessions.workers(request.model_fp, request.session),
         )
         kept_away = self._kept_away(request, reserved)
         prompt = self._cached_prompt(request)

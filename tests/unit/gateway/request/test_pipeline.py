@@ -124,6 +124,21 @@ def test_a_client_may_lower_the_priority_of_a_request_and_not_raise_it() -> None
     simulate(scenario)
 
 
+def test_picks_name_a_session_that_tells_nothing_of_the_clients_own() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        for key in ("ann", "ann", "bob", None):
+            await fleet.chat(prompt_cache_key=key)
+        fleet.quota.principal.tenant = "other"
+        await asyncio.sleep(6)
+        await fleet.chat(prompt_cache_key="ann")
+        first, again, bob, none, other = (pick.session for pick in fleet.router.picked)
+        assert first == again
+        assert len({first, bob, other}) == 3
+        assert [len(first), none] == [16, b""]
+
+    simulate(scenario)
+
+
 def test_a_seed_is_drawn_when_none_is_given() -> None:
     async def scenario(fleet: Fleet) -> None:
         await fleet.chat()
