@@ -281,9 +281,7 @@ class App:
         store, gateway = self._gateway.store, self._gateway
         if store is None:
             return []
-        conversations = ConversationsApi(
-            store, self._principal, self._max_body_bytes, gateway.clock, gateway.rng
-        )
+        conversations = ConversationsApi(store, self._principal, gateway.clock, gateway.rng)
         return [*ResponsesApi(store, self._principal).routes(), *conversations.routes()]
 
     async def _about(self, request: Request) -> Response:

@@ -187,7 +187,7 @@ class Gateway:
     def _pipeline(
         self, clients: Clients, artifacts: Artifacts, server_secret: bytes, limits: Limits
     ) -> Pipeline:
-        refusals = Refusals(self.clock)
+        refusals, bodies = Refusals(self.clock), Bodies(clients.body_parser, limits.bodies)
         return Pipeline(
             PipelineDeps(
                 clock=self.clock,
@@ -195,9 +195,9 @@ class Gateway:
                 server_secret=server_secret,
                 limits=limits,
                 authenticator=self.authenticator,
-                threads=StoredThreads(clients.store),
+                threads=StoredThreads(clients.store, bodies),
                 open_requests=OpenRequests(limits.max_open_requests, limits.share_of_requests),
-                bodies=Bodies(clients.body_parser, limits.bodies),
+                bodies=bodies,
                 directory=self.directory,
                 tokenizer=clients.tokenizer,
                 artifacts=artifacts,

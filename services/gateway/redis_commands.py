@@ -48,6 +48,16 @@ class RedisCommands:
         async with self._translated(str(command[0])):
             return await self._client.execute_command(*command)
 
+    async def used_share(self) -> float:
+        async with self._translated("INFO"):
+            if not isinstance(self._client, RedisCluster):
+                nodes = [await self._client.info("memory")]
+            else:
+                told = await self._client.info("memory", target_nodes=RedisCluster.PRIMARIES)
+                nodes = [told] if "used_memory" in told else list(told.values())
+        shares = [node["used_memory"] / node["maxmemory"] for node in map(_limited, nodes)]
+        return float(max(shares))
+
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
@@ -71,3 +81,8 @@ class RedisCommands:
         if self._failing:
             self._failing = False
             _log.info("store_answers_again", call=call)
+
+
+def _limited(told: dict[str, Any]) -> dict[str, Any]:
+    """The memory of a node; one without a limit is never full."""
+    return told if told.get("maxmemory") else {"used_memory": 0, "maxmemory": 1}

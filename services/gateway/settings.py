@@ -57,8 +57,8 @@ class GatewaySettings:
     # Of one tenant, whose oldest ones make room for new ones.
     store_bytes_of_tenant: int = 64 * 1024 * 1024
     store_objects_of_tenant: int = 10_000
-    # Of one response, with all that stands before it and its events, or one conversation.
-    store_object_bytes: int = 4 * 1024 * 1024
+    # Of one response, with all that stands before it, or of one conversation.
+    store_object_bytes: int = 2 * 1024 * 1024
     # Tenants of which nothing is kept.
     store_excludes: tuple[str, ...] = ()
     default_output_reservation: int = 512

@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from baton.system.clock import Clock
 from baton.wire.failures import InvalidRequest
+from services.gateway.http.request import Headers, RequestBody
 from services.gateway.http.stored_responses import PrincipalOf, json_response, page_of
 from services.gateway.openai import limits
 from services.gateway.openai.decoding import decode_object, to_struct
@@ -22,6 +23,8 @@ from services.gateway.stored.reading import not_found
 from services.gateway.stored.store import GONE, Store, too_large
 
 MAX_ITEMS = 20
+# It is parsed in the event loop. Longer items come in with responses.
+MAX_BODY_BYTES = 64 * 1024
 _PATH = "/v1/conversations"
 
 
@@ -45,13 +48,11 @@ class ConversationsApi:
         self,
         store: Store,
         principal_of: PrincipalOf,
-        max_body_bytes: int,
         clock: Clock,
         rng: Random,
     ) -> None:
         self._store = store
         self._principal_of = principal_of
-        self._max_body_bytes = max_body_bytes
         self._clock = clock
         self._rng = rng
 
@@ -171,10 +172,9 @@ class ConversationsApi:
         return (await self._principal_of(request)).tenant, request.path_params["id"]
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        parts, num_bytes = [], 0
-        async for part in request.stream():
-            num_bytes += len(part)
-            if num_bytes > self._max_body_bytes:
-                raise too_large("the body")
-            parts.append(part)
-        return decode_object(b"".join(parts) or b"{}")
+        body = RequestBody(Headers(request.scope["headers"]), request.receive, MAX_BODY_BYTES)
+        return decode_object(await body.read(_need_nothing) or b"{}")
+
+
+def _need_nothing(num_bytes: int) -> None:
+    """Take no room: these bodies are small."""

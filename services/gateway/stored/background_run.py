@@ -93,6 +93,9 @@ class BackgroundRun:
     async def create(self) -> bytes:
         """Write the record of the response, and let it begin. Returns it as JSON. Raises
         InvalidRequest when it is too large, Unavailable."""
+        thread = self.thread
+        if len(thread.input_json) + len(thread.earlier_json) > self._store.max_object_bytes:
+            raise too_large("input with all that stands before it")
         events = self._answer.queued()
         response = _response_in(events)
         fields: dict[str, str | bytes] = {"status": "queued", "response": response}

@@ -5,13 +5,14 @@ Every key begins with the name of its tenant, so that no tenant reads another's.
 Values are JSON as clients see it; this module does not look into it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Literal, Protocol
 
 from baton.system.clock import Clock
-from baton.wire.failures import InvalidRequest
+from baton.wire.failures import InvalidRequest, Unavailable
 
 Argument = str | bytes | int | float
 Fields = Mapping[str, str | bytes]
@@ -20,6 +21,8 @@ SCRIPT_NAMES = ("append", "delete", "remove", "write")
 GONE = "gone"
 TOO_LARGE = "too_large"
 _EVENTS_PER_READ = 100
+LOOK_AT_MEMORY_S = 5.0
+MAX_USED_SHARE = 0.8
 # A gateway that says nothing of a running response for so long has died.
 ALIVE_S = 15
 
@@ -33,6 +36,9 @@ class Commands(Protocol):
     async def execute(self, *command: Argument) -> Any:
         """Run one command; replies are bytes, integers or lists of them."""
 
+    async def used_share(self) -> float:
+        """The part of its memory that the server uses, that of the fullest one; 0 = no limit."""
+
     async def close(self) -> None:
         """Close the connections."""
 
@@ -44,7 +50,7 @@ class StoreLimits:
     ttl_s: float = 30 * 86_400.0
     max_bytes_of_tenant: int = 64 * 1024 * 1024
     max_objects_of_tenant: int = 10_000
-    max_object_bytes: int = 4 * 1024 * 1024
+    max_object_bytes: int = 2 * 1024 * 1024
     # Tenants of which nothing is kept.
     excluded_tenants: tuple[str, ...] = ()
 
@@ -68,12 +74,18 @@ class Store:
 
     def __init__(self, commands: Commands, limits: StoreLimits, clock: Clock) -> None:
         self._commands = commands
+        self._looked_s = -math.inf
+        self._used_share = 0.0
         self._limits = limits
         self._clock = clock
 
     async def close(self) -> None:
         """Close the connections to Redis."""
         await self._commands.close()
+
+    @property
+    def max_object_bytes(self) -> int:
+        return self._limits.max_object_bytes
 
     def keeps(self, tenant: str) -> bool:
         """True unless the operator keeps nothing of this tenant."""
@@ -97,6 +109,8 @@ class Store:
 
         `open`: only a response that has not ended; `dead`: and whose gateway has died.
         """
+        if condition == "any":
+            await self._check_room()
         pairs = [part for pair in fields.items() for part in pair]
         reply: bytes = await self._run("write", tenant, object_id, condition, 0, "", "", *pairs)
         return reply.decode()
@@ -111,6 +125,8 @@ class Store:
     ) -> str:
         """Change a response that runs, add events of it, and say that its gateway is alive; `any`
         begins it. Returns what `write` does."""
+        if condition == "any":
+            await self._check_room()
         pairs = [part for pair in fields.items() for part in pair]
         event = ("", "") if events is None else (f"{events.last_number + 1}-0", events.text)
         reply: bytes = await self._run(
@@ -136,6 +152,7 @@ class Store:
 
     async def append_items(self, tenant: str, conversation_id: str, items: list[bytes]) -> str:
         """Add items to a conversation. Returns what `write` does."""
+        await self._check_room()
         reply: bytes = await self._run("append", tenant, conversation_id, *items)
         return reply.decode()
 
@@ -148,6 +165,16 @@ class Store:
     async def remove_item(self, tenant: str, conversation_id: str, item: bytes) -> bool:
         """Remove an item; False when it is not there."""
         return bool(await self._run("remove", tenant, conversation_id, item))
+
+    async def _check_room(self) -> None:
+        """Refuse what is new while the server is nearly full: it may hold the ledger, too."""
+        if self._clock.now() - self._looked_s >= LOOK_AT_MEMORY_S:
+            self._looked_s = self._clock.now()
+            self._used_share = await self._commands.used_share()
+        if self._used_share > MAX_USED_SHARE:
+            raise Unavailable(
+                "the store of responses is full", reason="store_unavailable", retry_after_s=10
+            )
 
     async def _run(self, name: str, tenant: str, object_id: str, *more: Argument) -> Any:
         limits = self._limits

@@ -6,12 +6,11 @@ thread cannot be kept is given all the same.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 
 from baton.runtime import logs
-from baton.wire.failures import BatonError, InvalidRequest
+from baton.wire.failures import BatonError, InvalidRequest, quoted
 from baton.wire.v1 import tokenizer_pb2
 from services.gateway.openai.generation import (
     ChatMessages,
@@ -23,12 +22,13 @@ from services.gateway.openai.generation import (
 )
 from services.gateway.openai.responses import prompt_of
 from services.gateway.openai.responses_answer import ResponsesAnswer, response_id
+from services.gateway.request.bodies import LARGE_BODY_BYTES, Bodies
 from services.gateway.request.deps import Encode
 from services.gateway.request.incoming import AnswerSink, Head
 from services.gateway.request.job import ValidRequest
 from services.gateway.stored.items import named_items, output_items
 from services.gateway.stored.reading import not_found, status_of
-from services.gateway.stored.store import Fields, Store
+from services.gateway.stored.store import TOO_LARGE, Fields, Store
 from services.gateway.stored.truncation import encode_fitting
 from services.gateway.tenants.principal import Principal
 
@@ -38,8 +38,9 @@ _log = logs.get("store")
 class StoredThreads:
     """The threads of one gateway's requests. `store`: None when this gateway keeps nothing."""
 
-    def __init__(self, store: Store | None) -> None:
+    def __init__(self, store: Store | None, bodies: Bodies) -> None:
         self._store = store
+        self._bodies = bodies
 
     async def resolve(
         self, request: GenerationRequest, thread: Thread, principal: Principal
@@ -52,16 +53,15 @@ class StoredThreads:
         thread = msgspec.structs.replace(thread, tenant=principal.tenant)
         if not thread.previous_response_id and not thread.conversation_id:
             return replace(request, thread=thread)
-        earlier = await self._earlier(store, thread)
-        given = msgspec.json.decode(thread.input_json)
-        own = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        earlier = await _earlier(store, thread)
+        thread = msgspec.structs.replace(thread, earlier_json=earlier)
         prompt = request.prompt
         assert isinstance(prompt, ChatMessages)
-        return replace(
-            request,
-            prompt=prompt_of([*earlier, *own], thread.instructions, prompt.tools),
-            thread=msgspec.structs.replace(thread, earlier_json=msgspec.json.encode(earlier)),
+        turns = await self._turns(request, thread)
+        prompt = msgspec.structs.replace(
+            prompt, messages_json=turns.messages_json, has_calls=turns.has_calls
         )
+        return replace(request, prompt=prompt, thread=thread)
 
     def keeping(
         self, sink: AnswerSink, identity: Identity, request: GenerationRequest
@@ -81,23 +81,19 @@ class StoredThreads:
         when the last turn alone is too long."""
         return await encode_fitting(valid, encode, num_room)
 
-    async def _earlier(self, store: Store, thread: Thread) -> list[dict[str, Any]]:
-        if thread.conversation_id:
-            return await _conversation_items(store, thread)
-        names = ("status", "input", "response")
-        status, items, response = await store.read(
-            thread.tenant, thread.previous_response_id, *names
-        )
-        if items is None or response is None:
-            raise InvalidRequest(
-                f"previous_response_id: {thread.previous_response_id} is not stored here",
-                reason="previous_response_not_found",
-                param="previous_response_id",
-            )
-        if status in (b"queued", b"in_progress"):
-            message = "previous_response_id: this response has not ended"
-            raise InvalidRequest(message, param="previous_response_id")
-        return [*msgspec.json.decode(items), *output_items(msgspec.json.decode(response))]
+    async def _turns(self, request: GenerationRequest, thread: Thread) -> ChatMessages:
+        """The conversation of all items. Many items take long, and do so beside the event loop."""
+        items = spliced(thread.earlier_json, _listed(thread.input_json))
+        if len(items) <= LARGE_BODY_BYTES:
+            return prompt_of(msgspec.json.decode(items), thread.instructions, None)
+        body = {
+            "model": request.model,
+            "instructions": thread.instructions,
+            "input": msgspec.Raw(items),
+        }
+        parsed = await self._bodies.parse(thread.tenant, "responses", msgspec.json.encode(body))
+        assert isinstance(parsed.prompt, ChatMessages)
+        return parsed.prompt
 
 
 class KeptAnswer:
@@ -137,6 +133,9 @@ class KeptAnswer:
     async def _keep(self, response: bytes) -> None:
         thread, identity = self._request.thread, self._identity
         assert thread is not None
+        if len(thread.input_json) + len(thread.earlier_json) > self._store.max_object_bytes:
+            _log.warning("not_kept", request_id=identity.request_id, reason=TOO_LARGE)
+            return
         await add_to_conversation(self._store, thread, identity, response)
         if thread.is_stored:
             fields: Fields = {
@@ -151,10 +150,8 @@ class KeptAnswer:
 
 def input_of(thread: Thread, identity: Identity) -> bytes:
     """All items before the output of a response, as JSON."""
-    own = msgspec.json.encode(named_items(thread.input_json, identity.request_id))
-    if thread.earlier_json == b"[]":
-        return own
-    return thread.earlier_json[:-1] + b"," + own[1:]
+    own = named_items(thread.input_json, identity.request_id)
+    return spliced(thread.earlier_json, msgspec.json.encode(own))
 
 
 async def add_to_conversation(
@@ -172,12 +169,41 @@ async def add_to_conversation(
         _log.warning("not_in_conversation", request_id=identity.request_id, reason=refused)
 
 
-async def _conversation_items(store: Store, thread: Thread) -> list[dict[str, Any]]:
-    (found,) = await store.read(thread.tenant, thread.conversation_id, "conversation")
-    if found is None:
-        raise not_found("conversation", thread.conversation_id)
-    items = await store.items(thread.tenant, thread.conversation_id)
-    return [msgspec.json.decode(item) for item in items]
+async def _earlier(store: Store, thread: Thread) -> bytes:
+    """The items before the input, as JSON. Raises InvalidRequest when they are not there."""
+    if thread.conversation_id:
+        found = await store.read(thread.tenant, thread.conversation_id, "conversation")
+        if found == [None]:
+            raise not_found("conversation", thread.conversation_id)
+        items = await store.items(thread.tenant, thread.conversation_id)
+        return b"[%b]" % b",".join(items)
+    names = ("status", "input", "response")
+    status, before, response = await store.read(thread.tenant, thread.previous_response_id, *names)
+    if before is None or response is None:
+        raise InvalidRequest(
+            f"previous_response_id: {quoted(thread.previous_response_id)} is not stored here",
+            reason="previous_response_not_found",
+            param="previous_response_id",
+        )
+    if status in (b"queued", b"in_progress"):
+        message = "previous_response_id: this response has not ended"
+        raise InvalidRequest(message, param="previous_response_id")
+    output = output_items(msgspec.json.decode(response))
+    return spliced(before, msgspec.json.encode(output))
+
+
+def spliced(first: bytes, second: bytes) -> bytes:
+    """Two JSON lists as one."""
+    if b"[]" in (first, second):
+        return second if first == b"[]" else first
+    return first[:-1] + b"," + second[1:]
+
+
+def _listed(input_json: bytes) -> bytes:
+    """An input as a list of items."""
+    if input_json.startswith(b"["):
+        return input_json
+    return b'[{"role":"user","content":%b}]' % input_json
 
 
 def _without_store(request: GenerationRequest, thread: Thread) -> GenerationRequest:

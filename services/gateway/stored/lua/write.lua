@@ -3,6 +3,7 @@
 -- event (empty: none), then fields and their values.
 -- Reply: empty when it is done; else the status of the response, or gone or too_large.
 local CONDITION, ALIVE_S, EVENT_ID, EVENT = ARGV[7], tonumber(ARGV[8]), ARGV[9], ARGV[10]
+local EVENTS_FACTOR = 4
 local status = redis.call('HGET', OBJECT, 'status')
 
 if CONDITION ~= 'any' then
@@ -16,9 +17,14 @@ for i = 11, #ARGV, 2 do
   more = more + #ARGV[i + 1] - redis.call('HSTRLEN', OBJECT, ARGV[i])
 end
 if redis.call('EXISTS', OBJECT) == 0 then more = more + OBJECT_BYTES end
-if more > 0 and size_with(more) > MAX_OBJECT_BYTES then return 'too_large' end
+-- Events are as large again: each repeats where its text belongs.
+local event_bytes = tonumber(redis.call('HGET', OBJECT, 'event_bytes') or 0) + #EVENT
+local is_too_large = event_bytes > EVENTS_FACTOR * MAX_OBJECT_BYTES
+  or size_with(more) - event_bytes > MAX_OBJECT_BYTES
+if more > 0 and is_too_large then return 'too_large' end
 
 if EVENT ~= '' then
+  redis.call('HSET', OBJECT, 'event_bytes', event_bytes)
   -- It is there already when the reply to its first write was lost.
   redis.pcall('XADD', OBJECT .. ':events', EVENT_ID, 'events', EVENT)
 end

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.stored.store import StoreLimits
+from services.gateway.stored.store import LOOK_AT_MEMORY_S, StoreLimits
 from tests.unit.gateway.fakes import Fleet, simulate
 from tests.unit.gateway.stored.clients import Caller, with_store
 
@@ -49,6 +49,32 @@ def test_what_came_before_stands_before_the_input_without_its_instructions() -> 
             answer,
             {"role": "user", "content": "three"},
         ], "a response outlives those it follows"
+
+    with_store(scenario)
+
+
+@pytest.mark.parametrize(
+    ("kind", "roles"),
+    [
+        ("previous_response_id", ["system", "user", "assistant", "user"]),
+        ("conversation", ["system", "user", "user"]),
+    ],
+)
+def test_a_long_thread_is_read_beside_the_event_loop(kind: str, roles: list[str]) -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.fleet.tokenizer.tokens_per_byte = 0.01
+        said = [{"role": "user", "content": "x" * 20_000}]
+        if kind == "conversation":
+            name = (await caller.call("POST", "/v1/conversations", {"items": said})).json["id"]
+        else:
+            name = (await caller.create(said)).json["id"]
+        fields = {kind: name, "instructions": "be short", "reasoning": {"effort": "low"}}
+        num_parsed = caller.fleet.body_parser.num_parsed
+        assert (await caller.create("y" * 20_000, **fields)).status == 200
+        assert caller.fleet.body_parser.num_parsed == num_parsed + 1
+        assert [turn["role"] for turn in told(caller)] == roles
+        kwargs = json.loads(caller.fleet.tokenizer.encoded[-1].chat.template_kwargs_json)
+        assert kwargs["reasoning_effort"] == "low"
 
     with_store(scenario)
 
@@ -169,5 +195,25 @@ def test_the_tokens_of_a_prompt_are_counted_with_what_stands_before_it() -> None
         counted = (await caller.call("POST", path, fields)).json
         assert counted["input_tokens"] == second.json["usage"]["input_tokens"]
         assert len(caller.fleet.worker.submits) == 2
+
+    with_store(scenario)
+
+
+def test_nothing_new_is_kept_while_redis_is_nearly_full() -> None:
+    async def scenario(caller: Caller) -> None:
+        kept = (await caller.create()).json["id"]
+        caller.redis.memory = {"used_memory": 81, "maxmemory": 100}
+        await asyncio.sleep(LOOK_AT_MEMORY_S)
+        response = await caller.create()
+        assert response.status == 200
+        assert (await caller.get(f"/v1/responses/{response.json['id']}")).status == 404
+        for path in ("/v1/responses", "/v1/conversations"):
+            fields = {"model": "demo", "input": "hi", "background": True}
+            refused = await caller.call("POST", path, fields if "responses" in path else {})
+            assert refused.error == "503 store_unavailable None"
+        assert (await caller.get(f"/v1/responses/{kept}")).status == 200
+        caller.redis.memory = {"used_memory": 1, "maxmemory": 100}
+        await asyncio.sleep(LOOK_AT_MEMORY_S)
+        assert (await caller.create(background=True)).json["status"] == "queued"
 
     with_store(scenario)
