@@ -78,10 +78,12 @@ class Caller:
     async def get(self, path: str) -> Answered:
         return await self.call("GET", path)
 
-    async def call(self, method: str, path: str, fields: Any = None) -> Answered:
+    async def call(
+        self, method: str, path: str, fields: Any = None, headers: dict[str, str] | None = None
+    ) -> Answered:
         """Make a request, and wait for its whole answer."""
         answered = Answered()
-        await self._serve(method, path, fields, answered)
+        await self._serve(method, path, fields, answered, headers)
         return answered
 
     def begin(self, method: str, path: str, fields: Any = None) -> Answered:
@@ -90,7 +92,14 @@ class Caller:
         self.fleet.tasks.create_task(self._serve(method, path, fields, answered))
         return answered
 
-    async def _serve(self, method: str, path: str, fields: Any, answered: Answered) -> None:
+    async def _serve(
+        self,
+        method: str,
+        path: str,
+        fields: Any,
+        answered: Answered,
+        headers: dict[str, str] | None = None,
+    ) -> None:
         body = b"" if fields is None else msgspec.json.encode(fields)
         messages = [{"type": "http.request", "body": body}]
 
@@ -108,12 +117,13 @@ class Caller:
                 answered.body += message.get("body", b"")
 
         path, _, query = path.partition("?")
+        sent = {"authorization": f"Bearer {KEY}", **(headers or {})}
         scope = {
             "type": "http",
             "method": method,
             "path": path,
             "query_string": query.encode(),
-            "headers": [(b"authorization", f"Bearer {KEY}".encode())],
+            "headers": [(name.encode(), value.encode()) for name, value in sent.items()],
         }
         await self.app(scope, receive, send)
 

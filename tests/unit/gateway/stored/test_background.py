@@ -64,7 +64,8 @@ def test_a_stream_is_resumed_where_its_client_broke_off() -> None:
         seen = first.events[-1]["sequence_number"]
         name = first.events[0]["response"]["id"]
         path = f"/v1/responses/{name}?stream=true"
-        rest = await caller.get(f"{path}&starting_after={seen}")
+        # Another gateway shares the store, and nothing else.
+        rest = await Caller(caller.fleet, caller.redis).get(f"{path}&starting_after={seen}")
         assert rest.headers["content-type"].startswith("text/event-stream")
         assert text(first) + text(rest) == "Hello there."
         assert text(first)
@@ -103,7 +104,9 @@ def test_a_cancelled_response_stops_its_worker(stream: bool) -> None:
         name = (created.events[0]["response"] if stream else created.json)["id"]
         path = f"/v1/responses/{name}"
         assert (await caller.get(path)).json["status"] == "in_progress"
-        cancelled = await caller.call("POST", f"{path}/cancel")
+        # Another gateway shares the store, and nothing else.
+        other = Caller(caller.fleet, caller.redis)
+        cancelled = await other.call("POST", f"{path}/cancel")
         assert (cancelled.status, cancelled.json["status"]) == (200, "cancelled")
         await asyncio.sleep(2 * BEAT_S)
         assert caller.fleet.worker.cancels
@@ -227,5 +230,29 @@ def test_a_store_that_is_away_for_a_while_loses_no_event() -> None:
         await asyncio.sleep(20)
         assert text(created) == "Hello there."
         assert kinds(created)[-1] == "completed"
+
+    with_store(scenario)
+
+
+def test_an_input_that_is_too_large_to_be_kept_is_refused_at_once() -> None:
+    async def scenario(caller: Caller) -> None:
+        refused = await caller.create("x" * 900, background=True)
+        assert refused.error == "413 body_too_large None"
+        await asyncio.sleep(2)
+        assert caller.app.num_open == 0
+        assert not await caller.redis.keys("*")
+
+    with_store(scenario, StoreLimits(max_object_bytes=1000))
+
+
+def test_a_repeated_request_gets_the_same_response() -> None:
+    async def scenario(caller: Caller) -> None:
+        key = {"idempotency-key": "k1"}
+        fields = {"model": "demo", "input": "hi", "background": True}
+        first = await caller.call("POST", "/v1/responses", fields, key)
+        again = await caller.call("POST", "/v1/responses", fields, key)
+        assert (again.status, again.json["id"]) == (200, first.json["id"])
+        await until_ended(caller, f"/v1/responses/{first.json['id']}")
+        assert len(caller.fleet.worker.submits) == 1
 
     with_store(scenario)
