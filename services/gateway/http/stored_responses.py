@@ -1,6 +1,7 @@
 """The paths of stored responses: fetch, delete, cancel, input items."""
 
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from baton.wire.failures import InvalidRequest, quoted
+from baton.wire.failures import InvalidRequest, LimitExceeded, quoted
 from services.gateway.http.request import JSON, OWN_HEADERS_KEY
 from services.gateway.http.response import EVENT_STREAM, STREAM_HEADERS
 from services.gateway.stored.reading import StoredResponses
@@ -17,6 +18,8 @@ from services.gateway.tenants.principal import Principal
 
 PrincipalOf = Callable[[Request], Awaitable[Principal]]
 MAX_LIMIT = 100
+# Of one tenant, each of which asks Redis twenty times a second.
+MAX_FOLLOWED = 256
 _DEFAULT_LIMIT = 20
 
 
@@ -26,6 +29,8 @@ class ResponsesApi:
     def __init__(self, store: Store, principal_of: PrincipalOf) -> None:
         self._responses = StoredResponses(store)
         self._principal_of = principal_of
+        # Streams that are followed here, by tenant.
+        self._num_followed: Counter[str] = Counter()
 
     def routes(self) -> list[Route]:
         """The paths and their methods."""
@@ -42,9 +47,22 @@ class ResponsesApi:
         if not flag_of(request, "stream"):
             return json_response(request, await self._responses.fetch(tenant, name))
         after = number_of(request, "starting_after", -1)
-        events = await self._responses.events(tenant, name, after)
+        if self._num_followed[tenant] >= MAX_FOLLOWED:
+            message = f"{MAX_FOLLOWED} streams of this tenant are followed here already"
+            raise LimitExceeded(message, reason="share_exceeded", retry_after_s=1)
+        events = self._counted(tenant, await self._responses.events(tenant, name, after))
         headers = {**request.scope[OWN_HEADERS_KEY], **STREAM_HEADERS}
         return StreamingResponse(events, headers=headers, media_type=EVENT_STREAM)
+
+    async def _counted(self, tenant: str, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        self._num_followed[tenant] += 1
+        try:
+            async for event in events:
+                yield event
+        finally:
+            self._num_followed[tenant] -= 1
+            if not self._num_followed[tenant]:
+                del self._num_followed[tenant]
 
     async def _delete(self, request: Request) -> Response:
         tenant, name = await self._named(request)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from baton.runtime import logs
-from baton.wire.failures import BatonError, Unavailable
+from baton.wire.failures import BatonError, Cancelled, Unavailable
 from services.gateway.openai.generation import Delta, GenerationRequest, Identity, Thread, Usage
 from services.gateway.openai.responses_answer import ResponsesAnswer, response_id
 from services.gateway.request.incoming import Head
@@ -85,6 +85,9 @@ class BackgroundRun:
     async def failed(self, error: BatonError) -> None:
         """End the response with this failure, once it is created."""
         await self._is_created.wait()
+        if isinstance(error, Cancelled):
+            await self._end_as("cancelled", None)
+            return
         self._encode()
         last = b"".join(self._answer.failure(error))
         self._add(last)
@@ -185,15 +188,19 @@ class BackgroundRun:
             else:
                 refused = "store_unavailable"
         if refused == TOO_LARGE:
-            await self.end_too_large(response)
+            await self.end_too_large()
         elif refused:
             _log.warning("not_kept", request_id=self._identity.request_id, reason=refused)
 
-    async def end_too_large(self, response: bytes = b"") -> None:
+    async def end_too_large(self) -> None:
         """End the response as failed: it has become larger than one may be."""
         error = {"code": "server_error", "message": "body_too_large: larger than this server keeps"}
-        emptied = {**msgspec.json.decode(response or self._begun), "output": []}
-        fields = ended(msgspec.json.encode(emptied), "failed", error)
+        await self._end_as("failed", error)
+
+    async def _end_as(self, status: str, error: dict[str, str] | None) -> None:
+        """End the response without output."""
+        self.stop()
+        fields = ended(self._begun, status, error)
         with contextlib.suppress(Unavailable):
             await self._store.write(self.thread.tenant, self.response_id, fields, "open")
 

@@ -8,6 +8,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from baton.wire.failures import LimitExceeded
+from services.gateway.http import stored_responses
 from services.gateway.stored.background_run import BEAT_S
 from services.gateway.stored.store import ALIVE_S, StoreLimits
 from tests.unit.gateway.stored.clients import Answered, Caller, with_store
@@ -254,5 +255,37 @@ def test_a_repeated_request_gets_the_same_response() -> None:
         assert (again.status, again.json["id"]) == (200, first.json["id"])
         await until_ended(caller, f"/v1/responses/{first.json['id']}")
         assert len(caller.fleet.worker.submits) == 1
+
+    with_store(scenario)
+
+
+def test_a_request_that_is_cancelled_by_its_id_is_a_cancelled_response() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.fleet.worker.step_s = 10
+        name = (await caller.create(background=True)).json["id"]
+        await asyncio.sleep(15)
+        request = f"/v1/requests/{name.removeprefix('resp_')}"
+        assert (await caller.call("DELETE", request)).status == 200
+        await asyncio.sleep(1)
+        assert (await caller.get(f"/v1/responses/{name}")).json["status"] == "cancelled"
+
+    with_store(scenario)
+
+
+def test_a_tenant_follows_so_many_streams_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_responses, "MAX_FOLLOWED", 1)
+
+    async def scenario(caller: Caller) -> None:
+        caller.fleet.worker.step_s = 10
+        fields = {"model": "demo", "input": "hi", "background": True, "stream": True}
+        created = caller.begin("POST", "/v1/responses", fields)
+        await asyncio.sleep(1)
+        path = f"/v1/responses/{created.events[0]['response']['id']}?stream=true"
+        first = caller.begin("GET", path)
+        await asyncio.sleep(1)
+        assert (await caller.get(path)).error == "429 share_exceeded None"
+        first.gone.set()
+        await asyncio.sleep(1)
+        assert (await caller.get(path)).events[-1]["type"] == "response.completed"
 
     with_store(scenario)
