@@ -83,7 +83,7 @@ class Background:
             created = await run.create()
         except BaseException:
             serving.cancel()
-            await asyncio.wait({serving})
+            await asyncio.gather(serving, return_exceptions=True)
             raise
         self._spawn(self._follow(run, serving))
         await self._answer(run, created, client)
