@@ -45,6 +45,8 @@ class ChatAnswer:
             sse.TextTemplate(self._chunk({"content": sse.TextTemplate.MARK}, choice))
             for choice in range(identity.num_choices)
         ]
+        # Of choices that reason.
+        self._reasoning_templates: dict[int, sse.TextTemplate] = {}
 
     def opening(self) -> bytes:
         role = {"role": "assistant", "content": "", "refusal": None}
@@ -58,7 +60,7 @@ class ChatAnswer:
 
     def _events(self, delta: Delta) -> Iterator[bytes]:
         if delta.reasoning:
-            yield sse.data_event(self._chunk(_reasoning(delta), delta.choice))
+            yield self._reasoning_event(delta)
         if delta.details is not None:
             yield sse.data_event(self._detailed_chunk(delta))
         elif delta.logprobs:
@@ -71,6 +73,13 @@ class ChatAnswer:
             yield sse.data_event(self._chunk(called, delta.choice))
         if delta.finish_reason:
             yield sse.data_event(self._last_chunk(delta))
+
+    def _reasoning_event(self, delta: Delta) -> bytes:
+        template = self._reasoning_templates.get(delta.choice)
+        if template is None:
+            chunk = self._chunk(_reasoning(sse.TextTemplate.MARK), delta.choice)
+            template = self._reasoning_templates[delta.choice] = sse.TextTemplate(chunk)
+        return template.render(delta.reasoning)
 
     def closing(self, usage: Usage) -> list[bytes]:
         if not self._include_usage:
@@ -142,7 +151,7 @@ class ChatAnswer:
             "annotations": [],
         }
         if choice.reasoning:
-            message |= _reasoning(choice)
+            message |= _reasoning(choice.reasoning)
         if choice.calls:
             message["tool_calls"] = [_whole_call(call) for call in choice.calls]
         logprobs = {**collected.logprob_marks, "refusal": None}
@@ -171,9 +180,9 @@ class ChatAnswer:
         }
 
 
-def _reasoning(delta: Delta) -> dict[str, str]:
+def _reasoning(text: str) -> dict[str, str]:
     """Reasoning under the name that vLLM gave it first, as DeepSeek, and under its newer one."""
-    return {"reasoning_content": delta.reasoning, "reasoning": delta.reasoning}
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def _call_object(call: CallDelta) -> dict[str, Any]:

@@ -25,19 +25,17 @@ def named_event(name: str, payload: object) -> bytes:
 
 
 class TextTemplate:
-    """An event that is the same each time but for one JSON string.
+    """An event that is the same each time but for one JSON string, wherever it stands.
 
-    `payload` is encoded once, with MARK in the string's place.
+    `payload` is encoded once, with MARK in the string's places.
     """
 
     MARK = "\u0000text\u0000"
 
     def __init__(self, payload: object, name: str = "") -> None:
         event = named_event(name, payload) if name else data_event(payload)
-        before, mark, after = event.partition(_encode(self.MARK))
-        assert mark, "the template has no mark"
-        assert _encode(self.MARK) not in after, "the template has two marks"
-        self._before, self._after = before, after
+        self._parts = event.split(_encode(self.MARK))
+        assert len(self._parts) > 1, "the template has no mark"
 
     def render(self, text: str) -> bytes:
-        return self._before + _encode(text) + self._after
+        return _encode(text).join(self._parts)
