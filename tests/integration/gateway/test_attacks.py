@@ -14,6 +14,7 @@ from baton.system.clock import SystemClock
 from baton.wire.failures import InvalidRequest
 from services.gateway.clients.body_parser import ChildBodyParser
 from services.gateway.openai.generation import PlainText
+from services.gateway.tenants.auth import MAX_WRONG_KEYS
 from tests.integration.gateway.gateway_stack import Stack, running_stack
 from tests.unit.gateway.fakes import KEY
 
@@ -51,6 +52,15 @@ def num_tokenized() -> float:
     """The calls of the tokenizer that have begun, also those that were cancelled."""
     labels = {"model_name": "demo", "stage": "tokenize"}
     return REGISTRY.get_sample_value("baton_gateway_stage_seconds_count", labels) or 0.0
+
+
+async def test_a_guesser_of_keys_names_no_other_address_for_itself(stack: Stack) -> None:
+    """Also beside the gateway, where proxies are that nobody has set."""
+    async with httpx.AsyncClient(base_url=stack.root) as http:
+        for number in range(MAX_WRONG_KEYS + 1):
+            headers = {"authorization": f"Bearer {number}", "x-forwarded-for": f"10.0.0.{number}"}
+            answer = await http.get("/v1/models", headers=headers)
+    assert answer.status_code == 429
 
 
 async def test_clients_that_send_and_close_cost_no_tokenizing(stack: Stack) -> None:
