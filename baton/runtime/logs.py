@@ -12,6 +12,7 @@ import traceback
 from typing import Any
 
 _FIELDS = "baton_fields"
+_encode = json.JSONEncoder(default=str).encode
 
 
 class _JsonFormatter(logging.Formatter):
@@ -31,7 +32,7 @@ class _JsonFormatter(logging.Formatter):
         line.update(getattr(record, _FIELDS, {}))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        return _encode(line)
 
 
 class Log:
@@ -76,6 +77,10 @@ def setup(service: str, level: str = "INFO") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter(service))
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    # No line has them, and looking them up for each costs as much as the line: the caller's place
+    # in the code, the thread, the process.
+    logging._srcfile = None  # type: ignore[attr-defined]
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     # Below warning these libraries log every connection.
     for noisy in ("grpc", "httpx", "uvicorn", "asyncio", "opentelemetry"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -75,6 +75,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # the rest of a chunk in which an earlier request ended.
     _num_line_bytes = 0
     _num_chunk_bytes = 0
+    _closed_poll: "select.poll | None" = None
     _timer: asyncio.TimerHandle | None = None
     _tail_timer: asyncio.TimerHandle | None = None
 
@@ -155,9 +156,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         say so, is behind."""
         if self.transport.is_closing():
             return True
-        connection = select.poll()
-        connection.register(self.transport.get_extra_info("socket").fileno(), _CLOSED_EVENTS)
-        return bool(connection.poll(0))
+        if self._closed_poll is None:
+            self._closed_poll = select.poll()
+            number = self.transport.get_extra_info("socket").fileno()
+            self._closed_poll.register(number, _CLOSED_EVENTS)
+        return bool(self._closed_poll.poll(0))
 
     def _expect_head(self) -> None:
         self._in_head = True
