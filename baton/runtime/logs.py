@@ -79,7 +79,7 @@ def setup(service: str, level: str = "INFO") -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # No line has them, and looking them up for each costs as much as the line: the caller's place
     # in the code, the thread, the process.
-    logging._srcfile = None  # type: ignore[attr-defined]
+    logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     # Below warning these libraries log every connection.
     for noisy in ("grpc", "httpx", "uvicorn", "asyncio", "opentelemetry"):
