@@ -21,7 +21,7 @@ from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 from opentelemetry.trace import StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -40,8 +40,10 @@ _propagator = TraceContextTextMapPropagator()
 class _Tracing:
     """This process's tracer; records nothing until `setup`."""
 
-    provider = TracerProvider(sampler=TraceIdRatioBased(0), shutdown_on_exit=False)
+    provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
     tracer = provider.get_tracer("baton")
+    # The share of the roots that are sampled.
+    ratio = 0.0
     # Spans go somewhere: to an exporter, or to a test's processor.
     is_heard = False
 
@@ -53,10 +55,12 @@ def setup(service: str, processor: SpanProcessor | None = None) -> None:
     """
     endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
     ratio = float(os.environ.get("OTEL_TRACES_SAMPLER_ARG", "1"))
+    if not 0 <= ratio <= 1:
+        raise ValueError("expected a ratio between 0 and 1")
     if not endpoint and processor is None:
         ratio = 0.0
     provider = TracerProvider(
-        sampler=ParentBased(TraceIdRatioBased(ratio)),
+        sampler=ParentBased(ALWAYS_ON),
         resource=Resource.create({"service.name": service}),
         shutdown_on_exit=False,
     )
@@ -71,6 +75,7 @@ def setup(service: str, processor: SpanProcessor | None = None) -> None:
         )
         provider.add_span_processor(SpanExport(exporter))
     _Tracing.provider = provider
+    _Tracing.ratio = ratio
     _Tracing.tracer = provider.get_tracer("baton")
     _Tracing.is_heard = bool(endpoint) or processor is not None
 
@@ -151,7 +156,7 @@ def start_span(
         above = parent._span
     elif _is_dropped(traceparent):
         return Span(None, traceparent)
-    elif not traceparent and not _Tracing.is_heard:
+    elif not traceparent and random.random() >= _Tracing.ratio:
         return Span(None, _unsampled_root())
     else:
         above = trace.get_current_span(_propagator.extract({"traceparent": traceparent}))

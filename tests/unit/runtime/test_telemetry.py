@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -38,6 +40,26 @@ def test_without_an_exporter_nothing_is_recorded_but_context_travels() -> None:
     span = telemetry.start_span("x", traceparent=parent)
     assert telemetry.start_span("y", parent=span).traceparent == parent
     assert not span.is_recorded
+
+
+def test_a_root_that_is_not_sampled_is_passed_on_and_nothing_is_built(
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+    telemetry.setup("test", SimpleSpanProcessor(spans))
+    with telemetry.start_span("root") as root, telemetry.start_span("x", parent=root) as below:
+        assert below.traceparent == root.traceparent
+        with telemetry.start_span("remote", traceparent=root.traceparent) as remote:
+            assert remote.traceparent == root.traceparent
+    assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-00", root.traceparent)
+    assert not spans.get_finished_spans()
+
+
+@pytest.mark.parametrize("ratio", ["2", "-1", "nan", "often"])
+def test_a_ratio_that_is_none_is_refused(ratio: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", ratio)
+    with pytest.raises(ValueError, match=r"ratio|float"):
+        telemetry.setup("test")
 
 
 def test_below_a_span_that_is_not_sampled_none_is_built(spans: InMemorySpanExporter) -> None:
