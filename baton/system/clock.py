@@ -17,8 +17,6 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's own clock."""
 
-    def now(self) -> float:
-        return time.monotonic()
-
-    def unix(self) -> float:
-        return time.time()
+    # A request reads the time 60 times: without a call between.
+    now = staticmethod(time.monotonic)
+    unix = staticmethod(time.time)

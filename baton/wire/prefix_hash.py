@@ -6,13 +6,16 @@ tests/unit/wire/prefix_hash_vectors.json. Knows nothing of caches or services.
 """
 
 import hmac
+from functools import lru_cache
 from hashlib import blake2b, sha256
 
 HASH_BYTES = 16
 CACHE_KEY_BYTES = 32
 TOKEN_BYTES = 4
+_MAX_CACHE_KEYS = 4096
 
 
+@lru_cache(_MAX_CACHE_KEYS)
 def derive_cache_key(server_secret: bytes, tenant: str, client_salt: str = "") -> bytes:
     """The opaque 32-byte key that separates one tenant's cache from all others. Never log it."""
     message = tenant.encode() + b"\0" + client_salt.encode()

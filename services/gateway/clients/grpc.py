@@ -6,8 +6,8 @@ gateway chooses the router of each pick (routing/routers.py).
 """
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -144,16 +144,15 @@ class GrpcQuota:
     ) -> Response:
         """Make a call, again if it is silent."""
         began_s, connection = self._clock.now(), self._connection
-        terms = _terms(context, patience_s)
-        if context.deadline_s > HUNG_S:
+        deadline_s = context.deadline_s
+        if deadline_s > HUNG_S:
+            terms = _terms(context, deadline_s, patience_s, HUNG_S)
             try:
-                return await connection.calls.call(
-                    method, request, replace(terms, silence_s=HUNG_S)
-                )
+                return await connection.calls.call(method, request, terms)
             except Silent:
                 self._leave(connection)
-                spent_s = self._clock.now() - began_s
-                terms = replace(terms, deadline_s=context.deadline_s - spent_s)
+                deadline_s -= self._clock.now() - began_s
+        terms = _terms(context, deadline_s, patience_s)
         return await self._connection.calls.call(method, request, terms)
 
     def _leave(self, connection: _Connection) -> None:
@@ -185,7 +184,9 @@ class GrpcTokenizer:
         is_large = request.ByteSize() > LARGE_PROMPT_BYTES
         calls = self._large_calls if is_large else self._calls
         try:
-            return await calls.call(ENCODE, request, _terms(context, PATIENCE_S))
+            return await calls.call(
+                ENCODE, request, _terms(context, context.deadline_s, PATIENCE_S)
+            )
         except BatonError as error:
             raise _of_tokenizer(error) from error
 
@@ -230,10 +231,10 @@ class GrpcRouter:
         self, request: router_pb2.PickRequest, context: CallContext
     ) -> router_pb2.PickResponse:
         # Another router may be there: no patience.
-        return await self._calls.call(PICK, request, _terms(context, 0.0))
+        return await self._calls.call(PICK, request, _terms(context, context.deadline_s, 0.0))
 
     async def cancel(self, request: router_pb2.CancelRequest, context: CallContext) -> None:
-        await self._calls.call(CANCEL, request, _terms(context, 0.0))
+        await self._calls.call(CANCEL, request, _terms(context, context.deadline_s, 0.0))
 
     async def watch_admission(self) -> AsyncGenerator[router_pb2.WatchAdmissionResponse, None]:
         call = self._stub.WatchAdmission(
@@ -274,13 +275,10 @@ async def dial_worker(endpoint: str) -> WorkerStream:
     return stream
 
 
-def _terms(context: CallContext, patience_s: float) -> CallTerms:
-    return CallTerms(
-        context.deadline_s,
-        patience_s,
-        request_id=context.request_id,
-        traceparent=context.traceparent,
-    )
+def _terms(
+    context: CallContext, deadline_s: float, patience_s: float, silence_s: float = math.inf
+) -> CallTerms:
+    return CallTerms(deadline_s, patience_s, silence_s, context.request_id, context.traceparent)
 
 
 async def _probe(channel: grpc.aio.Channel, deadline_s: float) -> None:

@@ -18,11 +18,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """The metadata of a unary call. `deadline_s` is the remaining time."""
+    """The words that go with a call. `deadline_s` is the remaining time."""
 
     request_id: str
     deadline_s: float
     traceparent: str = ""
+
+    def with_deadline(self, deadline_s: float) -> "CallContext":
+        """This context with so much time."""
+        return CallContext(self.request_id, deadline_s, self.traceparent)
 
 
 class QuotaClient(Protocol):

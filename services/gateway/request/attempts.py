@@ -78,6 +78,10 @@ class Attempts:
 
         With a prefill at another worker that token comes without credit. Raises BatonError.
         """
+        if self._stream.answer.has_open_choices:
+            self._payment.check()
+            if self._payment.meter.is_paid(self._stream.answer.received()):
+                return True
         due = self._job.deadlines
         try:
             async with asyncio.timeout(max(min(due.left_s, due.token_gap_s), 0.0)):

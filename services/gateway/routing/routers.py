@@ -14,7 +14,6 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 
 from baton.runtime import logs
@@ -99,7 +98,7 @@ class Routers:
             try:
                 if self._quarantined.has_entries:
                     self._quarantined.attach(address, request)
-                return await self._ask(address, request, replace(context, deadline_s=left_s))
+                return await self._ask(address, request, context.with_deadline(left_s))
             except BatonError as error:
                 if error.reason != "unavailable":
                     raise
