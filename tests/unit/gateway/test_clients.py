@@ -11,9 +11,9 @@ import pytest
 from baton.runtime import grpc_channel
 from baton.system.clock import Clock
 from baton.testing.virtual_clock import VirtualClock, run_virtual
-from baton.wire import failures, metadata
-from baton.wire.failures import BatonError, DeadlineExceeded, Overloaded, Unavailable
-from baton.wire.v1 import quota_pb2, router_pb2, tokenizer_pb2
+from baton.wire import failures
+from baton.wire.failures import BatonError, LimitExceeded, Overloaded
+from baton.wire.v1 import calls_pb2, quota_pb2, router_pb2, tokenizer_pb2
 from services.gateway.clients.grpc import (
     HUNG_S,
     MIN_LIFE_S,
@@ -26,6 +26,50 @@ from services.gateway.clients.protocols import CallContext
 Ask = Callable[[CallContext], Awaitable[Any]]
 
 
+class Stream:
+    """A stream of calls over a Channel; lost at once while the service is away."""
+
+    def __init__(self, channel: "Channel") -> None:
+        self._channel = channel
+        self._frames: asyncio.Queue[calls_pb2.AnswerFrame] = asyncio.Queue()
+        self._is_lost = channel.is_away
+        if self._is_lost:
+            channel.note_try()
+
+    async def read(self) -> calls_pb2.AnswerFrame:
+        if self._is_lost:
+            raise grpc.aio.AioRpcError(
+                grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata()
+            )
+        return await self._frames.get()
+
+    async def write(self, frame: calls_pb2.CallFrame) -> None:
+        if self._is_lost:
+            raise asyncio.InvalidStateError
+        for call in frame.calls:
+            self._channel.note_try()
+            if (answer := self._channel.answer(call.id)) is not None:
+                self._frames.put_nowait(calls_pb2.AnswerFrame(answers=[answer]))
+
+    def done(self) -> bool:
+        return self._is_lost
+
+    def cancelled(self) -> bool:
+        return False
+
+    def cancel(self) -> None:
+        """Nothing is left of it."""
+
+    async def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    async def details(self) -> str:
+        return "away"
+
+    async def trailing_metadata(self) -> grpc.aio.Metadata:
+        return grpc.aio.Metadata()
+
+
 class Channel:
     """A gRPC channel to a service that is away until `back_at_s`; keeps when it was tried."""
 
@@ -34,28 +78,26 @@ class Channel:
         self.refusal: BatonError | None = None
         self.tried_at_s: list[float] = []
 
-    def unary_unary(self, path: str, **_serializers: Any) -> Callable[..., Awaitable[Any]]:
-        return self._call
+    @property
+    def is_away(self) -> bool:
+        is_back = asyncio.get_running_loop().time() >= self.back_at_s
+        return self.refusal is None and not is_back
+
+    def note_try(self) -> None:
+        self.tried_at_s.append(asyncio.get_running_loop().time())
+
+    def answer(self, call_id: int) -> calls_pb2.Answer | None:
+        if self.refusal is None:
+            return calls_pb2.Answer(id=call_id, response=b"")
+        return calls_pb2.Answer(id=call_id, failure=failures.to_wire(self.refusal))
+
+    def stream_stream(self, path: str, **_serializers: Any) -> Callable[..., Stream]:
+        return lambda **_options: Stream(self)
 
     def unary_stream(self, path: str, **_serializers: Any) -> None:
         """Not used here."""
 
-    stream_stream = unary_stream
-
-    async def _call(self, request: Any, **_options: Any) -> str:
-        now_s = asyncio.get_running_loop().time()
-        self.tried_at_s.append(now_s)
-        if now_s >= self.back_at_s:
-            return "an answer"
-        raise grpc.aio.AioRpcError(
-            grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), self._trailer()
-        )
-
-    def _trailer(self) -> grpc.aio.Metadata:
-        if self.refusal is None:
-            return grpc.aio.Metadata()
-        wire = failures.to_wire(self.refusal).SerializeToString()
-        return grpc.aio.Metadata((metadata.FAILURE, wire))
+    unary_unary = unary_stream
 
 
 @pytest.fixture
@@ -86,16 +128,17 @@ def pick(context: CallContext, clock: Clock) -> Awaitable[Any]:
     return GrpcRouter("a:1", clock).pick(router_pb2.PickRequest(), context)
 
 
-def outcome(ask: Ask, deadline_s: float = 60.0) -> tuple[Any, float]:
-    """The result of a call, and the seconds until it came."""
+def outcome(ask: Ask, deadline_s: float = 60.0) -> tuple[str, float]:
+    """The reason of a call's failure or "an answer", and the seconds until it came."""
     clock = VirtualClock()
 
-    async def main() -> tuple[Any, float]:
-        result: Any
+    async def main() -> tuple[str, float]:
+        result: str
         try:
-            result = await ask(CallContext("r1", deadline_s), clock)
+            await ask(CallContext("r1", deadline_s), clock)
+            result = "an answer"
         except BatonError as error:
-            result = type(error)
+            result = error.reason
         return result, clock.now()
 
     return run_virtual(main(), clock)
@@ -106,7 +149,7 @@ def test_a_request_that_finds_nobody_asks_again_for_nine_tenths_of_a_second(
     channel: Channel, ask: Ask
 ) -> None:
     result, ended_s = outcome(ask)
-    assert result is Unavailable
+    assert result == "unavailable"
     assert channel.tried_at_s == pytest.approx([0.05 * number for number in range(18)])
     assert ended_s == channel.tried_at_s[-1], "no pause before the refusal"
 
@@ -123,34 +166,38 @@ def test_a_request_is_answered_by_a_replica_that_is_back_meanwhile(
 
 @pytest.mark.parametrize("ask", [settle, pick])
 def test_a_call_whose_caller_has_another_way_asks_once(channel: Channel, ask: Ask) -> None:
-    assert outcome(ask) == (Unavailable, 0.0)
+    assert outcome(ask) == ("unavailable", 0.0)
     assert channel.tried_at_s == [0.0]
 
 
-def test_a_refusal_is_not_asked_again(channel: Channel) -> None:
-    channel.refusal = Overloaded("too many", retry_after_s=1)
-    assert outcome(reserve) == (Overloaded, 0.0)
+@pytest.mark.parametrize(
+    ("ask", "refusal"),
+    [(reserve, LimitExceeded("too fast")), (pick, Overloaded("too many", retry_after_s=1))],
+)
+def test_a_refusal_is_not_asked_again(channel: Channel, ask: Ask, refusal: BatonError) -> None:
+    channel.refusal = refusal
+    assert outcome(ask) == (refusal.reason, 0.0)
     assert channel.tried_at_s == [0.0]
 
 
 def test_no_request_asks_again_beyond_its_deadline(channel: Channel) -> None:
     result, ended_s = outcome(reserve, deadline_s=0.3)
-    assert result is Unavailable
+    assert result == "unavailable"
     assert 0.2 <= ended_s < 0.3
 
 
 def test_a_request_that_is_late_already_does_not_ask(channel: Channel) -> None:
-    assert outcome(reserve, deadline_s=0.0) == (DeadlineExceeded, 0.0)
+    assert outcome(reserve, deadline_s=0.0) == ("deadline_exceeded", 0.0)
     assert channel.tried_at_s == []
 
 
 class SilentChannel(Channel):
     """Takes every call and answers none: a replica that hangs."""
 
-    async def _call(self, request: Any, **_options: Any) -> str:
-        self.tried_at_s.append(asyncio.get_running_loop().time())
-        await asyncio.Event().wait()
-        return ""
+    is_away = False
+
+    def answer(self, call_id: int) -> None:
+        return None
 
 
 def test_a_call_that_is_silent_is_made_again_over_a_fresh_connection(
