@@ -25,6 +25,7 @@ from services.gateway.request.bodies import BodyLimits
 from services.gateway.request.limits import Limits
 from services.gateway.routing.alias_file import follow_aliases, read_aliases
 from services.gateway.routing.models import AliasError
+from services.gateway.safety.hook import SafetyHook
 from services.gateway.server import SEND_BUFFER_BYTES, HttpServer
 from services.gateway.settings import PREFIX, GatewaySettings
 from services.gateway.stored.store import Store, StoreLimits
@@ -58,6 +59,7 @@ async def serve(
         body_parser=body_parser,
         store=_store(process, settings),
         tokens=_tokens(process, settings),
+        safety=_safety(settings),
     )
     gateway = _gateway(process, settings, clients)
     app = _app(gateway, settings)
@@ -89,11 +91,9 @@ async def serve(
         await gateway.close()
         for task in background:
             task.cancel()
-    await body_parser.close()
-    for router in routers.values():
-        await router.close()
-    await quota.close()
-    await tokenizer.close()
+    for client in (body_parser, clients.safety, *routers.values(), quota, tokenizer):
+        if client is not None:
+            await client.close()
     _log.info("stopped")
 
 
@@ -145,6 +145,22 @@ def _tokens(process: Process, settings: GatewaySettings) -> TokenChecker | None:
         return tokens_of(settings, fetch, process.clock)
     except ValueError as error:
         raise Misconfigured(str(error)) from error
+
+
+def _safety(settings: GatewaySettings) -> SafetyHook | None:
+    if not settings.safety_url:
+        return None
+    # Only here: without the setting its library is not imported.
+    from services.gateway.clients.moderation import ModerationClient
+
+    try:
+        client = ModerationClient(
+            settings.safety_url, settings.safety_model, settings.safety_key_file
+        )
+    except OSError as error:
+        raise Misconfigured(f"safety_key_file: {error}") from error
+    fails_open = settings.safety_fails == "open"
+    return SafetyHook(client, settings.safety_timeout_s, fails_open=fails_open)
 
 
 def _limits(settings: GatewaySettings) -> Limits:

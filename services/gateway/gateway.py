@@ -38,6 +38,7 @@ from services.gateway.routing.models import Aliases, ModelDirectory
 from services.gateway.routing.ready_workers import ReadyWorkers
 from services.gateway.routing.routers import Routers
 from services.gateway.routing.worker_totals import WorkersTotals
+from services.gateway.safety.hook import SafetyHook
 from services.gateway.stored.store import Store
 from services.gateway.stored.threads import StoredThreads
 from services.gateway.tenants.auth import Authenticator, TokenChecker
@@ -69,6 +70,8 @@ class Clients:
     store: Store | None = None
     # None where API keys are the only way in.
     tokens: TokenChecker | None = None
+    # None where nothing is judged.
+    safety: SafetyHook | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +220,7 @@ class Gateway:
                     links=self.links,
                     migrations=MigrationLimiter(self.rng),
                     explanations=self.explanations,
+                    safety=clients.safety,
                 ),
             )
         )

@@ -151,6 +151,11 @@ GATEWAY_ISSUER_FETCHES = Counter(
     "Fetches of the token issuer's keys: ok, failed",
     ("outcome",),
 )
+GATEWAY_SAFETY_CHECKS = Counter(
+    "baton_gateway_safety_checks",
+    "Checks of the safety hook, by part (prompt, answer) and outcome: passed, refused, failed",
+    ("part", "outcome"),
+)
 GATEWAY_FALLBACK_PICKS = Counter(
     "baton_gateway_lone_picks",
     "Picks that the gateway made from the routers' last view, because none of them answered",

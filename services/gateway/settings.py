@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address
 from pathlib import Path
+from typing import Literal
 
 PREFIX = "BATON_GATEWAY_"
 # What the process that parses them takes in one frame, with room for more.
@@ -81,6 +82,13 @@ class GatewaySettings:
     jwt_tenant_claim: str = "tenant"
     jwt_models_claim: str = ""
     jwt_leeway_s: float = 30.0
+    # The service that judges prompts and answers, as OpenAI's /v1/moderations; empty = none does.
+    safety_url: str = ""
+    safety_model: str = ""
+    safety_key_file: Path | None = None
+    safety_timeout_s: float = 2.0
+    # While it does not answer: refuse (closed), or let all pass (open).
+    safety_fails: Literal["closed", "open"] = "closed"
     # After the signal to stop it is not ready at once, but serves new requests for so long: until
     # the balancers in front have noticed.
     unready_s: float = 5.0

@@ -187,12 +187,12 @@ def test_what_users_name_outside_is_reached_at_its_port() -> None:
     assert egress_ports(objects, "router") == {16443}
 
 
-def test_a_gateway_reaches_the_issuer_of_tokens_if_there_is_one() -> None:
+def test_a_gateway_reaches_the_issuer_of_tokens_and_the_safety_service_if_there_are() -> None:
     assert egress_ports(render({}), "gateway") == set()
     issuer = {"jwt_issuer": "https://login.example", "jwt_audience": "baton"}
-    url = {"jwt_jwks_url": "https://keys.example:8443/keys"}
+    url = {"jwt_jwks_url": "https://keys.example:8443/keys", "safety_url": "http://judge/m"}
     told = {"gateway": {"settings": {**issuer, **url}}}
-    assert egress_ports(render(told), "gateway") == {443, 8443}
+    assert egress_ports(render(told), "gateway") == {80, 443, 8443}
 
 
 def test_workers_that_move_blocks_by_nixl_reach_each_other_at_any_port() -> None:

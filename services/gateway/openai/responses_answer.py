@@ -155,7 +155,9 @@ class ResponsesAnswer:
 
     def _response(self, status: str, output: list[Any], usage: Usage | None) -> dict[str, Any]:
         spent = self._collected.spent_budget
-        incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        incomplete = None
+        if status == "incomplete":
+            incomplete = {"reason": _INCOMPLETE.get(self._collected.finish_reason)}
         return {
             "id": response_id(self._identity),
             "object": "response",
@@ -174,7 +176,11 @@ class ResponsesAnswer:
         }
 
 
-_STATUS = {FinishReason.LENGTH: "incomplete"}
+_INCOMPLETE: dict[FinishReason | None, str] = {
+    FinishReason.LENGTH: "max_output_tokens",
+    FinishReason.CONTENT_FILTER: "content_filter",
+}
+_STATUS = dict.fromkeys(_INCOMPLETE, "incomplete")
 
 
 class InputTokensAnswer(Unstreamed):

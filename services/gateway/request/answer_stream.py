@@ -20,6 +20,7 @@ from services.gateway.request.payment import CreditMeter
 from services.gateway.request.reports import TokenGaps
 from services.gateway.request.timeline import Timeline
 from services.gateway.request.trace import RequestTrace
+from services.gateway.safety.screen import Screen
 from services.gateway.tenants.lease import Lease
 from services.gateway.text.choice_text import ChoiceText
 from services.gateway.workers.attempt import (
@@ -92,6 +93,8 @@ class AnswerStream:
         self._meter = meter
         self._delivery = delivery
         self._clock = clock
+        # None where nothing is judged.
+        self.screen: Screen | None = None
         # Stops one choice of the current attempt.
         self._cancel: Callable[[int], None] = _cancel_nothing
         # The longest wait between tokens, and the end of the current one.
@@ -158,7 +161,9 @@ class AnswerStream:
     def _pass_on(self, attempt: Attempt, now_s: float) -> float | None:
         """Deliver the tokens that are there; a PassOn of the attempt."""
         self._take(attempt.take_events())
-        if self._batch and not self._delivery.offer(self._batch, now_s):
+        if self._batch and (
+            self.screen is not None or not self._delivery.offer(self._batch, now_s)
+        ):
             return None
         self._batch = []
         for choice in self.answer.choices:
@@ -174,10 +179,21 @@ class AnswerStream:
         if not self._is_echoed:
             self._is_echoed = True
             await self._delivery.repeat_prompt(self._echoes())
+        if batch and self.screen is not None:
+            batch = await self._screened(batch, self.screen)
         if batch:
             await self._delivery.deliver(batch, self._clock.now())
         for choice in self.answer.choices:
             self._meter.accepted(choice.choice, choice.num_received)
+
+    async def _screened(self, batch: list[Delta], screen: Screen) -> list[Delta]:
+        """The deltas that may be sent; choices that are refused end."""
+        were_open = [choice for choice in self.answer.choices if choice.finish_reason is None]
+        passed = await screen.passed(batch)
+        for choice in were_open:
+            if choice.finish_reason is not None:
+                self._end_early(choice)
+        return passed
 
     async def close(self, attempt: Attempt) -> None:
         """Stop the worker if it is not done, and wait for its last tokens, to count them."""

@@ -25,6 +25,7 @@ from services.gateway.request.submission import Submission
 from services.gateway.request.timeline import Timeline
 from services.gateway.request.trace import RequestTrace
 from services.gateway.routing.crash_record import CrashRecord
+from services.gateway.safety.screen import Screen
 from services.gateway.tenants.lease import Lease
 from services.gateway.workers.attempt import Attempt
 from services.gateway.workers.worker_link import WorkerLink
@@ -48,6 +49,8 @@ class Attempts:
         lease.num_produced = lambda: trace.usage.num_output_tokens
         delivery = Delivery(sink, lease, trace, self._timeline, token_gaps)
         self._stream = AnswerStream(answer, self._payment.meter, delivery, deps.clock)
+        if deps.safety is not None:
+            self._stream.screen = Screen(deps.safety, answer.choices, trace.judging)
         self._submission = Submission(job, answer, deps.server_secret)
         self._picks = Picks(self._submission, job.deadlines, self._crash_record, deps, trace)
         self._retries = Retries()

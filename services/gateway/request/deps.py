@@ -20,6 +20,7 @@ from services.gateway.routing.explanations import Explanations
 from services.gateway.routing.full_lines import FullLines
 from services.gateway.routing.models import ModelDirectory
 from services.gateway.routing.routers import Routers
+from services.gateway.safety.hook import SafetyHook
 from services.gateway.tenants.auth import Authenticator
 from services.gateway.tenants.leases import LeaseRenewer
 from services.gateway.tenants.open_requests import OpenRequests
@@ -64,6 +65,8 @@ class AttemptDeps:
     links: WorkerLinks
     migrations: MigrationLimiter
     explanations: Explanations
+    # None where nothing is judged.
+    safety: SafetyHook | None = None
 
 
 @dataclass(frozen=True, slots=True)

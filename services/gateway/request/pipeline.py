@@ -27,6 +27,7 @@ from services.gateway.request.token_answer import tell_text, tell_tokens
 from services.gateway.request.trace import RequestTrace, Stage
 from services.gateway.routing.full_lines import Place
 from services.gateway.routing.models import ServedModel
+from services.gateway.safety.screen import check_prompt
 from services.gateway.tenants.lease import Lease
 from services.gateway.tenants.principal import Principal
 from services.gateway.text.detokenize import TextModel
@@ -96,6 +97,9 @@ class Pipeline:
         async with self._deps.reservations.reserve(valid, reserve, trace) as lease:
             job = self._job(valid, await self._tokenize(valid, text_model, trace))
             await self._deps.reservations.fit(job, lease, trace)
+            if self._deps.attempts.safety is not None:
+                with trace.measure(Stage.SAFETY):
+                    await check_prompt(self._deps.attempts.safety, job.request)
             answer_sink = self._open(job, sink, trace)
             with reports.of_tokens(trace, job.request.num_choices, job.plan.max_tokens):
                 usage = await self._attempt(job, lease, answer_sink, trace)

@@ -2,7 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
@@ -28,6 +29,7 @@ class Stage(StrEnum):
     VALIDATE = "validate"
     RESERVE = "reserve"
     TOKENIZE = "tokenize"
+    SAFETY = "safety"
     PICK = "pick"
     QUEUE = "queue"
     PREFILL = "prefill"
@@ -170,6 +172,15 @@ class RequestTrace:
             self.stage = stage
         span = start_span(stage, parent=migration or self.span, request_id=self.request_id)
         return Measured(span, self.timer, Stage.MIGRATION if migration else stage)
+
+    @contextmanager
+    def judging(self) -> Iterator[None]:
+        """Count the time in here, within another stage, as a wait for the safety hook."""
+        self.timer.mark(self.stage)
+        try:
+            yield
+        finally:
+            self.timer.mark(Stage.SAFETY)
 
     def call_context(self, span: Span, deadline_s: float) -> CallContext:
         """The context of a call that belongs to a stage."""

@@ -24,6 +24,7 @@ from services.gateway.openai.generation import (
 )
 from services.gateway.request.incoming import Head, IncomingRequest
 from services.gateway.request.limits import Limits
+from services.gateway.safety.hook import SafetyHook
 from services.gateway.stored.store import Store
 from services.gateway.tenants.outbox_files import waiting_records
 from tests.unit.gateway.fake_clients import (
@@ -161,6 +162,7 @@ class Fleet:
         aliases: Any,
         limits: Limits | None,
         store: Store | None = None,
+        safety: SafetyHook | None = None,
     ) -> None:
         self.clock = clock
         self.tasks = tasks
@@ -184,6 +186,7 @@ class Fleet:
             in_thread=inline,
             body_parser=self.body_parser,
             store=store,
+            safety=safety,
         )
         identity = GatewayIdentity("gw-1", (SECRET,))
         self.gateway = Gateway(
@@ -242,6 +245,7 @@ def simulate(
     *,
     aliases: Any = None,
     limits: Limits | None = None,
+    safety: SafetyHook | None = None,
     prepare: Callable[[Fleet], None] = lambda fleet: None,
     store_of: Callable[[Clock], Store] | None = None,
 ) -> T:
@@ -252,7 +256,7 @@ def simulate(
         assert isinstance(clock, VirtualClock)
         async with _Tasks() as tasks:
             store = store_of(clock) if store_of else None
-            fleet = Fleet(clock, tasks, aliases, limits, store)
+            fleet = Fleet(clock, tasks, aliases, limits, store, safety)
             prepare(fleet)
             tasks.create_task(fleet.gateway.run())
             await asyncio.sleep(0.001)
