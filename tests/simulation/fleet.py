@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from baton.handoff import frame_codec
 from baton.runtime.discovery.discover import FixedMembers
 from baton.runtime.shared_stream import StreamLost
 from baton.testing.fake_runner import FakeRunner
+from baton.testing.inline_grammars import InlineGate, InlineGrammars
 from baton.testing.local_client import LocalEngineClient
 from baton.testing.redis_server import RedisDouble
 from baton.testing.virtual_clock import VirtualClock
@@ -278,6 +279,8 @@ class Fleet:
         self._tasks = asyncio.TaskGroup()
         self._num_blocks = 0
         self.num_slots = 64
+        # Workers enforce the forms of answers.
+        self.has_grammars = False
         # The zone of a process by its name; empty = not known.
         self.zone_of: Callable[[str], str] = lambda name: ""
         # Where usage is archived; None = nowhere.
@@ -327,9 +330,12 @@ class Fleet:
         first_token_s: float | None = None,
         **fields: Any,
     ) -> Answer:
-        """One chat request through the whole fleet."""
+        """One chat request through the whole fleet; `path` of a completion asks for that."""
         answer = answer or Answer()
-        body = {"model": "sim", "messages": [{"role": "user", "content": text}], **fields}
+        path = fields.pop("path", "/v1/chat/completions")
+        chat = {"messages": [{"role": "user", "content": text}]}
+        prompt = chat if "chat" in path else {"prompt": text}
+        body = {"model": "sim", **prompt, **fields}
         request_id = fields.pop("request_id", f"r{self.rng.getrandbits(64):x}")
         body.pop("request_id", None)
 
@@ -338,7 +344,7 @@ class Fleet:
 
         arrival = IncomingRequest(
             request_id,
-            ENDPOINTS["/v1/chat/completions"],
+            ENDPOINTS[path],
             read_body,
             f"Bearer {self.api_key}",
             deadline_s=600,
@@ -466,7 +472,9 @@ class Fleet:
         fingerprint, num_blocks = self.model.folder.fingerprint, self._num_blocks
         config = EngineConfig(fingerprint, "sim", "local", num_blocks, self.num_slots)
         runner = FakeRunner(vocab_size=VOCAB_SIZE, max_model_len=2048)
-        engine = Engine(config, runner, self.clock)
+        file = self.model.folder.path / "tokenizer.json"
+        grammars = InlineGrammars(file, runner) if self.has_grammars else None
+        engine = Engine(config, runner, self.clock, grammars)
         client = LocalEngineClient(engine, self.clock, lambda batch: poison_and_time(worker, batch))
         is_prefill = name.startswith("prefill")
         role = router_pb2.WORKER_ROLE_PREFILL if is_prefill else router_pb2.WORKER_ROLE_DECODE
@@ -478,6 +486,9 @@ class Fleet:
             zone=self.zone_of(name),
             random_bytes=self.rng.randbytes,
         )
+        if self.has_grammars:
+            info = msgspec.structs.replace(client.info, tokenizer_file=str(file))
+            deps = replace(deps, grammar_gate=InlineGate(info))
         front = (
             PrefillFront(deps)
             if is_prefill
@@ -614,12 +625,14 @@ async def fleet_of(
     max_delay_s: float = 0.0,
     num_routers: int = 1,
     num_slots: int = 64,
+    has_grammars: bool = False,
     usage_dir: Path | None = None,
     zone_of: Callable[[str], str] = lambda name: "",
 ) -> AsyncIterator[Fleet]:
     """A fleet that is ready; its workers run `num_slots` sequences at once."""
     fleet = Fleet(seed, clock, model, max_delay_s)
     fleet.num_slots = num_slots
+    fleet.has_grammars = has_grammars
     fleet.usage_dir = usage_dir
     fleet.zone_of = zone_of
     async with fleet._tasks as tasks:
