@@ -341,7 +341,7 @@ def _set_form(sampling: sampling_pb2.Sampling, job: Job) -> None:
         rules.call_rules,
         text_model.reasoning_syntax if job.request.may_reason else None,
         job.prompt.first_place,
-        {mark: token_id for token_id, mark in text_model.reasoning_marks.items()},
+        text_model.mark_ids,
         has_form=rules.structure is not None,
     )
     if rules.structure is None:

@@ -38,8 +38,7 @@ def with_tools(
         # Calls that are required are the whole answer.
         form = None if tools.is_required else request.rules.structure
         if tools.is_enforced or form is not None:
-            special_ids = {mark: token_id for token_id, mark in text_model.call_marks.items()}
-            calls = call_rules(tools, syntax, special_ids, has_form=form is not None)
+            calls = call_rules(tools, syntax, text_model.mark_ids, has_form=form is not None)
             rules = replace(request.rules, structure=form, call_rules=calls)
             request = replace(request, rules=rules)
     if syntax is GENERIC:

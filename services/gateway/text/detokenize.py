@@ -70,6 +70,8 @@ class TextModel:
     # None = the model writes no reasoning, or it is not told from its answers.
     reasoning_syntax: ReasoningSyntax | None = None
     reasoning_marks: Mapping[int, str] = field(default_factory=dict)
+    # All marks that grammars name by their ids.
+    mark_ids: Mapping[str, int] = field(default_factory=dict)
 
     def marks_for(self, tools: Tools | None) -> Mapping[int, str]:
         """The marks of reasoning, and of calls where there are tools, that are tokens without text,
@@ -208,6 +210,7 @@ def load_text_model(artifact: bytes) -> TextModel:
     if syntax is SYNTAXES["harmony"]:
         # Calls are read as the reasoning is.
         reasoning = HARMONY
+    texts = [text for each in (syntax, reasoning) if each is not None for text in each.texts]
     return TextModel(
         decoder=tokenizer,
         token_bytes=token_bytes,
@@ -219,6 +222,7 @@ def load_text_model(artifact: bytes) -> TextModel:
         call_marks={} if syntax is None else _special_marks(tokenizer, syntax.texts),
         reasoning_syntax=reasoning,
         reasoning_marks={} if reasoning is None else _special_marks(tokenizer, reasoning.texts),
+        mark_ids=_mark_ids(tokenizer, texts),
     )
 
 
@@ -228,6 +232,17 @@ def _special_marks(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[int, str]
         token_id: token.content
         for token_id, token in tokenizer.get_added_tokens_decoder().items()
         if token.special and any(token.content in text for text in texts)
+    }
+
+
+def _mark_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, int]:
+    """The tokens in marks that no text of a grammar matches, by name: the library that enforces
+    grammars takes those in angle brackets for special, whatever the tokenizer says."""
+    return {
+        token.content: token_id
+        for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        if (token.special or (token.content.startswith("<") and token.content.endswith(">")))
+        and any(token.content in text for text in texts)
     }
 
 
