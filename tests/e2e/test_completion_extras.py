@@ -127,3 +127,14 @@ def test_a_running_request_is_cancelled_by_the_id_of_its_answer(stack) -> None:
     assert ended.value.code == "cancelled"
     gone = httpx.delete(f"{stack.base_url}/requests/req_unknown", headers=headers)
     assert (gone.status_code, gone.json()["error"]["code"]) == (404, "not_found")
+
+
+def test_a_prompt_that_fills_the_context_is_scored(stack) -> None:
+    told = post(stack, "/tokenize", prompt="The prefix cache keeps blocks. ")
+    ids = (told["tokens"] * told["max_model_len"])[: told["max_model_len"]]
+    [choice] = complete(stack, ids, echo=True, logprobs=0, max_tokens=0).choices
+    assert len(choice.logprobs.token_logprobs) == len(ids)
+    assert complete(stack, ids, echo=True, max_tokens=0).usage.prompt_tokens == len(ids)
+    with pytest.raises(openai.BadRequestError) as refused:
+        complete(stack, ids, echo=True, max_tokens=1)
+    assert refused.value.code == "context_length_exceeded"

@@ -26,7 +26,9 @@ def find_fault(request: AddSequence, info: EngineInfo) -> SequenceRefused | None
     num_prompt_tokens = num_tokens - request.num_emitted
     if rest or request.num_emitted < 0 or num_prompt_tokens < 1:
         return _refused(request, "invalid_value", "token_ids holds no prompt of whole tokens")
-    if num_prompt_tokens >= info.max_model_len:
+    # A first token needs no room: it is kept only when a second one follows.
+    is_last = request.sampling.max_tokens == 1 and not request.forks
+    if num_prompt_tokens >= info.max_model_len + is_last:
         message = f"{num_prompt_tokens} prompt tokens leave no room in {info.max_model_len}"
         return _refused(request, "context_length_exceeded", message)
     largest = int(np.frombuffer(request.token_ids, "<u4").max())
@@ -113,7 +115,7 @@ def reason_at_start(seq: Sequence, info: EngineInfo) -> StopReason | None:
     """The reason to end at once: an earlier attempt emitted all tokens, and its end was lost."""
     if seq.request.num_emitted:
         return finish_reason(seq, seq.last_token, info)
-    return "length" if is_exhausted(seq, info) else None
+    return None if seq.request.sampling.max_tokens else "length"
 
 
 def is_exhausted(seq: Sequence, info: EngineInfo) -> bool:

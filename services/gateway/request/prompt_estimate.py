@@ -92,7 +92,7 @@ def _kind_of(request: GenerationRequest, model: ServedModel) -> _Kind:
 
 
 def _check_room(request: GenerationRequest, model: ServedModel, fewest: int) -> None:
-    if fewest < model.max_model_len:
+    if fewest < model.max_model_len + (request.max_tokens == 0):
         return
     param = "messages" if isinstance(request.prompt, ChatMessages) else "prompt"
     raise InvalidRequest(

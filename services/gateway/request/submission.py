@@ -42,7 +42,7 @@ def with_defaults(request: GenerationRequest, text_model: TextModel) -> Generati
 def check(request: GenerationRequest, model: ServedModel, num_prompt_tokens: int) -> None:
     """Check the fields whose limits depend on the model and the tokenized prompt. Raises
     InvalidRequest."""
-    if num_prompt_tokens >= model.max_model_len:
+    if num_prompt_tokens > most_prompt_tokens(request, model):
         raise InvalidRequest(
             f"the prompt has {num_prompt_tokens} tokens; "
             f"the model takes {model.max_model_len} with the answer",
@@ -62,6 +62,11 @@ def check(request: GenerationRequest, model: ServedModel, num_prompt_tokens: int
             param = "echo" if request.echo else "prompt_logprobs"
             message = f"{param}: prompt tokens x (1 + logprobs) x n is {num}; at most {most}"
             raise InvalidRequest(message, param=param)
+
+
+def most_prompt_tokens(request: GenerationRequest, model: ServedModel) -> int:
+    """The tokens that a prompt may have: all of the context where it is only scored."""
+    return max(model.max_model_len - (request.max_tokens != 0), 1)
 
 
 def plan_output(
@@ -116,7 +121,7 @@ def encode_request(valid: ValidRequest, cache_key: bytes) -> tokenizer_pb2.Encod
         model_fp=model.model_fp,
         cache_key=cache_key,
         block_size=model.block_size,
-        max_prompt_tokens=max(model.max_model_len - 1, 1) if is_prompt else 0,
+        max_prompt_tokens=most_prompt_tokens(valid.request, model) if is_prompt else 0,
     )
     if isinstance(prompt, ChatMessages):
         encode.chat.messages_json = prompt.messages_json
@@ -270,8 +275,9 @@ def _top_p(request: GenerationRequest) -> float:
 def _max_tokens(request: GenerationRequest, room: int) -> int:
     """Most output tokens of a choice. 0 = only the prompt is wanted: one token is still sampled,
     because that ends the prefill, and thrown away."""
-    wanted = room if request.max_tokens is None else max(request.max_tokens, 1)
-    return min(wanted, room)
+    if request.max_tokens == 0:
+        return 1
+    return room if request.max_tokens is None else min(request.max_tokens, room)
 
 
 def _within_logprobs(request: GenerationRequest, max_tokens: int, max_logprobs: int) -> int:

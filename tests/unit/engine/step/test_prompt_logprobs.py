@@ -42,6 +42,21 @@ def test_every_prompt_token_but_the_first_is_reported_once_and_the_output_is_the
     assert driver.tokens[1] == driver.lone_run(range(10, 40))
 
 
+@pytest.mark.parametrize(("num_blocks", "max_step_tokens"), [(200, 20), (200, 64), (12, 64)])
+def test_a_prompt_may_fill_the_context_where_one_token_follows(
+    num_blocks: int, max_step_tokens: int
+):
+    sizes = {"max_step_tokens": max_step_tokens, "max_num_seqs": 4}
+    driver = make_driver(num_blocks, max_model_len=48, **sizes)
+    driver.step(add_sequence(1, range(48), max_tokens=1, num_prompt_logprobs=0))
+    assert_reported_once(run_to_end(driver, 1)[1], range(48))
+    assert len(driver.tokens[1]) == 1
+    for seq_id, (prompt, max_tokens) in enumerate([(range(48), 2), (range(49), 1)], 2):
+        driver.step(add_sequence(seq_id, prompt, max_tokens=max_tokens, num_prompt_logprobs=0))
+        [refused] = driver.events.refused
+        assert refused.reason == "context_length_exceeded"
+
+
 def test_a_prompt_with_logprobs_is_not_taken_from_the_cache_but_enters_it():
     driver = make_driver()
     driver.step(add_sequence(1, range(40), max_tokens=1))

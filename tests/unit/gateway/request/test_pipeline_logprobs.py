@@ -111,6 +111,20 @@ def test_max_tokens_0_scores_the_prompt_and_produces_nothing() -> None:
     simulate(scenario)
 
 
+@pytest.mark.parametrize("prompt", ["a" * 2048, list(b"a" * 2048)])
+def test_a_prompt_that_fills_the_context_may_be_scored(prompt: Any) -> None:
+    async def scenario(fleet: Fleet) -> None:
+        sink = await fleet.complete(prompt=prompt, echo=True, logprobs=0, max_tokens=0)
+        assert len(sink.logprobs()) == 2048
+        assert fleet.worker.submits[0].sampling.max_tokens == 1
+        for fields in ({"max_tokens": 1}, {"max_tokens": 0, "prompt": [*b"a" * 2049]}):
+            with pytest.raises(InvalidRequest) as caught:
+                await fleet.complete(**{"prompt": prompt, "echo": True, **fields})
+            assert caught.value.reason == "context_length_exceeded"
+
+    simulate(scenario)
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [({"logit_bias": {"300": 1}}, "logit_bias"), ({"stop_token_ids": [1, 300]}, "stop_token_ids")],
