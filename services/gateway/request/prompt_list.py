@@ -2,7 +2,7 @@
 
 Every prompt has its own reservation, tokens, picks and attempts, under an id that begins with the
 request's; a few of them run at once. Their answers share the client's: choices are numbered on from
-prompt to prompt. The first failure ends all of them.
+prompt to prompt. The first failure ends all of them (decision 0057).
 """
 
 import asyncio
