@@ -9,6 +9,7 @@ Source: https://cookbook.openai.com/articles/openai-harmony.
 """
 
 import re
+from collections.abc import Sequence
 from enum import Enum, auto
 
 from services.gateway.reasoning import harmony_marks as marks
@@ -79,19 +80,21 @@ class HarmonyReasoning:
             self._buffer = self._buffer[end.end() :]
             self._part = _Part.HEADER
             return True
-        num_sure = len(self._buffer) - _num_held_back(self._buffer)
+        num_sure = len(self._buffer) - _num_held_back(self._buffer, _ENDS)
         self._add(self._buffer[:num_sure], answer)
         self._buffer = self._buffer[num_sure:]
         return False
 
     def _read_header(self, answer: list[str]) -> bool:
         header, mark, rest = self._buffer.partition(marks.MESSAGE)
-        if mark:
+        sure = header if mark else header[: len(header) - _num_held_back(header, (marks.MESSAGE,))]
+        if self._is_text(sure):
+            self._part = _Part.ANSWER
+            self._begun.add(_Part.ANSWER)
+            self.is_answer = True
+        elif mark:
             self._buffer = rest
             self._begin(header, answer)
-        elif self._is_text(header):
-            self._part = _Part.ANSWER
-            self.is_answer = True
         else:
             return False
         if self._part is _Part.REASONING:
@@ -129,8 +132,8 @@ class HarmonyReasoning:
             answer.append(text)
 
 
-def _num_held_back(text: str) -> int:
-    """The characters at the end of a text that may belong to a mark."""
+def _num_held_back(text: str, ends: Sequence[str]) -> int:
+    """The characters at the end of a text that may belong to one of these marks."""
     start = text.rfind("<")
-    is_beginning = start >= 0 and any(mark.startswith(text[start:]) for mark in _ENDS)
+    is_beginning = start >= 0 and any(mark.startswith(text[start:]) for mark in ends)
     return len(text) - start if is_beginning else 0

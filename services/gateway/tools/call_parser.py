@@ -35,19 +35,17 @@ class _Found(NamedTuple):
 
 
 class JsonEnd:
-    """Finds the end of a JSON object, text by text. `depth`: the objects that are open already."""
+    """Finds the end of a JSON object, text by text. `depth`: the objects that are open already.
+    `has_begun`: there was text."""
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
         self._in_string = self._is_escaped = False
-
-    @property
-    def has_begun(self) -> bool:
-        """True once an object is open."""
-        return self._depth > 0
+        self.has_begun = depth > 0
 
     def feed(self, text: str) -> int | None:
         """The index behind the object's last brace, if it is in this text."""
+        self.has_begun |= bool(text)
         for index, char in enumerate(text):
             if self._in_string:
                 if self._is_escaped:

@@ -47,7 +47,7 @@ class Tags:
     def head(self) -> re.Pattern[str]:
         """The beginning of a call, with its name."""
         begin, end = re.escape(self.name_begin), re.escape(self.name_end)
-        return re.compile(rf"\s*{begin}([^<>\n]+)" + (end or r"(?=[<\n])"))
+        return re.compile(rf"\s*{begin}([^<>\s][^<>\n]*)" + (end or r"(?=[<\n])"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,10 @@ that follows its schema. Parameters come in the schema's order.
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from baton.wire.limits import JSON_WHITE_SPACE
 from services.gateway.openai.generation import Function
 from services.gateway.tools.call_syntax import CallSyntax
-from services.gateway.tools.tagged_schema import encoded, properties_of, types_of
+from services.gateway.tools.tagged_schema import encoded, properties_of, required_of, types_of
 
 
 def tagged_call(
@@ -23,7 +21,7 @@ def tagged_call(
     tags = syntax.tags
     assert tags is not None
     names, rules = [], []
-    required = msgspec.json.decode(function.parameters_json or "{}").get("required", [])
+    required = required_of(function)
     for number, (key, schema) in enumerate(properties_of(function).items()):
         name = f"{rule}_{number}"
         names.append(name if key in required else f"{name}?")
@@ -40,12 +38,17 @@ def tagged_call(
 def _value(name: str, schema: Any, end: str) -> list[str]:
     """The rule of a parameter's value with the tag behind it."""
     types = types_of(schema)
-    if isinstance(schema, dict) and "enum" in schema and types == {"string"}:
-        options = " | ".join(encoded(value) for value in schema["enum"])
+    enumeration = schema.get("enum") if isinstance(schema, dict) else None
+    if isinstance(enumeration, list) and types == {"string"} and "const" not in schema:
+        options = " | ".join(map(encoded, enumeration))
         return [f"{name}_value: ({options}) {end}"]
     if types and "string" not in types:
-        own = schema.get("x-guidance", {})
-        guided = {**schema, "x-guidance": {"whitespace_pattern": JSON_WHITE_SPACE, **own}}
+        own = schema.get("x-guidance")
+        guidance = {
+            "whitespace_pattern": JSON_WHITE_SPACE,
+            **(own if isinstance(own, dict) else {}),
+        }
+        guided = {**schema, "x-guidance": guidance}
         return [f"{name}_value: %json {encoded(guided)} {end}"]
     if "<[" in end:
         return [f"{name}_value: {name}_text {end[end.index('<[') :]}", rf"{name}_text: /(.|\n)*/"]

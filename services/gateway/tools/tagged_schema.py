@@ -23,6 +23,12 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _REFERENCE = "#/$defs/"
 
 
+def required_of(function: Function) -> list[Any]:
+    """The names of the parameters that a call must have."""
+    required = msgspec.json.decode(function.parameters_json or "{}").get("required")
+    return required if isinstance(required, list) else []
+
+
 def properties_of(function: Function) -> dict[str, Any]:
     """The schemas of a function's parameters, by name; each has the definitions it may refer to."""
     schema: dict[str, Any] = msgspec.json.decode(function.parameters_json or "{}")
@@ -43,15 +49,20 @@ def _resolved(schema: Any, definitions: dict[str, Any]) -> Any:
 
 
 def types_of(schema: Any) -> set[str]:
-    """The types that a schema admits, as it says them; empty: any."""
+    """The types that a schema admits, as it says them; empty: any. A schema that is wrong admits
+    any."""
     if not isinstance(schema, dict):
         return set()
-    if "enum" in schema or "const" in schema:
-        return {type_of(value) for value in schema.get("enum", [schema.get("const")])}
-    types = schema.get("type", [])
-    found = {types} if isinstance(types, str) else set(types)
+    if "const" in schema:
+        return {type_of(schema["const"])}
+    if isinstance(schema.get("enum"), list):
+        return {type_of(value) for value in schema["enum"]}
+    types = schema.get("type")
+    named = types if isinstance(types, list) else [types]
+    found = {each for each in named if isinstance(each, str)}
     for key in ("anyOf", "oneOf"):
-        for part in schema.get(key, ()):
+        parts = schema.get(key)
+        for part in parts if isinstance(parts, list) else ():
             found |= types_of(part)
     return found
 

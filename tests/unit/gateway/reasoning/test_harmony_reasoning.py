@@ -26,6 +26,7 @@ TRANSCRIPTS = {
     "two analyses": (f"{ANALYSIS}<|start|>assistant{ANALYSIS}", "Look <up|> it.\n" * 2, "", []),
     "another tool": ("<|channel|>analysis to=python code<|message|>1+1<|call|>", "1+1", "", []),
     "no format": ("Hello <|", "", "Hello <|", []),
+    "no format at first": (f'"{FINAL}', "", '"\nIt is <b>sunny</b>.', []),
     "cut off": ("<|channel|>analysis<|message|>Hm <|en", "Hm <|en", "", []),
     "cut off early": ("<|channel|>ana", "", "", []),
 }

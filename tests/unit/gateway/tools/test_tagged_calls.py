@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.openai.generation import Function
+from services.gateway.openai.generation import Function, Tools
+from services.gateway.tools.call_grammar import call_rules
 from services.gateway.tools.call_syntax import SYNTAXES
 from services.gateway.tools.tagged_calls import TaggedCallParser
 from services.gateway.tools.tagged_schema import json_of
@@ -94,3 +95,26 @@ def test_a_value_is_text_unless_its_schema_admits_what_it_is(
     value: str, schema: Any, written: str
 ) -> None:
     assert json_of(value, schema) == written
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": 5},
+        {"type": [None, {}]},
+        {"anyOf": 3},
+        {"enum": 1},
+        {"oneOf": [[], 5]},
+        {"$ref": [1]},
+        {"x-guidance": 5, "type": "integer"},
+    ],
+)
+def test_a_schema_that_is_wrong_breaks_nothing(schema: Any) -> None:
+    whole = {"properties": {"city": schema}, "required": 5, "$defs": {"a": 5}}
+    function = Function("f", json.dumps(whole))
+    parser = TaggedCallParser(SYNTAXES["glm45"], str, [function])
+    _, calls = parser.feed(
+        "<tool_call>f<arg_key>city</arg_key><arg_value>x</arg_value></tool_call>"
+    )
+    assert "".join(call.arguments for call in calls) == '{"city": "x"}'
+    assert "city" in call_rules(Tools(b"", (function,)), SYNTAXES["glm45"], {})
