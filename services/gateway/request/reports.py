@@ -169,6 +169,8 @@ def _set_attributes(trace: RequestTrace, outcome: str) -> None:
     span.set("gen_ai.usage.input_tokens", usage.num_prompt_tokens)
     span.set("gen_ai.usage.output_tokens", usage.num_output_tokens)
     span.set("gen_ai.usage.cache_read.input_tokens", usage.num_cached_tokens)
+    if usage.num_reasoning_tokens:
+        span.set("gen_ai.usage.reasoning.output_tokens", usage.num_reasoning_tokens)
     span.set("baton.outcome", outcome)
     span.set("baton.num_attempts", usage.num_attempts)
     if trace.model_name:

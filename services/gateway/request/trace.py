@@ -71,6 +71,10 @@ class RequestUsage:
         return sum([choice.num_tokens for choice in self.choices])
 
     @property
+    def num_reasoning_tokens(self) -> int:
+        return sum([choice.num_reasoning_tokens for choice in self.choices])
+
+    @property
     def num_wasted_tokens(self) -> int:
         """The tokens that workers produced and no choice has."""
         return self.num_received - self.num_output_tokens
@@ -112,12 +116,11 @@ class RequestUsage:
 
     def for_client(self, ended_unix_s: int) -> Usage:
         """The counts in the client's answer."""
-        num_reasoning_tokens = sum([choice.num_reasoning_tokens for choice in self.choices])
         return Usage(
             self.num_prompt_tokens,
             self.num_cached_tokens,
             self.num_output_tokens,
-            num_reasoning_tokens,
+            self.num_reasoning_tokens,
             ended_unix_s,
         )
 

@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 
 from baton.runtime import telemetry
 from baton.wire.failures import InvalidRequest
-from tests.unit.gateway.fakes import Fleet, RecordingSink, simulate
+from tests.unit.gateway.fakes import Fleet, RecordingSink, artifact, simulate
 
 TRACE = "a" * 32
 INCOMING = f"00-{TRACE}-{'b' * 16}-01"
@@ -150,3 +150,17 @@ def test_the_stages_on_the_metrics_page_add_up_to_the_wall_time() -> None:
     assert {"auth", "tokenize", "pick", "decode"} <= stages().keys()
     assert sum(stages().values()) - before == pytest.approx(wall_s() - wall_before_s)
     assert wall_s() > wall_before_s
+
+
+def test_the_span_has_the_tokens_of_reasoning(exporter: InMemorySpanExporter) -> None:
+    def prepare(fleet: Fleet) -> None:
+        fleet.tokenizer.data = artifact(reasoning_syntax="think")
+
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["<think>a</think>b"]
+        await fleet.chat(max_tokens=50)
+        attributes = by_name(exporter)["gateway.request"].attributes
+        assert attributes is not None
+        assert attributes["gen_ai.usage.reasoning.output_tokens"] == len("<think>a</think>")
+
+    simulate(scenario, prepare=prepare)
