@@ -88,3 +88,22 @@ def test_a_response_calls_and_goes_on_from_the_result(stack: Stack) -> None:
         kinds = [event.type for event in stream]
     assert "response.function_call_arguments.delta" in kinds
     assert kinds[-1] == "response.completed"
+
+
+def test_an_answer_with_tools_and_a_format_is_a_call_or_has_the_format(stack: Stack) -> None:
+    schema = {**LOOK_UP["function"]["parameters"], "x-guidance": {"whitespace_flexible": False}}
+    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema}}
+    answer = stack.client().chat.completions.create(
+        messages=[QUESTION], response_format=form, max_tokens=200, **FIELDS
+    )
+    message = answer.choices[0].message
+    calls = message.tool_calls or ()
+    assert is_right(calls[0].function.arguments if calls else message.content)
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 0
+
+
+def test_the_card_of_a_model_says_that_it_calls_tools(stack: Stack) -> None:
+    card = stack.client().models.retrieve(MODEL).model_dump()
+    assert card["capabilities"]["tools"]
+    assert (card["tool_syntax"], card["reasoning_syntax"]) == ("generic", None)
+    assert card in [each.model_dump() for each in stack.client().models.list().data]
