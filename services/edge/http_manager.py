@@ -6,6 +6,7 @@ gateway's deadlines end it, and an answer that is not streamed is silent until i
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from envoy_data_plane.envoy.config.accesslog.v3 import AccessLog
 from envoy_data_plane.envoy.config.common.mutation_rules.v3 import (
@@ -32,8 +33,10 @@ from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
     HttpConnectionManager,
     HttpConnectionManagerCodecType,
+    HttpConnectionManagerForwardClientCertDetails,
     HttpConnectionManagerInternalAddressConfig,
     HttpConnectionManagerPathWithEscapedSlashesAction,
+    HttpConnectionManagerSetCurrentClientCertDetails,
     HttpConnectionManagerTracing,
     HttpFilter,
     RequestIdExtension,
@@ -126,6 +129,7 @@ def http_manager(settings: Settings, tracing: Tracing | None) -> HttpConnectionM
         # No address counts as internal.
         internal_address_config=HttpConnectionManagerInternalAddressConfig(),
         early_header_mutation_extensions=[_stripped_headers()],
+        **_client_certificates(settings),
         normalize_path=True,
         path_with_escaped_slashes_action=(
             HttpConnectionManagerPathWithEscapedSlashesAction.KEEP_UNCHANGED
@@ -138,6 +142,19 @@ def http_manager(settings: Settings, tracing: Tracing | None) -> HttpConnectionM
         access_log=[_access_log()],
         local_reply_config=local_replies(),
     )
+
+
+def _client_certificates(settings: Settings) -> dict[str, Any]:
+    """What gateways are told of a client's certificate, which Envoy has checked. What a client says
+    of itself is always removed."""
+    if settings.client_ca_file is None:
+        return {}
+    return {
+        "forward_client_cert_details": HttpConnectionManagerForwardClientCertDetails.SANITIZE_SET,
+        "set_current_client_cert_details": HttpConnectionManagerSetCurrentClientCertDetails(
+            subject=True, uri=True, dns=True
+        ),
+    }
 
 
 def _http2() -> Http2ProtocolOptions:

@@ -14,6 +14,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
 )
 from envoy_data_plane.envoy.config.listener.v3 import FilterChain, Listener
 from envoy_data_plane.envoy.extensions.transport_sockets.tls.v3 import (
+    CertificateValidationContext,
     CommonTlsContext,
     DownstreamTlsContext,
     SdsSecretConfig,
@@ -54,7 +55,7 @@ def listener(side: ClientSide) -> Listener:
     manager = http_manager(side.settings, side.tracing)
     chain = FilterChain(
         filters=[http_filter(manager)],
-        transport_socket=_tls() if side.settings.tls_cert_file else None,
+        transport_socket=_tls(side.settings) if side.settings.tls_cert_file else None,
         transport_socket_connect_timeout=seconds(side.settings.head_timeout_s),
     )
     return Listener(
@@ -81,7 +82,13 @@ def certificate(settings: Settings) -> Secret | None:
     )
 
 
-def _tls() -> TransportSocket:
+def _tls(settings: Settings) -> TransportSocket:
+    authorities = None
+    if settings.client_ca_file is not None:
+        authorities = CertificateValidationContext(
+            trusted_ca=DataSource(filename=str(settings.client_ca_file)),
+            watched_directory=WatchedDirectory(path=str(settings.client_ca_file.parent)),
+        )
     context = DownstreamTlsContext(
         common_tls_context=CommonTlsContext(
             tls_params=TlsParameters(
@@ -91,6 +98,7 @@ def _tls() -> TransportSocket:
                 SdsSecretConfig(name=CERTIFICATE, sds_config=from_ads())
             ],
             alpn_protocols=["h2", "http/1.1"],
+            validation_context=authorities,
         )
     )
     return TransportSocket(name="envoy.transport_sockets.tls", typed_config=packed(context))

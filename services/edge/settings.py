@@ -26,6 +26,9 @@ class Settings:
     # PEM files, by their paths at Envoy, read again when their folder changes. None: plain HTTP.
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
+    # The authorities of client certificates, at Envoy too; None: certificates are not asked for. A
+    # client without one still gets in by its key.
+    client_ca_file: Path | None = None
     # An Envoy prefers the gateways of its own region or zone while enough of them are healthy.
     prefer: Literal["region", "zone"] = "region"
     # The number of proxies in front of Envoy whose x-forwarded-for is trusted.
@@ -42,6 +45,8 @@ class Settings:
             raise ValueError("gateways must name at least one")
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_cert_file and tls_key_file go together")
+        if self.client_ca_file is not None and self.tls_cert_file is None:
+            raise ValueError("client_ca_file needs tls_cert_file")
         for name in ("poll_s", "max_body_bytes", "head_timeout_s", "request_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0")

@@ -19,6 +19,7 @@ from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer, 
 from services.gateway.clients.url import fetch
 from services.gateway.gateway import Clients, Gateway, GatewayIdentity
 from services.gateway.http.cors import with_cors
+from services.gateway.identity.certificates import Certificates
 from services.gateway.open_requests import open_requests
 from services.gateway.redis_commands import RedisCommands
 from services.gateway.request.bodies import BodyLimits
@@ -186,7 +187,17 @@ def _app(gateway: Gateway, settings: GatewaySettings) -> App:
         deadline_s=settings.deadline_s,
         stall_s=settings.stall_s,
         num_proxies=settings.num_proxies,
+        certificates=_certificates(settings),
     )
+
+
+def _certificates(settings: GatewaySettings) -> Certificates | None:
+    if not settings.certificate_proxies:
+        return None
+    try:
+        return Certificates(settings.certificate_proxies, settings.certificate_name)
+    except ValueError as error:
+        raise Misconfigured(f"certificate_proxies: {error}") from error
 
 
 def _server(app: App, settings: GatewaySettings) -> HttpServer:

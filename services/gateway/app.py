@@ -59,12 +59,13 @@ from services.gateway.http.request import (
 from services.gateway.http.response import STALL_S, HttpResponse, error_headers, send_error
 from services.gateway.http.sink import HttpSink
 from services.gateway.http.stored_responses import ResponsesApi
+from services.gateway.identity.certificates import Certificates
 from services.gateway.openai.endpoints import ENDPOINTS, Endpoint
 from services.gateway.openai.errors import error_body
 from services.gateway.request import reports
 from services.gateway.request.incoming import IncomingRequest
 from services.gateway.request.pipeline import AUTHENTICATE_TIMEOUT_S
-from services.gateway.tenants.principal import Principal
+from services.gateway.tenants.principal import Principal, VouchedIdentity
 
 # Envoy's health check then prefers others, also those of other regions.
 FULL_HEADER = "x-envoy-degraded"
@@ -98,6 +99,7 @@ class App:
         deadline_s: float,
         stall_s: float = STALL_S,
         num_proxies: int = 0,
+        certificates: Certificates | None = None,
     ) -> None:
         self._gateway = gateway
         self._max_body_bytes = max_body_bytes
@@ -105,6 +107,7 @@ class App:
         self._deadline_s = deadline_s
         self._stall_s = stall_s
         self._num_proxies = num_proxies
+        self._authorization = certificates.authorization if certificates else _key_of
         self._kept_answers = KeptAnswers(gateway.clock)
         self._rest = self._starlette()
         self.num_open = 0
@@ -197,7 +200,7 @@ class App:
                 deadline_s=self._deadline_s if total_s is None else total_s,
                 first_token_s=timeout_of(headers, FIRST_TOKEN_HEADER),
                 token_gap_s=timeout_of(headers, TOKEN_GAP_HEADER),
-                authorization=authorization_of(headers),
+                authorization=self._authorization(scope, headers),
                 read_body=body.read,
                 num_body_bytes=body.num_told_bytes,
                 traceparent=traceparent_of(headers),
@@ -325,7 +328,8 @@ class App:
         headers, context = Headers(request.scope["headers"]), _context(request)
         address = client_address_of(request.scope, self._num_proxies)
         authenticator = self._gateway.authenticator
-        return await authenticator.authenticate(authorization_of(headers), context, address)
+        authorization = self._authorization(request.scope, headers)
+        return await authenticator.authenticate(authorization, context, address)
 
 
 def _context(request: Request) -> CallContext:
@@ -333,6 +337,10 @@ def _context(request: Request) -> CallContext:
     request_id = request.scope[OWN_HEADERS_KEY][REQUEST_ID]
     traceparent = traceparent_of(Headers(request.scope["headers"]))
     return CallContext(request_id, AUTHENTICATE_TIMEOUT_S, traceparent)
+
+
+def _key_of(scope: Scope, headers: Headers) -> str | VouchedIdentity | None:
+    return authorization_of(headers)
 
 
 def _nothing() -> None:

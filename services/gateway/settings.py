@@ -82,6 +82,10 @@ class GatewaySettings:
     jwt_tenant_claim: str = "tenant"
     jwt_models_claim: str = ""
     jwt_leeway_s: float = 30.0
+    # Networks of the proxies that check client certificates and tell of them in
+    # x-forwarded-client-cert (empty = they are not a way in), and the field that is their name.
+    certificate_proxies: tuple[str, ...] = ()
+    certificate_name: Literal["uri", "dns", "subject"] = "uri"
     # The service that judges prompts and answers, as OpenAI's /v1/moderations; empty = none does.
     safety_url: str = ""
     safety_model: str = ""

@@ -17,7 +17,7 @@ from baton.wire.failures import AuthenticationFailed
 from baton.wire.key_registry import TOKEN_IDENTITY
 from services.gateway.identity.issuer_keys import Fetch, IssuerKeys
 from services.gateway.settings import GatewaySettings
-from services.gateway.tenants.principal import Identity
+from services.gateway.tenants.principal import VouchedIdentity
 
 # Public keys only: a secret that signs would be one that we have.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
@@ -35,7 +35,7 @@ _OPTIONS: Any = {
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    identity: Identity
+    identity: VouchedIdentity
     until_s: float
 
 
@@ -52,7 +52,7 @@ class Tokens:
         """Follow the issuer's keys until cancelled."""
         await self._keys.run()
 
-    async def identity(self, token: str) -> Identity:
+    async def identity(self, token: str) -> VouchedIdentity:
         """The identity that a token vouches for. Raises AuthenticationFailed, Unavailable."""
         digest = sha256(token.encode()).digest()
         checked = self._checked.get(digest)
@@ -101,7 +101,7 @@ class Tokens:
             raise _refusal("it is not valid yet")
         return expires_s + leeway_s
 
-    def _identity_of(self, claims: dict[str, Any]) -> Identity:
+    def _identity_of(self, claims: dict[str, Any]) -> VouchedIdentity:
         tenant_claim, models_claim = (
             self._settings.jwt_tenant_claim,
             self._settings.jwt_models_claim,
@@ -111,12 +111,12 @@ class Tokens:
             raise _refusal(f"its claim {tenant_claim} is not a name")
         models = claims.get(models_claim) if models_claim else None
         if models is None:
-            return Identity(TOKEN_IDENTITY + tenant)
+            return VouchedIdentity(TOKEN_IDENTITY + tenant)
         if isinstance(models, str):
             models = models.split()
         if not isinstance(models, list) or not all(isinstance(name, str) for name in models):
             raise _refusal(f"its claim {models_claim} is not a list of names")
-        return Identity(TOKEN_IDENTITY + tenant, tuple(models))
+        return VouchedIdentity(TOKEN_IDENTITY + tenant, tuple(models))
 
 
 def tokens_of(settings: GatewaySettings, fetch: Fetch, clock: Clock) -> Tokens:

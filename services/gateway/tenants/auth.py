@@ -19,7 +19,7 @@ from baton.wire.failures import AuthenticationFailed, DeadlineExceeded, LimitExc
 from baton.wire.key_registry import identity_digest, key_digest
 from baton.wire.v1 import quota_pb2
 from services.gateway.clients.protocols import CallContext
-from services.gateway.tenants.principal import Identity, Principal
+from services.gateway.tenants.principal import Principal, VouchedIdentity
 from services.gateway.tenants.quota_outage import GuardedQuota
 
 FRESH_S = 5.0
@@ -71,7 +71,7 @@ class TokenChecker(Protocol):
     async def run(self) -> None:
         """Follow the issuer's keys."""
 
-    async def identity(self, token: str) -> Identity:
+    async def identity(self, token: str) -> VouchedIdentity:
         """The identity that a token vouches for. Raises AuthenticationFailed, Unavailable."""
 
 
@@ -153,13 +153,20 @@ class Authenticator:
         return any(now_s < cached.fetched_s + STALE_S for cached in newest_first)
 
     async def authenticate(
-        self, authorization: str | None, context: CallContext, address: str | None = None
+        self,
+        authorization: str | VouchedIdentity | None,
+        context: CallContext,
+        address: str | None = None,
     ) -> Principal:
-        """The principal of a request from `address`, which is None when it is not known.
+        """The principal of a request from `address`, which is None when it is not known. An
+        identity as `authorization` was checked before.
 
         Raises AuthenticationFailed; LimitExceeded after many wrong keys; Unavailable
         `quota_unavailable` when the quota service cannot answer and nothing usable is cached.
         """
+        if isinstance(authorization, VouchedIdentity):
+            digest_of = partial(identity_digest, identity=authorization.name)
+            return await self._principal(digest_of, context, address)
         if self._tokens is not None and is_token(authorization):
             return await self._of_token(self._tokens, authorization, context, address)
         api_key = bearer_key(authorization)

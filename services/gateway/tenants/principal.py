@@ -57,7 +57,7 @@ class AccountLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class VouchedIdentity:
     """A name that somebody else vouches for, which a key of the registry stands for. `models`:
     those that its voucher allows; None when it leaves that to the registry."""
 

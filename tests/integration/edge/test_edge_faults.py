@@ -5,6 +5,7 @@ import contextlib
 import os
 import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,6 +16,8 @@ from baton.runtime.process import Process
 from baton.system.clock import SystemClock
 from baton.testing.certificates import Authority
 from services.envoy.envoy_process import run_envoy
+from services.gateway.http.request import Headers
+from services.gateway.identity.certificates import Certificates
 from tests.integration.edge.edge_load import CHAT, REFUSED, Load
 from tests.integration.edge.edge_stack import HOME, PATIENCE_S, Edge, SmallGateway, running_edge
 
@@ -30,10 +33,14 @@ async def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 async def edge(
     authority: Authority, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Edge]:
-    """With TLS to clients."""
+    """With TLS to clients, who may have certificates."""
     files = authority.issue(tmp_path_factory.mktemp("tls"), "DNS:localhost,IP:127.0.0.1")
     gateways = [SmallGateway("a"), SmallGateway("b")]
-    tls = {"tls_cert_file": files.cert, "tls_key_file": files.key}
+    tls = {
+        "tls_cert_file": files.cert,
+        "tls_key_file": files.key,
+        "client_ca_file": files.ca,
+    }
     async with running_edge(gateways, **tls) as running:
         yield running
 
@@ -66,6 +73,31 @@ async def test_without_the_control_plane_everything_goes_on(
             edge.discovery.tell()
             await edge.until_hosts((a, "healthy"), (b, "healthy"))
     await added.kill()
+
+
+async def test_gateways_are_told_of_a_checked_client_certificate_and_of_nothing_else(
+    edge: Edge, authority: Authority, tmp_path: Path
+) -> None:
+    forged = {"x-forwarded-client-cert": "URI=spiffe://example/root"}
+    own = authority.issue(tmp_path / "own", "URI:spiffe://example/acme")
+    stranger = Authority(tmp_path, "stranger").issue(tmp_path / "other", "URI:spiffe://example/a")
+    for files, expected in ((own, "spiffe://example/acme"), (None, None)):
+        trusted = ssl.create_default_context(cadata=authority.certificate.decode())
+        if files is not None:
+            trusted.load_cert_chain(files.cert, files.key)
+        async with httpx.AsyncClient(base_url=edge.root, verify=trusted) as http:
+            answer = await http.post(CHAT, content=b"{}", headers=forged, timeout=PATIENCE_S)
+        serving = next(g for g in edge.gateways if g.name == answer.headers["x-gateway"])
+        value = serving.requests[-1].get("x-forwarded-client-cert")
+        headers = Headers([(b"x-forwarded-client-cert", (value or "").encode())])
+        found = Certificates(["127.0.0.1"], "uri").identity({"client": ("127.0.0.1", 1)}, headers)
+        assert (found.name if found else None) == (f"cert:{expected}" if expected else None)
+        assert "root" not in (value or "")
+    trusted = ssl.create_default_context(cadata=authority.certificate.decode())
+    trusted.load_cert_chain(stranger.cert, stranger.key)
+    async with httpx.AsyncClient(base_url=edge.root, verify=trusted) as http:
+        with pytest.raises(httpx.HTTPError):
+            await http.post(CHAT, content=b"{}", timeout=PATIENCE_S)
 
 
 async def test_tls_offers_http_2_and_a_renewed_certificate_is_shown(

@@ -16,7 +16,7 @@ from baton.wire.failures import AuthenticationFailed, Unavailable
 from services.gateway.identity.issuer_keys import MIN_REFRESH_S, REFRESH_S
 from services.gateway.identity.tokens import CHECKED_S, Tokens, tokens_of
 from services.gateway.settings import GatewaySettings
-from services.gateway.tenants.principal import Identity, Principal
+from services.gateway.tenants.principal import Principal, VouchedIdentity
 
 ISSUER, AUDIENCE = "https://login.example", "baton"
 JWKS = "https://login.example/keys"
@@ -83,8 +83,8 @@ async def problem_of(tokens: Tokens, token: str) -> str:
 def test_a_token_vouches_for_the_identity_in_its_claim(jwks_url: str) -> None:
     async def scenario(issuer: Issuer) -> None:
         tokens = issuer.tokens(jwt_jwks_url=jwks_url)
-        assert await tokens.identity(issuer.token()) == Identity("jwt:acme")
-        assert await tokens.identity(issuer.token(key_id="")) == Identity("jwt:acme")
+        assert await tokens.identity(issuer.token()) == VouchedIdentity("jwt:acme")
+        assert await tokens.identity(issuer.token(key_id="")) == VouchedIdentity("jwt:acme")
         assert issuer.num_fetches == (1 if jwks_url else 2)
 
     with_issuer(scenario)
@@ -95,7 +95,7 @@ def test_a_claim_may_name_the_models() -> None:
         tokens = issuer.tokens(jwt_models_claim="models")
         named = await tokens.identity(issuer.token(models=["a", "b"]))
         spaced = await tokens.identity(issuer.token(models="a b", jti="1"))
-        assert named == spaced == Identity("jwt:acme", ("a", "b"))
+        assert named == spaced == VouchedIdentity("jwt:acme", ("a", "b"))
         assert (await tokens.identity(issuer.token(jti="2"))).models is None
         assert "models" in await problem_of(tokens, issuer.token(models=[1]))
 

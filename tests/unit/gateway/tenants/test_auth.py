@@ -16,7 +16,7 @@ from services.gateway.tenants.auth import (
     Authenticator,
     bearer_key,
 )
-from services.gateway.tenants.principal import Identity
+from services.gateway.tenants.principal import VouchedIdentity
 from services.gateway.tenants.quota_outage import GuardedQuota
 from tests.unit.gateway.fakes import KEY, SECRET, FakeQuota
 
@@ -183,12 +183,12 @@ class FakeTokens:
     async def run(self) -> None:
         """Follow nothing."""
 
-    async def identity(self, token: str) -> Identity:
+    async def identity(self, token: str) -> VouchedIdentity:
         self.num_checks += 1
         name = token.split(".")[1]
         if name == "forged":
             raise AuthenticationFailed("the token is not valid: it is forged")
-        return Identity(f"jwt:{name}", self.models)
+        return VouchedIdentity(f"jwt:{name}", self.models)
 
 
 async def test_a_token_has_the_principal_of_its_identity(
