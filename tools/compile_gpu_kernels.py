@@ -54,7 +54,14 @@ _PREFILL = {
     "TILE_KEYS": 64,
     "MIN_SEGMENT_TILES": 1,
 }
-_ROTATE = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "DIM": 128, "HALF_PAD": 64, "BLOCK_SIZE": 16}
+_ROTATE = {
+    "NUM_HEADS": 32,
+    "NUM_KV_HEADS": 8,
+    "DIM": 128,
+    "HALF_PAD": 64,
+    "BLOCK_SIZE": 16,
+    "TILE_HEADS": 8,
+}
 # Kernel, constants, warps, stages; as baton/model/gpu/triton/attention_backend.py and
 # baton/model/gpu/triton/layers.py launch them for an 8 B model.
 CASES: dict[str, tuple[Any, dict[str, Any], int, int]] = {
@@ -64,7 +71,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], int, int]] = {
     "join": (join_segments_kernel, _SPLIT | {"V_DIM": 128, "V_PAD": 128}, 4, 1),
     "norm": (add_rms_norm_kernel, {"HAS_RESIDUAL": True, "SIZE_PAD": 4096}, 8, 1),
     "gate": (silu_mul_kernel, {"SIZE_TILE": 4096}, 4, 1),
-    "rotate": (rotate_store_kernel, _ROTATE | {"HAS_NORM": True}, 1, 1),
+    "rotate": (rotate_store_kernel, _ROTATE | {"HAS_NORM": True}, 4, 1),
     "sample": (sample_rows_kernel, {"HAS_LIMITS": False, "TILE": 4096}, 8, 3),
     "sample, limits": (sample_rows_kernel, {"HAS_LIMITS": True, "TILE": 4096}, 8, 3),
     "forbid": (forbid_tokens_kernel, {"TILE_WORDS": 128}, 4, 3),

@@ -9,6 +9,7 @@ from baton.model.gpu.triton.layer_kernels import (
 )
 
 _MAX_TILE = 4096
+_TILE_HEADS = 8
 
 
 def add_rms_norm(
@@ -61,7 +62,8 @@ def rotate_and_store(
     num_tokens, num_kv_heads, dim = qkv.shape[0], keys.shape[1], keys.shape[3]
     num_heads = qkv.shape[1] // dim - 2 * num_kv_heads
     query = qkv.new_empty(num_tokens, num_heads, dim)
-    rotate_store_kernel[(num_tokens, num_heads + 2 * num_kv_heads)](
+    num_tiles = -(-(num_heads + 2 * num_kv_heads) // _TILE_HEADS)
+    rotate_store_kernel[(num_tokens, num_tiles)](
         qkv,
         query,
         keys,
@@ -77,6 +79,7 @@ def rotate_and_store(
         HALF_PAD=1 << (dim // 2 - 1).bit_length(),
         BLOCK_SIZE=keys.shape[2],
         HAS_NORM=norms is not None,
-        num_warps=1,
+        TILE_HEADS=_TILE_HEADS,
+        num_warps=4,
     )
     return query
