@@ -24,9 +24,10 @@ SLOT_BYTES = 16 * 2**20  # on the device, and as much of page-locked memory
 class _Slot:
     """Some rows and the blocks that they hold, on both sides."""
 
-    def __init__(self, num_rows: int, row_bytes: int, device: torch.device) -> None:
+    def __init__(self, num_rows: int, like: torch.Tensor) -> None:
+        device = like.device
         is_locked = device.type == "cuda"
-        shape, ids, rows = (num_rows, row_bytes), torch.int64, torch.uint8
+        shape, ids, rows = (num_rows, like.shape[1]), torch.int64, like.dtype
         self.host_rows = torch.empty(shape, dtype=rows, pin_memory=is_locked)
         self.host_ids = torch.empty(num_rows, dtype=ids, pin_memory=is_locked)
         self.rows = torch.empty(shape, dtype=rows, device=device)
@@ -44,13 +45,14 @@ class BlockStaging:
     """Between a cache and a shared pool of equally many blocks."""
 
     def __init__(self, cache: KVPool, shared: memoryview, stream: SideStream) -> None:
-        self._cache = cache.rows
-        self._shared = torch.frombuffer(shared, dtype=torch.uint8).view(cache.rows.shape)
-        self._stream = stream
         row_bytes = cache.spec.row_bytes
+        # Rows are gathered and scattered number by number: in the widest that there are.
+        number = torch.int64 if row_bytes % 8 == 0 else torch.uint8
+        self._cache = cache.rows.view(number)
+        self._shared = torch.frombuffer(shared, dtype=number).view(self._cache.shape)
+        self._stream = stream
         self._slot_rows = max(1, min(SLOT_BYTES // row_bytes, cache.num_blocks))
-        device = cache.rows.device
-        self._free = [_Slot(self._slot_rows, row_bytes, device) for _ in range(NUM_SLOTS)]
+        self._free = [_Slot(self._slot_rows, self._cache) for _ in range(NUM_SLOTS)]
         self._under_way: deque[_UnderWay] = deque()
         self.num_begun = 0
         self._num_ended = 0
@@ -104,7 +106,8 @@ class BlockStaging:
     def _end_oldest(self) -> None:
         _, slot, leaving = self._under_way.popleft()
         if leaving is not None:
-            self._shared[leaving] = slot.host_rows[: len(leaving)]
+            for block_id, row in zip(leaving.tolist(), slot.host_rows, strict=False):
+                self._shared[block_id].copy_(row)
             self._num_ended += 1
         self._free.append(slot)
 

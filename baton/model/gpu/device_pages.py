@@ -41,10 +41,10 @@ class DevicePages:
     @torch.inference_mode()
     def place(self, ring_start: int, layer: int, block_ids: Sequence[int]) -> None:
         """Begin to copy one page after the other from the ring into these blocks."""
-        start, end = self._spec.page_range(0, layer)
-        size = end - start
-        pages = self._ring[ring_start : ring_start + size * len(block_ids)].view(-1, size)
-        self._rows[self._ids(block_ids), start:end] = pages
+        words = self._words(layer)
+        size = words.shape[1] * WORD_BYTES
+        pages = self._ring[ring_start : ring_start + size * len(block_ids)].view(torch.int64)
+        words[self._ids(block_ids)] = pages.view(-1, words.shape[1])
 
     @torch.inference_mode()
     def checksums(self, pages: Sequence[tuple[int, Sequence[int]]]) -> list[list[int]]:
@@ -57,10 +57,13 @@ class DevicePages:
         return [flat[end - len(each) : end] for end, each in zip(ends, sums, strict=True)]
 
     def _sums(self, layer: int, block_ids: Sequence[int]) -> torch.Tensor:
-        start, end = self._spec.page_range(0, layer)
-        words = self._rows.view(torch.int64)[:, start // WORD_BYTES : end // WORD_BYTES]
-        pages = words[self._ids(block_ids)]
+        pages = self._words(layer)[self._ids(block_ids)]
         return (pages * self._factors[: pages.shape[1]]).sum(1)
+
+    def _words(self, layer: int) -> torch.Tensor:
+        """The pages of one layer in all blocks, as 64-bit words."""
+        start, end = self._spec.page_range(0, layer)
+        return self._rows.view(torch.int64)[:, start // WORD_BYTES : end // WORD_BYTES]
 
     def _ids(self, block_ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor(block_ids, dtype=torch.int64, device=self._rows.device)
