@@ -76,10 +76,15 @@ def build_engine(options: argparse.Namespace, make: RunnerMaker = make_runner) -
     device = choose_device(options.device)
     host_kv_bytes = options.kv_memory or 0 if device.type == "cpu" else 0
     step = LargestStep(options.max_step_tokens, options.max_batch)
-    loaded = load_model(
-        options.model,
-        LoadOptions(options.dtype, options.block_size, options.max_model_len, host_kv_bytes, step),
+    load_options = LoadOptions(
+        options.dtype,
+        options.block_size,
+        options.max_model_len,
+        host_kv_bytes,
+        step,
+        keeps_float16=device.type == "cuda",
     )
+    loaded = load_model(options.model, load_options)
     runner, loaded = make(
         loaded,
         step,

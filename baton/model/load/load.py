@@ -43,6 +43,7 @@ class LoadOptions:
     max_model_len: int | None = None  # None = the model's own
     kv_bytes: int = 0
     largest_step: LargestStep = field(default_factory=LargestStep)
+    keeps_float16: bool = False  # the device is as fast in float16 as in bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def load_model(name: str, options: LoadOptions) -> LoadedModel:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     model_class = _model_class(source.name, config)
     check_config(source.name, config, model_class)
-    dtype = choose_dtype(options.dtype, config)
+    dtype = choose_dtype(options, config)
     max_model_len = choose_max_model_len(source.name, config, options.max_model_len)
     memory = memory_need(source.name, model_class, config, dtype, options.largest_step)
     memory.check(source.name, options.kv_bytes)
@@ -86,11 +87,13 @@ def load_model(name: str, options: LoadOptions) -> LoadedModel:
         return _describe(source, model, max_model_len, options.block_size, memory)
 
 
-def choose_dtype(wanted: str, config: PretrainedConfig) -> torch.dtype:
-    """The dtype to compute in; "auto" keeps the checkpoint's, but float32 for float16."""
-    if wanted != "auto":
-        return TORCH_DTYPES[wanted]
+def choose_dtype(options: LoadOptions, config: PretrainedConfig) -> torch.dtype:
+    """The dtype to compute in; "auto" keeps the checkpoint's where the device is made for it."""
+    if options.dtype != "auto":
+        return TORCH_DTYPES[options.dtype]
     stored = config.get_text_config().dtype
+    if stored == torch.float16 and options.keeps_float16:
+        return torch.float16
     return torch.bfloat16 if stored == torch.bfloat16 else torch.float32
 
 

@@ -65,16 +65,18 @@ def test_cache_shapes_come_from_what_attention_receives(model_folder, name, shap
 
 
 @pytest.mark.parametrize(
-    ("wanted", "stored", "expected"),
+    ("options", "stored", "expected"),
     [
-        ("auto", torch.float32, "float32"),
-        ("auto", torch.bfloat16, "bfloat16"),
-        ("auto", torch.float16, "float32"),
-        ("bfloat16", torch.float32, "bfloat16"),
-        ("float32", torch.bfloat16, "float32"),
+        (LoadOptions(), torch.float32, "float32"),
+        (LoadOptions(), torch.bfloat16, "bfloat16"),
+        (LoadOptions(), torch.float16, "float32"),
+        (LoadOptions(keeps_float16=True), torch.float16, "float16"),
+        (LoadOptions(keeps_float16=True), torch.float32, "float32"),
+        (LoadOptions(dtype="bfloat16"), torch.float32, "bfloat16"),
+        (LoadOptions(dtype="float32"), torch.bfloat16, "float32"),
     ],
 )
-def test_dtype_is_the_wanted_one_or_the_checkpoints(copy_of, wanted, stored, expected):
+def test_dtype_is_the_wanted_one_or_the_checkpoints(copy_of, options, stored, expected):
     folder = copy_of("llama")
     path = folder / "model.safetensors"
     tensors = safetensors.torch.load_file(path)
@@ -82,7 +84,7 @@ def test_dtype_is_the_wanted_one_or_the_checkpoints(copy_of, wanted, stored, exp
         {name: tensor.to(stored) for name, tensor in tensors.items()}, path, {"format": "pt"}
     )
     edit_config(folder, dtype=str(stored).removeprefix("torch."))
-    loaded = load_model(str(folder), LoadOptions(dtype=wanted))
+    loaded = load_model(str(folder), options)
     assert {layer.dtype for layer in loaded.kv_spec.layers} == {expected}
 
 
