@@ -36,6 +36,9 @@ _INDEXES = (
     "context_lens_ptr",
     "table_starts_ptr",
     "tables_ptr",
+    "segment_starts_ptr",
+    "segment_seqs_ptr",
+    "segment_keys_ptr",
     "settings_ptr",
     "rows_ptr",
     "words_ptr",
@@ -44,16 +47,16 @@ _OF_LOGITS = {"logits_ptr": "*fp32", "tokens_ptr": "*i64"}
 _FLOATS = ("scaling", "softcap", "eps")
 _HEAD = {"BLOCK_SIZE": 16, "K_DIM": 128, "V_DIM": 128, "K_PAD": 128, "V_PAD": 128}
 _FORM = {"HAS_SINKS": True, "HAS_SOFTCAP": True, "HAS_WINDOW": True, "PRECISION": "ieee"}
-_SPLIT = {"GROUP": 4, "SHORT_QUERIES": 4, "SEGMENTS": 16}
-_DECODE = {"TILE_ROWS": 16, "TILE_KEYS": 64, "MIN_SEGMENT_TILES": 2}
+_SPLIT = {"GROUP": 4, "SHORT_QUERIES": 4}
+_DECODE = {"TILE_ROWS": 16, "TILE_KEYS": 64, "IS_SPLIT": True}
 _PREFILL = {
     "GROUP": 4,
     "SHORT_QUERIES": 4,
-    "SEGMENTS": 1,
     "TILE_ROWS": 128,
     "TILE_KEYS": 64,
-    "MIN_SEGMENT_TILES": 1,
+    "IS_SPLIT": False,
 }
+_JOIN = {"V_DIM": 128, "V_PAD": 128, "CHUNK": 16}
 _ROTATE = {
     "NUM_HEADS": 32,
     "NUM_KV_HEADS": 8,
@@ -66,14 +69,14 @@ _ROTATE = {
 # baton/model/gpu/triton/layers.py launch them for an 8 B model.
 CASES: dict[str, tuple[Any, dict[str, Any], int, int]] = {
     "store": (store_kv_kernel, _HEAD, 1, 1),
-    "decode": (paged_attention_kernel, _HEAD | _FORM | _SPLIT | _DECODE, 4, 3),
+    "decode": (paged_attention_kernel, _HEAD | _FORM | _SPLIT | _DECODE, 2, 3),
     "prefill": (paged_attention_kernel, _HEAD | _FORM | _PREFILL, 8, 3),
-    "join": (join_segments_kernel, _SPLIT | {"V_DIM": 128, "V_PAD": 128}, 4, 1),
+    "join": (join_segments_kernel, _SPLIT | _JOIN, 4, 1),
     "norm": (add_rms_norm_kernel, {"HAS_RESIDUAL": True, "SIZE_PAD": 4096}, 8, 1),
     "gate": (silu_mul_kernel, {"SIZE_TILE": 4096}, 4, 1),
     "rotate": (rotate_store_kernel, _ROTATE | {"HAS_NORM": True}, 4, 1),
-    "sample": (sample_rows_kernel, {"HAS_LIMITS": False, "TILE": 4096}, 8, 3),
-    "sample, limits": (sample_rows_kernel, {"HAS_LIMITS": True, "TILE": 4096}, 8, 3),
+    "sample": (sample_rows_kernel, {"HAS_LIMITS": False, "TILE": 4096}, 16, 3),
+    "sample, limits": (sample_rows_kernel, {"HAS_LIMITS": True, "TILE": 4096}, 16, 3),
     "forbid": (forbid_tokens_kernel, {"TILE_WORDS": 128}, 4, 3),
 }
 
@@ -94,6 +97,8 @@ def compile_all(target: GPUTarget) -> Iterator[dict[str, Any]]:
             attrs={(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if _is_aligned(n)},
         )
         options = {"num_warps": num_warps, "num_stages": num_stages}
+        if num_warps == 16:  # as baton/model/gpu/triton/sampling.py
+            options["maxnreg"] = 128
         compiled = triton.compile(source, target=target, options=options)
         used = _assembled(compiled.asm["ptx"])
         yield {"kernel": name, **used, "shared_bytes": compiled.metadata.shared}
@@ -110,7 +115,7 @@ def _type(name: str, constants: dict[str, Any]) -> str:
         return "*i32"
     if name in _OF_LOGITS:
         return _OF_LOGITS[name]
-    is_partial = constants.get("SEGMENTS", 1) > 1 and name in ("partials_ptr", "stats_ptr")
+    is_partial = constants.get("IS_SPLIT", True) and name in ("partials_ptr", "stats_ptr")
     return "*fp32" if is_partial else "*bf16"
 
 

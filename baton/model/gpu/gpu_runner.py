@@ -1,12 +1,12 @@
 """Runs one batch on a GPU: the `engine.Runner` of a model whose weights and cache lie there.
 
-A step is one copy of its inputs, one forward pass, one small copy of the tokens back. Pure decode
-steps are padded to a fixed size and replayed as a CUDA graph, from embedding to greedy tokens;
-steps with prefill chunks run as they are. Tokens are chosen on the device: logits never leave it.
-With a CPU as its device it is the same program without graphs, which is how it is tested.
+A step is one copy of its inputs, one forward pass, one small copy of the tokens back. Steps that
+are not large are padded to a fixed size and replayed as a CUDA graph, from embedding to greedy
+tokens (`device_steps.py`). Tokens are chosen on the device: logits never leave it. With a CPU as
+its device it is the same program without graphs, which is how it is tested.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ import torch
 from baton.engine.protocol.batch import SampleRow, StepBatch, StepResult
 from baton.engine.protocol.messages import SamplingParams
 from baton.model.gpu.block_staging import BlockStaging
-from baton.model.gpu.decode_graphs import DecodeGraphs, graph_sizes
 from baton.model.gpu.device_pages import DevicePages
+from baton.model.gpu.device_steps import DeviceSteps
 from baton.model.gpu.gpu_forward import device_forward
 from baton.model.gpu.step_inputs import StepInputs, StepLimits
 from baton.model.gpu.triton.attention_backend import Tuning
@@ -26,22 +26,6 @@ from baton.model.sampling.row_sampler import RowSampler
 from baton.model.tensors.kv_pool import KVPool
 from baton.model.tensors.side_stream import side_stream
 from baton.wire.kv_spec import KVSpec
-
-
-class _DecodeOutputs(NamedTuple):
-    """The results of decode steps; graphs of all sizes write there."""
-
-    logits: torch.Tensor  # float32 [max_seqs, num_logits]
-    greedy: torch.Tensor  # int64 [max_seqs], the likeliest tokens
-
-    @classmethod
-    def of(cls, loaded: LoadedModel, max_seqs: int, device: torch.device) -> "_DecodeOutputs":
-        layer: Any = loaded.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        num_logits = loaded.vocab_size if layer is None else layer.weight.shape[0]
-        return cls(
-            torch.empty(max_seqs, num_logits, device=device),
-            torch.empty(max_seqs, dtype=torch.int64, device=device),
-        )
 
 
 class GpuRunner:
@@ -72,14 +56,13 @@ class GpuRunner:
         self.eos_token_ids = loaded.eos_token_ids
         loaded.model.to(device)  # type: ignore[arg-type]
         self._sampler = RowSampler(loaded.eos_token_ids, DEVICE_OPS)
-        self._inputs = StepInputs(limits, loaded.kv_spec.block_size, device)
-        self._forward = device_forward(loaded, self._inputs, tuning, is_fused=is_fused)
-        self._outputs = _DecodeOutputs.of(loaded, limits.max_seqs, device)
+        self._limits, self._device = limits, device
+        inputs = StepInputs(limits, loaded.kv_spec.block_size, device)
+        forward = device_forward(loaded, inputs, tuning, is_fused=is_fused)
+        self._steps = DeviceSteps(forward, inputs, _num_logits(loaded), device)
         self._staging: BlockStaging | None = None
-        # Whether decode steps are captured for each pool that is bound.
+        # Whether steps are captured for each pool that is bound.
         self.captures_graphs = False
-        sizes = graph_sizes(limits.max_seqs)
-        self._graphs = DecodeGraphs(sizes, device, self._decode, self._inputs.fill_padding)
 
     def bind_pool(self, pool: memoryview) -> None:
         """Make a cache of the same size; `pool` gets and gives only what is handed over."""
@@ -90,11 +73,12 @@ class GpuRunner:
     def make_pool(self, num_blocks: int) -> None:
         """Make a cache that nothing is handed over from or to, and capture graphs if enabled."""
         num_bytes = num_blocks * self.kv_spec.row_bytes
-        device = self._outputs.logits.device
         self._staging = None
-        self.pool = KVPool(self.kv_spec, torch.zeros(num_bytes, dtype=torch.uint8, device=device))
-        self._forward.bind(self.pool)
-        self._graphs.clear()
+        self.pool = KVPool(
+            self.kv_spec, torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+        )
+        self._steps.forward.bind(self.pool)
+        self._steps.clear()
         if self.captures_graphs:
             self.capture_graphs()
 
@@ -113,30 +97,29 @@ class GpuRunner:
 
     @property
     def num_graphs(self) -> int:
-        """The number of sizes of decode steps that are captured."""
-        return self._graphs.num_captured
+        """The number of sizes of steps that are captured."""
+        return self._steps.num_captured
 
     def decode_size(self, num_seqs: int) -> int | None:
         """The size to which a decode step of so many sequences is padded; None = not at all."""
-        return self._graphs.size_for(num_seqs)
+        return self._steps.decode_size(num_seqs)
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
-        """Capture decode steps over the pool that is bound now.
+        """Capture steps over the pool that is bound now.
 
         Raises RuntimeError when the model does something that cannot be captured.
         """
-        self._graphs.capture()
+        self._steps.capture()
 
     @torch.inference_mode()
     def try_graph(self) -> None:
         """Capture one decode step. Raises RuntimeError when it does what cannot be captured."""
-        self._graphs.capture(self._graphs.sizes[:1])
-        self._graphs.clear()
+        self._steps.try_capture()
 
     def run_largest_step(self) -> None:
         """Run what takes most memory, over whatever pool is bound; its first block is ruined."""
-        self.run(_largest_batch(self._inputs, self.max_model_len))
+        self.run(_largest_batch(self._limits, self.max_model_len))
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> StepResult:
@@ -146,7 +129,7 @@ class GpuRunner:
             self.pool.copy_block(source, target)
         if batch.masks is not None:
             batch.masks.start()
-        logits, greedy = self._compute(batch)
+        logits, greedy = self._steps.compute(batch)
         if self._staging is not None:
             self._staging.download(batch.exported_blocks)
             self._staging.poll()  # while the device computes
@@ -159,36 +142,17 @@ class GpuRunner:
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> torch.Tensor:
         """Compute the batch; float32 logits of its `sample_rows`, on the device, used up soon."""
-        return self._compute(batch)[0]
-
-    def _compute(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and likeliest token of each of `sample_rows`."""
-        rows = np.array([row.token_row for row in batch.sample_rows], dtype=np.int64)
-        num_seqs, num_tokens = len(batch.context_lens), len(batch.token_ids)
-        size = self._graphs.size_for(num_seqs) if num_seqs == num_tokens else None
-        if size is None:
-            self._inputs.fill(batch, rows)
-            wanted = self._inputs["logit_rows"][: len(rows)].long()
-            logits = self._forward.logits(num_tokens, wanted)
-            return logits.float(), logits.argmax(-1)
-        self._inputs.fill(batch, rows, size - num_seqs)
-        self._graphs.run(size)
-        logits, greedy = self._outputs
-        if np.array_equal(rows, np.arange(len(rows))):
-            return logits[: len(rows)], greedy[: len(rows)]
-        wanted = self._inputs["logit_rows"][: len(rows)].long()
-        return logits[wanted], greedy[wanted]
-
-    def _decode(self, size: int) -> None:
-        """One token of `size` sequences, into the outputs."""
-        logits, greedy = self._outputs
-        logits[:size] = self._forward.logits(size, None)
-        torch.argmax(logits[:size], -1, out=greedy[:size])
+        return self._steps.compute(batch)[0]
 
 
-def _largest_batch(inputs: StepInputs, max_model_len: int) -> StepBatch:
+def _num_logits(loaded: LoadedModel) -> int:
+    """The width of the model's output, which may be wider than its vocabulary."""
+    layer: Any = loaded.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return loaded.vocab_size if layer is None else int(layer.weight.shape[0])
+
+
+def _largest_batch(limits: StepLimits, max_model_len: int) -> StepBatch:
     """As many tokens as fit, in prompts as long as they can be; each row is to be sampled from."""
-    limits = inputs.limits
     num_tokens = min(limits.max_tokens, limits.max_seqs * max_model_len)
     starts = [*range(0, num_tokens, max_model_len), num_tokens]
     lengths = np.diff(starts)

@@ -1,4 +1,4 @@
-"""Decode steps of fixed sizes, each captured once as a CUDA graph and then replayed.
+"""Steps of fixed sizes, each captured once as a CUDA graph and then replayed.
 
 A replay launches hundreds of kernels as one, over inputs and outputs that never move; a batch is
 padded to the next size. On other devices a size is run as it is, so that padding can be tested
@@ -12,15 +12,22 @@ from collections.abc import Callable
 import torch
 
 SIZE_STEP = 8
+# Tokens of the steps of other kinds. Larger ones compute for longer than they take to launch.
+TOKEN_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
-def graph_sizes(max_size: int) -> list[int]:
+def decode_sizes(max_size: int) -> list[int]:
     """1, 2, 4, then multiples of 8 up to `max_size`, which is always the last."""
     sizes = {1, 2, 4, *range(SIZE_STEP, max_size, SIZE_STEP), max_size}
     return sorted(size for size in sizes if size <= max_size)
 
 
-class DecodeGraphs:
+def token_sizes(max_tokens: int) -> list[int]:
+    """TOKEN_SIZES up to `max_tokens`."""
+    return [size for size in TOKEN_SIZES if size <= max_tokens]
+
+
+class StepGraphs:
     """`forward(size)` runs a padded step over inputs that `prepare(size)` has filled."""
 
     def __init__(
@@ -39,9 +46,9 @@ class DecodeGraphs:
     def num_captured(self) -> int:
         return len(self._graphs)
 
-    def size_for(self, num_seqs: int) -> int | None:
-        """The smallest size that holds so many sequences; None when there is none."""
-        index = bisect_left(self.sizes, num_seqs)
+    def size_for(self, number: int) -> int | None:
+        """The smallest size that holds so many; None when there is none."""
+        index = bisect_left(self.sizes, number)
         return self.sizes[index] if index < len(self.sizes) else None
 
     def clear(self) -> None:

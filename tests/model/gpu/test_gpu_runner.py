@@ -14,19 +14,15 @@ from baton.engine.protocol.runner import CopyingRunner
 from baton.model.gpu.gpu_forward import DeviceModules
 from baton.model.gpu.gpu_runner import GpuRunner
 from baton.model.gpu.step_inputs import StepLimits
-from baton.model.gpu.triton.attention_backend import Tuning
 from baton.model.gpu.triton.dense_forward import TritonDense
 from baton.model.load.load import LoadOptions, load_model
 from baton.model.load.self_check import check_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-LIMITS = StepLimits(max_tokens=64, max_seqs=6, max_blocks_per_seq=12)
+# The interpreter takes milliseconds for each program of a kernel, even for one without work.
+LIMITS = StepLimits(64, max_seqs=6, max_blocks_per_seq=12, more_segments=2, segment_unit=16)
 NUM_BLOCKS = 24
 SMALL = {"num_hidden_layers": 1}
-
-
-# The interpreter takes milliseconds for each program of a kernel, even for one without work.
-FEW_PROGRAMS = Tuning(num_segments=2, min_segment_keys=16)
 
 
 @pytest.fixture
@@ -35,7 +31,7 @@ def load(model_folder):
 
     def load(name, **changes):
         loaded = load_model(str(model_folder(name, **changes)), LoadOptions(dtype="float32"))
-        return loaded, GpuRunner(loaded, LIMITS, DEVICE, FEW_PROGRAMS)
+        return loaded, GpuRunner(loaded, LIMITS, DEVICE)
 
     return load
 
@@ -51,7 +47,7 @@ def load(model_folder):
 )
 def test_a_model_gives_its_own_logits_through_the_paged_kernels(name, changes, load):
     loaded, runner = load(name, num_hidden_layers=2, **changes)
-    assert isinstance(runner._forward, DeviceModules)
+    assert isinstance(runner._steps.forward, DeviceModules)
     check_model(loaded, runner)
 
 
@@ -66,7 +62,7 @@ def test_a_model_gives_its_own_logits_through_the_paged_kernels(name, changes, l
 )
 def test_a_dense_model_gives_its_own_logits_without_its_modules(name, changes, load):
     loaded, runner = load(name, **changes)
-    assert isinstance(runner._forward, TritonDense)
+    assert isinstance(runner._steps.forward, TritonDense)
     check_model(loaded, runner)
 
 
@@ -101,12 +97,31 @@ def test_a_decode_step_runs_at_the_next_size_and_rows_come_in_their_order(load):
     loaded, runner = load("llama", **SMALL)
     runner.bind_pool(memoryview(bytearray(NUM_BLOCKS * loaded.kv_spec.row_bytes)))
     sizes = []
-    forward = runner._graphs._forward
-    runner._graphs._forward = lambda size: (sizes.append(size), forward(size))
+    forward = runner._steps._decodes._forward
+    runner._steps._decodes._forward = lambda size: (sizes.append(size), forward(size))
     all_rows = runner.run(decode_batch([0, 1, 2])).tokens.tolist()
     some_rows = runner.run(decode_batch([2, 0])).tokens.tolist()
     assert some_rows == [all_rows[2], all_rows[0]]
     assert sizes == [4, 4]
+
+
+def test_a_step_with_a_chunk_is_padded_to_a_size_once_steps_are_captured(load):
+    loaded, runner = load("qwen3", **SMALL)
+    runner.bind_pool(memoryview(bytearray(NUM_BLOCKS * loaded.kv_spec.row_bytes)))
+    batch = mixed_batch()
+    plain = runner.logits(batch).clone()
+    before = runner.pool.rows.clone()
+    runner.bind_pool(memoryview(bytearray(NUM_BLOCKS * loaded.kv_spec.row_bytes)))
+    runner.capture_graphs()
+    sizes = []
+    forward = runner._steps._others.run
+    runner._steps._others.run = lambda size: (sizes.append(size), forward(size))
+    torch.testing.assert_close(runner.logits(batch), plain, atol=1e-5, rtol=0)
+    assert sizes == [16]
+    torch.testing.assert_close(runner.pool.rows.view(torch.float32), before.view(torch.float32))
+    batch.sample_rows = batch.sample_rows * 4  # more than the outputs have room for
+    runner.logits(batch)
+    assert sizes == [16]
 
 
 def test_output_goes_on_on_another_worker_after_the_blocks_moved(
@@ -147,6 +162,21 @@ def test_copied_blocks_are_copied_before_the_step(load):
     runner.run(batch)
     assert before.any()
     assert torch.equal(runner.pool.rows[21], before)
+
+
+def mixed_batch():
+    """A chunk of ten tokens and a decode, in a block of their own."""
+    greedy = SamplingParams(max_tokens=1)
+    return StepBatch(
+        step=1,
+        token_ids=np.arange(5, 16),
+        positions=np.array([*range(10), 0]),
+        query_starts=np.array([0, 10, 11], np.int32),
+        context_lens=np.array([10, 1], np.int32),
+        block_tables=np.array([[0], [1]], np.int32),
+        seq_ids=[0, 1],
+        sample_rows=[SampleRow(row, greedy, 0, 0) for row in (10, 9)],
+    )
 
 
 def decode_batch(token_rows):

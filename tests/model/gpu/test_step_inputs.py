@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from baton.engine.protocol.batch import StepBatch
-from baton.model.gpu.step_inputs import StepInputs, StepLimits
+from baton.model.gpu.step_inputs import Padding, StepInputs, StepLimits
 
 BLOCK = 16
-LIMITS = StepLimits(max_tokens=32, max_seqs=5, max_blocks_per_seq=4)
+LIMITS = StepLimits(32, max_seqs=5, max_blocks_per_seq=4, more_segments=3, segment_unit=8)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_tokens_have_slots_and_tables_have_no_padding(inputs):
 
 
 def test_padding_is_one_token_each_that_stores_and_sees_nothing(inputs):
-    inputs.fill(MIXED, np.array([3, 0]), num_padded=2)
+    inputs.fill(MIXED, np.array([3, 0]), Padding(2, 2))
     assert values(inputs, "query_starts", 5) == [0, 1, 4, 5, 6]
     assert values(inputs, "slots", 6)[4:] == [-1, -1]
     assert values(inputs, "context_lens", 4) == [34, 18, 0, 0]
@@ -54,9 +54,25 @@ def test_padding_is_one_token_each_that_stores_and_sees_nothing(inputs):
     assert (inputs.num_seqs, inputs.num_tokens) == (4, 6)
 
 
+def test_sequences_beyond_the_padding_tokens_have_none(inputs):
+    inputs.fill(MIXED, np.array([3]), Padding(2, 3))
+    assert values(inputs, "query_starts", 6) == [0, 1, 4, 5, 6, 6]
+    assert values(inputs, "logit_rows", 6) == [3, 0, 0, 0, 0, 0]
+    assert (inputs.num_seqs, inputs.num_tokens) == (5, 6)
+
+
+def test_long_contexts_are_cut_into_equal_segments_and_none_is_without_one(inputs):
+    inputs.fill(MIXED, np.array([3]), Padding(1, 1))
+    # 52 tokens in three parts, rounded up to the unit: two sequences have one or two, padding one.
+    assert values(inputs, "segment_keys", 1) == [24]
+    assert values(inputs, "segment_starts", 4) == [0, 2, 3, 4]
+    assert inputs.num_segments == 6
+    assert values(inputs, "segment_seqs", 6) == [0, 0, 1, 2, -1, -1]
+
+
 def test_a_later_step_leaves_nothing_of_an_earlier_one(inputs):
-    inputs.fill(MIXED, np.array([3, 0]), num_padded=3)
-    inputs.fill_padding(2)
+    inputs.fill(MIXED, np.array([3, 0]), Padding(3, 3))
+    inputs.fill_padding(Padding(2, 2))
     assert values(inputs, "query_starts", 3) == [0, 1, 2]
     assert values(inputs, "slots", 2) == [-1, -1]
     assert values(inputs, "context_lens", 2) == [0, 0]

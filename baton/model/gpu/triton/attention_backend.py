@@ -1,8 +1,8 @@
 """Paged attention on a GPU with the project's own Triton kernels: the backend that is always there.
 
-Sequences with few new tokens (decode, short drafts) are split over their keys into a fixed number
-of segments; longer ones (prefill chunks) go in tiles of queries. Both launches cover the whole
-batch and skip what is the other's, so nothing is sorted or counted per kind, and a decode launch
+Sequences with few new tokens (decode, short drafts) are split over their keys into the segments of
+the step's inputs; longer ones (prefill chunks) go in tiles of queries. Both launches cover the
+whole batch and skip what is the other's, so nothing is sorted or counted per kind, and a launch
 over padded inputs can be captured in a CUDA graph. Runs in Triton's interpreter without a GPU.
 """
 
@@ -28,6 +28,17 @@ MAX_KEYS_BYTES = 128 * 1024
 MAX_ROWS_VALUES = 128 * 256
 MAX_ROWS_VALUES_FLOAT32 = 16 * 256
 MAX_KEYS_FLOAT32 = 16
+JOINED_SEGMENTS = 16  # partial results that are loaded together
+# The inputs that the attention kernel reads.
+_SECTIONS = (
+    "query_starts",
+    "context_lens",
+    "table_starts",
+    "tables",
+    "segment_starts",
+    "segment_seqs",
+    "segment_keys",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +55,8 @@ class TileShape:
 class Tuning:
     """Options that change speed and not results (beyond the order of sums)."""
 
-    short: TileShape = TileShape(num_rows=16, num_keys=64, num_warps=4, num_stages=3)
+    short: TileShape = TileShape(num_rows=16, num_keys=64, num_warps=2, num_stages=3)
     long: TileShape = TileShape(num_rows=128, num_keys=64, num_warps=8, num_stages=3)
-    num_segments: int = 16
-    min_segment_keys: int = 128
     max_short_queries: int = 8  # a sequence with more new tokens is not split
 
 
@@ -96,35 +105,33 @@ class TritonAttention:
 
     def _attend_split(self, call: "_Call", num_short: int) -> None:
         """Sequences of up to `num_short` queries: each is one tile, split over its keys."""
-        tuning, inputs = self._tuning, self._inputs
-        num_rows = inputs.limits.max_seqs * call.query.shape[0] * num_short * tuning.num_segments
+        inputs = self._inputs
+        num_rows = inputs.limits.max_segments * call.query.shape[0] * num_short
         v_pad = _padded(call.output.shape[2])
         if self._partials.numel() < num_rows * v_pad:
             self._partials = torch.empty(num_rows * v_pad, device=call.output.device)
         if self._stats.numel() < num_rows * 2:
             self._stats = torch.empty(num_rows * 2, device=call.output.device)
-        split = _Split(self._partials, self._stats, tuning.num_segments, tuning.min_segment_keys)
-        call.attend(tuning.short, inputs.num_seqs, num_short, split)
+        split = _Split(self._partials, self._stats)
+        call.attend(self._tuning.short, inputs.num_segments, num_short, split)
         num_queries = min(num_short, inputs.max_queries)
-        join_segments_kernel[(inputs.num_seqs, call.num_kv_heads, num_queries * call.group)](
+        join_segments_kernel[(call.num_kv_heads, num_queries * call.group, inputs.num_seqs)](
             call.output,
-            self._partials,
-            self._stats,
+            *split,
             inputs["query_starts"],
+            inputs["segment_starts"],
             call.output.stride(0),
             GROUP=call.group,
             V_DIM=call.output.shape[2],
             V_PAD=v_pad,
             SHORT_QUERIES=num_short,
-            SEGMENTS=tuning.num_segments,
+            CHUNK=JOINED_SEGMENTS,
         )
 
 
 class _Split(NamedTuple):
     partials: torch.Tensor
     stats: torch.Tensor
-    num_segments: int
-    min_segment_keys: int
 
 
 class _Call:
@@ -155,14 +162,11 @@ class _Call:
         return max(16, num_rows, _power_of_2(self.group))
 
     def attend(
-        self, shape: TileShape, num_tiles: int, num_short: int, split: _Split | None = None
+        self, shape: TileShape, num_programs: int, num_short: int, split: _Split | None = None
     ) -> None:
-        """Attend to the short sequences when their results are split, else to the long ones."""
+        """Attend to the short sequences when they are split, else to the long ones."""
         form, inputs = self.form, self.inputs
-        tile_keys = self._tile_keys(shape)
-        num_segments = 1 if split is None else split.num_segments
-        min_segment_keys = 0 if split is None else split.min_segment_keys
-        paged_attention_kernel[(num_tiles, self.num_kv_heads, num_segments)](
+        paged_attention_kernel[(self.num_kv_heads, num_programs)](
             self.query,
             self.keys,
             self.values,
@@ -170,7 +174,7 @@ class _Call:
             self.output,
             self.output if split is None else split.partials,
             self.output if split is None else split.stats,
-            *(inputs[name] for name in ("query_starts", "context_lens", "table_starts", "tables")),
+            *map(inputs.__getitem__, _SECTIONS),
             inputs.num_seqs,
             *self.query.stride()[:2],
             self.output.stride(0),
@@ -181,10 +185,9 @@ class _Call:
             **self._dims,
             GROUP=self.group,
             TILE_ROWS=self.num_rows(shape),
-            TILE_KEYS=tile_keys,
+            TILE_KEYS=self._tile_keys(shape),
             SHORT_QUERIES=num_short,
-            SEGMENTS=num_segments,
-            MIN_SEGMENT_TILES=max(1, min_segment_keys // tile_keys),
+            IS_SPLIT=split is not None,
             HAS_SINKS=form.sinks is not None,
             HAS_SOFTCAP=form.softcap is not None,
             HAS_WINDOW=form.sliding_window is not None,

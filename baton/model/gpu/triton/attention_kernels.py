@@ -2,9 +2,9 @@
 
 One attention kernel serves both decode and prefill: a program owns one KV head and a tile of rows,
 where a row is one query of one head of the group that shares the KV head, so that the matrix units
-are used in decode too. `SEGMENTS` > 1 cuts the keys of one tile into that many parts, which run at
-the same time and are joined by `join_segments_kernel`; how they are cut depends on the sequence
-alone, so a result never depends on batch mates. Softmax is in float32 and base 2.
+are used in decode too. With `IS_SPLIT` a program has the keys of one segment of a sequence; what
+several segments of one sequence give is joined by `join_segments_kernel`. Softmax is in float32 and
+base 2. Tiles of keys that all rows see, which are most, are computed without any masks.
 
 The kernels know pointers, strides and sizes; what a step is, is told in `attention_backend.py`. The
 way to find a tile's sequence follows vLLM's `triton_unified_attention` (Apache-2.0).
@@ -42,7 +42,11 @@ def store_kv_kernel(
 
 @triton.jit
 def _find_tile(query_starts_ptr, num_seqs, tile, TILE_QUERIES: tl.constexpr):
-    """(sequence, its first query in the tile); tiles of sequence s begin at start(s) / size + s."""
+    """(sequence, its first query in the tile); tiles of sequence s begin at start(s) / size + s.
+
+    The last come first: they see most keys.
+    """
+    tile = tl.num_programs(1) - 1 - tile
     low = 0
     high = num_seqs
     while low < high:
@@ -58,22 +62,33 @@ def _find_tile(query_starts_ptr, num_seqs, tile, TILE_QUERIES: tl.constexpr):
 
 
 @triton.jit
-def _key_range(
-    context_len, first_position, segment, window, HAS_WINDOW: tl.constexpr,
+def _keys_of_program(
+    segment_starts_ptr, segment_keys_ptr, seq, place, context_len, first_position, window,
+    IS_SPLIT: tl.constexpr, HAS_WINDOW: tl.constexpr,
     TILE_QUERIES: tl.constexpr, TILE_KEYS: tl.constexpr,
-    SEGMENTS: tl.constexpr, MIN_SEGMENT_TILES: tl.constexpr,
 ):  # fmt: skip
-    """[first, end) of the keys that this segment of a tile reads; depends on its sequence alone."""
-    end = tl.minimum(context_len, first_position + TILE_QUERIES)
-    first = 0
+    """(segment, segments of its sequence, first, end) of the keys that a tile sees, and has."""
+    first_key = 0
     if HAS_WINDOW:
-        first = tl.maximum(first_position - window + 1, 0) // TILE_KEYS * TILE_KEYS
-    if SEGMENTS > 1:
-        num_tiles = (end - first + TILE_KEYS - 1) // TILE_KEYS
-        segment_tiles = tl.maximum((num_tiles + SEGMENTS - 1) // SEGMENTS, MIN_SEGMENT_TILES)
-        first += segment * segment_tiles * TILE_KEYS
-        end = tl.minimum(end, first + segment_tiles * TILE_KEYS)
-    return first, end
+        first_key = tl.maximum(first_position - window + 1, 0) // TILE_KEYS * TILE_KEYS
+    end_key = tl.minimum(context_len, first_position + TILE_QUERIES)
+    segment = 0
+    num_segments = 1
+    if IS_SPLIT:
+        first_segment = tl.load(segment_starts_ptr + seq)
+        num_segments = tl.load(segment_starts_ptr + seq + 1) - first_segment
+        segment = place - first_segment
+        num_keys = tl.load(segment_keys_ptr)
+        first_key = tl.maximum(first_key, segment * num_keys)
+        end_key = tl.minimum(end_key, (segment + 1) * num_keys)
+    return segment, num_segments, first_key, end_key
+
+
+@triton.jit
+def _load_rows(row_ptrs, is_row, DIM: tl.constexpr, PAD: tl.constexpr):
+    dims = tl.arange(0, PAD)
+    is_number = is_row[:, None] & (dims < DIM)
+    return tl.load(row_ptrs[:, None] + dims, mask=is_number, other=0.0)
 
 
 @triton.jit
@@ -91,60 +106,64 @@ def _before_keys(
 
 
 @triton.jit
-def _scores(
-    query, key, keys, is_key, positions, scaling, softcap, window,
-    HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+def _load_tile(
+    head_ptr, starts, offsets, is_key, IS_FULL: tl.constexpr,
+    DIM: tl.constexpr, PAD: tl.constexpr, IS_TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile in base 2, -inf where a query does not see a key."""
-    scores = tl.dot(query, key, input_precision=PRECISION) * scaling
-    if HAS_SOFTCAP:
-        # softcap * tanh(scores / softcap)
-        scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
-    is_seen = is_key[None, :] & (keys[None, :] <= positions[:, None])
-    if HAS_WINDOW:
-        is_seen &= keys[None, :] > positions[:, None] - window
-    return tl.where(is_seen, scores * _LOG2_E, float("-inf"))
+    """Keys or values of a tile `[keys, PAD]`, or transposed; 0 beyond keys and dimensions."""
+    dims = tl.arange(0, PAD)
+    if IS_TRANSPOSED:
+        pointers = head_ptr + (starts + offsets * DIM)[None, :] + dims[:, None]
+        mask = is_key[None, :] & (dims < DIM)[:, None]
+    else:
+        pointers = head_ptr + (starts + offsets * DIM)[:, None] + dims[None, :]
+        mask = is_key[:, None] & (dims < DIM)[None, :]
+    if not (IS_FULL and DIM == PAD):
+        return tl.load(pointers, mask=mask, other=0.0)
+    return tl.load(pointers)
 
 
 @triton.jit
-def _attend_keys(
-    query, positions, largest, total, first_key, end_key,
+def _attend_tiles(
+    result, largest, total, query, positions, first_key, end_key,
     key_ptr, value_ptr, table_ptr, pool_stride_block, scaling, softcap, window,
     BLOCK_SIZE: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
-    K_PAD: tl.constexpr, V_PAD: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_KEYS: tl.constexpr,
+    K_PAD: tl.constexpr, V_PAD: tl.constexpr, TILE_KEYS: tl.constexpr, IS_FULL: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sum values under softmax weights, tile by tile: (sum, largest score, sum of the weights).
+    """Add values under softmax weights, tile by tile: (sum, largest score, sum of the weights).
 
     `key_ptr` and `value_ptr` are one head's first page; it is BLOCK_SIZE rows, densely packed.
+    With IS_FULL all rows see all keys, of which there are whole tiles.
     """
-    k_dims = tl.arange(0, K_PAD)
-    v_dims = tl.arange(0, V_PAD)
-    result = tl.zeros([TILE_ROWS, V_PAD], tl.float32)
+    # Scores are in base 2 and scaled where they are used, in one operation with what follows.
+    scale = scaling * _LOG2_E
+    if HAS_SOFTCAP:
+        scale = softcap * _LOG2_E
     for tile_key in range(first_key, end_key, TILE_KEYS):
         keys = tile_key + tl.arange(0, TILE_KEYS)
         is_key = keys < end_key
-        blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-        starts = blocks * pool_stride_block
+        if IS_FULL:
+            blocks = tl.load(table_ptr + keys // BLOCK_SIZE)
+        else:
+            blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0)
+        starts = blocks.to(tl.int64) * pool_stride_block
         offsets = keys % BLOCK_SIZE
-        key = tl.load(
-            key_ptr + (starts + offsets * K_DIM)[None, :] + k_dims[:, None],
-            mask=is_key[None, :] & (k_dims < K_DIM)[:, None],
-            other=0.0,
-        )
-        value = tl.load(
-            value_ptr + (starts + offsets * V_DIM)[:, None] + v_dims[None, :],
-            mask=is_key[:, None] & (v_dims < V_DIM)[None, :],
-            other=0.0,
-        )
-        scores = _scores(
-            query, key, keys, is_key, positions, scaling, softcap, window,
-            HAS_SOFTCAP, HAS_WINDOW, PRECISION,
-        )  # fmt: skip
-        new_largest = tl.maximum(largest, tl.max(scores, 1))
+        key = _load_tile(key_ptr, starts, offsets, is_key, IS_FULL, K_DIM, K_PAD, True)
+        value = _load_tile(value_ptr, starts, offsets, is_key, IS_FULL, V_DIM, V_PAD, False)
+        scores = tl.dot(query, key, input_precision=PRECISION)
+        if HAS_SOFTCAP:
+            # tanh(scores / softcap)
+            scores = 2.0 * tl.sigmoid(2.0 * scaling / softcap * scores) - 1.0
+        if not IS_FULL:
+            is_seen = is_key[None, :] & (keys[None, :] <= positions[:, None])
+            if HAS_WINDOW:
+                is_seen &= keys[None, :] > positions[:, None] - window
+            scores = tl.where(is_seen, scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, 1) * scale)
         # A row that has seen nothing yet: any finite number keeps its weights at 0.
         base = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-        weights = tl.exp2(scores - base[:, None])
+        weights = tl.exp2(scores * scale - base[:, None])
         decay = tl.exp2(largest - base)
         total = total * decay + tl.sum(weights, 1)
         result = result * decay[:, None]
@@ -154,69 +173,119 @@ def _attend_keys(
 
 
 @triton.jit
+def _attend_keys(
+    largest, total, query, positions, first_position, first_key, end_key,
+    key_ptr, value_ptr, table_ptr, pool_stride_block, scaling, softcap, window,
+    BLOCK_SIZE: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
+    K_PAD: tl.constexpr, V_PAD: tl.constexpr, TILE_ROWS: tl.constexpr,
+    TILE_QUERIES: tl.constexpr, TILE_KEYS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """As _attend_tiles, over keys that not all rows see: those between them are without masks."""
+    result = tl.zeros([TILE_ROWS, V_PAD], tl.float32)
+    first_full = first_key
+    if HAS_WINDOW:
+        # The last query sees the fewest of the oldest keys.
+        unseen = tl.maximum(first_position + TILE_QUERIES - window - first_key, 0)
+        first_full = first_key + (unseen + TILE_KEYS - 1) // TILE_KEYS * TILE_KEYS
+        result, largest, total = _attend_tiles(
+            result, largest, total, query, positions, first_key, tl.minimum(first_full, end_key),
+            key_ptr, value_ptr, table_ptr, pool_stride_block, scaling, softcap, window,
+            BLOCK_SIZE, K_DIM, V_DIM, K_PAD, V_PAD, TILE_KEYS, False,
+            HAS_SOFTCAP, HAS_WINDOW, PRECISION,
+        )  # fmt: skip
+    num_full = tl.maximum(tl.minimum(end_key, first_position + 1) - first_full, 0) // TILE_KEYS
+    end_full = first_full + num_full * TILE_KEYS
+    result, largest, total = _attend_tiles(
+        result, largest, total, query, positions, first_full, end_full,
+        key_ptr, value_ptr, table_ptr, pool_stride_block, scaling, softcap, window,
+        BLOCK_SIZE, K_DIM, V_DIM, K_PAD, V_PAD, TILE_KEYS, True,
+        HAS_SOFTCAP, HAS_WINDOW, PRECISION,
+    )  # fmt: skip
+    return _attend_tiles(
+        result, largest, total, query, positions, end_full, end_key,
+        key_ptr, value_ptr, table_ptr, pool_stride_block, scaling, softcap, window,
+        BLOCK_SIZE, K_DIM, V_DIM, K_PAD, V_PAD, TILE_KEYS, False,
+        HAS_SOFTCAP, HAS_WINDOW, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
 def _store_rows(to_ptr, places, is_row, rows, DIM: tl.constexpr, PAD: tl.constexpr):
     dims = tl.arange(0, PAD)
     to = to_ptr + places[:, None] + dims[None, :]
     tl.store(to, rows.to(to_ptr.dtype.element_ty), mask=is_row[:, None] & (dims < DIM)[None, :])
 
 
+@triton.jit
+def _store_partial(
+    partials_ptr, stats_ptr, row_places, is_row, has_keys, result, largest, total,
+    PAD: tl.constexpr,
+):  # fmt: skip
+    """What the rows have of one segment; without keys that is their statistics alone."""
+    places = row_places.to(tl.int64)
+    tl.store(stats_ptr + places * 2, largest, mask=is_row)
+    tl.store(stats_ptr + places * 2 + 1, total, mask=is_row)
+    _store_rows(partials_ptr, places * PAD, is_row & has_keys, result, PAD, PAD)
+
+
 @triton.jit(do_not_specialize=["num_seqs", "window"])
 def paged_attention_kernel(
     query_ptr, key_pool_ptr, value_pool_ptr, sinks_ptr, output_ptr, partials_ptr, stats_ptr,
-    query_starts_ptr, context_lens_ptr, table_starts_ptr, tables_ptr, num_seqs,
+    query_starts_ptr, context_lens_ptr, table_starts_ptr, tables_ptr,
+    segment_starts_ptr, segment_seqs_ptr, segment_keys_ptr, num_seqs,
     query_stride_head, query_stride_token, output_stride_token, pool_stride_block,
     scaling, softcap, window,
     GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
     K_PAD: tl.constexpr, V_PAD: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_KEYS: tl.constexpr,
-    SHORT_QUERIES: tl.constexpr, SEGMENTS: tl.constexpr, MIN_SEGMENT_TILES: tl.constexpr,
-    HAS_SINKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr,
+    SHORT_QUERIES: tl.constexpr, IS_SPLIT: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile, KV head, segment): rows of one tile over the keys of one segment.
+    """Program (KV head, segment or tile): rows of one tile over its keys, or those of a segment.
 
-    With segments a tile is a whole short sequence (at most SHORT_QUERIES queries) and the result is
-    partial; without, tiles are found in the flat batch, and short sequences are left out.
+    Split tiles are whole short sequences; others are found in the flat batch, the longest first.
     """
-    seq = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    segment = tl.program_id(2)
+    kv_head = tl.program_id(0)
+    place = tl.program_id(1)
     TILE_QUERIES: tl.constexpr = TILE_ROWS // GROUP
     first_query = 0
-    if SEGMENTS == 1:
-        seq, first_query = _find_tile(query_starts_ptr, num_seqs, seq, TILE_QUERIES)
+    if IS_SPLIT:
+        seq = tl.load(segment_seqs_ptr + place)
+        if seq < 0:
+            return
+    else:
+        seq, first_query = _find_tile(query_starts_ptr, num_seqs, place, TILE_QUERIES)
     start = tl.load(query_starts_ptr + seq)
     num_queries = tl.load(query_starts_ptr + seq + 1) - start
-    if ((num_queries <= SHORT_QUERIES) != (SEGMENTS > 1)) | (first_query >= num_queries):
+    if ((num_queries <= SHORT_QUERIES) != IS_SPLIT) | (first_query >= num_queries):
         return
     rows = tl.arange(0, TILE_ROWS)
     queries = first_query + rows // GROUP
     heads = kv_head * GROUP + rows % GROUP
     is_row = (rows < TILE_QUERIES * GROUP) & (queries < num_queries)
     tokens = (start + queries).to(tl.int64)
-    k_dims = tl.arange(0, K_PAD)
     query_from = query_ptr + heads * query_stride_head + tokens * query_stride_token
-    is_query = is_row[:, None] & (k_dims < K_DIM)
-    query = tl.load(query_from[:, None] + k_dims, mask=is_query, other=0.0)
-    largest, total = _before_keys(sinks_ptr, heads, is_row, segment, HAS_SINKS, TILE_ROWS)
+    query = _load_rows(query_from, is_row, K_DIM, K_PAD)
     num_old = tl.load(context_lens_ptr + seq) - num_queries
-    first_key, end_key = _key_range(
-        num_old + num_queries, num_old + first_query, segment, window, HAS_WINDOW,
-        TILE_QUERIES, TILE_KEYS, SEGMENTS, MIN_SEGMENT_TILES,
+    first_position = num_old + first_query
+    segment, num_segments, first_key, end_key = _keys_of_program(
+        segment_starts_ptr, segment_keys_ptr, seq, place, num_old + num_queries, first_position,
+        window, IS_SPLIT, HAS_WINDOW, TILE_QUERIES, TILE_KEYS,
     )  # fmt: skip
+    largest, total = _before_keys(sinks_ptr, heads, is_row, segment, HAS_SINKS, TILE_ROWS)
     result, largest, total = _attend_keys(
-        query, num_old + queries, largest, total, first_key, end_key,
+        largest, total, query, num_old + queries, first_position, first_key, end_key,
         key_pool_ptr + kv_head * BLOCK_SIZE * K_DIM, value_pool_ptr + kv_head * BLOCK_SIZE * V_DIM,
         tables_ptr + tl.load(table_starts_ptr + seq), pool_stride_block, scaling, softcap, window,
-        BLOCK_SIZE, K_DIM, V_DIM, K_PAD, V_PAD, TILE_ROWS, TILE_KEYS,
+        BLOCK_SIZE, K_DIM, V_DIM, K_PAD, V_PAD, TILE_ROWS, TILE_QUERIES, TILE_KEYS,
         HAS_SOFTCAP, HAS_WINDOW, PRECISION,
     )  # fmt: skip
-    if SEGMENTS > 1:
-        row_places = (seq * tl.num_programs(1) + kv_head) * (SHORT_QUERIES * GROUP) + rows
-        places = row_places.to(tl.int64) * SEGMENTS + segment
-        has_seen = is_row & ((first_key < end_key) | (segment == 0))
-        tl.store(stats_ptr + places * 2, largest, mask=is_row)
-        tl.store(stats_ptr + places * 2 + 1, total, mask=is_row)
-        _store_rows(partials_ptr, places * V_PAD, has_seen, result, V_PAD, V_PAD)
+    if num_segments > 1:
+        row_places = (place * tl.num_programs(0) + kv_head) * (SHORT_QUERIES * GROUP) + rows
+        has_keys = (first_key < end_key) | (segment == 0)
+        _store_partial(
+            partials_ptr, stats_ptr, row_places, is_row, has_keys, result, largest, total, V_PAD
+        )
     else:
         places = tokens * output_stride_token + heads * V_DIM
         result = result / tl.where(total > 0.0, total, 1.0)[:, None]
@@ -225,38 +294,45 @@ def paged_attention_kernel(
 
 @triton.jit
 def join_segments_kernel(
-    output_ptr, partials_ptr, stats_ptr, query_starts_ptr, output_stride_token,
+    output_ptr, partials_ptr, stats_ptr, query_starts_ptr, segment_starts_ptr, output_stride_token,
     GROUP: tl.constexpr, V_DIM: tl.constexpr, V_PAD: tl.constexpr,
-    SHORT_QUERIES: tl.constexpr, SEGMENTS: tl.constexpr,
+    SHORT_QUERIES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Program (sequence, KV head, row): the output of one row from its segments' partial ones."""
-    seq = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    row = tl.program_id(2)
+    """Program (KV head, row, sequence): the output of one row from its segments' partial ones."""
+    kv_head = tl.program_id(0)
+    row = tl.program_id(1)
+    seq = tl.program_id(2)
+    first_segment = tl.load(segment_starts_ptr + seq)
+    num_segments = tl.load(segment_starts_ptr + seq + 1) - first_segment
     start = tl.load(query_starts_ptr + seq)
     num_queries = tl.load(query_starts_ptr + seq + 1) - start
-    if num_queries > SHORT_QUERIES:
+    if (num_segments <= 1) | (num_queries > SHORT_QUERIES) | (row >= num_queries * GROUP):
         return
-    if row >= num_queries * GROUP:
-        return
-    segments = tl.arange(0, SEGMENTS)
     v_dims = tl.arange(0, V_PAD)
-    row_place = (seq * tl.num_programs(1) + kv_head) * (SHORT_QUERIES * GROUP) + row
-    place = row_place.to(tl.int64) * SEGMENTS + segments
-    largest = tl.load(stats_ptr + place * 2)
-    totals = tl.load(stats_ptr + place * 2 + 1)
-    # Segments without keys have written no partial result, except the first one.
-    has_seen = largest > float("-inf")
-    base = tl.max(largest, 0)
-    base = tl.where(base == float("-inf"), 0.0, base)
-    shares = tl.exp2(largest - base)
-    total = tl.sum(shares * totals, 0)
-    partials = tl.load(
-        partials_ptr + place[:, None] * V_PAD + v_dims[None, :],
-        mask=has_seen[:, None],
-        other=0.0,
-    )
-    result = tl.sum(partials * shares[:, None], 0) / tl.where(total > 0.0, total, 1.0)
+    result = tl.zeros([V_PAD], tl.float32)
+    base = float("-inf")
+    total = 0.0
+    for chunk in range(0, num_segments, CHUNK):
+        segments = chunk + tl.arange(0, CHUNK)
+        is_segment = segments < num_segments
+        places = (first_segment + segments) * tl.num_programs(0) + kv_head
+        places = (places * (SHORT_QUERIES * GROUP) + row).to(tl.int64)
+        largest = tl.load(stats_ptr + places * 2, mask=is_segment, other=float("-inf"))
+        totals = tl.load(stats_ptr + places * 2 + 1, mask=is_segment, other=0.0)
+        # Segments without keys have written no partial result, except the first one.
+        partials = tl.load(
+            partials_ptr + places[:, None] * V_PAD + v_dims[None, :],
+            mask=(largest > float("-inf"))[:, None],
+            other=0.0,
+        )
+        new_base = tl.maximum(base, tl.max(largest, 0))
+        finite = tl.where(new_base == float("-inf"), 0.0, new_base)
+        decay = tl.exp2(base - finite)
+        shares = tl.exp2(largest - finite)
+        total = total * decay + tl.sum(shares * totals, 0)
+        result = result * decay + tl.sum(partials * shares[:, None], 0)
+        base = new_base
+    result = result / tl.where(total > 0.0, total, 1.0)
     token = (start + row // GROUP).to(tl.int64)
     to = output_ptr + token * output_stride_token + (kv_head * GROUP + row % GROUP) * V_DIM
     tl.store(to + v_dims, result.to(output_ptr.dtype.element_ty), mask=v_dims < V_DIM)

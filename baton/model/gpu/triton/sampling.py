@@ -12,7 +12,8 @@ from baton.model.sampling.noise import keys_of
 from baton.model.sampling.row_sampler import SamplingOps
 
 _MAX_TILE = 4096
-_NUM_WARPS = 8
+_NUM_WARPS = 16
+_MAX_REGISTERS = 128  # of a thread: all that so many warps can have, or some would be spilled
 _TILE_WORDS = 128
 _SETTINGS = np.dtype(
     [
@@ -46,6 +47,7 @@ def sample_on_device(logits: torch.Tensor, rows: Sequence[SampleRow]) -> NDArray
         HAS_LIMITS=has_limits,
         TILE=min(_MAX_TILE, 1 << (size - 1).bit_length()),
         num_warps=_NUM_WARPS,
+        maxnreg=_MAX_REGISTERS,
     )
     tokens[indexes] = chosen.cpu().numpy()
     return tokens
