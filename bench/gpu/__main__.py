@@ -27,14 +27,19 @@ from bench.gpu.gpu_attention import (
     measure_prefill,
     prove_attention,
     sweep_decode,
+    sweep_prefill,
 )
 from bench.gpu.gpu_handoff import main as handoff_main
 from bench.gpu.gpu_machine import Rates, Stopwatch, machine_table, measure_rates
 from bench.gpu.gpu_report import Table, render, write_run
+from bench.gpu.gpu_sampling import SamplingPlan, measure_sampling
+from bench.gpu.gpu_staging import measure_staging
 from bench.gpu.gpu_steps import (
     check_invariance,
     check_ways,
+    free_memory,
     measure_gaps,
+    measure_mixed,
     measure_peer,
     measure_steps,
 )
@@ -71,6 +76,7 @@ DRY_STEPS = StepPlan(
     context=20,
     prefill_tokens=20,
     num_steps=1,
+    mixed=((3, 1),),
     peer_batches=(),
 )
 
@@ -112,11 +118,15 @@ def all_parts(device: torch.device, *, is_dry: bool) -> Iterator[_Part]:
     yield "attention proof", lambda: [prove_attention(watch, attention)]
     yield "attention decode", lambda: [measure_decode(watch, attention, rates)]
     yield "attention prefill", lambda: [measure_prefill(watch, attention, rates)]
+    sampled = SamplingPlan(512, (1, 2), 1) if is_dry else SamplingPlan()
+    yield "staging", lambda: [measure_staging(watch, *((2, 3) if is_dry else (32, 96)))]
+    yield "sampling", lambda: [measure_sampling(watch, sampled, rates)]
     subjects = {name: cache(partial(Subject, name, steps, device)) for name in steps.models}
     for name in steps.models:
         yield from _model_parts(name, subjects[name], watch, rates)
         subjects[name].cache_clear()
-    yield "attention sweep", lambda: [sweep_decode(watch, attention)]
+    yield "sweep decode", lambda: [sweep_decode(watch, attention)]
+    yield "sweep prefill", lambda: [sweep_prefill(watch, attention)]
     yield "flashinfer", lambda: [measure_flashinfer(watch, attention)]
     for name in steps.models:
         yield f"peer {name}", partial(_peer, subjects[name])
@@ -129,6 +139,7 @@ def _model_parts(
     yield f"ways {name}", lambda: [check_ways(subject())]
     yield f"steps {name}", lambda: measure_steps(watch, subject(), rates)
     yield f"invariance {name}", lambda: [check_invariance(subject())]
+    yield f"mixed {name}", lambda: [measure_mixed(watch, subject())]
     yield f"gaps {name}", lambda: [measure_gaps(watch, subject())]
 
 
@@ -147,6 +158,7 @@ def run_parts(parts: Iterator[_Part], only: str, limit_s: float) -> Iterator[Tab
             yield Table(name, name, [], notes=["Left out: no time was left."])
             continue
         tables = _run_part(name, measure)
+        free_memory()
         tables[-1].wall_s = time.perf_counter() - started
         print(f"{name}: {tables[-1].wall_s:.1f} s", file=sys.stderr, flush=True)
         yield from tables

@@ -29,7 +29,17 @@ MAX_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 _MAX_MEMORY_SHARE = 0.5  # larger caches are left out
 _WORKSPACE_BYTES = 128 * 2**20
 # Keys of a tile, stages, warps.
-_TILES = ((32, 3, 4), (64, 2, 4), (64, 5, 4), (128, 3, 4), (64, 3, 2), (64, 3, 8))
+_TILES = ((32, 3, 4), (64, 2, 4), (64, 4, 4), (128, 2, 4), (64, 3, 2), (64, 2, 2))
+# Rows and keys of a tile, stages, warps.
+_LONG_TILES = (
+    (128, 64, 3, 8),
+    (128, 64, 2, 8),
+    (128, 64, 4, 8),
+    (128, 128, 2, 8),
+    (128, 64, 3, 4),
+    (64, 64, 3, 4),
+    (64, 128, 2, 4),
+)
 
 
 class Heads(NamedTuple):
@@ -55,6 +65,14 @@ class AttentionPlan:
     proof_counts: tuple[tuple[int, int], ...] = ((700, 1), (300, 17), (0, 512), (130, 4), (0, 1))
 
 
+class Cut(NamedTuple):
+    """A way to cut the work."""
+
+    more_segments: int = 128
+    unit: int = 64
+    tuning: Tuning = Tuning()
+
+
 class Layer:
     """A cache of one layer full of random keys and values, in scattered blocks, with a backend."""
 
@@ -64,7 +82,7 @@ class Layer:
         counts: list[tuple[int, int]],
         dtype: torch.dtype,
         device: torch.device,
-        tuning: Tuning | None = None,
+        cut: Cut | None = None,
     ) -> None:
         """`counts`: (tokens in the cache before, new ones, which are in it too) by sequence."""
         self.heads, self.counts = heads, counts
@@ -76,10 +94,11 @@ class Layer:
         rows.view(dtype).normal_()
         self.pool = KVPool(spec, rows)
         self.tables = _scattered(num_blocks)
-        limits = StepLimits(num_new, len(counts), max(num_blocks))
+        cut = cut or Cut()
+        limits = StepLimits(num_new, len(counts), max(num_blocks), cut.more_segments, cut.unit)
         self.inputs = StepInputs(limits, BLOCK_SIZE, device)
         self.inputs.fill(self._batch(), np.empty(0, np.int64))
-        self.backend = TritonAttention(self.inputs, tuning)
+        self.backend = TritonAttention(self.inputs, cut.tuning)
         self.backend.bind(self.pool)
         self.query = torch.randn(num_new, heads.num, heads.dim, device=device).to(dtype)
 
@@ -189,7 +208,7 @@ def prove_attention(watch: Stopwatch, plan: AttentionPlan) -> Table:
 @torch.inference_mode()
 def measure_decode(watch: Stopwatch, plan: AttentionPlan, rates: Rates) -> Table:
     """Bytes of the cache that a decode step of one layer reads per second."""
-    columns = ["batch", "context", "us", "GB/s", "of copy rate", "torch dense us", "ratio"]
+    columns = ["batch", "context", "us", "GB/s", "of read rate", "torch dense us", "ratio"]
     table = Table("attention_decode", _title("Decode attention, one layer", plan), columns)
     form = AttentionForm(plan.heads.dim**-0.5)
     for batch, context in _fitting(watch, plan):
@@ -197,7 +216,7 @@ def measure_decode(watch: Stopwatch, plan: AttentionPlan, rates: Rates) -> Table
         seconds = watch.seconds(partial(layer.attend, form))
         rate = _cache_bytes(plan, batch * context) / seconds
         dense_s = _dense_decode_seconds(watch, layer, form)
-        share = rate / rates.copy_bytes_per_s
+        share = rate / rates.read_bytes_per_s
         us, dense_us = seconds * 1e6, dense_s * 1e6
         table.rows.append([batch, context, us, rate / 1e9, share, dense_us, dense_s / seconds])
     return table
@@ -238,30 +257,49 @@ def measure_flashinfer(watch: Stopwatch, plan: AttentionPlan) -> Table:
 
 @torch.inference_mode()
 def sweep_decode(watch: Stopwatch, plan: AttentionPlan) -> Table:
-    """The same with other ways to cut the work: which defaults `Tuning` should have."""
-    columns = ["segments", "keys of a tile", "stages", "warps"]
+    """The same with other ways to cut the work: which defaults there should be."""
+    columns = ["more segments", "unit", "keys of a tile", "stages", "warps"]
     shapes = [(plan.decode_batches[0], plan.decode_contexts[0])]
     shapes += [(plan.decode_batches[0], plan.decode_contexts[-1])]
-    shapes += [(plan.decode_batches[2], plan.decode_contexts[0])]
+    shapes += [(plan.decode_batches[-2], plan.decode_contexts[0])]
+    shapes += [(plan.decode_batches[-1], plan.decode_contexts[0])]
     columns += [f"us at batch {batch}, context {context}" for batch, context in shapes]
     table = Table("attention_sweep", _title("Ways to cut decode attention", plan), columns)
     form = AttentionForm(plan.heads.dim**-0.5)
-    for tuning in _tunings():
-        short = tuning.short
-        row = [tuning.num_segments, short.num_keys, short.num_stages, short.num_warps]
+    for cut in _cuts():
+        short = cut.tuning.short
+        row = [*cut[:2], short.num_keys, short.num_stages, short.num_warps]
         times = []
         for batch, context in shapes:
-            layer = Layer(plan.heads, [(context - 1, 1)] * batch, plan.dtype, watch.device, tuning)
+            layer = Layer(plan.heads, [(context - 1, 1)] * batch, plan.dtype, watch.device, cut)
             times.append(watch.seconds(partial(layer.attend, form)) * 1e6)
         table.rows.append([*row, *times])
     return table
 
 
-def _tunings() -> Iterator[Tuning]:
-    for num_segments in (8, 16, 32, 64):
-        yield Tuning(num_segments=num_segments)
+def _cuts() -> Iterator[Cut]:
+    for more_segments in (64, 128, 256):
+        for unit in (64, 128):
+            yield Cut(more_segments, unit)
     for keys, stages, warps in _TILES:
-        yield Tuning(short=TileShape(16, keys, warps, stages))
+        yield Cut(tuning=Tuning(short=TileShape(16, keys, warps, stages)))
+
+
+@torch.inference_mode()
+def sweep_prefill(watch: Stopwatch, plan: AttentionPlan) -> Table:
+    """A prompt alone with other tiles: which defaults there should be."""
+    columns = ["rows of a tile", "keys of a tile", "stages", "warps"]
+    columns += [f"us of {num_tokens} tokens" for num_tokens in plan.prefill_tokens]
+    table = Table("prefill_sweep", _title("Tiles of prefill attention", plan), columns)
+    form = AttentionForm(plan.heads.dim**-0.5)
+    for rows, keys, stages, warps in _LONG_TILES:
+        cut = Cut(tuning=Tuning(long=TileShape(rows, keys, warps, stages)))
+        times = []
+        for num_tokens in plan.prefill_tokens:
+            layer = Layer(plan.heads, [(0, num_tokens)], plan.dtype, watch.device, cut)
+            times.append(watch.seconds(partial(layer.attend, form)) * 1e6)
+        table.rows.append([rows, keys, stages, warps, *times])
+    return table
 
 
 @torch.inference_mode()

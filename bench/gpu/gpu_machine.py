@@ -85,18 +85,21 @@ class Rates:
     """The best rates of the machine."""
 
     copy_bytes_per_s: float  # read and written, in device memory
+    read_bytes_per_s: float  # the faster of that and of a sum
     flops: float  # bfloat16 products
 
 
 def measure_rates(watch: Stopwatch, num_bytes: int, gemm_size: int) -> Rates:
-    """A copy of `num_bytes` and a product of two square matrices, of random data."""
+    """A copy and a sum of `num_bytes`, and a product of two square matrices, of random data."""
     device = watch.device
     source = torch.randint(0, 255, (num_bytes,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    copy_s = watch.seconds(lambda: target.copy_(source))
+    copy_rate = 2 * num_bytes / watch.seconds(lambda: target.copy_(source))
+    numbers = source.view(torch.int32)
+    read_rate = num_bytes / watch.seconds(lambda: numbers.amax())
     left, right = (torch.randn(gemm_size, gemm_size, device=device).bfloat16() for _ in range(2))
     gemm_s = watch.seconds(lambda: left @ right)
-    return Rates(2 * num_bytes / copy_s, 2.0 * gemm_size**3 / gemm_s)
+    return Rates(copy_rate, max(copy_rate, read_rate), 2.0 * gemm_size**3 / gemm_s)
 
 
 def machine_table(watch: Stopwatch, rates: Rates) -> Table:
@@ -114,5 +117,6 @@ def machine_table(watch: Stopwatch, rates: Rates) -> Table:
         except metadata.PackageNotFoundError:
             table.rows.append([name, None])
     table.rows.append(["device copy, GB/s read and written", rates.copy_bytes_per_s / 1e9])
+    table.rows.append(["device read, GB/s", rates.read_bytes_per_s / 1e9])
     table.rows.append(["bfloat16 product, TFLOP/s", rates.flops / 1e12])
     return table

@@ -1,6 +1,7 @@
 """The subjects of the step benchmarks: models with random weights, runners, and their batches."""
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ SHAPES = {
     "8 B": ModelShape(128256, 4096, 32, 32, 8, 128, 14336),
     "nano": ModelShape(512, 64, 2, 4, 2, 16, 128),
 }
+_MAX_DRAFT = 8
 _GREEDY = SamplingParams(max_tokens=1)
 
 
@@ -40,6 +42,13 @@ class StepPlan:
     context: int = 1200
     prefill_tokens: int = 4096
     num_steps: int = 20
+    # New tokens of each sequence: drafts of four for one and for eight, chunks beside decodes.
+    mixed: tuple[tuple[int, ...], ...] = (
+        (5,),
+        (5,) * 8,
+        (100, *(1,) * 28),
+        (480, *(1,) * 32),
+    )
     # Transformers' own batching: batches, and output tokens of the shorter and longer run.
     peer_batches: tuple[int, ...] = (1, 32)
     peer_tokens: tuple[int, int] = (8, 40)
@@ -83,18 +92,49 @@ class Subject:
         runner.pool.rows.view(self.plan.dtype).normal_()
         return runner
 
+    @torch.inference_mode()
+    def exact_logits(self, batch: StepBatch, cache: torch.Tensor) -> torch.Tensor:
+        """By the modules in float32, over `cache`. Comes before any runner: it copies the model."""
+        model: Any = copy.deepcopy(self.loaded.model)
+        model.float()
+        pages = [
+            (page.num_kv_heads, page.k_dim, page.v_dim, "float32")
+            for page in self.loaded.kv_spec.layers
+        ]
+        loaded = replace(
+            self.loaded,
+            model=model,
+            attention_modules=tuple(layer.self_attn for layer in model.model.layers),
+            kv_spec=KVSpec.of_layers(BLOCK_SIZE, pages),
+        )
+        limits = StepLimits(len(batch.token_ids), len(batch.context_lens), self.blocks_per_seq)
+        runner = GpuRunner(loaded, limits, self.device, is_fused=False)
+        runner.make_pool(len(cache))
+        runner.pool.rows.view(torch.float32).copy_(cache.view(self.plan.dtype))
+        return runner.logits(batch).clone()
+
     def decode_batch(self, batch: int) -> StepBatch:
         """One token of each of so many sequences of the plan's context."""
-        tables = np.arange(batch * self.blocks_per_seq, dtype=np.int32)
+        return self.mixed_batch([1] * batch)
+
+    def mixed_batch(self, counts: list[int]) -> StepBatch:
+        """So many new tokens of each sequence; each row of a few, the last one of many."""
+        context, starts = self.plan.context, np.cumsum([0, *counts], dtype=np.int32)
+        tables = np.arange(len(counts) * self.blocks_per_seq, dtype=np.int32)
+        rows = [
+            row
+            for start, count in zip(starts.tolist(), counts, strict=False)
+            for row in range(start if count <= _MAX_DRAFT else start + count - 1, start + count)
+        ]
         return StepBatch(
             step=1,
-            token_ids=np.arange(batch),
-            positions=np.full(batch, self.plan.context - 1),
-            query_starts=np.arange(batch + 1, dtype=np.int32),
-            context_lens=np.full(batch, self.plan.context, np.int32),
-            block_tables=tables.reshape(batch, -1),
+            token_ids=np.arange(sum(counts)) % self.shape.vocab_size,
+            positions=np.concatenate([np.arange(context - n, context) for n in counts]),
+            query_starts=starts,
+            context_lens=np.full(len(counts), context, np.int32),
+            block_tables=tables.reshape(len(counts), -1),
             seq_ids=[],
-            sample_rows=[SampleRow(row, _GREEDY, 0, 0) for row in range(batch)],
+            sample_rows=[SampleRow(row, _GREEDY, 0, 0) for row in rows],
         )
 
     def prefill_batch(self) -> StepBatch:
@@ -113,9 +153,9 @@ class Subject:
         )
 
     def limit_s(self, batch: int, rates: Rates) -> float:
-        """The shortest decode step: weights and cache read once at the rate of a copy."""
+        """The shortest decode step: weights and cache read once at the best rate."""
         cache = batch * self.plan.context * self.shape.kv_bytes_per_token
-        return (self.shape.weight_bytes + cache) / rates.copy_bytes_per_s
+        return (self.shape.weight_bytes + cache) / rates.read_bytes_per_s
 
 
 def random_model(shape: ModelShape, plan: StepPlan, device: torch.device) -> LoadedModel:
