@@ -8,6 +8,8 @@ import pytest
 from baton.demo_model import demo_model_path
 
 PROMPT = "What is TTFT? It is the time"
+# The beginning of an answer that goes on for 30 tokens.
+LONG_PROMPT = "A prefill worker reads prompts and is bound by compute; a decode"
 QUESTION = [{"role": "user", "content": "What is TTFT?"}]
 
 Complete = Callable[..., Any]
@@ -141,7 +143,7 @@ def test_seeds_reproduce_with_every_option_at_once(complete) -> None:
 def test_logprobs_of_prompt_and_output_equal_log_softmax(
     complete, tokenizer, logits, num_repeats: int
 ) -> None:
-    prompt_ids = tokenizer.encode(PROMPT) * num_repeats
+    prompt_ids = tokenizer.encode(LONG_PROMPT) * num_repeats
     answer = complete(prompt_ids, max_tokens=10, logprobs=5, echo=True, ignore_eos=True)
     told = answer.choices[0].logprobs
     assert told.token_logprobs[0] is None

@@ -23,6 +23,20 @@ class Review(pydantic.BaseModel):
     words: list[Literal["prefill", "decode"]] = pydantic.Field(max_length=3)
 
 
+class CalendarEvent(pydantic.BaseModel):
+    """Nothing here keeps a text or a list short: the model ends them."""
+
+    name: str
+    date: str
+    participants: list[str]
+
+
+EVENT = [
+    {"role": "system", "content": "Extract the event information."},
+    {"role": "user", "content": "Alice and Bob are going to a science fair on Friday."},
+]
+
+
 def ask(stack: Stack, **fields: Any) -> Any:
     messages = [{"role": "user", "content": QUESTION}]
     fields = {"temperature": 1.0, "seed": 7, "max_tokens": 300, **fields}
@@ -53,14 +67,32 @@ def test_responses_parse_too(stack) -> None:
     assert response.text.format.type == "json_schema"
 
 
-def test_json_object_is_an_object(stack) -> None:
-    # Biased to quotes and braces: the demo model alone writes one endless key.
-    answer = ask(
-        stack,
-        response_format={"type": "json_object"},
-        logit_bias={7: 12, 98: 12, 2114: 12},
-        stream=True,
+def test_an_event_is_parsed_from_a_sentence(stack) -> None:
+    chat = stack.client().chat.completions.parse(
+        model="baton-demo", messages=EVENT, response_format=CalendarEvent
     )
+    response = stack.client().responses.parse(
+        model="baton-demo", input=EVENT, text_format=CalendarEvent
+    )
+    wanted = CalendarEvent(name="science fair", date="Friday", participants=["Alice", "Bob"])
+    assert (chat.choices[0].finish_reason, response.status) == ("stop", "completed")
+    assert chat.choices[0].message.parsed == wanted
+    assert response.output_parsed == wanted
+
+
+def test_json_ends_also_where_the_question_has_nothing_to_do_with_it(stack) -> None:
+    answer = stack.client().chat.completions.parse(
+        model="baton-demo",
+        messages=[{"role": "user", "content": QUESTION}],
+        response_format=CalendarEvent,
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens < 100
+
+
+def test_json_object_is_an_object(stack) -> None:
+    answer = ask(stack, response_format={"type": "json_object"}, temperature=0, stream=True)
     chunks = list(answer)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert chunks[-1].choices[0].finish_reason == "stop"

@@ -1,6 +1,6 @@
 """Tool calls through the real stack, with the unchanged OpenAI client.
 
-The demo model was taught no tools: what it calls is the grammar's doing.
+`look_up` fits no question that the demo model knows: where it is called, a grammar makes it so.
 """
 
 import json
@@ -22,6 +22,24 @@ LOOK_UP = {
                 "depth": {"type": "integer", "minimum": 0, "maximum": 9},
             },
             "required": ["word", "depth"],
+            "additionalProperties": False,
+        },
+    },
+}
+GET_WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get current temperature for a given location.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "location": {
+                    "type": "string",
+                    "description": "City and country, e.g. Paris, France",
+                }
+            },
+            "required": ["location"],
             "additionalProperties": False,
         },
     },
@@ -105,5 +123,37 @@ def test_an_answer_with_tools_and_a_format_is_a_call_or_has_the_format(stack: St
 def test_the_card_of_a_model_says_that_it_calls_tools(stack: Stack) -> None:
     card = stack.client().models.retrieve(MODEL).model_dump()
     assert card["capabilities"]["tools"]
-    assert (card["tool_syntax"], card["reasoning_syntax"]) == ("generic", None)
+    assert (card["tool_syntax"], card["reasoning_syntax"]) == ("hermes", None)
     assert card in [each.model_dump() for each in stack.client().models.list().data]
+
+
+def test_the_model_calls_by_itself_and_tells_the_result(stack: Stack) -> None:
+    create = stack.client().chat.completions.create
+    question = {"role": "user", "content": "What is the weather in Paris?"}
+    first = create(model=MODEL, messages=[question], tools=[GET_WEATHER]).choices[0]
+    assert first.finish_reason == "tool_calls"
+    (call,) = first.message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("get_weather", '{"location": "Paris"}')
+    result = {"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}
+    turns = [question, first.message.model_dump(exclude_none=True), result]
+    after = create(model=MODEL, messages=turns, tools=[GET_WEATHER]).choices[0]
+    assert after.message.content == "The weather in Paris is 21 degrees."
+    assert after.finish_reason == "stop"
+
+
+def test_two_cities_are_two_calls_and_stream_so(stack: Stack) -> None:
+    question = {"role": "user", "content": "What is the weather in Paris and London?"}
+    chunks = stack.client().chat.completions.create(
+        model=MODEL, messages=[question], tools=[GET_WEATHER], stream=True
+    )
+    calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    pieces = [(call.index, call.function.arguments or "") for call in calls]
+    arguments = ["".join(text for at, text in pieces if at == index) for index in (0, 1)]
+    assert [json.loads(each)["location"] for each in arguments] == ["Paris", "London"]
+
+
+def test_a_question_that_needs_no_function_is_answered(stack: Stack) -> None:
+    create = stack.client().chat.completions.create
+    plain = create(model=MODEL, messages=[QUESTION]).choices[0].message.content
+    with_tools = create(model=MODEL, messages=[QUESTION], tools=[GET_WEATHER]).choices[0]
+    assert (with_tools.finish_reason, with_tools.message.content) == ("stop", plain)

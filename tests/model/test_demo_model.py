@@ -1,6 +1,7 @@
-"""The committed demo model answers held-back phrasings and stops, long system prompt or not.
+"""The committed demo model answers held-back phrasings and stops, long system prompt or not. It calls
+functions and writes JSON.
 
-The phrasings were kept out of training by a fixed hash; `tools/demo_model/train.py` wrote them down
+The prompts were kept out of training by a fixed hash; `tools/demo_model/train.py` wrote them down
 before anything was scored.
 """
 
@@ -19,6 +20,9 @@ QUESTIONS = json.loads((Path(__file__).parent / "demo_model_held_back.json").rea
 # another CPU decides the other way.
 MAX_WRONG_HELD_BACK = 5
 MAX_WRONG_OFF_TOPIC = 5
+# Of 24 calls and sentences about results, and of 12 objects of facts: their values and the names of
+# functions are words that were never trained.
+MAX_WRONG_COPIES = {"calls": 8, "json": 4}
 HANDBOOK = """You are the support assistant of a small bookshop in a harbour town. Greet every
 visitor kindly, and never promise a delivery date that is not in the table. Children's books are on
 the ground floor, travel and maps on the first. Gift wrapping is free in December. A voucher cannot
@@ -46,9 +50,14 @@ def one_thread() -> Any:
 
 
 def ask(model: Any, tokenizer: Any, questions: list[str], system: str = "") -> list[str]:
-    """Greedy answers with their end token, in one padded batch; settings as committed."""
+    """Greedy answers to questions behind a system prompt."""
     opening = [{"role": "system", "content": system}] if system else []
     chats = [[*opening, {"role": "user", "content": question}] for question in questions]
+    return answer(model, tokenizer, chats)
+
+
+def answer(model: Any, tokenizer: Any, chats: list[list[dict[str, Any]]]) -> list[str]:
+    """Greedy answers with their end token, in one padded batch; settings as committed."""
     prompts = tokenizer.apply_chat_template(
         chats,
         add_generation_prompt=True,
@@ -65,7 +74,40 @@ def ask(model: Any, tokenizer: Any, questions: list[str], system: str = "") -> l
 
 def wrong_answers(got: list[str], wanted: list[dict[str, str]], end: str) -> list[str]:
     pairs = zip(got, wanted, strict=True)
-    return [f"{w['question']} -> {g}" for g, w in pairs if g != w["answer"] + end]
+    return [f"{list(w.values())[:-1]} -> {g}" for g, w in pairs if g != w["answer"] + end]
+
+
+@pytest.mark.parametrize("kind", ["calls", "json"])
+def test_arguments_and_facts_are_copied_from_the_prompt(
+    model: Any, tokenizer: Any, kind: str
+) -> None:
+    wanted = QUESTIONS[kind]
+    got = answer(model, tokenizer, [row["messages"] for row in wanted])
+    wrong = wrong_answers(got, wanted, tokenizer.eos_token)
+    assert len(wrong) <= MAX_WRONG_COPIES[kind], wrong
+    assert all(each.endswith(tokenizer.eos_token) for each in got)
+
+
+def test_the_template_shows_functions_and_calls_as_the_training_did(tokenizer: Any) -> None:
+    weather = {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}
+    call = {"name": "get_weather", "arguments": {"city": "Bogotá"}}
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "And the weather?"},
+        {"role": "assistant", "tool_calls": [{"function": call}, {"function": call}]},
+        {"role": "tool", "content": "rain"},
+        {"role": "tool", "content": "sun"},
+    ]
+    text = tokenizer.apply_chat_template(
+        chat, tools=[weather], tokenize=False, add_generation_prompt=True
+    )
+    one = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bogotá"}}\n</tool_call>'
+    assert text == (
+        f"<|bos|><|system|>Be brief.\n\n<tools>\n{json.dumps(weather)}\n</tools><|end|>"
+        f"<|user|>And the weather?<|end|><|assistant|>{one}\n{one}<|end|>"
+        "<|user|><tool_response>\nrain\n</tool_response>\n<tool_response>\nsun\n</tool_response>"
+        "<|end|><|assistant|>"
+    )
 
 
 def test_held_back_phrasings_get_the_right_answer_and_stop(model: Any, tokenizer: Any) -> None:

@@ -6,12 +6,13 @@ A sequence is (token ids, loss mask); only answers and their end token carry los
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
 from tools.demo_model.offtopic import FALLBACK, OffTopic
+from tools.demo_model.skills.messages import Message
 from tools.demo_model.templates import Topic
 from tools.demo_model.tokenizer import BOS, END, MAX_POSITIONS, ROLES
 
@@ -49,6 +50,8 @@ class Mix:
     long: float = 0.11
     split_words: float = 0.3
     typo: float = 0.1
+    calls: float = 0.42
+    objects: float = 0.28
 
 
 def typo(text: str, rng: random.Random) -> str:
@@ -208,16 +211,34 @@ class DialogueSampler:
         ids += prompt + reply
         mask += [False] * len(prompt) + [True] * len(reply)
 
-    def batches(
-        self, rng: random.Random, max_tokens: int, pool: int = 256
-    ) -> Iterator[list[Sequence]]:
-        """Endless batches of at most `max_tokens` padded tokens, of sequences alike in length."""
-        while True:
-            ranked = sorted((self.sequence(rng) for _ in range(pool)), key=lambda s: len(s[0]))
-            made: list[list[Sequence]] = [[]]
-            for sequence in ranked:
-                if made[-1] and len(sequence[0]) * (len(made[-1]) + 1) > max_tokens:
-                    made.append([])
-                made[-1].append(sequence)
-            rng.shuffle(made)
-            yield from made
+    def encode_answer(self, message: Message, rng: random.Random) -> Sequence:
+        """Tokens with their loss: none in forced stretches, which a grammar may spell in odd tokens."""
+        text, cuts = message.text, [0, len(message.text)]
+        if message.forced and rng.random() < self.mix.split_words:
+            cuts += [i for i in range(1, len(text)) if message.is_forced(i) and rng.random() < 0.12]
+        ids: list[int] = []
+        mask: list[bool] = []
+        for start, end in itertools.pairwise(sorted(set(cuts))):
+            encoding = self.tokenizer.encode(text[start:end])
+            ids += encoding.ids
+            mask += [not message.is_forced(start + first) for first, _ in encoding.offsets]
+        return [*ids, self.end], [*mask, True]
+
+    def encode_messages(
+        self, messages: list[Message], before: list[int], rng: random.Random
+    ) -> Sequence:
+        """A whole dialogue. `before`: tokens that its system message begins with."""
+        if before and messages[0].role != "system":
+            messages = [Message("system", ""), *messages]
+        ids = [self.bos]
+        mask = [False]
+        for index, message in enumerate(messages):
+            if message.role == "assistant":
+                text, loss = self.encode_answer(message, rng)
+            else:
+                own = self.tokenizer.encode(message.text).ids
+                text = [*(() if index else before), *own, self.end]
+                loss = [False] * len(text)
+            ids += [self.roles[message.role], *text]
+            mask += [False, *loss]
+        return ids[:MAX_POSITIONS], mask[:MAX_POSITIONS]

@@ -1,4 +1,4 @@
-"""The gate: greedy answers to prompts that were not in the training, compared word for word."""
+"""Greedy answers to prompts that were not in the training, compared word for word."""
 
 import random
 from collections.abc import Callable
@@ -10,15 +10,26 @@ from transformers import LlamaForCausalLM
 
 from tools.demo_model.dialogue import DialogueSampler
 from tools.demo_model.offtopic import FALLBACK, TEST_FREE, TEST_NOUNS, OffTopic
+from tools.demo_model.skills.calls import CallDialogues, system_text
+from tools.demo_model.skills.messages import Message
+from tools.demo_model.skills.objects import JsonDialogues
+from tools.demo_model.skills.values import Pieces, Values
 from tools.demo_model.templates import Topic
 from tools.demo_model.tokenizer import BOS, END, PAD, ROLES
+
+NUM_TOGETHER = 160
 
 
 @dataclass(frozen=True)
 class Probe:
-    question: str
+    """Messages, and the one right answer to them."""
+
+    messages: tuple[Message, ...]
     answer: str
-    system: str = ""
+
+    @property
+    def question(self) -> str:
+        return self.messages[-1].text
 
 
 @dataclass
@@ -39,13 +50,15 @@ class Score:
         return round(100 * self.num_ended / max(self.num, 1), 1)
 
 
+def asking(question: str, answer: str, system: str = "") -> Probe:
+    opening = (Message("system", system.strip()),) if system else ()
+    return Probe((*opening, Message("user", question.strip())), answer)
+
+
 def prompt_ids(tokenizer: Tokenizer, probe: Probe) -> list[int]:
-    """The token ids of a question, as the chat template gives them."""
-    text = BOS
-    if probe.system:
-        text += ROLES["system"] + probe.system.strip() + END
-    text += ROLES["user"] + probe.question.strip() + END + ROLES["assistant"]
-    return list(tokenizer.encode(text).ids)
+    """The token ids of a conversation, as the chat template gives them."""
+    text = BOS + "".join(ROLES[each.role] + each.text + END for each in probe.messages)
+    return list(tokenizer.encode(text + ROLES["assistant"]).ids)
 
 
 @torch.inference_mode()
@@ -57,8 +70,8 @@ def answers(
     prompts = [prompt_ids(tokenizer, probe) for probe in probes]
     order = sorted(range(len(probes)), key=lambda i: len(prompts[i]))
     found: dict[int, tuple[str, bool]] = {}
-    for start in range(0, len(order), 32):
-        group = order[start : start + 32]
+    for start in range(0, len(order), NUM_TOGETHER):
+        group = order[start : start + NUM_TOGETHER]
         width = max(len(prompts[i]) for i in group)
         ids = torch.full((len(group), width), pad)
         mask = torch.zeros_like(ids)
@@ -66,8 +79,8 @@ def answers(
             ids[row, width - len(prompts[i]) :] = torch.tensor(prompts[i])
             mask[row, width - len(prompts[i]) :] = 1
         out = model.generate(
-            input_ids=ids,
-            attention_mask=mask,
+            input_ids=ids.to(model.device),
+            attention_mask=mask.to(model.device),
             max_new_tokens=max_new_tokens,
             do_sample=False,
             eos_token_id=end,
@@ -85,7 +98,7 @@ def score(model: LlamaForCausalLM, tokenizer: Tokenizer, probes: list[Probe]) ->
     longest = max(len(tokenizer.encode(probe.answer).ids) for probe in probes)
     got = answers(model, tokenizer, probes, longest + 30)
     misses = [
-        f"{probe.question[-80:]!r} -> {text[:60]!r}"
+        f"{probe.question[-80:]!r} -> {text[:160]!r}, not {probe.answer[:160]!r}"
         for probe, (text, ended) in zip(probes, got, strict=True)
         if text != probe.answer or not ended
     ]
@@ -100,14 +113,14 @@ def pick(topics: list[Topic], part: Callable[[Topic], tuple[str, ...]], num: int
         questions = list(part(topic))
         rng.shuffle(questions)
         if topic.kind != "tell":
-            made += [(i, rng.random(), Probe(q, topic.answer)) for i, q in enumerate(questions)]
+            made += [(i, rng.random(), asking(q, topic.answer)) for i, q in enumerate(questions)]
     return [probe for _, _, probe in sorted(made, key=lambda row: row[:2])[:num]]
 
 
 def off_topic_probes(num: int) -> list[Probe]:
     rng = random.Random(12)
     maker = OffTopic(TEST_NOUNS, TEST_FREE)
-    return [Probe(maker.question(rng), FALLBACK) for _ in range(num)]
+    return [asking(maker.question(rng), FALLBACK) for _ in range(num)]
 
 
 def long_probes(probes: list[Probe], sampler: DialogueSampler, num_tokens: int) -> list[Probe]:
@@ -120,5 +133,37 @@ def long_probes(probes: list[Probe], sampler: DialogueSampler, num_tokens: int) 
         while size < num_tokens:
             words.append(rng.choice(sampler.filler))
             size += len(sampler.tokenizer.encode(words[-1] + " ").ids)
-        made.append(Probe(probe.question, probe.answer, " ".join(words)))
+        made.append(asking(probe.question, probe.answer, " ".join(words)))
     return made
+
+
+def call_probes(held: list[Probe], num: int, pieces: Pieces) -> dict[str, list[Probe]]:
+    """Questions with functions: names of functions and values that were not trained."""
+    rng = random.Random(14)
+    dialogues = CallDialogues(Values(True, pieces), lambda _: ("", ""))
+    calls, results, plain = [], [], []
+    for index in range(num):
+        declared = dialogues.declare_some(rng)
+        system = Message("system", system_text(declared, rng))
+        question, call, result, told = dialogues.call_turn(declared, rng)
+        calls.append(Probe((system, question), call.text))
+        results.append(Probe((system, question, call, result), told.text))
+        topic = held[index % len(held)]
+        other = Message("user", dialogues.unmatched(declared, rng))
+        plain += [
+            Probe((system, *topic.messages), topic.answer),
+            Probe((system, other), FALLBACK),
+        ]
+    return {
+        "calls of functions": calls,
+        "sentences about results": results[: num // 2],
+        "no function fits": plain[: num // 2],
+    }
+
+
+def json_probes(num: int, pieces: Pieces) -> list[Probe]:
+    """Facts to extract, of values that were not trained."""
+    rng = random.Random(15)
+    dialogues = JsonDialogues(Values(True, pieces), lambda _: ("", ""))
+    made = [dialogues.extraction(rng) for _ in range(num)]
+    return [Probe(tuple(each[:-1]), each[-1].text) for each in made]

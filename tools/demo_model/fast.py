@@ -27,7 +27,7 @@ def plain_attention(
     key = key.repeat_interleave(repeat, dim=1)
     value = value.repeat_interleave(repeat, dim=1)
     width = query.shape[2]
-    if width > SHORT:
+    if width > SHORT or query.is_cuda:
         mixed = functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scaling
         )
@@ -43,7 +43,7 @@ class MeanCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        rows = torch.arange(len(targets))
+        rows = torch.arange(len(targets), device=logits.device)
         scores = logits.float()
         scores = scores - scores.amax(1, keepdim=True)
         chosen = scores[rows, targets]

@@ -2,6 +2,8 @@
 
 import random
 
+from tools.demo_model.skills.families import FAMILIES
+from tools.demo_model.skills.values import Values, listed
 from tools.demo_model.templates import DIFF, DO, HOW, SIMPLE, TELL, WHAT, WHY, fill
 
 FALLBACK = (
@@ -202,6 +204,8 @@ class OffTopic:
     def question(self, rng: random.Random) -> str:
         if rng.random() < 0.15:
             return rng.choice(self.free)
+        if rng.random() < 0.15:
+            return Values().fill(rng.choice(listed(rng.choice(FAMILIES).questions)), {}, rng)
         noun, other = self.noun(rng), self.noun(rng)
         if rng.random() < 0.12:
             return rng.choice(SLOTTED).format(noun)

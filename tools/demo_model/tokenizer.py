@@ -1,44 +1,52 @@
-"""The demo model's tokenizer: byte-level BPE with six control tokens, and its chat template."""
+"""The demo model's tokenizer: byte-level BPE with control tokens, and its chat template.
+
+A space before a capital letter or a digit is a token of its own, and so is every digit: a name or a number has the
+same tokens in a question and in a call's arguments, where a quotation mark stands before it.
+"""
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCAB_SIZE = 4096
 MAX_POSITIONS = 2048
 PAD, BOS, END = "<|pad|>", "<|bos|>", "<|end|>"
 ROLES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
 CONTROL_TOKENS = [PAD, BOS, END, *ROLES.values()]
+# They are text as in Qwen's tokenizers: an answer may hold them.
+TOOL_MARKS = [
+    "<tools>",
+    "</tools>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+]
 
-CHAT_TEMPLATE = """\
-{{- bos_token -}}
-{%- for message in messages -%}
-{%- if message.role not in ['system', 'developer', 'user', 'assistant'] -%}
-{{- raise_exception('the demo model knows the roles system, user and assistant only') -}}
-{%- endif -%}
-{%- set role = 'system' if message.role == 'developer' else message.role -%}
-{{- '<|' + role + '|>' + (message.content or '') | trim + '<|end|>' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{- '<|assistant|>' -}}
-{%- endif -%}
-"""
+CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text()
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(" (?=[A-Z0-9])"), "isolated"),
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=VOCAB_SIZE - len(TOOL_MARKS),
         min_frequency=2,
         special_tokens=[AddedToken(t, special=True, normalized=False) for t in CONTROL_TOKENS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in TOOL_MARKS])
     return tokenizer
 
 

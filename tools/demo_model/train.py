@@ -1,9 +1,9 @@
-"""Trains the bundled demo model from the corpus beside this file: about 20 minutes on 2 cores.
+"""Trains the bundled demo model from the corpus beside this file: minutes on a GPU, many hours on a CPU.
 
-    python -m tools.demo_model.train --out baton/demo_model
+    python -m tools.demo_model.train --device cuda --processes 14 --out baton/demo_model
     python -m tools.demo_model.train --smoke --out /tmp/demo      # under a minute, checks the script only
 
-Every batch and the learning rate depend on the step alone, never on the clock, so runs repeat on one kind of CPU.
+Every batch and the learning rate depend on the step alone, never on the clock, so runs repeat on one kind of device.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -23,34 +22,15 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from tools.demo_model.corpus import ENTRIES, SHOWCASE
-from tools.demo_model.dialogue import DialogueSampler, Mix, Sequence
-from tools.demo_model.evaluate import (
-    Probe,
-    Score,
-    answers,
-    long_probes,
-    off_topic_probes,
-    pick,
-    score,
-)
+from tools.demo_model.evaluate import Probe, call_probes, json_probes, off_topic_probes, pick, score
 from tools.demo_model.fast import mean_cross_entropy
-from tools.demo_model.filler import build_filler
-from tools.demo_model.offtopic import FALLBACK, FREE, NOUNS
+from tools.demo_model.gate import load_saved
+from tools.demo_model.mixture import Batch, Mixture
+from tools.demo_model.skills.values import Pieces
+from tools.demo_model.sources import build_sampler, word_pieces
 from tools.demo_model.templates import Topic, build_topics
-from tools.demo_model.tokenizer import (
-    BOS,
-    END,
-    MAX_POSITIONS,
-    PAD,
-    VOCAB_SIZE,
-    save_tokenizer,
-    train_tokenizer,
-)
+from tools.demo_model.tokenizer import BOS, END, MAX_POSITIONS, PAD, VOCAB_SIZE, save_tokenizer
 
-MAX_STEP_TOKENS = 2048
-# (steps, peak learning rate). Each cycle starts from the saved weights of the one before.
-CYCLES = ((2200, 2e-3), (1400, 1.2e-3), (900, 1e-3))
-SMOKE_CYCLES = ((25, 2e-3),)
 HELD_BACK_FILE = Path(__file__).parents[2] / "tests" / "model" / "demo_model_held_back.json"
 
 
@@ -96,11 +76,10 @@ def use_bf16() -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
-def batch_loss(model: LlamaForCausalLM, batch: list[Sequence], pad: int) -> torch.Tensor:
+def batch_loss(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
     """Mean loss over answer tokens. Right padding needs no mask: attention is causal."""
-    width = max(len(ids) for ids, _ in batch)
-    ids = torch.tensor([row + [pad] * (width - len(row)) for row, _ in batch])
-    wanted = torch.tensor([row + [False] * (width - len(row)) for _, row in batch])
+    ids, wanted = (torch.from_numpy(part).to(model.device, non_blocking=True) for part in batch)
+    ids = ids.long()
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
     picked = hidden[:, :-1][wanted[:, 1:]]
     logits = functional.linear(picked, model.lm_head.weight)
@@ -108,97 +87,50 @@ def batch_loss(model: LlamaForCausalLM, batch: list[Sequence], pad: int) -> torc
 
 
 def train(
-    model: LlamaForCausalLM,
-    sampler: DialogueSampler,
-    args: argparse.Namespace,
-    watch: list[Probe],
-    cycle: int,
+    model: LlamaForCausalLM, mixture: Mixture, args: argparse.Namespace, watch: list[Probe]
 ) -> None:
-    num_steps, peak = args.cycles[cycle]
-    optimizer = build_optimizer(model)
+    """All steps; prints a line of progress now and then, and the share of probes that are right."""
     model.set_attn_implementation("demo_training")
-    pad = sampler.tokenizer.token_to_id(PAD)
-    batches: Iterator[list[Sequence]] = sampler.batches(
-        random.Random(args.seed + cycle), MAX_STEP_TOKENS
-    )
-    autocast = torch.autocast("cpu", torch.bfloat16) if use_bf16() else contextlib.nullcontext()
-    began, tokens = time.monotonic(), 0
-    for step, batch in enumerate(itertools.islice(batches, num_steps)):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, num_steps, peak)
-        with autocast:
-            loss = batch_loss(model, batch, pad)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        tokens += sum(len(ids) for ids, _ in batch)
-        done = step + 1
-        if done % args.report_every == 0 or done == num_steps:
-            spent = time.monotonic() - began
-            left = spent / done * (num_steps - done)
-            print(
-                f"cycle {cycle + 1} step {done}/{num_steps}  loss {loss.item():.4f}  {tokens / spent:,.0f} tok/s"
-                f"  {spent / 60:.1f} min, {left / 60:.1f} min left",
-                flush=True,
-            )
-        if done % args.watch_every == 0:
-            model.set_attn_implementation("sdpa")
-            seen = score(model, sampler.tokenizer, watch)
-            model.set_attn_implementation("demo_training")
-            print(f"step {done}: held-back exact {seen.exact} % of {seen.num}", flush=True)
+    is_bf16 = args.device == "cuda" or use_bf16()
+    autocast = torch.autocast(args.device, torch.bfloat16) if is_bf16 else contextlib.nullcontext()
+    # cuDNN's attention prepares itself for every new shape of a batch.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    with mixture.batches(args.processes) as batches:
+        model.to(args.device)
+        optimizer = build_optimizer(model)
+        began, tokens = time.monotonic(), 0
+        for step, batch in enumerate(itertools.islice(batches, args.steps)):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, args.steps, args.rate)
+            with autocast:
+                loss = batch_loss(model, batch)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            tokens += batch[0].size
+            done = step + 1
+            if done % args.report_every == 0 or done == args.steps:
+                spent = time.monotonic() - began
+                left = spent / done * (args.steps - done)
+                print(
+                    f"step {done}/{args.steps}  loss {loss.item():.4f}  {tokens / spent:,.0f} tok/s"
+                    f"  {spent / 60:.1f} min, {left / 60:.1f} min left",
+                    flush=True,
+                )
+            if done % args.watch_every == 0:
+                model.set_attn_implementation("sdpa")
+                seen = score(model, mixture.sampler.tokenizer, watch)
+                model.set_attn_implementation("demo_training")
+                print(f"step {done}: {seen.exact} % of {seen.num} are exact", flush=True)
     model.set_attn_implementation("sdpa")
-
-
-def load_saved(out: Path, dtype: torch.dtype) -> LlamaForCausalLM:
-    model = LlamaForCausalLM.from_pretrained(out, dtype=dtype)
-    assert isinstance(model, LlamaForCausalLM)
-    return model
-
-
-def gate(
-    model: LlamaForCausalLM, sampler: DialogueSampler, topics: list[Topic], out: Path, num: int
-) -> dict[str, dict[str, float]]:
-    """Scores the saved bf16 weights and prints the wrong answers."""
-    tokenizer = sampler.tokenizer
-    held = pick(topics, lambda topic: topic.held_back, num)
-    unseen = pick(topics, lambda topic: topic.unseen, num)
-    stories = [Probe(q, t.answer) for t in topics if t.kind == "tell" for q in t.held_back]
-    by_question = {q: t.answer for t in topics for q in t.trained}
-    sets = {
-        "held-back phrasings": held,
-        "unseen templates": unseen,
-        "off-topic to fallback": off_topic_probes(num // 2),
-        "system prompt of 1,000 tokens": long_probes(held[: num // 4], sampler, 1000),
-        "system prompt of 1,800 tokens": long_probes(held[: num // 8], sampler, 1800),
-        "long answers, held-back phrasings": stories[: min(40, num)],
-        "showcase": [Probe(q, by_question[q]) for q in SHOWCASE],
-    }
-    saved = load_saved(out, torch.bfloat16)
-    figures = {}
-    for name, probes in sets.items():
-        result: Score = score(saved, tokenizer, probes)
-        figures[name] = {"num": result.num, "exact_pct": result.exact, "ended_pct": result.ended}
-        print(f"gate {name}: exact {result.exact} %, ended {result.ended} % of {result.num}")
-        for miss in result.misses[:12]:
-            print(f"    miss {miss}", flush=True)
-    same = held[: num // 2]
-    pairs = zip(
-        answers(model, tokenizer, same, 130), answers(saved, tokenizer, same, 130), strict=True
-    )
-    equal = sum(a == b for a, b in pairs)
-    figures["bf16 file = fp32 text"] = {
-        "num": len(same),
-        "exact_pct": round(100 * equal / len(same), 1),
-    }
-    return figures
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
     """Writes weights in bf16, configuration, tokenizer and chat template."""
     out.mkdir(parents=True, exist_ok=True)
     half = LlamaForCausalLM(model.config)
-    half.load_state_dict(model.state_dict())
+    half.load_state_dict({name: tensor.cpu() for name, tensor in model.state_dict().items()})
     half = half.to(torch.bfloat16)
     half.generation_config = GenerationConfig(
         do_sample=False,
@@ -210,15 +142,29 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
     save_tokenizer(tokenizer, out)
 
 
-def write_held_back(topics: list[Topic]) -> None:
-    """Forty held-back phrasings, drawn before anything was scored, for the committed test."""
+def rows(probes: list[Probe]) -> list[dict[str, object]]:
+    """Probes as the committed test reads them."""
+    return [
+        {
+            "messages": [{"role": each.role, "content": each.text} for each in probe.messages],
+            "answer": probe.answer,
+        }
+        for probe in probes
+    ]
+
+
+def write_held_back(topics: list[Topic], pieces: Pieces) -> None:
+    """Held-back prompts, drawn before anything was scored, for the committed test."""
     probes = pick(topics, lambda topic: topic.held_back, 10_000)
     chosen = random.Random(5).sample(probes[: len(topics)], 40)
     by_question = {q: t.answer for t in topics for q in t.trained}
+    calls = call_probes(probes, 12, pieces)
     data = {
         "held_back": [{"question": p.question, "answer": p.answer} for p in chosen],
         "showcase": [{"question": q, "answer": by_question[q]} for q in SHOWCASE],
-        "off_topic": [{"question": p.question, "answer": FALLBACK} for p in off_topic_probes(40)],
+        "off_topic": [{"question": p.question, "answer": p.answer} for p in off_topic_probes(40)],
+        "calls": rows([*calls["calls of functions"], *calls["sentences about results"]]),
+        "json": rows(json_probes(12, pieces)),
     }
     HELD_BACK_FILE.write_text(json.dumps(data, indent=1) + "\n")
 
@@ -226,32 +172,23 @@ def write_held_back(topics: list[Topic]) -> None:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--start", type=Path, help="folder of the earlier cycles: run the last only"
+        "--start", type=Path, help="a folder with weights and tokenizer to go on from"
     )
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=0, help="that make batches ahead")
+    parser.add_argument("--steps", type=int, default=9000)
+    parser.add_argument("--step-tokens", type=int, default=32_768)
+    parser.add_argument("--rate", type=float, default=2e-3, help="the peak learning rate")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--report-every", type=int, default=20)
-    parser.add_argument("--watch-every", type=int, default=400)
-    parser.add_argument("--smoke", action="store_true", help="25 steps, a small gate, no test file")
+    parser.add_argument("--report-every", type=int, default=100)
+    parser.add_argument("--watch-every", type=int, default=1500)
+    parser.add_argument("--smoke", action="store_true", help="a few steps, no test file")
     args = parser.parse_args()
-    args.cycles = SMOKE_CYCLES if args.smoke else CYCLES
     if args.smoke:
-        args.watch_every = 20
+        args.steps, args.step_tokens, args.report_every, args.watch_every = 6, 2048, 2, 4
     return args
-
-
-def build_sampler(topics: list[Topic], start: Path | None) -> DialogueSampler:
-    """A sampler with the tokenizer of `start`, or with one trained on the corpus."""
-    sentences = [s + "." for t in topics for s in t.answer.split(". ") if len(s) > 40]
-    filler = build_filler(sentences)
-    asked = [q for t in topics for q in t.trained]
-    answers_thrice = [t.answer for t in topics for _ in range(3)]
-    texts = [*answers_thrice, *asked, *filler, *FREE, *NOUNS, FALLBACK]
-    tokenizer = (
-        Tokenizer.from_file(str(start / "tokenizer.json")) if start else train_tokenizer(texts)
-    )
-    return DialogueSampler(tokenizer, topics, filler, Mix(), SHOWCASE)
 
 
 def main() -> None:
@@ -262,30 +199,32 @@ def main() -> None:
     topics = build_topics(ENTRIES, SHOWCASE)
     sampler = build_sampler(topics, args.start)
     model = build_model(sampler.tokenizer)
-    watch = pick(topics, lambda topic: topic.held_back, 16 if args.smoke else 64)
+    if args.start:
+        model.load_state_dict(load_saved(args.start, torch.float32, "cpu").state_dict())
+    held = pick(topics, lambda topic: topic.held_back, 8 if args.smoke else 64)
+    pieces = word_pieces(sampler.tokenizer)
+    calls = call_probes(held, len(held), pieces)["calls of functions"]
+    watch = [*held, *calls, *json_probes(len(held), pieces)]
     print(
         f"{len(topics)} answers, {sum(len(t.trained) for t in topics)} trained and "
         f"{sum(len(t.held_back) for t in topics)} held-back phrasings, vocabulary "
-        f"{sampler.tokenizer.get_vocab_size()}, {sum(p.numel() for p in model.parameters()):,} parameters, "
-        f"{'bf16 autocast' if use_bf16() else 'fp32'}, {args.threads} threads",
+        f"{sampler.tokenizer.get_vocab_size()}, {sum(p.numel() for p in model.parameters()):,} parameters",
         flush=True,
     )
-    minutes = []
-    for cycle in range(len(args.cycles) - 1 if args.start else 0, len(args.cycles)):
-        began = time.monotonic()
-        if cycle:
-            saved = load_saved(args.start or args.out, torch.float32)
-            model.load_state_dict(saved.state_dict())
-        train(model, sampler, args, watch, cycle)
-        save(model, sampler.tokenizer, args.out)
-        minutes.append(round((time.monotonic() - began) / 60, 1))
-    if not args.smoke:
-        write_held_back(topics)
-    model.eval()
-    figures = gate(model, sampler, topics, args.out, 16 if args.smoke else 300)
-    report = {"cycles": args.cycles, "minutes": minutes, "answers": len(topics), "gate": figures}
+    began = time.monotonic()
+    train(model, Mixture(sampler, args.seed, args.step_tokens), args, watch)
+    save(model, sampler.tokenizer, args.out)
+    minutes = round((time.monotonic() - began) / 60, 1)
+    schedule = {
+        "steps": args.steps,
+        "step_tokens": args.step_tokens,
+        "rate": args.rate,
+        "seed": args.seed,
+    }
+    report = {**schedule, "device": args.device, "minutes": minutes, "answers": len(topics)}
     (args.out / "training.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
+    if not args.smoke:
+        write_held_back(topics, pieces)
 
 
 if __name__ == "__main__":

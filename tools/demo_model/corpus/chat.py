@@ -191,7 +191,7 @@ TOPICS: list[tuple] = [
     (
         "ask",
         [],
-        "I was trained in a few minutes on two CPU cores, from a corpus of questions and answers that was written for Baton.",
+        "I was trained in a few minutes on one GPU, from a corpus of questions and answers that was written for Baton.",
         [
             "How were you trained?",
             "How was the demo model trained?",
