@@ -8,8 +8,8 @@ know, and never takes them for others (protos/baton/wire/v1).
 
 from baton.wire.failures import Incompatible
 
-PROTOCOL_VERSION = 1
-OLDEST_PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+OLDEST_PROTOCOL_VERSION = 2
 
 
 def agree(peer_version: int, *, peer: str, own: str) -> int:

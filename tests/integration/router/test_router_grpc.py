@@ -20,6 +20,7 @@ from baton.system.clock import SystemClock
 from baton.wire.call_methods import PICK
 from baton.wire.failures import ModelNotFound, Overloaded, Unavailable
 from baton.wire.pick_reasons import text_of
+from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, router_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.reports import ReportLog
 from baton.worker.reports_servicer import WorkerReportsServicer
@@ -39,7 +40,7 @@ class WorkerServer:
 
     def __init__(self, worker_id: str, role: int, boot_epoch: int = 1) -> None:
         register = worker_pb2.Register(
-            protocol=1,
+            protocol=PROTOCOL_VERSION,
             worker_id=worker_id,
             boot_epoch=boot_epoch,
             role=role,

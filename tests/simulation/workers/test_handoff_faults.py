@@ -11,6 +11,7 @@ from baton.engine.protocol.client import CoreDied
 from baton.handoff.ticket import LEASE_S
 from baton.testing.memory_stream import memory_stream_pair
 from baton.testing.virtual_clock import virtual
+from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import handoff_pb2, worker_pb2
 from tests.simulation.workers.fleet import (
     PREFILL_ENDPOINT,
@@ -479,7 +480,7 @@ async def test_a_gateway_of_a_protocol_too_old_gets_a_bye_naming_both() -> None:
         hello = await gateway.hello(protocol=0)
         await gateway.run()
 
-        assert hello.protocol == 1
+        assert hello.protocol == PROTOCOL_VERSION
         reason = gateway.others[0].bye.reason
         assert "protocol 0 of gateway-9" in reason
         assert "decode-1 speaks" in reason

@@ -4,6 +4,7 @@ from typing import Any
 
 from baton.testing.newer_peer import from_the_future, unknown_frame
 from baton.testing.virtual_clock import virtual
+from baton.wire.protocol import PROTOCOL_VERSION
 from tests.simulation.workers.fleet import FakeGateway, TamperedStream, fleet, pass_on
 
 PROMPT = range(40)
@@ -33,7 +34,7 @@ async def test_a_newer_gateway_is_served_and_told_our_own_version() -> None:
         stream: Any = TamperedStream(f.dial_decode(), newer, pass_on, lambda frame: 0.0)
         gateway = FakeGateway(stream, "gateway-9")
         hello = await gateway.hello()
-        assert hello.protocol == 1
+        assert hello.protocol == PROTOCOL_VERSION
         f.tasks.create_task(gateway.run())
         answer = await gateway.submit(PROMPT, max_tokens=12, num_choices=2)
         await answer.over()

@@ -9,6 +9,7 @@ import pytest
 
 from baton.testing.virtual_clock import VirtualClock
 from baton.wire.prefix_hash import HASH_BYTES
+from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, worker_pb2
 from services.router.fleet.reported import BlockShape
 from services.router.fleet.views import Demand, Policy, PrefillMode, Room, Speed, WorkerView
@@ -82,7 +83,7 @@ class WorkerInMemory:
         self.endpoint = f"{worker_id}:1"
         self.seq = 0
         self.register = worker_pb2.Register(
-            protocol=1,
+            protocol=PROTOCOL_VERSION,
             worker_id=worker_id,
             boot_epoch=1,
             role=role,

@@ -16,6 +16,7 @@ from baton.runtime.discovery.members import Discovery, Member
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.prefix_hash import short_hash
+from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, worker_pb2
 from baton.worker.reports import ReportLog
 from baton.worker.reports_servicer import serve_reports
@@ -31,7 +32,7 @@ class WorkerProcess:
         self.snapshot_asked = False
         self.num_snapshots = 0
         register = worker_pb2.Register(
-            protocol=1,
+            protocol=PROTOCOL_VERSION,
             worker_id=worker_id,
             boot_epoch=boot_epoch,
             role=role,

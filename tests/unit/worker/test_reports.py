@@ -14,6 +14,7 @@ from baton.testing.newer_peer import from_the_future
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import Incompatible, Overloaded
 from baton.wire.prefix_hash import HASH_BYTES
+from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, worker_pb2
 from baton.worker import kv_log
 from baton.worker import reports as reports_module
@@ -381,7 +382,7 @@ def test_serving_ends_when_the_log_is_closed() -> None:
     async def main() -> None:
         worker = Worker()
         ours, theirs = memory_stream_pair()
-        await theirs.write(worker_pb2.ReportAck(protocol=1))
+        await theirs.write(worker_pb2.ReportAck(protocol=PROTOCOL_VERSION))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(serve_reports(ours, worker.log))
             assert (await theirs.read()).register.worker_id == "decode-0"
@@ -394,7 +395,7 @@ def test_serving_ends_when_the_router_leaves() -> None:
     async def main() -> None:
         worker = Worker()
         ours, theirs = memory_stream_pair()
-        await theirs.write(worker_pb2.ReportAck(protocol=1))
+        await theirs.write(worker_pb2.ReportAck(protocol=PROTOCOL_VERSION))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(serve_reports(ours, worker.log))
             await theirs.read()
@@ -414,7 +415,7 @@ def test_a_router_goes_on_only_with_the_process_that_it_knows(
         worker.log.register.boot_epoch = 7
         ours, theirs = memory_stream_pair()
         place = worker_pb2.KvPlace(boot_epoch=boot_epoch)
-        await theirs.write(worker_pb2.ReportAck(protocol=1, resume=place))
+        await theirs.write(worker_pb2.ReportAck(protocol=PROTOCOL_VERSION, resume=place))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(serve_reports(ours, worker.log))
             await theirs.read()

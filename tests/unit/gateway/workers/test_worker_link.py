@@ -11,6 +11,7 @@ from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.newer_peer import from_the_future, unknown_frame
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import BatonError, DeadlineExceeded, NoRoom, Unavailable, to_wire
+from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, sampling_pb2, worker_pb2
 from services.gateway.workers.attempt import Attempt, Finished, Tokens
 from services.gateway.workers.migration import EarlyMigration
@@ -57,7 +58,7 @@ class Pair:
         await self.dialled.wait()
         self.dialled.clear()
         asked: worker_pb2.GatewayHello = await self.next("hello")
-        new_logprobs = {"protocol": 1, "worker_id": "w1", "boot_epoch": 1, **hello}
+        new_logprobs = {"protocol": PROTOCOL_VERSION, "worker_id": "w1", "boot_epoch": 1, **hello}
         await self.say(hello=worker_pb2.WorkerHello(**new_logprobs))
         return asked
 
@@ -78,13 +79,13 @@ class Pair:
         await self.step(seq, handles=[1], choices=[0], first_index=[index], ids=[100 + index])
 
 
-def linked(scenario: Any, *, protocol: int = 1) -> None:
+def linked(scenario: Any, *, protocol: int = PROTOCOL_VERSION) -> None:
     async def main() -> None:
         pair = Pair(WorkerLink(WORKER, "gw-1", asyncio.get_running_loop().clock, 3))  # type: ignore[attr-defined]
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(pair.link.run(pair.dial))
             hello = await pair.greeted(protocol=protocol)
-            assert (hello.protocol, hello.gateway_id, hello.link) == (1, "gw-1", 3)
+            assert (hello.protocol, hello.gateway_id, hello.link) == (PROTOCOL_VERSION, "gw-1", 3)
             assert not hello.HasField("num_received")
             await scenario(pair)
             running.cancel()

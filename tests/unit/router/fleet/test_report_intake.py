@@ -6,6 +6,7 @@ from prometheus_client import REGISTRY
 from baton.testing.newer_peer import from_the_future, unknown_frame
 from baton.testing.virtual_clock import VirtualClock
 from baton.wire.failures import Incompatible, InvalidRequest
+from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, worker_pb2
 from services.router.fleet.fleet import Fleet
 from services.router.fleet.prefix_index import hashes_of
@@ -28,7 +29,7 @@ class Intake:
 
     def register(self, endpoint: str = HOST, **changes) -> worker_pb2.ReportAck:
         fields = {
-            "protocol": 1,
+            "protocol": PROTOCOL_VERSION,
             "worker_id": "d0",
             "boot_epoch": 1,
             "role": router_pb2.WORKER_ROLE_DECODE,
