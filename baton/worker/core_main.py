@@ -139,7 +139,7 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model-name", default="", help="the name to serve it under")
     parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--device", choices=DEVICES, default="auto")
-    help_text = "whether decode steps on a GPU are captured"
+    help_text = "whether steps on a GPU that are not large are captured"
     parser.add_argument("--cuda-graphs", choices=("on", "off"), default="on", help=help_text)
     help_text = "tokens do not depend on what else a step computes; CPU only, and slower"
     parser.add_argument("--deterministic", choices=("on", "off"), default="off", help=help_text)

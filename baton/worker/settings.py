@@ -31,7 +31,7 @@ class Settings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # auto = the GPU where there is one.
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    # Whether decode steps on a GPU are captured as CUDA graphs.
+    # Whether steps on a GPU that are not large are captured as CUDA graphs.
     cuda_graphs: Literal["on", "off"] = "on"
     # Whether tokens must not depend on what else a step computes; for CPUs only, and slower.
     deterministic: Literal["on", "off"] = "off"

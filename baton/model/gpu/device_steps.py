@@ -66,9 +66,10 @@ class DeviceSteps:
         self.pads_all = True
 
     def try_capture(self) -> None:
-        """Capture one decode step, and forget it. Raises as `capture`."""
+        """Capture the smallest step of each kind, and forget both. Raises as `capture`."""
+        self._others.capture(self._others.sizes[:1])
         self._decodes.capture(self._decodes.sizes[:1])
-        self._decodes.clear()
+        self.clear()
 
     def compute(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (float32) and likeliest token of each of `sample_rows`; used up soon."""

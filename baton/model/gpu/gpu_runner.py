@@ -114,7 +114,7 @@ class GpuRunner:
 
     @torch.inference_mode()
     def try_graph(self) -> None:
-        """Capture one decode step. Raises RuntimeError when it does what cannot be captured."""
+        """Capture a step of each kind. Raises RuntimeError when one cannot be captured."""
         self._steps.try_capture()
 
     def run_largest_step(self) -> None:

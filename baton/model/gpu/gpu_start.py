@@ -36,7 +36,7 @@ def _enable_graphs(name: str, runner: GpuRunner) -> None:
         runner.try_graph()
     except RuntimeError as error:
         raise LoadError(
-            f"model {name}: its decode step cannot be captured as a CUDA graph: "
+            f"model {name}: its steps cannot be captured as CUDA graphs: "
             f"{first_line(error)}: start with --cuda-graphs off"
         ) from error
     runner.captures_graphs = True
