@@ -35,7 +35,7 @@ RIVALS = (
     {"get_user", "get_customer"},
 )
 SYSTEMS = "You are a helpful assistant.|You are a helpful assistant. Use the tools when they help.|Be brief and friendly.|Use the supplied tools to assist the user.|You are a helpful customer support assistant. Use the supplied tools to assist the user.|You are an agent. Call functions to answer.|Answer in one sentence.|Don't make assumptions about what values to plug into functions."
-POLITE = ("Please: ", "Hi! ", "Hello, ", "Hey, ", "Quick question: ", "Tell me, ", "One more: ")
+POLITE = "Please: |Hi! |Hello, |Hey, |Quick question: |Tell me, |One more: |I would like to know: |My question: |So, |Do me a favour: |Could you check: |I was wondering: "
 RESULT_KEYS = ("result", "answer", "output", "value")
 SENTENCES = "It is {sky} in {city}.|All went well.|Nothing was found.|Done.|{person} has taken care of it.|It will be ready on {date}.|It is {sky} and {temperature} degrees.|There are {few} of them."
 
@@ -331,7 +331,7 @@ def dressed(question: str, all_slots: list[Slots], rng: random.Random) -> tuple[
             for slots in all_slots
         ]
     elif roll < 0.14:
-        question = rng.choice(POLITE) + question
+        question = f"{rng.choice(listed(POLITE))} {question}"
     elif roll < 0.22:
         question = question.rstrip("?.!") + rng.choice(("", "?", ".", "!"))
     elif roll < 0.26:
