@@ -1,5 +1,6 @@
-"""The committed demo model answers held-back phrasings and stops, long system prompt or not, calls
-functions and writes JSON.
+"""The committed demo model answers held-back phrasings and stops, long system prompt or not.
+
+It calls functions and writes JSON.
 
 The prompts were kept out of training by a fixed hash; `tools/demo_model/train.py` wrote them down
 before anything was scored.
