@@ -107,7 +107,12 @@ class _Session:
 
     def cancel_all(self) -> None:
         """Cancel the calls that run: nobody waits for their answers."""
-        for task in list(self._running.values()):
+        for call_id in list(self._running):
+            self._cancel(call_id)
+
+    def _cancel(self, call_id: int) -> None:
+        task = self._running.pop(call_id, None)
+        if task is not None:
             task.cancel()
 
     def _take(self, frame: calls_pb2.CallFrame) -> bool:
@@ -116,8 +121,7 @@ class _Session:
             self._running[call.id] = task
             task.add_done_callback(partial(self._ended, call))
         for call_id in frame.cancelled:
-            if call_id in self._running:
-                self._running[call_id].cancel()
+            self._cancel(call_id)
         return True
 
     async def _run(self, call: calls_pb2.Call) -> None:
@@ -128,14 +132,16 @@ class _Session:
         self._send(answer)
 
     def _ended(self, call: calls_pb2.Call, task: asyncio.Task[None]) -> None:
-        del self._running[call.id]
+        if self._running.pop(call.id, None) is None:
+            return  # its caller has left
         if task.cancelled():
-            return
-        bug = task.exception()
-        if isinstance(bug, Exception):
+            failure: failures.BatonError = failures.Unavailable("the call was cancelled within")
+        elif isinstance(bug := task.exception(), Exception):
             _log.bug("call_failed", bug, method=call.method, request_id=call.request_id)
             failure = failures.InternalFailure(f"a bug in {call.method}: {type(bug).__name__}")
-            self._send(calls_pb2.Answer(id=call.id, failure=failures.to_wire(failure)))
+        else:
+            return
+        self._send(calls_pb2.Answer(id=call.id, failure=failures.to_wire(failure)))
 
     def _send(self, answer: calls_pb2.Answer) -> None:
         self._answers.append(answer)

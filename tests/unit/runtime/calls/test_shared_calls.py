@@ -31,7 +31,7 @@ class Replica:
 
     def __init__(self) -> None:
         self.takes_s = 0.0
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self.num_calls = self.num_cancelled = self.num_frames = 0
         self.is_away = False
         self.leaving = Cutoff()
@@ -249,6 +249,17 @@ def test_a_refusal_as_unavailable_is_made_again_at_another_replica_a_few_times()
         assert sum(replica.num_calls for replica in fleet.replicas) - before < 260
 
     with_fleet(2, scenario)
+
+
+def test_a_handler_that_is_cancelled_from_within_has_an_answer() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.replicas[0].failure = asyncio.CancelledError()
+        with refused(Unavailable):
+            await fleet.reserve()
+        fleet.replicas[0].failure = None
+        assert await fleet.reserve(3) == 3
+
+    with_fleet(1, scenario)
 
 
 def test_a_bug_and_an_unknown_method_are_failures_of_one_call_only() -> None:
