@@ -6,7 +6,7 @@ its open calls as Unanswered. Knows nothing of other replicas (shared_calls.py).
 
 import asyncio
 import itertools
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -82,7 +82,8 @@ class CallStream:
         self._stream = stream
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
-        self._calls: deque[calls_pb2.Call] = deque()
+        # Those that were not written yet, by id.
+        self._calls: OrderedDict[int, calls_pb2.Call] = OrderedDict()
         self._cancelled: list[int] = []
         self._writer = FrameWriter[calls_pb2.CallFrame](stream, drain=self._next_frame)
         self._task = asyncio.create_task(self._run())
@@ -101,7 +102,7 @@ class CallStream:
         call.id = next(self._ids)
         answered: asyncio.Future[bytes] = loop.create_future()
         self._waiting[call.id] = answered
-        self._calls.append(call)
+        self._calls[call.id] = call
         self._writer.wake()
         timer = loop.call_later(wait_s, _expire, answered)
         try:
@@ -109,7 +110,7 @@ class CallStream:
         finally:
             timer.cancel()
             if self._waiting.pop(call.id, None) is not None:
-                self._cancel(call)
+                self._cancel(call.id)
             self._end_if_left()
 
     async def close(self) -> None:
@@ -150,11 +151,9 @@ class CallStream:
             self._end_if_left()
         return True
 
-    def _cancel(self, call: calls_pb2.Call) -> None:
-        if call in self._calls:
-            self._calls.remove(call)
-        else:
-            self._cancelled.append(call.id)
+    def _cancel(self, call_id: int) -> None:
+        if self._calls.pop(call_id, None) is None:
+            self._cancelled.append(call_id)
             self._writer.wake()
 
     def _end_if_left(self) -> None:
@@ -167,7 +166,7 @@ class CallStream:
         frame, num_bytes = calls_pb2.CallFrame(cancelled=self._cancelled), 0
         self._cancelled.clear()
         while self._calls and num_bytes < FRAME_BYTES:
-            call = self._calls.popleft()
+            _, call = self._calls.popitem(last=False)
             num_bytes += len(call.request)
             frame.calls.append(call)
         return frame

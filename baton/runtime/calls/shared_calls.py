@@ -2,10 +2,12 @@
 
 A channel gives each new stream to the next replica that it knows. So the replicas are found by
 opening streams: one to a replica that has a stream already is closed again, and the next look comes
-later. A call goes to the replica with the fewest open calls. One whose stream is lost is made again
-over another stream, and one that a balanced replica refuses as unavailable is made again at
-another: all calls are pure or known by their request id. Such repeats end when refusals outnumber a
-tenth of the calls, so that the outage of a whole service does not multiply its calls.
+later. A call goes to the replica with the fewest open calls, but not to one that has just refused a
+call as unavailable, or been silent: with no calls open it would draw all of them. One whose stream
+is lost is made again over another stream, and one that a balanced replica refuses as unavailable is
+made again at another: all calls are pure or known by their request id. Such repeats end when
+refusals outnumber a tenth of the calls, so that the outage of a whole service does not multiply its
+calls.
 """
 
 import asyncio
@@ -29,6 +31,8 @@ from baton.wire.v1 import calls_pb2
 # A peer that is back is found within 0.1 s (grpc_channel.py).
 _REPEAT_PAUSE_S = 0.05
 MAX_ATTEMPTS = 3
+# A replica that is of no use gets no calls for so long, while there are others.
+AVOID_S = 1.0
 MIN_LOOK_S, MAX_LOOK_S = 0.2, 5.0
 _MAX_CREDIT, _CREDIT_OF_ANSWER = 100.0, 0.1
 
@@ -62,12 +66,14 @@ class SharedCalls:
         self._open_stream = open_stream
         self._clock = clock
         self._is_balanced = is_balanced
-        # Those that take calls, least recently chosen first.
-        self._streams: list[CallStream] = []
+        # Those that take calls, least recently chosen first, and the time until which others have
+        # the preference.
+        self._streams: dict[CallStream, float] = {}
         self._candidate: CallStream | None = None
         self._look_at_s = 0.0
         self._look_pause_s = MIN_LOOK_S
         self._credit = _MAX_CREDIT
+        self._is_left = False
 
     @classmethod
     def over_grpc(cls, stub: Any, clock: Clock, *, is_balanced: bool) -> Self:
@@ -110,7 +116,8 @@ class SharedCalls:
             await stream.close()
 
     def leave(self) -> None:
-        """End each stream with its last open call."""
+        """End each stream with its last open call, also one that is opened for a repeated call."""
+        self._is_left = True
         for stream in self._all_streams():
             stream.leave()
 
@@ -128,15 +135,25 @@ class SharedCalls:
             request_id=terms.request_id,
             traceparent=terms.traceparent,
         )
+        stream = self._choose()
         try:
-            return await self._choose().call(call, min(left_s, terms.silence_s))
+            return await stream.call(call, min(left_s, terms.silence_s))
         except TimeoutError:
             if terms.silence_s < left_s:
+                self._avoid(stream)
                 raise Silent("the peer is silent") from None
             raise DeadlineExceeded("deadline exceeded") from None
+        except BatonError as refusal:
+            if _is_unavailable(refusal):
+                self._avoid(stream)
+            raise
+
+    def _avoid(self, stream: CallStream) -> None:
+        if stream in self._streams:
+            self._streams[stream] = self._clock.now() + AVOID_S
 
     def _may_repeat(self, refusal: BatonError, num_attempts: int) -> bool:
-        if not self._is_balanced or refusal.row.grpc_code != "UNAVAILABLE":
+        if not self._is_balanced or not _is_unavailable(refusal):
             return False
         self._credit = max(self._credit - 1, 0.0)
         return num_attempts < MAX_ATTEMPTS and self._credit > _MAX_CREDIT / 2
@@ -144,18 +161,22 @@ class SharedCalls:
     def _choose(self) -> CallStream:
         """The stream of the next call."""
         if not self._streams:
-            self._streams.append(self._open())
+            self._streams[self._open()] = 0.0
         elif self._is_balanced:
             self._look_for_more()
         if len(self._streams) == 1:
-            return self._streams[0]
-        chosen = min(self._streams, key=lambda stream: stream.num_waiting)
-        self._streams.remove(chosen)
-        self._streams.append(chosen)
+            return next(iter(self._streams))
+        now_s = self._clock.now()
+        chosen = min(
+            self._streams, key=lambda each: (self._streams[each] > now_s, each.num_waiting)
+        )
+        self._streams[chosen] = self._streams.pop(chosen)
         return chosen
 
     def _open(self) -> CallStream:
-        return CallStream(self._open_stream(), self._on_change)
+        stream = CallStream(self._open_stream(), self._on_change)
+        stream.is_leaving = self._is_left
+        return stream
 
     def _look_for_more(self) -> None:
         """Open a stream to the next replica when it is time."""
@@ -168,19 +189,24 @@ class SharedCalls:
         if is_candidate:
             self._candidate = None
         if stream.has_ended or stream.is_leaving:
-            if stream in self._streams:
-                self._streams.remove(stream)
+            if self._streams.pop(stream, None) is not None:
                 self._look_pause_s = MIN_LOOK_S
             if is_candidate or stream.has_ended:
                 self._look_at_s = self._clock.now() + self._look_pause_s
-        elif is_candidate:
+        else:
             self._take_in(stream)
 
-    def _take_in(self, candidate: CallStream) -> None:
-        """Use a stream that has greeted, unless its replica has one."""
-        if candidate.server_id not in [stream.server_id for stream in self._streams]:
-            self._streams.append(candidate)
+    def _take_in(self, stream: CallStream) -> None:
+        """Use a stream that has greeted, unless its replica has another one."""
+        others = [each.server_id for each in self._streams if each is not stream]
+        if stream.server_id not in others:
+            self._streams.setdefault(stream, 0.0)
             return
-        candidate.leave()
+        self._streams.pop(stream, None)
+        stream.leave()
         self._look_at_s = self._clock.now() + self._look_pause_s
         self._look_pause_s = min(2 * self._look_pause_s, MAX_LOOK_S)
+
+
+def _is_unavailable(refusal: BatonError) -> bool:
+    return refusal.row.grpc_code == "UNAVAILABLE"

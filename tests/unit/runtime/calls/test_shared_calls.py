@@ -9,7 +9,7 @@ import pytest
 
 from baton.runtime.calls.call_server import CallServer, IncomingCall
 from baton.runtime.calls.call_stream import Unanswered
-from baton.runtime.calls.shared_calls import CallTerms, SharedCalls, Silent
+from baton.runtime.calls.shared_calls import AVOID_S, CallTerms, SharedCalls, Silent
 from baton.runtime.cutoff import Cutoff
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import VirtualClock, run_virtual
@@ -30,7 +30,7 @@ class Replica:
     """Grants what is asked for, after `takes_s`, and counts."""
 
     def __init__(self) -> None:
-        self.takes_s = 0.0
+        self.takes_s = self.greets_after_s = 0.0
         self.failure: BaseException | None = None
         self.num_calls = self.num_cancelled = self.num_frames = 0
         self.is_away = False
@@ -58,10 +58,14 @@ class Replica:
         if self.is_away:
             theirs.cancel()
         else:
-            task = asyncio.create_task(self.server.serve(theirs))
+            task = asyncio.create_task(self._serve(theirs))
             self.serving.add(task)
             self.streams.append(ours)
         return ours
+
+    async def _serve(self, stream: MemoryStream) -> None:
+        await asyncio.sleep(self.greets_after_s)
+        await self.server.serve(stream)
 
     def die(self) -> None:
         self.is_away = True
@@ -251,6 +255,45 @@ def test_a_refusal_as_unavailable_is_made_again_at_another_replica_a_few_times()
     with_fleet(2, scenario)
 
 
+def test_a_replica_that_refuses_quickly_does_not_draw_the_calls_of_those_that_work() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        await asyncio.gather(*(fleet.reserve() for _ in range(4)))
+        await fleet.reserve()
+        refusing, working = fleet.replicas
+        refusing.failure = Unavailable("not loaded yet", reason="no_tokenizer")
+        working.takes_s = 0.5
+        before = refusing.num_calls
+        # The one that works has always open calls, the other one never.
+        for _ in range(30):
+            assert await asyncio.gather(*(fleet.reserve() for _ in range(8))) == [1] * 8
+        assert refusing.num_calls - before < 80
+        refusing.failure = None
+        await asyncio.sleep(AVOID_S)
+        before = refusing.num_calls
+        await asyncio.gather(*(fleet.reserve() for _ in range(8)))
+        assert refusing.num_calls - before > 2
+
+    with_fleet(2, scenario)
+
+
+def test_a_call_that_met_silence_is_made_again_at_another_replica() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        await asyncio.gather(*(fleet.reserve() for _ in range(4)))
+        await fleet.reserve()
+        hung, working = fleet.replicas
+        working.takes_s = 3.0
+        open_calls = [asyncio.create_task(fleet.reserve()) for _ in range(8)]
+        await asyncio.sleep(0.1)
+        hung.takes_s = 50.0
+        # It has no open call, and would be chosen again.
+        with refused(Silent):
+            await fleet.reserve(terms=CallTerms(60.0, silence_s=1.0))
+        assert await fleet.reserve(terms=CallTerms(5.0)) == 1
+        await asyncio.gather(*open_calls)
+
+    with_fleet(2, scenario)
+
+
 def test_a_handler_that_is_cancelled_from_within_has_an_answer() -> None:
     async def scenario(fleet: Fleet) -> None:
         fleet.replicas[0].failure = asyncio.CancelledError()
@@ -258,6 +301,38 @@ def test_a_handler_that_is_cancelled_from_within_has_an_answer() -> None:
             await fleet.reserve()
         fleet.replicas[0].failure = None
         assert await fleet.reserve(3) == 3
+
+    with_fleet(1, scenario)
+
+
+def test_a_replica_that_two_streams_found_at_once_keeps_one() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.reserve()
+        found, lost = fleet.replicas
+        found.greets_after_s = 1.0
+        # A look for another replica, which is under way when the only stream is lost.
+        await fleet.reserve()
+        lost.die()
+        await asyncio.sleep(0.1)
+        assert await fleet.reserve() == 1
+        await asyncio.sleep(2)
+        assert sum(not task.done() for task in found.serving) == 1
+
+    with_fleet(2, scenario)
+
+
+def test_a_service_that_is_left_keeps_no_stream_without_calls() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        replica = fleet.replicas[0]
+        replica.takes_s = 1.0
+        call = asyncio.create_task(fleet.reserve(terms=CallTerms(60.0, patience_s=10.0)))
+        await asyncio.sleep(0.5)
+        fleet.calls.leave()
+        replica.streams[0].cancel()
+        assert await call == 1
+        assert fleet.num_opened == 2
+        await asyncio.wait(replica.serving, timeout=1)
+        assert all(task.done() for task in replica.serving)
 
     with_fleet(1, scenario)
 
