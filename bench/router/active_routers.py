@@ -19,6 +19,7 @@ from typing import Any
 
 from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime.calls.shared_calls import CallTerms, SharedCalls
+from baton.runtime.cutoff import Cutoff
 from baton.runtime.discovery.discover import FixedMembers
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.grpc_server import start_server
@@ -91,7 +92,7 @@ async def _serve(address: str, addresses: tuple[str, ...], seed: int) -> None:
     peers = addresses if len(addresses) > 1 else ()
     settings = Settings(router_id=address, peers=peers, slot_lease_s=_LEASE_S, stale_after_s=60)
     fleet = _fleet(seed, settings)
-    server = await start_server(address, partial(add_services, fleet.core), link=True)
+    server = await start_server(address, partial(add_services, fleet.core, Cutoff()), link=True)
     watcher = PeerWatcher(fleet.core, address, partial(NewsCall, address), Random(seed))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(watcher.run(FixedMembers(peers)))

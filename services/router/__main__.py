@@ -7,6 +7,7 @@ from random import Random
 import grpc
 
 from baton.runtime import admin, environment, logs
+from baton.runtime.cutoff import Cutoff
 from baton.runtime.discovery.discover import discover
 from baton.runtime.grpc_channel import open_channel
 from baton.runtime.grpc_server import start_server
@@ -52,19 +53,20 @@ class NewsCall(ClientFrameStream[None]):
         await self._channel.close()
 
 
-def add_services(core: RouterCore, server: grpc.aio.Server) -> None:
+def add_services(core: RouterCore, leaving: Cutoff, server: grpc.aio.Server) -> None:
     """Let a server serve gateways and other routers."""
-    router_pb2_grpc.add_RouterServicer_to_server(RouterServicer(core), server)
+    router_pb2_grpc.add_RouterServicer_to_server(RouterServicer(core, leaving), server)
     peers_pb2_grpc.add_RouterPeersServicer_to_server(RouterPeersServicer(core), server)
 
 
 async def serve(process: Process, settings: Settings) -> None:
     """Serve until `process.stopping`, then refuse the requests that wait and end."""
-    random = Random()
+    random, leaving = Random(), Cutoff()
     core = RouterCore(settings, process.clock, random)
     discovery = await discover(settings.workers, random)
     peers = await discover(settings.peers, random)
-    server = await start_server(settings.listen, partial(add_services, core), link=True)
+    register = partial(add_services, core, leaving)
+    server = await start_server(settings.listen, register, link=True)
     admin_port = admin.start_admin(settings.admin_listen, process.unready_reason)
     _log.info("serving", port=server.port, admin_port=admin_port, workers=settings.workers)
     async with asyncio.TaskGroup() as tasks:
@@ -74,6 +76,7 @@ async def serve(process: Process, settings: Settings) -> None:
         watch_peers = tasks.create_task(follow)
         await process.stopping.wait()
         core.close()
+        leaving.now()
         await server.stop(settings.stop_grace_s)
         watch.cancel()
         watch_peers.cancel()

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from baton.runtime.calls.call_server import CallServer, IncomingCall
+from baton.runtime.cutoff import Cutoff
 from baton.runtime.grpc_server import translate_failures
 from baton.runtime.shared_stream import ServerFrameStream
 from baton.wire.call_methods import CANCEL, PICK
@@ -21,11 +22,14 @@ REPLY_MARGIN_S = 0.05
 
 
 class RouterServicer(router_pb2_grpc.RouterServicer):
-    """Bounds the wait in the queue by the call's deadline; a cancelled call leaves the queue."""
+    """Bounds the wait in the queue by the call's deadline; a cancelled call leaves the queue.
 
-    def __init__(self, core: RouterCore) -> None:
+    `leaving` ends the streams of calls, which would last as long as their gateways.
+    """
+
+    def __init__(self, core: RouterCore, leaving: Cutoff) -> None:
         self._core = core
-        self._calls = CallServer({PICK: self._pick, CANCEL: self._cancel})
+        self._calls = CallServer({PICK: self._pick, CANCEL: self._cancel}, leaving)
 
     @translate_failures
     async def Calls(

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from random import Random
 
 import grpc
@@ -15,6 +16,7 @@ from baton.engine.protocol.messages import EngineLoad, StepEvents, StoredBlocks
 from baton.localstack.ports import LOOPBACK, free_ports
 from baton.runtime import grpc_channel, grpc_server
 from baton.runtime.calls.shared_calls import CallTerms, SharedCalls
+from baton.runtime.cutoff import Cutoff
 from baton.runtime.discovery.discover import FixedMembers
 from baton.system.clock import SystemClock
 from baton.wire.call_methods import PICK
@@ -25,7 +27,7 @@ from baton.wire.v1 import router_pb2, router_pb2_grpc, worker_pb2, worker_pb2_gr
 from baton.worker.reports import ReportLog
 from baton.worker.reports_servicer import WorkerReportsServicer
 from services.router import servicer as router_servicer
-from services.router.__main__ import ReportCall
+from services.router.__main__ import ReportCall, add_services
 from services.router.router_core import RouterCore
 from services.router.servicer import RouterServicer
 from services.router.settings import Settings
@@ -111,7 +113,7 @@ def ready_ids(response: router_pb2.WatchAdmissionResponse) -> set[str]:
 async def running_router(*endpoints: str, **settings) -> AsyncIterator[Client]:
     clock = SystemClock()
     core = RouterCore(Settings(workers=endpoints, **settings), clock, Random(1))
-    servicer = RouterServicer(core)
+    servicer = RouterServicer(core, Cutoff())
     server = await grpc_server.start_server(
         "127.0.0.1:0", lambda s: router_pb2_grpc.add_RouterServicer_to_server(servicer, s)
     )
@@ -220,6 +222,18 @@ async def test_a_model_whose_workers_are_gone_is_unavailable(workers) -> None:
         with pytest.raises(Unavailable) as caught:
             await client.pick()
         assert caught.value.reason == "no_worker"
+
+
+async def test_a_router_that_stops_does_not_wait_for_gateways_without_calls() -> None:
+    core, leaving = RouterCore(Settings(workers=("w:1",)), SystemClock(), Random(1)), Cutoff()
+    register = partial(add_services, core, leaving)
+    server = await grpc_server.start_server(f"{LOOPBACK}:0", register, link=True)
+    async with grpc_channel.open_channel(f"{LOOPBACK}:{server.port}") as channel:
+        with pytest.raises(ModelNotFound):
+            await Client(channel).pick()
+        leaving.now()
+        async with asyncio.timeout(20):
+            await server.stop(60)
 
 
 async def test_the_router_process_serves_and_drains_on_sigterm(workers, tmp_path) -> None:
