@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from baton.system.clock import Clock
-from baton.wire.failures import Overloaded
+from baton.wire.failures import InvalidRequest, Overloaded
 from baton.wire.v1 import router_pb2
 from services.router.fleet.columns import Figure
 from services.router.fleet.fleet import Fleet
@@ -26,6 +26,9 @@ LOAD_S = 2.0
 # A cancelled request is told for so long: some regular messages.
 CANCELLED_S = 1.0
 MAX_CANCELLED = 256
+MAX_CANCELLED_OF_TENANT = 64
+# Every view has the names: one that is longer is not a request's.
+MAX_CANCELLED_CHARS = 256
 # A gateway that is so many messages behind gets a whole view.
 MAX_BEHIND = 16
 # How much too early, by the clock, a timer is taken as due: uvloop counts in whole milliseconds.
@@ -171,9 +174,12 @@ class Cancellations:
         self._asked: deque[tuple[float, router_pb2.CancelRequest]] = deque()
 
     def add(self, request: router_pb2.CancelRequest) -> None:
-        """Add a request. Raises Overloaded when too many are being told."""
+        """Add a request. Raises InvalidRequest, Overloaded when too many are being told."""
+        if len(request.request_id) > MAX_CANCELLED_CHARS:
+            raise InvalidRequest("no request has such an id", reason="not_found")
         self._forget_old()
-        if len(self._asked) >= MAX_CANCELLED:
+        num_own = sum(asked.tenant == request.tenant for _, asked in self._asked)
+        if len(self._asked) >= MAX_CANCELLED or num_own >= MAX_CANCELLED_OF_TENANT:
             raise Overloaded("too many requests are being cancelled", retry_after_s=CANCELLED_S)
         self._asked.append((self._clock.now(), request))
 

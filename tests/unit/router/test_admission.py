@@ -5,9 +5,15 @@ import asyncio
 import pytest
 
 from baton.testing.virtual_clock import run_virtual
-from baton.wire.failures import Overloaded
+from baton.wire.failures import InvalidRequest, Overloaded
 from baton.wire.v1 import router_pb2
-from services.router.admission import CANCELLED_S, LOAD_S, MAX_BEHIND, MAX_CANCELLED
+from services.router.admission import (
+    CANCELLED_S,
+    LOAD_S,
+    MAX_BEHIND,
+    MAX_CANCELLED,
+    MAX_CANCELLED_OF_TENANT,
+)
 
 
 @pytest.fixture
@@ -226,10 +232,32 @@ def test_too_many_cancellations_at_once_are_refused(router, run) -> None:
     async def scenario() -> None:
         core = router().core
         for number in range(MAX_CANCELLED):
-            core.cancel(router_pb2.CancelRequest(request_id=f"r{number}"))
+            core.cancel(router_pb2.CancelRequest(request_id="r", tenant=f"t{number}"))
         with pytest.raises(Overloaded):
             core.cancel(router_pb2.CancelRequest(request_id="one more"))
         await asyncio.sleep(CANCELLED_S + 0.1)
         core.cancel(router_pb2.CancelRequest(request_id="later"))
+
+    run(scenario)
+
+
+def test_a_tenant_with_many_cancellations_leaves_room_for_the_others(router, run) -> None:
+    async def scenario() -> None:
+        core = router().core
+        for number in range(MAX_CANCELLED_OF_TENANT):
+            core.cancel(router_pb2.CancelRequest(request_id=f"r{number}", tenant="acme"))
+        with pytest.raises(Overloaded):
+            core.cancel(router_pb2.CancelRequest(request_id="one more", tenant="acme"))
+        core.cancel(router_pb2.CancelRequest(request_id="r0", tenant="other"))
+
+    run(scenario)
+
+
+def test_a_name_that_no_request_can_have_is_in_no_view(router, run) -> None:
+    async def scenario() -> None:
+        core = router().core
+        with pytest.raises(InvalidRequest):
+            core.cancel(router_pb2.CancelRequest(request_id="r" * 50_000, tenant="acme"))
+        assert not core.admission().cancelled
 
     run(scenario)
