@@ -156,10 +156,10 @@ def start_span(
         above = parent._span
     elif _is_dropped(traceparent):
         return Span(None, traceparent)
-    elif not traceparent and random.random() >= _Tracing.ratio:
-        return Span(None, _unsampled_root())
     else:
-        above = trace.get_current_span(_propagator.extract({"traceparent": traceparent}))
+        above = _remote(traceparent) if traceparent else trace.INVALID_SPAN
+        if above is trace.INVALID_SPAN and random.random() >= _Tracing.ratio:
+            return Span(None, _unsampled_root())
     span = _Tracing.tracer.start_span(
         name,
         context=trace.set_span_in_context(above),
@@ -173,6 +173,11 @@ def _is_dropped(traceparent: str) -> bool:
     """True below a remote span of which nobody will see anything: none need be built."""
     found = _TRACEPARENT.fullmatch(traceparent)
     return found is not None and not (_Tracing.is_heard and int(found[1], 16) & 1)
+
+
+def _remote(traceparent: str) -> trace.Span:
+    """The span of this trace context; INVALID_SPAN when it names none."""
+    return trace.get_current_span(_propagator.extract({"traceparent": traceparent}))
 
 
 def _unsampled_root() -> str:

@@ -55,6 +55,17 @@ def test_a_root_that_is_not_sampled_is_passed_on_and_nothing_is_built(
     assert not spans.get_finished_spans()
 
 
+@pytest.mark.parametrize("trace_id", ["0" * 32, "xyz"])
+def test_a_span_below_a_trace_context_that_is_none_is_drawn_as_a_root(
+    trace_id: str, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+    telemetry.setup("test", SimpleSpanProcessor(spans))
+    with telemetry.start_span("x", traceparent=f"00-{trace_id}-b7ad6b7169203331-01") as span:
+        assert span.traceparent.endswith("-00")
+    assert not spans.get_finished_spans()
+
+
 @pytest.mark.parametrize("ratio", ["2", "-1", "nan", "often"])
 def test_a_ratio_that_is_none_is_refused(ratio: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", ratio)
