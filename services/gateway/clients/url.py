@@ -2,6 +2,7 @@
 
 import asyncio
 import urllib.request
+from http.client import HTTPException
 from urllib.parse import urlsplit
 
 TIMEOUT_S = 5.0
@@ -11,7 +12,10 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 async def fetch(url: str) -> bytes:
     """The document behind a URL: over TLS, or of this machine. Raises OSError, ValueError."""
-    return await asyncio.to_thread(_fetch, url)
+    try:
+        return await asyncio.to_thread(_fetch, url)
+    except HTTPException as error:
+        raise OSError(f"{url}: {error!r}") from error
 
 
 def _fetch(url: str) -> bytes:

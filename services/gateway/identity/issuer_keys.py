@@ -103,7 +103,9 @@ def _parsed(data: bytes) -> dict[str, jwt.PyJWK]:
         raise ValueError("not a JWK set")
     keys: dict[str, jwt.PyJWK] = {}
     for number, each in enumerate(listed[:_MAX_KEYS]):
-        if not isinstance(each, dict) or each.get("use", "sig") != "sig" or each["kty"] == "oct":
+        if not isinstance(each, dict) or each.get("use", "sig") != "sig":
+            continue
+        if each.get("kty") == "oct":
             continue
         try:
             keys[str(each.get("kid", number))] = jwt.PyJWK(each)

@@ -47,7 +47,8 @@ class Issuer:
             {**ECAlgorithm.to_jwk(key.public_key(), as_dict=True), "kid": key_id, "use": "sig"}
             for key_id, key in self.keys.items()
         ]
-        return msgspec.json.encode({"keys": [*listed, {"kty": "oct", "k": "AAAA"}]})
+        unusable = [{"kty": "oct", "k": "AAAA"}, {"kid": "no kty"}, {"kty": "RSA", "n": 5}, "k"]
+        return msgspec.json.encode({"keys": [*listed, *unusable]})
 
     def token(self, key_id: str = "k1", **changes: Any) -> str:
         now_s = self.clock.unix()
