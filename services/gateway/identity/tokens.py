@@ -52,16 +52,17 @@ class Tokens:
         """Follow the issuer's keys until cancelled."""
         await self._keys.run()
 
+    def checked(self, token: str) -> VouchedIdentity | None:
+        """The identity of a token that was checked a moment ago; None when it was not."""
+        checked = self._checked.get(_digest(token))
+        return checked.identity if checked and self._clock.unix() < checked.until_s else None
+
     async def identity(self, token: str) -> VouchedIdentity:
         """The identity that a token vouches for. Raises AuthenticationFailed, Unavailable."""
-        digest = sha256(token.encode()).digest()
-        checked = self._checked.get(digest)
-        if checked is None or checked.until_s <= self._clock.unix():
-            checked = await self._check(token)
-            self._checked[digest] = checked
-            self._checked.move_to_end(digest)
-            if len(self._checked) > MAX_CHECKED:
-                self._checked.popitem(last=False)
+        checked = self._checked[_digest(token)] = await self._check(token)
+        self._checked.move_to_end(_digest(token))
+        if len(self._checked) > MAX_CHECKED:
+            self._checked.popitem(last=False)
         return checked.identity
 
     async def _check(self, token: str) -> _Checked:
@@ -126,6 +127,10 @@ def tokens_of(settings: GatewaySettings, fetch: Fetch, clock: Clock) -> Tokens:
             raise ValueError(f"jwt_algorithms: {algorithm!r} is not one of {', '.join(ALGORITHMS)}")
     keys = IssuerKeys(settings.jwt_issuer, settings.jwt_jwks_url, fetch, clock)
     return Tokens(settings, keys, clock)
+
+
+def _digest(token: str) -> bytes:
+    return sha256(token.encode()).digest()
 
 
 def _refusal(problem: str) -> AuthenticationFailed:

@@ -71,6 +71,9 @@ class TokenChecker(Protocol):
     async def run(self) -> None:
         """Follow the issuer's keys."""
 
+    def checked(self, token: str) -> VouchedIdentity | None:
+        """The identity of a token that was checked a moment ago; None when it was not."""
+
     async def identity(self, token: str) -> VouchedIdentity:
         """The identity that a token vouches for. Raises AuthenticationFailed, Unavailable."""
 
@@ -179,12 +182,14 @@ class Authenticator:
         context: CallContext,
         address: str | None,
     ) -> Principal:
-        self._bad_keys.check(address)
-        try:
-            identity = await tokens.identity((authorization or "").partition(" ")[2].strip())
-        except AuthenticationFailed:
-            self._bad_keys.note(address)
-            raise
+        token = (authorization or "").partition(" ")[2].strip()
+        if (identity := tokens.checked(token)) is None:
+            self._bad_keys.check(address)
+            try:
+                identity = await tokens.identity(token)
+            except AuthenticationFailed:
+                self._bad_keys.note(address)
+                raise
         digest_of = partial(identity_digest, identity=identity.name)
         principal = await self._principal(digest_of, context, address)
         return principal.narrowed(identity.models)

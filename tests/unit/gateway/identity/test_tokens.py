@@ -204,9 +204,15 @@ def test_a_checked_token_is_not_good_for_longer_than_it_says() -> None:
     async def scenario(issuer: Issuer) -> None:
         tokens = issuer.tokens(jwt_leeway_s=0.0)
         token = issuer.token(exp=issuer.clock.unix() + CHECKED_S / 2)
-        assert await tokens.identity(token)
+        assert tokens.checked(token) is None
+        assert await tokens.identity(token) == tokens.checked(token)
         await asyncio.sleep(CHECKED_S / 2 + 1)
+        assert tokens.checked(token) is None
         assert "expired" in await problem_of(tokens, token)
+        other = issuer.token()
+        assert await tokens.identity(other) == tokens.checked(other)
+        await asyncio.sleep(CHECKED_S)
+        assert tokens.checked(other) is None
 
     with_issuer(scenario)
 

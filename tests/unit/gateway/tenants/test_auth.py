@@ -179,9 +179,13 @@ class FakeTokens:
     def __init__(self) -> None:
         self.models: tuple[str, ...] | None = None
         self.num_checks = 0
+        self.known: dict[str, VouchedIdentity] = {}
 
     async def run(self) -> None:
         """Follow nothing."""
+
+    def checked(self, token: str) -> VouchedIdentity | None:
+        return self.known.get(token)
 
     async def identity(self, token: str) -> VouchedIdentity:
         self.num_checks += 1
@@ -220,6 +224,22 @@ async def test_wrong_tokens_count_as_wrong_keys_of_their_address(
             await authenticator.authenticate("Bearer eyJ.forged.sig", CONTEXT, "10.0.0.1")
     with pytest.raises(LimitExceeded):
         await authenticator.authenticate("Bearer eyJ.forged.sig", CONTEXT, "10.0.0.1")
+
+
+async def test_a_token_that_was_checked_is_not_held_back_for_wrong_ones_of_its_address(
+    quota: FakeQuota, clock: VirtualClock
+) -> None:
+    tokens = FakeTokens()
+    guarded = GuardedQuota(quota, clock, random.Random(1))
+    authenticator = Authenticator(guarded, (SECRET,), clock, tokens)
+    quota.digests.add(identity_digest(SECRET, "jwt:acme"))
+    assert await authenticator.authenticate("Bearer eyJ.acme.sig", CONTEXT, "10.0.0.1")
+    tokens.known["eyJ.acme.sig"] = VouchedIdentity("jwt:acme")
+    for _ in range(MAX_WRONG_KEYS):
+        with pytest.raises(AuthenticationFailed):
+            await authenticator.authenticate("Bearer eyJ.forged.sig", CONTEXT, "10.0.0.1")
+    principal = await authenticator.authenticate("Bearer eyJ.acme.sig", CONTEXT, "10.0.0.1")
+    assert principal.tenant == "acme"
 
 
 async def test_without_an_issuer_a_token_is_a_wrong_key(authenticator: Authenticator) -> None:
