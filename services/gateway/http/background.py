@@ -60,7 +60,7 @@ class DetachingSink:
 
 class Background:
     """Serves requests for responses, some of which go on in the background. `spawn` runs what goes
-    on, and is waited for when this gateway leaves; `cutoff` ends it."""
+    on as an open request, and is waited for when this gateway leaves; `cutoff` ends it."""
 
     def __init__(self, pipeline: Pipeline, store: Store, spawn: Spawn, cutoff: Cutoff) -> None:
         self._pipeline = pipeline
@@ -73,7 +73,8 @@ class Background:
         """Serve one request, or answer its client and let it go on. `sink` is the client as the
         pipeline sees it. Raises BatonError."""
         detaching = DetachingSink(sink, self._store)
-        serving = self._spawn(self._run(incoming, detaching))
+        # It is waited for here, or by the one who keeps the record.
+        serving = asyncio.create_task(self._run(incoming, detaching))
         try:
             either: set[asyncio.Future[Any]] = {serving, detaching.run}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

@@ -38,7 +38,7 @@ def test_a_response_goes_on_without_its_client() -> None:
         assert (answer.json["background"], answer.json["output"]) == (True, [])
         path = f"/v1/responses/{answer.json['id']}"
         await asyncio.sleep(1)
-        assert caller.app.num_open == 2, "the answer, and who keeps its record"
+        assert caller.app.num_open == 1
         ended = await until_ended(caller, path)
         assert ended["status"] == "completed"
         assert ended["output"][0]["content"][0]["text"] == "Hello there."
@@ -81,6 +81,18 @@ def test_a_stream_is_resumed_where_its_client_broke_off() -> None:
         fetched = (await caller.get(f"/v1/responses/{name}")).json
         assert again.events[-1]["response"] == fetched
         Response.model_validate(fetched)
+
+    with_store(scenario)
+
+
+def test_a_response_is_one_open_request() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.fleet.worker.step_s = 10
+        caller.begin("POST", "/v1/responses", {"model": "demo", "input": "hi"})
+        await asyncio.sleep(15)
+        assert caller.app.num_open == 1
+        await asyncio.sleep(300)
+        assert caller.app.num_open == 0
 
     with_store(scenario)
 
