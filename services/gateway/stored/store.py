@@ -6,6 +6,7 @@ Values are JSON as clients see it; this module does not look into it.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -23,6 +24,8 @@ TOO_LARGE = "too_large"
 _EVENTS_PER_READ = 100
 LOOK_AT_MEMORY_S = 5.0
 MAX_USED_SHARE = 0.8
+# The names of objects, which clients may write: beside them are keys of other kinds.
+_OBJECT_ID = re.compile(r"(?:resp|conv)_[0-9a-z_]+")
 # A gateway that says nothing of a running response for so long has died.
 ALIVE_S = 15
 
@@ -93,6 +96,8 @@ class Store:
 
     async def read(self, tenant: str, object_id: str, *names: str) -> list[bytes | None]:
         """Fields of an object; None for each that it does not have, or when it is not there."""
+        if not _OBJECT_ID.fullmatch(object_id):
+            return [None] * len(names)
         found: list[bytes | None] = await self._commands.execute(
             "HMGET", f"{_root(tenant)}:{object_id}", *names
         )

@@ -131,6 +131,20 @@ def test_another_tenant_finds_nothing() -> None:
     with_store(scenario)
 
 
+@pytest.mark.parametrize("name", ["bytes", "index", "sizes", "{}:items", "{}:events"])
+def test_a_name_of_something_else_in_the_store_is_not_found(name: str) -> None:
+    async def scenario(caller: Caller) -> None:
+        fields = {"items": [{"role": "user", "content": "hi"}]}
+        conversation = (await caller.call("POST", "/v1/conversations", fields)).json["id"]
+        wrong = name.format(conversation)
+        for path in (f"/v1/responses/{wrong}", f"/v1/conversations/{wrong}/items"):
+            assert (await caller.get(path)).status == 404
+        assert (await caller.create(conversation=wrong)).status == 404
+        assert (await caller.create(previous_response_id=wrong)).status == 400
+
+    with_store(scenario)
+
+
 def test_the_oldest_responses_of_a_tenant_make_room_for_new_ones() -> None:
     async def scenario(caller: Caller) -> None:
         paths = [f"/v1/responses/{(await caller.create()).json['id']}" for _ in range(4)]
