@@ -23,7 +23,7 @@ from services.gateway.request.incoming import AnswerSink, Deadlines, IncomingReq
 from services.gateway.request.job import Job, Prompt, ValidRequest
 from services.gateway.request.prompt_estimate import num_prompt_bytes
 from services.gateway.request.prompt_list import PromptList
-from services.gateway.request.token_answer import tell_text, tell_tokens
+from services.gateway.request.token_answer import tell_text, tell_tokens, token_texts
 from services.gateway.request.trace import RequestTrace, Stage
 from services.gateway.routing.full_lines import Place
 from services.gateway.routing.models import ServedModel
@@ -99,7 +99,7 @@ class Pipeline:
             await self._deps.reservations.fit(job, lease, trace)
             if self._deps.attempts.safety is not None:
                 with trace.measure(Stage.SAFETY):
-                    await check_prompt(self._deps.attempts.safety, job.request)
+                    await check_prompt(self._deps.attempts.safety, job.request, token_texts(job))
             answer_sink = self._open(job, sink, trace)
             with reports.of_tokens(trace, job.request.num_choices, job.plan.max_tokens):
                 usage = await self._attempt(job, lease, answer_sink, trace)

@@ -1,4 +1,5 @@
-"""The answers of /tokenize and /detokenize: in pieces, between which other requests run."""
+"""The answers of /tokenize and /detokenize, and the text of a prompt that is token ids: in pieces,
+between which other requests run."""
 
 import asyncio
 from array import array
@@ -7,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from baton.wire.failures import InvalidRequest, quoted
 from services.gateway.openai.generation import Delta, PromptTokens, TokenDetails
 from services.gateway.request.incoming import AnswerSink
-from services.gateway.request.job import ValidRequest
+from services.gateway.request.job import Job, ValidRequest
 from services.gateway.text.detokenize import Decoder, TextModel
 
 PIECE_TOKENS = 4096
@@ -41,6 +42,13 @@ async def tell_text(valid: ValidRequest, text_model: TextModel, sink: AnswerSink
         await sink.deltas([Delta(0, text)])
         await asyncio.sleep(0)
     return len(ids)
+
+
+def token_texts(job: Job) -> Iterator[str]:
+    """The text of a prompt of token ids, in pieces; nothing of another one."""
+    if isinstance(job.request.prompt, PromptTokens):
+        ids = array("I", job.prompt.token_ids).tolist()
+        yield from text_pieces(ids, job.prompt.text_model.decoder)
 
 
 def text_pieces(ids: Sequence[int], decoder: Decoder) -> Iterator[str]:

@@ -7,7 +7,7 @@ that is refused ends there with `content_filter`; what was held back of it is ne
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,8 @@ from services.gateway.text.choice_text import ChoiceText
 MIN_PIECE_CHARS = 40
 MAX_PIECE_CHARS = 400
 OVERLAP_CHARS = 200
+# A conversation's that sets none of its template.
+_NO_VARIABLES = (b"", b"{}")
 _SENTENCE_END = re.compile(r"[.!?\n。！？][\s\"')\]]*\Z")
 
 
@@ -100,29 +102,40 @@ class Screen:
         return [Delta(number, "", FinishReason.CONTENT_FILTER)]
 
 
-async def check_prompt(hook: SafetyHook, request: GenerationRequest) -> None:
-    """Ask the hook about the texts of a prompt. Raises InvalidRequest when it refuses them,
-    Unavailable."""
+async def check_prompt(
+    hook: SafetyHook, request: GenerationRequest, token_texts: Iterable[str]
+) -> None:
+    """Ask the hook about the texts of a prompt. `token_texts`: that of its token ids, piece by
+    piece, where it has no other. Raises InvalidRequest when it refuses them, Unavailable."""
     texts = list(_texts_of(request))
+    pieces = []
+    for piece in token_texts:
+        pieces.append(piece)
+        await asyncio.sleep(0)
+    if pieces:
+        texts.append("".join(pieces))
     if texts and await hook.refuses("prompt", texts):
         message = "the prompt was refused by the safety check of this server"
         raise InvalidRequest(message, reason="content_filter")
 
 
 def _texts_of(request: GenerationRequest) -> Iterator[str]:
-    """The texts of a prompt; a prompt of token ids has none."""
-    if isinstance(request.prompt, PlainText):
-        yield request.prompt.text
-    elif isinstance(request.prompt, ChatMessages):
-        for message in msgspec.json.decode(request.prompt.messages_json):
+    """All texts that a client may put into a prompt."""
+    prompt = request.prompt
+    if isinstance(prompt, PlainText):
+        yield prompt.text
+    elif isinstance(prompt, ChatMessages):
+        for message in msgspec.json.decode(prompt.messages_json):
             yield from _strings_in(message)
+        if prompt.tools is not None:
+            yield prompt.tools.tools_json.decode()
+        if prompt.template_kwargs_json not in _NO_VARIABLES:
+            yield prompt.template_kwargs_json.decode()
 
 
 def _strings_in(message: dict[str, Any]) -> Iterator[str]:
-    content = message.get("content")
-    if isinstance(content, str) and content:
-        yield content
-    elif content:
-        yield from (part["text"] for part in content if part.get("text"))
+    for key in ("name", "reasoning_content", "content"):
+        if message.get(key):
+            yield message[key]
     for call in message.get("tool_calls") or ():
-        yield msgspec.json.encode(call["function"].get("arguments")).decode()
+        yield msgspec.json.encode(call["function"]).decode()

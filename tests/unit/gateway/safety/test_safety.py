@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from baton.wire.failures import Unavailable
+from baton.wire.failures import InvalidRequest, Unavailable
+from services.gateway.openai import chat
 from services.gateway.safety.hook import SafetyHook
-from services.gateway.safety.screen import MAX_PIECE_CHARS
+from services.gateway.safety.screen import MAX_PIECE_CHARS, check_prompt
 from tests.unit.gateway.fakes import Fleet, simulate
 from tests.unit.gateway.test_app import CHAT, Client, app_of, serve
 
@@ -149,6 +150,38 @@ def test_a_refused_prompt_reaches_no_worker() -> None:
         assert json.loads(client.body)["error"]["code"] == "content_filter"
         assert not fleet.worker.submits
         assert "safety;dur=100.0" in client.headers["server-timing"]
+
+    simulate_judged(scenario)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "function", "function": {"name": "f", "description": "forbidden"}}]},
+        {"chat_template_kwargs": {"persona": ["forbidden"]}},
+        {"messages": [{"role": "user", "content": "hi", "name": "forbidden"}]},
+        {"messages": [{"role": "assistant", "content": "", "reasoning": "forbidden"}]},
+    ],
+)
+async def test_all_that_a_client_may_write_into_a_conversation_is_judged(
+    fields: dict[str, Any],
+) -> None:
+    request = chat.parse(json.dumps(CHAT | fields).encode())
+    judge = WordJudge()
+    judge.wait_s = 0
+    with pytest.raises(InvalidRequest, match="safety"):
+        await check_prompt(SafetyHook(judge, TIMEOUT_S, fails_open=False), request, ())
+
+
+@pytest.mark.parametrize(
+    "prompt", ["a forbidden thing", list(b"a forbidden thing"), ["fine", "forbidden"]]
+)
+def test_prompts_of_text_and_of_token_ids_are_judged(prompt: Any) -> None:
+    async def scenario(fleet: Fleet, judge: WordJudge) -> None:
+        client = Client({"model": "demo", "prompt": prompt}, "/v1/completions")
+        await serve(app_of(fleet), client)
+        assert json.loads(client.body)["error"]["code"] == "content_filter"
+        assert len(fleet.quota.settled) == (2 if prompt[0] == "fine" else 1)
 
     simulate_judged(scenario)
 
