@@ -69,9 +69,10 @@ class Pipeline:
                 raise InternalFailure("a bug of ours; its request id is in our log") from bug
 
     def cancel(self, request_id: str, tenant: str) -> bool:
-        """End a running request of this tenant; False when there is none."""
+        """End a running request of this tenant; False when there is none. A prompt of a list ends
+        with its request, and not alone."""
         trace = self._deps.auditor.running_one(request_id)
-        if trace is None or trace.tenant != tenant:
+        if trace is None or trace.tenant != tenant or trace.timeout is None:
             return False
         trace.cancel()
         return True

@@ -1,10 +1,12 @@
 """Legacy completions with several prompts, each of which is a request of its own."""
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
-from baton.wire.failures import InvalidRequest, LimitExceeded
+from baton.wire.failures import BatonError, Cancelled, InvalidRequest, LimitExceeded
 from services.gateway.request import submission
 from tests.unit.gateway.fakes import Fleet, RecordingSink, simulate
 
@@ -100,6 +102,31 @@ def test_a_client_that_leaves_ends_all_prompts() -> None:
         assert len(fleet.quota.settled) == len(fleet.worker.cancels) == 3
 
     simulate(scenario)
+
+
+def test_a_list_is_cancelled_by_its_id_and_no_prompt_alone() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.texts = ["x" * 1000]
+        body = {"model": "demo", "prompt": ["a", "b"], "max_tokens": 1000}
+        pipeline = fleet.gateway.pipeline
+        incoming = fleet.incoming("/v1/completions", body)
+        running = fleet.tasks.create_task(ended(pipeline.run(incoming, RecordingSink())))
+        await asyncio.sleep(1)
+        assert not pipeline.cancel("r1.0", "acme")
+        assert pipeline.cancel("r1", "acme")
+        assert isinstance(await running, Cancelled)
+        assert len(fleet.quota.settled) == 2
+
+    simulate(scenario)
+
+
+async def ended(running: Coroutine[Any, Any, None]) -> BatonError | None:
+    """The failure of a request."""
+    try:
+        await running
+    except BatonError as error:
+        return error
+    return None
 
 
 def test_the_prompts_share_the_room_for_logprobs(monkeypatch: pytest.MonkeyPatch) -> None:
