@@ -91,6 +91,7 @@ class Background:
 
     async def _answer(self, run: BackgroundRun, created: bytes, client: HttpSink) -> None:
         response = client.response
+        response.outlives_client = True
         if not run.streams:
             await response.whole(200, [created], client.headers())
             return

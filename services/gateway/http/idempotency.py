@@ -2,8 +2,8 @@
 
 Keys are a tenant's own, and each gateway knows those that came to it. A whole answer is kept for
 WINDOW_S within bounds: a tenant's oldest answers make room for its new ones, and other tenants'
-never do. A stream is not kept, only that there was one. What failed is forgotten: a repeated
-request tries again.
+never do. A stream is not kept, only that there was one; of one in the background, that it was
+begun. What failed is forgotten: a repeated request tries again.
 """
 
 from collections import OrderedDict
@@ -99,8 +99,11 @@ class KeptAnswers:
         return num_own <= MAX_BYTES_OF_TENANT and self.num_bytes + answer.num_bytes <= MAX_BYTES
 
     def _drop_expired(self, tenant: str) -> None:
-        now_s, own = self._clock.now(), self._kept.get(tenant) or OrderedDict[str, KeptAnswer]()
-        for key in [key for key, kept in own.items() if kept.until_s <= now_s]:
+        now_s = self._clock.now()
+        while own := self._kept.get(tenant):
+            key, oldest = next(iter(own.items()))
+            if oldest.until_s > now_s:
+                return
             self._drop(tenant, key)
 
     def _drop(self, tenant: str, key: str) -> None:
@@ -136,7 +139,8 @@ class KeyedRequest:
             await self._repeat(response)
         finally:
             if self._tenant and self._earlier is None:
-                self._end(incoming.request_id, is_answered=is_answered)
+                is_done = is_answered or self._body is not None or response.outlives_client
+                self._end(incoming.request_id, is_done=is_done)
 
     def _check(self, incoming: IncomingRequest, tenant: str, body: bytes) -> None:
         self._digest = sha256(incoming.endpoint.name.encode() + b"\0" + body).digest()
@@ -148,9 +152,9 @@ class KeyedRequest:
     def _take(self, body: bytes) -> None:
         self._body = body
 
-    def _end(self, request_id: str, *, is_answered: bool) -> None:
+    def _end(self, request_id: str, *, is_done: bool) -> None:
         self._answers.end(self._tenant, self._key)
-        if is_answered or self._body is not None:
+        if is_done:
             until_s = self._clock.now() + WINDOW_S
             answer = KeptAnswer(request_id, self._digest, self._body, until_s)
             self._answers.keep(self._tenant, self._key, answer)

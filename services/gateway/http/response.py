@@ -61,6 +61,8 @@ class HttpResponse:
         self._waiting_since_s: float | None = None
         # Is given the body of a whole answer that is not an error.
         self.on_whole: Callable[[bytes], None] | None = None
+        # Its request goes on when the client leaves.
+        self.outlives_client = False
         self.started = False
         self.ended = False
 

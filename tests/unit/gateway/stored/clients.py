@@ -86,10 +86,12 @@ class Caller:
         await self._serve(method, path, fields, answered, headers)
         return answered
 
-    def begin(self, method: str, path: str, fields: Any = None) -> Answered:
+    def begin(
+        self, method: str, path: str, fields: Any = None, headers: dict[str, str] | None = None
+    ) -> Answered:
         """Make a request, and wait for nothing."""
         answered = Answered()
-        self.fleet.tasks.create_task(self._serve(method, path, fields, answered))
+        self.fleet.tasks.create_task(self._serve(method, path, fields, answered, headers))
         return answered
 
     async def _serve(

@@ -85,6 +85,23 @@ def test_a_stream_is_resumed_where_its_client_broke_off() -> None:
     with_store(scenario)
 
 
+def test_a_repeated_background_stream_is_not_run_again() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.fleet.worker.step_s = 1
+        fields = {"model": "demo", "input": "hi", "background": True, "stream": True}
+        key = {"idempotency-key": "k1"}
+        first = caller.begin("POST", "/v1/responses", fields, key)
+        await asyncio.sleep(4)
+        first.gone.set()
+        await asyncio.sleep(1)
+        again = await caller.call("POST", "/v1/responses", fields, key)
+        assert again.error == "409 answer_not_kept Idempotency-Key"
+        await asyncio.sleep(30)
+        assert len(caller.fleet.quota.settled) == 1
+
+    with_store(scenario)
+
+
 def test_a_response_is_one_open_request() -> None:
     async def scenario(caller: Caller) -> None:
         caller.fleet.worker.step_s = 10
