@@ -20,9 +20,11 @@ T = TypeVar("T", bound=msgspec.Struct)
 # Field of a feature that is not in this version -> values that ask for nothing. Null always does.
 Unsupported = Mapping[str, tuple[Any, ...]]
 
-_AT_PATH = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$\.?(?P<path>.*)`)?$", re.S)
+# The end of msgspec's messages; before it they may quote the client.
+_AT_PATH = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"^Object missing required field `(.+)`$")
-_UNKNOWN = re.compile(r"^Object contains unknown field `(.+)`$")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.S)
+_NOT_IN_ENUM = "Invalid enum value "
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
@@ -159,25 +161,30 @@ def _same(value: object, accepted: object) -> bool:
 
 
 def _refuse(message: str, fields: dict[str, Any]) -> NoReturn:
-    match = _AT_PATH.match(message)
-    assert match is not None
-    what, path = match["what"], match["path"] or ""
+    match = _AT_PATH.search(message)
+    what = message if match is None else message[: match.start()]
+    path, key = ("", None) if match is None else (match["path"], match["key"])
     if missing := _MISSING.match(what):
         param = f"{path}.{missing[1]}" if path else missing[1]
         raise InvalidRequest(f"{param}: required", param=param)
     if unknown := _UNKNOWN.match(what):
         param = f"{path}.{unknown[1]}" if path else unknown[1]
         raise unsupported_field(param, "no such parameter")
+    place = f"a key of {path}" if key else path
+    raise InvalidRequest(f"{place}: {_expected(what, fields, path, key)}", param=path)
+
+
+def _expected(what: str, fields: dict[str, Any], path: str, key: str | None) -> str:
+    """The rest of the message about a value: what it is, as far as it is known, and may be."""
+    value = "" if key or "[...]" in path else described(_value_at(fields, path))
+    if what.startswith(_NOT_IN_ENUM):
+        return f"got {value}; not one of the values that it may have"
     expected = what[0].lower() + what[1:].replace("`", "")
-    place = f"a key of {path}" if match["key"] else path
-    got = "" if "got" in expected or "enum" in expected else _got(fields, path, match["key"])
-    raise InvalidRequest(f"{place}: {got}{expected}", param=path)
+    return expected if "got" in expected or not value else f"got {value}; {expected}"
 
 
-def _got(fields: dict[str, Any], path: str, key: str | None) -> str:
-    if key or "[...]" in path:
-        return ""
+def _value_at(fields: dict[str, Any], path: str) -> Any:
     node: Any = fields
     for index, name in _STEP.findall(path):
         node = node[int(index)] if index else node[name]
-    return f"got {described(node)}; "
+    return node

@@ -34,7 +34,8 @@ _INCLUDED_ABSENT = (
 )  # fmt: skip
 _PART_KINDS = ("input_text", "output_text", "text")
 # Keys of an answer's items, besides role and content, that clients send back.
-_IGNORED_ITEM_KEYS = {"type", "id", "status", "phase"}
+_IGNORED_ITEM_KEYS = {"id", "status", "phase"}
+_MAX_IGNORED_CHARS = 512
 
 
 class ConversationName(msgspec.Struct, forbid_unknown_fields=True):
@@ -222,8 +223,8 @@ def _turn(item: Any, place: str) -> dict[str, Any]:
             reason="unsupported_content",
             param=f"{place}.type",
         )
-    for name in item.keys() - _IGNORED_ITEM_KEYS - {"role", "content"}:
-        raise unsupported_field(f"{place}.{name}", "no such parameter")
+    for name in item.keys() - {"role", "content", "type"}:
+        _check_ignored(name, item[name], place)
     role, content = item.get("role"), item.get("content")
     if role not in ROLES:
         raise InvalidRequest(
@@ -234,6 +235,19 @@ def _turn(item: Any, place: str) -> dict[str, Any]:
         "role": "system" if role == "developer" else role,
         "content": _text(content, f"{place}.content"),
     }
+
+
+def _check_ignored(name: str, value: Any, place: str) -> None:
+    """Check a key that is kept and listed as it came. Raises InvalidRequest."""
+    if name not in _IGNORED_ITEM_KEYS:
+        raise unsupported_field(f"{place}.{name}", "no such parameter")
+    is_short_text = isinstance(value, str) and len(value) <= _MAX_IGNORED_CHARS
+    if value is not None and not is_short_text:
+        raise InvalidRequest(
+            f"{place}.{name}: got {described(value)}; expected text of at most "
+            f"{_MAX_IGNORED_CHARS} characters",
+            param=f"{place}.{name}",
+        )
 
 
 def _text(content: Any, place: str) -> str:
