@@ -86,6 +86,12 @@ class Caller:
         await self._serve(method, path, fields, answered, headers)
         return answered
 
+    async def post(self, path: str, body: bytes) -> Answered:
+        """Post these bytes, and wait for the whole answer."""
+        answered = Answered()
+        await self._exchange("POST", path, body, answered)
+        return answered
+
     def begin(
         self, method: str, path: str, fields: Any = None, headers: dict[str, str] | None = None
     ) -> Answered:
@@ -103,6 +109,16 @@ class Caller:
         headers: dict[str, str] | None = None,
     ) -> None:
         body = b"" if fields is None else msgspec.json.encode(fields)
+        await self._exchange(method, path, body, answered, headers)
+
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        answered: Answered,
+        headers: dict[str, str] | None = None,
+    ) -> None:
         messages = [{"type": "http.request", "body": body}]
 
         async def receive() -> Any:

@@ -1,0 +1,218 @@
+"""Request bodies that are nearly right: valid ones with a few places made hostile.
+
+A body is JSON text, as some clients write it: with numbers that no float holds, lone surrogates,
+names that are given twice, or cut off.
+"""
+
+import copy
+import json
+from typing import Any
+
+from hypothesis import strategies as st
+
+_INFINITY = "1e999"
+_TEXTS = (
+    "", "a", "hi there", "\x00", "\ud800", "\udfff\ud800", "\u2028", "\U0001f600" * 40, "x" * 600,
+    "data: [DONE]\n\n", "<tool_call>", "{{ 7 * 7 }}", " - at `$.messages[9].z`", "`$`", "$.[0]",
+    "__proto__", "index", "resp_req_1:events", "conv_1", "resp_", "demo", "function", "assistant",
+    "tool", "{}", "[" * 200, '{"a":1e999}', "0", "-1", "4294967296", "auto", "never",
+)  # fmt: skip
+_NUMBERS = (
+    0, 1, -1, 2, 16, 128, 129, 257, 1024, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64,
+    -(2**63), -(2**63) - 1, 10**40, 10**400, 0.0, -0.0, 0.5, 1.0, 2.0, 1.5, -2.0, 5e-324, 1e16,
+    1e308, float("inf"), float("-inf"),
+)  # fmt: skip
+_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+_PLAIN = {
+    "stream_options": {"include_usage": True},
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "seed": 7,
+    "stop": ["x", "yz"],
+    "presence_penalty": 1,
+    "frequency_penalty": -1.5,
+    "logit_bias": {"97": 5},
+    "top_k": 3,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "min_tokens": 1,
+    "ignore_eos": True,
+    "stop_token_ids": [99],
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "prompt_cache_key": "k",
+    "cache_salt": "s",
+    "user": "u",
+    "safety_identifier": "i",
+    "metadata": {"a": "b"},
+    "service_tier": "auto",
+}
+_SHARED = {
+    **_PLAIN,
+    "n": 2,
+    "add_special_tokens": True,
+    "priority": 1,
+    "prompt_logprobs": 1,
+    "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": _SCHEMA}},
+    "structured_outputs": {"choice": ["a", "b"]},
+    "guided_json": _SCHEMA,
+    "guided_regex": "[ab]",
+    "guided_choice": ["a"],
+    "guided_grammar": 'start: "a"',
+    "use_beam_search": True,
+    "length_penalty": 0.5,
+    "early_stopping": "never",
+}
+_FUNCTION = {"name": "f", "description": "d", "parameters": _SCHEMA, "strict": True}
+_CALLS = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}]
+_MESSAGES = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": [{"type": "text", "text": "hi"}], "name": "me"},
+    {"role": "assistant", "content": None, "tool_calls": _CALLS, "reasoning_content": "hm"},
+    {"role": "tool", "tool_call_id": "c1", "content": "2"},
+]
+_ITEMS = [
+    {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+    {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"text": "hm"}]},
+    {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}", "id": "fc_1"},
+    {"type": "function_call_output", "call_id": "c1", "output": "2"},
+    {
+        "type": "message",
+        "role": "assistant",
+        "content": "two",
+        "id": "msg_1",
+        "status": "completed",
+    },
+]
+# Path -> the fields that its body must have, and others that it may have.
+EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "/v1/chat/completions": (
+        {"model": "demo", "messages": _MESSAGES},
+        {
+            **_SHARED,
+            "max_tokens": 3,
+            "max_completion_tokens": 3,
+            "logprobs": True,
+            "top_logprobs": 2,
+            "tools": [{"type": "function", "function": _FUNCTION}],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+            "parallel_tool_calls": False,
+            "chat_template_kwargs": {"enable_thinking": False},
+            "add_generation_prompt": False,
+            "continue_final_message": True,
+            "include_reasoning": False,
+            "reasoning_effort": "low",
+            "verbosity": "low",
+            "stream": True,
+        },
+    ),
+    "/v1/completions": (
+        {"model": "demo", "prompt": ["hi", [104, 105]]},
+        {**_SHARED, "max_tokens": 3, "echo": True, "logprobs": 2, "best_of": 3, "stream": True},
+    ),
+    "/v1/responses": (
+        {"model": "demo", "input": _ITEMS},
+        {
+            **_PLAIN,
+            "instructions": "be brief",
+            "max_output_tokens": 3,
+            "include": ["message.output_text.logprobs"],
+            "text": {"format": {"type": "json_schema", "name": "n", "schema": _SCHEMA}},
+            "top_logprobs": 2,
+            "tools": [{"type": "function", **_FUNCTION}],
+            "tool_choice": {"type": "function", "name": "f"},
+            "reasoning": {"effort": "low", "summary": "auto"},
+            "include_reasoning": True,
+            "max_tool_calls": 2,
+            "store": True,
+            "previous_response_id": "resp_1",
+            "conversation": {"id": "conv_1"},
+            "background": True,
+            "truncation": "auto",
+            "stream": True,
+        },
+    ),
+    "/v1/responses/input_tokens": ({"model": "demo", "input": _ITEMS}, {"instructions": "a"}),
+    "/tokenize": (
+        {"model": "demo", "messages": _MESSAGES},
+        {"prompt": "hi", "add_special_tokens": True, "return_token_strs": True},
+    ),
+    "/detokenize": ({"model": "demo", "tokens": [104, 105]}, {}),
+    "/v1/conversations": ({}, {"items": _ITEMS, "metadata": {"a": "b"}}),
+}
+
+_leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from(_NUMBERS),
+    st.sampled_from(_TEXTS),
+    st.text(max_size=9),
+)
+_values = st.recursive(
+    _leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(_TEXTS) | st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+def _places(node: Any) -> list[tuple[Any, Any]]:
+    """Every container in a tree with each of its keys."""
+    keys = list(node) if isinstance(node, dict) else range(len(node))
+    found = [(node, key) for key in keys]
+    for key in keys:
+        if isinstance(node[key], dict | list):
+            found += _places(node[key])
+    return found
+
+
+def _change(draw: st.DrawFn, root: dict[str, Any]) -> None:
+    """Make one place of the body hostile."""
+    places = _places(root)
+    if not places:
+        root[draw(st.sampled_from(_TEXTS))] = draw(_values)
+        return
+    node, key = draw(st.sampled_from(places))
+    kind = draw(st.sampled_from(("replace", "replace", "replace", "remove", "repeat", "add")))
+    if kind == "replace":
+        node[key] = draw(_values)
+    elif kind == "remove":
+        del node[key]
+    elif isinstance(node, list):
+        node.append(copy.deepcopy(node[key]) if kind == "repeat" else draw(_values))
+    else:
+        node[draw(st.sampled_from(_TEXTS))] = draw(_values)
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> tuple[str, bytes]:
+    """A path and a body for it."""
+    path = draw(st.sampled_from(sorted(EXAMPLES)))
+    needed, optional = copy.deepcopy(EXAMPLES[path])
+    names = draw(st.lists(st.sampled_from(sorted(optional)), max_size=5)) if optional else []
+    fields = needed | {name: optional[name] for name in names}
+    for _ in range(draw(st.integers(0, 3))):
+        _change(draw, fields)
+    text = json.dumps(fields, ensure_ascii=draw(st.booleans()))
+    body = text.replace("Infinity", _INFINITY).encode("utf-8", "surrogatepass")
+    return path, draw(_spoilt(body))
+
+
+@st.composite
+def _spoilt(draw: st.DrawFn, body: bytes) -> bytes:
+    """The same bytes; now and then fewer of them, or with others between."""
+    kind = draw(st.sampled_from(("as it is",) * 12 + ("cut", "insert", "twice", "noise")))
+    place = draw(st.integers(0, len(body)))
+    if kind == "cut":
+        return body[:place]
+    if kind == "insert":
+        return body[:place] + draw(st.binary(min_size=1, max_size=4)) + body[place:]
+    if kind == "twice":
+        return b'{"model":"demo",' + body[1:]
+    if kind == "noise":
+        return draw(st.binary(max_size=40))
+    return body

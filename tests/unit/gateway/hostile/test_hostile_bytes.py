@@ -1,0 +1,40 @@
+"""No bytes on a connection make the gateway fail: what is not an acceptable request is refused.
+
+With BATON_TEST_LONG there are 100,000 connections.
+"""
+
+import os
+import re
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.gateway.fakes import KEY
+from tests.unit.gateway.hostile.connections import CHAT, exchange, packets
+from tests.unit.gateway.stored.clients import Caller, with_store
+
+BATCH = 20
+NUM_EXAMPLES = 5_000 if os.environ.get("BATON_TEST_LONG") else 6
+# Longer than a head or a body may take to come.
+SECONDS = 25.0
+STATUS = re.compile(rb"^HTTP/1\.1 (\d{3}) ", re.M)
+GOOD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\nauthorization: Bearer %b\r\n" % KEY.encode()
+)
+GOOD += b"content-length: %d\r\n\r\n%b" % (len(CHAT), CHAT)
+
+
+@settings(max_examples=NUM_EXAMPLES)
+@given(st.lists(packets(), min_size=BATCH, max_size=BATCH))
+def test_every_connection_is_answered_or_refused(batch: list[list[bytes]]) -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.fleet.worker.texts = ["Hi"]
+        for sent in batch:
+            answered = await exchange(caller.app, sent, SECONDS)
+            assert not answered or answered.startswith(b"HTTP/1.1 "), answered
+            statuses = [int(status) for status in STATUS.findall(answered)]
+            assert all(status < 500 or status == 504 for status in statuses), answered
+        assert STATUS.findall(await exchange(caller.app, [GOOD], 1.0)) == [b"200"]
+        assert caller.app.num_open == 0
+
+    with_store(scenario)
