@@ -2,7 +2,7 @@
 
 Each generating request runs in a task group with two companions: one waits on `receive()` for the
 client to leave (a send never fails), one keeps a silent stream alive and notices a stalled client.
-Translates failures into OpenAI's bodies; decides nothing else.
+Failures become bodies in http/refusals.py.
 """
 
 import asyncio
@@ -20,21 +20,16 @@ from starlette.routing import Route
 
 from baton.runtime import logs
 from baton.runtime.cutoff import CutOff, Cutoff
-from baton.wire.failures import (
-    BatonError,
-    Cancelled,
-    InvalidRequest,
-    Overloaded,
-    Unavailable,
-    did_you_mean,
-)
+from baton.wire.failures import BatonError, Cancelled, Overloaded
 from baton.wire.metadata import REQUEST_ID
 from services.gateway.clients.protocols import CallContext
+from services.gateway.endpoints import ENDPOINTS
 from services.gateway.gateway import Gateway
 from services.gateway.http.background import Background
 from services.gateway.http.conversations import ConversationsApi
 from services.gateway.http.idempotency import KeptAnswers, KeyedRequest, Run
 from services.gateway.http.protocol import ABORT_KEY, HAS_LEFT_KEY, WRITER_KEY
+from services.gateway.http.refusals import baton_error, draining, http_error, no_such_path, refuse
 from services.gateway.http.request import (
     CLIENT_ID_HEADER,
     FIRST_TOKEN_HEADER,
@@ -56,13 +51,11 @@ from services.gateway.http.request import (
     traceparent_of,
     wants_explanation,
 )
-from services.gateway.http.response import STALL_S, HttpResponse, error_headers, send_error
+from services.gateway.http.response import STALL_S, HttpResponse
 from services.gateway.http.sink import HttpSink
 from services.gateway.http.stored_responses import ResponsesApi
 from services.gateway.identity.certificates import Certificates
-from services.gateway.openai.endpoints import ENDPOINTS, Endpoint
-from services.gateway.openai.errors import error_body
-from services.gateway.request import reports
+from services.gateway.openai.endpoints import Endpoint
 from services.gateway.request.incoming import IncomingRequest
 from services.gateway.request.pipeline import AUTHENTICATE_TIMEOUT_S
 from services.gateway.tenants.principal import Principal, VouchedIdentity
@@ -70,12 +63,12 @@ from services.gateway.tenants.principal import Principal, VouchedIdentity
 # Envoy's health check then prefers others, also those of other regions.
 FULL_HEADER = "x-envoy-degraded"
 # What the ids of answers begin with, before the request's.
-_ID_PREFIX = re.compile("^(chatcmpl|cmpl|resp)[-_](?=req_)")
+_ID_PREFIX = re.compile("^(chatcmpl|cmpl|resp|msg)[-_](?=req_)")
 _MODEL_NAME_PATH = b"/v1/models/"
 _ABOUT = msgspec.json.encode(
     {
         "name": "baton",
-        "about": "an OpenAI-compatible API of language models",
+        "about": "language models, as OpenAI's and Anthropic's clients ask them",
         "paths": [*ENDPOINTS, "/v1/models"],
     }
 )
@@ -143,7 +136,7 @@ class App:
         endpoint = ENDPOINTS.get(scope["path"])
         if _hides_a_slash(scope):
             response = HttpResponse(send, scope[OWN_HEADERS_KEY], self._gateway.clock)
-            await _refuse(response, _no_such_path(scope["path"]))
+            await refuse(response, no_such_path(scope["path"]))
             return
         if endpoint is None or scope["method"] != "POST":
             await self._rest(scope, receive, send)
@@ -180,6 +173,8 @@ class App:
     ) -> None:
         headers, own = Headers(scope["headers"]), scope[OWN_HEADERS_KEY]
         request_id = own[REQUEST_ID]
+        if name := endpoint.dialect.request_id_header:
+            own[name] = request_id
         writer = scope.get(WRITER_KEY)
         response = HttpResponse(send, own, self._gateway.clock, self._stall_s, writer)
         body = RequestBody(headers, receive, self._max_body_bytes)
@@ -213,7 +208,7 @@ class App:
                 run = partial(keyed.run, run, response)
         except BatonError as error:
             _log.info("refused", request_id=request_id, reason=error.reason)
-            await _refuse(response, error)
+            await refuse(response, error, endpoint.dialect)
             return
         await self._run(run, incoming, sink, self._client_left(sink, body, receive))
         if sink.has_stalled:
@@ -236,7 +231,7 @@ class App:
                     async with self._cutoff.guard(partial(sink.give_up, "draining")):
                         await run(incoming, sink)
                 except CutOff:
-                    await sink.failed(_draining())
+                    await sink.failed(draining())
                 except BatonError as error:
                     await sink.failed(error)
                 for task in companions:
@@ -274,7 +269,7 @@ class App:
                 Route("/health", self._readyz),
                 *(Route(path, self._never, methods=["POST"]) for path in ENDPOINTS),
             ],
-            exception_handlers={HTTPException: _http_error, BatonError: _baton_error},
+            exception_handlers={HTTPException: http_error, BatonError: baton_error},
         )
         # A path is taken as it is: a slash too many is not guessed away by a redirect.
         app.router.redirect_slashes = False
@@ -352,15 +347,6 @@ def _is_not_known() -> bool:
     return False
 
 
-def _draining() -> Unavailable:
-    return Unavailable("this gateway is leaving; ask again", reason="draining", retry_after_s=1)
-
-
-def _no_such_path(path: str) -> InvalidRequest:
-    hint = did_you_mean(path, (*ENDPOINTS, "/v1/models", "/readyz"))
-    return InvalidRequest(f"no such path{hint}", reason="not_found")
-
-
 def _hides_a_slash(scope: Scope) -> bool:
     """True when the path has a slash that a proxy in front took for a character of a name. Only
     names of models may have one."""
@@ -370,29 +356,3 @@ def _hides_a_slash(scope: Scope) -> bool:
 
 def _json(request: Request, body: bytes, status: int = 200) -> Response:
     return Response(body, status, request.scope[OWN_HEADERS_KEY], media_type=JSON)
-
-
-async def _refuse(response: HttpResponse, error: BatonError) -> None:
-    reports.of_refusal(error)
-    await send_error(response, error)
-
-
-async def _baton_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, BatonError)
-    reports.of_refusal(error)
-    response = _json(request, error_body(error), error.row.http_status)
-    response.headers.update(error_headers(error))
-    return response
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 405:
-        failure = InvalidRequest(
-            f"{request.method} is not allowed here", reason="method_not_allowed"
-        )
-    else:
-        failure = _no_such_path(request.url.path)
-    response = await _baton_error(request, failure)
-    response.headers.update(error.headers or {})
-    return response

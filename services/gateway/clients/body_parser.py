@@ -5,10 +5,10 @@ import msgspec
 from baton.system.child import ChildDied, ChildFailed, ChildLimits, ChildProcess
 from baton.system.clock import Clock
 from baton.wire.failures import InternalFailure, InvalidRequest, Overloaded
+from services.gateway.clients.parse_child import Body, Parsed
 from services.gateway.openai.generation import EndpointName, GenerationRequest
-from services.gateway.openai.parse_child import Body, Parsed
 
-CHILD_MODULE = "services.gateway.openai.parse_child"
+CHILD_MODULE = "services.gateway.clients.parse_child"
 # The largest body that an honest client sends takes 0.1 s, the worst one 2 s.
 DEADLINE_S = 10.0
 # Text of 8 MiB takes 120 MiB where one character of it is beyond 16 bits.

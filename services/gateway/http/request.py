@@ -52,9 +52,12 @@ class Headers:
 
 
 def authorization_of(headers: Headers) -> str | None:
-    """The Authorization header; two of them are as good as a wrong one."""
-    values = headers.all("authorization")
-    return ",".join(values) if values else None
+    """The Authorization header, or a key as Anthropic's clients send it in the same form; two of
+    them are as good as a wrong one."""
+    if values := headers.all("authorization"):
+        return ",".join(values)
+    keys = headers.all("x-api-key")
+    return f"Bearer {','.join(keys)}" if keys else None
 
 
 def traceparent_of(headers: Headers) -> str:

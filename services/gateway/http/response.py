@@ -13,9 +13,10 @@ from typing import Protocol
 
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError, DeadlineExceeded
+from baton.wire.metadata import REQUEST_ID
 from baton.wire.v1 import failure_pb2
 from services.gateway.http.request import JSON, Send
-from services.gateway.openai.errors import error_body
+from services.gateway.openai.errors import OPENAI, Dialect
 
 STALL_S = 30.0
 KEEP_ALIVE_S = 10.0
@@ -65,6 +66,19 @@ class HttpResponse:
         self.outlives_client = False
         self.started = False
         self.ended = False
+
+    def vendor_limits(
+        self, dialect: Dialect, limits: failure_pb2.LimitState | None
+    ) -> dict[str, str]:
+        """The headers of limits under the names that a vendor's clients know beside ours."""
+        if dialect.limit_headers is None:
+            return {}
+        return dialect.limit_headers(limits, self._clock.unix())
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request that this answers."""
+        return self._own_headers[REQUEST_ID]
 
     async def start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
         """Send status and headers. At most once."""
@@ -169,15 +183,20 @@ def _parts(pieces: Sequence[bytes]) -> Iterator[bytes]:
 
 
 async def send_error(
-    response: HttpResponse, error: BatonError, known: Mapping[str, str] | None = None
+    response: HttpResponse,
+    error: BatonError,
+    known: Mapping[str, str] | None = None,
+    dialect: Dialect = OPENAI,
 ) -> None:
-    """Write an error as a whole response, in OpenAI's form. `known` are headers that any answer
-    to the request would have."""
-    headers = {**(known or {}), **error_headers(error)}
+    """Write an error as a whole response. `known` are headers that any answer to the request would
+    have."""
+    vendor_limits = response.vendor_limits(dialect, error.limits)
+    headers = {**(known or {}), **error_headers(error), **vendor_limits}
     if error.reason == "request_timeout":
         # The rest of the body may still come, and is not a next request.
         headers["connection"] = "close"
-    await response.whole(error.row.http_status, [error_body(error)], headers)
+    body = dialect.error_body(error, response.request_id)
+    await response.whole(dialect.status_of(error), [body], headers)
 
 
 def error_headers(error: BatonError) -> dict[str, str]:

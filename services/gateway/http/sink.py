@@ -25,17 +25,14 @@ EXPLANATION_HEADER = "x-explanation"
 class StreamedAnswer:
     """An answer as an event stream. Its status is held back until the first token."""
 
-    def __init__(
-        self, response: HttpResponse, format: AnswerFormat, headers: Callable[[], dict[str, str]]
-    ) -> None:
-        """`headers` tells those that an answer has at any time."""
+    def __init__(self, response: HttpResponse, format: AnswerFormat, client: "HttpSink") -> None:
         self._response = response
         self._format = format
-        self._headers = headers
+        self._client = client
 
     async def started(self, head: Head) -> None:
         if not self._response.started:
-            headers = {**STREAM_HEADERS, **_head_headers(head)}
+            headers = {**STREAM_HEADERS, **self._client.headers_of(head)}
             await self._response.start(200, EVENT_STREAM, headers)
         elif head.explanation:
             # A keep-alive has sent the headers.
@@ -59,12 +56,12 @@ class StreamedAnswer:
         if self._response.started:
             await self._response.end_with(self._format.failure(error))
         else:
-            await send_error(self._response, error, self._headers())
+            await self._client.refuse(error)
 
     async def keep_alive(self) -> None:
         """Write a comment, which clients skip."""
         if not self._response.started:
-            headers = {**STREAM_HEADERS, **self._headers()}
+            headers = {**STREAM_HEADERS, **self._client.headers()}
             await self._response.start(200, EVENT_STREAM, headers)
         if not self._response.ended:
             await self._response.write(sse.KEEP_ALIVE)
@@ -73,13 +70,10 @@ class StreamedAnswer:
 class WholeAnswer:
     """An answer as one JSON body, which is written when all of it is there."""
 
-    def __init__(
-        self, response: HttpResponse, format: AnswerFormat, headers: Callable[[], dict[str, str]]
-    ) -> None:
-        """`headers` tells those that an answer has at any time."""
+    def __init__(self, response: HttpResponse, format: AnswerFormat, client: "HttpSink") -> None:
         self._response = response
         self._format = format
-        self._headers = headers
+        self._client = client
 
     async def started(self, head: Head) -> None:
         """Write nothing: the status comes with the body."""
@@ -92,12 +86,12 @@ class WholeAnswer:
         return True
 
     async def finished(self, usage: Usage, head: Head) -> None:
-        await self._response.whole(200, self._format.whole(usage), _head_headers(head))
+        await self._response.whole(200, self._format.whole(usage), self._client.headers_of(head))
 
     async def failed(self, error: BatonError) -> None:
         """Refuse the request, unless its body is being written already."""
         if not self._response.started:
-            await send_error(self._response, error, self._headers())
+            await self._client.refuse(error)
 
     async def keep_alive(self) -> None:
         """Write nothing: a JSON body has no comments."""
@@ -134,9 +128,9 @@ class HttpSink:
     ) -> StreamedAnswer | WholeAnswer:
         format = self._endpoint.answer(identity, request)
         if request.stream:
-            self._answer = StreamedAnswer(self._response, format, self.headers)
+            self._answer = StreamedAnswer(self._response, format, self)
         else:
-            self._answer = WholeAnswer(self._response, format, self.headers)
+            self._answer = WholeAnswer(self._response, format, self)
         return self._answer
 
     async def failed(self, error: BatonError) -> None:
@@ -144,7 +138,7 @@ class HttpSink:
         if self._response.ended:
             return
         if self._answer is None:
-            await send_error(self._response, error, self.headers())
+            await self.refuse(error)
         else:
             await self._answer.failed(error)
 
@@ -176,24 +170,26 @@ class HttpSink:
 
     def headers(self) -> dict[str, str]:
         """The headers that an answer has at any time."""
-        return {} if self._head is None else _number_headers(self._head())
+        return {} if self._head is None else self._number_headers(self._head())
+
+    def headers_of(self, head: Head) -> dict[str, str]:
+        explained = {EXPLANATION_HEADER: head.explanation} if head.explanation else {}
+        return {**self._number_headers(head), **explained}
+
+    async def refuse(self, error: BatonError) -> None:
+        await send_error(self._response, error, self.headers(), self._endpoint.dialect)
 
     async def _keep_alive(self) -> None:
         if self._answer is not None:
             await self._answer.keep_alive()
 
-
-def _head_headers(head: Head) -> dict[str, str]:
-    explained = {EXPLANATION_HEADER: head.explanation} if head.explanation else {}
-    return {**_number_headers(head), **explained}
-
-
-def _number_headers(head: Head) -> dict[str, str]:
-    degraded = {"x-ratelimit-degraded": "1"} if head.degraded else {}
-    wall_ms = round(sum(head.stages.values()) * 1000)
-    return {
-        "server-timing": server_timing(head.stages),
-        "openai-processing-ms": str(wall_ms),
-        **limit_headers(head.limits),
-        **degraded,
-    }
+    def _number_headers(self, head: Head) -> dict[str, str]:
+        degraded = {"x-ratelimit-degraded": "1"} if head.degraded else {}
+        wall_ms = round(sum(head.stages.values()) * 1000)
+        return {
+            "server-timing": server_timing(head.stages),
+            "openai-processing-ms": str(wall_ms),
+            **limit_headers(head.limits),
+            **self._response.vendor_limits(self._endpoint.dialect, head.limits),
+            **degraded,
+        }

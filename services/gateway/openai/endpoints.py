@@ -7,6 +7,7 @@ from typing import Protocol
 from baton.wire.failures import BatonError
 from services.gateway.openai import chat, completions, responses
 from services.gateway.openai.chat_answer import ChatAnswer
+from services.gateway.openai.errors import OPENAI, Dialect
 from services.gateway.openai.generation import (
     Delta,
     EndpointName,
@@ -51,8 +52,10 @@ class Endpoint:
     parse: Callable[[bytes], GenerationRequest]
     answer: Callable[[Identity, GenerationRequest], AnswerFormat]
     generates: bool = True
+    dialect: Dialect = OPENAI
 
 
+# OpenAI's and vLLM's.
 ENDPOINTS: dict[str, Endpoint] = {
     "/v1/chat/completions": Endpoint("chat.completions", chat.parse, ChatAnswer),
     "/v1/completions": Endpoint("completions", completions.parse, completions.CompletionAnswer),

@@ -1,10 +1,29 @@
-"""OpenAI's error bodies, for whole responses and for the one error event of a broken stream."""
+"""OpenAI's error bodies, for whole responses and for the one error event of a broken stream; other
+vendors' forms of them are dialects."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from baton.wire.failures import BatonError, LimitExceeded
+from baton.wire.v1 import failure_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The form that refusals and headers have in one vendor's API, on all its paths.
+
+    `error_body` is called with the request's id, `limit_headers` with the seconds since 1970.
+    """
+
+    status_of: Callable[[BatonError], int]
+    error_body: Callable[[BatonError, str], bytes]
+    # Names for limits beside ours; None where ours are the vendor's.
+    limit_headers: Callable[[failure_pb2.LimitState | None, float], dict[str, str]] | None = None
+    # The vendor's name for the header of the request's id; empty where it is ours.
+    request_id_header: str = ""
 
 
 def error_object(error: BatonError) -> dict[str, Any]:
@@ -31,3 +50,9 @@ def budget_spent(spent_budget: str) -> LimitExceeded:
 
 def error_body(error: BatonError) -> bytes:
     return msgspec.json.encode({"error": error_object(error)})
+
+
+OPENAI = Dialect(
+    status_of=lambda error: error.row.http_status,
+    error_body=lambda error, request_id: error_body(error),
+)

@@ -1,6 +1,6 @@
 """The request of a client and the parts of its answer, independent of any API's shape.
 
-The three OpenAI endpoints translate into GenerationRequest and back from Delta and Usage; the
+The endpoints of all APIs translate into GenerationRequest and back from Delta and Usage; the
 pipeline between them knows only these.
 """
 
@@ -16,6 +16,8 @@ EndpointName = Literal[
     "completions",
     "responses",
     "responses.input_tokens",
+    "messages",
+    "messages.count_tokens",
     "tokenize",
     "detokenize",
 ]

@@ -71,7 +71,7 @@ def of_format(asked: ResponseFormat) -> dict[str, Structure]:
         param = "response_format.json_schema"
         raise InvalidRequest(f"{param}: required", param=param)
     place = "response_format.json_schema.schema"
-    return {"response_format": _schema(asked.json_schema.schema, place)}
+    return {"response_format": of_schema(asked.json_schema.schema, place)}
 
 
 def of_outputs(asked: StructuredOutputs, prefix: str) -> dict[str, Structure]:
@@ -79,7 +79,7 @@ def of_outputs(asked: StructuredOutputs, prefix: str) -> dict[str, Structure]:
     Raises InvalidRequest."""
     found: dict[str, Structure] = {}
     if asked.json is not None:
-        found[f"{prefix}json"] = _schema(asked.json, f"{prefix}json")
+        found[f"{prefix}json"] = of_schema(asked.json, f"{prefix}json")
     if asked.json_object:
         found[f"{prefix}json_object"] = Structure("json_object")
     if asked.regex is not None:
@@ -102,7 +102,7 @@ def of_text(asked: TextOptions | None) -> Structure | None:
     for param, value in (("text.format.name", format.name), ("text.format.schema", format.schema)):
         if value is None:
             raise InvalidRequest(f"{param}: required", param=param)
-    return _schema(format.schema, "text.format.schema")
+    return of_schema(format.schema, "text.format.schema")
 
 
 def text_object(asked: TextOptions | None) -> dict[str, Any]:
@@ -121,7 +121,8 @@ def only_one(found: dict[str, Structure]) -> Structure:
     return next(iter(found.values()))
 
 
-def _schema(schema: Any, place: str) -> Structure:
+def of_schema(schema: Any, place: str) -> Structure:
+    """The structure of JSON that follows a schema. Raises InvalidRequest."""
     text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
     _check_size(len(text), place)
     return Structure("json_schema", text)

@@ -26,10 +26,11 @@ class FunctionFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Declared(NamedTuple):
-    """A function, and the place in the request at which it stands."""
+    """A function, the place in the request at which it stands, and its field of the schema."""
 
     place: str
     function: FunctionFields
+    schema_field: str = "parameters"
 
 
 class Named(NamedTuple):
@@ -57,12 +58,12 @@ def tools_of(declared: Sequence[Declared], choice: Choice, *, is_parallel: bool)
             raise InvalidRequest("tool_choice: only with tools", param="tool_choice")
         return None
     functions: dict[str, Function] = {}
-    for place, own in declared:
+    for place, own, schema_field in declared:
         if own.name in functions:
             raise InvalidRequest(
                 f"{place}.name: {own.name} is declared twice", param=f"{place}.name"
             )
-        _check_schema(own.parameters or {}, f"{place}.parameters")
+        _check_schema(own.parameters or {}, f"{place}.{schema_field}")
         parameters = "" if own.parameters is None else msgspec.json.encode(own.parameters).decode()
         functions[own.name] = Function(own.name, parameters, bool(own.strict))
     num_chars = sum(len(each.parameters_json) for each in functions.values())
@@ -76,7 +77,7 @@ def tools_of(declared: Sequence[Declared], choice: Choice, *, is_parallel: bool)
         return None
     chosen = tuple(_declared(each, functions) for each in choice.named)
     return Tools(
-        msgspec.json.encode([_for_template(function) for _, function in declared]),
+        msgspec.json.encode([_for_template(each.function) for each in declared]),
         chosen or tuple(functions.values()),
         is_required=choice.is_required,
         is_named=choice.is_single,

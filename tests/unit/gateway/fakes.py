@@ -12,8 +12,8 @@ from baton.system.clock import Clock
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.v1 import quota_pb2
+from services.gateway.endpoints import ENDPOINTS
 from services.gateway.gateway import Clients, Gateway, GatewayIdentity
-from services.gateway.openai.endpoints import ENDPOINTS
 from services.gateway.openai.generation import (
     Delta,
     EndpointName,

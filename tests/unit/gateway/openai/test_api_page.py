@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from services.gateway.anthropic.messages import MessageFields
 from services.gateway.openai import limits
 from services.gateway.openai.chat import ChatFields
 from services.gateway.openai.completions import CompletionFields
@@ -12,7 +13,14 @@ from services.gateway.openai.responses import ResponseFields
 from services.gateway.openai.vllm.tokenize import DetokenizeFields, TokenizeFields
 from services.gateway.request import submission
 
-STRUCTS = [ChatFields, CompletionFields, ResponseFields, TokenizeFields, DetokenizeFields]
+STRUCTS = [
+    ChatFields,
+    CompletionFields,
+    ResponseFields,
+    TokenizeFields,
+    DetokenizeFields,
+    MessageFields,
+]
 PAGE = (Path(__file__).parents[4] / "docs" / "api.md").read_text()
 
 

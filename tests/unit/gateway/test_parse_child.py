@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from baton.wire.failures import InvalidRequest
-from services.gateway.openai import chat, completions, parse_child, responses
-from services.gateway.openai.parse_child import Body, Parsed
+from services.gateway.clients import parse_child
+from services.gateway.clients.parse_child import Body, Parsed
+from services.gateway.openai import chat, completions, responses
 
 TURN = {"role": "user", "content": "hi"}
 BODIES = [

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from baton.wire.failures import InvalidRequest
-from services.gateway.openai.endpoints import ENDPOINTS
+from services.gateway.endpoints import ENDPOINTS
 from services.gateway.openai.generation import EndpointName, GenerationRequest
 
 

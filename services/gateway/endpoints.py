@@ -1,0 +1,19 @@
+"""The endpoints of models of all APIs that the gateway speaks."""
+
+from services.gateway.anthropic.errors import ANTHROPIC
+from services.gateway.anthropic.message_answer import MessageAnswer, MessageTokensAnswer
+from services.gateway.anthropic.messages import parse, parse_to_count
+from services.gateway.openai import endpoints
+from services.gateway.openai.endpoints import Endpoint
+
+ENDPOINTS: dict[str, Endpoint] = {
+    **endpoints.ENDPOINTS,
+    "/v1/messages": Endpoint("messages", parse, MessageAnswer, dialect=ANTHROPIC),
+    "/v1/messages/count_tokens": Endpoint(
+        "messages.count_tokens",
+        parse_to_count,
+        MessageTokensAnswer,
+        generates=False,
+        dialect=ANTHROPIC,
+    ),
+}
