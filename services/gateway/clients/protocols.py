@@ -24,10 +24,6 @@ class CallContext:
     deadline_s: float
     traceparent: str = ""
 
-    def with_deadline(self, deadline_s: float) -> "CallContext":
-        """This context with so much time."""
-        return CallContext(self.request_id, deadline_s, self.traceparent)
-
 
 class QuotaClient(Protocol):
     async def authenticate(

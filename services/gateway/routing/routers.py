@@ -98,7 +98,8 @@ class Routers:
             try:
                 if self._quarantined.has_entries:
                     self._quarantined.attach(address, request)
-                return await self._ask(address, request, context.with_deadline(left_s))
+                within = CallContext(context.request_id, left_s, context.traceparent)
+                return await self._ask(address, request, within)
             except BatonError as error:
                 if error.reason != "unavailable":
                     raise

@@ -64,7 +64,7 @@ class PeerIntake:
         self._fleet.end_leases(placed.request_id)
         for slots in list(placed.slots)[:MAX_SLOTS]:
             self._take_lease(placed.request_id, slots, age_s)
-        if self._selector.is_known(placed.model_fp):
+        if placed.session and self._selector.is_known(placed.model_fp):
             ids = [slots.worker_id for slots in list(placed.slots)[:MAX_SLOTS]]
             known = [each for each in ids if self._fleet.known(each) is not None]
             self._selector.sessions.note(placed.model_fp, placed.session, known)

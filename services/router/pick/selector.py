@@ -110,7 +110,9 @@ class Selector:
                 return None
             self._no_worker_since.pop(request.model_fp, None)
             leases = self._take_leases(request, outcome)
-            self.sessions.note(request.model_fp, request.session, [each for each, _ in leases])
+            if request.session:
+                worker_ids = [worker_id for worker_id, _ in leases]
+                self.sessions.note(request.model_fp, request.session, worker_ids)
             return Placement(
                 self._response(request, outcome),
                 outcome.engine_s,
@@ -191,6 +193,12 @@ class Selector:
                 retry_after_s=wait_s,
             )
 
+    def _session_workers(self, request: PickRequest) -> frozenset[str]:
+        """The workers that served the request's session last."""
+        if not request.session:
+            return frozenset()
+        return self.sessions.workers(request.model_fp, request.session)
+
     def _pick(self, request: PickRequest, reserved: str | None) -> Pick | NoPick:
         """Pick a pair for the request, which must not take the `reserved` decode worker."""
         prefills = self._fleet.of_model(request.model_fp, PREFILL)
@@ -204,7 +212,7 @@ class Selector:
             request.num_choices,
             mode,
             max_local_tokens,
-            session=self.sessions.workers(request.model_fp, request.session),
+            session=self._session_workers(request),
         )
         kept_away = self._kept_away(request, reserved)
         prompt = self._cached_prompt(request)

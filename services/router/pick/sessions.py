@@ -23,13 +23,11 @@ class Sessions:
         self._workers: OrderedDict[tuple[str, bytes], frozenset[str]] = OrderedDict()
 
     def workers(self, model_fp: str, session: bytes) -> frozenset[str]:
-        """The workers that served the session's last request; none for an empty name."""
-        return self._workers.get((model_fp, session), _NOBODY) if session else _NOBODY
+        """The workers that served the session's last request."""
+        return self._workers.get((model_fp, session), _NOBODY)
 
     def note(self, model_fp: str, session: bytes, worker_ids: Iterable[str]) -> None:
         """Note that these workers serve a request of the session, at this router or a peer."""
-        if not session:
-            return
         key = model_fp, session[:SESSION_BYTES]
         self._workers[key] = frozenset(worker_ids)
         self._workers.move_to_end(key)

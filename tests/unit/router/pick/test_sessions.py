@@ -90,8 +90,6 @@ def test_sessions_are_bounded_and_belong_to_a_model(monkeypatch: pytest.MonkeyPa
     kept.note("b", SESSION, ["w2"])
     assert kept.workers("a", SESSION) == {"w1"}
     assert not kept.workers("a", OTHER)
-    kept.note("a", b"", ["w1"])
-    assert not kept.workers("a", b"")
     kept.note("a", OTHER, ["w3"])
     assert not kept.workers("a", SESSION)
     assert kept.workers("b", SESSION) == {"w2"}
