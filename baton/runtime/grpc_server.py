@@ -123,8 +123,13 @@ def translate_failures(method: F) -> F:
 
 
 def _agree(context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """Check the caller's version. Raises Incompatible when it is too old to be understood."""
-    version = dict(context.invocation_metadata() or ()).get(metadata.PROTOCOL, "1")
+    """Check the caller's version. Raises Incompatible when it is too old to be understood.
+
+    A stream whose first message names the version has none here.
+    """
+    version = dict(context.invocation_metadata() or ()).get(metadata.PROTOCOL)
+    if version is None:
+        return
     if not (isinstance(version, str) and version.isascii() and version.isdigit()):
         raise failures.Incompatible("the caller names no version of the protocol")
     agree(int(version[:9]), peer=f"the caller at {context.peer()}", own="this service")
