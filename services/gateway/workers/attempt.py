@@ -103,7 +103,7 @@ class Wakeup:
             await self._waiter
         finally:
             self._waiter = None
-        error, self._error = self._error, None
+            error, self._error = self._error, None
         if error is not None:
             raise error
 
@@ -263,8 +263,8 @@ class Attempt:
                 await self._wakeup.wait(timeout_s)
             finally:
                 self._pass_on = None
-        self._is_poked = False
-        if not self._buffer and self.failure is not None:
+        was_poked, self._is_poked = self._is_poked, False
+        if not self._buffer and self.failure is not None and not was_poked:
             raise self.failure
         return self.take_events()
 
@@ -281,7 +281,8 @@ class Attempt:
         with self._wakeup:
             deadline_s = self._pass_on(now_s)
             if deadline_s is None:
-                self._wakeup.wake()
+                # It has events to deliver, before any failure is raised.
+                self.poke()
             else:
                 self._wakeup.put_off(deadline_s)
 

@@ -13,7 +13,7 @@ from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import BatonError, DeadlineExceeded, NoRoom, Unavailable, to_wire
 from baton.wire.protocol import PROTOCOL_VERSION
 from baton.wire.v1 import router_pb2, sampling_pb2, worker_pb2
-from services.gateway.workers.attempt import Attempt, Finished, Tokens
+from services.gateway.workers.attempt import Attempt, AttemptEvent, Finished, Tokens
 from services.gateway.workers.migration import EarlyMigration
 from services.gateway.workers.outgoing_frames import PART_TOKENS
 from services.gateway.workers.worker_connections import RESUME_WINDOW_S
@@ -168,6 +168,50 @@ def test_what_fails_in_passing_on_fails_its_own_attempt_alone() -> None:
         with pytest.raises(ZeroDivisionError):
             await waiting
         assert await second.events(1) == [Tokens(0, [7])]
+
+    linked(scenario)
+
+
+def test_what_was_taken_in_passing_on_is_delivered_before_a_failure() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+        taken: list[AttemptEvent] = []
+
+        def refused_by_the_client(now_s: float) -> float | None:
+            taken.extend(attempt.take_events())
+            # In the same turn of the loop.
+            attempt.fail(Unavailable("lost", reason="worker_lost"))
+            return None
+
+        waiting = asyncio.ensure_future(attempt.events(60, refused_by_the_client))
+        await asyncio.sleep(0)
+        await pair.token(0, seq=1)
+        assert await waiting == []
+        assert taken == [Tokens(0, [100])]
+        assert (await failure_of(attempt)).reason == "worker_lost"
+
+    linked(scenario)
+
+
+def test_a_request_that_is_cancelled_as_its_passing_on_fails_ends_as_cancelled() -> None:
+    async def scenario(pair: Pair) -> None:
+        attempt = pair.link.submit(submit())
+        await pair.next("submit")
+
+        def broken(now_s: float) -> float | None:
+            waiting.cancel()
+            raise ZeroDivisionError
+
+        waiting = asyncio.ensure_future(attempt.events(60, broken))
+        await asyncio.sleep(0)
+        await pair.token(0, seq=1)
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        drained = asyncio.ensure_future(attempt.drained(0.05))
+        await asyncio.sleep(0)
+        await pair.token(1, seq=2)
+        await drained
 
     linked(scenario)
 
