@@ -75,6 +75,9 @@ class ChatAnswer:
             yield sse.data_event(self._last_chunk(delta))
 
     def _reasoning_event(self, delta: Delta) -> bytes:
+        if self._running is not None:
+            # Each chunk has a usage of its own.
+            return sse.data_event(self._chunk(_reasoning(delta.reasoning), delta.choice))
         template = self._reasoning_templates.get(delta.choice)
         if template is None:
             chunk = self._chunk(_reasoning(sse.TextTemplate.MARK), delta.choice)

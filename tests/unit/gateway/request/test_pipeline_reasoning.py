@@ -72,6 +72,21 @@ def test_reasoning_is_streamed_as_it_comes() -> None:
     with_reasoning(scenario)
 
 
+def test_the_running_usage_beside_reasoning_never_falls() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        sink = await ask(fleet, THOUGHT, stream=True, stream_options=options)
+        assert sink.identity is not None
+        assert sink.request is not None
+        answer = ChatAnswer(sink.identity, sink.request)
+        events = b"".join(answer.deltas(batch) for batch in sink.batches).split(b"\n\n")
+        counts = [json.loads(event[6:])["usage"]["completion_tokens"] for event in events if event]
+        assert counts == sorted(counts)
+        assert counts[-1] > 0
+
+    with_reasoning(scenario)
+
+
 @pytest.mark.parametrize(
     ("generation_prompt", "text", "reasoning", "answer"),
     [
