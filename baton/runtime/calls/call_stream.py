@@ -109,6 +109,8 @@ class CallStream:
             return await answered
         finally:
             timer.cancel()
+            # A failure in it refers to this frame, and so to the call.
+            del answered
             if self._waiting.pop(call.id, None) is not None:
                 self._cancel(call.id)
             self._end_if_left()

@@ -187,8 +187,10 @@ class GrpcTokenizer:
             return await calls.call(
                 ENCODE, request, _terms(context, context.deadline_s, PATIENCE_S)
             )
-        except BatonError as error:
-            raise _of_tokenizer(error) from error
+        except Unavailable as error:
+            if error.reason == "unavailable":
+                raise _no_tokenizer() from error
+            raise
 
     async def artifact(self, model_fp: str) -> bytes:
         """Fetch a model's artifact. Raises InternalFailure when it does not match its digest."""
@@ -205,7 +207,8 @@ class GrpcTokenizer:
                 if len(data) > MAX_ARTIFACT_BYTES:
                     raise InternalFailure("the tokenizer artifact is larger than 256 MiB")
         except grpc.aio.AioRpcError as error:
-            raise _of_tokenizer(grpc_channel.failure_of(error)) from error
+            failure = grpc_channel.failure_of(error)
+            raise _no_tokenizer() if failure.reason == "unavailable" else failure from error
         if sha256(data).hexdigest() != digest:
             raise InternalFailure("the tokenizer artifact does not match its digest")
         return bytes(data)
@@ -260,10 +263,8 @@ class GrpcRouter:
         await self._channel.close()
 
 
-def _of_tokenizer(error: BatonError) -> BatonError:
+def _no_tokenizer() -> BatonError:
     """The failure as clients may read it: gRPC's own message names internal addresses."""
-    if error.reason != "unavailable":
-        return error
     return Unavailable("no tokenizer answers", retry_after_s=1)
 
 

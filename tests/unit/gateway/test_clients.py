@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -178,6 +180,28 @@ def test_a_refusal_is_not_asked_again(channel: Channel, ask: Ask, refusal: Baton
     channel.refusal = refusal
     assert outcome(ask) == (refusal.reason, 0.0)
     assert channel.tried_at_s == [0.0]
+
+
+@pytest.mark.parametrize("ask", [reserve, encode])
+def test_a_refusal_and_the_prompt_that_it_is_of_are_in_no_cycle(channel: Channel, ask: Ask) -> None:
+    """A megabyte of prompt would wait for the garbage collector."""
+    channel.refusal = LimitExceeded("too much")
+    refusals: list[weakref.ref[BatonError]] = []
+
+    async def main() -> None:
+        try:
+            await ask(CallContext("r1", 60.0), clock)
+        except BatonError as error:
+            refusals.append(weakref.ref(error))
+        await asyncio.sleep(0)
+        assert refusals[0]() is None
+
+    clock = VirtualClock()
+    gc.disable()
+    try:
+        run_virtual(main(), clock)
+    finally:
+        gc.enable()
 
 
 def test_no_request_asks_again_beyond_its_deadline(channel: Channel) -> None:
