@@ -6,6 +6,7 @@ its open calls as Unanswered. Knows nothing of other replicas (shared_calls.py).
 
 import asyncio
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -15,8 +16,12 @@ import grpc
 from baton.runtime import grpc_channel
 from baton.runtime.calls.call_server import FRAME_BYTES
 from baton.runtime.shared_stream import ClientFrameStream, FrameWriter, StreamRunner
+from baton.system.clock import Clock
 from baton.wire.failures import BatonError, Unavailable, from_wire
 from baton.wire.v1 import calls_pb2
+
+# A timer that comes so late, and the time that an answer then has to be read.
+_LATE_S, _SECOND_LOOK_S = 0.005, 0.02
 
 
 class Unanswered(Unavailable):
@@ -74,12 +79,15 @@ class GrpcAnswerStream(ClientFrameStream[calls_pb2.CallFrame]):
 class CallStream:
     """The calls of one stream. `on_change` is called when it has greeted, leaves, or has ended."""
 
-    def __init__(self, stream: AnswerStream, on_change: Callable[["CallStream"], None]) -> None:
+    def __init__(
+        self, stream: AnswerStream, clock: Clock, on_change: Callable[["CallStream"], None]
+    ) -> None:
         self.server_id = ""
         self.is_leaving = False
         self.has_ended = False
         self._on_change = on_change
         self._stream = stream
+        self._clock = clock
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         # Those that were not written yet, by id.
@@ -104,7 +112,7 @@ class CallStream:
         self._waiting[call.id] = answered
         self._calls[call.id] = call
         self._writer.wake()
-        timer = loop.call_later(wait_s, _expire, answered)
+        timer = loop.call_later(wait_s, self._expire, answered, self._clock.now() + wait_s)
         try:
             return await answered
         finally:
@@ -158,6 +166,15 @@ class CallStream:
             self._cancelled.append(call_id)
             self._writer.wake()
 
+    def _expire(self, answered: asyncio.Future[bytes], due_s: float) -> None:
+        """Give up, but not at once when this comes late: the answer was held up, too."""
+        if answered.done():
+            return
+        if self._clock.now() - due_s > _LATE_S:
+            answered.get_loop().call_later(_SECOND_LOOK_S, self._expire, answered, math.inf)
+        else:
+            answered.set_exception(TimeoutError())
+
     def _end_if_left(self) -> None:
         if self.is_leaving and not self._waiting:
             self._task.cancel()
@@ -172,8 +189,3 @@ class CallStream:
             num_bytes += len(call.request)
             frame.calls.append(call)
         return frame
-
-
-def _expire(answered: asyncio.Future[bytes]) -> None:
-    if not answered.done():
-        answered.set_exception(TimeoutError())

@@ -174,7 +174,7 @@ class SharedCalls:
         return chosen
 
     def _open(self) -> CallStream:
-        stream = CallStream(self._open_stream(), self._on_change)
+        stream = CallStream(self._open_stream(), self._clock, self._on_change)
         stream.is_leaving = self._is_left
         return stream
 

@@ -78,6 +78,7 @@ class Fleet:
 
     def __init__(self, clock: VirtualClock, num_replicas: int = 1) -> None:
         self.replicas = [Replica() for _ in range(num_replicas)]
+        self.clock = clock
         self.num_opened = 0
         self.calls = SharedCalls(self._open, clock, is_balanced=num_replicas > 1)
 
@@ -148,6 +149,19 @@ def test_a_call_ends_with_its_time_or_with_the_time_for_silence() -> None:
             await fleet.reserve(terms=CallTerms(0.0))
         await asyncio.sleep(0.1)
         assert fleet.replicas[0].num_cancelled == 2
+
+    with_fleet(1, scenario)
+
+
+def test_a_caller_that_stood_still_looks_for_the_answer_before_it_gives_up() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.reserve()
+        fleet.replicas[0].takes_s = 0.05
+        call = asyncio.create_task(fleet.reserve(terms=CallTerms(1.0, silence_s=0.1)))
+        await asyncio.sleep(0.01)
+        # Nothing runs meanwhile, as in a long computation.
+        fleet.clock.advance(0.2)
+        assert await call == 1
 
     with_fleet(1, scenario)
 
