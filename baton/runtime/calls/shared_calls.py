@@ -5,9 +5,9 @@ opening streams: one to a replica that has a stream already is closed again, and
 later. A call goes to the replica with the fewest open calls, but not to one that has just refused a
 call as unavailable, or been silent: with no calls open it would draw all of them. One whose stream
 is lost is made again over another stream, and one that a balanced replica refuses as unavailable is
-made again at another: all calls are pure or known by their request id. Such repeats end when
-refusals outnumber a tenth of the calls, so that the outage of a whole service does not multiply its
-calls.
+made again at another: all calls are pure or known by their request id. Such repeats end when those
+that nobody answers outnumber a tenth of the calls, so that the outage of a whole service does not
+multiply its calls.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class SharedCalls:
     ) -> Response:
         """Make a call. Raises the BatonError that the replica raised, Unavailable when none can be
         reached, Silent, DeadlineExceeded."""
-        began_s, num_attempts = self._clock.now(), 0
+        began_s, num_attempts, num_refused = self._clock.now(), 0, 0
         patient_until_s = began_s + min(terms.patience_s, terms.deadline_s)
         encoded = request.SerializeToString()
         while True:
@@ -105,8 +105,10 @@ class SharedCalls:
             except BatonError as refusal:
                 if not self._may_repeat(refusal, num_attempts):
                     raise
+                num_refused += 1
             else:
-                self._credit = min(self._credit + _CREDIT_OF_ANSWER, _MAX_CREDIT)
+                # Refusals count against the service only while nobody answers the repeats.
+                self._credit = min(self._credit + num_refused + _CREDIT_OF_ANSWER, _MAX_CREDIT)
                 return method.response.FromString(answer)
             await asyncio.sleep(_REPEAT_PAUSE_S)
 

@@ -290,6 +290,21 @@ def test_a_replica_that_refuses_quickly_does_not_draw_the_calls_of_those_that_wo
     with_fleet(2, scenario)
 
 
+def test_one_replica_that_refuses_for_long_costs_no_call_while_another_answers() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        await asyncio.gather(*(fleet.reserve() for _ in range(4)))
+        await fleet.reserve()
+        refusing = fleet.replicas[0]
+        refusing.failure = Unavailable("not loaded yet", reason="no_tokenizer")
+        before = refusing.num_calls
+        for _ in range(200):
+            await asyncio.sleep(AVOID_S)
+            assert await fleet.reserve() == 1
+        assert refusing.num_calls - before > 60
+
+    with_fleet(2, scenario)
+
+
 def test_a_call_that_met_silence_is_made_again_at_another_replica() -> None:
     async def scenario(fleet: Fleet) -> None:
         await asyncio.gather(*(fleet.reserve() for _ in range(4)))
