@@ -25,6 +25,8 @@ EXPOSED_HEADERS = (
     "server-timing",
     "openai-processing-ms",
     "x-explanation",
+    "idempotent-replayed",
+    "original-request",
 )
 ANY_ORIGIN = "*"
 _METHODS = ("GET", "POST", "DELETE")
