@@ -104,9 +104,11 @@ class HarmonyReasoning:
 
     def _is_text(self, header: str) -> bool:
         """True for the beginning of an answer that does not keep to the format."""
+        if len(header) > MAX_HEADER_CHARS:
+            return True
         start = header.lstrip()
         if self._begun or not start:
-            return len(header) > MAX_HEADER_CHARS
+            return False
         return not any(mark.startswith(start) or start.startswith(mark) for mark in _BEGINNINGS)
 
     def _begin(self, header: str, answer: list[str]) -> None:

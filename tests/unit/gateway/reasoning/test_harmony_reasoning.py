@@ -84,7 +84,9 @@ def test_a_call_that_was_not_asked_for_is_text() -> None:
     assert reader.feed(CALL) == '{"a": "<|"}'
 
 
-def test_a_header_without_an_end_is_text() -> None:
+@pytest.mark.parametrize("start", ["", "<|channel|>final "])
+def test_a_header_without_an_end_is_text(start: str) -> None:
     reader = HarmonyReasoning(has_tools=False)
-    assert reader.feed("<|channel|>final<|message|>Yes<|end|>") == "Yes"
-    assert reader.feed("x" * (MAX_HEADER_CHARS + 1)).startswith("x")
+    if not start:
+        assert reader.feed("<|channel|>final<|message|>Yes<|end|>") == "Yes"
+    assert reader.feed(start + "x" * (MAX_HEADER_CHARS + 1)).endswith("x")
