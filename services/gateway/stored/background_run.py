@@ -167,7 +167,8 @@ class BackgroundRun:
     async def _end(self, response: bytes) -> None:
         """Write the last events and the whole response. It is given up when the store stays away:
         then it ends as one whose gateway has died."""
-        if status_of(response) != "failed":
+        was_ended = await self._write({})
+        if not was_ended and status_of(response) != "failed":
             await self._add_to_conversation(response)
         self.stop()
         fields: Fields = {"status": status_of(response), "response": response}

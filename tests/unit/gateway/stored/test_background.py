@@ -149,6 +149,21 @@ def test_a_cancelled_response_stops_its_worker(stream: bool) -> None:
     with_store(scenario)
 
 
+def test_a_response_that_is_cancelled_as_it_ends_is_not_part_of_its_conversation() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.fleet.worker.prefill_s = 4.6
+        name = (await caller.call("POST", "/v1/conversations", {})).json["id"]
+        response = (await caller.create(background=True, conversation=name)).json
+        await asyncio.sleep(4.4)
+        # Between two looks of the gateway that computes it.
+        await caller.call("POST", f"/v1/responses/{response['id']}/cancel")
+        await asyncio.sleep(5)
+        assert caller.fleet.record.finish_reason == "stop"
+        assert (await caller.get(f"/v1/conversations/{name}/items")).json["data"] == []
+
+    with_store(scenario)
+
+
 def test_only_a_response_in_the_background_can_be_cancelled() -> None:
     async def scenario(caller: Caller) -> None:
         name = (await caller.create()).json["id"]
