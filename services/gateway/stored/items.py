@@ -4,6 +4,9 @@ from typing import Any
 
 import msgspec
 
+from baton.wire.failures import InvalidRequest
+from services.gateway.openai.responses import prompt_of
+
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
 
 
@@ -16,8 +19,17 @@ def named_items(input_json: bytes, name: str) -> list[dict[str, Any]]:
 
 
 def output_items(response: dict[str, Any]) -> list[dict[str, Any]]:
-    """The items of a response's output as an input has them: without logprobs."""
-    return [_without_logprobs(item) for item in response["output"]]
+    """The items of a response's output as an input has them: without logprobs, and without those
+    that no input may have, such as a call whose arguments broke off."""
+    return [item for item in map(_without_logprobs, response["output"]) if _may_be_input(item)]
+
+
+def _may_be_input(item: dict[str, Any]) -> bool:
+    try:
+        prompt_of([item], "", None)
+    except InvalidRequest:
+        return False
+    return True
 
 
 def _named(item: dict[str, Any], name: str) -> dict[str, Any]:

@@ -79,6 +79,26 @@ def test_a_long_thread_is_read_beside_the_event_loop(kind: str, roles: list[str]
     with_store(scenario)
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("f", '{"a": "' + "x" * 99), ("f", '{"a": }'), ("f" * 600, "{}")]
+)
+def test_a_call_that_is_broken_does_not_end_its_thread(name: str, arguments: str) -> None:
+    async def scenario(caller: Caller) -> None:
+        worker = caller.fleet.worker
+        call = f'{{"name": "{name}", "arguments": {arguments}}}'
+        worker.texts = [f"<tool_call>\n{call}\n</tool_call>"]
+        conversation = (await caller.call("POST", "/v1/conversations", {})).json["id"]
+        tools = [{"type": "function", "name": "f", "strict": False}]
+        fields = {"tools": tools, "max_output_tokens": 70 + len(name), "conversation": conversation}
+        broken = (await caller.create(**fields)).json
+        assert [item["type"] for item in broken["output"]] == ["function_call"]
+        worker.texts = ["Fine."]
+        assert (await caller.create(previous_response_id=broken["id"])).status == 200
+        assert (await caller.create(conversation=conversation)).status == 200
+
+    with_store(scenario)
+
+
 def test_input_items_are_listed_in_pages_the_newest_first() -> None:
     async def scenario(caller: Caller) -> None:
         first = (await caller.create("one")).json
