@@ -12,7 +12,7 @@ import msgspec
 
 from baton.wire.failures import InvalidRequest, Unavailable, quoted
 from services.gateway.openai import sse
-from services.gateway.stored.store import EventBatch, Store
+from services.gateway.stored.store import GONE, EventBatch, Store
 
 OPEN = ("queued", "in_progress")
 # Between two looks for new events.
@@ -31,7 +31,7 @@ class StoredResponses:
     async def fetch(self, tenant: str, response_id: str) -> bytes:
         """A response as JSON. Raises InvalidRequest when it is not there, Unavailable."""
         response, status = await self._read(tenant, response_id)
-        if status not in OPEN:
+        if status not in OPEN or await self._store.status_if_alive(tenant, response_id):
             return response
         lost = ended(response, "failed", _LOST)
         if await self._store.write(tenant, response_id, lost, "dead"):
@@ -80,7 +80,9 @@ class StoredResponses:
         while num_silent < _MAX_SILENT:
             try:
                 # The status first: what it says of events holds for those that are read after it.
-                has_ended = status_of(await self.fetch(tenant, response_id)) not in OPEN
+                status = await self._store.status_if_alive(tenant, response_id)
+                if not status:
+                    await self.fetch(tenant, response_id)
                 batches = await self._store.events_after(tenant, response_id, after)
             except InvalidRequest:
                 return
@@ -88,13 +90,15 @@ class StoredResponses:
                 num_silent += 1
                 await asyncio.sleep(_RETRY_S)
                 continue
+            if status == GONE:
+                return
             for batch in batches:
                 yield events_behind(batch, after)
                 after = batch.last_number
             num_silent = 0
             if batches:
                 continue
-            if has_ended:
+            if status not in OPEN:
                 return
             await asyncio.sleep(LOOK_S)
             num_looks += 1

@@ -120,6 +120,11 @@ class Store:
         reply: bytes = await self._run("write", tenant, object_id, condition, 0, "", "", *pairs)
         return reply.decode()
 
+    async def status_if_alive(self, tenant: str, response_id: str) -> str:
+        """The status of a response, GONE when it is not there; empty when it has not ended, and its
+        gateway has died. Reads no more than that, however large the response is."""
+        return await self.write(tenant, response_id, {}, "dead")
+
     async def go_on(
         self,
         tenant: str,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ class Redis(RedisDouble):
     def __init__(self) -> None:
         super().__init__()
         self.memory: dict[str, Any] = {}
+        self.num_read: Counter[str] = Counter()
 
     async def info(self, section: str | None = None, *args: str, **kwargs: Any) -> dict[str, Any]:
         return self.memory
@@ -33,6 +35,7 @@ class Redis(RedisDouble):
     async def execute_command(self, *arguments: Any, **options: Any) -> Any:
         if self.is_away:
             raise RedisConnectionError("away")
+        self.num_read[arguments[0]] += 1
         return await super().execute_command(*arguments, **options)
 
 

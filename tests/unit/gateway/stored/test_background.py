@@ -85,6 +85,19 @@ def test_a_stream_is_resumed_where_its_client_broke_off() -> None:
     with_store(scenario)
 
 
+def test_who_follows_a_response_does_not_read_all_of_it_each_time() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.fleet.worker.step_s = 1
+        fields = {"model": "demo", "input": "hi", "background": True, "stream": True}
+        followed = caller.begin("POST", "/v1/responses", fields)
+        await asyncio.sleep(30)
+        assert kinds(followed)[-1] == "completed"
+        assert caller.redis.num_read["XRANGE"] > 100
+        assert caller.redis.num_read["HMGET"] == 0
+
+    with_store(scenario)
+
+
 def test_a_repeated_background_stream_is_not_run_again() -> None:
     async def scenario(caller: Caller) -> None:
         caller.fleet.worker.step_s = 1
