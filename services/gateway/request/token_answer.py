@@ -34,10 +34,13 @@ async def tell_tokens(
 async def tell_text(valid: ValidRequest, text_model: TextModel, sink: AnswerSink) -> int:
     """Write the text of a request's tokens; returns their number. Raises InvalidRequest."""
     assert isinstance(valid.request.prompt, PromptTokens), "its body has tokens"
-    ids = array("I", valid.request.prompt.token_ids).tolist()
-    if ids and max(ids) >= valid.model.vocab_size:
-        message = f"tokens: token id {quoted(max(ids))} is not below {valid.model.vocab_size}"
-        raise InvalidRequest(message, reason="invalid_token_id", param="tokens")
+    ids = array("I", valid.request.prompt.token_ids)
+    for start in range(0, len(ids), PIECE_TOKENS):
+        largest = max(ids[start : start + PIECE_TOKENS])
+        if largest >= valid.model.vocab_size:
+            message = f"tokens: token id {quoted(largest)} is not below {valid.model.vocab_size}"
+            raise InvalidRequest(message, reason="invalid_token_id", param="tokens")
+        await asyncio.sleep(0)
     for text in text_pieces(ids, text_model.decoder):
         await sink.deltas([Delta(0, text)])
         await asyncio.sleep(0)
@@ -47,8 +50,7 @@ async def tell_text(valid: ValidRequest, text_model: TextModel, sink: AnswerSink
 def token_texts(job: Job) -> Iterator[str]:
     """The text of a prompt of token ids, in pieces; nothing of another one."""
     if isinstance(job.request.prompt, PromptTokens):
-        ids = array("I", job.prompt.token_ids).tolist()
-        yield from text_pieces(ids, job.prompt.text_model.decoder)
+        yield from text_pieces(array("I", job.prompt.token_ids), job.prompt.text_model.decoder)
 
 
 def text_pieces(ids: Sequence[int], decoder: Decoder) -> Iterator[str]:

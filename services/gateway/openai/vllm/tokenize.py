@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from baton.wire.failures import BatonError, InvalidRequest
 from services.gateway.openai import chat, chat_tools, limits
+from services.gateway.openai.collected import JsonList, filled
 from services.gateway.openai.decoding import Unsupported, decode_object, to_struct
 from services.gateway.openai.generation import (
     ChatMessages,
@@ -102,28 +103,31 @@ class Unstreamed:
 
 
 class TokenizeAnswer(Unstreamed):
-    """The tokens, in vLLM's form."""
+    """The tokens, in vLLM's form. A million of them are encoded as they come, as logprobs are."""
 
     def __init__(self, identity: Identity, request: GenerationRequest) -> None:
         self._max_model_len = identity.max_model_len
-        self._has_names = request.extras.token_names
-        self._token_ids: list[int] = []
-        self._names: list[str] = []
+        self._count = 0
+        self._token_ids = JsonList()
+        self._names = JsonList() if request.extras.token_names else None
 
     def collect(self, batch: list[Delta]) -> None:
         for details in (delta.details for delta in batch):
-            if details is not None:
-                self._token_ids += details.token_ids
-                self._names += details.token_names
+            if details is not None and details.token_ids:
+                self._count += len(details.token_ids)
+                self._token_ids.add(details.token_ids)
+                if self._names is not None:
+                    self._names.add(details.token_names)
 
     def whole(self, usage: Usage) -> list[bytes]:
         answer = {
-            "count": len(self._token_ids),
+            "count": self._count,
             "max_model_len": self._max_model_len,
-            "tokens": self._token_ids,
-            "token_strs": self._names if self._has_names else None,
+            "tokens": JsonList.mark,
+            "token_strs": None if self._names is None else JsonList.mark,
         }
-        return [msgspec.json.encode(answer)]
+        lists = [self._token_ids] if self._names is None else [self._token_ids, self._names]
+        return filled(msgspec.json.encode(answer), lists)
 
 
 class DetokenizeAnswer(Unstreamed):

@@ -68,6 +68,25 @@ def test_a_prompt_may_be_longer_than_the_context() -> None:
     simulate(scenario)
 
 
+def test_the_tokens_of_a_long_prompt_are_encoded_as_they_come() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        sink = RecordingSink()
+        body = {"model": "demo", "prompt": "x" * 10_000, "return_token_strs": True}
+        await fleet.gateway.pipeline.run(fleet.incoming("/tokenize", body), sink)
+        assert sink.identity is not None
+        assert sink.request is not None
+        format = ENDPOINTS["/tokenize"].answer(sink.identity, sink.request)
+        for batch in sink.batches:
+            format.collect(batch)
+        pieces = format.whole(Usage(0, 0, 0))
+        assert len(pieces) > 6
+        told = json.loads(b"".join(pieces))
+        assert told["tokens"] == list(b"x" * 10_000)
+        assert told["token_strs"] == ["x"] * 10_000
+
+    simulate(scenario)
+
+
 def test_it_counts_as_a_request_and_uses_no_tokens() -> None:
     async def scenario(fleet: Fleet) -> None:
         await ask(fleet, "/tokenize", prompt="abc")
