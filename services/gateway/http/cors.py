@@ -20,6 +20,12 @@ EXPOSED_HEADERS = (
         for unit in ("requests", "tokens")
     ),
     "x-ratelimit-degraded",
+    "request-id",
+    *(
+        f"anthropic-ratelimit-{unit}-{number}"
+        for unit in ("requests", "tokens")
+        for number in ("limit", "remaining", "reset")
+    ),
     "retry-after",
     "x-should-retry",
     "server-timing",

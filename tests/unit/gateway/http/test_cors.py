@@ -70,6 +70,7 @@ def test_an_allowed_page_reads_ids_and_limits_of_answers_and_errors(
     assert answer.headers["access-control-allow-origin"] == allowed
     exposed = answer.headers["access-control-expose-headers"].split(", ")
     some = {"x-request-id", "x-ratelimit-remaining-tokens", "retry-after", "original-request"}
+    some |= {"request-id", "anthropic-ratelimit-tokens-reset"}
     assert some <= set(exposed)
     assert "access-control-allow-credentials" not in answer.headers
     assert answer.headers["x-request-id"]
