@@ -97,19 +97,23 @@ class ResponsesAnswer:
         return self._filled(self._event("response.failed", response=response))
 
     def collect(self, batch: list[Delta]) -> None:
+        items = self._items
         for delta in batch:
             self._collected.add(delta)
+            if delta.reasoning:
+                items.add_reasoning(delta.reasoning)
+            if delta.text or delta.logprobs:
+                if not items.has_open_message:
+                    items.open_message()
+                items.add_text(delta.text)
+            for call in delta.calls:
+                items.add_call(call)
 
     def whole(self, usage: Usage) -> list[bytes]:
-        status, items, answer = self._status, self._items, self._collected.delta
-        if answer.reasoning:
-            items.add_reasoning(answer.reasoning)
-        if answer.text or not (answer.calls or answer.reasoning):
-            items.open_message()
-            items.add_text(answer.text)
-        for call in answer.calls:
-            items.add_call(call)
-        response = self._response(status, items.objects(status), usage)
+        status = self._status
+        if not self._items.objects(status):
+            self._items.open_message()
+        response = self._response(status, self._items.objects(status), usage)
         return self._filled(msgspec.json.encode(response))
 
     def _filled(self, encoded: bytes) -> list[bytes]:

@@ -29,6 +29,22 @@ def test_a_response_is_fetched_as_it_was_given(stream: bool) -> None:
     with_store(scenario)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_items_of_an_answer_have_the_same_order_in_every_form(stream: bool) -> None:
+    async def scenario(caller: Caller) -> None:
+        call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+        caller.fleet.worker.texts = [f"First.\n{call}\nThen this."]
+        tools = [{"type": "function", "name": "f", "strict": False}]
+        answer = await caller.create(tools=tools, stream=stream)
+        given = answer.events[-1]["response"] if stream else answer.json
+        kinds = [item["type"] for item in given["output"]]
+        assert kinds == ["message", "function_call", "message"]
+        fetched = (await caller.get(f"/v1/responses/{given['id']}")).json
+        assert fetched == given
+
+    with_store(scenario)
+
+
 def test_what_came_before_stands_before_the_input_without_its_instructions() -> None:
     async def scenario(caller: Caller) -> None:
         first = (await caller.create("one", instructions="be short")).json
