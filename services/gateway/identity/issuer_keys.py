@@ -20,6 +20,8 @@ from services.gateway import instruments
 
 REFRESH_S = 300.0
 MIN_REFRESH_S = 10.0
+# A request waits no longer for a fetch, which goes on.
+MAX_WAIT_S = 1.0
 _MAX_KEYS = 100
 _DISCOVERY_PATH = "/.well-known/openid-configuration"
 
@@ -51,13 +53,18 @@ class IssuerKeys:
 
     async def key(self, key_id: str | None) -> jwt.PyJWK | None:
         """The key of this id; None when the issuer has none. An issuer with a single key may leave
-        the id out. Raises Unavailable when no keys were ever fetched."""
+        the id out. Raises Unavailable when no keys were ever fetched, or the issuer is slow."""
         found = self._known(key_id)
         may_ask = self._clock.now() >= self._asked_s + MIN_REFRESH_S
+        is_late = False
         if found is None and (may_ask or self._fetching is not None):
-            await self._refresh()
+            try:
+                async with asyncio.timeout(MAX_WAIT_S):
+                    await self._refresh()
+            except TimeoutError:
+                is_late = True
             found = self._known(key_id)
-        if self._keys is None:
+        if self._keys is None or (is_late and found is None):
             raise Unavailable("the keys of the token's issuer cannot be had now", retry_after_s=1)
         return found
 

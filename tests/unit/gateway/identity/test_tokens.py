@@ -13,7 +13,7 @@ from jwt.algorithms import ECAlgorithm
 
 from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import AuthenticationFailed, Unavailable
-from services.gateway.identity.issuer_keys import MIN_REFRESH_S, REFRESH_S
+from services.gateway.identity.issuer_keys import MAX_WAIT_S, MIN_REFRESH_S, REFRESH_S
 from services.gateway.identity.tokens import CHECKED_S, Tokens, tokens_of
 from services.gateway.settings import GatewaySettings
 from services.gateway.tenants.principal import Principal, VouchedIdentity
@@ -30,6 +30,7 @@ class Issuer:
         self.keys: dict[str, ec.EllipticCurvePrivateKey] = {}
         self.add("k1")
         self.num_fetches = 0
+        self.wait_s = 0.01
         self.is_away = False
 
     def add(self, key_id: str) -> None:
@@ -37,7 +38,7 @@ class Issuer:
 
     async def fetch(self, url: str) -> bytes:
         self.num_fetches += 1
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(self.wait_s)
         if self.is_away:
             raise OSError("no route")
         if url.endswith("/openid-configuration"):
@@ -196,6 +197,25 @@ def test_the_keys_are_followed_in_the_background_and_outlive_an_issuer_that_is_a
         await asyncio.sleep(REFRESH_S + 1)
         assert "no such key" in await problem_of(tokens, old)
         following.cancel()
+
+    with_issuer(scenario)
+
+
+def test_no_request_waits_long_for_an_issuer_that_is_slow() -> None:
+    async def scenario(issuer: Issuer) -> None:
+        tokens = issuer.tokens(jwt_jwks_url=JWKS)
+        old = issuer.token()
+        await tokens.identity(old)
+        await asyncio.sleep(MIN_REFRESH_S)
+        issuer.add("k2")
+        issuer.wait_s = 9.0
+        began_s = issuer.clock.now()
+        with pytest.raises(Unavailable):
+            await tokens.identity(issuer.token("k2"))
+        assert issuer.clock.now() - began_s <= MAX_WAIT_S
+        assert await tokens.identity(issuer.token(jti="1"))
+        await asyncio.sleep(issuer.wait_s)
+        assert await tokens.identity(issuer.token("k2"))
 
     with_issuer(scenario)
 
