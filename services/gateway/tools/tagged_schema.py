@@ -21,6 +21,7 @@ _TYPES: Mapping[type, str] = {
 # As models that were taught Python write them.
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _REFERENCE = "#/$defs/"
+_NO_DEFINITIONS: Mapping[str, Any] = {}
 
 
 def required_of(function: Function) -> list[Any]:
@@ -43,16 +44,26 @@ def properties_of(function: Function) -> dict[str, Any]:
 def _resolved(schema: Any, definitions: dict[str, Any]) -> Any:
     if not isinstance(schema, dict):
         return schema
-    name = str(schema.get("$ref", "")).removeprefix(_REFERENCE)
-    named = definitions.get(name, schema)
+    named = definitions.get(_name_in(schema), schema)
     return {"$defs": definitions, **named} if isinstance(named, dict) else named
 
 
-def types_of(schema: Any) -> set[str]:
+def _name_in(schema: dict[str, Any]) -> str:
+    """The definition that a schema refers to; empty when it refers to none."""
+    return str(schema.get("$ref", "")).removeprefix(_REFERENCE)
+
+
+def types_of(schema: Any, definitions: Mapping[str, Any] = _NO_DEFINITIONS) -> set[str]:
     """The types that a schema admits, as it says them; empty: any. A schema that is wrong admits
-    any."""
+    any. `definitions`: those that it may refer to, if it has none of its own."""
     if not isinstance(schema, dict):
         return set()
+    own = schema.get("$defs")
+    definitions = own if isinstance(own, dict) else definitions
+    if (name := _name_in(schema)) in definitions:
+        # Without this one: a definition may refer to itself.
+        others = {key: value for key, value in definitions.items() if key != name}
+        return types_of(definitions[name], others)
     if "const" in schema:
         return {type_of(schema["const"])}
     if isinstance(schema.get("enum"), list):
@@ -63,7 +74,10 @@ def types_of(schema: Any) -> set[str]:
     for key in ("anyOf", "oneOf"):
         parts = schema.get(key)
         for part in parts if isinstance(parts, list) else ():
-            found |= types_of(part)
+            admitted = types_of(part, definitions)
+            if not admitted:
+                return set()
+            found |= admitted
     return found
 
 

@@ -9,7 +9,7 @@ from services.gateway.openai.generation import Function, Tools
 from services.gateway.tools.call_grammar import call_rules
 from services.gateway.tools.call_syntax import SYNTAXES
 from services.gateway.tools.tagged_calls import TaggedCallParser
-from services.gateway.tools.tagged_schema import json_of
+from services.gateway.tools.tagged_schema import json_of, properties_of
 
 SCHEMA = {
     "type": "object",
@@ -95,6 +95,27 @@ def test_a_value_is_text_unless_its_schema_admits_what_it_is(
     value: str, schema: Any, written: str
 ) -> None:
     assert json_of(value, schema) == written
+
+
+@pytest.mark.parametrize("value", ['{"x": 1}', "null"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/Point"},
+        {"anyOf": [{"$ref": "#/$defs/Point"}, {"type": "null"}]},
+        {"anyOf": [{"$ref": "#/$defs/Either"}, {"type": "string"}]},
+        {"anyOf": [{"$ref": "#/$defs/Loop"}, {"type": "null"}]},
+        {"$ref": "#/$defs/Loop"},
+    ],
+)
+def test_a_value_follows_the_definition_that_its_schema_refers_to(schema: Any, value: str) -> None:
+    definitions = {
+        "Point": {"type": ["object", "null"], "properties": {"x": {"type": "integer"}}},
+        "Either": {"oneOf": [{"$ref": "#/$defs/Point"}, {"$ref": "#/$defs/Point"}]},
+        "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, {"type": "null"}]},
+    }
+    function = Function("f", json.dumps({"properties": {"a": schema}, "$defs": definitions}))
+    assert json_of(value, properties_of(function)["a"]) == value.replace(" ", "")
 
 
 @pytest.mark.parametrize(
