@@ -91,7 +91,7 @@ def described(value: object) -> str:
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
     if isinstance(value, int) and abs(value) >= 10**MAX_QUOTED_CHARS:
         return f"an integer of {value.bit_length()} bits"
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _parse(text: str) -> Any:

@@ -22,6 +22,7 @@ def refused(fields: dict[str, Any], path: str = "/v1/chat/completions") -> Inval
     ("fields", "param"),
     [
         ({"reasoning_effort": "a" * 5000}, "reasoning_effort"),
+        ({"reasoning_effort": "\U0001f600" * 64}, "reasoning_effort"),
         ({"reasoning_effort": "x - at `$.stop[9].z`"}, "reasoning_effort"),
         ({"response_format": {"type": "c" * 5000}}, "response_format.type"),
         ({"early_stopping": "q" * 5000}, "early_stopping"),
