@@ -86,6 +86,33 @@ _ITEMS = [
         "status": "completed",
     },
 ]
+_BLOCKS = [
+    {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {}}]},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "hm", "signature": "msg_1"},
+            {"type": "redacted_thinking", "data": "x"},
+            {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "c1", "content": "2", "is_error": True},
+            {"type": "text", "text": "and?", "citations": None},
+        ],
+    },
+]
+_ASKED = {
+    "system": [{"type": "text", "text": "be brief"}],
+    "tools": [{"name": "f", "description": "d", "input_schema": _SCHEMA, "strict": True}],
+    "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
+    "thinking": {"type": "enabled", "budget_tokens": 1024, "display": "omitted"},
+    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": _SCHEMA}},
+    "cache_control": {"type": "ephemeral"},
+    "context_management": {"edits": []},
+}
 # Path -> the fields that its body must have, and others that it may have.
 EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "/v1/chat/completions": (
@@ -140,6 +167,20 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"prompt": "hi", "add_special_tokens": True, "return_token_strs": True},
     ),
     "/detokenize": ({"model": "demo", "tokens": [104, 105]}, {}),
+    "/v1/messages": (
+        {"model": "demo", "max_tokens": 3, "messages": _BLOCKS},
+        {
+            **_ASKED,
+            "temperature": 0.5,
+            "top_p": 0.5,
+            "top_k": 3,
+            "stop_sequences": ["x", "yz"],
+            "metadata": {"user_id": "u"},
+            "service_tier": "auto",
+            "stream": True,
+        },
+    ),
+    "/v1/messages/count_tokens": ({"model": "demo", "messages": _BLOCKS}, _ASKED),
     "/v1/conversations": ({}, {"items": _ITEMS, "metadata": {"a": "b"}}),
 }
 
