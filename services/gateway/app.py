@@ -56,6 +56,7 @@ from services.gateway.http.sink import HttpSink
 from services.gateway.http.stored_responses import ResponsesApi
 from services.gateway.identity.certificates import Certificates
 from services.gateway.openai.endpoints import Endpoint
+from services.gateway.openapi.routes import DescriptionApi
 from services.gateway.request.incoming import IncomingRequest
 from services.gateway.request.pipeline import AUTHENTICATE_TIMEOUT_S
 from services.gateway.tenants.principal import Principal, VouchedIdentity
@@ -262,6 +263,7 @@ class App:
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
                 *self._stored_routes(),
+                *DescriptionApi(has_store=self._gateway.store is not None).routes(),
                 Route("/v1/requests/{request_id}", self._cancel, methods=["DELETE"]),
                 Route("/healthz", self._healthz),
                 Route("/readyz", self._readyz),

@@ -28,16 +28,22 @@ MAX_BODY_BYTES = 64 * 1024
 _PATH = "/v1/conversations"
 
 
-class _NewConversation(msgspec.Struct):
+class NewConversation(msgspec.Struct):
+    """The fields of a request for a conversation."""
+
     items: list[dict[str, Any]] | None = None
     metadata: limits.Metadata | None = None
 
 
-class _Changes(msgspec.Struct):
+class Changes(msgspec.Struct):
+    """The fields of a change of a conversation."""
+
     metadata: limits.Metadata | None
 
 
-class _NewItems(msgspec.Struct):
+class NewItems(msgspec.Struct):
+    """The fields of a request that adds items."""
+
     items: list[dict[str, Any]]
 
 
@@ -74,7 +80,7 @@ class ConversationsApi:
         tenant = (await self._principal_of(request)).tenant
         if not self._store.keeps(tenant):
             raise InvalidRequest("this server keeps nothing of this tenant", reason="not_found")
-        fields = to_struct(await self._body(request), _NewConversation, {})
+        fields = to_struct(await self._body(request), NewConversation, {})
         items = self._checked(fields.items or [])
         name = f"conv_{self._rng.getrandbits(128):032x}"
         conversation = {
@@ -95,7 +101,7 @@ class ConversationsApi:
 
     async def _change(self, request: Request) -> Response:
         tenant, name = await self._named(request)
-        fields = to_struct(await self._body(request), _Changes, {})
+        fields = to_struct(await self._body(request), Changes, {})
         conversation = msgspec.json.decode(await self._read(tenant, name))
         stored = msgspec.json.encode({**conversation, "metadata": fields.metadata or {}})
         await self._store.write(tenant, name, {"conversation": stored})
@@ -116,7 +122,7 @@ class ConversationsApi:
 
     async def _add_items(self, request: Request) -> Response:
         tenant, name = await self._named(request)
-        fields = to_struct(await self._body(request), _NewItems, {})
+        fields = to_struct(await self._body(request), NewItems, {})
         await self._read(tenant, name)
         items = self._checked(fields.items)
         await self._append(tenant, name, items)

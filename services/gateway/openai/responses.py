@@ -32,7 +32,7 @@ _INCLUDED_ABSENT = (
     "file_search_call.results", "message.input_image.image_url", "reasoning.encrypted_content",
     "web_search_call.action.sources", "web_search_call.results",
 )  # fmt: skip
-_PART_KINDS = ("input_text", "output_text", "text")
+PART_KINDS = ("input_text", "output_text", "text")
 # Keys of an answer's items, besides role and content, that clients send back.
 _IGNORED_ITEM_KEYS = {"id", "status", "phase"}
 _MAX_IGNORED_CHARS = 512
@@ -254,7 +254,7 @@ def _text(content: Any, place: str) -> str:
     if isinstance(content, str):
         return content
     try:
-        return text_of(msgspec.convert(content, limits.Parts), place, _PART_KINDS)
+        return text_of(msgspec.convert(content, limits.Parts), place, PART_KINDS)
     except msgspec.ValidationError:
         raise InvalidRequest(
             f"{place}: got {described(content)}; expected text or 1 to {limits.MAX_PARTS} parts",

@@ -21,7 +21,7 @@ from services.gateway.openai.generation import (
     Usage,
 )
 
-_UNSUPPORTED: Unsupported = {
+UNSUPPORTED: Unsupported = {
     "chat_template": (),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
@@ -53,7 +53,7 @@ class DetokenizeFields(msgspec.Struct, kw_only=True):
 
 def parse(body: bytes) -> GenerationRequest:
     """The request in the body of /tokenize. Raises InvalidRequest."""
-    fields = to_struct(decode_object(body), TokenizeFields, _UNSUPPORTED)
+    fields = to_struct(decode_object(body), TokenizeFields, UNSUPPORTED)
     return GenerationRequest(
         endpoint="tokenize",
         model=fields.model,

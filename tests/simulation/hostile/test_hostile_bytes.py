@@ -14,7 +14,7 @@ from tests.unit.gateway.hostile.connections import CHAT, exchange, packets
 from tests.unit.gateway.stored.clients import Caller, with_store
 
 BATCH = 20
-NUM_EXAMPLES = 5_000 if os.environ.get("BATON_TEST_LONG") else 6
+NUM_EXAMPLES = 5_000 if os.environ.get("BATON_TEST_LONG") else 4
 # Longer than a head or a body may take to come.
 SECONDS = 25.0
 STATUS = re.compile(rb"^HTTP/1\.1 (\d{3}) ", re.M)

@@ -1,0 +1,1 @@
+"""The description of the API that machines and people read: /openapi.json and /docs."""
