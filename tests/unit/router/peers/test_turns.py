@@ -58,6 +58,7 @@ def test_a_tenant_that_waits_at_several_routers_has_no_more_turns() -> None:
 
 def test_the_largest_priority_has_all_turns() -> None:
     assert Routers(a=line(x=1), b=line(priority=1, y=1)).shares(50) == {"b": 50}
+    assert Routers(a=line(x=1), b=line(priority=-1, y=1)).shares(50) == {"a": 50}
 
 
 def test_the_room_of_a_peers_turn_is_left_alone_for_a_moment() -> None:

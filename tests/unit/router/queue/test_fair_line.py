@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from baton.wire.key_registry import BATCH_PRIORITY
 from services.router.queue.fair_line import (
     AGE_S,
     MAX_IDLE_TENANTS,
@@ -110,10 +111,11 @@ def test_what_a_tenant_had_while_nobody_waited_is_not_held_against_it(line) -> N
 
 
 def test_larger_priorities_go_first(line) -> None:
+    line.enter("batch", priority=BATCH_PRIORITY)
     line.enter("a", priority=0)
     line.enter("b", priority=9)
     line.enter("c", priority=5)
-    assert [line.serve().tenant for _ in range(3)] == ["b", "c", "a"]
+    assert [line.serve().tenant for _ in range(4)] == ["b", "c", "a", "batch"]
 
 
 def test_a_small_priority_does_not_starve_and_does_not_push(line, clock) -> None:
