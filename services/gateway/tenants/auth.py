@@ -19,7 +19,7 @@ from baton.wire.failures import AuthenticationFailed, DeadlineExceeded, LimitExc
 from baton.wire.key_registry import identity_digest, key_digest
 from baton.wire.v1 import quota_pb2
 from services.gateway.clients.protocols import CallContext
-from services.gateway.tenants.principal import Principal, VouchedIdentity
+from services.gateway.tenants.principal import KnownKey, Principal, VouchedIdentity
 from services.gateway.tenants.quota_outage import GuardedQuota
 
 FRESH_S = 5.0
@@ -35,6 +35,10 @@ REFILL_S = 3.0
 MAX_ADDRESSES = 10_000
 # The beginning of a JSON object in base64, as every token begins.
 _TOKEN_START = "eyJ"
+
+OlderDigests = Callable[[], list[bytes]]
+# An authorization that may be kept.
+LastingKey = VouchedIdentity | KnownKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,10 @@ def is_token(authorization: str | None) -> bool:
     scheme, _, bearer = (authorization or "").partition(" ")
     is_bearer = scheme.lower() == "bearer"
     return is_bearer and bearer.lstrip().startswith(_TOKEN_START) and bearer.count(".") == 2
+
+
+def _token_in(authorization: str | None) -> str:
+    return (authorization or "").partition(" ")[2].strip()
 
 
 class TokenChecker(Protocol):
@@ -157,23 +165,38 @@ class Authenticator:
 
     async def authenticate(
         self,
-        authorization: str | VouchedIdentity | None,
+        authorization: str | VouchedIdentity | KnownKey | None,
         context: CallContext,
         address: str | None = None,
     ) -> Principal:
         """The principal of a request from `address`, which is None when it is not known. An
-        identity as `authorization` was checked before.
+        identity as `authorization`, or a known key, was checked before.
 
         Raises AuthenticationFailed; LimitExceeded after many wrong keys; Unavailable
         `quota_unavailable` when the quota service cannot answer and nothing usable is cached.
         """
         if isinstance(authorization, VouchedIdentity):
             digest_of = partial(identity_digest, identity=authorization.name)
-            return await self._principal(digest_of, context, address)
+            principal = await self._principal(*self._digests(digest_of), context, address)
+            return principal.narrowed(authorization.models)
+        if isinstance(authorization, KnownKey):
+            first, *older = authorization.digests
+            return await self._principal(first, lambda: older, context, address)
         if self._tokens is not None and is_token(authorization):
             return await self._of_token(self._tokens, authorization, context, address)
         api_key = bearer_key(authorization)
-        return await self._principal(partial(key_digest, api_key=api_key), context, address)
+        digest_of = partial(key_digest, api_key=api_key)
+        return await self._principal(*self._digests(digest_of), context, address)
+
+    async def lasting(self, authorization: str | VouchedIdentity | None) -> LastingKey:
+        """An authorization that has just been accepted, in a form that may be kept: it can be used
+        here, as long as its key is good, and nowhere else. Raises as `authenticate` does."""
+        if isinstance(authorization, VouchedIdentity):
+            return authorization
+        if self._tokens is not None and is_token(authorization):
+            return await self._tokens.identity(_token_in(authorization))
+        api_key = bearer_key(authorization)
+        return KnownKey(tuple(key_digest(secret, api_key) for secret in self._secrets))
 
     async def _of_token(
         self,
@@ -182,7 +205,7 @@ class Authenticator:
         context: CallContext,
         address: str | None,
     ) -> Principal:
-        token = (authorization or "").partition(" ")[2].strip()
+        token = _token_in(authorization)
         if (identity := tokens.checked(token)) is None:
             self._bad_keys.check(address)
             try:
@@ -191,14 +214,18 @@ class Authenticator:
                 self._bad_keys.note(address)
                 raise
         digest_of = partial(identity_digest, identity=identity.name)
-        principal = await self._principal(digest_of, context, address)
+        principal = await self._principal(*self._digests(digest_of), context, address)
         return principal.narrowed(identity.models)
 
+    def _digests(self, digest_of: Callable[[bytes], bytes]) -> tuple[bytes, OlderDigests]:
+        """A key's digest under the server secret, and the way to those under older ones."""
+        secret, *older = self._secrets
+        return digest_of(secret), lambda: [digest_of(each) for each in older]
+
     async def _principal(
-        self, digest_of: Callable[[bytes], bytes], context: CallContext, address: str | None
+        self, digest: bytes, older: OlderDigests, context: CallContext, address: str | None
     ) -> Principal:
-        """The principal of the key whose digest this is, under the server secret and older ones."""
-        digest = digest_of(self._secrets[0])
+        """The principal of the key whose digests these are."""
         cached = self._cache.get(digest)
         if cached is not None and self._clock.now() < cached.asked_again_s:
             self._cache.move_to_end(digest)
@@ -208,7 +235,7 @@ class Authenticator:
                 raise AuthenticationFailed("the API key is not valid")
             self._bad_keys.check(address)
         try:
-            lookup = self._lookup(digest_of, digest, context, address)
+            lookup = self._lookup(digest, older, context, address)
             return await asyncio.shield(lookup)
         except (Unavailable, DeadlineExceeded) as error:
             if cached is not None and self._clock.now() < cached.fetched_s + STALE_S:
@@ -219,16 +246,15 @@ class Authenticator:
 
     def _lookup(
         self,
-        digest_of: Callable[[bytes], bytes],
         digest: bytes,
+        older: OlderDigests,
         context: CallContext,
         address: str | None,
     ) -> asyncio.Task[Principal]:
         """The one call about this key that runs now. It outlives the request that began it."""
         running = self._lookups.get(digest)
         if running is None:
-            older = [digest_of(secret) for secret in self._secrets[1:]]
-            running = asyncio.create_task(self._ask([digest, *older], context, address))
+            running = asyncio.create_task(self._ask([digest, *older()], context, address))
             self._lookups[digest] = running
             running.add_done_callback(lambda task: self._end_lookup(digest, task))
         return running

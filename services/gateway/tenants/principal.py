@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from baton.wire.key_registry import BATCH_PRIORITY
 from baton.wire.v1 import quota_pb2
 
 # A name that no model has.
@@ -66,6 +67,14 @@ class VouchedIdentity:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownKey:
+    """An API key that was sent before, by its digests: under the server secret of that time, and
+    under older ones."""
+
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Principal:
     """The tenant and the key of a request, with what they allow."""
 
@@ -96,7 +105,11 @@ class Principal:
     def priority_of(self, lateness: int) -> int:
         """The priority of a request that is so much later than others of the key; one that is
         sooner has no more than the key has."""
-        return max(self.priority - max(lateness, 0), 0)
+        return max(self.priority - max(lateness, 0), min(self.priority, 0))
+
+    def for_batch(self) -> "Principal":
+        """The same, behind all requests that clients wait for."""
+        return replace(self, priority=BATCH_PRIORITY)
 
     def narrowed(self, models: tuple[str, ...] | None) -> "Principal":
         """The same, for no other models than these; None = as it is. Without any that both allow

@@ -16,7 +16,7 @@ from services.gateway.tenants.auth import (
     Authenticator,
     bearer_key,
 )
-from services.gateway.tenants.principal import VouchedIdentity
+from services.gateway.tenants.principal import KnownKey, VouchedIdentity
 from services.gateway.tenants.quota_outage import GuardedQuota
 from tests.unit.gateway.fakes import KEY, SECRET, FakeQuota
 
@@ -84,6 +84,30 @@ async def test_a_key_of_an_older_secret_works_and_a_wrong_one_does_not(
     assert quota.num_authenticated == num_asked
     with pytest.raises(AuthenticationFailed):
         await rotated.authenticate("Bearer bt-wrong", CONTEXT)
+
+
+async def test_a_key_that_is_kept_works_after_the_secret_is_changed_until_it_is_revoked(
+    quota: FakeQuota, clock: VirtualClock
+) -> None:
+    guarded = GuardedQuota(quota, clock, random.Random(1))
+    kept = await Authenticator(guarded, (SECRET, b"o" * 32), clock).lasting(HEADER)
+    assert isinstance(kept, KnownKey)
+    assert KEY.encode() not in kept.digests
+    rotated = Authenticator(guarded, (b"n" * 32, SECRET), clock)
+    assert (await rotated.authenticate(kept, CONTEXT)).tenant == "acme"
+    quota.digests.clear()
+    clock.advance(6)
+    with pytest.raises(AuthenticationFailed):
+        await rotated.authenticate(kept, CONTEXT)
+
+
+async def test_an_identity_that_is_kept_has_the_models_of_its_token(
+    quota: FakeQuota, authenticator: Authenticator
+) -> None:
+    quota.digests = {identity_digest(SECRET, "jwt:ann")}
+    identity = VouchedIdentity("jwt:ann", ("small",))
+    assert await authenticator.lasting(identity) == identity
+    assert (await authenticator.authenticate(identity, CONTEXT)).allowed_models == ("small",)
 
 
 async def test_a_stale_answer_is_used_while_quota_is_away_for_15_minutes(
