@@ -105,7 +105,7 @@ def http_manager(settings: Settings, tracing: Tracing | None) -> HttpConnectionM
     return HttpConnectionManager(
         codec_type=HttpConnectionManagerCodecType.AUTO,
         stat_prefix=STAT_PREFIX,
-        route_config=routes(settings.max_body_bytes),
+        route_config=routes(settings.max_body_bytes, settings.max_file_bytes),
         http_filters=_filters(),
         common_http_protocol_options=HttpProtocolOptions(
             idle_timeout=seconds(IDLE_CONNECTION_S),

@@ -28,6 +28,10 @@ from services.edge.messages import packed, seconds
 API_PREFIX = "/v1/"
 # vLLM's, which have no version.
 TOKEN_PATHS = ("/tokenize", "/detokenize")
+# Files are uploaded here, and may be larger than other bodies.
+FILES_PATH = "/v1/files"
+# Of a form, besides its file.
+_FORM_BYTES = 64 * 1024
 # Answered by a gateway, to show that requests reach one.
 HEALTH_PATH = "/healthz"
 
@@ -41,20 +45,32 @@ _MAX_INT64 = 2**63 - 1
 _NEVER = timedelta(0)
 
 
-def routes(max_body_bytes: int) -> RouteConfiguration:
+def routes(max_body_bytes: int, max_file_bytes: int) -> RouteConfiguration:
     """The routes of these paths; any other path is 404."""
-    too_large = HeaderMatcher(
-        name="content-length", range_match=Int64Range(start=max_body_bytes + 1, end=_MAX_INT64)
-    )
-    refused = Route(
-        match=RouteMatch(prefix="/", headers=[too_large]),
-        direct_response=DirectResponseAction(status=413, body=DataSource(inline_string="-")),
-    )
+    files = [
+        _refused(RouteMatch(path=FILES_PATH, headers=[_longer(max_file_bytes + _FORM_BYTES)])),
+        Route(match=RouteMatch(path=FILES_PATH), route=_to_gateways()),
+    ]
+    refused = _refused(RouteMatch(prefix="/", headers=[_longer(max_body_bytes)]))
     paths = [RouteMatch(path=path) for path in (*TOKEN_PATHS, HEALTH_PATH)]
     matches = (RouteMatch(prefix=API_PREFIX), *paths)
     served = [Route(match=match, route=_to_gateways()) for match in matches]
-    host = VirtualHost(name="all", domains=["*"], routes=[refused, *served])
+    host = VirtualHost(name="all", domains=["*"], routes=[*files, refused, *served])
     return RouteConfiguration(name="edge", virtual_hosts=[host])
+
+
+def _longer(max_bytes: int) -> HeaderMatcher:
+    """The requests whose body is told to be longer."""
+    return HeaderMatcher(
+        name="content-length", range_match=Int64Range(start=max_bytes + 1, end=_MAX_INT64)
+    )
+
+
+def _refused(match: RouteMatch) -> Route:
+    return Route(
+        match=match,
+        direct_response=DirectResponseAction(status=413, body=DataSource(inline_string="-")),
+    )
 
 
 def _to_gateways() -> RouteAction:

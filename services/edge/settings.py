@@ -35,6 +35,8 @@ class Settings:
     trusted_proxies: int = 0
     # The gateway has the same limit; here a larger content-length is refused at once.
     max_body_bytes: int = 8 * 1024 * 1024
+    # The same of a file for a batch.
+    max_file_bytes: int = 16 * 1024 * 1024
     # The time for a client's TLS handshake, and for the head of each request.
     head_timeout_s: float = 10.0
     # The time for a whole request: above the gateway's 10 s for a body, whose error says more.
@@ -47,7 +49,13 @@ class Settings:
             raise ValueError("tls_cert_file and tls_key_file go together")
         if self.client_ca_file is not None and self.tls_cert_file is None:
             raise ValueError("client_ca_file needs tls_cert_file")
-        for name in ("poll_s", "max_body_bytes", "head_timeout_s", "request_timeout_s"):
+        for name in (
+            "poll_s",
+            "max_body_bytes",
+            "max_file_bytes",
+            "head_timeout_s",
+            "request_timeout_s",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0")
         if self.trusted_proxies < 0:
