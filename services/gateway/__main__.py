@@ -29,7 +29,7 @@ from services.gateway.routing.models import AliasError
 from services.gateway.safety.hook import SafetyHook
 from services.gateway.server import SEND_BUFFER_BYTES, HttpServer
 from services.gateway.settings import PREFIX, GatewaySettings
-from services.gateway.stored.store import Store, StoreLimits
+from services.gateway.stored.store import BatchLimits, Store, StoreLimits
 from services.gateway.tenants.auth import TokenChecker
 from services.gateway.tenants.outbox_files import DiskFiles
 
@@ -132,6 +132,12 @@ def _store(process: Process, settings: GatewaySettings) -> Store | None:
         settings.store_objects_of_tenant,
         settings.store_object_bytes,
         settings.store_excludes,
+        BatchLimits(
+            max_file_bytes=settings.batch_file_bytes,
+            max_lines=settings.batch_lines,
+            max_bytes_of_tenant=settings.batch_bytes_of_tenant,
+            num_lines_at_once=settings.batch_concurrency,
+        ),
     )
     return Store(RedisCommands(client), limits, process.clock)
 
@@ -218,7 +224,10 @@ async def _leave(gateway: Gateway, app: App, server: HttpServer, settings: Gatew
     _log.info("draining", num_requests=app.num_open)
     await asyncio.sleep(settings.unready_s)
     server.drain()
-    if not await app.idle(settings.drain_s):
+    is_idle, _ = await asyncio.gather(
+        app.idle(settings.drain_s), gateway.leave_batches(settings.drain_s)
+    )
+    if not is_idle:
         app.cut_off()
 
 

@@ -26,7 +26,6 @@ from services.gateway.clients.protocols import CallContext
 from services.gateway.endpoints import ENDPOINTS
 from services.gateway.gateway import Gateway
 from services.gateway.http.background import Background
-from services.gateway.http.conversations import ConversationsApi
 from services.gateway.http.idempotency import KeptAnswers, KeyedRequest, Run
 from services.gateway.http.protocol import ABORT_KEY, HAS_LEFT_KEY, WRITER_KEY
 from services.gateway.http.refusals import baton_error, draining, http_error, no_such_path, refuse
@@ -53,12 +52,13 @@ from services.gateway.http.request import (
 )
 from services.gateway.http.response import STALL_S, HttpResponse
 from services.gateway.http.sink import HttpSink
-from services.gateway.http.stored_responses import ResponsesApi
+from services.gateway.http.stored_routes import stored_routes
 from services.gateway.identity.certificates import Certificates
 from services.gateway.openai.endpoints import Endpoint
 from services.gateway.openapi.routes import DescriptionApi
 from services.gateway.request.incoming import IncomingRequest
 from services.gateway.request.pipeline import AUTHENTICATE_TIMEOUT_S
+from services.gateway.tenants.auth import LastingKey
 from services.gateway.tenants.principal import Principal, VouchedIdentity
 
 # Envoy's health check then prefers others, also those of other regions.
@@ -262,7 +262,7 @@ class App:
                 Route("/", self._about),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
-                *self._stored_routes(),
+                *stored_routes(self._gateway, self._principal, self._owner),
                 *DescriptionApi(has_store=self._gateway.store is not None).routes(),
                 Route("/v1/requests/{request_id}", self._cancel, methods=["DELETE"]),
                 Route("/healthz", self._healthz),
@@ -276,13 +276,6 @@ class App:
         # A path is taken as it is: a slash too many is not guessed away by a redirect.
         app.router.redirect_slashes = False
         return app
-
-    def _stored_routes(self) -> list[Route]:
-        store, gateway = self._gateway.store, self._gateway
-        if store is None:
-            return []
-        conversations = ConversationsApi(store, self._principal, gateway.clock, gateway.rng)
-        return [*ResponsesApi(store, self._principal).routes(), *conversations.routes()]
 
     async def _about(self, request: Request) -> Response:
         return _json(request, _ABOUT)
@@ -327,6 +320,10 @@ class App:
         authenticator = self._gateway.authenticator
         authorization = self._authorization(request.scope, headers)
         return await authenticator.authenticate(authorization, context, address)
+
+    async def _owner(self, request: Request) -> LastingKey:
+        authorization = self._authorization(request.scope, Headers(request.scope["headers"]))
+        return await self._gateway.authenticator.lasting(authorization)
 
 
 def _context(request: Request) -> CallContext:

@@ -13,6 +13,9 @@ from baton.system.clock import Clock
 from baton.wire.failures import InvalidRequest, quoted
 from baton.wire.v1 import router_pb2
 from services.gateway import instruments
+from services.gateway.batches.run import RunDeps
+from services.gateway.batches.runner import BatchRunner
+from services.gateway.batches.store import BatchStore
 from services.gateway.clients.protocols import (
     BodyParser,
     CallContext,
@@ -136,6 +139,8 @@ class Gateway:
         self.cards = ModelCards(self.directory, artifacts, int(clock.unix()))
         self.pipeline = self._pipeline(clients, artifacts, own.secrets[0], limits or Limits())
         self._routers.on_cancelled = self.pipeline.cancel
+        self.batches = None if clients.store is None else BatchStore(clients.store)
+        self._batch_runner = self._runner(own.gateway_id)
 
     async def run(self) -> None:
         """Follow the fleet, renew leases, run the workers' links, replay the outbox, audit."""
@@ -144,8 +149,14 @@ class Gateway:
                 tasks.create_task(owner.run())
             for watcher in (self.readiness, self.outbox, self.auditor):
                 tasks.create_task(watcher.run())
-            if self._tokens is not None:
-                tasks.create_task(self._tokens.run())
+            for one in (self._tokens, self._batch_runner):
+                if one is not None:
+                    tasks.create_task(one.run())
+
+    async def leave_batches(self, timeout_s: float) -> None:
+        """Let the lines of batches that have begun end, and give the batches to other gateways."""
+        if self._batch_runner is not None:
+            await self._batch_runner.leave(timeout_s)
 
     async def close(self) -> None:
         """Close the workers' links, once no request is open, and tell quota what workers did."""
@@ -186,6 +197,21 @@ class Gateway:
             if worker.ejected:
                 self.links.lose(worker.worker_id)
         instruments.GATEWAY_OUTBOX_RECORDS.set(self.outbox.num_waiting)
+
+    def _runner(self, gateway_id: str) -> BatchRunner | None:
+        if self.batches is None:
+            return None
+        return BatchRunner(
+            RunDeps(
+                store=self.batches,
+                pipeline=self.pipeline,
+                authenticator=self.authenticator,
+                directory=self.directory,
+                clock=self.clock,
+                rng=self.rng,
+                gateway_id=gateway_id,
+            )
+        )
 
     def _pipeline(
         self, clients: Clients, artifacts: Artifacts, server_secret: bytes, limits: Limits

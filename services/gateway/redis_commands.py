@@ -16,6 +16,7 @@ from redis.exceptions import NoScriptError, RedisClusterException, RedisError
 from baton.runtime import logs
 from baton.wire.failures import Unavailable
 from services.gateway import instruments
+from services.gateway.batches import store as batches
 from services.gateway.stored.store import SCRIPT_NAMES, Argument, script_text
 
 # uvloop's message when Redis closed a connection before the first write; redis-py passes it on.
@@ -31,6 +32,7 @@ class RedisCommands:
         # Only the first failure of an outage is logged.
         self._failing = False
         self._scripts = {name: script_text(name) for name in SCRIPT_NAMES}
+        self._scripts |= {name: batches.script_text(name) for name in batches.SCRIPT_NAMES}
         # Redis names scripts by their SHA-1.
         self._digests = {
             name: sha1(text.encode(), usedforsecurity=False).hexdigest()

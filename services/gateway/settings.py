@@ -8,6 +8,7 @@ from typing import Literal
 PREFIX = "BATON_GATEWAY_"
 # What the process that parses them takes in one frame, with room for more.
 MAX_BODY_BYTES = 32 * 1024 * 1024
+MAX_STORED_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,12 @@ class GatewaySettings:
     store_object_bytes: int = 2 * 1024 * 1024
     # Tenants of which nothing is kept.
     store_excludes: tuple[str, ...] = ()
+    # Of batches, which are kept there, too: bytes and lines of one file, bytes of all files of one
+    # tenant, and lines of one batch that are answered at once.
+    batch_file_bytes: int = 16 * 1024 * 1024
+    batch_lines: int = 50_000
+    batch_bytes_of_tenant: int = 64 * 1024 * 1024
+    batch_concurrency: int = 8
     default_output_reservation: int = 512
     # Of one answer: choices x tokens x (1 + top_logprobs); 20 MB of JSON.
     max_logprobs: int = 262_144
@@ -133,6 +140,15 @@ class GatewaySettings:
                 raise ValueError(f"store_{name} is too small")
         if self.store_bytes_of_tenant < self.store_object_bytes:
             raise ValueError("store_bytes_of_tenant must be at least store_object_bytes")
+        for name in ("file_bytes", "lines", "concurrency"):
+            if getattr(self, f"batch_{name}") < 1:
+                raise ValueError(f"batch_{name} must be at least 1")
+        # A string of Redis has no more.
+        if not self.batch_file_bytes <= self.batch_bytes_of_tenant <= MAX_STORED_BYTES:
+            raise ValueError(
+                "batch_bytes_of_tenant must be at least batch_file_bytes, and "
+                f"{MAX_STORED_BYTES} at most"
+            )
 
 
 def _check_replicas(name: str, endpoints: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ from baton.system.clock import Clock
 from baton.wire.v1 import failure_pb2
 from services.gateway.openai.endpoints import Endpoint
 from services.gateway.openai.generation import Delta, GenerationRequest, Identity, Usage
-from services.gateway.tenants.principal import VouchedIdentity
+from services.gateway.tenants.principal import KnownKey, VouchedIdentity
 
 # A peer that misses a call's deadline is taken for unwell, and a client's short timeout must not
 # bring that about: with this margin the request's own end comes first, and cancels the call.
@@ -74,8 +74,8 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class IncomingRequest:
-    """A request as it came in. `authorization` is the header's value, or
-    what a certificate vouches for; `deadline_s` the time for
+    """A request as it came in. `authorization` is the header's value, what a certificate vouches
+    for, or the key of a batch, of which the request is a line; `deadline_s` the time for
     the whole request; `first_token_s` is the client's own time for the first token, and
     `token_gap_s` replaces this gateway's limit.
 
@@ -89,7 +89,7 @@ class IncomingRequest:
     request_id: str
     endpoint: Endpoint
     read_body: Callable[[Callable[[int], None]], Awaitable[bytes]]
-    authorization: str | VouchedIdentity | None
+    authorization: str | VouchedIdentity | KnownKey | None
     num_body_bytes: int = 0
     client_request_id: str = ""
     traceparent: str = ""
@@ -98,6 +98,8 @@ class IncomingRequest:
     first_token_s: float | None = None
     token_gap_s: float | None = None
     wants_explanation: bool = False
+    # Nobody waits for its answer: others go first.
+    is_batch: bool = False
     # Is given, at the beginning, the function that tells the headers at any later time.
     follow: Callable[[Callable[[], Head]], None] | None = None
     # Is called with the tenant and the body, and may raise BatonError or Repeated.

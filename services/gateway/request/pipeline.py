@@ -141,7 +141,7 @@ class Pipeline:
                 incoming.authorization, context, incoming.client_address
             )
         trace.tenant = principal.tenant
-        return principal
+        return principal.for_batch() if incoming.is_batch else principal
 
     async def _validate(
         self, incoming: IncomingRequest, principal: Principal, trace: RequestTrace

@@ -47,6 +47,18 @@ class Commands(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """The bounds of files and batches."""
+
+    max_file_bytes: int = 16 * 1024 * 1024
+    max_lines: int = 50_000
+    max_bytes_of_tenant: int = 64 * 1024 * 1024
+    max_objects_of_tenant: int = 1000
+    # Of one batch.
+    num_lines_at_once: int = 8
+
+
+@dataclass(frozen=True, slots=True)
 class StoreLimits:
     """The bounds of what is kept."""
 
@@ -56,6 +68,7 @@ class StoreLimits:
     max_object_bytes: int = 2 * 1024 * 1024
     # Tenants of which nothing is kept.
     excluded_tenants: tuple[str, ...] = ()
+    batches: BatchLimits = BatchLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,29 +89,29 @@ class Store:
     """Everything that is kept, of all tenants. Every method may raise Unavailable."""
 
     def __init__(self, commands: Commands, limits: StoreLimits, clock: Clock) -> None:
-        self._commands = commands
+        self.commands = commands
+        self.limits = limits
+        self.clock = clock
         self._looked_s = -math.inf
         self._used_share = 0.0
-        self._limits = limits
-        self._clock = clock
 
     async def close(self) -> None:
         """Close the connections to Redis."""
-        await self._commands.close()
+        await self.commands.close()
 
     @property
     def max_object_bytes(self) -> int:
-        return self._limits.max_object_bytes
+        return self.limits.max_object_bytes
 
     def keeps(self, tenant: str) -> bool:
         """True unless the operator keeps nothing of this tenant."""
-        return tenant not in self._limits.excluded_tenants
+        return tenant not in self.limits.excluded_tenants
 
     async def read(self, tenant: str, object_id: str, *names: str) -> list[bytes | None]:
         """Fields of an object; None for each that it does not have, or when it is not there."""
         if not _OBJECT_ID.fullmatch(object_id):
             return [None] * len(names)
-        found: list[bytes | None] = await self._commands.execute(
+        found: list[bytes | None] = await self.commands.execute(
             "HMGET", f"{_root(tenant)}:{object_id}", *names
         )
         return found
@@ -115,7 +128,7 @@ class Store:
         `open`: only a response that has not ended; `dead`: and whose gateway has died.
         """
         if condition == "any":
-            await self._check_room()
+            await self.check_room()
         pairs = [part for pair in fields.items() for part in pair]
         reply: bytes = await self._run("write", tenant, object_id, condition, 0, "", "", *pairs)
         return reply.decode()
@@ -136,7 +149,7 @@ class Store:
         """Change a response that runs, add events of it, and say that its gateway is alive; `any`
         begins it. Returns what `write` does."""
         if condition == "any":
-            await self._check_room()
+            await self.check_room()
         pairs = [part for pair in fields.items() for part in pair]
         event = ("", "") if events is None else (f"{events.last_number + 1}-0", events.text)
         reply: bytes = await self._run(
@@ -150,7 +163,7 @@ class Store:
 
     async def events_after(self, tenant: str, response_id: str, number: int) -> list[EventBatch]:
         """The next batches that have an event behind this number; empty when there is none yet."""
-        found = await self._commands.execute(
+        found = await self.commands.execute(
             "XRANGE",
             f"{_root(tenant)}:{response_id}:events",
             f"{number + 2}-0",
@@ -162,42 +175,40 @@ class Store:
 
     async def append_items(self, tenant: str, conversation_id: str, items: list[bytes]) -> str:
         """Add items to a conversation. Returns what `write` does."""
-        await self._check_room()
+        await self.check_room()
         reply: bytes = await self._run("append", tenant, conversation_id, *items)
         return reply.decode()
 
     async def items(self, tenant: str, conversation_id: str) -> list[bytes]:
         """All items of a conversation, in order."""
         key = f"{_root(tenant)}:{conversation_id}:items"
-        found: list[bytes] = await self._commands.execute("LRANGE", key, 0, -1)
+        found: list[bytes] = await self.commands.execute("LRANGE", key, 0, -1)
         return found
 
     async def remove_item(self, tenant: str, conversation_id: str, item: bytes) -> bool:
         """Remove an item; False when it is not there."""
         return bool(await self._run("remove", tenant, conversation_id, item))
 
-    async def _check_room(self) -> None:
+    async def check_room(self) -> None:
         """Refuse what is new while the server is nearly full: it may hold the ledger, too."""
-        if self._clock.now() - self._looked_s >= LOOK_AT_MEMORY_S:
-            self._looked_s = self._clock.now()
-            self._used_share = await self._commands.used_share()
+        if self.clock.now() - self._looked_s >= LOOK_AT_MEMORY_S:
+            self._looked_s = self.clock.now()
+            self._used_share = await self.commands.used_share()
         if self._used_share > MAX_USED_SHARE:
-            raise Unavailable(
-                "the store of responses is full", reason="store_unavailable", retry_after_s=10
-            )
+            raise Unavailable("the store is full", reason="store_unavailable", retry_after_s=10)
 
     async def _run(self, name: str, tenant: str, object_id: str, *more: Argument) -> Any:
-        limits = self._limits
+        limits = self.limits
         arguments = (
             object_id,
-            repr(self._clock.unix()),
+            repr(self.clock.unix()),
             int(limits.ttl_s),
             limits.max_bytes_of_tenant,
             limits.max_objects_of_tenant,
             limits.max_object_bytes,
             *more,
         )
-        return await self._commands.run_script(name, _root(tenant), arguments)
+        return await self.commands.run_script(name, _root(tenant), arguments)
 
 
 def too_large(what: str) -> InvalidRequest:

@@ -111,7 +111,8 @@ class Caller:
         answered: Answered,
         headers: dict[str, str] | None = None,
     ) -> None:
-        body = b"" if fields is None else msgspec.json.encode(fields)
+        body = fields if isinstance(fields, bytes) else msgspec.json.encode(fields)
+        body = b"" if fields is None else body
         await self._exchange(method, path, body, answered, headers)
 
     async def _exchange(

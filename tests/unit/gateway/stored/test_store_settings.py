@@ -19,6 +19,9 @@ PEERS: dict[str, Any] = {"quota": ("q:1",), "tokenizer": ("t:1",), "router": ("r
         ({"store_timeout_s": 0.0}, "store_timeout_s"),
         ({"store_objects_of_tenant": 0}, "store_objects_of_tenant"),
         ({"store_bytes_of_tenant": 1000}, "store_bytes_of_tenant"),
+        ({"batch_concurrency": 0}, "batch_concurrency"),
+        ({"batch_file_bytes": 2, "batch_bytes_of_tenant": 1}, "batch_bytes_of_tenant"),
+        ({"batch_bytes_of_tenant": 2**30}, "batch_bytes_of_tenant"),
     ],
 )
 def test_a_setting_that_cannot_be_meant_is_refused(fields: dict[str, Any], named: str) -> None:
