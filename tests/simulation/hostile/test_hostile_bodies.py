@@ -42,7 +42,7 @@ def test_every_body_is_answered_or_refused(batch: list[tuple[str, bytes]]) -> No
     async def scenario(caller: Caller) -> None:
         caller.fleet.worker.texts = ["Hi", "ab"]
         for path, body in batch:
-            check(path, body, await caller.post(path, body))
+            check(path, body, await caller.send("POST", path, body))
         await asyncio.sleep(5)
         assert (await caller.create("still there?")).status == 200
 

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -89,10 +90,12 @@ class Caller:
         await self._serve(method, path, fields, answered, headers)
         return answered
 
-    async def post(self, path: str, body: bytes) -> Answered:
-        """Post these bytes, and wait for the whole answer."""
+    async def send(
+        self, method: str, url: str, body: bytes, headers: dict[str, str] | None = None
+    ) -> Answered:
+        """Send these bytes to a quoted path, and wait for the whole answer."""
         answered = Answered()
-        await self._exchange("POST", path, body, answered)
+        await self._exchange(method, url, body, answered, headers)
         return answered
 
     def begin(
@@ -143,7 +146,7 @@ class Caller:
         scope = {
             "type": "http",
             "method": method,
-            "path": path,
+            "path": unquote(path),
             "query_string": query.encode(),
             "headers": [(name.encode(), value.encode()) for name, value in sent.items()],
         }
