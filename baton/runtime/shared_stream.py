@@ -14,8 +14,20 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
+from baton.runtime import logs
+
 WRITE_TIMEOUT_S = 1.0
 FINISH_TIMEOUT_S = 1.0
+# Dialling again does not help against these, and an operator must hear of them.
+_REFUSALS = frozenset(
+    {
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+_log = logs.get("runtime")
 
 In = TypeVar("In", covariant=True)
 Out = TypeVar("Out", contravariant=True)
@@ -65,7 +77,8 @@ class ClientFrameStream(Generic[Frame]):
     async def read(self) -> Any:
         try:
             message = await self._call.read()
-        except grpc.aio.AioRpcError:
+        except grpc.aio.AioRpcError as error:
+            _tell_refusal(error)
             return None
         return None if message is grpc.aio.EOF else message
 
@@ -91,7 +104,15 @@ async def _write(write: Callable[[Any], Any], frame: object) -> None:
     except TimeoutError as error:
         raise StreamLost(f"a write was blocked for {WRITE_TIMEOUT_S} s") from error
     except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+        if isinstance(error, grpc.aio.AioRpcError):
+            _tell_refusal(error)
         raise StreamLost(type(error).__name__) from error
+
+
+def _tell_refusal(error: grpc.aio.AioRpcError) -> None:
+    """Log that the peer took no stream, and its reason."""
+    if error.code() in _REFUSALS:
+        _log.warning("stream_refused", status=error.code().name, reason=error.details())
 
 
 class FrameWriter(Generic[Frame]):

@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 from tests.unit.gateway.hostile.described import described
 from tests.unit.gateway.stored.clients import Answered, Caller, with_store
 
-NUM_EXAMPLES = 200 if os.environ.get("BATON_TEST_LONG") else 2
+NUM_EXAMPLES = 240 if os.environ.get("BATON_TEST_LONG") else 2
 CHECKS: list[Any] = [
     status_code_conformance,
     content_type_conformance,

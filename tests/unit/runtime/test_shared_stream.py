@@ -91,3 +91,32 @@ async def test_a_call_that_failed_a_moment_ago_can_be_closed() -> None:
             raise grpc.aio.InternalError("the call is over, and its status on its way")
 
     await ClientFrameStream(FailingCall()).close()
+
+
+class RefusedCall:
+    """A call that ended with a status before its first message."""
+
+    def __init__(self, status: grpc.StatusCode) -> None:
+        nothing = grpc.aio.Metadata()
+        self._error = grpc.aio.AioRpcError(status, nothing, nothing, details="protocol 1 is old")
+
+    async def read(self) -> object:
+        raise self._error
+
+    async def write(self, frame: object) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("status", "is_told"),
+    [(grpc.StatusCode.FAILED_PRECONDITION, True), (grpc.StatusCode.UNAVAILABLE, False)],
+)
+async def test_a_peer_that_refuses_the_stream_is_told_in_the_log_and_one_that_is_away_is_not(
+    status: grpc.StatusCode, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = ClientFrameStream(RefusedCall(status))
+    assert await stream.read() is None
+    with pytest.raises(StreamLost):
+        await stream.write(None)
+    told = [record.baton_fields["reason"] for record in caplog.records]
+    assert told == ["protocol 1 is old"] * 2 * is_told
