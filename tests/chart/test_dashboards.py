@@ -11,6 +11,7 @@ import pytest
 import yaml
 from prometheus_client import Counter, Histogram
 
+from baton.runtime.instruments import TallyHistogram
 from tests import needs
 from tools import reference_tables
 from tools.dashboards.__main__ import file_of
@@ -23,14 +24,19 @@ ALERTS = ROOT / "deploy" / "helm" / "baton" / "files" / "alerts.yaml"
 METRIC = re.compile(r"\b(?:vllm:|baton_|gen_ai_)\w+")
 # What Prometheus adds when it scrapes.
 TARGET_LABELS = {"instance", "component", "le"}
+_OF_HISTOGRAM = ("_sum", "_count", "_bucket")
+SUFFIXES = {
+    Counter: ("_total",),
+    Histogram: _OF_HISTOGRAM,
+    TallyHistogram: _OF_HISTOGRAM,
+}
 
 
 def instrument_labels() -> dict[str, set[str]]:
     """Scraped name -> labels."""
     names: dict[str, set[str]] = {}
     for value in reference_tables.all_metrics():
-        suffixes = {Counter: ("_total",), Histogram: ("_sum", "_count", "_bucket")}
-        for suffix in suffixes.get(type(value), ("",)):
+        for suffix in SUFFIXES.get(type(value), ("",)):
             names[value._name + suffix] = set(value._labelnames)
     return names
 
