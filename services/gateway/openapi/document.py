@@ -66,7 +66,8 @@ def document(*, has_store: bool) -> bytes:
 def _operation(each: Operation) -> dict[str, Any]:
     content: dict[str, Any] = {_JSON: {"schema": reference_to(each.answer)}}
     if each.streams:
-        content[_EVENTS] = {"schema": {"type": "string"}}
+        # Without a schema: readers differ on whether one is of the body or of each event.
+        content[_EVENTS] = {}
     name = _ERRORS[each.dialect].__name__
     answers: dict[str, Any] = {
         str(status): {"$ref": f"#/components/responses/{name}{status}"}
