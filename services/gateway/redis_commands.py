@@ -6,21 +6,18 @@ Every failure of Redis (gone, slow, out of memory, read-only) is `Unavailable`, 
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from hashlib import sha1
 from typing import Any
 
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
-from redis.exceptions import NoScriptError, RedisClusterException, RedisError
 
 from baton.runtime import logs
+from baton.runtime.redis_scripts import FAILURES, RedisScripts, is_of_redis
 from baton.wire.failures import Unavailable
 from services.gateway import instruments
 from services.gateway.batches import store as batches
 from services.gateway.stored.store import SCRIPT_NAMES, Argument, script_text
 
-# uvloop's message when Redis closed a connection before the first write; redis-py passes it on.
-_CLOSED = "the handler is closed"
 _log = logs.get("store")
 
 
@@ -31,20 +28,13 @@ class RedisCommands:
         self._client = client
         # Only the first failure of an outage is logged.
         self._failing = False
-        self._scripts = {name: script_text(name) for name in SCRIPT_NAMES}
-        self._scripts |= {name: batches.script_text(name) for name in batches.SCRIPT_NAMES}
-        # Redis names scripts by their SHA-1.
-        self._digests = {
-            name: sha1(text.encode(), usedforsecurity=False).hexdigest()
-            for name, text in self._scripts.items()
-        }
+        texts = {name: script_text(name) for name in SCRIPT_NAMES}
+        texts |= {name: batches.script_text(name) for name in batches.SCRIPT_NAMES}
+        self._scripts = RedisScripts(client, texts)
 
     async def run_script(self, name: str, root: str, arguments: Sequence[Argument]) -> Any:
         async with self._translated(name):
-            try:
-                return await self._client.evalsha(self._digests[name], 1, root, *arguments)
-            except NoScriptError:
-                return await self._client.eval(self._scripts[name], 1, root, *arguments)
+            return await self._scripts.run(name, root, arguments)
 
     async def execute(self, *command: Argument) -> Any:
         async with self._translated(str(command[0])):
@@ -68,8 +58,8 @@ class RedisCommands:
     async def _translated(self, call: str) -> AsyncIterator[None]:
         try:
             yield
-        except (RedisError, RedisClusterException, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and _CLOSED not in str(error):
+        except FAILURES as error:
+            if not is_of_redis(error):
                 raise
             instruments.GATEWAY_STORE_FAILURES.labels(call).inc()
             if not self._failing:

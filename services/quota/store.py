@@ -9,15 +9,15 @@ of leases or limits.
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from hashlib import sha1
 from importlib import resources
 from typing import Any, Protocol
 
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
-from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from baton.runtime import logs
+from baton.runtime.redis_scripts import FAILURES, RedisScripts, is_of_redis
 from baton.wire.failures import Unavailable
 from services.quota import instruments
 from services.quota.outcomes import SCRIPT_NAMES
@@ -26,8 +26,6 @@ Argument = str | bytes | int
 
 _SHARED_PARTS = ("accounts", "leases")
 _COMMANDS_PER_ROUND_TRIP = 1000
-# uvloop's message when Redis closed a connection before the first write; redis-py passes it on.
-_CLOSED = "the handler is closed"
 _log = logs.get("quota.store")
 
 
@@ -65,19 +63,12 @@ class RedisStore:
         self._client = client
         # Only the first failure of an outage is logged.
         self._failing = False
-        self._scripts = {name: script_text(name) for name in SCRIPT_NAMES}
-        # Redis names scripts by their SHA-1.
-        self._digests = {
-            name: sha1(text.encode(), usedforsecurity=False).hexdigest()
-            for name, text in self._scripts.items()
-        }
+        texts = {name: script_text(name) for name in SCRIPT_NAMES}
+        self._scripts = RedisScripts(client, texts)
 
     async def run_script(self, name: str, root: str, arguments: Sequence[Argument]) -> Any:
         async with self._translated(name):
-            try:
-                return await self._client.evalsha(self._digests[name], 1, root, *arguments)
-            except NoScriptError:
-                return await self._client.eval(self._scripts[name], 1, root, *arguments)
+            return await self._scripts.run(name, root, arguments)
 
     async def execute(self, *command: Argument) -> Any:
         async with self._translated(str(command[0])):
@@ -107,8 +98,8 @@ class RedisStore:
     async def _translated(self, call: str) -> AsyncIterator[None]:
         try:
             yield
-        except (RedisError, RedisClusterException, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and _CLOSED not in str(error):
+        except FAILURES as error:
+            if not is_of_redis(error):
                 raise
             instruments.QUOTA_STORE_FAILURES.labels(call).inc()
             if not self._failing or isinstance(error, ResponseError):
