@@ -26,7 +26,7 @@ from services.gateway.clients.protocols import CallContext
 from services.gateway.endpoints import ENDPOINTS
 from services.gateway.gateway import Gateway
 from services.gateway.http.background import Background
-from services.gateway.http.idempotency import KeptAnswers, KeyedRequest, Run
+from services.gateway.http.idempotency import KeptAnswers, KeyedAnswers, KeyedRequest, Run
 from services.gateway.http.protocol import ABORT_KEY, HAS_LEFT_KEY, WRITER_KEY
 from services.gateway.http.refusals import baton_error, draining, http_error, no_such_path, refuse
 from services.gateway.http.request import (
@@ -58,6 +58,7 @@ from services.gateway.openai.endpoints import Endpoint
 from services.gateway.openapi.routes import DescriptionApi
 from services.gateway.request.incoming import IncomingRequest
 from services.gateway.request.pipeline import AUTHENTICATE_TIMEOUT_S
+from services.gateway.stored.shared_answers import SharedAnswers
 from services.gateway.tenants.auth import LastingKey
 from services.gateway.tenants.principal import Principal, VouchedIdentity
 
@@ -102,7 +103,8 @@ class App:
         self._stall_s = stall_s
         self._num_proxies = num_proxies
         self._authorization = certificates.authorization if certificates else _key_of
-        self._kept_answers = KeptAnswers(gateway.clock)
+        shared = None if gateway.store is None else SharedAnswers(gateway.store)
+        self._answers = KeyedAnswers(KeptAnswers(gateway.clock), shared, gateway.clock)
         self._rest = self._starlette()
         self.num_open = 0
         self._none_open = asyncio.Event()
@@ -205,7 +207,7 @@ class App:
                 follow=sink.follow,
             )
             if key := idempotency_key_of(headers):
-                keyed = KeyedRequest(key, self._kept_answers, self._gateway.clock)
+                keyed = KeyedRequest(key, self._answers)
                 run = partial(keyed.run, run, response)
         except BatonError as error:
             _log.info("refused", request_id=request_id, reason=error.reason)

@@ -1,9 +1,10 @@
 """Requests with an Idempotency-Key: a repeated one gets the first one's answer, and is not billed.
 
-Keys are a tenant's own, and each gateway knows those that came to it. A whole answer is kept for
-WINDOW_S within bounds: a tenant's oldest answers make room for its new ones, and other tenants'
-never do. A stream is not kept, only that there was one; of one in the background, that it was
-begun. What failed is forgotten: a repeated request tries again.
+Keys are a tenant's own. Each gateway knows those that came to it, and those of the others where the
+fleet has a store. A whole answer is kept for WINDOW_S within bounds: a tenant's oldest answers make
+room for its new ones, and other tenants' never do. A stream is not kept, only that there was one;
+of one in the background, that it was begun. What failed is forgotten: a repeated request tries
+again.
 """
 
 from collections import OrderedDict
@@ -16,9 +17,14 @@ from baton.system.clock import Clock
 from baton.wire.failures import BatonError, InvalidRequest
 from services.gateway.http.response import HttpResponse
 from services.gateway.request.incoming import IncomingRequest, Repeated, Sink
+from services.gateway.stored.shared_answers import (
+    MAX_BYTES_OF_TENANT,
+    WINDOW_S,
+    Claim,
+    SharedAnswer,
+    SharedAnswers,
+)
 
-WINDOW_S = 3600.0
-MAX_BYTES_OF_TENANT = 8 * 1024 * 1024
 MAX_BYTES = 64 * 1024 * 1024
 RETRY_AFTER_S = 1.0
 # Of an entry, besides its answer.
@@ -64,14 +70,13 @@ class KeptAnswers:
             kept = None
         first = running or (kept and kept.digest)
         if first is not None and first != digest:
-            raise _refusal("was used for another request", "idempotency_key_reused")
+            raise _of_another()
         if running is not None:
-            raise _refusal("its request is running", "idempotency_key_in_use", RETRY_AFTER_S)
+            raise _is_running()
         if kept is None:
             self._running[tenant, key] = digest
-        elif kept.body is None:
-            raise _refusal(f"{kept.request_id} was answered, and not kept", "answer_not_kept")
-        return kept
+            return None
+        return _whole(kept)
 
     def end(self, tenant: str, key: str) -> None:
         """Note that the running request of a key has ended."""
@@ -114,15 +119,24 @@ class KeptAnswers:
             del self._kept[tenant], self._num_bytes[tenant]
 
 
+@dataclass(frozen=True, slots=True)
+class KeyedAnswers:
+    """What a gateway knows of keys. `shared`: None in a fleet without a store."""
+
+    own: KeptAnswers
+    shared: SharedAnswers | None
+    clock: Clock
+
+
 class KeyedRequest:
     """One request that came with a key. `run` it once."""
 
-    def __init__(self, key: str, answers: KeptAnswers, clock: Clock) -> None:
+    def __init__(self, key: str, answers: KeyedAnswers) -> None:
         self._key = key
         self._answers = answers
-        self._clock = clock
         self._tenant = ""
         self._digest = b""
+        self._claim: Claim | None = None
         self._earlier: KeptAnswer | None = None
         self._body: bytes | None = None
 
@@ -138,32 +152,67 @@ class KeyedRequest:
         except Repeated:
             await self._repeat(response)
         finally:
-            if self._tenant and self._earlier is None:
-                is_done = is_answered or self._body is not None or response.outlives_client
-                self._end(incoming.request_id, is_done=is_done)
+            is_done = is_answered or self._body is not None or response.outlives_client
+            await self._end(incoming.request_id, is_done=is_done)
 
-    def _check(self, incoming: IncomingRequest, tenant: str, body: bytes) -> None:
+    async def _check(self, incoming: IncomingRequest, tenant: str, body: bytes) -> None:
         self._digest = sha256(incoming.endpoint.name.encode() + b"\0" + body).digest()
-        self._earlier = self._answers.begin(tenant, self._key, self._digest)
-        self._tenant = tenant
+        self._earlier = self._answers.own.begin(tenant, self._key, self._digest)
+        if self._earlier is None:
+            self._tenant = tenant
+            self._earlier = await self._claimed(incoming.request_id)
         if self._earlier is not None:
             raise Repeated
+
+    async def _claimed(self, request_id: str) -> KeptAnswer | None:
+        """The answer that another gateway keeps. Raises InvalidRequest as `KeptAnswers.begin`."""
+        if self._answers.shared is None:
+            return None
+        begun = await self._answers.shared.begin(self._tenant, self._key, self._digest, request_id)
+        if isinstance(begun, SharedAnswer):
+            if begun.digest != self._digest:
+                raise _of_another()
+            if begun.is_running:
+                raise _is_running()
+            kept = KeptAnswer(begun.request_id, begun.digest, begun.body, self._answers.clock.now())
+            return _whole(kept)
+        self._claim = begun
+        return None
 
     def _take(self, body: bytes) -> None:
         self._body = body
 
-    def _end(self, request_id: str, *, is_done: bool) -> None:
-        self._answers.end(self._tenant, self._key)
-        if is_done:
-            until_s = self._clock.now() + WINDOW_S
+    async def _end(self, request_id: str, *, is_done: bool) -> None:
+        if not self._tenant:
+            return
+        self._answers.own.end(self._tenant, self._key)
+        if is_done and self._earlier is None:
+            until_s = self._answers.clock.now() + WINDOW_S
             answer = KeptAnswer(request_id, self._digest, self._body, until_s)
-            self._answers.keep(self._tenant, self._key, answer)
+            self._answers.own.keep(self._tenant, self._key, answer)
+        if self._claim is not None:
+            await (self._claim.keep(self._body) if is_done else self._claim.give_up())
 
     async def _repeat(self, response: HttpResponse) -> None:
         assert self._earlier is not None, "a repeated request was answered before"
         headers = {"idempotent-replayed": "true", "original-request": self._earlier.request_id}
         response.on_whole = None
         await response.whole(200, [self._earlier.body or b""], headers)
+
+
+def _whole(kept: KeptAnswer) -> KeptAnswer:
+    """Raises InvalidRequest where the answer was not kept."""
+    if kept.body is None:
+        raise _refusal(f"{kept.request_id} was answered, and not kept", "answer_not_kept")
+    return kept
+
+
+def _of_another() -> BatonError:
+    return _refusal("was used for another request", "idempotency_key_reused")
+
+
+def _is_running() -> BatonError:
+    return _refusal("its request is running", "idempotency_key_in_use", RETRY_AFTER_S)
 
 
 def _refusal(problem: str, reason: str, retry_after_s: float = 0.0) -> BatonError:

@@ -103,7 +103,7 @@ class IncomingRequest:
     # Is given, at the beginning, the function that tells the headers at any later time.
     follow: Callable[[Callable[[], Head]], None] | None = None
     # Is called with the tenant and the body, and may raise BatonError or Repeated.
-    on_body: Callable[[str, bytes], None] | None = None
+    on_body: Callable[[str, bytes], Awaitable[None]] | None = None
 
     @property
     def first_token_allowance_s(self) -> float:

@@ -168,7 +168,7 @@ class Pipeline:
         async with bodies.room(tenant, incoming.num_body_bytes) as room:
             body = await incoming.read_body(room.need)
             if incoming.on_body is not None:
-                incoming.on_body(tenant, body)
+                await incoming.on_body(tenant, body)
             if len(body) <= LARGE_BODY_BYTES:
                 return endpoint.parse(body)
             return await bodies.parse(tenant, endpoint.name, body)

@@ -25,7 +25,7 @@ _EVENTS_PER_READ = 100
 LOOK_AT_MEMORY_S = 5.0
 MAX_USED_SHARE = 0.8
 # The names of objects, which clients may write: beside them are keys of other kinds.
-_OBJECT_ID = re.compile(r"(?:resp|conv)_[0-9a-z_]+")
+_OBJECT_ID = re.compile(r"(?:resp|conv|key)_[0-9a-z_]+")
 # A gateway that says nothing of a running response for so long has died.
 ALIVE_S = 15
 
@@ -88,10 +88,14 @@ def script_text(name: str) -> str:
 class Store:
     """Everything that is kept, of all tenants. Every method may raise Unavailable."""
 
-    def __init__(self, commands: Commands, limits: StoreLimits, clock: Clock) -> None:
+    def __init__(
+        self, commands: Commands, limits: StoreLimits, clock: Clock, kind: str = "stored"
+    ) -> None:
+        """`kind`: a part of every key; stores of different kinds share a server, and no bounds."""
         self.commands = commands
         self.limits = limits
         self.clock = clock
+        self._kind = kind
         self._looked_s = -math.inf
         self._used_share = 0.0
 
@@ -112,7 +116,7 @@ class Store:
         if not _OBJECT_ID.fullmatch(object_id):
             return [None] * len(names)
         found: list[bytes | None] = await self.commands.execute(
-            "HMGET", f"{_root(tenant)}:{object_id}", *names
+            "HMGET", f"{self._root(tenant)}:{object_id}", *names
         )
         return found
 
@@ -144,11 +148,12 @@ class Store:
         response_id: str,
         fields: Fields,
         events: EventBatch | None = None,
-        condition: Literal["any", "open"] = "open",
+        condition: Literal["any", "new", "open"] = "open",
     ) -> str:
-        """Change a response that runs, add events of it, and say that its gateway is alive; `any`
-        begins it. Returns what `write` does."""
-        if condition == "any":
+        """Change an object that runs, add events of it, and say that its gateway is alive. `any`
+        begins it; `new`: unless it has ended, or runs at a gateway that is alive. Returns what
+        `write` does."""
+        if condition != "open":
             await self.check_room()
         pairs = [part for pair in fields.items() for part in pair]
         event = ("", "") if events is None else (f"{events.last_number + 1}-0", events.text)
@@ -165,7 +170,7 @@ class Store:
         """The next batches that have an event behind this number; empty when there is none yet."""
         found = await self.commands.execute(
             "XRANGE",
-            f"{_root(tenant)}:{response_id}:events",
+            f"{self._root(tenant)}:{response_id}:events",
             f"{number + 2}-0",
             "+",
             "COUNT",
@@ -181,7 +186,7 @@ class Store:
 
     async def items(self, tenant: str, conversation_id: str) -> list[bytes]:
         """All items of a conversation, in order."""
-        key = f"{_root(tenant)}:{conversation_id}:items"
+        key = f"{self._root(tenant)}:{conversation_id}:items"
         found: list[bytes] = await self.commands.execute("LRANGE", key, 0, -1)
         return found
 
@@ -208,14 +213,13 @@ class Store:
             limits.max_object_bytes,
             *more,
         )
-        return await self.commands.run_script(name, _root(tenant), arguments)
+        return await self.commands.run_script(name, self._root(tenant), arguments)
+
+    def _root(self, tenant: str) -> str:
+        """The prefix of a tenant's keys, all of which are in one hash slot."""
+        return f"baton:{self._kind}:{{{tenant}}}"
 
 
 def too_large(what: str) -> InvalidRequest:
     """The refusal of an object that is larger than one may be."""
     return InvalidRequest(f"{what} is larger than this server keeps", reason="body_too_large")
-
-
-def _root(tenant: str) -> str:
-    """The prefix of a tenant's keys, all of which are in one hash slot."""
-    return f"baton:stored:{{{tenant}}}"

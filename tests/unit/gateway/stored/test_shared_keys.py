@@ -1,0 +1,120 @@
+"""Idempotency keys behind two gateways with one store."""
+
+import asyncio
+from typing import Any
+
+from services.gateway.stored.shared_answers import BEAT_S, WINDOW_S
+from services.gateway.stored.store import StoreLimits
+from tests.unit.gateway.stored.clients import Answered, Caller, with_store
+
+PATH = "/v1/chat/completions"
+BODY = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def other(caller: Caller) -> Caller:
+    """Another gateway, which shares the store and nothing else."""
+    return Caller(caller.fleet, caller.redis)
+
+
+async def ask(caller: Caller, key: str = "k1", **fields: Any) -> Answered:
+    return await caller.call("POST", PATH, BODY | fields, {"idempotency-key": key})
+
+
+async def alive(caller: Caller) -> list[bytes]:
+    """The names by which gateways say that they still compute a request."""
+    return [name for name in await caller.redis.keys() if name.endswith(b":alive")]
+
+
+def test_another_gateway_repeats_the_first_answer() -> None:
+    async def scenario(caller: Caller) -> None:
+        first = await ask(caller)
+        second = await ask(other(caller))
+        assert (second.status, second.body) == (200, first.body)
+        assert second.headers["idempotent-replayed"] == "true"
+        assert second.headers["original-request"] == first.headers["x-request-id"]
+        assert len(caller.fleet.quota.settled) == 1
+        assert (await ask(other(caller), "k2")).json["id"] != first.json["id"]
+
+    with_store(scenario)
+
+
+def test_another_gateway_knows_whose_key_it_is_and_that_it_runs() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.fleet.worker.prefill_s = 30
+        first = caller.begin("POST", PATH, BODY, {"idempotency-key": "k1"})
+        await asyncio.sleep(1)
+        await caller.redis.delete(*await alive(caller))
+        await asyncio.sleep(BEAT_S)
+        second = other(caller)
+        assert (await ask(second)).error == "409 idempotency_key_in_use Idempotency-Key"
+        assert (await ask(second, n=2)).error == "422 idempotency_key_reused Idempotency-Key"
+        await asyncio.sleep(30)
+        assert (await ask(second)).body == first.body
+
+    with_store(scenario)
+
+
+def test_a_failed_request_and_a_stream_are_known_too() -> None:
+    async def scenario(caller: Caller) -> None:
+        second = other(caller)
+        assert (await ask(caller, logit_bias={"no": 1})).status == 400
+        first = await ask(second, stream=True)
+        again = await ask(caller, stream=True)
+        assert again.error == "409 answer_not_kept Idempotency-Key"
+        assert first.headers["x-request-id"] in again.json["error"]["message"]
+
+    with_store(scenario)
+
+
+def test_an_answer_that_is_too_large_for_the_store_leaves_the_fact() -> None:
+    async def scenario(caller: Caller) -> None:
+        assert (await ask(caller)).status == 200
+        assert (await ask(other(caller))).error == "409 answer_not_kept Idempotency-Key"
+        assert (await ask(caller)).status == 200
+
+    with_store(scenario, StoreLimits(max_object_bytes=800))
+
+
+def test_a_key_is_forgotten_after_its_window() -> None:
+    async def scenario(caller: Caller) -> None:
+        await ask(caller)
+        names = [name for name in await caller.redis.keys() if b":key_" in name]
+        left_s = [await caller.redis.ttl(name) for name in names if not name.endswith(b":alive")]
+        assert len(left_s) == 1
+        assert 0 < left_s[0] <= WINDOW_S
+
+    with_store(scenario)
+
+
+def test_the_request_of_a_dead_gateway_is_tried_again() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.fleet.worker.prefill_s = 30
+        caller.begin("POST", PATH, BODY, {"idempotency-key": "k1"})
+        await asyncio.sleep(1)
+        # The gateway's words do not reach the store any more.
+        names = await alive(caller)
+        assert len(names) == 1
+        await caller.redis.delete(*names)
+        caller.fleet.worker.prefill_s = 0
+        assert (await ask(other(caller))).status == 200
+
+    with_store(scenario)
+
+
+def test_without_its_store_a_gateway_knows_its_own_keys() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.redis.is_away = True
+        first = await ask(caller)
+        assert (first.status, (await ask(caller)).body) == (200, first.body)
+        assert (await ask(other(caller))).json["id"] != first.json["id"]
+
+    with_store(scenario)
+
+
+def test_nothing_is_shared_of_a_tenant_that_the_operator_excludes() -> None:
+    async def scenario(caller: Caller) -> None:
+
+        assert (await ask(caller)).status == 200
+        assert not await caller.redis.keys()
+
+    with_store(scenario, StoreLimits(excluded_tenants=("acme",)))
