@@ -45,6 +45,9 @@ class ModerationClient:
             answer = await self._http.post(self._url, content=msgspec.json.encode(body))
             answer.raise_for_status()
             found = _decode(answer.content)
+        except httpx.HTTPStatusError as error:
+            # Its text has the URL, which may have a secret in it.
+            raise Unavailable(f"safety service: status {error.response.status_code}") from None
         except (httpx.HTTPError, msgspec.MsgspecError) as error:
             raise Unavailable(f"safety service: {error!r}") from error
         if not found.results:

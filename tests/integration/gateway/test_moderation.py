@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from baton.wire.failures import Unavailable
-from examples.word_list_hook import WordListServer
+from examples.word_list_hook import MAX_BODY_BYTES, WordListServer
 from services.gateway.clients.moderation import ModerationClient
 
 
@@ -42,3 +42,13 @@ async def test_a_service_that_does_not_judge_is_unavailable(url: str) -> None:
             await ModerationClient("http://127.0.0.1:1/", "", None).judge(["a"])
     finally:
         await client.close()
+
+
+async def test_a_failure_does_not_tell_the_url(url: str) -> None:
+    secret = ModerationClient(url.replace("//", "//user:hunter2@") + "?key=hunter2", "", None)
+    try:
+        with pytest.raises(Unavailable, match="status 400") as raised:
+            await secret.judge(["a" * MAX_BODY_BYTES])
+        assert "hunter2" not in str(raised.value)
+    finally:
+        await secret.close()
