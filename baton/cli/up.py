@@ -25,7 +25,7 @@ from baton.wire import key_registry
 
 DEV_TENANT = "dev"
 # Names that examples for OpenAI's API ask for.
-_OPENAI_NAMES = ("gpt-4o", "gpt-4o-mini", "gpt-3.5-turbo")
+OPENAI_NAMES = ("gpt-4o", "gpt-4o-mini", "gpt-3.5-turbo")
 _READY_TIMEOUT_S = 600
 _POLL_S = 0.1
 _SHOW_WAITING_EVERY_S = 2.0
@@ -52,7 +52,7 @@ def add_parsers(commands: Any) -> None:
     up.add_argument("--model", action="append", default=[], metavar="NAME", help=help_text)
     help_text = "another public name of a model; repeatable"
     up.add_argument("--alias", action="append", default=[], metavar="PUBLIC=MODEL", help=help_text)
-    help_text = f"do not answer to {', '.join(_OPENAI_NAMES)} with the first model"
+    help_text = f"do not answer to {', '.join(OPENAI_NAMES)} with the first model"
     up.add_argument("--no-openai-names", action="store_true", help=help_text)
     help_text = "of weights and KV cache; auto: the checkpoint's, float32 for float16"
     up.add_argument(
@@ -158,7 +158,7 @@ def _aliases(arguments: argparse.Namespace, served: list[str]) -> tuple[str, ...
     """Those that were asked for, and OpenAI's names, so that its examples run unchanged."""
     given = arguments.alias
     taken = {*served, *(alias.partition("=")[0] for alias in given)}
-    names = () if arguments.no_openai_names else _OPENAI_NAMES
+    names = () if arguments.no_openai_names else OPENAI_NAMES
     return (*given, *(f"{name}={served[0]}" for name in names if name not in taken))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from baton.cli.up import OPENAI_NAMES
 from baton.runtime import environment, peer_tls
 from services.quota.bootstrap_key import read_bootstrap_key
 from tests.chart.rendered import CHART
@@ -31,6 +32,17 @@ def test_each_composed_service_knows_all_that_it_is_told(name: str) -> None:
     environment.parse(peer_tls.Settings, peer_tls.PREFIX, told)
     known = (prefix, peer_tls.PREFIX)
     assert [key for key in told if not key.startswith(known) and key not in OTHERS] == []
+
+
+def test_the_demo_model_has_openais_names_unless_they_are_switched_off() -> None:
+    value = SERVICES["gateway"]["environment"]["BATON_GATEWAY_ALIASES"]
+    names, _, default = value.removeprefix("${").removesuffix("}").partition("-")
+    assert names == "BATON_ALIASES"
+    by_name = dict(alias.split("=") for alias in default.split(","))
+    assert by_name == dict.fromkeys(OPENAI_NAMES, "baton-demo")
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    (model,) = values["models"]
+    assert [alias["name"] for alias in model["aliases"]] == list(OPENAI_NAMES)
 
 
 def test_composed_services_cannot_write_their_root_nor_gain_rights() -> None:
