@@ -37,7 +37,7 @@ def test_each_composed_service_knows_all_that_it_is_told(name: str) -> None:
 def test_the_demo_model_has_openais_names_unless_they_are_switched_off() -> None:
     value = SERVICES["gateway"]["environment"]["BATON_GATEWAY_ALIASES"]
     names, _, default = value.removeprefix("${").removesuffix("}").partition("-")
-    assert names == "BATON_ALIASES"
+    assert names == "BATON_GATEWAY_ALIASES"
     by_name = dict(alias.split("=") for alias in default.split(","))
     assert by_name == dict.fromkeys(OPENAI_NAMES, "baton-demo")
     values = yaml.safe_load((CHART / "values.yaml").read_text())

@@ -1,5 +1,6 @@
 """The client of safety services, against the example of one over real sockets."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.wire.failures import Unavailable
-from examples.word_list_hook import MAX_BODY_BYTES, WordListServer
+from examples.word_list_hook import WordListServer
 from services.gateway.clients.moderation import ModerationClient
 
 
@@ -44,11 +45,18 @@ async def test_a_service_that_does_not_judge_is_unavailable(url: str) -> None:
         await client.close()
 
 
-async def test_a_failure_does_not_tell_the_url(url: str) -> None:
-    secret = ModerationClient(url.replace("//", "//user:hunter2@") + "?key=hunter2", "", None)
-    try:
-        with pytest.raises(Unavailable, match="status 400") as raised:
-            await secret.judge(["a" * MAX_BODY_BYTES])
+async def test_a_failure_does_not_tell_the_url() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    client = ModerationClient(f"http://user:hunter2@127.0.0.1:{port}/?key=hunter2", "", None)
+    async with server:
+        with pytest.raises(Unavailable, match="status 503") as raised:
+            await client.judge(["a"])
         assert "hunter2" not in str(raised.value)
-    finally:
-        await secret.close()
+        await client.close()
