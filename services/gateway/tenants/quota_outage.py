@@ -1,10 +1,11 @@
 """Quota while its service or its store is away or hangs: a breaker in front of its calls.
 
-A call with a fallback waits SILENCE_S at most. If quota has answered nothing since it began, the
-breaker opens, and so it does after MAX_FAILURES calls in a row that failed. While it is open, calls
-with a fallback fail at once, also those that wait. A background call finds out when quota is back;
-no request does. Calls without a fallback (a hard budget, a key that is not known yet) wait as long
-as they may, within GRACE_S of the opening: quota may be back in a moment.
+A call with a fallback waits SILENCE_S at most, and a little longer when this process was too busy
+to hear an answer. If quota has answered nothing since it began, the breaker opens, and so it does
+after MAX_FAILURES calls in a row that failed. While it is open, calls with a fallback fail at once,
+also those that wait. A background call finds out when quota is back; no request does. Calls without
+a fallback (a hard budget, a key that is not known yet) wait as long as they may, within GRACE_S of
+the opening: quota may be back in a moment.
 """
 
 import asyncio
@@ -27,6 +28,9 @@ SILENCE_S = 0.2
 GRACE_S = 1.0
 _PROBE_TIMEOUT_S = 1.0
 _PROBE_PAUSE_S = 0.1
+# A timer that comes so late, and the time that an answer then has to be read: the event loop was
+# busy, and what quota answered meanwhile waits there. Looks are few: a loop may be busy for good.
+_LATE_S, _LOOK_AGAIN_S, _MAX_LOOKS = 0.005, 0.02, 5
 # A time on the loop's clock that has passed.
 _AT_ONCE = 0.0
 # The digest of no key: quota looks for it in its store, and answers that it is not valid.
@@ -54,8 +58,8 @@ class GuardedQuota:
         # None while it is closed.
         self._opened_s: float | None = None
         self._opened = asyncio.Event()
-        # The limits of the calls that wait and have a fallback.
-        self._waits: set[asyncio.Timeout] = set()
+        # The limits of the calls that wait and have a fallback, and the timer of each.
+        self._waits: dict[asyncio.Timeout, asyncio.TimerHandle] = {}
 
     @property
     def is_open(self) -> bool:
@@ -127,16 +131,29 @@ class GuardedQuota:
         """The answer of a call, or DeadlineExceeded after SILENCE_S or when the breaker opens."""
         began_s = self._clock.now()
         try:
-            async with asyncio.timeout(SILENCE_S) as wait:
-                self._waits.add(wait)
+            async with asyncio.timeout(None) as wait:
+                self._look_again(wait, SILENCE_S, _MAX_LOOKS)
                 try:
                     return await call()
                 finally:
-                    self._waits.discard(wait)
+                    self._waits.pop(wait).cancel()
         except TimeoutError:
             if self._answered_s <= began_s:
                 self._open("silent")
             raise DeadlineExceeded("quota does not answer in time") from None
+
+    def _look_again(self, wait: asyncio.Timeout, delay_s: float, num_looks: int) -> None:
+        due_s = self._clock.now() + delay_s
+        self._waits[wait] = asyncio.get_running_loop().call_later(
+            delay_s, self._look, wait, due_s, num_looks
+        )
+
+    def _look(self, wait: asyncio.Timeout, due_s: float, num_looks: int) -> None:
+        """End a wait, but not at once when this comes late: the answer was held up, too."""
+        if num_looks and self._clock.now() - due_s > _LATE_S:
+            self._look_again(wait, _LOOK_AGAIN_S, num_looks - 1)
+        else:
+            _end(wait)
 
     def _note(self, error: BatonError) -> None:
         if not is_outage(error):
@@ -163,9 +180,13 @@ class GuardedQuota:
         instruments.GATEWAY_QUOTA_AWAY.set(1)
         _log.warning("quota_away", why=why)
         for wait in self._waits:
-            if not wait.expired():
-                wait.reschedule(_AT_ONCE)
+            _end(wait)
         self.on_open()
+
+
+def _end(wait: asyncio.Timeout) -> None:
+    if not wait.expired():
+        wait.reschedule(_AT_ONCE)
 
 
 def _do_nothing() -> None:

@@ -140,6 +140,39 @@ def test_one_slow_call_among_answered_ones_is_given_up_and_the_others_go_on() ->
     guarding(scenario)
 
 
+def test_a_busy_process_does_not_take_its_own_silence_for_quotas() -> None:
+    async def scenario(guarded: GuardedQuota, quota: FakeQuota) -> None:
+        loop = asyncio.get_running_loop()
+        quota.reserve_delay_s = SILENCE_S / 4
+        for busy_from_s in (0.0, SILENCE_S / 8):
+            # Nothing else runs meanwhile, and every timer is late then.
+            loop.call_later(busy_from_s, loop.clock.advance, 5 * SILENCE_S)  # type: ignore[attr-defined]
+            await guarded.reserve(REQUEST, CONTEXT, has_fallback=True)
+        assert not guarded.is_open
+
+    guarding(scenario)
+
+
+def test_a_quota_that_is_silent_to_a_busy_process_is_given_up_all_the_same() -> None:
+    async def scenario(guarded: GuardedQuota, quota: FakeQuota) -> None:
+        clock = asyncio.get_running_loop().clock  # type: ignore[attr-defined]
+
+        async def be_busy() -> None:
+            while True:
+                await asyncio.sleep(0.001)
+                clock.advance(0.05)
+
+        quota.reserve_delay_s = quota.authenticate_delay_s = HANGS_S
+        busy, began_s = asyncio.create_task(be_busy()), now_s()
+        with pytest.raises(DeadlineExceeded):
+            await guarded.reserve(REQUEST, CONTEXT, has_fallback=True)
+        assert now_s() - began_s < 4 * SILENCE_S
+        assert guarded.is_open
+        busy.cancel()
+
+    guarding(scenario)
+
+
 def test_a_background_call_finds_out_when_quota_is_back() -> None:
     async def scenario(guarded: GuardedQuota, quota: FakeQuota) -> None:
         quota.reserve_delay_s = quota.authenticate_delay_s = HANGS_S
