@@ -19,6 +19,8 @@ from services.quota import settings as quota_settings
 from services.router import settings as router_settings
 from services.tokenizer import settings as tokenizer_settings
 
+# Helm's --set makes a text of a number with a point.
+NUMBER = {"type": ["number", "string"], "pattern": r"^[0-9]+(\.[0-9]+)?$"}
 SCHEMA = Path(__file__).parents[1] / "deploy/helm/baton/values.schema.json"
 CLASSES = {
     "gateway": gateway_settings.GatewaySettings,
@@ -32,7 +34,8 @@ CLASSES = {
 # Listening addresses, names, paths, peers and drain times follow from the rest of the values.
 OWN = {
     "gateway": "listen admin_listen gateway_id quota tokenizer router secret_file aliases "
-    "aliases_file outbox_dir store_username store_password_file unready_s drain_s",
+    "aliases_file outbox_dir store_username store_password_file safety_key_file "
+    "unready_s drain_s",
     "quota": "listen admin_listen redis_url redis_username redis_password_file registry_file "
     "bootstrap_key_file secret_file prices_file usage_dir api_listen api_token_file "
     "registry_secret drain_s",
@@ -64,7 +67,7 @@ def _value_schema(hint: Any) -> dict[str, Any]:
     if int in (hint, *options):
         return {"type": "integer"}
     if float in (hint, *options):
-        return {"type": "number"}
+        return NUMBER
     return {"type": "string"}
 
 

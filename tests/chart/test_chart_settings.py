@@ -198,6 +198,26 @@ def test_numbers_are_written_as_services_read_them() -> None:
     assert router["BATON_ROUTER_ITL_WEIGHT"] == "0.5"
 
 
+def test_a_number_may_be_the_text_that_set_on_the_command_line_makes_of_it() -> None:
+    model = {"name": "m", "source": {"demo": True}, "sizeGiB": "0.01"}
+    values = {"models": [model], "router": {"settings": {"max_wait_s": "1.5"}}}
+    (router,) = of_component(render({**values, "tracing": {"sampleRatio": "0.05"}}), "router")
+    assert variables(router)["BATON_ROUTER_MAX_WAIT_S"] == "1.5"
+    assert variables(router)["OTEL_TRACES_SAMPLER_ARG"] == "0.05"
+
+
+def test_gateway_reads_the_key_of_the_safety_service_from_its_secret() -> None:
+    settings = {"safety_url": "http://judge.safety/v1/moderations"}
+    objects = render({"gateway": {"settings": settings, "safetySecret": "judge"}})
+    gateway = named(objects, "Deployment", "baton-gateway")
+    path = Path(variables(gateway)["BATON_GATEWAY_SAFETY_KEY_FILE"])
+    (container,) = containers(gateway)
+    (mount,) = [m for m in container["volumeMounts"] if m["mountPath"] == str(path.parent)]
+    (volume,) = [v for v in pod_of(gateway)["spec"]["volumes"] if v["name"] == mount["name"]]
+    assert volume["secret"]["secretName"] == "judge"
+    assert volume["secret"]["items"] == [{"key": "key", "path": path.name}]
+
+
 def test_worker_on_cpus_has_as_many_threads_as_cores() -> None:
     resources = {"requests": {"cpu": "1500m", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
     pool = {"prefill": {"resources": resources}, "decode": {"settings": {"threads": 3}}}
