@@ -286,3 +286,19 @@ def test_prices_that_are_numbers_and_not_texts_are_refused() -> None:
 def test_the_price_list_of_compose_is_one_that_quota_takes() -> None:
     file = ROOT / "deploy/compose/prices.json"
     assert parse_prices(file.read_text(), str(file)).text_of("baton-demo")
+
+
+def test_the_folder_of_a_claim_is_one_that_its_readers_open_themselves() -> None:
+    """A folder that is missing then has a line in the logs; as a `subPath` it would have none, in
+    a pod that waits for ever."""
+    objects = profile("two-models")
+    folder = "/models/qwen3-0-6b/Qwen3-0.6B"
+    decode = named(objects, "Deployment", "baton-qwen3-0-6b-decode")
+    assert variables(decode)["BATON_WORKER_MODEL"] == folder
+    (tokenizer,) = of_component(objects, "tokenizer")
+    assert f"qwen3-0.6b={folder}" in variables(tokenizer)["BATON_TOKENIZER_MODELS"].split(",")
+    mounts = [
+        m for found in (decode, tokenizer) for c in containers(found) for m in c["volumeMounts"]
+    ]
+    assert [m["mountPath"] for m in mounts].count("/models/qwen3-0-6b") == 2
+    assert not any("subPath" in mount for mount in mounts)

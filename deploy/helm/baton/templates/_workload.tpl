@@ -7,7 +7,7 @@ component of the chart is rendered by this template from a description:
   image         of the only container             command, args
   env           name: value                       fieldEnv    name: field of the pod
   ports         name: number                      resources
-  volumes       list of {name, path, readOnly, subPath, source}; source is the volume's body
+  volumes       list of {name, path, readOnly, source}; source is the volume's body
   claims        list of {name, path, size, storageClassName}: one claim per pod (StatefulSet)
   init          list of init containers (name, image, command, env, mounts)
   probes        {startup, ready, live}: paths on port `port` (ready: on `readyPort`, if given);
@@ -193,9 +193,6 @@ containers:
       {{- range concat ($w.volumes | default list) ($w.claims | default list) }}
       - name: {{ .name }}
         mountPath: {{ .path }}
-        {{- with .subPath }}
-        subPath: {{ . }}
-        {{- end }}
         {{- if .readOnly }}
         readOnly: true
         {{- end }}

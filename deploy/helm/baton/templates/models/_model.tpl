@@ -10,7 +10,7 @@ however many replicas start at once, no lock, and nothing that runs on nodes.
 {{/* Folder of a model inside the containers. */}}
 {{- define "baton.model.folder" -}}
 {{- if .source.demo }}/app/baton/demo_model
-{{- else }}/models/{{ include "baton.model.id" . }}
+{{- else }}/models/{{ include "baton.model.id" . }}{{ with (.source.volume).path }}/{{ trimAll "/" . }}{{ end }}
 {{- end }}
 {{- end }}
 
@@ -36,7 +36,6 @@ however many replicas start at once, no lock, and nothing that runs on nodes.
 - name: model-{{ $id }}
   path: /models/{{ $id }}
   readOnly: true
-  subPath: {{ $source.volume.path | default "" | quote }}
   source: {persistentVolumeClaim: {claimName: {{ $source.volume.claim }}}}
 {{- else if $source.image }}
 - name: model-{{ $id }}
