@@ -288,6 +288,14 @@ def test_the_price_list_of_compose_is_one_that_quota_takes() -> None:
     assert parse_prices(file.read_text(), str(file)).text_of("baton-demo")
 
 
+def test_jaeger_keeps_fewer_traces_than_its_memory_holds() -> None:
+    (jaeger,) = of_component(profile("default"), "jaeger")
+    (container,) = containers(jaeger)
+    assert container["resources"]["limits"]["memory"] == "512Mi"
+    (option,) = container["args"]
+    assert option.endswith(".memory.max_traces=8192")
+
+
 def test_the_folder_of_a_claim_is_one_that_its_readers_open_themselves() -> None:
     """A folder that is missing then has a line in the logs; as a `subPath` it would have none, in
     a pod that waits for ever."""
