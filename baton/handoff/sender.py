@@ -18,15 +18,14 @@ from baton.wire.v1 import handoff_pb2
 
 
 class Sender:
-    """`block_ids` is the sequence's block table; the pool stays held by the owner."""
+    """`block_ids` is the sequence's block table so far; the pool stays held by the owner."""
 
     def __init__(
         self, ticket: Ticket, block_ids: Sequence[int], blocks: BlockBytes, sending: SendingEnd
     ) -> None:
-        assert len(block_ids) >= ticket.num_blocks, "the table covers the whole prompt"
         assert ticket.first_missing_block <= ticket.num_blocks
         self.ticket = ticket
-        self._block_ids = block_ids
+        self._block_ids = list(block_ids)
         self._blocks = blocks
         self._sending = sending
         self._num_ready = ticket.first_missing_block
@@ -46,6 +45,10 @@ class Sender:
     def add_checksums(self, checksums: Sequence[BlockChecksums]) -> None:
         """Checksums that the device has computed, of blocks that become ready next."""
         self._checksums.update((of_block.index, of_block.sums) for of_block in checksums)
+
+    def add_blocks(self, block_ids: Sequence[int]) -> None:
+        """The sequence's table goes on with these."""
+        self._block_ids += block_ids
 
     def advance(self, num_final_tokens: int) -> None:
         """The KV of the first `num_final_tokens` tokens will not change any more."""
@@ -108,6 +111,7 @@ class Sender:
     def _make_ready(self, num_ready: int) -> None:
         if num_ready <= self._num_ready:
             return
+        assert len(self._block_ids) >= num_ready, "a block is in the table before it is final"
         for layers in self._sending.layer_groups:
             step = self._sending.max_frame_bytes // self._blocks.stripe_bytes(layers)
             for first in range(self._num_ready, num_ready, step):

@@ -231,6 +231,7 @@ class OutgoingTransfer:
                 self._on_started(event)
             case Progress(num_computed_tokens=num_tokens, checksums=checksums):
                 assert self.sender is not None
+                self.sender.add_blocks(event.block_ids)
                 self.sender.add_checksums(checksums)
                 self.sender.advance(num_tokens)
                 self._progress.advance(Stage.STARTED)

@@ -39,6 +39,8 @@ RefusalReason = Literal[
 StopReason = Literal["stop", "length"]
 FinishReason = StopReason | Literal["deadline_exceeded", "invalid_grammar"]
 EarlyStopping = Literal["heuristic", "full", "never"]
+# Parameters that an engine may not serve, by their names in the API.
+Parameter = Literal["use_beam_search", "n", "prompt_logprobs", "response_format"]
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
@@ -221,6 +223,10 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     tokenizer_file: str | None = None
     # Set when peers can read and be read there; else blocks move through the shared pool.
     device_pool: DevicePool | None = None
+    # Which engine it is, with its version where that is not Baton's own.
+    engine: str = "baton"
+    # What it refuses by name; routers send no such request here.
+    unsupported: list[Parameter] = []
 
 
 class LoadFailed(msgspec.Struct, array_like=True, tag="load_failed"):
@@ -250,8 +256,9 @@ class SequenceRefused(msgspec.Struct, array_like=True):
 class Started(msgspec.Struct, array_like=True):
     """Prefill compute of a local or prefill sequence starts in this step.
 
-    `block_ids` is the block table that covers all its tokens; the first `num_cached_tokens` tokens
-    are in the cache already and are not computed. Not reported again after a preemption.
+    `block_ids` is the block table, as far as the engine has taken blocks: Progress brings the rest.
+    The first `num_cached_tokens` tokens are in the cache already and are not computed. Not reported
+    again after a preemption.
     """
 
     seq_id: int
@@ -269,12 +276,14 @@ class Bound(msgspec.Struct, array_like=True):
 class Progress(msgspec.Struct, array_like=True):
     """A prefill sequence's KV is final for its first `num_computed_tokens` tokens.
 
+    `block_ids` continues the table of Started, where the engine takes blocks chunk by chunk.
     Also reported of a beam search, once: its prompt is computed, its tokens come at the end.
     """
 
     seq_id: int
     num_computed_tokens: int
     checksums: list[BlockChecksums] = []
+    block_ids: list[int] = []
 
 
 class Finished(msgspec.Struct, array_like=True):
