@@ -39,12 +39,17 @@ class KVSpec:
     layers: tuple[LayerSpec, ...]
 
     @classmethod
-    def of_layers(cls, block_size: int, shapes: list[tuple[int, int, int, str]]) -> "KVSpec":
-        """Lay out `(num_kv_heads, k_dim, v_dim, dtype)` per layer, one page after the other."""
+    def of_layers(
+        cls, block_size: int, shapes: list[tuple[int, int, int, str]], kind: str = "attention"
+    ) -> "KVSpec":
+        """Lay out `(num_kv_heads, k_dim, v_dim, dtype)` per layer, one page after the other.
+
+        `kind` names what is in a page; an engine with pages of its own gives a kind of its own.
+        """
         layers = []
         offset = 0
         for num_kv_heads, k_dim, v_dim, dtype in shapes:
-            layer = LayerSpec(offset, num_kv_heads, k_dim, v_dim, dtype)
+            layer = LayerSpec(offset, num_kv_heads, k_dim, v_dim, dtype, kind)
             layers.append(layer)
             offset += layer.page_bytes(block_size)
         return cls(block_size, offset, tuple(layers))

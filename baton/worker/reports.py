@@ -65,6 +65,8 @@ def register_message(
         block_bytes=info.kv_spec.row_bytes,
         software_version=_software_version(),
         zone=zone,
+        engine=info.engine,
+        unsupported=info.unsupported,
     )
 
 

@@ -30,7 +30,7 @@ class CancelResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class PickRequest(_message.Message):
-    __slots__ = ("request_id", "model_fp", "block_hashes", "num_prompt_tokens", "expected_output_tokens", "tenant", "priority", "poison_fingerprint", "exclude_worker_ids", "num_choices", "local_prefill", "num_deaths", "has_failed", "harmless_fingerprints", "quarantined", "has_begun", "weight", "session")
+    __slots__ = ("request_id", "model_fp", "block_hashes", "num_prompt_tokens", "expected_output_tokens", "tenant", "priority", "poison_fingerprint", "exclude_worker_ids", "num_choices", "local_prefill", "num_deaths", "has_failed", "harmless_fingerprints", "quarantined", "has_begun", "weight", "session", "needs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FP_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,7 @@ class PickRequest(_message.Message):
     HAS_BEGUN_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model_fp: str
     block_hashes: bytes
@@ -67,7 +68,8 @@ class PickRequest(_message.Message):
     has_begun: bool
     weight: float
     session: bytes
-    def __init__(self, request_id: _Optional[str] = ..., model_fp: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., poison_fingerprint: _Optional[bytes] = ..., exclude_worker_ids: _Optional[_Iterable[str]] = ..., num_choices: _Optional[int] = ..., local_prefill: _Optional[bool] = ..., num_deaths: _Optional[int] = ..., has_failed: _Optional[bool] = ..., harmless_fingerprints: _Optional[_Iterable[bytes]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ..., has_begun: _Optional[bool] = ..., weight: _Optional[float] = ..., session: _Optional[bytes] = ...) -> None: ...
+    needs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., model_fp: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., poison_fingerprint: _Optional[bytes] = ..., exclude_worker_ids: _Optional[_Iterable[str]] = ..., num_choices: _Optional[int] = ..., local_prefill: _Optional[bool] = ..., num_deaths: _Optional[int] = ..., has_failed: _Optional[bool] = ..., harmless_fingerprints: _Optional[_Iterable[bytes]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantined, _Mapping]]] = ..., has_begun: _Optional[bool] = ..., weight: _Optional[float] = ..., session: _Optional[bytes] = ..., needs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Quarantined(_message.Message):
     __slots__ = ("fingerprint", "left_s", "software_version")

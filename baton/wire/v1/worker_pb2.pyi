@@ -306,7 +306,7 @@ class Report(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., register: _Optional[_Union[Register, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., snapshot: _Optional[_Union[KvSnapshot, _Mapping]] = ..., digest: _Optional[_Union[KvDigest, _Mapping]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("protocol", "worker_id", "boot_epoch", "role", "model_fp", "model_name", "model_revision", "kv_spec_digest", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "transports", "vocab_size", "eos_token_ids", "block_bytes", "software_version", "zone")
+    __slots__ = ("protocol", "worker_id", "boot_epoch", "role", "model_fp", "model_name", "model_revision", "kv_spec_digest", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "transports", "vocab_size", "eos_token_ids", "block_bytes", "software_version", "zone", "engine", "unsupported")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +325,8 @@ class Register(_message.Message):
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    UNSUPPORTED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker_id: str
     boot_epoch: int
@@ -343,7 +345,9 @@ class Register(_message.Message):
     block_bytes: int
     software_version: str
     zone: str
-    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., role: _Optional[_Union[_router_pb2.WorkerRole, str]] = ..., model_fp: _Optional[str] = ..., model_name: _Optional[str] = ..., model_revision: _Optional[str] = ..., kv_spec_digest: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., software_version: _Optional[str] = ..., zone: _Optional[str] = ...) -> None: ...
+    engine: str
+    unsupported: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., boot_epoch: _Optional[int] = ..., role: _Optional[_Union[_router_pb2.WorkerRole, str]] = ..., model_fp: _Optional[str] = ..., model_name: _Optional[str] = ..., model_revision: _Optional[str] = ..., kv_spec_digest: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., software_version: _Optional[str] = ..., zone: _Optional[str] = ..., engine: _Optional[str] = ..., unsupported: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("step_counter", "num_running", "num_waiting", "num_blocks_total", "num_blocks_free", "num_blocks_promised", "num_queued_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "handoff_bytes_per_s", "accepted_request_ids", "stalled", "chunk_tokens", "handoff_s", "far_handoffs", "totals", "step_wait_s")

@@ -176,6 +176,7 @@ class Submission:
             local_prefill=self._num_prompt_logprobs() >= 0,
             poison_fingerprint=self._fingerprint,
             session=self._session,
+            needs=self._needs(),
         )
 
     def submit_frame(self, pick: router_pb2.PickResponse) -> worker_pb2.Submit:
@@ -202,6 +203,17 @@ class Submission:
         )
         submit.sampling.num_prompt_logprobs = self._num_prompt_logprobs()
         return submit
+
+    def _needs(self) -> list[str]:
+        """Its parameters that not every engine serves, by their names in the API."""
+        sampling = self._sampling
+        is_there = {
+            "use_beam_search": sampling.use_beam_search,
+            "n": sampling.num_choices > 1 and not sampling.use_beam_search,
+            "prompt_logprobs": self._num_prompt_logprobs() >= 0,
+            "response_format": sampling.WhichOneof("structured_output") is not None,
+        }
+        return [name for name, is_needed in is_there.items() if is_needed]
 
     def _num_prompt_logprobs(self) -> int:
         """The logprobs that are still wanted of each prompt token; -1 = none, as on the wire."""

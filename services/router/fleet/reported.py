@@ -14,6 +14,7 @@ from baton.wire.v1 import router_pb2, worker_pb2
 
 MAX_BLOCKS = 1 << 24
 MAX_SEQS = 1 << 20
+MAX_ENGINE_CHARS = 64
 _MAX_TOKENS = 1 << 40
 _MAX_RATE = 1e15
 
@@ -64,6 +65,9 @@ class Registration:
     num_blocks: int
     max_num_seqs: int
     zone: str = ""
+    engine: str = ""
+    # Parameters that it does not serve.
+    unsupported: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,8 @@ def registration_of(message: worker_pb2.Register) -> Registration:
         num_blocks=message.num_blocks,
         max_num_seqs=message.max_num_seqs,
         zone=message.zone[:MAX_ZONE_CHARS],
+        engine=message.engine[:MAX_ENGINE_CHARS],
+        unsupported=frozenset(message.unsupported),
     )
 
 

@@ -30,6 +30,7 @@ class Unfit(StrEnum):
     LOST = "lost"  # its stream of reports broke
     STALE = "stale"  # connected, without a recent report
     EXCLUDED = "excluded"  # it refused or failed this request before
+    UNSUPPORTED = "unsupported"  # its engine does not serve a parameter of this request
     RESERVED = "kept"  # reserved for the first request in line
 
 

@@ -22,7 +22,8 @@ _MUCH = 2
 class PickRequest:
     """A request's pick as the gateway asked for it, checked.
 
-    Its first token is due at `due_at`; infinite where the client set no time. It has more than ten
+    Its first token is due at `due_at`; infinite where the client set no time. `needs` are the
+    parameters that not every engine serves. It has more than ten
     attributes because it has those of the message.
     """
 
@@ -39,6 +40,7 @@ class PickRequest:
     turn: Turn
     arrived_at: float
     due_at: float
+    needs: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, request: router_pb2.PickRequest, now: float, left_s: float = math.inf) -> Self:
@@ -67,6 +69,7 @@ class PickRequest:
             turn=_turn(request),
             arrived_at=now,
             due_at=now + left_s,
+            needs=frozenset(request.needs),
         )
 
     def covers(self, other: Self) -> bool:
@@ -80,6 +83,7 @@ class PickRequest:
             and self.num_choices <= other.num_choices
             and self.num_prompt_tokens <= _MUCH * other.num_prompt_tokens
             and self.excluded <= other.excluded
+            and self.needs <= other.needs
             and (self.local_prefill or not other.local_prefill)
         )
 

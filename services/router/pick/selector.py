@@ -17,7 +17,7 @@ from services.router.fleet.report_intake import ReportIntake
 from services.router.fleet.reported import DECODE, PREFILL
 from services.router.fleet.views import Demand, Policy, PrefillMode, Unfit, WorkerView
 from services.router.fleet.worker import SlotLease, Worker
-from services.router.pick import kept_room, prefill_backlog
+from services.router.pick import engines, kept_room, prefill_backlog
 from services.router.pick.head_of_line import ReservedWorkers
 from services.router.pick.large_pools import CachedPrompt, LargePools, ShortPool, ShortPools
 from services.router.pick.on_the_way import (
@@ -98,6 +98,8 @@ class Selector:
             return None
         if not self._fleet.has_met_all():
             return None
+        if request.needs:
+            engines.check_served(self._fleet, request)
         reserved = None if is_first else self._reserved.of_model(request.model_fp)
         outcome = self._pick(request, reserved)
         if is_first:
@@ -252,6 +254,8 @@ class Selector:
         kept_away = self._reserved.kept_away(
             request.model_fp, reserved, has_begun=request.has_begun
         )
+        if request.needs:
+            kept_away |= engines.lacking(self._fleet, request)
         for worker_id in request.excluded:
             worker = self._fleet.known(worker_id)
             if worker is not None and self._is_excluded(request, worker):

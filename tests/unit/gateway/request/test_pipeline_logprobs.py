@@ -67,6 +67,7 @@ def test_an_echo_comes_first_and_moves_the_offsets() -> None:
         [submit] = fleet.worker.submits
         assert submit.sampling.num_prompt_logprobs == 1
         assert fleet.router.picked[0].local_prefill
+        assert list(fleet.router.picked[0].needs) == ["n", "prompt_logprobs"]
 
     simulate(scenario)
 
