@@ -13,7 +13,7 @@ from typing import Protocol
 
 import grpc
 
-from baton.engine.process.process_client import ProcessEngineClient
+from baton.engine.process.process_client import EngineSpec, ProcessEngineClient
 from baton.engine.protocol.client import CoreNotStarted, EngineClient, ModelRefused
 from baton.engine.protocol.messages import SnapshotHashes
 from baton.handoff.block_bytes import KEPT_BYTES, BlockBytes
@@ -182,7 +182,7 @@ async def _start_core(settings: Settings) -> ProcessEngineClient | CoreNotStarte
     """A failure is returned, so that it reaches the caller alone and not in a group."""
     try:
         return await ProcessEngineClient.start(
-            CORE_MODULE,
+            EngineSpec(CORE_MODULE),
             settings.core_arguments(),
             load_timeout_s=settings.load_timeout_s,
             page_file=settings.page_file(),

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from baton.demo_model import demo_model_path
-from baton.engine.process.process_client import ProcessEngineClient
+from baton.engine.process.process_client import EngineSpec, ProcessEngineClient
 from baton.engine.protocol.client import CoreDied, CoreNotStarted
 from bench.gpu.gpu_handoff_front import CoreFront, Prefilled, WrongHandoff
 from bench.gpu.gpu_machine import Stopwatch
@@ -192,7 +192,7 @@ async def _core(plan: HandoffPlan, name: str) -> AsyncIterator[CoreFront]:
     args = ["--model", str(plan.model), "--device", kind, "--nixl-agent", f"bench-{name}"]
     args += ["--kv-memory", _KV_MEMORY[kind], "--max-batch", "8"]
     args += ["--max-model-len", str(plan.num_tokens + 16)]
-    client = await ProcessEngineClient.start(_CORES[kind], args)
+    client = await ProcessEngineClient.start(EngineSpec(_CORES[kind]), args)
     try:
         yield CoreFront(client)
     finally:

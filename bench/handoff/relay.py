@@ -25,7 +25,7 @@ import grpc
 import numpy as np
 import uvloop
 
-from baton.engine.process.process_client import ProcessEngineClient
+from baton.engine.process.process_client import EngineSpec, ProcessEngineClient
 from baton.engine.protocol.messages import AddSequence, SamplingParams
 from baton.runtime.grpc_server import start_server
 from baton.runtime.shared_stream import FrameWriter, ServerFrameStream
@@ -160,7 +160,8 @@ async def _core(case: Case, result: Path) -> AsyncIterator[ProcessEngineClient]:
     }
     words = [str(word) for pair in options.items() for word in pair]
     cpus = ["--cpus", *map(str, case.core_cpus)] if case.core_cpus else []
-    client = await ProcessEngineClient.start("bench.engine.paced_core", [*words, *cpus])
+    spec = EngineSpec("bench.engine.paced_core")
+    client = await ProcessEngineClient.start(spec, [*words, *cpus])
     try:
         yield client
     finally:

@@ -2,17 +2,20 @@
 
 The child gets three descriptors (commands and events, KV pool, progress page) as the first words of
 its arguments, and its own process group, so that Ctrl-C reaches the front alone. It ends when the
-front does, however that happens. No pickle, no multiprocessing; `core.py` is the other end.
+front does, however that happens, and its own children, such as the ranks of an engine, end with it.
+No pickle, no multiprocessing; `core.py` is the other end.
 """
 
 import asyncio
 import mmap
 import os
+import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -46,6 +49,20 @@ MAX_UNREAD_MESSAGES = 1024  # then the core waits for the front
 MAX_UNSENT_BYTES = 256 * 1024 * 1024  # then the core counts as hung
 CLOSE_GRACE_S = 5.0
 _EXIT_GRACE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """The program of a core: which module, in which Python environment, with which variables.
+
+    Front and core share no module but those of `baton`: an engine may have packages that the
+    front's environment does not have.
+    """
+
+    module: str
+    python: str = sys.executable
+    # Beside those of this process.
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 class _CoreLink(asyncio.Protocol):
@@ -129,17 +146,18 @@ class ProcessEngineClient:
         self._link = link
         self._page = page
         self._page_file = page_file
+        self._is_ended = False
 
     @classmethod
     async def start(
         cls,
-        module: str,
+        spec: EngineSpec,
         args: Sequence[str] = (),
         *,
         load_timeout_s: float = 600.0,
         page_file: Path | None = None,
     ) -> "ProcessEngineClient":
-        """Run `python -m module SOCKET_FD POOL_FD PAGE_FD *args` and wait until it serves.
+        """Run the spec's module with SOCKET_FD POOL_FD PAGE_FD *args and wait until it serves.
 
         With `page_file` the progress page is kept there until `close`, so that the next life can
         read where this one was when it and its core died together (`last_suspects`). Raises
@@ -155,7 +173,7 @@ class ProcessEngineClient:
             loop = asyncio.get_running_loop()
             transport, link = await loop.create_unix_connection(_CoreLink, sock=ours)
             on_failure.callback(transport.close)
-            process = await _spawn(module, args, (theirs.fileno(), pool_fd, page_fd))
+            process = await _spawn(spec, args, (theirs.fileno(), pool_fd, page_fd))
             theirs.close()  # the child's death must end the connection
             client = cls(process, link, page, page_file)
             client.last_suspects = last_suspects
@@ -189,7 +207,7 @@ class ProcessEngineClient:
 
     def kill(self) -> None:
         if self._process.returncode is None:
-            self._process.kill()
+            self._kill_group()
 
     async def close(self) -> None:
         self._link.send(Shutdown())
@@ -225,16 +243,24 @@ class ProcessEngineClient:
             raise
 
     async def _end_process(self, grace_s: float) -> None:
-        """Wait for the core to exit by itself, then kill it."""
+        """Wait for the core to exit by itself, then kill it, and what it leaves behind."""
         try:
             async with asyncio.timeout(grace_s):
                 await self._process.wait()
         except TimeoutError:
             await self._kill()
+        if not self._is_ended:  # once: the group's id may be given to others afterwards
+            self._is_ended = True
+            self._kill_group()
 
     async def _kill(self) -> None:
         self.kill()
         await self._process.wait()
+
+    def _kill_group(self) -> None:
+        """Kill the core and its children; the core leads their group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def _create_file(files: ExitStack, name: str, path: Path | None = None) -> int:
@@ -248,17 +274,18 @@ def _create_file(files: ExitStack, name: str, path: Path | None = None) -> int:
 
 
 async def _spawn(
-    module: str, args: Sequence[str], fds: Sequence[int]
+    spec: EngineSpec, args: Sequence[str], fds: Sequence[int]
 ) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        sys.executable,
+        spec.python,
         "-m",
-        module,
+        spec.module,
         *map(str, fds),
         *args,
         stdin=asyncio.subprocess.DEVNULL,
         pass_fds=fds,
         start_new_session=True,
+        env={**os.environ, **spec.env},
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from baton.engine.process.process_client import ProcessEngineClient
+from baton.engine.process.process_client import EngineSpec, ProcessEngineClient
 from baton.engine.protocol.client import CoreDied, CoreNotStarted
 from baton.engine.protocol.messages import Abort, Bind, Credit, Start
 from baton.system.clock import SystemClock
@@ -21,7 +21,8 @@ from baton.testing.engine_driver import add_sequence
 from baton.testing.fake_runner import FakeRunner
 from baton.worker.core_watch import MAX_TICK_S, CoreWatch, WatchLimits
 
-FAKE_CORE = "baton.testing.fake_core"
+FAKE_CORE = EngineSpec("baton.testing.fake_core")
+RANKED_CORE = EngineSpec("tests.integration.workers.ranked_core")
 
 
 @asynccontextmanager
@@ -112,6 +113,27 @@ async def catch_death(client: ProcessEngineClient) -> CoreDied:
         while True:
             await client.events()
     return death.value
+
+
+@pytest.mark.parametrize("way", ["closed", "killed", "killed by others"])
+async def test_children_of_a_core_end_with_it(way: str):
+    client = await ProcessEngineClient.start(RANKED_CORE)
+    (rank,) = Path(f"/proc/{client.pid}/task/{client.pid}/children").read_text().split()
+    if way == "killed":
+        client.kill()
+    elif way == "killed by others":
+        os.kill(client.pid, signal.SIGKILL)
+    if way != "closed":
+        await catch_death(client)
+    await client.close()
+    while is_running(int(rank)):
+        await asyncio.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    """A dead process that nobody has waited for does not run."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 async def test_a_core_killed_while_idle_has_no_suspects():
@@ -243,12 +265,13 @@ async def test_a_core_ends_with_its_front():
 
 FRONT = """
 import asyncio
-from baton.engine.process.process_client import ProcessEngineClient
+from baton.engine.process.process_client import EngineSpec, ProcessEngineClient
 from baton.system.clock import SystemClock
 from baton.testing.engine_driver import add_sequence
 
 async def main():
-    client = await ProcessEngineClient.start("baton.testing.fake_core", ["--step-s", "60"])
+    core = EngineSpec("baton.testing.fake_core")
+    client = await ProcessEngineClient.start(core, ["--step-s", "60"])
     client.send(add_sequence(1, range(5)))
     while not client.progress().is_busy:
         await asyncio.sleep(0)

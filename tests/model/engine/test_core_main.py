@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baton.engine.process.process_client import ProcessEngineClient
+from baton.engine.process.process_client import EngineSpec, ProcessEngineClient
 from baton.engine.protocol.client import CoreNotStarted
 from baton.engine.protocol.messages import AddSequence, SamplingParams
 from baton.model.load.load import LoadOptions, load_model
@@ -31,7 +31,7 @@ async def test_a_core_process_generates_what_the_reference_does(
     _, reference = load_tiny("qwen3")
     monkeypatch.setenv(listing_core.REPORT, str(tmp_path / "report"))
     client = await ProcessEngineClient.start(
-        listing_core.__name__,
+        EngineSpec(listing_core.__name__),
         _args(model_folder("qwen3"), "--kv-memory", "2MB", "--max-batch", "4"),
         load_timeout_s=200,
     )
@@ -59,7 +59,7 @@ async def test_a_core_process_generates_what_the_reference_does(
 async def test_a_core_that_cannot_serve_says_why_in_one_line(model_folder, options, reason):
     with pytest.raises(CoreNotStarted) as caught:
         await ProcessEngineClient.start(
-            MODULE, [*_args(model_folder("qwen3")), *options], load_timeout_s=200
+            EngineSpec(MODULE), [*_args(model_folder("qwen3")), *options], load_timeout_s=200
         )
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
