@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from baton.engine.protocol.batch import RowLogprobs, SampleRow, StepBatch, StepResult
 from baton.engine.protocol.messages import SamplingParams
 from baton.wire.kv_spec import KVSpec
+from baton.wire.pooling import Pooling
 
 _MASK = (1 << 64) - 1
 _LAYER_ROOT = 0x9E3779B97F4A7C15
@@ -49,6 +50,7 @@ class FakeRunner:
         max_model_len: int = 4096,
         mean_output_tokens: int = 0,
         eos_token_id: int | None = None,
+        pooling: Pooling | None = None,
     ) -> None:
         self.kv_spec = KVSpec.of_layers(block_size, [(1, _K_DIM, _V_DIM, _DTYPE)] * num_layers)
         self.vocab_size = vocab_size
@@ -57,6 +59,7 @@ class FakeRunner:
             vocab_size - 1 if eos_token_id is None else eos_token_id,
         )
         self._mean_output_tokens = mean_output_tokens
+        self.pooling = pooling
 
     def bind_pool(self, pool: memoryview) -> None:
         size = self.kv_spec.block_size
@@ -84,7 +87,7 @@ class FakeRunner:
                 None if row.num_logprobs is None else self.logprobs(state, row, token)
                 for state, row, token in zip(states, batch.sample_rows, tokens, strict=True)
             ]
-        return StepResult(np.array(tokens, np.int64), logprobs)
+        return StepResult(np.array(tokens, np.int64), logprobs, self._pooled_sums(batch))
 
     def logprobs(self, states: list[int], row: SampleRow, token: int) -> RowLogprobs:
         """A falling line over the tokens after `token`, from a start that is the state's own."""
@@ -93,6 +96,15 @@ class FakeRunner:
         start = -1.0 - (states[0] % 997) / 997
         top_ids = [(token + index) % self.vocab_size for index in range(num_top)]
         return RowLogprobs(start, top_ids, [start - index for index in range(num_top)])
+
+    def _pooled_sums(self, batch: StepBatch) -> NDArray[np.float32] | None:
+        """The state of a token is its id, its place, and ones."""
+        if self.pooling is None:
+            return None
+        states = np.ones((len(batch.token_ids), self.pooling.width), np.float32)
+        states[:, 0], states[:, 1] = batch.token_ids, batch.positions
+        sums = [states[first:end].sum(axis=0) for first, end in batch.pooled_spans]
+        return np.array(sums, np.float32)
 
     def _states_to_sample(self, batch: StepBatch) -> list[list[int]]:
         """Of each sample row, the stored state per layer of its flat query token."""

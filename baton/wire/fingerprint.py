@@ -1,4 +1,5 @@
-"""The fingerprint of a served model: one digest over config, weights, tokenizer and chat template.
+"""The fingerprint of a served model: one digest over config, weights, tokenizer and chat template,
+and over what an embedding model makes of its states.
 
 Only workers with equal fingerprints are paired, and each model has its own tokenizer artifact.
 Weight files are hashed whole; their digests are kept in a small file beside the user's caches,
@@ -20,6 +21,8 @@ TEXT_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    "modules.json",
+    "1_Pooling/config.json",
 )
 # Larger files are looked up in the digest cache first.
 _CACHE_FROM_BYTES = 64 * 1024 * 1024
@@ -38,7 +41,8 @@ def model_fingerprint(folder: Path) -> str:
     total = sha256()
     for path in [folder / name for name in TEXT_FILES] + weights:
         if path.is_file():
-            total.update(f"{path.name}\0{_digest(path)}\n".encode())
+            name = path.relative_to(folder)
+            total.update(f"{name}\0{_digest(path)}\n".encode())
     return total.hexdigest()[:FINGERPRINT_CHARS]
 
 

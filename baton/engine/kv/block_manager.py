@@ -110,9 +110,12 @@ class BlockManager:
     def match_prefix(self, seq: Sequence) -> PrefixMatch:
         """Match a sequence that computes here; its last token is never a cache hit.
 
-        Neither is a prompt token whose successor's logprobs are still wanted: they need its logits.
+        Neither is a prompt token whose successor's logprobs are still wanted: they need its logits;
+        nor a token whose state goes into a vector.
         """
         num_cacheable = seq.next_prompt_logprob if seq.wants_prompt_logprobs else seq.num_tokens
+        if seq.pooled is not None and seq.pooled.takes_all:
+            num_cacheable = 1
         return self._match(seq, (num_cacheable - 1) // self.block_size, seq.num_tokens)
 
     def match_remote_prefix(

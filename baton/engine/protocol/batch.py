@@ -41,6 +41,13 @@ class SampleRow:
     mask_row: int | None = None
 
 
+class PooledSpan(NamedTuple):
+    """Flat query tokens `[first_row, end_row)` of one sequence, whose states are added up."""
+
+    first_row: int
+    end_row: int
+
+
 class TokenMasks(Protocol):
     """The tokens that structured output allows, worked out while the model runs."""
 
@@ -75,6 +82,7 @@ class StepBatch:
     imported_blocks: list[int] = field(default_factory=list)
     exported_blocks: list[int] = field(default_factory=list)
     masks: TokenMasks | None = None
+    pooled_spans: list[PooledSpan] = field(default_factory=list)
 
 
 class RowLogprobs(NamedTuple):
@@ -87,8 +95,10 @@ class RowLogprobs(NamedTuple):
 
 @dataclass(slots=True)
 class StepResult:
-    """The results of a batch's sample rows, in their order; R rows."""
+    """The results of a batch's R sample rows and P pooled spans, in their order."""
 
     tokens: NDArray[np.int64]  # [R], the forced token where there was one
     # [R], or empty: no row asked for them.
     logprobs: list[RowLogprobs | None] = field(default_factory=list)
+    # [P, width], one row for each of the batch's pooled spans; None: it has none.
+    pooled_sums: NDArray[np.float32] | None = None

@@ -22,8 +22,10 @@ from baton.engine.protocol.device_messages import (
     DevicePool,
     PagesRead,
 )
+from baton.engine.protocol.pooled_messages import Pooled
 from baton.system.violation import Violation
 from baton.wire.kv_spec import KVSpec
+from baton.wire.pooling import Pooling
 
 SequenceKind = Literal["local", "prefill", "remote"]
 # Why the engine does not take a sequence; all are keys of wire.failures.REASONS.
@@ -127,6 +129,8 @@ class AddSequence(msgspec.Struct, array_like=True, tag="add"):
     # For a prefill sequence whose blocks the peer reads where they are: checksums of every so
     # many-th one are reported. None = the front reads the blocks, in the shared pool.
     checksum_every: int | None = None
+    # The answer is one vector, pooled over the prompt, and no token. Of a local sequence only.
+    pools: bool = False
 
 
 class Bind(msgspec.Struct, array_like=True, tag="bind"):
@@ -227,6 +231,8 @@ class EngineInfo(msgspec.Struct, array_like=True, tag="info"):
     engine: str = "baton"
     # What it refuses by name; routers send no such request here.
     unsupported: list[Parameter] = []
+    # Set when the model gives vectors, and then nothing else.
+    pooling: Pooling | None = None
 
 
 class LoadFailed(msgspec.Struct, array_like=True, tag="load_failed"):
@@ -395,6 +401,7 @@ class StepEvents(msgspec.Struct, array_like=True, tag="events"):
     held_blocks: list[int] = []
     left_seq_ids: list[int] = []
     left_block_us: list[int] = []
+    pooled: list[Pooled] = []
 
 
 CoreMessage = EngineInfo | LoadFailed | StepEvents

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from baton.engine.protocol.batch import StepBatch, StepResult
 from baton.wire.kv_spec import KVSpec
+from baton.wire.pooling import Pooling
 
 
 class Runner(Protocol):
@@ -39,3 +40,13 @@ class CopyingRunner(Protocol):
 
     def poll_copies(self) -> int:
         """The number of copies that have ended: those blocks are shared. Does not wait."""
+
+
+@runtime_checkable
+class PoolingRunner(Protocol):
+    """A runner whose model gives vectors: it answers the batch's `pooled_spans`.
+
+    It samples nothing. None: the model behind it generates text all the same.
+    """
+
+    pooling: Pooling | None

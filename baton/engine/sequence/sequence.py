@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from baton.engine.grammar.state import GrammarState
 from baton.engine.protocol.messages import AddSequence
 from baton.engine.sequence.beam_search import BeamResult, BeamSearch
+from baton.engine.sequence.pooled_sum import PooledSum
 from baton.engine.sequence.prompt_lookup import PromptLookup
 from baton.wire.limits import NUM_TOKENS_ALONE
 from baton.wire.prefix_hash import split_hashes
@@ -130,6 +131,7 @@ class Sequence:
         "num_lost_tokens",
         "num_prompt_tokens",
         "num_tokens",
+        "pooled",
         "rank",
         "request",
         "result",
@@ -170,6 +172,8 @@ class Sequence:
         self.group: SequenceGroup | None = None
         # What it emits when it is EMITTING.
         self.result: BeamResult | None = None
+        # Set when its answer is a vector.
+        self.pooled: PooledSum | None = None
         # Started was reported, or will never be: a remote sequence's prefill is elsewhere.
         self.was_started = request.kind == "remote"
 

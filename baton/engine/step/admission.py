@@ -19,6 +19,12 @@ from baton.engine.sequence.sequence import Sequence
 from baton.wire.failures import quoted
 from baton.wire.prefix_hash import HASH_BYTES, TOKEN_BYTES
 
+# By whether a vector is wanted: why the model cannot give what is.
+_POOLING_FAULTS = {
+    True: "this worker's model generates text: it gives no vectors",
+    False: "this worker's model gives vectors: it generates no text",
+}
+
 
 def find_fault(request: AddSequence, info: EngineInfo) -> SequenceRefused | None:
     """Find the reason for which this sequence can never run here, or None."""
@@ -31,6 +37,10 @@ def find_fault(request: AddSequence, info: EngineInfo) -> SequenceRefused | None
     if num_prompt_tokens >= info.max_model_len + is_last:
         message = f"{num_prompt_tokens} prompt tokens leave no room in {info.max_model_len}"
         return _refused(request, "context_length_exceeded", message)
+    if request.pools != (info.pooling is not None):
+        return _refused(request, "unsupported_parameter", _POOLING_FAULTS[request.pools])
+    if request.pools and (request.kind != "local" or request.num_emitted or request.forks):
+        return _refused(request, "invalid_value", "a vector is of one local prompt")
     largest = int(np.frombuffer(request.token_ids, "<u4").max())
     if largest >= info.vocab_size:
         message = f"token id {quoted(largest)} is not below {info.vocab_size}"

@@ -9,8 +9,9 @@ last.
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.engine.protocol.batch import SampleRow, StepBatch, TokenHistory
+from baton.engine.protocol.batch import PooledSpan, SampleRow, StepBatch, TokenHistory
 from baton.engine.protocol.messages import SamplingParams
+from baton.engine.sequence.pooled_sum import PooledSum
 from baton.engine.sequence.sequence import Sequence
 from baton.engine.step.engine_state import EngineState
 from baton.engine.step.step_plan import ScheduledSequence, StepPlan
@@ -34,12 +35,15 @@ class BatchBuilder:
         """The batch of a plan that is not empty."""
         num_seqs = len(plan.sequences)
         sample_rows: list[SampleRow] = []
+        pooled_spans: list[PooledSpan] = []
         start = 0
         for row, scheduled in enumerate(plan.sequences):
             count = scheduled.num_query_tokens
             self._fill_tokens(scheduled, start, count)
             scheduled.rows = rows_of(scheduled, start)
             sample_rows += scheduled.rows
+            if scheduled.seq.pooled is not None:
+                pooled_spans += _spans_of(scheduled, scheduled.seq.pooled, start)
             start += count
             self._query_starts[row + 1] = start
             self._context_lens[row] = scheduled.seq.num_computed_tokens + count
@@ -53,6 +57,7 @@ class BatchBuilder:
             block_tables=self._fill_tables(plan.sequences),
             seq_ids=plan.seq_ids,
             sample_rows=sample_rows,
+            pooled_spans=pooled_spans,
         )
 
     def _fill_tokens(self, scheduled: ScheduledSequence, start: int, count: int) -> None:
@@ -137,13 +142,20 @@ def rows_of(scheduled: ScheduledSequence, first_row: int) -> list[SampleRow]:
     """The sequence's rows; its first query token is token `first_row` of the flat batch."""
     asks_prompt = scheduled.seq.request.sampling.num_prompt_logprobs is not None
     rows = _prompt_rows(scheduled, first_row) if asks_prompt else []
-    if scheduled.completes:
+    if scheduled.completes and scheduled.seq.pooled is None:
         last_row = first_row + scheduled.num_new_tokens - 1
         for ahead in range(len(scheduled.draft) + 1):
             rows.append(_sampled_row(scheduled.seq, last_row, scheduled.draft[:ahead]))
         for fork in scheduled.forks:
             rows.append(_sampled_row(fork, last_row))
     return rows
+
+
+def _spans_of(scheduled: ScheduledSequence, pooled: PooledSum, first_row: int) -> list[PooledSpan]:
+    """The tokens that go into the sequence's vector, if there are any in this step."""
+    span = pooled.span(first_row, scheduled.num_new_tokens, completes=scheduled.completes)
+    scheduled.is_pooled = span is not None
+    return [] if span is None else [span]
 
 
 def _prompt_rows(scheduled: ScheduledSequence, first_row: int) -> list[SampleRow]:

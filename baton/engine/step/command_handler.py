@@ -19,6 +19,7 @@ from baton.engine.protocol.messages import (
     SnapshotHashes,
     Start,
 )
+from baton.engine.sequence.pooled_sum import PooledSum
 from baton.engine.sequence.sequence import Sequence, SequenceState
 from baton.engine.step.admission import (
     find_fault,
@@ -80,6 +81,8 @@ class CommandHandler:
         request = with_beam_logprobs(request, state.info)
         arrival = state.sequences.next_arrival()
         seq = Sequence(request, arrival, state.manager.root_hash(request))
+        if request.pools and state.info.pooling is not None:
+            seq.pooled = PooledSum(state.info.pooling)
         reason = reason_at_start(seq, state.info)
         if reason is not None:
             state.events.finished.append(Finished(request.seq_id, reason, request.num_emitted))

@@ -12,7 +12,7 @@ from baton.engine.kv.block_manager import BlockManager
 from baton.engine.protocol.batch import StepBatch, StepResult
 from baton.engine.protocol.device_handoff import DeviceHandoff
 from baton.engine.protocol.messages import Command, EngineInfo, EngineLoad, StepEvents
-from baton.engine.protocol.runner import Runner
+from baton.engine.protocol.runner import PoolingRunner, Runner
 from baton.engine.step.batch_builder import StepBatches
 from baton.engine.step.chunk_policy import ChunkPolicy
 from baton.engine.step.command_handler import CommandHandler
@@ -182,4 +182,5 @@ def _describe(config: EngineConfig, runner: Runner, grammars: Grammars | None) -
         vocab_size=runner.vocab_size,
         eos_token_ids=list(runner.eos_token_ids),
         tokenizer_file=None if grammars is None else str(grammars.tokenizer_file),
+        pooling=runner.pooling if isinstance(runner, PoolingRunner) else None,
     )

@@ -1,9 +1,13 @@
 """Takes a step's results: KV that is final from now on, and what its rows of logits brought."""
 
+import numpy as np
+from numpy.typing import NDArray
+
 from baton.engine.kv.block_audit import BlockAudit
 from baton.engine.protocol.batch import RowLogprobs, StepResult
 from baton.engine.protocol.device_messages import BlockChecksums
 from baton.engine.protocol.messages import Progress, TokenLogprobs
+from baton.engine.protocol.pooled_messages import Pooled
 from baton.engine.sequence.sequence import Sequence, SequenceState
 from baton.engine.step.engine_state import EngineState
 from baton.engine.step.parallel_sampling import ParallelSampling, Sampled
@@ -43,8 +47,11 @@ class StepCommit:
         """Give each scheduled sequence the results of its rows; all are in the plan's order."""
         tokens = result.tokens.tolist()
         results = zip(tokens, result.logprobs or [None] * len(tokens), strict=True)
+        pooled_sums = iter(() if result.pooled_sums is None else result.pooled_sums)
         for scheduled in plan.sequences:
             is_held_back = self._advance(scheduled)
+            if scheduled.is_pooled:
+                self._take_states(scheduled, next(pooled_sums))
             sampled: list[Sampled] = []
             for row in scheduled.rows:
                 token, logprobs = next(results)
@@ -96,6 +103,17 @@ class StepCommit:
         report = TokenLogprobs(seq.request.seq_id, seq.next_prompt_logprob, token, *logprobs)
         self._state.events.prompt_logprobs.append(report)
         seq.next_prompt_logprob += 1
+
+    def _take_states(self, scheduled: ScheduledSequence, states: NDArray[np.float32]) -> None:
+        """Add a step's states to the sequence's vector, which ends it when it is complete."""
+        seq = scheduled.seq
+        assert seq.pooled is not None, "its states were asked for"
+        num_new = scheduled.num_new_tokens
+        seq.pooled.add(states, seq.num_computed_tokens - num_new, num_new)
+        if scheduled.completes:
+            pooled = Pooled(seq.request.seq_id, seq.pooled.vector())
+            self._state.events.pooled.append(pooled)
+            self._state.finish(seq, "stop")
 
     def _take_sampled(self, scheduled: ScheduledSequence, sampled: list[Sampled]) -> None:
         """Give the sequence, and the forks that go on beside it, their next tokens."""

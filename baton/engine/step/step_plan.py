@@ -23,6 +23,8 @@ class ScheduledSequence:
     forks: list[Sequence] = field(default_factory=list)
     # The uses of the logits; set when the batch is built.
     rows: list[SampleRow] = field(default_factory=list)
+    # Some of its tokens go into a vector; set when the batch is built.
+    is_pooled: bool = False
 
     @property
     def num_query_tokens(self) -> int:

@@ -1,0 +1,99 @@
+"""How a model turns a prompt into one vector, as the files in its folder say.
+
+An embedding model has sentence-transformers' `modules.json`, which lists what follows on the
+decoder: a pooling of the states behind the last layer, and perhaps their normalization. A folder
+without that file has a model that generates text.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+MODULES_FILE = "modules.json"
+_KINDS: dict[str, Literal["last", "mean"]] = {
+    "lasttoken": "last",
+    "pooling_mode_lasttoken": "last",
+    "mean": "mean",
+    "pooling_mode_mean_tokens": "mean",
+}
+
+
+class UnservedPooling(ValueError):
+    """A model folder asks for what is not served; the message is one line with the reason."""
+
+
+class Pooling(msgspec.Struct, frozen=True, array_like=True):
+    """A vector of `width` numbers: the state of the last token, or the mean over all tokens.
+
+    `normalizes`: it is scaled to length 1. `can_shorten`: its first numbers are a vector as well,
+    for any count, or for those in `lengths` where there are any.
+    """
+
+    kind: Literal["last", "mean"]
+    width: int
+    normalizes: bool = False
+    can_shorten: bool = False
+    lengths: tuple[int, ...] = ()
+
+
+def read_pooling(folder: Path) -> Pooling | None:
+    """The pooling of the model in a folder; None for a model that generates text.
+
+    Raises UnservedPooling.
+    """
+    modules = _read(folder / MODULES_FILE, [])
+    if not modules:
+        return None
+    try:
+        kinds = {str(each["type"]).rpartition(".")[2]: str(each["path"]) for each in modules}
+    except (TypeError, KeyError):
+        raise UnservedPooling(f"{MODULES_FILE} is not a list of modules") from None
+    unknown = kinds.keys() - {"Transformer", "Pooling", "Normalize"}
+    if unknown or "Pooling" not in kinds:
+        named = ", ".join(sorted(unknown)) or "no Pooling"
+        raise UnservedPooling(f"{MODULES_FILE} has {named}, which is not served")
+    if (folder / kinds["Pooling"]).resolve().parent != folder.resolve():
+        raise UnservedPooling(f"{MODULES_FILE} names a folder elsewhere")
+    settings = _read(folder / kinds["Pooling"] / "config.json", {})
+    config = _read(folder / "config.json", {})
+    lengths = tuple(config.get("matryoshka_dimensions") or ())
+    return Pooling(
+        _kind_of(settings),
+        _width_of(config),
+        normalizes="Normalize" in kinds,
+        can_shorten=bool(lengths or config.get("is_matryoshka")),
+        lengths=lengths,
+    )
+
+
+def _kind_of(settings: dict[str, Any]) -> Literal["last", "mean"]:
+    stated = settings.get("pooling_mode")
+    modes = [stated] if isinstance(stated, str) else []
+    modes += [name for name, on in settings.items() if name.startswith("pooling_mode_") and on]
+    if len(modes) != 1 or modes[0] not in _KINDS:
+        found = " and ".join(modes) or "none"
+        raise UnservedPooling(f"pooling is {found}; served are lasttoken and mean")
+    return _KINDS[modes[0]]
+
+
+def _width_of(config: dict[str, Any]) -> int:
+    inner = config.get("text_config")
+    width = (inner if isinstance(inner, dict) else config).get("hidden_size")
+    if not isinstance(width, int):
+        raise UnservedPooling("config.json has no hidden_size")
+    return width
+
+
+def _read(path: Path, missing: Any) -> Any:
+    """The JSON value in a file, of the same type as `missing`, which stands for no file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return missing
+    except (OSError, ValueError) as error:
+        raise UnservedPooling(f"{path.name}: {str(error)[:100]}") from None
+    if not isinstance(value, type(missing)):
+        raise UnservedPooling(f"{path.name} is not of the form that it should have")
+    return value
