@@ -10,6 +10,7 @@ from baton.model.load.load import LoadedModel
 from baton.model.load.load_error import LoadError
 from baton.model.load.memory_need import LargestStep
 from baton.model.load.self_check import check_model
+from baton.model.pooling_runner import TorchPoolingRunner
 from baton.model.torch_runner import TorchRunner
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -36,9 +37,12 @@ def make_runner(
     Raises LoadError when the model does not give its own results there, or not deterministically.
     """
     if device.type == "cpu":
-        runner = TorchRunner(loaded, is_deterministic=is_deterministic)
+        make = TorchRunner if loaded.pooling is None else TorchPoolingRunner
+        runner = make(loaded, is_deterministic=is_deterministic)
         check_model(loaded, runner)
         return runner, loaded
+    if loaded.pooling is not None:
+        raise LoadError(f"model {loaded.source.name}: gives vectors, which need --device cpu")
     if is_deterministic:
         raise LoadError(f"model {loaded.source.name}: --deterministic is for --device cpu only")
     from baton.model.gpu.gpu_start import make_gpu_runner

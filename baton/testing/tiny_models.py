@@ -5,6 +5,7 @@ families. Weights are random, but spread so that outputs vary: a model that repe
 mistakes.
 """
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from torch import nn
 
 VOCAB_SIZE = 512
 MAX_LEN = 192
+_SENTENCE_MODULES = "sentence_transformers.models"
 
 _Values = dict[str, Any]
 
@@ -231,3 +233,18 @@ def random_model(config: transformers.PretrainedConfig) -> transformers.PreTrain
     nn.init.normal_(embeddings.weight, 0.0, 0.5)
     model.train(False)
     return model
+
+
+def make_embedding_model(name: str, folder: Path, pooling: str, **changes: Any) -> None:
+    """A model as `make_model` writes it, with sentence-transformers' description: its `pooling` is
+    the name of a mode, such as "lasttoken", and its vectors are normalized."""
+    make_model(name, folder, **changes)
+    kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"{_SENTENCE_MODULES}.{kind}"}
+        for index, (kind, path) in enumerate(kinds.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    settings = {"word_embedding_dimension": 64, f"pooling_mode_{pooling}": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))

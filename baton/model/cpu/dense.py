@@ -43,7 +43,7 @@ class DenseWeights(NamedTuple):
     """A model as the compiled step wants it, and all that it points to."""
 
     model: structs.DenseModel
-    vocab_size: int
+    num_logits: int
     owners: list[Any]
 
 
@@ -56,7 +56,7 @@ class DenseForward:
     def __init__(self, weights: DenseWeights, *, is_deterministic: bool = False) -> None:
         self._weights = weights
         self._is_deterministic = is_deterministic
-        self._logits = torch.empty(0, weights.vocab_size)
+        self._logits = torch.empty(0, weights.num_logits)
         self._pages: Any = None
 
     def bind(self, pool: KVPool) -> None:
@@ -72,7 +72,7 @@ class DenseForward:
         """
         rows = np.array([row.token_row for row in batch.sample_rows], np.int32)
         if len(self._logits) < len(rows):
-            self._logits = torch.empty(len(rows), self._weights.vocab_size)
+            self._logits = torch.empty(len(rows), self._weights.num_logits)
         native_batch = structs.DenseBatch(
             attention=_native_step(batch, is_fixed=self._is_deterministic),
             token_ids=_address(batch.token_ids, np.int64),
@@ -131,12 +131,13 @@ def dense_weights(model: PreTrainedModel, forms: tuple[AttentionForm, ...]) -> D
     embedding = base.embed_tokens.weight.detach()
     head_dim = 2 * len(frequencies)
     owners += [layers, frequencies, embedding]
+    logits = _matrix(output, owners)
     described = structs.DenseModel(
         layers=ctypes.addressof(layers),
         embedding=embedding.data_ptr(),
         final_norm=_norm(base.norm, owners),
         frequencies=frequencies.data_ptr(),
-        logits=_matrix(output, owners),
+        logits=logits,
         dtype=structs.DTYPES[str(embedding.dtype).removeprefix("torch.")],
         isa=best_isa(),
         num_layers=len(forms),
@@ -149,7 +150,7 @@ def dense_weights(model: PreTrainedModel, forms: tuple[AttentionForm, ...]) -> D
         rotation_scale=rotary.attention_scaling,
     )
     _check_uniform(base, described, forms)
-    return DenseWeights(described, embedding.shape[0], owners)
+    return DenseWeights(described, logits.num_columns, owners)
 
 
 def _layer(layer: Any, form: AttentionForm, owners: list[Any]) -> structs.DenseLayer:

@@ -6,7 +6,7 @@ come from safetensors alone. What cannot be served is refused (`refusal.py`, `pr
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 
 from baton.model.load.load_error import LoadError, first_line, one_line_errors
 from baton.model.load.memory_need import LargestStep, MemoryNeed, memory_need
+from baton.model.load.pooled_model import give_states, pooling_of
 from baton.model.load.probe import probe_model
 from baton.model.load.quantization import make_whole, quant_method, reading_arguments
 from baton.model.load.refusal import check_config, check_folder, check_rope
@@ -30,6 +31,7 @@ from baton.model.transformers_api import (
 )
 from baton.wire.fingerprint import model_fingerprint
 from baton.wire.kv_spec import KVSpec
+from baton.wire.pooling import Pooling
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -60,6 +62,8 @@ class LoadedModel:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     memory: MemoryNeed
+    # Set: it gives states instead of logits.
+    pooling: Pooling | None = None
 
 
 def load_model(name: str, options: LoadOptions) -> LoadedModel:
@@ -74,6 +78,7 @@ def load_model(name: str, options: LoadOptions) -> LoadedModel:
     with one_line_errors(source.name):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     model_class = _model_class(source.name, config)
+    pooling = pooling_of(source)
     check_config(source.name, config, model_class)
     dtype = choose_dtype(options, config)
     max_model_len = choose_max_model_len(source.name, config, options.max_model_len)
@@ -81,10 +86,13 @@ def load_model(name: str, options: LoadOptions) -> LoadedModel:
     memory.check(source.name, options.kv_bytes)
     with one_line_errors(source.name):
         arguments = reading_arguments(method, config)
-        model = _read_model(source, model_class, dtype, arguments)
+        model = _read_model(source, model_class, dtype, arguments, has_head=pooling is None)
         if method is not None:
             make_whole(model, method, dtype)
-        return _describe(source, model, max_model_len, options.block_size, memory)
+        if pooling is not None:
+            give_states(source.name, model)
+        described = _describe(source, model, max_model_len, options.block_size, memory)
+        return replace(described, pooling=pooling)
 
 
 def choose_dtype(options: LoadOptions, config: PretrainedConfig) -> torch.dtype:
@@ -136,7 +144,10 @@ def _read_model(
     model_class: type[PreTrainedModel],
     dtype: torch.dtype,
     arguments: dict[str, Any],
+    *,
+    has_head: bool,
 ) -> PreTrainedModel:
+    """The model with its weights; without `has_head` its output layer may lack them."""
     loaded: Any = model_class.from_pretrained(
         source.folder,
         attn_implementation=PAGED,
@@ -152,6 +163,8 @@ def _read_model(
     problems = ["missing_keys", "mismatched_keys", "error_msgs"]
     if arguments:  # quantised: scales that nothing was multiplied with
         problems.append("unexpected_keys")
+    if not has_head:
+        report["missing_keys"] = _beyond_head(model, report["missing_keys"])
     for problem in problems:
         if report[problem]:
             first = sorted(map(str, report[problem]))[0]
@@ -161,6 +174,14 @@ def _read_model(
             )
     model.eval().requires_grad_(False)
     return model  # type: ignore[no-any-return]
+
+
+def _beyond_head(model: PreTrainedModel, missing: Iterable[str]) -> set[str]:
+    """The missing weights without those of the output layer."""
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    own = {id(parameter) for parameter in head.parameters()}
+    names = {name for name, each in model.named_parameters() if id(each) in own}
+    return set(missing) - names
 
 
 def _describe(
