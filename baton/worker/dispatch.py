@@ -24,12 +24,15 @@ from baton.engine.protocol.messages import (
     StepEvents,
     TokenLogprobs,
 )
+from baton.engine.protocol.pooled_messages import Pooled
 from baton.system.clock import Clock
 from baton.wire import failures
 from baton.wire.v1 import failure_pb2, worker_pb2
 
 # TokenLogprobs: of a prompt token; those of output tokens come with their tokens.
-SequenceEvent = Admitted | SequenceRefused | Started | Bound | Progress | TokenLogprobs | Finished
+SequenceEvent = (
+    Admitted | SequenceRefused | Started | Bound | Progress | TokenLogprobs | Pooled | Finished
+)
 
 
 class SequenceListener(Protocol):
@@ -141,6 +144,7 @@ class EngineDispatcher:
         for seq_id, token_id, index in columns:
             if (listener := listeners.get(seq_id)) is not None:
                 listener.on_token(token_id, index, logprobs.get((seq_id, index)))
+        self._dispatch_group(events.pooled)
         self._dispatch_group(events.finished)
         self._report_freed(events.freed)
         for observer in self._observers:

@@ -124,7 +124,10 @@ class Attempt:
             reason = "cancelled"
         is_last = not self._open_choices()
         finish = worker_pb2.Finish(
-            reason=reason, num_output_tokens=run.num_output_tokens, engine=run.bill()
+            reason=reason,
+            num_output_tokens=run.num_output_tokens,
+            engine=run.bill(),
+            vector=run.vector,
         )
         self._output.finish(run.choice, finish, is_last=is_last)
         self._output.flush()

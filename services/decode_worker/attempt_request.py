@@ -34,8 +34,11 @@ class AttemptRequest:
 
     @property
     def prefills_here(self) -> bool:
-        """Logprobs of the prompt take logits that only its prefill has: it is not handed over."""
-        return not self.submit.prefill_endpoint or self.sampling.num_prompt_logprobs is not None
+        """Logprobs of the prompt take logits that only its prefill has: it is not handed over. A
+        vector needs nothing but a prefill."""
+        submit, sampling = self.submit, self.sampling
+        has_all_here = submit.pools or sampling.num_prompt_logprobs is not None
+        return has_all_here or not submit.prefill_endpoint
 
     @property
     def choices(self) -> list[int]:

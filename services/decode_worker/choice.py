@@ -3,6 +3,7 @@
     local    add -> started -> tokens -> finished
     remote   add -> admitted -> handoff (remote_prefill.py), start -> tokens -> finished
     fork     (another choice's prompt) -> tokens -> finished
+    pooling  add -> started -> vector, finished
 
 Choices that begin at the same place have one leader: its prompt and its handoff serve all of them.
 In a beam search all tokens come at the end. Knows no gateway stream.
@@ -28,6 +29,7 @@ from baton.engine.protocol.messages import (
     Started,
     TokenLogprobs,
 )
+from baton.engine.protocol.pooled_messages import Pooled
 from baton.wire import failures
 from baton.wire.engine_time import add_time
 from baton.wire.v1 import failure_pb2, handoff_pb2, worker_pb2
@@ -83,6 +85,8 @@ class ChoiceRun:
         # What it cost here, once it has ended, and at the prefill worker so far.
         self._spent = SequenceTime()
         self._spent_there = failure_pb2.EngineTime()
+        # The answer of an attempt that pools.
+        self.vector = b""
         self.seq_id = deps.dispatcher.open(self, request.request_id)
 
     @property
@@ -125,6 +129,7 @@ class ChoiceRun:
                 deadline=request.deadline_s,
                 forks=tuple(Fork(run.seq_id, run.choice) for run in forks),
                 is_suspect=submit.is_suspect,
+                pools=submit.pools,
             )
         )
         for run in runs:
@@ -175,6 +180,9 @@ class ChoiceRun:
                 self.phase = Phase.PREFILL
                 self._output.started_here(self.choice, num_tokens)
             case Progress():  # a beam search's prompt is done
+                self._begin_decoding()
+            case Pooled(vector=vector):
+                self.vector = vector
                 self._begin_decoding()
             case TokenLogprobs():
                 self._output.prompt_logprobs(self.choice, to_wire(event))

@@ -16,6 +16,8 @@ MAX_FRAME_ENTRIES = 1024
 MAX_FRAME_TOKENS = 65_536
 # Log probabilities of one frame, at most 10 bytes each; the last entry may exceed it.
 MAX_FRAME_LOGPROBS = 32_768
+# Vectors of one frame; the last one may exceed it.
+MAX_FRAME_VECTOR_BYTES = 512 * 1024
 
 Key = tuple[int, int]  # handle, choice
 
@@ -128,10 +130,12 @@ class StepMerge:
         return counts
 
     def _take_sides(self, step: worker_pb2.Step) -> None:
+        num_bytes = 0
         for key in list(self._sides):
-            if len(step.side) >= MAX_FRAME_ENTRIES:
+            if len(step.side) >= MAX_FRAME_ENTRIES or num_bytes >= MAX_FRAME_VECTOR_BYTES:
                 break
             if key not in self._tokens:
+                num_bytes += len(self._sides[key].finish.vector)
                 step.side.append(self._sides.pop(key))
 
     def _side(self, key: Key) -> worker_pb2.StepSide:

@@ -44,7 +44,7 @@ class GatewayHello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., gateway_id: _Optional[str] = ..., link: _Optional[int] = ..., num_received: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "epoch", "handle", "model_fp", "prompt_ids", "num_prompt_tokens", "block_hashes", "cache_key", "sampling", "emitted", "deadline_ms", "traceparent", "priority", "prefill_endpoint", "initial_credit_tokens", "is_suspect", "ended_choices")
+    __slots__ = ("request_id", "epoch", "handle", "model_fp", "prompt_ids", "num_prompt_tokens", "block_hashes", "cache_key", "sampling", "emitted", "deadline_ms", "traceparent", "priority", "prefill_endpoint", "initial_credit_tokens", "is_suspect", "ended_choices", "pools")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class Submit(_message.Message):
     INITIAL_CREDIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IS_SUSPECT_FIELD_NUMBER: _ClassVar[int]
     ENDED_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     handle: int
@@ -79,7 +80,8 @@ class Submit(_message.Message):
     initial_credit_tokens: int
     is_suspect: bool
     ended_choices: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., handle: _Optional[int] = ..., model_fp: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., block_hashes: _Optional[bytes] = ..., cache_key: _Optional[bytes] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ..., deadline_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., priority: _Optional[int] = ..., prefill_endpoint: _Optional[str] = ..., initial_credit_tokens: _Optional[int] = ..., is_suspect: _Optional[bool] = ..., ended_choices: _Optional[_Iterable[int]] = ...) -> None: ...
+    pools: bool
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., handle: _Optional[int] = ..., model_fp: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., block_hashes: _Optional[bytes] = ..., cache_key: _Optional[bytes] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., emitted: _Optional[_Iterable[_Union[EmittedTokens, _Mapping]]] = ..., deadline_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., priority: _Optional[int] = ..., prefill_endpoint: _Optional[str] = ..., initial_credit_tokens: _Optional[int] = ..., is_suspect: _Optional[bool] = ..., ended_choices: _Optional[_Iterable[int]] = ..., pools: _Optional[bool] = ...) -> None: ...
 
 class EmittedTokens(_message.Message):
     __slots__ = ("choice", "token_ids")
@@ -204,18 +206,20 @@ class StepSide(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., choice: _Optional[int] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., prefill: _Optional[_Union[PrefillSummary, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("reason", "num_output_tokens", "stages", "failure", "engine")
+    __slots__ = ("reason", "num_output_tokens", "stages", "failure", "engine", "vector")
     REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_FIELD_NUMBER: _ClassVar[int]
     reason: str
     num_output_tokens: int
     stages: _containers.RepeatedCompositeFieldContainer[_failure_pb2.StageTime]
     failure: _failure_pb2.Failure
     engine: _failure_pb2.EngineTime
-    def __init__(self, reason: _Optional[str] = ..., num_output_tokens: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[_failure_pb2.StageTime, _Mapping]]] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., engine: _Optional[_Union[_failure_pb2.EngineTime, _Mapping]] = ...) -> None: ...
+    vector: bytes
+    def __init__(self, reason: _Optional[str] = ..., num_output_tokens: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[_failure_pb2.StageTime, _Mapping]]] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., engine: _Optional[_Union[_failure_pb2.EngineTime, _Mapping]] = ..., vector: _Optional[bytes] = ...) -> None: ...
 
 class PrefillSummary(_message.Message):
     __slots__ = ("num_cached_tokens", "num_blocks_received", "stages")
