@@ -56,13 +56,14 @@ class ServerFrameStream(Generic[Frame]):
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._context = context
+        self._write = TimedWrite(context)
 
     async def read(self) -> Any:
         message = await self._context.read()
         return None if message is grpc.aio.EOF else message
 
     async def write(self, frame: Frame) -> None:
-        await _write(self._context.write, frame)
+        await self._write(frame)
 
     async def close(self) -> None:
         """Do nothing: the servicer method's return ends the stream."""
@@ -73,6 +74,7 @@ class ClientFrameStream(Generic[Frame]):
 
     def __init__(self, call: Any) -> None:
         self._call = call
+        self._write = TimedWrite(call)
 
     async def read(self) -> Any:
         try:
@@ -83,7 +85,7 @@ class ClientFrameStream(Generic[Frame]):
         return None if message is grpc.aio.EOF else message
 
     async def write(self, frame: Frame) -> None:
-        await _write(self._call.write, frame)
+        await self._write(frame)
 
     async def close(self) -> None:
         """Half-close: the call ends when the server returns or the owner cancels it."""
@@ -97,16 +99,53 @@ class ClientFrameStream(Generic[Frame]):
         self._call.cancel()
 
 
-async def _write(write: Callable[[Any], Any], frame: object) -> None:
-    try:
-        async with asyncio.timeout(WRITE_TIMEOUT_S):
-            await write(frame)
-    except TimeoutError as error:
-        raise StreamLost(f"a write was blocked for {WRITE_TIMEOUT_S} s") from error
-    except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
-        if isinstance(error, grpc.aio.AioRpcError):
-            _tell_refusal(error)
-        raise StreamLost(type(error).__name__) from error
+class TimedWrite:
+    """Writes one frame after the other, each within WRITE_TIMEOUT_S.
+
+    Almost none is blocked. So the timer is left running from one write to the next, and looks at
+    the deadline of the current one when it fires.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._task: asyncio.Task[Any] | None = None
+        self._due_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_blocked = False
+
+    async def __call__(self, frame: object) -> None:
+        """Hand one frame to gRPC. Raises StreamLost."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None, "frames are written by tasks"
+        self._task, num_cancels = task, task.cancelling()
+        self._due_s = loop.time() + WRITE_TIMEOUT_S
+        if self._timer is None:
+            self._timer = loop.call_later(WRITE_TIMEOUT_S, self._look, loop)
+        try:
+            await self._call.write(frame)
+        except asyncio.CancelledError:
+            # Others may want the task to end as well.
+            if self._is_blocked and task.uncancel() <= num_cancels:
+                raise StreamLost(f"a write was blocked for {WRITE_TIMEOUT_S} s") from None
+            raise
+        except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+            if isinstance(error, grpc.aio.AioRpcError):
+                _tell_refusal(error)
+            raise StreamLost(type(error).__name__) from error
+        finally:
+            self._task = None
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End a write that is due; wait for one that is not."""
+        self._timer = None
+        if self._task is None:
+            return
+        left_s = self._due_s - loop.time()
+        if left_s > 0:
+            self._timer = loop.call_later(left_s, self._look, loop)
+        else:
+            self._is_blocked = True
+            self._task.cancel()
 
 
 def _tell_refusal(error: grpc.aio.AioRpcError) -> None:
@@ -135,9 +174,11 @@ class FrameWriter(Generic[Frame]):
         self._drain = drain
         self._control: deque[Frame] = deque()
         self._queued: deque[Frame] = deque()
-        self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._has_more = False
+        self._is_idle = True
+        # Of the writer, which waits for more, and of those that wait for the writer.
+        self._waiter: asyncio.Future[None] | None = None
+        self._flushed: asyncio.Future[None] | None = None
         self._lost = False
 
     def send(self, frame: Frame) -> None:
@@ -156,25 +197,45 @@ class FrameWriter(Generic[Frame]):
 
     def wake(self) -> None:
         """Say that `drain` has something to write."""
-        self._idle.clear()
-        self._wake.set()
+        self._has_more, self._is_idle = True, False
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def run(self) -> None:
         """Write until cancelled. Raises StreamLost."""
+        write = self._stream.write
         try:
             while True:
-                await self._wake.wait()
-                self._wake.clear()
+                if not self._has_more:
+                    await self._more()
+                self._has_more = False
                 while (frame := self._next()) is not None:
-                    await self._stream.write(frame)
-                self._idle.set()
+                    await write(frame)
+                self._rest()
         finally:
             self._lost = True
-            self._idle.set()
+            self._rest()
 
     async def flush(self) -> None:
         """Wait until everything that is queued now has been written, or the stream is lost."""
-        await self._idle.wait()
+        if not (self._is_idle or self._lost):
+            if self._flushed is None:
+                self._flushed = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._flushed)
+
+    async def _more(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _rest(self) -> None:
+        """Note that everything has been written."""
+        self._is_idle = True
+        if self._flushed is not None:
+            self._flushed.set_result(None)
+            self._flushed = None
 
     def _next(self) -> Frame | None:
         if self._control:

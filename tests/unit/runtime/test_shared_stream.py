@@ -3,7 +3,12 @@ import asyncio
 import grpc
 import pytest
 
-from baton.runtime.shared_stream import ClientFrameStream, FrameWriter, StreamLost
+from baton.runtime.shared_stream import (
+    WRITE_TIMEOUT_S,
+    ClientFrameStream,
+    FrameWriter,
+    StreamLost,
+)
 from baton.testing.memory_stream import memory_stream_pair
 from baton.testing.virtual_clock import run_virtual
 
@@ -91,6 +96,45 @@ async def test_a_call_that_failed_a_moment_ago_can_be_closed() -> None:
             raise grpc.aio.InternalError("the call is over, and its status on its way")
 
     await ClientFrameStream(FailingCall()).close()
+
+
+class BlockedCall:
+    """A call whose peer reads nothing any more, after its first message."""
+
+    def __init__(self) -> None:
+        self.num_written = 0
+
+    async def write(self, frame: object) -> None:
+        self.num_written += 1
+        if self.num_written > 1:
+            await asyncio.Event().wait()
+
+
+def test_a_blocked_write_loses_the_stream_after_its_time() -> None:
+    async def scenario() -> None:
+        loop, stream = asyncio.get_running_loop(), ClientFrameStream(BlockedCall())
+        await stream.write("first")
+        await asyncio.sleep(0.6 * WRITE_TIMEOUT_S)
+        began_s = loop.time()
+        with pytest.raises(StreamLost, match="blocked"):
+            await stream.write("second")
+        assert loop.time() - began_s == pytest.approx(WRITE_TIMEOUT_S)
+        assert not asyncio.current_task().cancelling()
+
+    run_virtual(scenario())
+
+
+def test_a_blocked_write_can_be_cancelled() -> None:
+    async def scenario() -> None:
+        stream = ClientFrameStream(BlockedCall())
+        await stream.write("first")
+        writing = asyncio.create_task(stream.write("second"))
+        await asyncio.sleep(0.5 * WRITE_TIMEOUT_S)
+        writing.cancel()
+        await asyncio.wait([writing])
+        assert writing.cancelled()
+
+    run_virtual(scenario())
 
 
 class RefusedCall:
