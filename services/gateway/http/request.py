@@ -39,7 +39,9 @@ class Headers:
     """Request headers by lower-case name; repeated ones are kept apart."""
 
     def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
-        self._raw = raw
+        self._values: dict[bytes, list[bytes]] = {}
+        for name, value in raw:
+            self._values.setdefault(name, []).append(value)
 
     def get(self, name: str) -> str | None:
         """The header's value, None when it is absent or given more than once."""
@@ -47,8 +49,8 @@ class Headers:
         return values[0] if len(values) == 1 else None
 
     def all(self, name: str) -> list[str]:
-        wanted = name.encode()
-        return [value.decode("latin-1") for key, value in self._raw if key == wanted]
+        values = self._values.get(name.encode())
+        return [value.decode("latin-1") for value in values] if values else []
 
 
 def authorization_of(headers: Headers) -> str | None:
@@ -72,13 +74,10 @@ def client_address_of(scope: Scope, num_proxies: int) -> str | None:
     Each of them adds the address that it was called from to x-forwarded-for. The addresses before
     those are not to be trusted: the client may have written them.
     """
-    addresses = ",".join(Headers(scope["headers"]).all("x-forwarded-for")).split(",")
-    if (
-        num_proxies
-        and len(addresses) >= num_proxies
-        and (address := addresses[-num_proxies].strip())
-    ):
-        return address
+    if num_proxies:
+        addresses = ",".join(Headers(scope["headers"]).all("x-forwarded-for")).split(",")
+        if len(addresses) >= num_proxies and (address := addresses[-num_proxies].strip()):
+            return address
     client = scope.get("client")
     return str(client[0]) if client and client[0] else None
 
