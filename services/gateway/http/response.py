@@ -236,4 +236,4 @@ def duration(milliseconds: int) -> str:
 
 def server_timing(stages: Mapping[str, float]) -> str:
     """The Server-Timing header of stage times in seconds."""
-    return ", ".join(f"{name};dur={seconds * 1000:.1f}" for name, seconds in stages.items())
+    return ", ".join([f"{name};dur={seconds * 1000:.1f}" for name, seconds in stages.items()])

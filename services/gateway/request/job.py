@@ -111,8 +111,11 @@ class Answer:
 
     def received(self) -> dict[int, int]:
         """The number of output tokens that reached this gateway, by open choice."""
-        open_choices = (choice for choice in self.choices if choice.finish_reason is None)
-        return {choice.choice: len(choice.token_ids) for choice in open_choices}
+        return {
+            choice.choice: len(choice.token_ids)
+            for choice in self.choices
+            if choice.finish_reason is None
+        }
 
 
 def begin_answer(job: Job) -> Answer:

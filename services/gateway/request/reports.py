@@ -155,7 +155,7 @@ def _end(trace: RequestTrace, outcome: str, status: int) -> None:
         model=trace.model_name,
         num_prompt_tokens=usage.num_prompt_tokens,
         num_output_tokens=usage.num_output_tokens,
-        stages=" ".join(f"{name}={s * 1000:.1f}ms" for name, s in stages.items()),
+        stages=" ".join([f"{name}={s * 1000:.1f}ms" for name, s in stages.items()]),
     )
     if trace.span.is_recorded:
         _set_attributes(trace, outcome)

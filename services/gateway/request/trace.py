@@ -134,6 +134,7 @@ class RequestTrace:
 
     def __init__(self, incoming: IncomingRequest, client: Client, clock: Clock) -> None:
         self.incoming = incoming
+        self.request_id = incoming.request_id
         self.client = client
         self.usage = RequestUsage()
         self.span = start_span(
@@ -151,10 +152,6 @@ class RequestTrace:
         self.is_cancelled = False
         # From the first pick on.
         self.explanation: Explanation | None = None
-
-    @property
-    def request_id(self) -> str:
-        return self.incoming.request_id
 
     def cancel(self) -> None:
         """End the request, which its tenant wants no more."""
