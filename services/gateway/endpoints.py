@@ -5,6 +5,7 @@ from services.gateway.anthropic.message_answer import MessageAnswer, MessageToke
 from services.gateway.anthropic.messages import parse, parse_to_count
 from services.gateway.openai import endpoints
 from services.gateway.openai.endpoints import Endpoint
+from services.gateway.vectors import embeddings
 
 ENDPOINTS: dict[str, Endpoint] = {
     **endpoints.ENDPOINTS,
@@ -16,4 +17,5 @@ ENDPOINTS: dict[str, Endpoint] = {
         generates=False,
         dialect=ANTHROPIC,
     ),
+    "/v1/embeddings": Endpoint("embeddings", embeddings.parse, embeddings.EmbeddingsAnswer),
 }

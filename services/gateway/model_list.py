@@ -72,15 +72,16 @@ class ModelCards:
 
 
 def _abilities_of(model: TextModel) -> dict[str, Any]:
-    calls, reasoning = model.call_syntax, model.reasoning_syntax
+    calls, reasoning, writes = model.call_syntax, model.reasoning_syntax, model.pooling is None
     return {
         "capabilities": {
-            "chat": model.has_chat_template,
-            "completions": True,
-            "tools": model.has_chat_template and calls is not None,
-            "reasoning": reasoning is not None,
-            "structured_output": True,
-            "logprobs": True,
+            "chat": writes and model.has_chat_template,
+            "completions": writes,
+            "tools": writes and model.has_chat_template and calls is not None,
+            "reasoning": writes and reasoning is not None,
+            "structured_output": writes,
+            "logprobs": writes,
+            "embeddings": not writes,
         },
         "tool_syntax": None if calls is None else calls.name,
         "reasoning_syntax": None if reasoning is None else reasoning.name,

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from baton.runtime.process import Misconfigured
 from baton.wire.fingerprint import model_fingerprint
+from baton.wire.pooling import Pooling, UnservedPooling, read_pooling
 
 TOKENIZER_FILE = "tokenizer.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -51,6 +52,8 @@ class ModelFolder:
     named_tokens: dict[str, AddedToken] = field(default_factory=dict)
     # The content of the folder's file; None without one.
     generation_config: bytes | None = None
+    # Set for an embedding model.
+    pooling: Pooling | None = None
 
     @property
     def has_tokenizer_file(self) -> bool:
@@ -87,6 +90,7 @@ def read_model_folder(path: Path, name: str) -> ModelFolder:
         embedding_rows=_text_config(config).get("vocab_size"),
         named_tokens=named,
         generation_config=generation_config.encode() if generation_config is not None else None,
+        pooling=_pooling(path),
     )
 
 
@@ -113,6 +117,13 @@ def build_tokenizer(folder: ModelFolder, tokenizer_file: Path) -> Tokenizer:
             missing.append(token)
     tokenizer.add_tokens(missing)
     return tokenizer
+
+
+def _pooling(path: Path) -> Pooling | None:
+    try:
+        return read_pooling(path)
+    except UnservedPooling as error:
+        raise UnusableModel(f"{path}: {error}") from error
 
 
 class _FolderReader:

@@ -44,7 +44,8 @@ class Artifact:
     Format: a msgpack map {file name: bytes}. `tokenizer.json` is the model's tokenizer with all
     tokens that its configuration adds. `detokenizer.json` has the values that `tokenizer.json`
     lacks: {"format": 1, "model_fp", "vocab_size", "eos_token_ids", "special_token_ids",
-    "has_chat_template", "tool_syntax", "reasoning_syntax"} (see syntaxes.py).
+    "has_chat_template", "tool_syntax", "reasoning_syntax", "pooling"} (see syntaxes.py and
+    baton/wire/pooling.py).
     `generation_config.json` is the folder's own, if it has one. `digest` is the sha256 of the
     whole, in hex.
     """
@@ -74,6 +75,7 @@ def build_artifact(
         "has_chat_template": bool(folder.templates),
         "tool_syntax": syntaxes.tools,
         "reasoning_syntax": syntaxes.reasoning,
+        "pooling": folder.pooling,
     }
     files = {
         DETOKENIZER_FILE: msgspec.json.encode(description),

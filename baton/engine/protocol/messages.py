@@ -34,6 +34,8 @@ RefusalReason = Literal[
     "context_length_exceeded",
     "invalid_token_id",
     "unsupported_parameter",
+    "not_an_embedding_model",
+    "not_a_text_model",
     "overloaded",
     "no_room",
 ]

@@ -20,9 +20,9 @@ from baton.wire.failures import quoted
 from baton.wire.prefix_hash import HASH_BYTES, TOKEN_BYTES
 
 # By whether a vector is wanted: why the model cannot give what is.
-_POOLING_FAULTS = {
-    True: "this worker's model generates text: it gives no vectors",
-    False: "this worker's model gives vectors: it generates no text",
+_POOLING_FAULTS: dict[bool, tuple[RefusalReason, str]] = {
+    True: ("not_an_embedding_model", "the model generates text and gives no vectors"),
+    False: ("not_a_text_model", "the model gives vectors and no text"),
 }
 
 
@@ -38,7 +38,7 @@ def find_fault(request: AddSequence, info: EngineInfo) -> SequenceRefused | None
         message = f"{num_prompt_tokens} prompt tokens leave no room in {info.max_model_len}"
         return _refused(request, "context_length_exceeded", message)
     if request.pools != (info.pooling is not None):
-        return _refused(request, "unsupported_parameter", _POOLING_FAULTS[request.pools])
+        return _refused(request, *_POOLING_FAULTS[request.pools])
     if request.pools and (request.kind != "local" or request.num_emitted or request.forks):
         return _refused(request, "invalid_value", "a vector is of one local prompt")
     largest = int(np.frombuffer(request.token_ids, "<u4").max())

@@ -14,7 +14,7 @@ from baton.wire.failures import BatonError, ModelNotFound, Unavailable, quoted
 from services.gateway.batches.store import BatchStore
 
 # A batch may ask for these; each line for the same one.
-BATCH_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+BATCH_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 MAX_LINE_BYTES = 1024 * 1024
 MAX_ERRORS = 100
 _PIECE_BYTES = 128 * 1024

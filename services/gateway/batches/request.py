@@ -9,7 +9,8 @@ import msgspec
 from baton.wire.failures import BatonError
 from services.gateway.batches.lines import Line, answer_line
 from services.gateway.batches.store import LineResult
-from services.gateway.openai.endpoints import ENDPOINTS, AnswerFormat, Endpoint
+from services.gateway.endpoints import ENDPOINTS
+from services.gateway.openai.endpoints import AnswerFormat, Endpoint
 from services.gateway.openai.errors import error_body
 from services.gateway.openai.generation import Delta, GenerationRequest, Identity, Usage
 from services.gateway.request.incoming import Head, IncomingRequest

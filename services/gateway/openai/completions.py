@@ -59,7 +59,7 @@ def parse(body: bytes) -> GenerationRequest:
     if fields.max_tokens == 0 and not fields.echo:
         raise InvalidRequest("max_tokens: got 0; only with echo true", param="max_tokens")
     max_tokens = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
-    prompts = _prompts(fields.prompt)
+    prompts = prompts_of(fields.prompt, "prompt", limits.MAX_PROMPTS)
     best_of, sampling = _best_of(fields), sampling_of(fields, max_tokens, structure_of(fields))
     if best_of is not None:
         sampling["num_choices"] = fields.best_of
@@ -112,18 +112,16 @@ def _best_of(fields: CompletionFields) -> BestOf | None:
     return BestOf(num_told, fields.logprobs is not None)
 
 
-def _prompts(given: Any) -> tuple[PlainText | PromptTokens, ...]:
-    """The prompts, of which there is one or a list."""
+def prompts_of(given: Any, field: str, most: int) -> tuple[PlainText | PromptTokens, ...]:
+    """The prompts in a field, of which there is one or a list. Raises InvalidRequest."""
     if not isinstance(given, list) or not given or not isinstance(given[0], (str, list)):
-        return (_prompt(given, "prompt"),)
-    if len(given) > limits.MAX_PROMPTS:
-        raise InvalidRequest(
-            f"prompt: got {len(given)} prompts; expected at most {limits.MAX_PROMPTS}",
-            param="prompt",
-        )
+        return (_prompt(given, field),)
+    if len(given) > most:
+        message = f"{field}: got {len(given)} {field}s; expected at most {most}"
+        raise InvalidRequest(message, param=field)
     if len(given) == 1:
-        return (_prompt(given[0], "prompt"),)
-    return tuple(_prompt(each, f"prompt[{index}]") for index, each in enumerate(given))
+        return (_prompt(given[0], field),)
+    return tuple(_prompt(each, f"{field}[{index}]") for index, each in enumerate(given))
 
 
 def _prompt(given: Any, place: str) -> PlainText | PromptTokens:

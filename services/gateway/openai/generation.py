@@ -20,6 +20,7 @@ EndpointName = Literal[
     "messages.count_tokens",
     "tokenize",
     "detokenize",
+    "embeddings",
 ]
 
 
@@ -152,6 +153,13 @@ class BestOf(NamedTuple):
     shows_logprobs: bool
 
 
+class VectorForm(NamedTuple):
+    """The form of a vector that is wanted instead of text. `length`: None keeps all of it."""
+
+    is_base64: bool = False
+    length: int | None = None
+
+
 class Thread(msgspec.Struct, frozen=True):
     """The surroundings of a response: what stands before its input, and how it is kept.
 
@@ -219,6 +227,8 @@ class GenerationRequest:
     repeated: Mapping[str, Any] = field(default_factory=dict)
     # Of responses only.
     thread: Thread | None = None
+    # Set: the answer is the vector of each prompt, and no text.
+    vector: VectorForm | None = None
 
 
 class Likelihood(NamedTuple):
@@ -259,6 +269,8 @@ class TokenDetails(NamedTuple):
     token_ids: tuple[int, ...] = ()
     prompt_logprobs: tuple[dict[int, RankedLogprob] | None, ...] = ()
     token_names: tuple[str, ...] = ()
+    # Instead of tokens: float32, little-endian.
+    vector: bytes = b""
 
 
 class CallDelta(NamedTuple):

@@ -22,6 +22,8 @@ MAX_PARTS = 256
 # Of one legacy completion, and the choices of all of them together.
 MAX_PROMPTS = 256
 MAX_CHOICES_OF_LIST = 1024
+# Of one request for embeddings.
+MAX_INPUTS = 2048
 MAX_TEMPLATE_KWARGS_BYTES = 64 * 1024
 # OpenAI takes 4.
 MAX_STOP_STRINGS = 32
@@ -51,6 +53,7 @@ MinTokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 # OpenAI takes 5 in legacy completions.
 NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 NumChoices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+Dimensions = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 

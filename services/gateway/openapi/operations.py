@@ -13,6 +13,7 @@ from services.gateway.openai.decoding import Unsupported
 from services.gateway.openai.errors import OPENAI, Dialect
 from services.gateway.openai.vllm import tokenize
 from services.gateway.openapi import answers
+from services.gateway.vectors import embeddings
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,10 @@ OPERATIONS = (
     Operation(
         "post", "/detokenize", "Turn tokens into text", answers.TokensText,
         tokenize.DetokenizeFields, {},
+    ),
+    Operation(
+        "post", "/v1/embeddings", "Turn text into vectors", answers.EmbeddingList,
+        embeddings.EmbeddingFields, embeddings.UNSUPPORTED,
     ),
     Operation("get", "/v1/models", "List the models", answers.ModelList),
     Operation("get", "/v1/models/{name}", "Tell of one model", answers.ModelCard),

@@ -23,6 +23,7 @@ from services.gateway.openai.tool_fields import MAX_TOOLS
 from services.gateway.openai.vllm.tokenize import TokenizeFields
 from services.gateway.openapi.answers import Error, MessageError
 from services.gateway.openapi.operations import Operation
+from services.gateway.vectors.embeddings import EmbeddingFields
 
 Schema = dict[str, Any]
 _REFERENCE = "#/components/schemas/{name}"
@@ -75,7 +76,8 @@ def _shapes() -> dict[tuple[type[msgspec.Struct], str], Schema]:
     """The shapes of fields that parsers check themselves, by struct and field."""
     text = {"type": "string", "minLength": 1}
     tokens = _schema_of(limits.PromptTokenIds)
-    prompts = {"type": "array", "minItems": 1, "maxItems": limits.MAX_PROMPTS}
+    one = {"anyOf": [text, tokens]}
+    prompts = {"type": "array", "items": one, "minItems": 1, "maxItems": limits.MAX_PROMPTS}
     messages = _list_of(reference_to(ChatMessage))
     item = {"anyOf": [_message_item(), *(reference_to(each) for each in _ITEMS.values())]}
     items = {"type": "array", "items": item, "maxItems": MAX_ITEMS}
@@ -88,8 +90,9 @@ def _shapes() -> dict[tuple[type[msgspec.Struct], str], Schema]:
             {"type": "array", "items": reference_to(MessageTool), "maxItems": MAX_TOOLS}
         ),
         (TokenizeFields, "messages"): _or_null(messages),
-        (CompletionFields, "prompt"): {
-            "anyOf": [text, tokens, prompts | {"items": {"anyOf": [text, tokens]}}]
+        (CompletionFields, "prompt"): {"anyOf": [text, tokens, prompts]},
+        (EmbeddingFields, "input"): {
+            "anyOf": [text, tokens, prompts | {"maxItems": limits.MAX_INPUTS}]
         },
         (ResponseFields, "input"): {"anyOf": [text, _list_of(item)]},
         (NewConversation, "items"): _or_null(items),

@@ -13,7 +13,7 @@ from functools import partial
 from baton.system.clock import Clock
 from baton.wire.failures import Unavailable
 from baton.wire.v1 import worker_pb2
-from services.gateway.openai.generation import Delta, FinishReason
+from services.gateway.openai.generation import Delta, FinishReason, TokenDetails
 from services.gateway.request.incoming import AnswerSink
 from services.gateway.request.job import Answer
 from services.gateway.request.payment import CreditMeter
@@ -102,6 +102,8 @@ class AnswerStream:
         # Deltas that were not delivered yet.
         self._batch: list[Delta] = []
         self._is_echoed = False
+        # The answer is a vector, and it is there.
+        self.has_vector = False
         # By choice, of the current attempt; see RequestUsage.num_cached.
         self.num_cached: dict[int, int] = {}
         # The worker's own stages up to the first token of choice 0, in seconds.
@@ -246,8 +248,12 @@ class AnswerStream:
             self._end_early(choice)
 
     def _finish(self, choice: ChoiceText, finished: Finished) -> None:
-        reason = finished.finish.reason
-        if reason == FinishReason.STOP:
+        reason, vector = finished.finish.reason, finished.finish.vector
+        if vector:
+            self.has_vector = True
+            details = TokenDetails(vector=vector)
+            self._add(replace(choice.finish(FinishReason.STOP), details=details))
+        elif reason == FinishReason.STOP:
             self._add(choice.finish(FinishReason.STOP))
         elif reason == FinishReason.LENGTH:
             self._add(choice.finish(FinishReason.LENGTH))

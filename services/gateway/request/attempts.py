@@ -150,7 +150,8 @@ class Attempts:
             usage.num_received += attempt.num_received
             # An attempt that the worker had not heard of yet has a failure, too.
             was_at_work = has_client_left and attempt.failure is None
-            usage.prompt_was_read |= attempt.num_received > 0 or was_at_work
+            has_answered = attempt.num_received > 0 or self._stream.has_vector
+            usage.prompt_was_read |= has_answered or was_at_work
             usage.took_cached(self._stream.num_cached)
             self._timeline.pause()
 

@@ -18,6 +18,8 @@ from services.gateway.request.job import ValidRequest
 from services.gateway.request.trace import RequestTrace, Stage
 
 MAX_AT_ONCE = 8
+# None of them is decoded.
+MAX_VECTORS_AT_ONCE = 32
 
 Serve = Callable[[ValidRequest, Sink, RequestTrace], Awaitable[None]]
 
@@ -61,7 +63,8 @@ class PromptList:
                 try:
                     await serve(valid, self._answer.sink_of(number), trace)
                 except InvalidRequest as error:
-                    raise _named(error, number) from error
+                    field = "prompt" if valid.request.vector is None else "input"
+                    raise _named(error, number, field) from error
 
     def _part(self, number: int, clock: Clock) -> tuple[ValidRequest, RequestTrace]:
         """The request of one prompt. Its first token is due in the client's time from now on."""
@@ -191,7 +194,8 @@ class _PromptSink:
 def _num_at_once(valid: ValidRequest) -> int:
     """The prompts that run at once: no more than the key may have open."""
     accounts = valid.principal.limits_for(valid.model.name)
-    return min([MAX_AT_ONCE, *(each.concurrency for each in accounts if each.concurrency)])
+    most = MAX_AT_ONCE if valid.request.vector is None else MAX_VECTORS_AT_ONCE
+    return min([most, *(each.concurrency for each in accounts if each.concurrency)])
 
 
 def _add_up(trace: RequestTrace, parts: list[RequestTrace]) -> None:
@@ -203,10 +207,10 @@ def _add_up(trace: RequestTrace, parts: list[RequestTrace]) -> None:
     usage.num_received = sum(part.usage.num_received for part in parts)
 
 
-def _named(error: InvalidRequest, number: int) -> BatonError:
-    """The failure of a prompt with the prompt's place in the list."""
+def _named(error: InvalidRequest, number: int, field: str) -> BatonError:
+    """The failure of a prompt with the prompt's place in the list, which is this field."""
     head, is_prompt, rest = error.param.partition("prompt")
     if head or not is_prompt:
         return error
-    param = f"prompt[{number}]{rest}"
+    param = f"{field}[{number}]{rest}"
     return InvalidRequest(f"{param}: {error.message}", reason=error.reason, param=param)

@@ -173,7 +173,7 @@ class Submission:
             priority=self._job.priority,
             weight=self._job.principal.weight,
             num_choices=request.num_choices if request.search is not None else len(ahead),
-            local_prefill=self._num_prompt_logprobs() >= 0,
+            local_prefill=self._num_prompt_logprobs() >= 0 or request.vector is not None,
             poison_fingerprint=self._fingerprint,
             session=self._session,
             needs=self._needs(),
@@ -200,6 +200,7 @@ class Submission:
             deadline_ms=max(int(job.deadlines.left_s * 1000), 1),
             priority=job.priority,
             prefill_endpoint=pick.prefill.endpoint if pick.HasField("prefill") else "",
+            pools=job.request.vector is not None,
         )
         submit.sampling.num_prompt_logprobs = self._num_prompt_logprobs()
         return submit

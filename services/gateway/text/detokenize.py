@@ -16,6 +16,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from baton.wire.failures import InternalFailure
+from baton.wire.pooling import Pooling
 from services.gateway.clients.protocols import RunInThread, TokenizerClient
 from services.gateway.openai.generation import Tools
 from services.gateway.reasoning import reasoning_syntax
@@ -72,6 +73,8 @@ class TextModel:
     reasoning_marks: Mapping[int, str] = field(default_factory=dict)
     # All marks that grammars name by their ids.
     mark_ids: Mapping[str, int] = field(default_factory=dict)
+    # Set: the model gives vectors and writes no text.
+    pooling: Pooling | None = None
 
     def marks_for(self, tools: Tools | None) -> Mapping[int, str]:
         """The marks of reasoning, and of calls where there are tools, that are tokens without text,
@@ -223,6 +226,7 @@ def load_text_model(artifact: bytes) -> TextModel:
         reasoning_syntax=reasoning,
         reasoning_marks={} if reasoning is None else _special_marks(tokenizer, reasoning.texts),
         mark_ids=_mark_ids(tokenizer, texts),
+        pooling=msgspec.convert(description.get("pooling"), Pooling | None),
     )
 
 

@@ -14,6 +14,7 @@ from baton.runtime.shared_stream import StreamLost
 from baton.testing.memory_stream import MemoryStream, memory_stream_pair
 from baton.wire.failures import AuthenticationFailed, BatonError, DeadlineExceeded, Unavailable
 from baton.wire.key_registry import key_digest
+from baton.wire.pooling import Pooling
 from baton.wire.v1 import quota_pb2, router_pb2, tokenizer_pb2
 from services.gateway.clients.protocols import CallContext
 from tests.unit.gateway.fake_worker import EOS
@@ -51,9 +52,10 @@ def artifact(
     generation_config: dict[str, Any] | None = None,
     tool_syntax: str = "generic",
     reasoning_syntax: str = "none",
+    pooling: Pooling | None = None,
 ) -> bytes:
     syntaxes = {"tool_syntax": tool_syntax, "reasoning_syntax": reasoning_syntax}
-    description = msgspec.json.encode(syntaxes)
+    description = msgspec.json.encode(syntaxes | {"pooling": pooling})
     files = {"tokenizer.json": tokenizer_json(), "detokenizer.json": description}
     if generation_config is not None:
         files["generation_config.json"] = msgspec.json.encode(generation_config)

@@ -1,6 +1,7 @@
 """A decode worker in memory: answers every submit with a given text, within its credit."""
 
 import asyncio
+from array import array
 from collections.abc import Iterable
 
 from baton.runtime.shared_stream import StreamLost
@@ -147,6 +148,9 @@ class FakeWorker:
             self.num_prefilling += 1
             await asyncio.sleep(self.prefill_s)
             self.num_prefilling -= 1
+            if submit.pools:
+                await self._tell_vector(submit, stream)
+                return
             async with asyncio.TaskGroup() as tasks:
                 for choice in range(submit.sampling.num_choices):
                     if choice in submit.ended_choices:
@@ -181,6 +185,15 @@ class FakeWorker:
         if self.ends or len(ids) >= max_tokens:
             reason = "stop" if self.ends and len(ids) <= max_tokens else "length"
             await self._finish(stream, key, reason, min(len(ids), max_tokens))
+
+    async def _tell_vector(self, submit: worker_pb2.Submit, stream: MemoryStream) -> None:
+        """Its numbers: the prompt's first token, and how many tokens it has."""
+        step = worker_pb2.Step()
+        side = step.side.add(handle=submit.handle)
+        side.prefill.num_cached_tokens = self.num_cached
+        numbers = array("f", [submit.prompt_ids[0], submit.num_prompt_tokens])
+        side.finish.reason, side.finish.vector = "stop", numbers.tobytes()
+        await self._write(stream, worker_pb2.WorkerFrame(step=step))
 
     async def _judge(self, submit: worker_pb2.Submit, stream: MemoryStream) -> None:
         """Two frames with the prompt's logprobs, where they are wanted."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from baton.wire.failures import ModelNotFound, Unavailable
+from baton.wire.pooling import Pooling
 from services.gateway.routing.models import parse_aliases
 from tests.unit.gateway.fakes import Fleet, artifact, model_state, simulate
 
@@ -24,9 +25,21 @@ def test_a_card_names_syntaxes_and_abilities() -> None:
         assert card == (await cards(fleet))["demo"]
         assert (card["object"], card["max_model_len"]) == ("model", 2048)
         assert (card["tool_syntax"], card["reasoning_syntax"]) == ("hermes", "think")
-        assert all(card["capabilities"].values())
+        lacking = [key for key, has in card["capabilities"].items() if not has]
+        assert lacking == ["embeddings"]
         with pytest.raises(ModelNotFound, match="demi"):
             await fleet.gateway.cards.one("demi", [])
+
+    simulate(scenario, prepare=prepare)
+
+
+def test_the_card_of_an_embedding_model_promises_vectors_and_no_text() -> None:
+    def prepare(fleet: Fleet) -> None:
+        fleet.tokenizer.data = artifact(pooling=Pooling("last", 2))
+
+    async def scenario(fleet: Fleet) -> None:
+        card = json.loads(await fleet.gateway.cards.one("demo", []))
+        assert [key for key, has in card["capabilities"].items() if has] == ["embeddings"]
 
     simulate(scenario, prepare=prepare)
 

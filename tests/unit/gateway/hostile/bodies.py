@@ -166,6 +166,17 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model": "demo", "messages": _MESSAGES},
         {"prompt": "hi", "add_special_tokens": True, "return_token_strs": True},
     ),
+    "/v1/embeddings": (
+        {"model": "demo", "input": ["a", [104, 105]]},
+        {
+            "encoding_format": "base64",
+            "dimensions": 2,
+            "add_special_tokens": True,
+            "priority": 1,
+            "cache_salt": "s",
+            "user": "u",
+        },
+    ),
     "/detokenize": ({"model": "demo", "tokens": [104, 105]}, {}),
     "/v1/messages": (
         {"model": "demo", "max_tokens": 3, "messages": _BLOCKS},

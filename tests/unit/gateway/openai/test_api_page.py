@@ -12,6 +12,7 @@ from services.gateway.openai.completions import CompletionFields
 from services.gateway.openai.responses import ResponseFields
 from services.gateway.openai.vllm.tokenize import DetokenizeFields, TokenizeFields
 from services.gateway.request import submission
+from services.gateway.vectors.embeddings import EmbeddingFields
 
 STRUCTS = [
     ChatFields,
@@ -20,6 +21,7 @@ STRUCTS = [
     TokenizeFields,
     DetokenizeFields,
     MessageFields,
+    EmbeddingFields,
 ]
 PAGE = (Path(__file__).parents[4] / "docs" / "api.md").read_text()
 
