@@ -23,25 +23,12 @@ from baton.engine.protocol.device_messages import (
     PagesRead,
 )
 from baton.engine.protocol.pooled_messages import Pooled
+from baton.engine.protocol.reasons import FinishReason, RefusalReason
 from baton.system.violation import Violation
 from baton.wire.kv_spec import KVSpec
 from baton.wire.pooling import Pooling
 
 SequenceKind = Literal["local", "prefill", "remote"]
-# Why the engine does not take a sequence; all are keys of wire.failures.REASONS.
-RefusalReason = Literal[
-    "invalid_value",
-    "context_length_exceeded",
-    "invalid_token_id",
-    "unsupported_parameter",
-    "not_an_embedding_model",
-    "not_a_text_model",
-    "overloaded",
-    "no_room",
-]
-# How an output ends, and how a sequence can end besides: keys of wire.failures.REASONS.
-StopReason = Literal["stop", "length"]
-FinishReason = StopReason | Literal["deadline_exceeded", "invalid_grammar"]
 EarlyStopping = Literal["heuristic", "full", "never"]
 # Parameters that an engine may not serve, by their names in the API.
 Parameter = Literal["use_beam_search", "n", "prompt_logprobs", "response_format"]

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from baton.engine.protocol.messages import SamplingParams, StopReason
+from baton.engine.protocol.messages import SamplingParams
+from baton.engine.protocol.reasons import StopReason
 
 
 @dataclass(frozen=True, slots=True)

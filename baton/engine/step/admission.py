@@ -6,14 +6,8 @@ Pure questions about one sequence and the engine's limits; room in the pool is n
 import msgspec
 import numpy as np
 
-from baton.engine.protocol.messages import (
-    AddSequence,
-    EngineInfo,
-    RefusalReason,
-    SamplingParams,
-    SequenceRefused,
-    StopReason,
-)
+from baton.engine.protocol.messages import AddSequence, EngineInfo, SamplingParams, SequenceRefused
+from baton.engine.protocol.reasons import RefusalReason, StopReason
 from baton.engine.sequence.beam_search import num_top
 from baton.engine.sequence.sequence import Sequence
 from baton.wire.failures import quoted

@@ -12,13 +12,13 @@ from baton.engine.protocol.messages import (
     Credit,
     Finished,
     Probe,
-    RefusalReason,
     Release,
     SequenceRefused,
     Shutdown,
     SnapshotHashes,
     Start,
 )
+from baton.engine.protocol.reasons import RefusalReason
 from baton.engine.sequence.pooled_sum import PooledSum
 from baton.engine.sequence.sequence import Sequence, SequenceState
 from baton.engine.step.admission import (

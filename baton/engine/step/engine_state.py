@@ -13,10 +13,10 @@ from baton.engine.protocol.messages import (
     EngineInfo,
     EngineLoad,
     Finished,
-    FinishReason,
     StepEvents,
     TokenLogprobs,
 )
+from baton.engine.protocol.reasons import FinishReason
 from baton.engine.sequence.sequence import Sequence, SequenceState
 from baton.engine.step.admission import finish_reason
 from baton.engine.step.grammars import Grammars

@@ -9,7 +9,8 @@ credit. An aborted leader still computes the prompt while a fork waits for it.
 import msgspec
 
 from baton.engine.protocol.batch import RowLogprobs
-from baton.engine.protocol.messages import FinishReason, Progress, Start
+from baton.engine.protocol.messages import Progress, Start
+from baton.engine.protocol.reasons import FinishReason
 from baton.engine.sequence.beam_search import BeamSearch, Survivor
 from baton.engine.sequence.sequence import Sequence, SequenceGroup, SequenceState
 from baton.engine.step.admission import end_ids, max_total_tokens

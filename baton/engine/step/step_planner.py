@@ -1,6 +1,7 @@
 """Plans the next step, after it has applied deadlines and unparked sequences that can go on."""
 
-from baton.engine.protocol.messages import FinishReason, Started
+from baton.engine.protocol.messages import Started
+from baton.engine.protocol.reasons import FinishReason
 from baton.engine.sequence.sequence import Sequence, SequenceState
 from baton.engine.step.engine_state import EngineState
 from baton.engine.step.grammars import POLL_S
