@@ -42,8 +42,8 @@ from baton.worker.program import make_parts
 from baton.worker.reports_servicer import serve_reports
 from services.decode_worker.front import DecodeFront
 from services.gateway.clients.protocols import CallContext
+from services.gateway.endpoints import ENDPOINTS
 from services.gateway.gateway import Clients, Gateway, GatewayIdentity
-from services.gateway.openai.endpoints import ENDPOINTS
 from services.gateway.request.incoming import IncomingRequest
 from services.prefill_worker.front import PrefillFront
 from services.quota.archive import Archiver
@@ -74,8 +74,9 @@ TOKEN_S = 0.0002
 FAR_S = 0.02
 
 
-def make_model_folder(folder: Path) -> Path:
-    """A tokenizer over bytes and made-up words: all that the tokenizer service needs."""
+def make_model_folder(folder: Path, pooling: str = "") -> Path:
+    """A tokenizer over bytes and made-up words: all that the tokenizer service needs. `pooling`:
+    that of an embedding model."""
     folder.mkdir()
     control = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
     symbols = [*control, *sorted(pre_tokenizers.ByteLevel.alphabet())]
@@ -86,7 +87,11 @@ def make_model_folder(folder: Path) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(control)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"vocab_size": VOCAB_SIZE, "eos_token_id": VOCAB_SIZE - 1}
+    config = {"vocab_size": VOCAB_SIZE, "eos_token_id": VOCAB_SIZE - 1, "hidden_size": 4}
+    if pooling:
+        (folder / "modules.json").write_text('[{"type": "Pooling", "path": "1_Pooling"}]')
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(f'{{"pooling_mode": "{pooling}"}}')
     (folder / "config.json").write_bytes(msgspec.json.encode(config))
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
     (folder / "chat_template.jinja").write_text(TEMPLATE)
@@ -291,7 +296,7 @@ class Fleet:
     ) -> None:
         """Build everything and wait until the gateway is ready."""
         self._detokenizer = Tokenizer.from_file(str(self.model.folder.path / "tokenizer.json"))
-        self.runner = FakeRunner(vocab_size=VOCAB_SIZE, max_model_len=2048)
+        self.runner = self._make_runner()
         self._num_blocks = num_blocks
         names = [f"prefill-{n}" for n in range(num_prefill)]
         names += [f"decode-{n}" for n in range(num_decode)]
@@ -330,11 +335,14 @@ class Fleet:
         first_token_s: float | None = None,
         **fields: Any,
     ) -> Answer:
-        """One chat request through the whole fleet; `path` of a completion asks for that."""
+        """One chat request through the whole fleet; `path` of a completion asks for that, and of
+        embeddings for the vectors of `texts`."""
         answer = answer or Answer()
         path = fields.pop("path", "/v1/chat/completions")
         chat = {"messages": [{"role": "user", "content": text}]}
         prompt = chat if "chat" in path else {"prompt": text}
+        if path == "/v1/embeddings":
+            prompt = {"input": fields.pop("texts")}
         body = {"model": "sim", **prompt, **fields}
         request_id = fields.pop("request_id", f"r{self.rng.getrandbits(64):x}")
         body.pop("request_id", None)
@@ -468,10 +476,14 @@ class Fleet:
     def _run(self, work: Awaitable[None]) -> None:
         self._tasks.create_task(work)  # type: ignore[arg-type]
 
+    def _make_runner(self) -> FakeRunner:
+        pooling = self.model.folder.pooling
+        return FakeRunner(vocab_size=VOCAB_SIZE, max_model_len=2048, pooling=pooling)
+
     def _make_worker(self, name: str, endpoint: str) -> Worker:
         fingerprint, num_blocks = self.model.folder.fingerprint, self._num_blocks
         config = EngineConfig(fingerprint, "sim", "local", num_blocks, self.num_slots)
-        runner = FakeRunner(vocab_size=VOCAB_SIZE, max_model_len=2048)
+        runner = self._make_runner()
         file = self.model.folder.path / "tokenizer.json"
         grammars = InlineGrammars(file, runner) if self.has_grammars else None
         engine = Engine(config, runner, self.clock, grammars)
@@ -599,9 +611,9 @@ async def _at_once(work: Callable[[], None]) -> None:
     work()
 
 
-async def load_sim_model(folder: Path) -> ServedModel:
+async def load_sim_model(folder: Path, pooling: str = "") -> ServedModel:
     """The tokenizer's model; the same for every fleet."""
-    path = make_model_folder(folder / "sim")
+    path = make_model_folder(folder / "sim", pooling)
 
     async def renderer(setup: Any) -> InProcessRenderer:
         return InProcessRenderer(setup, lambda: datetime.now(UTC))
@@ -644,10 +656,10 @@ async def fleet_of(
 
 @asynccontextmanager
 async def running_fleet(
-    seed: int, clock: VirtualClock, folder: Path, **sizes: Any
+    seed: int, clock: VirtualClock, folder: Path, pooling: str = "", **sizes: Any
 ) -> AsyncIterator[Fleet]:
     """A fleet with a model of its own; at the end nothing may be held anywhere."""
-    model = await load_sim_model(folder)
+    model = await load_sim_model(folder, pooling)
     async with fleet_of(seed, clock, model, **sizes) as fleet:
         yield fleet
         await fleet.quiet()
