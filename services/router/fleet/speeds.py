@@ -43,8 +43,7 @@ class Measured(NamedTuple):
     at: MeasuredAt
 
 
-@dataclass(frozen=True, slots=True)
-class Means:
+class Means(NamedTuple):
     """The mean rates of a pool, for its workers without a recent one of their own; 0 = unknown."""
 
     prefill: float

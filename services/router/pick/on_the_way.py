@@ -8,8 +8,8 @@ hash covers everything before it. What was cached at the pick is the business of
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 from baton.system.clock import Clock
 from services.router.pick.pick_request import MAX_PROMPT_TOKENS
@@ -20,8 +20,7 @@ _SLACK_S = 1.0
 _MAX_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class SentPrompt:
+class SentPrompt(NamedTuple):
     """A prompt on its way to a worker, which will have computed it in `expected_s`."""
 
     endpoint: str
@@ -30,8 +29,7 @@ class SentPrompt:
     expected_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class SentMarks:
+class SentMarks(NamedTuple):
     """The blocks that are kept of a prompt on its way."""
 
     endpoint: str

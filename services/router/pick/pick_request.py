@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from baton.wire.failures import InvalidRequest
 from baton.wire.key_registry import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT
@@ -18,8 +17,7 @@ MAX_PROMPT_TOKENS = 1 << 24
 _MUCH = 2
 
 
-@dataclass(frozen=True, slots=True)
-class PickRequest:
+class PickRequest(NamedTuple):
     """A request's pick as the gateway asked for it, checked.
 
     Its first token is due at `due_at`; infinite where the client set no time. `needs` are the

@@ -14,7 +14,6 @@ randomness only breaks ties. Knows neither time nor queues nor the source of the
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 from typing import NamedTuple
@@ -35,8 +34,7 @@ class Obstacle(StrEnum):
     TOO_LONG_FOR_LOCAL_PREFILL = "too_long_for_local_prefill"
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(NamedTuple):
     """The chosen pair, and the blocks it will take on `decode`; no `prefill` = local prefill.
 
     The first token is predicted to come in `first_token_s` (0 = not known), and the request to take
@@ -51,8 +49,7 @@ class Pick:
     engine_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class NoPick:
+class NoPick(NamedTuple):
     """No pair, and why. The workers in `full` could decode the request if they had room.
 
     There the first token would come in `first_token_s`; 0 = not known.

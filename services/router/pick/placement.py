@@ -1,14 +1,13 @@
 """What a pick has given away."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.wire.v1 import router_pb2
 from services.router.fleet.worker import SlotLease
 from services.router.pick.on_the_way import SentMarks
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """A pick, the seconds of the engines that its request is predicted to take, the leases of its
     workers by their ids, and its prompt if it is new to its worker."""
 

@@ -4,7 +4,6 @@ workers could not be chosen. Text is made only where somebody reads it (baton/wi
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.wire.v1 import router_pb2
@@ -69,8 +68,7 @@ class Choice(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Reasons:
+class Reasons(NamedTuple):
     """Everything that a pick looked at. The chosen pair is None when there was none.
 
     `others` have no order yet; `num_unseen` workers were left out before.

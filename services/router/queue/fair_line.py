@@ -11,7 +11,7 @@ Knows neither workers nor demands (decision 0035).
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from baton.system.clock import Clock
 from services.router.queue.grant_pace import GrantPace
@@ -29,8 +29,7 @@ QUIET_SHARE = 0.5
 MAX_WAITING = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """The claim of a request: its tenant with its weight, its priority, and the bytes it keeps."""
 
     tenant: str = ""
