@@ -124,6 +124,7 @@ def test_helm_test_runs_the_script_that_streams_a_completion() -> None:
 def test_notes_tell_how_to_read_the_key_ask_and_look() -> None:
     notes = chart().render({}, name="baton", namespace="llm")["baton/templates/NOTES.txt"]
     for words in (
+        "make images REGISTRY=HOST/TEAM PUSH=1",
         "kubectl -n llm get secret baton-auth",
         "port-forward svc/baton-envoy 8080:80",
         "curl http://127.0.0.1:8080/v1/chat/completions",
