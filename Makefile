@@ -15,7 +15,7 @@ ARGS ?=
 export BATON_PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status test test-long test-oldest chaos bench bench-router bench-gateway bench-peers loadtest images check fmt protos clean
+.PHONY: help setup up down status test test-long test-oldest chaos test-cluster bench bench-router bench-gateway bench-peers loadtest images check fmt protos clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,6 +61,9 @@ $(OLDEST_VENV)/.installed: pyproject.toml constraints.txt tools/setup.sh Makefil
 chaos: $(KERNELS) $(DEPLOY) ## every kind of fault ten times against the real stack, with a table
 	@BATON_CHAOS_EACH=10 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=0 \
 		$(RUN) -m pytest tests/chaos $(ARGS)
+
+test-cluster: $(DEPLOY) ## the chart on the Kubernetes of KUBECONFIG (LOAD="kind load docker-image"; see docs/benchmarks/cluster.md)
+	@BATON_TEST_CLUSTER=1 $(RUN) -m pytest tests/cluster $(ARGS)
 
 bench: $(KERNELS) ## the engine beside its peers (ARGS="--quick"; see docs/benchmarks)
 	@$(VENV)/bin/python -m bench engine $(ARGS)

@@ -1,0 +1,80 @@
+"""Pods that die, pods that nobody reaches, and a cluster whose own services are away."""
+
+import time
+
+import pytest
+
+from tests.cluster.release import Release
+from tests.kit.kube.real_cluster import dropped, kill, run
+
+CUT_S = 15
+# Whoever's connection ends with the pod has asked it, and asks again.
+WAYS_IN = ("gateway", "envoy")
+BEHIND = ("quota", "tokenizer", "router", "decode", "prefill", "edge", "redis")
+NUM_STREAMS = 4
+
+
+@pytest.mark.parametrize("component", [*BEHIND, *WAYS_IN])
+def test_no_client_notices_a_killed_process(release: Release, component: str) -> None:
+    def strike() -> None:
+        kill(release.namespace.containers(release.namespace.pods(component)[0]))
+
+    release.case(f"SIGKILL of one {component}", strike, may_fail=lost(component))
+
+
+@pytest.mark.parametrize("component", ["quota", "tokenizer", "router", "decode"])
+def test_no_client_notices_that_all_replicas_die_at_once(release: Release, component: str) -> None:
+    def strike() -> None:
+        kill(release.namespace.containers(*release.namespace.pods(component)))
+
+    release.case(f"SIGKILL of every {component} at once", strike)
+
+
+@pytest.mark.parametrize("component", [*BEHIND, *WAYS_IN])
+def test_no_client_notices_a_pod_that_nobody_reaches(release: Release, component: str) -> None:
+    def cut_off() -> None:
+        address = release.namespace.address(release.namespace.pods(component)[0])
+        with dropped(f"FORWARD -s {address}", f"FORWARD -d {address}"):
+            time.sleep(CUT_S)
+
+    release.case(
+        f"{CUT_S} s of dropped packets around one {component}", cut_off, may_fail=lost(component)
+    )
+
+
+def test_no_client_notices_that_the_api_server_is_away(release: Release) -> None:
+    def away() -> None:
+        with dropped("INPUT ! -i lo -p tcp --dport 6443"):
+            time.sleep(CUT_S)
+
+    release.case(f"API server away for {CUT_S} s", away)
+
+
+def test_no_client_notices_a_worker_that_dies_while_the_api_server_is_away(
+    release: Release,
+) -> None:
+    def strike() -> None:
+        containers = release.namespace.containers(release.namespace.pods("decode")[0])
+        with dropped("INPUT ! -i lo -p tcp --dport 6443"):
+            kill(containers)
+            time.sleep(CUT_S)
+
+    release.case("SIGKILL of one decode while the API server is away", strike)
+
+
+def test_no_client_notices_that_names_cannot_be_resolved(release: Release) -> None:
+    def away() -> None:
+        scale = ("kubectl", "-n", "kube-system", "scale", "deployment", "coredns")
+        run(*scale, "--replicas=0")
+        try:
+            time.sleep(CUT_S)
+        finally:
+            run(*scale, "--replicas=1")
+            run("kubectl", "-n", "kube-system", "rollout", "status", "deployment/coredns")
+
+    release.case(f"DNS away for {CUT_S} s", away)
+
+
+def lost(component: str) -> int:
+    """How many clients may notice: those whose own connection ends."""
+    return NUM_STREAMS if component in WAYS_IN else 0
