@@ -51,6 +51,9 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     # Two names of one thing.
     reasoning_content: limits.Text | None = None
     reasoning: limits.Text | None = None
+    # Added to an answer by OpenAI's and LiteLLM's client; they stand for what is there in text.
+    parsed: Any = None
+    provider_specific_fields: Any = None
 
 
 class ChatFields(SharedFields):

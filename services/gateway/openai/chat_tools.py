@@ -44,17 +44,22 @@ ToolChoice = Literal["none", "auto", "required"] | ToolChoiceFields
 
 
 class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
+    """The function of a call. `parsed_arguments` is added by OpenAI's client."""
+
     name: limits.Label
     arguments: limits.Text = ""
+    parsed_arguments: Any = None
 
 
 class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
-    """A call in an earlier answer, which the client sends back. `index` is of streams."""
+    """A call in an earlier answer, which the client sends back. `index` is of streams, the last
+    field is LiteLLM's."""
 
     id: limits.UserId
     function: CalledFunction
     type: Literal["function"] = "function"
     index: int | None = None
+    provider_specific_fields: Any = None
 
 
 def tools_of(

@@ -463,8 +463,9 @@ def test_response_accepts_what_asks_for_nothing() -> None:
 def test_every_number_text_and_list_of_a_request_has_a_cap(struct: Any) -> None:
     # Checked by hand where they are used.
     unchecked = {
-        "prompt", "input", "messages", "annotations", "audio", "function_call", "tool_calls",
-        "tool_call_id", "guided_json", "json", "chat_template_kwargs",
+        "prompt", "input", "messages", "annotations", "audio", "function_call", "parsed",
+        "provider_specific_fields", "tool_calls", "tool_call_id", "guided_json", "json",
+        "chat_template_kwargs",
     }  # fmt: skip
     hints = typing.get_type_hints(struct, include_extras=True)
     for name, hint in hints.items():

@@ -126,6 +126,18 @@ def test_calls_and_results_are_refused_by_place(message: dict[str, Any], param: 
     assert refusal(messages=[message]).param == param
 
 
+def test_what_clients_add_to_an_answer_may_come_back_and_says_nothing() -> None:
+    plain = called('{"city": "Paris"}')
+    added = called('{"city": "Paris"}', provider_specific_fields={"refusal": None})
+    (call,) = added["tool_calls"]
+    call["provider_specific_fields"] = {}
+    call["function"] = {**call["function"], "parsed_arguments": {"city": "Paris"}}
+    parsed = {"role": "assistant", "content": "{}", "parsed": {"name": "Ann"}}
+    assert prompt_of(messages=[added, parsed]) == prompt_of(
+        messages=[plain, {"role": "assistant", "content": "{}"}]
+    )
+
+
 def test_a_request_with_tools_comes_whole_from_the_process_that_parses_large_bodies() -> None:
     body = json.dumps({"model": "m", "messages": HI, "tools": [F, G], "tool_choice": "required"})
     request = chat.parse(body.encode())
