@@ -100,27 +100,28 @@ class ClientFrameStream(Generic[Frame]):
 
 
 class TimedWrite:
-    """Writes one frame after the other, each within WRITE_TIMEOUT_S.
+    """Writes one frame after the other; one that is blocked for WRITE_TIMEOUT_S is given up, at
+    twice that time at the latest.
 
-    Almost none is blocked. So the timer is left running from one write to the next, and looks at
-    the deadline of the current one when it fires.
+    Almost none is blocked. So one timer runs over all writes, and looks from time to time whether
+    the write that it saw before is still the last.
     """
 
     def __init__(self, call: Any) -> None:
         self._call = call
         self._task: asyncio.Task[Any] | None = None
-        self._due_s = 0.0
+        self._num_writes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._is_blocked = False
 
     async def __call__(self, frame: object) -> None:
         """Hand one frame to gRPC. Raises StreamLost."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        task = asyncio.current_task()
         assert task is not None, "frames are written by tasks"
         self._task, num_cancels = task, task.cancelling()
-        self._due_s = loop.time() + WRITE_TIMEOUT_S
+        self._num_writes += 1
         if self._timer is None:
-            self._timer = loop.call_later(WRITE_TIMEOUT_S, self._look, loop)
+            self._look_later()
         try:
             await self._call.write(frame)
         except asyncio.CancelledError:
@@ -135,17 +136,20 @@ class TimedWrite:
         finally:
             self._task = None
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """End a write that is due; wait for one that is not."""
+    def _look_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(WRITE_TIMEOUT_S, self._look, self._num_writes)
+
+    def _look(self, num_writes: int) -> None:
+        """End the write that was the last one before, too; look at a newer one later."""
         self._timer = None
         if self._task is None:
             return
-        left_s = self._due_s - loop.time()
-        if left_s > 0:
-            self._timer = loop.call_later(left_s, self._look, loop)
-        else:
+        if self._num_writes == num_writes:
             self._is_blocked = True
             self._task.cancel()
+        else:
+            self._look_later()
 
 
 def _tell_refusal(error: grpc.aio.AioRpcError) -> None:

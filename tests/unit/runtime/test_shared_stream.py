@@ -118,7 +118,8 @@ def test_a_blocked_write_loses_the_stream_after_its_time() -> None:
         began_s = loop.time()
         with pytest.raises(StreamLost, match="blocked"):
             await stream.write("second")
-        assert loop.time() - began_s == pytest.approx(WRITE_TIMEOUT_S)
+        # The timer of the first write passed in between.
+        assert loop.time() - began_s == pytest.approx(1.4 * WRITE_TIMEOUT_S)
         assert not asyncio.current_task().cancelling()
 
     run_virtual(scenario())
