@@ -57,7 +57,8 @@ class _ModelQueue:
             return None
         if not wanted.has_begun:
             self.queue.line.charge(wanted.turn, placement.engine_s)
-        self._news.placed(wanted, placement)
+        if self._news.has_peers:
+            self._news.placed(wanted, placement)
         return placement
 
     def _covers(self, one: PickRequest, other: PickRequest) -> bool:

@@ -110,10 +110,6 @@ class WorkerView(NamedTuple):
     chunk_tokens: int = 0
     zone: str = ""
 
-    def missing_tokens(self, num_prompt_tokens: int) -> int:
-        """Prompt tokens to compute here; at least the last one, for its logits."""
-        return max(1, num_prompt_tokens - self.num_cached_tokens)
-
 
 @dataclass(frozen=True, slots=True)
 class Policy:

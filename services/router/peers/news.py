@@ -38,7 +38,7 @@ class PeerNewsLog:
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._hello = peers_pb2.PeerHello(protocol=PROTOCOL_VERSION, router_id=settings.router_id)
         self._memory_s = settings.slot_lease_s
-        self._is_alone = not settings.peers
+        self.has_peers = bool(settings.peers)
         self._clock = clock
         self._events: deque[tuple[float, peers_pb2.PeerEvent]] = deque(maxlen=MAX_EVENTS)
         self._num_told = 0
@@ -47,9 +47,7 @@ class PeerNewsLog:
         self._over = asyncio.Event()
 
     def placed(self, wanted: PickRequest, placement: Placement) -> None:
-        """Tell that a request got its workers."""
-        if self._is_alone:
-            return
+        """Tell that a request got its workers; not called without peers."""
         placed = peers_pb2.Placed(
             request_id=wanted.request_id,
             model_fp=wanted.model_fp,
@@ -77,24 +75,24 @@ class PeerNewsLog:
 
     def ended(self, request_id: str) -> None:
         """Tell that a request is not on its way to any worker."""
-        if not self._is_alone:
+        if self.has_peers:
             self._tell(peers_pb2.PeerEvent(ended_request_id=request_id))
 
     def failed(self, worker_id: str) -> None:
         """Tell that a request failed at this worker and is placed anew."""
-        if not self._is_alone:
+        if self.has_peers:
             failed = peers_pb2.FailedAttempt(worker_id=worker_id)
             self._tell(peers_pb2.PeerEvent(failed=failed))
 
     def suspected(self, fingerprint: bytes, num_deaths: int) -> None:
         """Tell that cores have died with a request."""
-        if not self._is_alone:
+        if self.has_peers:
             suspect = peers_pb2.Suspect(fingerprint=fingerprint, num_deaths=num_deaths)
             self._tell(peers_pb2.PeerEvent(suspect=suspect))
 
     def harmless(self, fingerprint: bytes) -> None:
         """Tell that a suspect has proved harmless."""
-        if not self._is_alone:
+        if self.has_peers:
             self._tell(peers_pb2.PeerEvent(harmless_fingerprint=fingerprint))
 
     async def follow(

@@ -21,9 +21,14 @@ def is_far(prefill: WorkerView, decode: WorkerView) -> bool:
     return prefill.zone != decode.zone and bool(prefill.zone and decode.zone)
 
 
+def uncached_tokens(num_prompt_tokens: int, view: WorkerView) -> int:
+    """Prompt tokens for a worker to compute; at least the last one, for its logits."""
+    return max(1, num_prompt_tokens - view.num_cached_tokens)
+
+
 def missing_tokens(demand: Demand, view: WorkerView) -> int:
     """Prompt tokens that a worker has to compute or receive, with the bonus of its session."""
-    missing = view.missing_tokens(demand.num_prompt_tokens)
+    missing = uncached_tokens(demand.num_prompt_tokens, view)
     return max(1, missing - SESSION_TOKENS) if view.worker_id in demand.session else missing
 
 
@@ -116,14 +121,14 @@ class PickCosts:
         leave out: one step of the running batch per chunk, or an idle step."""
         if not decode.num_running:
             return self._pool_step_s
-        missing = decode.missing_tokens(self._demand.num_prompt_tokens)
+        missing = uncached_tokens(self._demand.num_prompt_tokens, decode)
         num_tokens = decode.num_queued_prefill_tokens + missing
         num_steps = -(-num_tokens // decode.chunk_tokens) if decode.chunk_tokens else 1
         return num_steps * decode.speed.decode_step_s
 
     def _delay_s(self, decode: WorkerView) -> float:
         """Seconds that the streams on the decode worker lose by a local prefill, weighted."""
-        missing = decode.missing_tokens(self._demand.num_prompt_tokens)
+        missing = uncached_tokens(self._demand.num_prompt_tokens, decode)
         own_s = missing / decode.speed.prefill_tokens_per_s
         return self._policy.itl_weight * decode.num_running * own_s
 

@@ -1,7 +1,8 @@
 """Picks in large pools: the fleet's columns, and what they are for one request -> a shortlist.
 
 Stands between the selector, which knows workers, and `shortlist.py`, which knows only columns. Says
-nothing when the pools are small or have several block shapes: then the picker looks at all.
+nothing when the pools have several block shapes: then the picker looks at all, as it does in pools
+of up to MAX_PLAIN workers.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +20,7 @@ from services.router.fleet.speeds import Speeds
 from services.router.fleet.views import NO_OTHERS, Demand, Others, Policy
 from services.router.fleet.worker import Worker
 from services.router.pick.sessions import SESSION_TOKENS
-from services.router.pick.shortlist import MAX_PLAIN, Candidates, Shortener
+from services.router.pick.shortlist import Candidates, Shortener
 from services.router.settings import Settings
 
 
@@ -30,13 +31,6 @@ class CachedPrompt:
     hashes: Sequence[int]
     index: PrefixIndex
     coming: Mapping[str, int]
-
-    def blocks(self) -> dict[str, int]:
-        """The number of blocks by endpoint; 0 is left out."""
-        cached = self.index.match(self.hashes)
-        for endpoint, num_blocks in self.coming.items():
-            cached[endpoint] = max(num_blocks, cached.get(endpoint, 0))
-        return cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +74,6 @@ class LargePools:
         The workers `kept_away` must not get the request.
         """
         pools = [self._fleet.of_model(model_fp, role) for role in (DECODE, PREFILL)]
-        if max(map(len, pools)) <= MAX_PLAIN:
-            return None
         decodes, prefills = (self._fleet.columns(model_fp, role) for role in (DECODE, PREFILL))
         if decodes is None or not _have_one_shape(decodes, prefills):
             return None

@@ -195,7 +195,7 @@ def _obstacle(
     if (
         prefill is None
         and demand.max_local_tokens is not None
-        and decode.missing_tokens(demand.num_prompt_tokens) > demand.max_local_tokens
+        and costs.uncached_tokens(demand.num_prompt_tokens, decode) > demand.max_local_tokens
     ):
         return Obstacle.TOO_LONG_FOR_LOCAL_PREFILL
     needed = _blocks_needed(demand, decode, policy)

@@ -18,6 +18,7 @@ from services.router.fleet.reported import DECODE, PREFILL
 from services.router.fleet.views import Demand, Policy, PrefillMode, Unfit, WorkerView
 from services.router.fleet.worker import SlotLease, Worker
 from services.router.pick import engines, kept_room, prefill_backlog
+from services.router.pick.costs import uncached_tokens
 from services.router.pick.head_of_line import ReservedWorkers
 from services.router.pick.large_pools import CachedPrompt, LargePools, ShortPool, ShortPools
 from services.router.pick.on_the_way import (
@@ -31,6 +32,7 @@ from services.router.pick.picker import NoPick, Obstacle, Pick, pick
 from services.router.pick.placement import Placement
 from services.router.pick.reasons import Reasons
 from services.router.pick.sessions import Sessions
+from services.router.pick.shortlist import MAX_PLAIN
 from services.router.settings import Settings
 
 # A pick within so much of a request's arrival did not wait in line.
@@ -203,6 +205,7 @@ class Selector:
 
     def _pick(self, request: PickRequest, reserved: str | None) -> Pick | NoPick:
         """Pick a pair for the request, which must not take the `reserved` decode worker."""
+        decodes = self._fleet.of_model(request.model_fp, DECODE)
         prefills = self._fleet.of_model(request.model_fp, PREFILL)
         isolated = self._fleet.is_isolated()
         mode, max_local_tokens = self._prefill_mode(prefills, isolated)
@@ -219,7 +222,7 @@ class Selector:
         kept_away = self._kept_away(request, reserved)
         prompt = self._cached_prompt(request)
         pools = None
-        if not isolated:
+        if not isolated and max(len(decodes), len(prefills)) > MAX_PLAIN:
             pools = self._large_pools.shorten(request.model_fp, demand, prompt, kept_away)
         if pools is None:
             pools = self._whole_pools(request, prompt)
@@ -240,7 +243,9 @@ class Selector:
 
     def _whole_pools(self, request: PickRequest, prompt: CachedPrompt) -> ShortPools:
         """All workers of the model."""
-        cached_blocks = prompt.blocks()
+        cached_blocks = prompt.index.match(prompt.hashes)
+        for endpoint, num_blocks in prompt.coming.items():
+            cached_blocks[endpoint] = max(num_blocks, cached_blocks.get(endpoint, 0))
 
         def pool(role: int) -> ShortPool:
             workers = self._fleet.of_model(request.model_fp, role)
@@ -305,7 +310,7 @@ class Selector:
         leases = []
         computing = picked.prefill or picked.decode
         for view in filter(None, (picked.decode, picked.prefill)):
-            tokens = view.missing_tokens(request.num_prompt_tokens) if view is computing else 0
+            tokens = uncached_tokens(request.num_prompt_tokens, view) if view is computing else 0
             lease = SlotLease(
                 request_id=request.request_id,
                 num_sequences=request.num_choices,
@@ -320,7 +325,7 @@ class Selector:
     def _expect_blocks(self, request: PickRequest, picked: Pick) -> SentMarks | None:
         """Count on the prompt's blocks where they are going to be computed, if they are new."""
         view = picked.prefill or picked.decode
-        num_tokens = view.missing_tokens(request.num_prompt_tokens)
+        num_tokens = uncached_tokens(request.num_prompt_tokens, view)
         block_size = view.shape.block_size
         if num_tokens < STRIDE_TOKENS:
             return None
@@ -332,9 +337,10 @@ class Selector:
 
     def _response(self, request: PickRequest, picked: Pick) -> router_pb2.PickResponse:
         computing = picked.prefill or picked.decode
-        num_cached = request.num_prompt_tokens - computing.missing_tokens(request.num_prompt_tokens)
+        num_tokens = request.num_prompt_tokens
+        num_cached = num_tokens - uncached_tokens(num_tokens, computing)
         name = self.name(request)
-        instruments.ROUTER_PROMPT_TOKENS.labels(name).inc(request.num_prompt_tokens)
+        instruments.ROUTER_PROMPT_TOKENS.labels(name).inc(num_tokens)
         instruments.ROUTER_PREDICTED_CACHED_TOKENS.labels(name).inc(num_cached)
         return router_pb2.PickResponse(
             decode=self._endpoint(picked.decode),

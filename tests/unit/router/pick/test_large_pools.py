@@ -9,7 +9,7 @@ from baton.wire.v1 import peers_pb2, router_pb2
 from services.router.fleet.fleet import Fleet
 from services.router.fleet.report_intake import ReportIntake
 from services.router.peers.turns import Turns
-from services.router.pick import large_pools
+from services.router.pick import selector
 from services.router.pick.head_of_line import ReservedWorkers
 from services.router.pick.pick_request import PickRequest
 from services.router.pick.selector import Selector
@@ -78,7 +78,7 @@ class FullFleet:
 @pytest.mark.parametrize("seed", range(20))
 def test_the_first_token_of_a_full_pool_is_predicted_as_of_all_workers(seed, monkeypatch) -> None:
     short = FullFleet(seed).predictions()
-    monkeypatch.setattr(large_pools, "MAX_PLAIN", ALL)
+    monkeypatch.setattr(selector, "MAX_PLAIN", ALL)
     assert short == pytest.approx(FullFleet(seed).predictions())
 
 

@@ -9,7 +9,7 @@ from baton.testing.virtual_clock import VirtualClock, run_virtual
 from baton.wire.failures import BatonError
 from baton.wire.pick_reasons import text_of
 from baton.wire.v1.worker_pb2 import FarHandoff
-from services.router.pick import large_pools
+from services.router.pick import selector
 from services.router.router_core import RouterCore
 from services.router.settings import Settings
 from tests.unit.router.conftest import RouterInMemory
@@ -100,7 +100,7 @@ async def one_pick(fleet, random: Random, number: int, workers) -> tuple[str, ..
 @pytest.mark.parametrize("seed", range(40))
 def test_the_pick_is_the_one_of_all_workers(seed: int, monkeypatch) -> None:
     short = picks_of(seed)
-    monkeypatch.setattr(large_pools, "MAX_PLAIN", ALL)
+    monkeypatch.setattr(selector, "MAX_PLAIN", ALL)
     assert short == picks_of(seed)
     assert len(set(short)) > 1
 
