@@ -22,8 +22,8 @@ from services.gateway.http.cors import with_cors
 from services.gateway.identity.certificates import Certificates
 from services.gateway.open_requests import open_requests
 from services.gateway.redis_commands import RedisCommands
-from services.gateway.request.bodies import BodyLimits
 from services.gateway.request.limits import Limits
+from services.gateway.request.room import BodyLimits
 from services.gateway.routing.alias_file import follow_aliases, read_aliases
 from services.gateway.routing.models import AliasError
 from services.gateway.safety.hook import SafetyHook

@@ -28,12 +28,12 @@ from services.gateway.clients.protocols import (
 from services.gateway.model_list import ModelCards
 from services.gateway.readiness import FleetRoom, Readiness
 from services.gateway.request.auditor import GatewayAuditor
-from services.gateway.request.bodies import Bodies
 from services.gateway.request.deps import AttemptDeps, PipelineDeps
 from services.gateway.request.limits import Limits
 from services.gateway.request.pipeline import Pipeline
 from services.gateway.request.prompt_estimate import PromptEstimates
 from services.gateway.request.reservation import Reservations
+from services.gateway.request.room import Bodies, OpenRequests
 from services.gateway.routing.explanations import Explanations
 from services.gateway.routing.fallback_picker import FallbackPicker
 from services.gateway.routing.full_lines import FullLines
@@ -47,7 +47,6 @@ from services.gateway.stored.threads import StoredThreads
 from services.gateway.tenants.auth import Authenticator, TokenChecker
 from services.gateway.tenants.leases import LeaseRenewer
 from services.gateway.tenants.local_buckets import LocalBuckets
-from services.gateway.tenants.open_requests import OpenRequests
 from services.gateway.tenants.outbox import Outbox
 from services.gateway.tenants.outbox_files import OutboxFiles
 from services.gateway.tenants.quota_outage import GuardedQuota

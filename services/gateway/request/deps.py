@@ -10,12 +10,12 @@ from baton.wire.v1 import tokenizer_pb2
 from services.gateway.clients.protocols import TokenizerClient
 from services.gateway.openai.generation import GenerationRequest, Identity, Thread
 from services.gateway.request.auditor import GatewayAuditor
-from services.gateway.request.bodies import Bodies
 from services.gateway.request.incoming import AnswerSink
 from services.gateway.request.job import ValidRequest
 from services.gateway.request.limits import Limits
 from services.gateway.request.prompt_estimate import PromptEstimates
 from services.gateway.request.reservation import Reservations
+from services.gateway.request.room import Bodies, OpenRequests
 from services.gateway.routing.explanations import Explanations
 from services.gateway.routing.full_lines import FullLines
 from services.gateway.routing.models import ModelDirectory
@@ -23,7 +23,6 @@ from services.gateway.routing.routers import Routers
 from services.gateway.safety.hook import SafetyHook
 from services.gateway.tenants.auth import Authenticator
 from services.gateway.tenants.leases import LeaseRenewer
-from services.gateway.tenants.open_requests import OpenRequests
 from services.gateway.tenants.principal import Principal
 from services.gateway.tenants.refusals import Refusals
 from services.gateway.text.detokenize import Artifacts

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from services.gateway.request.bodies import BodyLimits
+from services.gateway.request.room import BodyLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from baton.wire.v1 import quota_pb2, tokenizer_pb2
 from services.gateway.openai.generation import GenerationRequest, Identity, Usage
 from services.gateway.request import reports, submission
 from services.gateway.request.attempts import Attempts
-from services.gateway.request.bodies import LARGE_BODY_BYTES
 from services.gateway.request.deps import PipelineDeps
 from services.gateway.request.incoming import AnswerSink, Deadlines, IncomingRequest, Repeated, Sink
 from services.gateway.request.job import Job, Prompt, ValidRequest
 from services.gateway.request.prompt_estimate import num_prompt_bytes
 from services.gateway.request.prompt_list import PromptList
+from services.gateway.request.room import LARGE_BODY_BYTES
 from services.gateway.request.token_answer import tell_text, tell_tokens, token_texts
 from services.gateway.request.trace import RequestTrace, Stage
 from services.gateway.routing.full_lines import Place

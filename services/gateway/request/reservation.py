@@ -22,6 +22,11 @@ from services.gateway.tenants.refusals import PromptSize, Refusals
 
 RESERVE_TIMEOUT_S = 1.0
 SETTLE_ACK_S = 0.025
+# What an estimate of the prompt held too much goes back at once when it is more than these parts of
+# the hold and of the key's minute; else with the next renewal, or when the request settles.
+_LEAST_PART_OF_HOLD = 4
+_LEAST_PART_OF_LIMIT = 100
+_MINUTE_MS = 60_000
 
 
 class Reservations:
@@ -72,7 +77,7 @@ class Reservations:
             with trace.measure(Stage.RESERVE) as span:
                 deadline_s = job.deadlines.of_call(RESERVE_TIMEOUT_S)
                 await self._hold_more(job, lease, trace.call_context(span, deadline_s))
-        if lease.fit_to_prompt(job.prompt.num_tokens):
+        if _fit(lease, job.prompt.num_tokens):
             self._leases.tell(lease)
 
     async def _hold_more(self, job: Job, lease: Lease, context: CallContext) -> None:
@@ -189,6 +194,22 @@ class Reservations:
                 self._auditor.settled(trace.request_id)
                 if not acknowledged:
                     await self._outbox.put(record)
+
+
+def _fit(lease: Lease, num_prompt_tokens: int) -> bool:
+    """Take in the exact size of the prompt, which is at most what is held for it. True when so much
+    is held too much that its tenant should have it back at once."""
+    num_held, lease.num_prompt_tokens = lease.num_prompt_tokens, num_prompt_tokens
+    lease.is_estimate = False
+    limits, num_spare = lease.limits, num_held - num_prompt_tokens
+    if lease.local or not limits.limit_tokens or not num_spare:
+        return False
+    # The headers are those of a reservation of the exact size.
+    limits.remaining_tokens = min(limits.remaining_tokens + num_spare, limits.limit_tokens)
+    spare_ms = num_spare * _MINUTE_MS // limits.limit_tokens
+    limits.reset_tokens_ms = max(limits.reset_tokens_ms - spare_ms, 0)
+    is_large = num_spare * _LEAST_PART_OF_LIMIT > limits.limit_tokens
+    return is_large and num_spare * _LEAST_PART_OF_HOLD > num_held
 
 
 def usage_record(valid: ValidRequest, trace: RequestTrace, outcome: str) -> quota_pb2.UsageRecord:

@@ -22,10 +22,10 @@ from services.gateway.openai.generation import (
 )
 from services.gateway.openai.responses import prompt_of
 from services.gateway.openai.responses_answer import ResponsesAnswer, response_id
-from services.gateway.request.bodies import LARGE_BODY_BYTES, Bodies
 from services.gateway.request.deps import Encode
 from services.gateway.request.incoming import AnswerSink, Head
 from services.gateway.request.job import ValidRequest
+from services.gateway.request.room import LARGE_BODY_BYTES, Bodies
 from services.gateway.stored.items import named_items, output_items
 from services.gateway.stored.reading import not_found, status_of
 from services.gateway.stored.store import TOO_LARGE, Fields, Store

@@ -12,11 +12,6 @@ LOW_TOKENS = 128
 # The largest share of a key's minute that is asked for at once, where the client set no maximum.
 _SHARES = 8
 _UNLIMITED = 2**40
-_MINUTE_MS = 60_000
-# What an estimate of the prompt held too much goes back at once when it is more than these parts of
-# the hold and of the key's minute; else with the next renewal, or when the request settles.
-_LEAST_PART_OF_HOLD = 4
-_LEAST_PART_OF_LIMIT = 100
 
 
 def extension_share(tokens_per_minute: int) -> int:
@@ -106,21 +101,6 @@ class Lease:
         if state.state != _STATES.STATE_HELD or not self.is_asking:
             self.standing = _STANDINGS.get(state.state, self.standing)
             self.spent_limit = state.spent_limit
-
-    def fit_to_prompt(self, num_prompt_tokens: int) -> bool:
-        """Take in the exact size of the prompt, which is at most what is held for it. True when so
-        much is held too much that its tenant should have it back at once."""
-        num_held, self.num_prompt_tokens = self.num_prompt_tokens, num_prompt_tokens
-        self.is_estimate = False
-        limits, num_spare = self.limits, num_held - num_prompt_tokens
-        if self.local or not limits.limit_tokens or not num_spare:
-            return False
-        # The headers are those of a reservation of the exact size.
-        limits.remaining_tokens = min(limits.remaining_tokens + num_spare, limits.limit_tokens)
-        spare_ms = num_spare * _MINUTE_MS // limits.limit_tokens
-        limits.reset_tokens_ms = max(limits.reset_tokens_ms - spare_ms, 0)
-        is_large = num_spare * _LEAST_PART_OF_LIMIT > limits.limit_tokens
-        return is_large and num_spare * _LEAST_PART_OF_HOLD > num_held
 
     def to_wire(self) -> quota_pb2.LeaseRenewal:
         """The renewal, with every value that a store needs to hold a lease again that it lost."""

@@ -79,7 +79,7 @@ async def test_bodies_that_do_not_come_have_a_share_of_the_room_and_no_more(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await chat(stack)
-    monkeypatch.setattr("services.gateway.request.bodies.WAIT_S", 0.05)
+    monkeypatch.setattr("services.gateway.request.room.WAIT_S", 0.05)
     head, _, body = request({"model": "demo", "user": "x" * 8_000_000}).partition(b"\r\n\r\n")
     clients = [await asyncio.open_connection("127.0.0.1", stack.port) for _ in range(8)]
     for _, writer in clients:

@@ -1,4 +1,5 @@
-"""The room for the bodies of requests that are read and parsed, and the line of the large ones.
+"""The room of one gateway: the places of open requests, the bytes of bodies that are read and
+parsed, and the line of the large ones.
 
 A body takes its room before its first byte is read, and keeps it until it is parsed. The bytes are
 bounded in all, and by a share for each tenant; bodies that do not fit wait in line, for a bounded
@@ -8,8 +9,8 @@ another process, one at a time, and tenants take turns.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -23,6 +24,38 @@ LARGE_BODY_BYTES = 32 * 1024
 WAIT_S = 5.0
 MAX_WAITING = 256
 MAX_WAITING_OF_TENANT = 64
+
+
+class OpenRequests:
+    """The open requests of each tenant. `num_places`: for all tenants; `share`: those that each may
+    have.
+
+    A limit on a key's open requests is its owner's choice, and holds for all gateways together.
+    This bound is the gateway's own: one tenant cannot take all of its places. Beyond its share it
+    may take places as long as a share stays free for others.
+    """
+
+    def __init__(self, num_places: int, share: int) -> None:
+        self._share = share
+        self._num_free = num_places
+        self._num_open: Counter[str] = Counter()
+
+    @contextmanager
+    def one_of(self, tenant: str) -> Iterator[None]:
+        """Count a request of a tenant as open. Raises LimitExceeded when too many are."""
+        num_own = self._num_open[tenant]
+        if num_own >= self._share and self._num_free <= self._share:
+            message = f"{num_own} requests of this tenant are open, and the others' share is left"
+            raise LimitExceeded(message, reason="share_exceeded", retry_after_s=1)
+        self._num_free -= 1
+        self._num_open[tenant] += 1
+        try:
+            yield
+        finally:
+            self._num_free += 1
+            self._num_open[tenant] -= 1
+            if not self._num_open[tenant]:
+                del self._num_open[tenant]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import pytest
 from baton.testing.virtual_clock import run_virtual
 from baton.wire.failures import LimitExceeded, Overloaded
 from services.gateway.openai.generation import EndpointName, GenerationRequest, PlainText
-from services.gateway.request.bodies import (
+from services.gateway.request.room import (
     MAX_WAITING_OF_TENANT,
     WAIT_S,
     Bodies,
