@@ -17,8 +17,7 @@ from services.gateway.openai.generation import Delta, FinishReason, TokenDetails
 from services.gateway.request.incoming import AnswerSink
 from services.gateway.request.job import Answer
 from services.gateway.request.payment import CreditMeter
-from services.gateway.request.reports import TokenGaps
-from services.gateway.request.timeline import Timeline
+from services.gateway.request.reports import Timeline, TokenGaps
 from services.gateway.request.trace import RequestTrace
 from services.gateway.safety.screen import Screen
 from services.gateway.tenants.lease import Lease

@@ -20,9 +20,8 @@ from services.gateway.request.incoming import AnswerSink
 from services.gateway.request.job import Job, begin_answer
 from services.gateway.request.payment import CreditMeter, Payment
 from services.gateway.request.picks import REFUSALS, Picks, Retries
-from services.gateway.request.reports import TokenGaps
+from services.gateway.request.reports import Timeline, TokenGaps
 from services.gateway.request.submission import Submission
-from services.gateway.request.timeline import Timeline
 from services.gateway.request.trace import RequestTrace
 from services.gateway.routing.crash_record import CrashRecord
 from services.gateway.safety.screen import Screen

@@ -1,4 +1,4 @@
-"""The access line, the metrics and the span attributes of a request.
+"""The access line, the metrics, the stages and the span attributes of a request.
 
 No prompt or output text, no API key, and no tenant in a metric's label.
 """
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from baton.runtime import logs
 from baton.runtime.telemetry import Span, start_span
+from baton.system.clock import Clock
 from baton.wire.failures import BatonError
 from services.gateway import instruments
 from services.gateway.request.incoming import Repeated
@@ -50,19 +51,6 @@ def of_refusal(error: BatonError) -> None:
     instruments.GATEWAY_REFUSED_REQUESTS.labels(error.reason, status).inc()
 
 
-def of_retry(trace: RequestTrace, reason: str) -> None:
-    """Report an attempt that brought no token, and that another pick follows."""
-    instruments.GATEWAY_REPEATED_PICKS.labels(reason).inc()
-    _log.info("repeated_pick", request_id=trace.request_id, reason=reason)
-
-
-def of_migration(trace: RequestTrace, reason: str) -> None:
-    """Report the migration of a stream."""
-    instruments.GATEWAY_MIGRATIONS.labels(reason).inc()
-    epoch = trace.usage.num_attempts
-    _log.info("move", request_id=trace.request_id, reason=reason, epoch=epoch)
-
-
 def of_queue(trace: RequestTrace, pick_span: Span, asked_s: float, queue_s: float) -> None:
     """Report the part of the pick, just ended, that was spent in the router's queue: a stage of its
     own, unless the pick is part of a migration."""
@@ -76,23 +64,6 @@ def of_queue(trace: RequestTrace, pick_span: Span, asked_s: float, queue_s: floa
         stages[Stage.PICK] -= queue_s
         stages[Stage.QUEUE] = stages.get(Stage.QUEUE, 0.0) + queue_s
     instruments.REQUEST_QUEUE_TIME.labels(trace.model_name).observe(queue_s)
-
-
-def of_first_token(
-    trace: RequestTrace, prefill_s: float, worker_stages: Mapping[str, float]
-) -> None:
-    """Report the first token. The worker's stages take their share out of `prefill`, whose rest is
-    the way to the worker and back."""
-    stages = trace.timer.stages
-    for stage, seconds in worker_stages.items():
-        share_s = min(seconds, stages[Stage.PREFILL])
-        stages[Stage.PREFILL] -= share_s
-        stages[stage] = stages.get(stage, 0.0) + share_s
-    name, ttft_s = trace.model_name, trace.timer.wall_s
-    instruments.TIME_TO_FIRST_TOKEN.labels(name).observe(ttft_s)
-    operation = trace.incoming.endpoint.name
-    instruments.GEN_AI_TIME_TO_FIRST_TOKEN.labels(operation, name).observe(ttft_s)
-    instruments.REQUEST_PREFILL_TIME.labels(name).observe(prefill_s)
 
 
 def of_answer(trace: RequestTrace) -> None:
@@ -114,6 +85,88 @@ def of_tokens(trace: RequestTrace, num_choices: int, max_tokens: int) -> Iterato
         _count_tokens(trace, num_choices, max_tokens)
 
 
+class Timeline:
+    """The stages of one request's time from its first attempt to its last token.
+
+        prefill     from a submit to the first token (the worker's own stages take their share)
+        decode      while tokens come
+        move        a migration: from the loss of an attempt to the next token
+
+    Together with the stages before and after they add up to the request's wall time.
+    """
+
+    def __init__(self, trace: RequestTrace, clock: Clock) -> None:
+        self._trace = trace
+        self._clock = clock
+        self._has_begun = False
+        self._lost_s = 0.0
+        # From the loss of an attempt until the next token.
+        self.migration: Span | None = None
+
+    def submit(self) -> None:
+        """Note that an attempt begins."""
+        if self.migration is None:
+            self._trace.stage = Stage.PREFILL
+
+    def begin(self, worker_stages: Mapping[str, float]) -> bool:
+        """Note that an attempt's first token is there, or that no token will come; True for the
+        request's first one. `worker_stages`: the time that the worker spent, in seconds."""
+        if self.migration is not None:
+            self._trace.timer.mark(Stage.MIGRATION)
+            instruments.GATEWAY_MIGRATION_SECONDS.observe(self._clock.now() - self._lost_s)
+            self.migration.end()
+            self.migration = None
+        self._trace.stage = Stage.DECODE
+        if self._has_begun:
+            return False
+        self._has_begun = True
+        prefill_s = self._trace.timer.mark(Stage.PREFILL)
+        _report_first_token(self._trace, prefill_s, worker_stages)
+        explanation = self._trace.explanation
+        if explanation is not None and worker_stages:
+            explanation.began(self._clock.now(), worker_stages)
+        return True
+
+    def pause(self) -> None:
+        """Note that an attempt is over."""
+        if self.migration is not None:
+            self._trace.timer.mark(Stage.MIGRATION)
+        else:
+            self._trace.timer.mark(Stage.DECODE if self._has_begun else Stage.PREFILL)
+
+    def lose(self, reason: str, worker_id: str) -> bool:
+        """Note that an attempt has failed and that another one follows; True when a migration
+        begins with that."""
+        trace = self._trace
+        if self.migration is not None or not self._has_begun:
+            instruments.GATEWAY_REPEATED_PICKS.labels(reason).inc()
+            _log.info("repeated_pick", request_id=trace.request_id, reason=reason)
+            return False
+        self._lost_s = self._clock.now()
+        trace.stage = Stage.MIGRATION
+        self.migration = start_span(
+            Stage.MIGRATION,
+            parent=trace.span,
+            request_id=trace.request_id,
+            attributes={
+                "baton.lost.epoch": trace.usage.num_attempts,
+                "baton.lost.reason": reason,
+                "baton.lost.worker_id": worker_id,
+            },
+        )
+        instruments.GATEWAY_MIGRATIONS.labels(reason).inc()
+        epoch = trace.usage.num_attempts
+        _log.info("move", request_id=trace.request_id, reason=reason, epoch=epoch)
+        return True
+
+    def end(self) -> None:
+        """Note that the request is over, however it ended."""
+        if self.migration is not None:
+            self.migration.fail("not_moved")
+            self.migration.end()
+            self.migration = None
+
+
 class TokenGaps:
     """The times between deliveries of one request's tokens."""
 
@@ -128,6 +181,23 @@ class TokenGaps:
             tally.counts[bisect_left(tally.bounds, gap_s)] += 1
             tally.total += gap_s
         self._last_s = now_s
+
+
+def _report_first_token(
+    trace: RequestTrace, prefill_s: float, worker_stages: Mapping[str, float]
+) -> None:
+    """Report the first token. The worker's stages take their share out of `prefill`, whose rest is
+    the way to the worker and back."""
+    stages = trace.timer.stages
+    for stage, seconds in worker_stages.items():
+        share_s = min(seconds, stages[Stage.PREFILL])
+        stages[Stage.PREFILL] -= share_s
+        stages[stage] = stages.get(stage, 0.0) + share_s
+    name, ttft_s = trace.model_name, trace.timer.wall_s
+    instruments.TIME_TO_FIRST_TOKEN.labels(name).observe(ttft_s)
+    operation = trace.incoming.endpoint.name
+    instruments.GEN_AI_TIME_TO_FIRST_TOKEN.labels(operation, name).observe(ttft_s)
+    instruments.REQUEST_PREFILL_TIME.labels(name).observe(prefill_s)
 
 
 def _count_tokens(trace: RequestTrace, num_choices: int, max_tokens: int) -> None:
