@@ -144,10 +144,10 @@ class AdmissionView:
         assert columns is not None
         now = self._clock.now()
         columns.expire_leases(now)
-        is_fit = ~columns.unfit(self._settings, now)
+        is_fit = ~columns.unfit(now)
         if not is_fit.any():
             return 0.0, 0.0
-        rates = columns.rates(others, self._settings, now)
+        rates = columns.rates(others, now)
         waits = columns[Figure.QUEUED_TOKENS] / rates.prefill_per_s()
         return float(rates.own_prefill_per_s()[is_fit].sum()), float(waits[is_fit].min())
 

@@ -11,11 +11,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, auto
+from functools import lru_cache, reduce
+from operator import or_
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.router.fleet.prefix_index import PrefixIndex
+from services.router.fleet.prefix_index import PrefixIndex, numbers_of
 from services.router.fleet.speeds import Means
 from services.router.fleet.worker import Worker
 from services.router.settings import Settings
@@ -29,15 +31,16 @@ class Figure(IntEnum):
 
     # Those that slot leases change.
     BLOCKS_FREE = 0
-    BLOCKS_PROMISED = auto()
+    BLOCKS_TO_PROMISE = auto()  # at most, to a request whose prompt another worker computes
     BATCH_SLOTS_FREE = auto()
-    NUM_SEQUENCES = auto()
+    BATCH_FACTOR = auto()  # so many times as long as an idle step the next ones take
     QUEUED_TOKENS = auto()
     # Those that they do not.
     REPORTED_AT = auto()  # -inf: it must not be picked whatever it reports
     NUM_BLOCKS = auto()
     BATCH_SLOTS = auto()
     NUM_RUNNING = auto()
+    MEASURED_FACTOR = auto()  # and the measured one took
     CHUNK_TOKENS = auto()
 
 
@@ -52,6 +55,8 @@ class Rate(IntEnum):
 
 
 _OUT = -math.inf
+# So few workers of a step are written one by one.
+_FEW_BITS = 4
 _RATES = slice(len(Figure), len(Figure) + len(Rate))
 _TIMES = slice(_RATES.stop, _RATES.stop + len(Rate))
 
@@ -101,6 +106,8 @@ class _FreshRates:
         figures, each = self._figures[_RATES.start :, row].tolist(), self._each[row]
         for rate, at in enumerate(figures[len(Rate) :]):
             value = figures[rate] if at > oldest else 0.0
+            if value == each[rate]:
+                continue
             if value:
                 self._first_at = min(self._first_at, at)
             if bool(value) != bool(each[rate]):
@@ -114,16 +121,19 @@ class _FreshRates:
         return self.sums[rate] / self.counts[rate] if self.counts[rate] else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PoolRates:
-    """Each worker's rates at one moment, as `Speeds.of` has them, and their means."""
+    """Each worker's rates at one moment, as `Speeds.of` has them, and their means.
+
+    One number stands for all workers where none has measured its own.
+    """
 
     means: Means
     _figures: Column
     _fresh: _FreshRates
     _settings: Settings
 
-    def prefill_per_s(self) -> Column:
+    def prefill_per_s(self) -> Column | float:
         prior = self._settings.prior_prefill_tokens_per_s
         return self._of(Rate.PREFILL_PER_S, self.means.prefill, prior)
 
@@ -132,26 +142,28 @@ class PoolRates:
         own: Column = self._figures[_RATES.start + Rate.PREFILL_PER_S]
         return own
 
-    def step_s(self) -> Column:
+    def step_s(self) -> Column | float:
         return self._of(Rate.STEP_S, self.means.step_s)
 
-    def handoff_per_s(self) -> Column:
+    def handoff_per_s(self) -> Column | float:
         prior = self._settings.prior_handoff_bytes_per_s
         return self._of(Rate.HANDOFF_PER_S, self.means.handoff, prior)
 
-    def small_handoff_s(self) -> Column:
+    def small_handoff_s(self) -> Column | float:
         return self._of(Rate.SMALL_HANDOFF_S, self.means.small_handoff)
 
-    def step_wait_s(self) -> Column:
+    def step_wait_s(self) -> Column | float:
         return self._of(Rate.STEP_WAIT_S, self.means.step_wait)
 
-    def _of(self, rate: Rate, mean: float, prior: float = 0.0) -> Column:
+    def _of(self, rate: Rate, mean: float, prior: float = 0.0) -> Column | float:
         """The workers' own rates, else the mean, else the better of the old one and the prior."""
         own: Column = self._figures[_RATES.start + rate]
         if self._fresh.counts[rate] == len(own):
             return own
         if not mean and prior:
             return np.maximum(own, prior)
+        if not self._fresh.counts[rate]:
+            return mean
         each: Column = np.where(self._fresh.is_there[rate], own, mean)
         return each
 
@@ -159,14 +171,16 @@ class PoolRates:
 class PoolColumns:
     """One pool's figures, a row for each worker in the pool's order."""
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
+    def __init__(self, workers: Sequence[Worker], settings: Settings) -> None:
         self.shapes = {worker.registration.shape for worker in workers}
         # Which rows are in which zone.
         self.zones = _zones(workers)
         self._workers = workers
+        self._settings = settings
         self.least_blocks = min(worker.registration.num_blocks for worker in workers)
         self.least_batch_slots = min(worker.registration.max_num_seqs for worker in workers)
         self._figures = np.zeros((_TIMES.stop, len(workers)))
+        self._columns = list(self._figures)
         self._fresh = _FreshRates(self._figures)
         # When leases of a row end next, and the same in order; what is told twice does no harm.
         self._next_expiry: dict[int, float] = {}
@@ -190,19 +204,18 @@ class PoolColumns:
         return len(self._workers)
 
     def __getitem__(self, figure: Figure) -> Column:
-        column: Column = self._figures[figure]
-        return column
+        return self._columns[figure]
 
     def write(self, row: int) -> None:
         """Take over the worker's figures: something has changed them."""
         self._fresh.note(row)
         worker = self._workers[row]
-        self._figures[:, row] = (*_leased(worker), *_own(worker))
+        self._figures[:, row] = (*self._leased(worker), *self._own(worker))
         self._note_expiry(row)
 
     def write_leases(self, row: int) -> None:
         """Take over what the worker's slot leases change."""
-        self._figures[: Figure.REPORTED_AT, row] = _leased(self._workers[row])
+        self._figures[: Figure.REPORTED_AT, row] = self._leased(self._workers[row])
         self._note_expiry(row)
 
     def _note_expiry(self, row: int) -> None:
@@ -216,9 +229,9 @@ class PoolColumns:
         if self._figures[Figure.REPORTED_AT, row] != _OUT:
             self._figures[Figure.REPORTED_AT, row] = now
 
-    def unfit(self, settings: Settings, now: float) -> Mask:
+    def unfit(self, now: float) -> Mask:
         """The workers that must not be picked now."""
-        is_unfit: Mask = now - self._figures[Figure.REPORTED_AT] > settings.stale_after_s
+        is_unfit: Mask = now - self._columns[Figure.REPORTED_AT] > self._settings.stale_after_s
         return is_unfit
 
     def is_in(self) -> Mask:
@@ -234,9 +247,10 @@ class PoolColumns:
             self._workers[row].leases.expire(now)
             self._note_expiry(row)
 
-    def rates(self, others: "PoolColumns | None", settings: Settings, now: float) -> PoolRates:
+    def rates(self, others: "PoolColumns | None", now: float) -> PoolRates:
         """The rates of now: a worker's own recent ones, else the pool's, as in `speeds.py`."""
-        fresh, oldest = self._fresh, now - settings.speed_trust_s
+        fresh, settings = self._fresh, self._settings
+        oldest = now - settings.speed_trust_s
         fresh.look(oldest)
         prefill = fresh.mean(Rate.PREFILL_PER_S)
         if not prefill and others is not None:
@@ -251,52 +265,65 @@ class PoolColumns:
         )
         return PoolRates(means, self._figures, fresh, settings)
 
+    def _leased(self, worker: Worker) -> tuple[float, ...]:
+        """The worker's figures that its slot leases change, in the order of `Figure`."""
+        room, settings = worker.room(), self._settings
+        # A promise may exceed the cap only when it is the only one (decision 0029).
+        num_to_promise = settings.promise_cap * room.num_blocks - room.num_blocks_promised
+        is_capped = room.num_blocks_promised and num_to_promise < room.num_blocks_free
+        return (
+            room.num_blocks_free,
+            num_to_promise if is_capped else room.num_blocks_free,
+            room.num_batch_slots_free,
+            1 + worker.num_sequences / settings.batch_doubling,
+            worker.num_queued_prefill_tokens,
+        )
+
+    def _own(self, worker: Worker) -> tuple[float, ...]:
+        """The worker's other figures, then its rates and their times."""
+        load, at, registration = worker.load, worker.measured_at, worker.registration
+        return (
+            worker.reported_at if worker.connected and worker.fault is None else _OUT,
+            registration.num_blocks,
+            registration.max_num_seqs,
+            load.num_running,
+            1 + load.num_running / self._settings.batch_doubling,
+            load.chunk_tokens,
+            load.prefill_tokens_per_s,
+            load.decode_step_s,
+            load.handoff_bytes_per_s,
+            load.handoff_s,
+            load.step_wait_s,
+            at.prefill,
+            math.inf,  # a step's time never becomes old
+            at.handoff,
+            at.small_handoff,
+            at.step_wait,
+        )
+
 
 def depths_of(index: PrefixIndex, steps: Sequence[tuple[int, int]]) -> Column:
     """The blocks of a prompt by the number of the worker, by the index's `steps`; the last is 0."""
     depths = np.zeros(index.num_bits + 1)
+    # Many workers end where a few others go on: those that hold so many blocks or more are often
+    # the same ones, as with a common system prompt.
+    holding = reduce(or_, (bits for bits, _ in steps), 0)
     for bits, depth in steps:
-        if bits & (bits - 1):
-            little = bits.to_bytes(index.num_bits // 8 + 1, "little")
-            flags = np.unpackbits(np.frombuffer(little, np.uint8), bitorder="little")
-            depths[flags[: len(depths)] != 0] = depth
+        if bits.bit_count() <= _FEW_BITS:
+            depths[list(numbers_of(bits))] = depth
         else:
-            depths[bits.bit_length() - 1] = depth
+            depths[_flags(holding, len(depths))] = depth
+        holding ^= bits
     return depths
 
 
-def _leased(worker: Worker) -> tuple[float, ...]:
-    """The worker's figures that its slot leases change, in the order of `Figure`."""
-    room = worker.room()
-    return (
-        room.num_blocks_free,
-        room.num_blocks_promised,
-        room.num_batch_slots_free,
-        worker.num_sequences,
-        worker.num_queued_prefill_tokens,
-    )
-
-
-def _own(worker: Worker) -> tuple[float, ...]:
-    """The worker's other figures, then its rates and their times."""
-    load, at, registration = worker.load, worker.measured_at, worker.registration
-    return (
-        worker.reported_at if worker.connected and worker.fault is None else _OUT,
-        registration.num_blocks,
-        registration.max_num_seqs,
-        load.num_running,
-        load.chunk_tokens,
-        load.prefill_tokens_per_s,
-        load.decode_step_s,
-        load.handoff_bytes_per_s,
-        load.handoff_s,
-        load.step_wait_s,
-        at.prefill,
-        math.inf,  # a step's time never becomes old
-        at.handoff,
-        at.small_handoff,
-        at.step_wait,
-    )
+@lru_cache(maxsize=256)
+def _flags(bits: int, num_flags: int) -> Mask:
+    """The bits as a column, the lowest first."""
+    little = bits.to_bytes(num_flags // 8 + 1, "little")
+    flags = np.unpackbits(np.frombuffer(little, np.uint8), bitorder="little")
+    is_set: Mask = flags[:num_flags] != 0
+    return is_set
 
 
 def _zones(workers: Sequence[Worker]) -> Mapping[str, Mask]:

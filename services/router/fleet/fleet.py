@@ -316,7 +316,7 @@ class Fleet:
         key = (model_fp, role)
         if key in self._pools and key not in self._columns:
             pool = self._pools[key]
-            self._columns[key] = columns = PoolColumns(pool)
+            self._columns[key] = columns = PoolColumns(pool, self._settings)
             for row, worker in enumerate(pool):
                 worker.leases.on_change = partial(columns.write_leases, row)
                 self._rows[worker.endpoint] = (columns, row)

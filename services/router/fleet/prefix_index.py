@@ -164,7 +164,9 @@ class PrefixIndex:
         """Count a prompt's first blocks that each worker holds without a gap; 0 is left out."""
         names = self._names
         return {
-            names[number]: depth for bits, depth in self.steps(hashes) for number in _numbers(bits)
+            names[number]: depth
+            for bits, depth in self.steps(hashes)
+            for number in numbers_of(bits)
         }
 
     def steps(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
@@ -174,21 +176,22 @@ class PrefixIndex:
         """
         steps: list[tuple[int, int]] = []
         find, holding = self._holders.get, self._all_bits
-        depth = end = 0
-        num_blocks, known = len(hashes), -1
+        depth, num_blocks, known = 0, len(hashes), -1
         while depth < num_blocks and holding:
-            if depth == end:
-                end, is_same = self._stride(hashes, depth, known)
-                if is_same:
-                    depth = end
-                    continue
-            mask = find(hashes[depth], 0)
-            if mask is not known:  # else it has the same holders as the block before
-                still = mask & holding
-                if still != holding and depth:
-                    steps.append((holding ^ still, depth))
-                holding, known = still, mask
-            depth += 1
+            end, is_same = self._stride(hashes, depth, known)
+            if is_same:
+                depth = end
+                continue
+            for block_hash in hashes[depth:end]:
+                mask = find(block_hash, 0)
+                if mask is not known:  # else it has the same holders as the block before
+                    still = mask & holding
+                    if still != holding and depth:
+                        steps.append((holding ^ still, depth))
+                    holding, known = still, mask
+                    if not holding:
+                        break
+                depth += 1
         if holding and depth:
             steps.append((holding, depth))
         return steps
@@ -325,7 +328,7 @@ class PrefixIndex:
             held.tidying = None
 
 
-def _numbers(bits: int) -> Iterator[int]:
+def numbers_of(bits: int) -> Iterator[int]:
     """The numbers of the bits that are set, lowest first."""
     text = bin(bits)[:1:-1]
     number = text.find("1")

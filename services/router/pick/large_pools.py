@@ -6,8 +6,8 @@ of up to MAX_PLAIN workers.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,17 +24,15 @@ from services.router.pick.shortlist import Candidates, Shortener
 from services.router.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class CachedPrompt:
+class CachedPrompt(NamedTuple):
     """A prompt's hashes, and where its first blocks are cached: by the index, or soon."""
 
     hashes: Sequence[int]
-    index: PrefixIndex
+    prefix_index: PrefixIndex
     coming: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class ShortPool:
+class ShortPool(NamedTuple):
     """The workers of one pool to look at, the blocks that each has cached, and its speeds."""
 
     workers: Sequence[Worker]
@@ -42,8 +40,7 @@ class ShortPool:
     speeds: Speeds
 
 
-@dataclass(frozen=True, slots=True)
-class ShortPools:
+class ShortPools(NamedTuple):
     """Both pools, and what the picker needs to know of the workers left out."""
 
     decodes: ShortPool
@@ -93,9 +90,9 @@ class LargePools:
 
     def _cached_blocks(self, prompt: CachedPrompt, *pools: PoolColumns | None) -> list[Column]:
         """How many of the prompt's first blocks each worker of each pool has or will have."""
-        depths = depths_of(prompt.index, prompt.index.steps(prompt.hashes))
+        depths = depths_of(prompt.prefix_index, prompt.prefix_index.steps(prompt.hashes))
         cached = [
-            np.zeros(0) if columns is None else columns.cached_blocks(prompt.index, depths)
+            np.zeros(0) if columns is None else columns.cached_blocks(prompt.prefix_index, depths)
             for columns in pools
         ]
         for endpoint, num_blocks in prompt.coming.items():
@@ -115,19 +112,22 @@ class LargePools:
         cached_blocks: Column,
         kept_away: Collection[str],
     ) -> Candidates:
-        now, settings = self._clock.now(), self._settings
+        now = self._clock.now()
         columns.expire_leases(now)
-        is_unfit = columns.unfit(settings, now)
-        (block_size,) = {shape.block_size for shape in columns.shapes}
-        cached = np.minimum(cached_blocks * block_size, demand.num_prompt_tokens)
+        is_unfit = columns.unfit(now)
+        if kept_away:
+            is_unfit[self._rows(columns, kept_away)] = True
+        (shape,) = columns.shapes
+        missing = np.maximum(demand.num_prompt_tokens - cached_blocks * shape.block_size, 1.0)
         for row in self._rows(columns, demand.session):
-            cached[row] = min(cached[row] + SESSION_TOKENS, demand.num_prompt_tokens)
-        is_unfit[self._rows(columns, kept_away)] = True
-        return Candidates(columns, columns.rates(others, settings, now), is_unfit, cached)
+            missing[row] = max(missing[row] - SESSION_TOKENS, 1.0)
+        return Candidates(columns, columns.rates(others, now), is_unfit, cached_blocks, missing)
 
     def _rows(self, columns: PoolColumns, worker_ids: Collection[str]) -> list[int]:
         """The rows of those workers that are in this pool. A peer may name one that this router has
         not met."""
+        if not worker_ids:
+            return []
         workers = (self._fleet.known(worker_id) for worker_id in worker_ids)
         places = [self._fleet.row(worker.endpoint) for worker in workers if worker is not None]
         return [place[1] for place in places if place is not None and place[0] is columns]
@@ -136,9 +136,10 @@ class LargePools:
         self, pool: Sequence[Worker], rows: Sequence[int], cached: Column, candidates: Candidates
     ) -> ShortPool:
         speeds = Speeds(candidates.rates.means, self._settings, self._clock.now())
-        return ShortPool([pool[row] for row in rows], [int(cached[r]) for r in rows], speeds)
+        return ShortPool(
+            [pool[row] for row in rows], [int(cached.item(row)) for row in rows], speeds
+        )
 
 
 def _have_one_shape(decodes: PoolColumns, prefills: PoolColumns | None) -> bool:
-    shapes = decodes.shapes | (prefills.shapes if prefills is not None else set())
-    return len(shapes) == 1
+    return len(decodes.shapes) == 1 and (prefills is None or prefills.shapes == decodes.shapes)

@@ -243,7 +243,7 @@ class Selector:
 
     def _whole_pools(self, request: PickRequest, prompt: CachedPrompt) -> ShortPools:
         """All workers of the model."""
-        cached_blocks = prompt.index.match(prompt.hashes)
+        cached_blocks = prompt.prefix_index.match(prompt.hashes)
         for endpoint, num_blocks in prompt.coming.items():
             cached_blocks[endpoint] = max(num_blocks, cached_blocks.get(endpoint, 0))
 

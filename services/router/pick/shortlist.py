@@ -7,8 +7,9 @@ nothing when no worker has even the size for the request: then the picker looks 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import reduce
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,21 +24,21 @@ _NUM_KEPT = 4
 _TIE = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
+class Candidates(NamedTuple):
     """One pool at the moment of a pick: its figures and the state that belongs to the request.
 
-    `is_unfit` has the workers that this request must not get, `cached` its tokens in each cache.
+    `is_unfit` has the workers that this request must not get, `cached_blocks` its blocks in each
+    cache, and `missing` the prompt tokens that count as not cached.
     """
 
     columns: PoolColumns
     rates: PoolRates
     is_unfit: Mask
-    cached: Column
+    cached_blocks: Column
+    missing: Column
 
 
-@dataclass(frozen=True, slots=True)
-class Shortlist:
+class Shortlist(NamedTuple):
     """The rows to look at, and what the picker needs to know of the others."""
 
     decodes: Sequence[int]
@@ -64,7 +65,8 @@ class Shortener:
         # By the zone of the prefill workers.
         soonest_s: dict[str, float] = {}
         if prefills is not None and demand.mode is not PrefillMode.LOCAL:
-            until_s = self._prefill_s(demand, prefills)
+            tokens = prefills.columns[Figure.QUEUED_TOKENS] + prefills.missing
+            until_s = tokens / prefills.rates.prefill_per_s()
             num_prompt_blocks = -(-(demand.num_prompt_tokens + 1) // shape.block_size)
             until_s[prefills.is_unfit] = np.inf
             if prefills.columns.least_blocks < num_prompt_blocks:
@@ -75,7 +77,7 @@ class Shortener:
                 rows = self._lowest(of_zone)
                 partners += rows
                 if rows:
-                    soonest_s[zone] = min(of_zone[rows].tolist())
+                    soonest_s[zone] = min(map(of_zone.item, rows))
             partners.sort()
             if not partners and not prefills.is_unfit.all():
                 return None
@@ -88,17 +90,12 @@ class Shortener:
             num_left_out += len(prefills.columns) - len(partners)
         return Shortlist(rows, partners, others._replace(num_workers=num_left_out))
 
-    def _prefill_s(self, demand: Demand, pool: Candidates) -> Column:
-        """Seconds until each worker would have prefilled the prompt."""
-        tokens = pool.columns[Figure.QUEUED_TOKENS] + _missing(demand, pool)
-        return tokens / pool.rates.prefill_per_s()
-
     def _lowest(self, values: Column) -> list[int]:
         """The rows of the lowest finite values; chance decides between equal ones."""
         if len(values) <= _NUM_KEPT:
             return np.flatnonzero(np.isfinite(values)).tolist()
-        rows: list[int] = np.argpartition(values, _NUM_KEPT)[: _NUM_KEPT + 1].tolist()
-        first = sorted(zip(values[rows].tolist(), rows, strict=True))
+        rows = values.argpartition(_NUM_KEPT)[: _NUM_KEPT + 1]
+        first = sorted(zip(values[rows].tolist(), rows.tolist(), strict=True))
         highest = first[0][0] + _TIE
         if math.isfinite(highest) and first[-1][0] <= highest:
             ties = np.flatnonzero(values <= highest)
@@ -106,22 +103,17 @@ class Shortener:
         return sorted(row for value, row in first[:_NUM_KEPT] if math.isfinite(value))
 
 
-def _missing(demand: Demand, pool: Candidates) -> Column:
-    return np.maximum(1.0, demand.num_prompt_tokens - pool.cached)
-
-
-@dataclass(frozen=True, slots=True)
-class _Way:
+class _Way(NamedTuple):
     """One way to serve the request on each decode worker: local prefill, or the soonest partner.
 
     A worker that `fits` may take the request when it `has_room`. `later_s` are its costs beyond the
-    first token: what its other streams lose, or what leaving the zone costs.
+    first token: slower output, what its other streams lose, or what leaving the zone costs.
     """
 
     fits: Mask
     has_room: Mask
     first_token_s: Column
-    later_s: Column | float = 0.0
+    later_s: Column
 
 
 class _DecodeScores:
@@ -133,8 +125,6 @@ class _DecodeScores:
         self._pool = pool
         (self._shape,) = pool.columns.shapes
         self._step_s = pool.rates.step_s()
-        self._missing = _missing(demand, pool)
-        self._is_running = pool.columns[Figure.NUM_RUNNING] > 0
 
     def rows(
         self, partners_s: Mapping[str, float], lowest: Callable[[Column], list[int]]
@@ -142,47 +132,50 @@ class _DecodeScores:
         """The rows to look at, and the figures of all; `partners_s` are the soonest times of
         prefill workers by zone. Without room anywhere the rows are those with the most."""
         fits = ~self._pool.is_unfit
-        running = self._pool.columns[Figure.NUM_RUNNING]
-        idle_s = self._step_s / (1 + running / self._policy.batch_doubling)
+        idle_s = self._step_s / self._pool.columns[Figure.MEASURED_FACTOR]
         fit_steps = idle_s[fits]
         if not len(fit_steps):
             return [], NO_OTHERS
         middle = (len(fit_steps) - 1) // 2
-        idle_step_s = float(np.partition(fit_steps, middle)[middle])
-        itl_s = self._itl_s(idle_s, idle_step_s)
-        ways = self._ways(self._large(fits), partners_s, idle_step_s)
-        scores: Column = np.full(len(fits), np.inf)
-        for way in ways:
-            score = way.first_token_s + way.later_s + itl_s
-            np.minimum(score, scores, out=scores, where=way.fits & way.has_room)
-        if rows := lowest(scores):
+        fit_steps.partition(middle)
+        idle_step_s = float(fit_steps[middle])
+        ways = self._ways(self._large(fits), partners_s, idle_s, idle_step_s)
+        scores = [
+            np.where(way.fits & way.has_room, way.first_token_s + way.later_s, np.inf)
+            for way in ways
+        ]
+        if scores and (rows := lowest(reduce(np.minimum, scores))):
             return rows, Others(idle_step_s=idle_step_s)
         # The roomiest are seldom the soonest, for which a waiting request is predicted.
         first = [float(way.first_token_s[way.fits].min(initial=np.inf)) for way in ways]
         others = Others(idle_step_s=idle_step_s, first_token_s=min(first, default=math.inf))
         return self._roomiest(ways, lowest), others
 
-    def _ways(self, fits: Mask, partners_s: Mapping[str, float], idle_step_s: float) -> list[_Way]:
-        needed = self._blocks_needed()
-        has_room = self._has_room(needed)
+    def _ways(
+        self, fits: Mask, partners_s: Mapping[str, float], idle_s: Column, idle_step_s: float
+    ) -> list[_Way]:
+        columns, itl_s = self._pool.columns, self._itl_s(idle_s, idle_step_s)
+        needed, has_slots = self._blocks_needed(), self._has_slots()
         wait_s = self._step_wait_s(idle_step_s)
         ways = []
         for zone, partner_s in partners_s.items():
             may_take = fits
             if self._demand.num_choices > 1:
-                may_take = fits & (needed <= self._pool.columns[Figure.NUM_BLOCKS])
-            may_have = has_room & self._may_promise(needed)
+                may_take = fits & (needed <= columns[Figure.NUM_BLOCKS])
+            has_room = has_slots & (columns[Figure.BLOCKS_TO_PROMISE] >= needed)
             first_token_s = self._handoff_s(zone) + (wait_s + partner_s)
-            ways.append(_Way(may_take, may_have, first_token_s, self._zone_s(zone)))
+            ways.append(_Way(may_take, has_room, first_token_s, self._zone_s(zone) + itl_s))
         if self._demand.mode is not PrefillMode.REMOTE:
-            first_token_s, streams_s = self._local_s(idle_step_s), self._streams_s()
-            ways.append(_Way(self._may_be_local(fits), has_room, first_token_s, streams_s))
+            needed = np.minimum(needed, columns[Figure.NUM_BLOCKS])
+            has_room = has_slots & (columns[Figure.BLOCKS_FREE] >= needed)
+            first_token_s, later_s = self._local_s(idle_step_s), self._streams_s() + itl_s
+            ways.append(_Way(self._may_be_local(fits), has_room, first_token_s, later_s))
         return ways
 
     def _may_be_local(self, fits: Mask) -> Mask:
         if self._demand.max_local_tokens is None:
             return fits
-        is_short: Mask = self._missing <= self._demand.max_local_tokens
+        is_short: Mask = self._pool.missing <= self._demand.max_local_tokens
         return fits & is_short
 
     def _roomiest(self, ways: Sequence[_Way], lowest: Callable[[Column], list[int]]) -> list[int]:
@@ -193,6 +186,10 @@ class _DecodeScores:
         columns = self._pool.columns
         room = columns[Figure.BATCH_SLOTS_FREE] * 2.0**26 + columns[Figure.BLOCKS_FREE]
         return lowest(np.where(fits, -room, np.inf))
+
+    def _is_running(self) -> Mask:
+        is_running: Mask = self._pool.columns[Figure.NUM_RUNNING] > 0
+        return is_running
 
     def _large(self, fits: Mask) -> Mask:
         """Those that have the blocks for the prompt."""
@@ -208,40 +205,36 @@ class _DecodeScores:
         num_blocks: Column | int = -(-num_tokens // size)
         if -(-num_tokens // size) > columns.least_blocks:
             num_blocks = np.minimum(num_blocks, columns[Figure.NUM_BLOCKS])
-        needed: Column = num_blocks - self._pool.cached // size
+        needed: Column = num_blocks - self._pool.cached_blocks
         if demand.num_choices > 1:
             num_own = np.maximum(0, num_blocks - demand.num_prompt_tokens // size)
             needed = needed + num_own * (demand.num_choices - 1)
         return needed
 
-    def _has_room(self, needed: Column) -> Mask:
+    def _has_slots(self) -> Mask:
         columns, slots = self._pool.columns, self._demand.num_choices
         has_slots: Mask = columns[Figure.BATCH_SLOTS_FREE] >= (
             slots
             if slots <= columns.least_batch_slots
             else np.minimum(slots, columns[Figure.BATCH_SLOTS])
         )
-        # What one choice needs is not more than what there is.
-        blocks = needed if slots == 1 else np.minimum(needed, columns[Figure.NUM_BLOCKS])
-        return has_slots & (columns[Figure.BLOCKS_FREE] >= blocks)
-
-    def _may_promise(self, needed: Column) -> Mask:
-        promised = self._pool.columns[Figure.BLOCKS_PROMISED]
-        cap = self._policy.promise_cap * self._pool.columns[Figure.NUM_BLOCKS]
-        is_only_one: Mask = promised == 0
-        return is_only_one | (promised + needed <= cap)
+        return has_slots
 
     def _itl_s(self, idle_s: Column, idle_step_s: float) -> Column:
         policy, demand = self._policy, self._demand
-        is_slow = self._is_running & (idle_s > NOISE_FACTOR * idle_step_s)
-        batch = self._pool.columns[Figure.NUM_SEQUENCES] + demand.num_choices
-        longer_s = np.where(is_slow, idle_s, idle_step_s) * (1 + batch / policy.batch_doubling)
-        return policy.itl_weight * (longer_s - idle_step_s) * max(1, demand.expected_output_tokens)
+        step_s: Column | float = idle_step_s
+        is_slow = idle_s > NOISE_FACTOR * idle_step_s
+        if np.count_nonzero(is_slow):
+            step_s = np.where(is_slow & self._is_running(), idle_s, idle_step_s)
+        batch = demand.num_choices / policy.batch_doubling
+        longer_s = step_s * (self._pool.columns[Figure.BATCH_FACTOR] + batch)
+        num_tokens = max(1, demand.expected_output_tokens)
+        return (longer_s - idle_step_s) * (policy.itl_weight * num_tokens)
 
     def _handoff_s(self, prefill_zone: str) -> Column:
         """Seconds of the handoff from a prefill worker of this zone."""
         rates, policy = self._pool.rates, self._policy
-        num_bytes = np.ceil(self._missing / self._shape.block_size) * self._shape.block_bytes
+        num_bytes = np.ceil(self._pool.missing / self._shape.block_size) * self._shape.block_bytes
         least_s, per_s = rates.small_handoff_s(), rates.handoff_per_s()
         handoff_s = least_s + num_bytes / per_s
         for zone, is_there in self._pool.columns.zones.items():
@@ -256,7 +249,7 @@ class _DecodeScores:
         rates = self._pool.rates
         if not rates.means.step_wait:
             return idle_step_s
-        return np.where(self._is_running, rates.step_wait_s(), idle_step_s)
+        return np.where(self._is_running(), rates.step_wait_s(), idle_step_s)
 
     def _zone_s(self, prefill_zone: str) -> Column | float:
         """The cost of leaving the zone."""
@@ -267,13 +260,13 @@ class _DecodeScores:
     def _local_s(self, idle_step_s: float) -> Column:
         """Seconds until the decode worker has prefilled the prompt itself."""
         columns = self._pool.columns
-        tokens = columns[Figure.QUEUED_TOKENS] + self._missing
+        tokens = columns[Figure.QUEUED_TOKENS] + self._pool.missing
         chunk = columns[Figure.CHUNK_TOKENS]
         num_steps = np.where(chunk > 0, np.ceil(tokens / np.maximum(chunk, 1)), 1)
-        steps_s = np.where(self._is_running, num_steps * self._step_s, idle_step_s)
+        steps_s = np.where(self._is_running(), num_steps * self._step_s, idle_step_s)
         return tokens / self._pool.rates.prefill_per_s() + steps_s
 
     def _streams_s(self) -> Column:
         """Seconds that a local prefill costs the streams on the decode worker, weighted."""
-        own_s = self._missing / self._pool.rates.prefill_per_s()
+        own_s = self._pool.missing / self._pool.rates.prefill_per_s()
         return self._policy.itl_weight * self._pool.columns[Figure.NUM_RUNNING] * own_s

@@ -68,6 +68,19 @@ def test_a_busy_worker_is_left_for_an_idle_one(router, run) -> None:
     run(scenario)
 
 
+def test_a_worker_of_the_session_without_room_takes_no_place_of_a_shortlist(router, run) -> None:
+    async def scenario() -> None:
+        fleet = router()
+        workers = {f"d{number}": fleet.decode(f"d{number}") for number in range(20)}
+        fleet.prefill()
+        first, _ = await picked(fleet, "r1", num_prompt_tokens=1024)
+        workers[first].load(num_blocks_free=55)  # 64 are needed, a session counts for 16
+        response = await fleet.pick("r2", session=SESSION, num_prompt_tokens=1024)
+        assert not response.reasons.left_out
+
+    run(scenario)
+
+
 def test_a_peer_tells_who_served_a_session(router, run) -> None:
     async def scenario() -> None:
         fleet = router()
