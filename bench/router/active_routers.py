@@ -3,7 +3,8 @@
 Each router is a process of its own with the product's gRPC services and its stream to the other
 one. Its workers are on paper (`picks.py`), the same for all, and report in the same process. CPU
 time is measured, not time on the clock: the machine may have fewer cores than the routers. What a
-router does by the clock, telling news, is stretched by as much as the machine is too slow.
+router does by the clock, telling news and ending leases, is stretched by as much as the machine is
+too slow.
 """
 
 import asyncio
@@ -35,7 +36,10 @@ from services.router.watcher import PeerWatcher
 NUM_WORKERS = 100
 PROMPT_TOKENS = 16_000
 _NUM_OWN = 2_000
+# Callers of each router: its calls share frames as much whether there are others or not.
 _NUM_AT_ONCE = 8
+# So fast that no request waits in line at any number of picks.
+_PREFILL_TOKENS_PER_S = 1e6
 # Rare: every router takes all reports, however many routers there are (`picks.py` measures them).
 _REPORT_S = 1.0
 # Leases end by time alone, about when reports would end them: workers on paper name no requests.
@@ -76,7 +80,8 @@ def routers_record(
 
 
 def _fleet(seed: int, settings: Settings | None = None) -> PaperFleet:
-    return PaperFleet(NUM_WORKERS, _NUM_OWN, Random(seed), settings, SystemClock())
+    clock, rate = SystemClock(), _PREFILL_TOKENS_PER_S
+    return PaperFleet(NUM_WORKERS, _NUM_OWN, Random(seed), settings, clock, rate)
 
 
 def main() -> None:
@@ -84,13 +89,18 @@ def main() -> None:
     seed, stretch, address, *addresses = sys.argv[1:]
     news.PACE_S *= float(stretch)
     news.LINES_S *= float(stretch)
-    asyncio.run(_serve(address, tuple(addresses), int(seed)))
+    settings = Settings(
+        router_id=address,
+        peers=tuple(addresses) if len(addresses) > 1 else (),
+        slot_lease_s=_LEASE_S * float(stretch),
+        stale_after_s=60,
+    )
+    asyncio.run(_serve(settings, int(seed)))
 
 
-async def _serve(address: str, addresses: tuple[str, ...], seed: int) -> None:
+async def _serve(settings: Settings, seed: int) -> None:
     """Serve as one router until killed."""
-    peers = addresses if len(addresses) > 1 else ()
-    settings = Settings(router_id=address, peers=peers, slot_lease_s=_LEASE_S, stale_after_s=60)
+    address, peers = settings.router_id, settings.peers
     fleet = _fleet(seed, settings)
     server = await start_server(address, partial(add_services, fleet.core, Cutoff()), link=True)
     watcher = PeerWatcher(fleet.core, address, partial(NewsCall, address), Random(seed))
@@ -109,7 +119,7 @@ async def _report(fleet: PaperFleet) -> None:
 async def _measure(
     addresses: tuple[str, ...], pids: list[int], num_picks: int, seed: int
 ) -> tuple[list[float], float]:
-    """Pick `num_picks` times, in turn at all routers.
+    """Pick `num_picks` times, at all routers alike.
 
     Returns the CPU time of each router, and the time on the clock.
     """
@@ -118,16 +128,16 @@ async def _measure(
     stubs = [router_pb2_grpc.RouterStub(channel) for channel in channels]
     routers = [SharedCalls.over_grpc(stub, SystemClock(), is_balanced=False) for stub in stubs]
 
-    async def pick(num_times: int) -> None:
+    async def pick(router: SharedCalls, num_times: int) -> None:
         for _ in range(num_times):
-            number = next(numbers)
-            request = fleet.request(f"request-{number}", PROMPT_TOKENS)
-            await routers[number % len(routers)].call(PICK, request, _TERMS)
+            request = fleet.request(f"request-{next(numbers)}", PROMPT_TOKENS)
+            await router.call(PICK, request, _TERMS)
 
     async def pick_at_once(num_times: int) -> None:
+        callers = [router for router in routers for _ in range(_NUM_AT_ONCE)]
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(_NUM_AT_ONCE):
-                tasks.create_task(pick(num_times // _NUM_AT_ONCE))
+            for router in callers:
+                tasks.create_task(pick(router, num_times // len(callers)))
 
     await pick_at_once(num_picks // 10)
     began_s, before = time.monotonic(), [_cpu_s(pid) for pid in pids]

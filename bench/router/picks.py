@@ -54,10 +54,12 @@ class PaperFleet:
         random: Random,
         settings: Settings | None = None,
         clock: Clock | None = None,
+        prefill_tokens_per_s: float = 8000.0,
     ) -> None:
         self.clock = PaperClock()
         self.core = RouterCore(settings or Settings(), clock or self.clock, random)
         self._random = random
+        self._prefill_tokens_per_s = prefill_tokens_per_s
         self._common = random.randbytes(_NUM_COMMON * HASH_BYTES)
         self._own = [random.randbytes(num_own * HASH_BYTES) for _ in range(num_workers // 2)]
         self._seqs = [0] * num_workers
@@ -91,7 +93,7 @@ class PaperFleet:
             num_blocks_total=_NUM_BLOCKS,
             num_blocks_free=_NUM_BLOCKS - random.randrange(1000),
             num_queued_prefill_tokens=0 if is_decode else random.randrange(8000),
-            prefill_tokens_per_s=random.uniform(7000, 9000),
+            prefill_tokens_per_s=random.uniform(7 / 8, 9 / 8) * self._prefill_tokens_per_s,
             decode_step_s=random.uniform(0.03, 0.05) if is_decode else 0.0,
             handoff_bytes_per_s=random.uniform(9e9, 11e9) if is_decode else 0.0,
             accepted_request_ids=accepted,
