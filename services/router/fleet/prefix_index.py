@@ -176,11 +176,11 @@ class PrefixIndex:
         """
         steps: list[tuple[int, int]] = []
         find, holding = self._holders.get, self._all_bits
-        depth, num_blocks, known = 0, len(hashes), -1
+        depth, end, num_blocks, known = 0, _NUM_LOOKED_UP, len(hashes), -1
         while depth < num_blocks and holding:
-            end, is_same = self._stride(hashes, depth, known)
-            if is_same:
+            if depth and end <= num_blocks and find(hashes[end - 1], 0) == known:
                 depth = end
+                end += _STRIDE
                 continue
             for block_hash in hashes[depth:end]:
                 mask = find(block_hash, 0)
@@ -192,16 +192,10 @@ class PrefixIndex:
                     if not holding:
                         break
                 depth += 1
+            end += _STRIDE
         if holding and depth:
             steps.append((holding, depth))
         return steps
-
-    def _stride(self, hashes: Sequence[int], start: int, known: int) -> tuple[int, bool]:
-        """The end of the blocks to look at next, and whether they have the `known` holders."""
-        end = start + _STRIDE if start >= _NUM_LOOKED_UP else _NUM_LOOKED_UP
-        if end > len(hashes) or start < _NUM_LOOKED_UP:
-            return end, False
-        return end, self._holders.get(hashes[end - 1], 0) == known
 
     @property
     def num_bits(self) -> int:

@@ -7,6 +7,7 @@ hash covers everything before it. What was cached at the pick is the business of
 """
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
@@ -72,8 +73,8 @@ class PromptsOnTheWay:
         depths: dict[str, int] = {}
         if self._coming:
             for num_blocks, block_hash in _marks(hashes, block_size):
-                for endpoint in self._coming.get(block_hash, ()):
-                    depths[endpoint] = num_blocks
+                if block_hash in self._coming:
+                    depths.update(dict.fromkeys(self._coming[block_hash], num_blocks))
         return depths
 
     def _expire(self) -> None:
@@ -102,11 +103,8 @@ _GRID = tuple(_grid())
 MAX_MARKS = len(_GRID)
 
 
-def _marks(hashes: Sequence[int], block_size: int) -> Iterator[tuple[int, int]]:
+def _marks(hashes: Sequence[int], block_size: int) -> list[tuple[int, int]]:
     """The hashes that are kept, each with the number of blocks that it covers."""
     stride = max(1, STRIDE_TOKENS // block_size)
-    for mark in _GRID:
-        num_blocks = mark * stride
-        if num_blocks > len(hashes):
-            break
-        yield num_blocks, hashes[num_blocks - 1]
+    num_marks = bisect_right(_GRID, len(hashes) // stride)
+    return [(mark * stride, hashes[mark * stride - 1]) for mark in _GRID[:num_marks]]

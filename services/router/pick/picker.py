@@ -12,9 +12,9 @@ randomness only breaks ties. Knows neither time nor queues nor the source of the
 (`fleet/fleet.py`, `fleet/speeds.py`).
 """
 
-import heapq
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from operator import itemgetter
 from random import Random
 from typing import NamedTuple
 
@@ -62,10 +62,11 @@ class NoPick(NamedTuple):
 
 
 class _Partners(NamedTuple):
-    """The prefill workers of one block shape in one zone: the soonest one, and others with room."""
+    """The prefill workers of one block shape in one zone: the soonest one, and others with room,
+    each with the seconds until it would have computed the prompt."""
 
     soonest: WorkerView
-    others: Sequence[WorkerView]
+    others: Sequence[tuple[float, WorkerView]]
 
 
 # The soonest prefill worker is the same for all decode workers of one shape and zone.
@@ -117,7 +118,7 @@ def pick(
     others = [choice for choice in choices if choice is not best]
     others += [
         Choice(best.decode, prefill, pick_costs.of(best.decode, prefill, best.step_s), best.step_s)
-        for prefill in _rivals(demand, best, partners)
+        for prefill in _rivals(best, partners)
     ]
     return Pick(
         best.decode,
@@ -162,18 +163,18 @@ def _partners(
             views = [view for view in views if view not in small]
         seconds = [costs.remote_s(demand, view) for view in views]
         latest_s = min(seconds) + _TIE
-        ties = [view for view, own_s in zip(views, seconds, strict=True) if own_s <= latest_s]
-        soonest = random.choice(ties)
-        partners[key] = _Partners(soonest, [view for view in views if view is not soonest])
+        timed = list(zip(seconds, views, strict=True))
+        soonest = random.choice([view for own_s, view in timed if own_s <= latest_s])
+        partners[key] = _Partners(soonest, [each for each in timed if each[1] is not soonest])
     return partners
 
 
-def _rivals(demand: Demand, best: Choice, partners: _ByShapeAndZone) -> Sequence[WorkerView]:
+def _rivals(best: Choice, partners: _ByShapeAndZone) -> Sequence[WorkerView]:
     """The next soonest prefill workers of the chosen one's zone."""
     if best.prefill is None:
         return ()
     others = partners[best.prefill.shape.digest, best.prefill.zone].others
-    return heapq.nsmallest(MAX_OTHERS, others, key=lambda view: costs.remote_s(demand, view))
+    return [view for _, view in sorted(others, key=itemgetter(0))[:MAX_OTHERS]]
 
 
 def _ways(demand: Demand, decode: WorkerView, partners: _ByShapeAndZone) -> list[WorkerView | None]:

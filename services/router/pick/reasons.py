@@ -2,7 +2,6 @@
 workers could not be chosen. Text is made only where somebody reads it (baton/wire/pick_reasons.py).
 """
 
-import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -91,7 +90,7 @@ class Reasons(NamedTuple):
 
     def to_wire(self) -> router_pb2.PickReasons:
         """The chosen pair, the next best ones, and some of the workers that were left out."""
-        others = heapq.nsmallest(MAX_OTHERS, self.others, key=lambda each: sum(each.costs))
+        others = sorted(self.others, key=lambda each: sum(each.costs))[:MAX_OTHERS]
         self._show_near(others)
         left_out = self.left_out[:MAX_LEFT_OUT]
         num_named = len(others) + len(left_out)
