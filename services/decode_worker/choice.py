@@ -130,6 +130,7 @@ class ChoiceRun:
                 forks=tuple(Fork(run.seq_id, run.choice) for run in forks),
                 is_suspect=submit.is_suspect,
                 pools=submit.pools,
+                is_quiet=submit.is_quiet,
             )
         )
         for run in runs:

@@ -204,5 +204,6 @@ class RemotePrefill:
             priority=submit.priority,
             fork_choices=self._fork_choices,
             is_suspect=submit.is_suspect,
+            is_quiet=submit.is_quiet,
         )
         return PrefillRequest(ticket, message, request.prompt_ids, request.block_hashes, self.spent)

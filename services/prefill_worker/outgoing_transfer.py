@@ -170,6 +170,7 @@ class OutgoingTransfer:
                 deadline=now + request.deadline_ms / 1000 if request.deadline_ms else None,
                 forks=tuple(map(Fork, self.seq_ids[1:], request.fork_choices)),
                 is_suspect=request.is_suspect,
+                is_quiet=request.is_quiet,
                 checksum_every=self._sending.checksum_every,
             )
         )

@@ -56,6 +56,7 @@ class _ModelQueue:
         if placement is None:
             return None
         if not wanted.has_begun:
+            placement.response.is_quiet = self.queue.line.goes_first(wanted.turn)
             self.queue.line.charge(wanted.turn, placement.engine_s)
         if self._news.has_peers:
             self._news.placed(wanted, placement)

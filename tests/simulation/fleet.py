@@ -336,9 +336,10 @@ class Fleet:
         **fields: Any,
     ) -> Answer:
         """One chat request through the whole fleet; `path` of a completion asks for that, and of
-        embeddings for the vectors of `texts`."""
+        embeddings for the vectors of `texts`. `api_key` is another tenant's."""
         answer = answer or Answer()
         path = fields.pop("path", "/v1/chat/completions")
+        api_key = fields.pop("api_key", self.api_key)
         chat = {"messages": [{"role": "user", "content": text}]}
         prompt = chat if "chat" in path else {"prompt": text}
         if path == "/v1/embeddings":
@@ -354,12 +355,20 @@ class Fleet:
             request_id,
             ENDPOINTS[path],
             read_body,
-            f"Bearer {self.api_key}",
+            f"Bearer {api_key}",
             deadline_s=600,
             first_token_s=first_token_s,
         )
         await self.gateway.pipeline.run(arrival, answer)
         return answer
+
+    async def new_key(self, tenant: str) -> str:
+        """Make a key of this tenant, without limits."""
+        key, record = key_registry.new_key(
+            SECRET, tenant, key_limits.KeyLimits(), now_unix_s=0, random=self.rng.randbytes
+        )
+        await self._store.execute_all(key_registry.redis_commands(record))
+        return key
 
     def expected(self, request_id: str, max_tokens: int, seed: int, choice: int = 0) -> str:
         """The text that this request must get, whatever happens around it."""

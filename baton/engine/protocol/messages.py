@@ -115,6 +115,8 @@ class AddSequence(msgspec.Struct, array_like=True, tag="add"):
     forks: tuple[Fork, ...] = ()
     # Its request is computed in steps of its own until it has proved harmless (`wire/limits.py`).
     is_suspect: bool = False
+    # Its tenant has had little lately: it goes before others of its priority.
+    is_quiet: bool = False
     # For a prefill sequence whose blocks the peer reads where they are: checksums of every so
     # many-th one are reported. None = the front reads the blocks, in the shared pool.
     checksum_every: int | None = None

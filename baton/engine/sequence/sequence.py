@@ -145,7 +145,7 @@ class Sequence:
         self._tokens = np.empty(len(tokens) + 32, _TOKEN)
         self._tokens[: len(tokens)] = tokens
         self.request = request
-        self.rank = (-request.priority, arrival)
+        self.rank = (-request.priority, not request.is_quiet, arrival)
         self.state = SequenceState.WAITING
         self.num_tokens = len(tokens)
         self.num_prompt_tokens = len(tokens) - request.num_emitted

@@ -3,7 +3,8 @@
 A step that decodes should end within `max_step_s`, but prefill gets at least DECODE_SHARE of the
 time that the decodes themselves need: a decode waits for `max_step_s` or for one and a half times
 its own step, whichever is longer. A step without decodes may take LONE_FACTOR times as long: no
-stream waits for it, only newcomers and aborts do.
+stream waits for it, only newcomers and aborts do. For SHORT_STEPS after a request of a quiet
+tenant, which is not to wait for the prompts of others, it is as short as one with decodes.
 
 The times of decodes and of a prefill token are learned from the steps that ran. A mixed step has
 both in it: prefill that seems dearer than it is gets ever smaller chunks, which are dearer still.
@@ -12,6 +13,7 @@ batch has grown. Chunked prefill beside decodes: Sarathi-Serve (OSDI 2024).
 """
 
 LONE_FACTOR = 4
+SHORT_STEPS = 300
 DECODE_SHARE = 0.5
 FIRST_CHUNK_TOKENS = 256
 # After so many mixed steps, or when the batch is so much larger than it was, decodes run alone.
@@ -34,6 +36,11 @@ class ChunkPolicy:
         self._num_decodes = 0
         self._num_mixed = 0
         self._mixed_s = 0.0
+        self._num_short_steps = 0
+
+    def shorten(self) -> None:
+        """Keep the next SHORT_STEPS short: a request of a quiet tenant is here, more may follow."""
+        self._num_short_steps = SHORT_STEPS
 
     def max_prefill_tokens(self, num_decodes: int) -> int:
         """Prefill tokens for a step with that many decodes; 0 = measure the decodes alone."""
@@ -49,7 +56,7 @@ class ChunkPolicy:
             return self._max_step_tokens
         if self._token_s is None:
             return min(FIRST_CHUNK_TOKENS, self._max_step_tokens)
-        allowed_s = LONE_FACTOR * self._max_step_s
+        allowed_s = self._max_step_s * (1 if self._num_short_steps else LONE_FACTOR)
         if num_decodes:
             allowed_s = max(self._max_step_s - self._decode_s, DECODE_SHARE * self._decode_s)
         if self._token_s * self._max_step_tokens <= allowed_s:
@@ -58,6 +65,7 @@ class ChunkPolicy:
 
     def observe(self, duration_s: float, num_prefill_tokens: int, num_decodes: int) -> None:
         """One step of `duration_s` seconds has run."""
+        self._num_short_steps = max(0, self._num_short_steps - 1)
         if not num_prefill_tokens:
             # As it was just now: batches change faster than a mean would follow.
             self._decode_s = duration_s

@@ -1,4 +1,5 @@
-"""Decides what the next step computes: decodes first, then prefill chunks, then newcomers.
+"""Decides what the next step computes: decodes first, then prefill chunks, then newcomers. A prompt
+goes before less important ones that have begun.
 
 One token budget per step; `chunk_policy.py` says how much of it prefill may use. A sequence without
 credit is parked: it keeps its blocks and stays out of the batch. When a decode needs a block and
@@ -30,6 +31,10 @@ class RankedList:
         index = bisect_left(self._items, seq.rank, key=_rank)
         assert self._items[index] is seq
         del self._items[index]
+
+    def has_more_important(self, seq: Sequence) -> bool:
+        """Return whether the first one is more important than `seq`, whichever came first."""
+        return bool(self._items) and self._items[0].rank[:2] < seq.rank[:2]
 
     def snapshot(self) -> list[Sequence]:
         """A copy that may be walked while the list changes."""
@@ -96,6 +101,8 @@ class Scheduler:
         seq.state = SequenceState.WAITING
         self.waiting.add(seq)
         self._has_suspects |= seq.runs_alone
+        if seq.request.is_quiet:
+            self._chunks.shorten()
 
     def run(self, seq: Sequence) -> None:
         """The sequence has its blocks and joins the batch."""
@@ -158,6 +165,8 @@ class Scheduler:
         plan.limit_prefill(self._chunks.max_prefill_tokens(plan.num_decodes))
         for seq in prefilling:
             if seq.state is SequenceState.RUNNING:
+                if plan.num_preemptions == 0 and self.waiting.has_more_important(seq):
+                    self._start_waiting(plan, before=seq)
                 self._add_chunks(seq, plan)
         if plan.num_preemptions == 0:
             self._start_waiting(plan)
@@ -200,9 +209,12 @@ class Scheduler:
                     plan.add(member, 1)
         return prefilling
 
-    def _start_waiting(self, plan: StepPlan) -> None:
+    def _start_waiting(self, plan: StepPlan, before: Sequence | None = None) -> None:
+        """Start the sequences for which there is room, or those more important than `before`."""
         num_active = self.num_batch_seqs if len(self.waiting) else 0
         for seq in self.waiting.snapshot():
+            if before is not None and seq.rank[:2] >= before.rank[:2]:
+                break
             if plan.is_full or num_active + seq.num_batch_slots > self._max_num_seqs:
                 break
             if seq.is_parked or not self._has_turn(seq):
@@ -312,5 +324,5 @@ class Scheduler:
         return sum(seq.num_batch_slots for seq in running if seq.request.kind != "prefill")
 
 
-def _rank(seq: Sequence) -> tuple[int, int]:
+def _rank(seq: Sequence) -> tuple[int, bool, int]:
     return seq.rank

@@ -82,20 +82,22 @@ class Quarantined(_message.Message):
     def __init__(self, fingerprint: _Optional[bytes] = ..., left_s: _Optional[float] = ..., software_version: _Optional[str] = ...) -> None: ...
 
 class PickResponse(_message.Message):
-    __slots__ = ("decode", "prefill", "queue_us", "predicted_cached_tokens", "is_suspect", "reasons")
+    __slots__ = ("decode", "prefill", "queue_us", "predicted_cached_tokens", "is_suspect", "reasons", "is_quiet")
     DECODE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IS_SUSPECT_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
+    IS_QUIET_FIELD_NUMBER: _ClassVar[int]
     decode: WorkerEndpoint
     prefill: WorkerEndpoint
     queue_us: int
     predicted_cached_tokens: int
     is_suspect: bool
     reasons: PickReasons
-    def __init__(self, decode: _Optional[_Union[WorkerEndpoint, _Mapping]] = ..., prefill: _Optional[_Union[WorkerEndpoint, _Mapping]] = ..., queue_us: _Optional[int] = ..., predicted_cached_tokens: _Optional[int] = ..., is_suspect: _Optional[bool] = ..., reasons: _Optional[_Union[PickReasons, _Mapping]] = ...) -> None: ...
+    is_quiet: bool
+    def __init__(self, decode: _Optional[_Union[WorkerEndpoint, _Mapping]] = ..., prefill: _Optional[_Union[WorkerEndpoint, _Mapping]] = ..., queue_us: _Optional[int] = ..., predicted_cached_tokens: _Optional[int] = ..., is_suspect: _Optional[bool] = ..., reasons: _Optional[_Union[PickReasons, _Mapping]] = ..., is_quiet: _Optional[bool] = ...) -> None: ...
 
 class PickReasons(_message.Message):
     __slots__ = ("choices", "left_out", "num_omitted", "num_prompt_tokens", "remark")

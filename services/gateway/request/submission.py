@@ -199,6 +199,7 @@ class Submission:
             ended_choices=[each.choice for each in choices if each.finish_reason is not None],
             deadline_ms=max(int(job.deadlines.left_s * 1000), 1),
             priority=job.priority,
+            is_quiet=pick.is_quiet,
             prefill_endpoint=pick.prefill.endpoint if pick.HasField("prefill") else "",
             pools=job.request.vector is not None,
         )

@@ -3,6 +3,8 @@
 Workers compute prompts in the order of their arrival, whosever they are. So a fleet whose workers
 all have prompts for BACKLOG_S before them gets no more: the next one waits in the router's line,
 which is fair and bounded. No worker runs dry meanwhile, because it reports many times in that time.
+A tenant that must leave room for quiet ones (`queue/fair_line.py`) stops earlier: so theirs find
+room, and a short line before them in the worker.
 """
 
 from services.router.fleet.columns import Figure
@@ -10,6 +12,8 @@ from services.router.fleet.fleet import Fleet
 from services.router.pick.shortlist import MAX_PLAIN
 
 BACKLOG_S = 1.0
+# The same for requests of tenants with a large share, while there are tenants with a small one.
+SHARED_BACKLOG_S = 0.25
 
 
 def least_tokens(fleet: Fleet, model_fp: str, role: int) -> float:

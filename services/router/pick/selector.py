@@ -110,7 +110,7 @@ class Selector:
             self._check_due(request, outcome)
             if leaves_room and not self._leaves_room(request):
                 return None
-            if self._lacks_prefill(request, outcome):
+            if self._lacks_prefill(request, outcome, leaves_room):
                 return None
             self._no_worker_since.pop(request.model_fp, None)
             leases = self._take_leases(request, outcome)
@@ -140,11 +140,12 @@ class Selector:
         for which room is gathered on one worker, is not asked."""
         return request.num_choices > 1 or kept_room.is_left(self._fleet, request.model_fp)
 
-    def _lacks_prefill(self, request: PickRequest, picked: Pick) -> bool:
+    def _lacks_prefill(self, request: PickRequest, picked: Pick, leaves_room: bool) -> bool:
         """Return whether the prompt waits here rather than in a worker's queue. That of a stream
         which has begun goes before all."""
         computing, role = picked.prefill or picked.decode, PREFILL if picked.prefill else DECODE
-        most_tokens = prefill_backlog.BACKLOG_S * computing.speed.prefill_tokens_per_s
+        most_s = prefill_backlog.SHARED_BACKLOG_S if leaves_room else prefill_backlog.BACKLOG_S
+        most_tokens = most_s * computing.speed.prefill_tokens_per_s
         if request.has_begun or not computing.speed.is_measured:
             return False
         if computing.num_queued_prefill_tokens <= most_tokens:

@@ -89,6 +89,11 @@ class QuietTenants:
         self._look()
         return self._is_any
 
+    @property
+    def has_loud(self) -> bool:
+        """Some tenant had much lately."""
+        return bool(self._others)
+
     def is_quiet(self, tenant: str) -> bool:
         """Return whether this tenant had little or nothing lately."""
         self._look()
@@ -253,11 +258,15 @@ class FairLine(Generic[W]):
         band.shares.charge(turn.tenant, engine_s / turn.weight)
         band.quiet.charge(turn.tenant, engine_s / turn.weight)
 
+    def goes_first(self, turn: Turn) -> bool:
+        """Return whether workers compute this tenant's prompts before others: it is quiet beside
+        tenants that are not."""
+        return self._is_quiet(turn) and self._band(turn.priority).quiet.has_loud
+
     def must_leave_room(self, turn: Turn) -> bool:
         """Return whether requests of this tenant must leave room for quiet ones of as large a
         priority or a larger one."""
-        has_backlog = self.held(turn.tenant).num_requests > MAX_WAITING
-        if self._band(turn.priority).quiet.is_quiet(turn.tenant) and not has_backlog:
+        if self._is_quiet(turn):
             return False
         return any(
             priority >= turn.priority and band.quiet.is_any()
@@ -332,6 +341,10 @@ class FairLine(Generic[W]):
             for waiter in self._bands[priority].in_order():
                 if waiter is not owed:
                     yield waiter
+
+    def _is_quiet(self, turn: Turn) -> bool:
+        has_backlog = self.held(turn.tenant).num_requests > MAX_WAITING
+        return not has_backlog and self._band(turn.priority).quiet.is_quiet(turn.tenant)
 
     def _aged(self) -> Iterator[W]:
         """The oldest request of each tenant below the largest priority that has waited long."""

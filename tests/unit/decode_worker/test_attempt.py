@@ -86,12 +86,13 @@ async def test_the_core_is_asked_for_what_was_submitted() -> None:
     async with worker() as w:
         gateway = await w.gateway()
         await asyncio.sleep(1.0)
+        marks = {"is_suspect": True, "is_quiet": True}
         add = await submitted(
-            w, gateway, priority=3, deadline_ms=2500, initial_credit_tokens=5, is_suspect=True
+            w, gateway, priority=3, deadline_ms=2500, initial_credit_tokens=5, **marks
         )
         assert (add.request_id, add.kind, add.choice) == ("r1", "local", 0)
         assert (add.token_ids, add.num_emitted) == (encode_tokens(PROMPT), 0)
-        assert (add.priority, add.credit, add.is_suspect) == (3, 5, True)
+        assert (add.priority, add.credit, add.is_suspect, add.is_quiet) == (3, 5, True, True)
         assert add.deadline == pytest.approx(3.5)
         assert add.sampling.max_tokens == 8
 

@@ -9,6 +9,7 @@ from baton.engine.step.chunk_policy import (
     FIRST_CHUNK_TOKENS,
     LONE_FACTOR,
     MAX_MIXED_STEPS,
+    SHORT_STEPS,
     ChunkPolicy,
 )
 
@@ -56,6 +57,14 @@ def test_slow_decodes_leave_prefill_a_share():
 
 def test_a_step_without_decodes_may_take_longer():
     assert _Machine().run(_policy(), 0)[-1] == pytest.approx(LONE_FACTOR * 0.1, rel=0.1)
+
+
+def test_steps_are_short_for_a_while_after_a_request_of_a_quiet_tenant():
+    policy = _policy()
+    _Machine().run(policy, 0)
+    policy.shorten()
+    assert _Machine().run(policy, 0, SHORT_STEPS) == pytest.approx([0.1] * MAX_MIXED_STEPS, rel=0.1)
+    assert _Machine().run(policy, 0)[-1] == pytest.approx(LONE_FACTOR * 0.1, rel=0.1)
 
 
 def test_fixed_costs_do_not_keep_chunks_small():

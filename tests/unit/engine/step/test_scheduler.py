@@ -277,3 +277,27 @@ def test_a_step_with_decodes_takes_fewer_prompt_tokens_than_one_without() -> Non
         beside.append(driver.step().num_step_tokens)
     assert max(alone) == 80
     assert max(beside) <= 20
+
+
+# Prompts of which some are more important.
+
+
+def test_a_more_important_prompt_is_computed_before_the_rest_of_one_that_has_begun() -> None:
+    driver = make_driver(max_num_seqs=4, max_step_tokens=8)
+    driver.step(add_sequence(1, range(40), max_tokens=1))
+    driver.step(add_sequence(2, range(4), max_tokens=1, priority=1))
+    assert started(driver) == [2]
+    assert computed(driver) == {2}
+    driver.step(add_sequence(3, range(4), max_tokens=1))
+    assert started(driver) == []
+    driver.run()
+    assert list(driver.finished) == [2, 1, 3]
+
+
+def test_a_quiet_tenants_prompt_goes_before_others_of_its_priority_and_behind_larger_ones() -> None:
+    driver = make_driver(max_num_seqs=4, max_step_tokens=8)
+    driver.step(add_sequence(1, range(40), max_tokens=1))
+    quiet = add_sequence(2, range(8), max_tokens=1, is_quiet=True)
+    driver.step(quiet, add_sequence(3, range(8), max_tokens=1, priority=1))
+    driver.run()
+    assert list(driver.finished) == [3, 2, 1]

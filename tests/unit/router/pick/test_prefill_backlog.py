@@ -68,6 +68,25 @@ def test_prompts_wait_in_the_order_of_their_tenants_service(fleet, run) -> None:
     run(scenario)
 
 
+def test_a_loud_tenant_stops_earlier_beside_a_quiet_one_whose_prompts_go_first(fleet, run) -> None:
+    async def scenario() -> None:
+        router, workers = fleet(queued=0)
+        for number in range(20):
+            assert not (await router.pick(f"l{number}", tenant="loud")).is_quiet
+        await router.pick("q0", tenant="quiet")
+        await asyncio.sleep(2)
+        for worker in workers:
+            report(worker, 50)
+        loud = asyncio.create_task(router.pick("l", tenant="loud"))
+        await asyncio.sleep(0.5)
+        assert not loud.done()
+        assert (await router.pick("q", tenant="quiet")).is_quiet
+        report(workers[0], 20)
+        await loud
+
+    run(scenario)
+
+
 def test_a_rate_that_was_not_measured_holds_up_nobody(fleet, run) -> None:
     async def scenario() -> None:
         router, _ = fleet(queued=10**6, rate=0.0)

@@ -84,3 +84,15 @@ def test_service_before_a_long_pause_is_forgotten_at_once(tenants, clock) -> Non
     clock.advance(60 * WINDOW_S)
     assert not tenants.is_any()
     assert tenants.is_quiet("loud")
+
+
+def test_prompts_of_a_quiet_tenant_go_first_beside_a_loud_one_and_no_prompts_alone(clock) -> None:
+    line: FairLine[Waiting] = FairLine(clock)
+    line.charge(Turn("alone"), 1.0)
+    assert not line.goes_first(Turn("alone"))
+    clock.advance(LOOK_S)
+    assert not line.goes_first(Turn("alone"))
+    assert line.goes_first(Turn("quiet"))
+    for number in range(MAX_WAITING + 1):
+        line.enter(Waiting(Turn("quiet"), number, clock.now()))
+    assert not line.goes_first(Turn("quiet"))
