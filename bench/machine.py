@@ -53,6 +53,19 @@ def tree_cpu_s(pid: int) -> float:
     return total
 
 
+def tree_wait_s(pid: int) -> float:
+    """Seconds for which the threads of a process and its living descendants could have run and had
+    no core, all added."""
+    total_ns = 0
+    for process in process_tree(pid):
+        for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+            try:
+                total_ns += int(file.read_text().split()[1])
+            except OSError:
+                continue  # the thread has just ended
+    return total_ns / 1e9
+
+
 def tree_memory_bytes(pid: int, without: str) -> tuple[int, int]:
     """Resident bytes of a process tree: (all, those of mappings whose name has `without`).
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from baton.demo_model import demo_model_path
 from bench.contenders import clean_environment
-from bench.machine import CpuWatch, describe_machine, tree_cpu_s
+from bench.machine import CpuWatch, describe_machine, tree_cpu_s, tree_wait_s
 from bench.measured_process import Runner
 from bench.pressure import outcome
 from bench.pressure.pace import VARIABLE, Pace
@@ -239,6 +239,7 @@ class _Bench:
         """What came of all requests, and the CPU that it took, in cores."""
         pids = self._stack.process.pid, self._client.pid
         watch, began, used_s = CpuWatch(*pids), time.perf_counter(), tree_cpu_s(pids[0])
+        waited_s = self._waits_s()
         answer = self._client.ask({"url": self._stack.url, "timeout_s": _TIMEOUT_S, **plan})
         wall_s = time.perf_counter() - began
         records: list[Record] = answer["records"]
@@ -247,8 +248,17 @@ class _Bench:
             "client_late_p99_s": percentile(late, 99),
             "client_cpu": answer["client_cpu"],
             "stack_cpu": (tree_cpu_s(pids[0]) - used_s) / wall_s,
+            "waits": {
+                name: max(0.0, seconds - waited_s[name]) / wall_s
+                for name, seconds in self._waits_s().items()
+            },
             "others_cpu": watch.others_s() / wall_s,
         }
+
+    def _waits_s(self) -> dict[str, float]:
+        """The seconds for which each process had no core so far."""
+        pids = self._stack.pids() | {"client": self._client.pid}
+        return {name: tree_wait_s(pid) for name, pid in pids.items()}
 
 
 def _percentiles(times: dict[str, list[float]]) -> Record:

@@ -13,10 +13,11 @@ _SHED_HEAD += ["Retry-After p50 / p99 s", "within 1 s of the next wait", "next o
 _SHED_HEAD += ["cores: stack, client, others", "client late p99 ms"]
 # The stages after the first token.
 _LATER = {"decode", "settle", "flush"}
+_MAX_WAITS = 4
 _FAIR_HEAD = ["case", "requests of the first", "its TTFT p50 / p99 s", "p50, p99 of alone"]
 _FAIR_HEAD += ["p99 of its stages, ms"]
 _FAIR_HEAD += ["answers/s, of capacity", "most ahead of the other", "codes"]
-_FAIR_HEAD += ["cores: stack, client, others"]
+_FAIR_HEAD += ["cores: stack, client, others", "had no core, ms a second"]
 
 
 def render(records: Sequence[Record]) -> str:
@@ -92,9 +93,16 @@ def _fair(cases: Sequence[Record], per_s: float) -> str:
                 "-" if one["most_ahead"] is None else str(one["most_ahead"]),
                 _codes(one),
                 _cores(one),
+                _waits(one["waits"]),
             ]
         )
     return table(rows)
+
+
+def _waits(shares: dict[str, float]) -> str:
+    """The processes that waited longest for a core."""
+    longest = sorted(shares.items(), key=lambda each: -each[1])[:_MAX_WAITS]
+    return ", ".join(f"{name} {share * 1000:.0f}" for name, share in longest)
 
 
 def _pair(record: Record, name: str, factor: float, form: str) -> str:

@@ -85,6 +85,11 @@ class PacedStack:
     def url(self) -> str:
         return f"{self.home.read_dev_env()['BASE_URL']}/chat/completions"
 
+    def pids(self) -> dict[str, int]:
+        """The processes of the stack by their names; a worker's core is its child."""
+        state = self.state
+        return {name: int(row["pid"]) for name, row in state.services.items()} if state else {}
+
     def key(self, tenant: str) -> str:
         """Make a key of this tenant."""
         argv = [sys.executable, "-m", "baton.cli", "keys", "create", "--tenant", tenant]

@@ -109,6 +109,7 @@ def test_the_report_has_a_row_for_each_phase_and_case() -> None:
         for name in ("ttft", "refusal", "gateway_refusal", "retry_after")
         for percent in (50, 99)
     }
+    waits = {"waits": {"router-0": 0.001, "gateway-0": 0.0124, "client": 0.003}}
     stages = {"stage_p99_s": {"queue": 0.02, "decode": 5.0}}
     cores = {"stack_cpu": 0.5, "client_cpu": 0.1, "others_cpu": 0.0, "client_late_p99_s": 0.001}
     common = {"num_requests": 9, "codes": {"503 overloaded": 3}, **percentiles, **cores}
@@ -127,7 +128,8 @@ def test_the_report_has_a_row_for_each_phase_and_case() -> None:
             **common,
         },
         {"part": "normal", "after_s": 4.25},
-        {"part": "fair", "case": "quiet alone", "per_s": 9.9, "most_ahead": 0} | stages | common,
+        {"part": "fair", "case": "quiet alone", "per_s": 9.9, "most_ahead": 0, **waits, **common}
+        | stages,
     ]
     text = render(records)
     assert "| 3x | 9 | 0.95 | 0.50 / 0.50 | 3, 90% |" in text
@@ -136,3 +138,4 @@ def test_the_report_has_a_row_for_each_phase_and_case() -> None:
         "| quiet alone | 9 | 0.50 / 0.50 | 1.00x, 1.00x | queue 20 | 0.990 | 0 | 3 503 overloaded |"
         in text
     )
+    assert "| gateway-0 12, client 3, router-0 1 |" in text
