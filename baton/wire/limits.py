@@ -24,6 +24,11 @@ MAX_WIRE_GRAMMAR_CHARS = 2 * MAX_GRAMMAR_CHARS
 # --- blocks, at the tokenizer, the router and the workers ---
 MAX_BLOCK_SIZE = 1024
 
+# --- the batch of a decode worker, at the router and the worker ---
+# A full batch takes in one request of a quiet tenant for each so many slots. The steps stay as
+# large: what is least important misses some until an answer ends (decision 0066).
+SLOTS_PER_EXTRA = 16
+
 # --- zones, at the router and the workers ---
 MAX_ZONE_CHARS = 64
 # Other zones from which a worker tells the speed of handoffs.

@@ -51,13 +51,15 @@ class _ModelQueue:
     def _attempt(self, wanted: PickRequest, is_first: bool) -> Placement | None:
         """Try to place a request, and count its service; that of a stream which has begun is not
         its tenant's doing."""
-        leaves_room = self.queue.line.must_leave_room(wanted.turn) and not wanted.has_begun
-        placement = self._selector.attempt(wanted, is_first, leaves_room)
+        line, is_new = self.queue.line, not wanted.has_begun
+        leaves_room = is_new and line.must_leave_room(wanted.turn)
+        is_quiet = is_new and not leaves_room and line.goes_first(wanted.turn)
+        placement = self._selector.attempt(wanted, is_first, leaves_room, is_quiet)
         if placement is None:
             return None
-        if not wanted.has_begun:
-            placement.response.is_quiet = self.queue.line.goes_first(wanted.turn)
-            self.queue.line.charge(wanted.turn, placement.engine_s)
+        if is_new:
+            placement.response.is_quiet = is_quiet
+            line.charge(wanted.turn, placement.engine_s)
         if self._news.has_peers:
             self._news.placed(wanted, placement)
         return placement

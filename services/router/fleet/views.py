@@ -52,7 +52,7 @@ NO_OTHERS = Others()
 
 class Demand(NamedTuple):
     """The needs of a request. A decode worker may prefill `max_local_tokens` of it; None = all.
-    The workers of `session` served requests like it."""
+    The workers of `session` served requests like it. One that `is_quiet` goes before others."""
 
     num_prompt_tokens: int
     expected_output_tokens: int
@@ -61,16 +61,21 @@ class Demand(NamedTuple):
     max_local_tokens: int | None = None
     others: Others = NO_OTHERS
     session: frozenset[str] = frozenset()
+    is_quiet: bool = False
 
 
 class Room(NamedTuple):
-    """A worker's blocks and batch slots; the router's open slot leases count as taken."""
+    """A worker's blocks and batch slots; the router's open slot leases count as taken.
+
+    Requests of quiet tenants find `num_extra_slots_free` more than there are.
+    """
 
     num_blocks: int
     num_blocks_free: int
     num_blocks_promised: int
     num_batch_slots: int
     num_batch_slots_free: int
+    num_extra_slots_free: int = 0
 
 
 class Speed(NamedTuple):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from baton.wire.limits import SLOTS_PER_EXTRA
 from services.router.fleet.health import Health, HealthState
 from services.router.fleet.reported import Registration, ReportedLoad
 from services.router.fleet.speeds import Measured, MeasuredAt
@@ -170,15 +171,17 @@ class Worker:
         num_promised = load.num_blocks_promised + self.leases.num_blocks
         # The worker sets one block aside for each running sequence, which may grow.
         num_set_aside = num_promised + load.num_running
-        num_batch_slots_free = max(0, registration.max_num_seqs - num_sequences)
+        num_slots = registration.max_num_seqs
+        num_free, num_extra = num_slots - num_sequences, num_slots // SLOTS_PER_EXTRA
         if self.health.state is HealthState.PROBATION and num_sequences:
-            num_batch_slots_free = 0  # one request at a time
+            num_free = num_extra = 0  # one request at a time
         return Room(
             registration.num_blocks,
             max(0, load.num_blocks_free - num_set_aside),
             num_promised,
-            registration.max_num_seqs,
-            num_batch_slots_free,
+            num_slots,
+            max(0, num_free),
+            max(0, num_extra + min(0, num_free)),
         )
 
 

@@ -18,7 +18,7 @@ from operator import itemgetter
 from random import Random
 from typing import NamedTuple
 
-from services.router.fleet.views import Demand, Policy, PrefillMode, Unfit, WorkerView
+from services.router.fleet.views import Demand, Policy, PrefillMode, Room, Unfit, WorkerView
 from services.router.pick import costs
 from services.router.pick.reasons import MAX_OTHERS, Choice, LeftOut, Reasons
 
@@ -202,9 +202,7 @@ def _obstacle(
     needed = _blocks_needed(demand, decode, policy)
     if prefill and needed > room.num_blocks:
         return Obstacle.TOO_LARGE  # the blocks of all choices are promised together
-    # Choices for which an idle worker has no batch slot, or with local prefill no block, run one
-    # after the other.
-    if room.num_batch_slots_free < min(demand.num_choices, room.num_batch_slots):
+    if _lacks_slots(demand, room, is_local=prefill is None):
         return Obstacle.NO_ROOM
     if room.num_blocks_free < min(needed, room.num_blocks):
         return Obstacle.NO_ROOM
@@ -213,6 +211,15 @@ def _obstacle(
     if prefill and promised and promised + needed > policy.promise_cap * room.num_blocks:
         return Obstacle.NO_ROOM
     return None
+
+
+def _lacks_slots(demand: Demand, room: Room, *, is_local: bool) -> bool:
+    """Return whether there are too few batch slots. Choices for which an idle worker has none, or
+    with local prefill no block, run one after the other. A full batch has no step for a prompt."""
+    if room.num_batch_slots_free >= min(demand.num_choices, room.num_batch_slots):
+        return False
+    takes_extra = demand.is_quiet and demand.num_choices == 1 and not is_local
+    return not (takes_extra and room.num_extra_slots_free)
 
 
 def _lowest(choices: list[Choice], random: Random) -> Choice:

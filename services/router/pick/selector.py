@@ -87,10 +87,10 @@ class Selector:
         self._reserved.follow(self._fleet.models.keys())
 
     def attempt(
-        self, request: PickRequest, is_first: bool = True, leaves_room: bool = False
+        self, request: PickRequest, is_first: bool, leaves_room: bool, is_quiet: bool
     ) -> Placement | None:
         """Pick workers for a request that is the first in line or passes it; None = let it wait,
-        also where it `leaves_room` for others.
+        also where it `leaves_room` for others. One that `is_quiet` finds room in full batches.
 
         Raises ModelNotFound, InvalidRequest (it never fits), Unavailable (no_worker) and Overloaded
         (its first token would come too late) when further waiting is pointless.
@@ -103,7 +103,7 @@ class Selector:
         if request.needs:
             engines.check_served(self._fleet, request)
         reserved = None if is_first else self._reserved.of_model(request.model_fp)
-        outcome = self._pick(request, reserved)
+        outcome = self._pick(request, reserved, is_quiet)
         if is_first:
             self._reserve(request, outcome)
         if isinstance(outcome, Pick):
@@ -204,7 +204,9 @@ class Selector:
             return frozenset()
         return self.sessions.workers(request.model_fp, request.session)
 
-    def _pick(self, request: PickRequest, reserved: str | None) -> Pick | NoPick:
+    def _pick(
+        self, request: PickRequest, reserved: str | None, is_quiet: bool = False
+    ) -> Pick | NoPick:
         """Pick a pair for the request, which must not take the `reserved` decode worker."""
         decodes = self._fleet.of_model(request.model_fp, DECODE)
         prefills = self._fleet.of_model(request.model_fp, PREFILL)
@@ -219,6 +221,7 @@ class Selector:
             mode,
             max_local_tokens,
             session=self._session_workers(request),
+            is_quiet=is_quiet,
         )
         kept_away = self._kept_away(request, reserved)
         prompt = self._cached_prompt(request)

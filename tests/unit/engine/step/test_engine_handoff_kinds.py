@@ -14,12 +14,12 @@ def make_driver(num_blocks: int = 64, **sizes: int) -> EngineDriver:
 
 
 def hand_off(
-    prefill: EngineDriver, decode: EngineDriver, seq_id: int, prompt: range, max_tokens: int = 8
+    prefill: EngineDriver, decode: EngineDriver, seq_id: int, prompt: range, **fields: int
 ) -> None:
     """The whole life of a handoff up to Start, blocks copied from one pool to the other."""
-    decode.step(add_sequence(seq_id, prompt, kind="remote", max_tokens=max_tokens))
+    decode.step(add_sequence(seq_id, prompt, kind="remote", **fields))
     [admitted] = decode.events.admitted
-    prefill.step(add_sequence(seq_id, prompt, kind="prefill", max_tokens=max_tokens))
+    prefill.step(add_sequence(seq_id, prompt, kind="prefill", **fields))
     source = prefill.events.started[0].block_ids
     decode.step(Bind(seq_id))
     [bound] = decode.events.bound
@@ -296,3 +296,19 @@ def test_credit_parks_a_remote_sequence_from_its_second_token_on():
     decode.step(Credit(1, 3))
     decode.run()
     assert decode.tokens[1] == decode.lone_run(range(10))[:3]
+
+
+def test_a_full_batch_takes_in_a_request_of_a_quiet_tenant_and_its_steps_stay_as_large():
+    prefill, decode = make_driver(num_blocks=256), make_driver(num_blocks=256, max_num_seqs=16)
+    for seq_id in range(16):
+        hand_off(prefill, decode, seq_id, range(seq_id, seq_id + 5), max_tokens=60)
+    decode.step(add_sequence(16, range(9), kind="remote"))
+    assert [refused.seq_id for refused in decode.events.refused] == [16]
+    hand_off(prefill, decode, 17, range(17, 26), is_quiet=True)
+    assert decode.events.num_step_seqs == 16
+    assert 17 in decode.events.token_seq_ids
+    assert 15 not in decode.events.token_seq_ids
+    decode.step(add_sequence(18, range(9), kind="remote", is_quiet=True))
+    assert [refused.seq_id for refused in decode.events.refused] == [18]
+    decode.run()
+    assert len(decode.finished) == 17

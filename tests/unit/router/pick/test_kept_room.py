@@ -1,4 +1,4 @@
-"""A full fleet keeps a slot for tenants with a small share, beside one that would take all."""
+"""A full fleet has room for tenants with a small share, beside one that would take all."""
 
 import asyncio
 
@@ -54,6 +54,27 @@ def test_a_tenant_with_a_large_share_leaves_the_last_slot_to_one_with_a_small_sh
         assert not waiting.done()
         assert await router.pick("q1", tenant="quiet")
         waiting.cancel()
+
+    run(scenario)
+
+
+def test_a_full_batch_takes_in_one_request_of_a_quiet_tenant(router, run) -> None:
+    async def scenario() -> None:
+        built = router(stale_after_s=3600)
+        worker, _ = built.decode(), built.prefill()
+        worker.register.max_num_seqs = SLOTS
+        worker.start(boot_epoch=2)
+        worker.load(num_running=SLOTS)
+        line = built.core._queues._of(MODEL).queue.line
+        for tenant, count in (("loud", 20), ("quiet", 1)):
+            line.charge(Turn(tenant), count)
+        await asyncio.sleep(LOOK_S)
+        assert (await built.pick("q1", tenant="quiet")).is_quiet
+        waiting = [asyncio.create_task(built.pick(f"{t}2", tenant=t)) for t in ("quiet", "loud")]
+        await asyncio.sleep(0.2)
+        assert not any(task.done() for task in waiting)
+        for task in waiting:
+            task.cancel()
 
     run(scenario)
 

@@ -267,3 +267,14 @@ def test_equal_workers_share_and_the_same_seed_chooses_alike(choose, view) -> No
 
     assert chosen(7) == chosen(7)
     assert len({chosen(seed) for seed in range(40)}) == 4
+
+
+def test_extra_slots_are_for_one_choice_of_a_quiet_tenant_that_is_prefilled_elsewhere(
+    choose, view
+) -> None:
+    full = view("d0", num_batch_slots_free=0, num_extra_slots_free=2)
+    assert choose([full], [view("p0")], is_quiet=True).decode is full
+    for changes in ({}, {"is_quiet": True, "num_choices": 2}):
+        assert choose([full], [view("p0")], **changes).obstacle is Obstacle.NO_ROOM
+    alone = choose([full], mode=PrefillMode.LOCAL, is_quiet=True)
+    assert alone.obstacle is Obstacle.NO_ROOM
