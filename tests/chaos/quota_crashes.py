@@ -181,16 +181,24 @@ class QuotaStack:
         """The archived lines of a tenant, of all replicas."""
         return [
             line
-            for number in range(NUM_REPLICAS)
-            for file in usage_log.files(self.usage(number))
+            for file in self._archives()
             for line in usage_log.read_file(file)
             if line.tenant == tenant
         ]
 
     def num_archived_bytes(self) -> int:
-        numbers = range(NUM_REPLICAS)
-        files = [file for number in numbers for file in usage_log.files(self.usage(number))]
-        return sum(file.stat().st_size for file in files)
+        return sum(file.stat().st_size for file in self._archives())
+
+    def forget_usage(self) -> None:
+        """Empty the archives: replicas that start, and budgets that are restored, read all of them,
+        and so would a thousand rounds."""
+        for file in self._archives():
+            os.truncate(file, 0)
+
+    def _archives(self) -> list[Path]:
+        return [
+            file for number in range(NUM_REPLICAS) for file in usage_log.files(self.usage(number))
+        ]
 
 
 @dataclass
@@ -251,7 +259,9 @@ class Round:
         assert self.stack.knows(self.key)
         assert self.stack.knows(late), "a key is lost"
         assert not self.stack.knows(revoked), "a revoked key works"
-        return self._check()
+        held_s = self._check()
+        self.stack.forget_usage()
+        return held_s
 
     def _start_gateways(self) -> None:
         for number in range(NUM_GATEWAYS):
