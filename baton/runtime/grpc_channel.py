@@ -39,6 +39,8 @@ _RECONNECT: Options = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 100),
+    # A lost peer may be back at another address of its name. By default grpc asks every 30 s.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
 ]
 LINK_OPTIONS: Options = [
     ("grpc.keepalive_time_ms", 200),

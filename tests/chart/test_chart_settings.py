@@ -288,6 +288,12 @@ def test_the_price_list_of_compose_is_one_that_quota_takes() -> None:
     assert parse_prices(file.read_text(), str(file)).text_of("baton-demo")
 
 
+def test_old_pods_stay_until_dns_has_the_new_ones() -> None:
+    """Of the services that callers find by name; answers are kept for 30 s, as kubeadm sets it."""
+    for workload in of_component(profile("default"), "quota", "tokenizer", "router"):
+        assert workload["spec"]["minReadySeconds"] > 30
+
+
 def test_jaeger_keeps_fewer_traces_than_its_memory_holds() -> None:
     (jaeger,) = of_component(profile("default"), "jaeger")
     (container,) = containers(jaeger)

@@ -102,6 +102,12 @@ cluster does not put the node's place on its pods (it does from 1.35 on). */}}
 {{- end }}
 
 
+{{/* Callers find a service by its name, and the cluster's DNS keeps an answer for 30 s: for as long, an old pod whose
+address they know stays beside the new one. */}}
+{{- define "baton.names.seconds" -}}
+35
+{{- end }}
+
 {{/* Address of a service's gRPC port. */}}
 {{- define "baton.grpc" -}}
 {{ include "baton.fullname" .root }}-{{ .service }}:7000

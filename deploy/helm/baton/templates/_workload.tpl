@@ -14,6 +14,7 @@ component of the chart is rendered by this template from a description:
                 startupSeconds; tcp: true = connect only
   drainSeconds  what it may take after SIGTERM    preStop     seconds before SIGTERM
   service       none | balanced | headless | each (headless, also for pods that are not ready)
+  minReady      seconds that a new pod is ready before the next old one goes
   pool          scheduling: nodeSelector, tolerations, ... of a worker pool
   account       watcher, keys: with rights         labels, checksum, surge, serviceType, ...
 */}}
@@ -42,6 +43,9 @@ spec:
   {{- end }}
   selector:
     matchLabels: {{- toYaml $selector | nindent 6 }}
+  {{- with $w.minReady }}
+  minReadySeconds: {{ . }}
+  {{- end }}
   {{- if eq $kind "StatefulSet" }}
   serviceName: {{ $w.name }}
   podManagementPolicy: Parallel
