@@ -4,6 +4,8 @@ KUBECONFIG   as kubectl reads it; the suite makes namespaces of its own, and vol
 LOAD         a command that brings images in: "kind load docker-image"
 NODE         a command that runs another one on the node as root: "docker exec kind-control-plane"
 REGISTRY, TAG   of the images; localhost and the chart's version by default
+EACH         how often each rollout is made
+VALUES       more options of `helm install`, for what this cluster lacks
 INTO         the page whose table gets the rows
 """
 

@@ -2,6 +2,7 @@
 
 import base64
 import os
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -109,8 +110,9 @@ class Release:
         assert worst_s <= self._undisturbed_s + MAX_LATER_S
 
     def images(self) -> tuple[str, ...]:
-        """The options of Helm that name the images under test."""
-        return ("--set", f"image.registry={registry()}", "--set-string", f"image.tag={tag()}")
+        """The options of Helm that name the images under test, and what this cluster needs."""
+        names = ("--set", f"image.registry={registry()}", "--set-string", f"image.tag={tag()}")
+        return (*names, *shlex.split(os.environ.get("VALUES", "")))
 
     def _row(self, name: str, times: int, outcomes: list[Outcome]) -> Row:
         worst = max(outcome.seconds for outcome in outcomes)
