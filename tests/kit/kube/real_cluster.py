@@ -65,7 +65,8 @@ class Namespace:
         return run("helm", "-n", self.name, *arguments, timeout_s=900)
 
     def apply(self, *objects: dict[str, Any]) -> None:
-        run("kubectl", "apply", "-f", "-", given="\n---\n".join(json.dumps(o) for o in objects))
+        listed = {"apiVersion": "v1", "kind": "List", "items": objects}
+        run("kubectl", "apply", "-f", "-", given=json.dumps(listed))
 
     def get(self, *arguments: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.kubectl("get", *arguments, "-o", "json"))
