@@ -37,11 +37,11 @@ def make_runner(
     Raises LoadError when the model does not give its own results there, or not deterministically.
     """
     if device.type == "cpu":
-        make = TorchRunner if loaded.pooling is None else TorchPoolingRunner
+        make = TorchRunner if loaded.pooler is None else TorchPoolingRunner
         runner = make(loaded, is_deterministic=is_deterministic)
         check_model(loaded, runner)
         return runner, loaded
-    if loaded.pooling is not None:
+    if loaded.pooler is not None:
         raise LoadError(f"model {loaded.source.name}: gives vectors, which need --device cpu")
     if is_deterministic:
         raise LoadError(f"model {loaded.source.name}: --deterministic is for --device cpu only")

@@ -18,7 +18,10 @@ class TorchPoolingRunner(TorchRunner):
 
     def __init__(self, loaded: LoadedModel, *, is_deterministic: bool = False) -> None:
         super().__init__(loaded, is_deterministic=is_deterministic)
-        self.pooling = loaded.pooling
+        assert loaded.pooler is not None, "it gives states"
+        self.pooling = loaded.pooler.pooling
+        score = loaded.pooler.score
+        self._score = None if score is None else score.numpy()
         # By flat query token: the row that asks for its state.
         self._rows: list[SampleRow] = []
 
@@ -34,7 +37,10 @@ class TorchPoolingRunner(TorchRunner):
         if not counts:
             return StepResult(tokens)
         starts = np.cumsum([0, *counts[:-1]])
-        return StepResult(tokens, pooled_sums=np.add.reduceat(states.numpy(), starts))
+        sums = np.add.reduceat(states.numpy(), starts)
+        if self._score is not None:
+            sums = (sums @ self._score)[:, None]
+        return StepResult(tokens, pooled_sums=sums)
 
     def _rows_of(self, first_row: int, end_row: int) -> list[SampleRow]:
         for row in range(len(self._rows), end_row):

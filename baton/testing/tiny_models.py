@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 VOCAB_SIZE = 512
@@ -248,3 +249,19 @@ def make_embedding_model(name: str, folder: Path, pooling: str, **changes: Any) 
     (folder / "1_Pooling").mkdir()
     settings = {"word_embedding_dimension": 64, f"pooling_mode_{pooling}": True}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings))
+
+
+def make_reranker(name: str, folder: Path) -> None:
+    """A model as `make_model` writes it, with a layer for one score instead of its output layer."""
+    make_model(name, folder)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    del weights["lm_head.weight"]
+    torch.manual_seed(7)
+    weights["score.weight"] = torch.randn(1, weights["model.norm.weight"].shape[0])
+    save_file(weights, path, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    [causal] = config["architectures"]
+    architectures = [causal.replace("ForCausalLM", "ForSequenceClassification")]
+    config |= {"architectures": architectures, "id2label": {"0": "LABEL_0"}}
+    (folder / "config.json").write_text(json.dumps(config))

@@ -59,6 +59,7 @@ REASONS: dict[str, ReasonRow] = {
     "json_too_deep": _INVALID,
     "no_chat_template": _INVALID,
     "not_an_embedding_model": _INVALID,
+    "not_a_reranker": _INVALID,
     "not_a_text_model": _INVALID,
     "template_error": _INVALID,
     "run_too_long": _INVALID,

@@ -1,8 +1,9 @@
 """How a model turns a prompt into one vector, as the files in its folder say.
 
 An embedding model has sentence-transformers' `modules.json`, which lists what follows on the
-decoder: a pooling of the states behind the last layer, and perhaps their normalization. A folder
-without that file has a model that generates text.
+decoder: a pooling of the states behind the last layer, and perhaps their normalization. A reranker
+classifies into one label: its vector is one number, the score of a pair of texts. A folder without
+either has a model that generates text.
 """
 
 import json
@@ -12,6 +13,9 @@ from typing import Any, Literal
 import msgspec
 
 MODULES_FILE = "modules.json"
+# The tokens for no and yes of a reranker that has no layer of its own for scores: vLLM's name.
+CLASSIFIER_TOKENS = "classifier_from_token"
+_CLASSIFIER = "ForSequenceClassification"
 _KINDS: dict[str, Literal["last", "mean"]] = {
     "lasttoken": "last",
     "pooling_mode_lasttoken": "last",
@@ -28,7 +32,8 @@ class Pooling(msgspec.Struct, frozen=True, array_like=True):
     """A vector of `width` numbers: the state of the last token, or the mean over all tokens.
 
     `normalizes`: it is scaled to length 1. `can_shorten`: its first numbers are a vector as well,
-    for any count, or for those in `lengths` where there are any.
+    for any count, or for those in `lengths` where there are any. `is_score`: it is one number, from
+    0 to 1.
     """
 
     kind: Literal["last", "mean"]
@@ -36,6 +41,7 @@ class Pooling(msgspec.Struct, frozen=True, array_like=True):
     normalizes: bool = False
     can_shorten: bool = False
     lengths: tuple[int, ...] = ()
+    is_score: bool = False
 
 
 def read_pooling(folder: Path) -> Pooling | None:
@@ -43,6 +49,10 @@ def read_pooling(folder: Path) -> Pooling | None:
 
     Raises UnservedPooling.
     """
+    config = _read(folder / "config.json", {})
+    if str((config.get("architectures") or [""])[0]).endswith(_CLASSIFIER):
+        _check_labels(config)
+        return Pooling("last", 1, is_score=True)
     modules = _read(folder / MODULES_FILE, [])
     if not modules:
         return None
@@ -57,7 +67,6 @@ def read_pooling(folder: Path) -> Pooling | None:
     if (folder / kinds["Pooling"]).resolve().parent != folder.resolve():
         raise UnservedPooling(f"{MODULES_FILE} names a folder elsewhere")
     settings = _read(folder / kinds["Pooling"] / "config.json", {})
-    config = _read(folder / "config.json", {})
     lengths = tuple(config.get("matryoshka_dimensions") or ())
     return Pooling(
         _kind_of(settings),
@@ -66,6 +75,13 @@ def read_pooling(folder: Path) -> Pooling | None:
         can_shorten=bool(lengths or config.get("is_matryoshka")),
         lengths=lengths,
     )
+
+
+def _check_labels(config: dict[str, Any]) -> None:
+    labels = config.get("id2label")
+    num_labels = len(labels) if isinstance(labels, dict) else config.get("num_labels")
+    if num_labels != 1 and CLASSIFIER_TOKENS not in config:
+        raise UnservedPooling(f"it classifies into {num_labels or 2} labels; only one is served")
 
 
 def _kind_of(settings: dict[str, Any]) -> Literal["last", "mean"]:

@@ -26,8 +26,8 @@ from services.edge.clusters import GATEWAYS
 from services.edge.messages import packed, seconds
 
 API_PREFIX = "/v1/"
-# vLLM's, which have no version.
-TOKEN_PATHS = ("/tokenize", "/detokenize")
+# vLLM's, which have no version, and Cohere's.
+OTHER_PATHS = ("/tokenize", "/detokenize", "/v2/rerank")
 # Files are uploaded here, and may be larger than other bodies.
 FILES_PATH = "/v1/files"
 # Of a form, besides its file.
@@ -52,7 +52,7 @@ def routes(max_body_bytes: int, max_file_bytes: int) -> RouteConfiguration:
         Route(match=RouteMatch(path=FILES_PATH), route=_to_gateways()),
     ]
     refused = _refused(RouteMatch(prefix="/", headers=[_longer(max_body_bytes)]))
-    paths = [RouteMatch(path=path) for path in (*TOKEN_PATHS, HEALTH_PATH)]
+    paths = [RouteMatch(path=path) for path in (*OTHER_PATHS, HEALTH_PATH)]
     matches = (RouteMatch(prefix=API_PREFIX), *paths)
     served = [Route(match=match, route=_to_gateways()) for match in matches]
     host = VirtualHost(name="all", domains=["*"], routes=[*files, refused, *served])

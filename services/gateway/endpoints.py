@@ -5,7 +5,7 @@ from services.gateway.anthropic.message_answer import MessageAnswer, MessageToke
 from services.gateway.anthropic.messages import parse, parse_to_count
 from services.gateway.openai import endpoints
 from services.gateway.openai.endpoints import Endpoint
-from services.gateway.vectors import embeddings
+from services.gateway.vectors import embeddings, rerank
 
 ENDPOINTS: dict[str, Endpoint] = {
     **endpoints.ENDPOINTS,
@@ -18,4 +18,7 @@ ENDPOINTS: dict[str, Endpoint] = {
         dialect=ANTHROPIC,
     ),
     "/v1/embeddings": Endpoint("embeddings", embeddings.parse, embeddings.EmbeddingsAnswer),
+    "/v1/rerank": Endpoint("rerank", rerank.parse_rerank, rerank.RerankAnswer),
+    "/v2/rerank": Endpoint("rerank", rerank.parse_rerank, rerank.RerankAnswer),
+    "/v1/score": Endpoint("score", rerank.parse_score, rerank.ScoreAnswer),
 }

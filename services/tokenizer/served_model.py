@@ -22,7 +22,7 @@ from services.tokenizer.model_folder import (
 )
 from services.tokenizer.prompt_tokenizer import PromptTokenizer, added_tokens
 from services.tokenizer.render_messages import TemplateSetup
-from services.tokenizer.syntaxes import NOTHING_SAID, Syntaxes
+from services.tokenizer.syntaxes import NOTHING_SAID, Syntaxes, names_pair
 from services.tokenizer.template import Renderer, TemplateRefused
 
 MakeRenderer = Callable[[TemplateSetup], Awaitable[Renderer]]
@@ -44,8 +44,8 @@ class Artifact:
     Format: a msgpack map {file name: bytes}. `tokenizer.json` is the model's tokenizer with all
     tokens that its configuration adds. `detokenizer.json` has the values that `tokenizer.json`
     lacks: {"format": 1, "model_fp", "vocab_size", "eos_token_ids", "special_token_ids",
-    "has_chat_template", "tool_syntax", "reasoning_syntax", "pooling"} (see syntaxes.py and
-    baton/wire/pooling.py).
+    "has_chat_template", "tool_syntax", "reasoning_syntax", "pooling", "has_pair_template"}
+    (see syntaxes.py and baton/wire/pooling.py).
     `generation_config.json` is the folder's own, if it has one. `digest` is the sha256 of the
     whole, in hex.
     """
@@ -76,6 +76,7 @@ def build_artifact(
         "tool_syntax": syntaxes.tools,
         "reasoning_syntax": syntaxes.reasoning,
         "pooling": folder.pooling,
+        "has_pair_template": names_pair(folder.templates.values()),
     }
     files = {
         DETOKENIZER_FILE: msgspec.json.encode(description),

@@ -37,6 +37,12 @@ class Syntaxes:
 NOTHING_SAID = Syntaxes()
 
 
+def names_pair(templates: Iterable[str]) -> bool:
+    """Tell whether a template has the roles of a reranker: query and document."""
+    text = "\n".join(templates)
+    return all(re.search(rf"""["']{role}["']""", text) for role in ("query", "document"))
+
+
 def tool_syntax(text: str) -> str:
     """The name of the syntax of calls that the text of a model's templates shows."""
     if not _NAMES_TOOLS.search(text):

@@ -38,6 +38,8 @@ class PooledSum:
     def vector(self) -> bytes:
         """The vector, float32 little-endian, once all tokens are computed."""
         vector = self._sum / self._num_tokens
+        if self._pooling.is_score:
+            vector = 1 / (1 + np.exp(-vector))
         if self._pooling.normalizes:
             vector /= max(float(np.linalg.norm(vector)), 1e-12)
         return vector.astype("<f4").tobytes()

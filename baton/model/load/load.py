@@ -15,7 +15,7 @@ from torch import nn
 
 from baton.model.load.load_error import LoadError, first_line, one_line_errors
 from baton.model.load.memory_need import LargestStep, MemoryNeed, memory_need
-from baton.model.load.pooled_model import give_states, pooling_of
+from baton.model.load.pooled_model import Pooler, make_pooler, pooling_of
 from baton.model.load.probe import probe_model
 from baton.model.load.quantization import make_whole, quant_method, reading_arguments
 from baton.model.load.refusal import check_config, check_folder, check_rope
@@ -31,7 +31,7 @@ from baton.model.transformers_api import (
 )
 from baton.wire.fingerprint import model_fingerprint
 from baton.wire.kv_spec import KVSpec
-from baton.wire.pooling import Pooling
+from baton.wire.pooling import CLASSIFIER_TOKENS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -63,7 +63,7 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     memory: MemoryNeed
     # Set: it gives states instead of logits.
-    pooling: Pooling | None = None
+    pooler: Pooler | None = None
 
 
 def load_model(name: str, options: LoadOptions) -> LoadedModel:
@@ -79,6 +79,7 @@ def load_model(name: str, options: LoadOptions) -> LoadedModel:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     model_class = _model_class(source.name, config)
     pooling = pooling_of(source)
+    has_head = pooling is None or CLASSIFIER_TOKENS in config_json
     check_config(source.name, config, model_class)
     dtype = choose_dtype(options, config)
     max_model_len = choose_max_model_len(source.name, config, options.max_model_len)
@@ -86,13 +87,12 @@ def load_model(name: str, options: LoadOptions) -> LoadedModel:
     memory.check(source.name, options.kv_bytes)
     with one_line_errors(source.name):
         arguments = reading_arguments(method, config)
-        model = _read_model(source, model_class, dtype, arguments, has_head=pooling is None)
+        model = _read_model(source, model_class, dtype, arguments, has_head=has_head)
         if method is not None:
             make_whole(model, method, dtype)
-        if pooling is not None:
-            give_states(source.name, model)
+        pooler = None if pooling is None else make_pooler(source, model, pooling)
         described = _describe(source, model, max_model_len, options.block_size, memory)
-        return replace(described, pooling=pooling)
+        return replace(described, pooler=pooler)
 
 
 def choose_dtype(options: LoadOptions, config: PretrainedConfig) -> torch.dtype:

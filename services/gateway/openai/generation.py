@@ -21,6 +21,8 @@ EndpointName = Literal[
     "tokenize",
     "detokenize",
     "embeddings",
+    "rerank",
+    "score",
 ]
 
 
@@ -154,10 +156,12 @@ class BestOf(NamedTuple):
 
 
 class VectorForm(NamedTuple):
-    """The form of a vector that is wanted instead of text. `length`: None keeps all of it."""
+    """The form of a vector that is wanted instead of text. `length`: None keeps all of it.
+    `is_score`: it is the one number of a reranker."""
 
     is_base64: bool = False
     length: int | None = None
+    is_score: bool = False
 
 
 class Thread(msgspec.Struct, frozen=True):
@@ -188,7 +192,7 @@ class GenerationRequest:
     model: str
     prompt: ChatMessages | PlainText | PromptTokens
     # All prompts of a list of several, each of which is served as a request of its own.
-    prompts: tuple[PlainText | PromptTokens, ...] = ()
+    prompts: tuple[ChatMessages | PlainText | PromptTokens, ...] = ()
     stream: bool = False
     include_usage: bool = False
     num_choices: int = 1
@@ -223,7 +227,7 @@ class GenerationRequest:
     # The model may write reasoning; it is sent, too.
     may_reason: bool = False
     shows_reasoning: bool = True
-    # Fields that the answer repeats, by name (Responses).
+    # Fields that the answer repeats, or is made by, by name (Responses, rerank).
     repeated: Mapping[str, Any] = field(default_factory=dict)
     # Of responses only.
     thread: Thread | None = None

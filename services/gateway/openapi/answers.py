@@ -303,26 +303,6 @@ class TokensText(Struct):
     prompt: str
 
 
-class EmbeddingUsage(Struct):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class Embedding(Struct):
-    """Numbers, or base64 of their float32 bytes, little-endian."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
-
-
-class EmbeddingList(Struct):
-    object: Literal["list"]
-    data: list[Embedding]
-    model: str
-    usage: EmbeddingUsage
-
-
 class ModelCard(Struct):
     id: str
     object: Literal["model"]

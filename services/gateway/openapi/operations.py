@@ -12,8 +12,8 @@ from services.gateway.openai import responses as response_requests
 from services.gateway.openai.decoding import Unsupported
 from services.gateway.openai.errors import OPENAI, Dialect
 from services.gateway.openai.vllm import tokenize
-from services.gateway.openapi import answers
-from services.gateway.vectors import embeddings
+from services.gateway.openapi import answers, vector_answers
+from services.gateway.vectors import embeddings, rerank
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,19 @@ OPERATIONS = (
         tokenize.DetokenizeFields, {},
     ),
     Operation(
-        "post", "/v1/embeddings", "Turn text into vectors", answers.EmbeddingList,
+        "post", "/v1/embeddings", "Turn text into vectors", vector_answers.EmbeddingList,
         embeddings.EmbeddingFields, embeddings.UNSUPPORTED,
+    ),
+    *(
+        Operation(
+            "post", path, "Rank documents", vector_answers.Ranking, rerank.RerankFields,
+            rerank.UNSUPPORTED,
+        )
+        for path in ("/v1/rerank", "/v2/rerank")
+    ),
+    Operation(
+        "post", "/v1/score", "Score pairs of texts", vector_answers.ScoreList, rerank.ScoreFields,
+        rerank.UNSUPPORTED,
     ),
     Operation("get", "/v1/models", "List the models", answers.ModelList),
     Operation("get", "/v1/models/{name}", "Tell of one model", answers.ModelCard),

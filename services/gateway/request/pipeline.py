@@ -31,7 +31,7 @@ from services.gateway.safety.screen import check_prompt
 from services.gateway.tenants.lease import Lease
 from services.gateway.tenants.principal import Principal
 from services.gateway.text.detokenize import TextModel
-from services.gateway.vectors.fitting_models import check_model
+from services.gateway.vectors.fitting_models import fitted
 
 AUTHENTICATE_TIMEOUT_S = 1.0
 ENCODE_TIMEOUT_S = 10.0
@@ -163,7 +163,7 @@ class Pipeline:
             trace.model_name = model.name
             text_model = await self._deps.artifacts.text_model(model.model_fp)
             if generates and (request.vector is not None or text_model.pooling is not None):
-                check_model(request, text_model.pooling)
+                request = fitted(request, text_model)
         return submission.with_defaults(request, text_model), model, text_model
 
     async def _parse(self, incoming: IncomingRequest, tenant: str) -> GenerationRequest:

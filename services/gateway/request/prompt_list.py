@@ -11,7 +11,13 @@ from dataclasses import replace
 
 from baton.system.clock import Clock
 from baton.wire.failures import BatonError, InvalidRequest
-from services.gateway.openai.generation import Delta, GenerationRequest, Identity, Usage
+from services.gateway.openai.generation import (
+    ChatMessages,
+    Delta,
+    GenerationRequest,
+    Identity,
+    Usage,
+)
 from services.gateway.request.auditor import GatewayAuditor
 from services.gateway.request.incoming import AnswerSink, Client, Head, Sink
 from services.gateway.request.job import ValidRequest
@@ -20,6 +26,8 @@ from services.gateway.request.trace import RequestTrace, Stage
 MAX_AT_ONCE = 8
 # None of them is decoded.
 MAX_VECTORS_AT_ONCE = 32
+# The field of each endpoint that lists prompts, where that has another name.
+_LISTS = {"embeddings": "input", "rerank": "documents", "score": "text_2"}
 
 Serve = Callable[[ValidRequest, Sink, RequestTrace], Awaitable[None]]
 
@@ -63,8 +71,7 @@ class PromptList:
                 try:
                     await serve(valid, self._answer.sink_of(number), trace)
                 except InvalidRequest as error:
-                    field = "prompt" if valid.request.vector is None else "input"
-                    raise _named(error, number, field) from error
+                    raise _named(error, number, valid.request) from error
 
     def _part(self, number: int, clock: Clock) -> tuple[ValidRequest, RequestTrace]:
         """The request of one prompt. Its first token is due in the client's time from now on."""
@@ -207,10 +214,11 @@ def _add_up(trace: RequestTrace, parts: list[RequestTrace]) -> None:
     usage.num_received = sum(part.usage.num_received for part in parts)
 
 
-def _named(error: InvalidRequest, number: int, field: str) -> BatonError:
-    """The failure of a prompt with the prompt's place in the list, which is this field."""
-    head, is_prompt, rest = error.param.partition("prompt")
+def _named(error: InvalidRequest, number: int, request: GenerationRequest) -> BatonError:
+    """The failure of a prompt with the prompt's place in the list of its request."""
+    own = "messages" if isinstance(request.prompt, ChatMessages) else "prompt"
+    head, is_prompt, rest = error.param.partition(own)
     if head or not is_prompt:
         return error
-    param = f"{field}[{number}]{rest}"
+    param = f"{_LISTS.get(request.endpoint, 'prompt')}[{number}]{rest}"
     return InvalidRequest(f"{param}: {error.message}", reason=error.reason, param=param)

@@ -75,6 +75,8 @@ class TextModel:
     mark_ids: Mapping[str, int] = field(default_factory=dict)
     # Set: the model gives vectors and writes no text.
     pooling: Pooling | None = None
+    # Its chat template has the roles of a reranker: query and document.
+    has_pair_template: bool = False
 
     def marks_for(self, tools: Tools | None) -> Mapping[int, str]:
         """The marks of reasoning, and of calls where there are tools, that are tokens without text,
@@ -227,6 +229,7 @@ def load_text_model(artifact: bytes) -> TextModel:
         reasoning_marks={} if reasoning is None else _special_marks(tokenizer, reasoning.texts),
         mark_ids=_mark_ids(tokenizer, texts),
         pooling=msgspec.convert(description.get("pooling"), Pooling | None),
+        has_pair_template=description.get("has_pair_template", False),
     )
 
 

@@ -75,7 +75,7 @@ class EmbeddingsAnswer(Unstreamed):
     def whole(self, usage: Usage) -> list[bytes]:
         if not all(self._entries):
             raise InternalFailure("a worker ended without the vector of an input")
-        rest = {"model": self._model, "usage": embedding_usage(usage)}
+        rest = {"model": self._model, "usage": prompt_usage(usage)}
         pieces = [b'{"object":"list","data":[', self._entries[0]]
         for entry in self._entries[1:]:
             pieces += [b",", entry]
@@ -89,7 +89,7 @@ class EmbeddingsAnswer(Unstreamed):
         return _encode({"object": "embedding", "index": index, "embedding": told})
 
 
-def embedding_usage(usage: Usage) -> dict[str, int]:
+def prompt_usage(usage: Usage) -> dict[str, int]:
     """The tokens of the inputs: there are no others."""
     num_tokens = usage.num_prompt_tokens
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}

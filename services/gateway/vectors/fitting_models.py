@@ -1,27 +1,59 @@
-"""Says which models give vectors, and which text: none gives both."""
+"""Says which models give vectors, which scores, and which text: none gives two of them."""
+
+from dataclasses import replace
+
+import msgspec
 
 from baton.wire.failures import InvalidRequest, quoted
 from baton.wire.pooling import Pooling
-from services.gateway.openai.generation import GenerationRequest
+from services.gateway.openai.generation import (
+    ChatMessages,
+    GenerationRequest,
+    PlainText,
+    PromptTokens,
+)
+from services.gateway.text.detokenize import TextModel
+
+# By what a model gives: where to ask for it.
+_PATHS = {
+    "text": "/v1/chat/completions",
+    "vectors": "/v1/embeddings",
+    "scores": "/v1/rerank",
+}
+_REASONS = {
+    "text": "not_a_text_model",
+    "vectors": "not_an_embedding_model",
+    "scores": "not_a_reranker",
+}
 
 
-def check_model(request: GenerationRequest, pooling: Pooling | None) -> None:
-    """Check that a model can answer a request; `pooling`: how it makes vectors, if it does. Raises
-    InvalidRequest."""
-    if request.vector is None:
-        if pooling is not None:
-            message = (
-                f"model: {quoted(request.model)} gives vectors and no text: ask /v1/embeddings"
-            )
-            raise InvalidRequest(message, reason="not_a_text_model", param="model")
-    elif pooling is None:
-        message = (
-            f"model: {quoted(request.model)} generates text and gives no vectors: name an "
-            "embedding model, which GET /v1/models shows among capabilities"
-        )
-        raise InvalidRequest(message, reason="not_an_embedding_model", param="model")
-    elif request.vector.length is not None:
-        _check_length(request.vector.length, pooling)
+def fitted(request: GenerationRequest, model: TextModel) -> GenerationRequest:
+    """The request as its model reads it. Raises InvalidRequest for a model that gives something
+    else."""
+    wanted = "text"
+    if request.vector is not None:
+        wanted = "scores" if request.vector.is_score else "vectors"
+    given = "text"
+    if model.pooling is not None:
+        given = "scores" if model.pooling.is_score else "vectors"
+    if wanted != given:
+        message = f"model: {quoted(request.model)} gives {given} and no {wanted}"
+        hint = f"ask it at {_PATHS[given]}, or name another model of GET /v1/models"
+        raise InvalidRequest(f"{message}: {hint}", reason=_REASONS[wanted], param="model")
+    if request.vector is not None and request.vector.length is not None:
+        assert model.pooling is not None, "it gives vectors"
+        _check_length(request.vector.length, model.pooling)
+    if wanted != "scores" or model.has_pair_template:
+        return request
+    prompts = tuple(map(_joined, request.prompts))
+    return replace(request, prompt=_joined(request.prompt), prompts=prompts)
+
+
+def _joined(prompt: ChatMessages | PlainText | PromptTokens) -> PlainText:
+    """A pair of texts, one behind the other."""
+    assert isinstance(prompt, ChatMessages), "a pair is two messages"
+    turns = msgspec.json.decode(prompt.messages_json)
+    return PlainText("".join(turn["content"] for turn in turns))
 
 
 def _check_length(length: int, pooling: Pooling) -> None:

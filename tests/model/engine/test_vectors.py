@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer, models
 
 from baton.engine.protocol.messages import SamplingParams
 from baton.model.cpu.dense import DenseForward
@@ -13,7 +14,7 @@ from baton.model.load.load import LoadOptions, load_model
 from baton.model.load.load_error import LoadError
 from baton.model.load.self_check import check_model
 from baton.model.pooling_runner import TorchPoolingRunner
-from baton.testing.tiny_models import make_embedding_model
+from baton.testing.tiny_models import make_embedding_model, make_model, make_reranker
 
 POOLINGS = ("lasttoken", "mean_tokens")
 # Sizes that the compiled step takes.
@@ -139,4 +140,48 @@ def test_what_is_not_served_of_an_embedding_model_is_refused_by_name(
 def test_logits_that_are_scaled_behind_the_output_layer_are_refused(tmp_path):
     make_embedding_model("granite", tmp_path / "m", "lasttoken")
     with pytest.raises(LoadError, match="changes its logits"):
+        load_model(str(tmp_path / "m"), LoadOptions(dtype="float32"))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_scores_are_those_of_transformers_own_classifier(tmp_path, drive, prompts, name):
+    make_reranker(name, tmp_path / "m")
+    loaded = load_model(str(tmp_path / "m"), LoadOptions(dtype="float32"))
+    runner = TorchPoolingRunner(loaded)
+    check_model(loaded, runner)
+    driver = drive(loaded, max_step_tokens=16, runner=runner)
+    added = [request(driver, index, prompt) for index, prompt in enumerate(prompts)]
+    found = vectors(driver.run(added))
+
+    own = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "m", attn_implementation="eager", dtype=torch.float32
+    ).eval()
+    for index, prompt in enumerate(prompts):
+        with torch.inference_mode():
+            logit = own(input_ids=torch.tensor([prompt]), use_cache=False).logits[0]
+        np.testing.assert_allclose(found[index], torch.sigmoid(logit).numpy(), atol=2e-6)
+
+
+def test_a_score_may_be_the_logit_of_yes_less_that_of_no(tmp_path, drive, prompts):
+    folder = tmp_path / "m"
+    make_model("qwen3", folder)
+    Tokenizer(models.WordLevel({"no": 7, "yes": 9})).save(str(folder / "tokenizer.json"))
+    own = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["Qwen3ForSequenceClassification"]
+    config["classifier_from_token"] = ["no", "yes"]
+    (folder / "config.json").write_text(json.dumps(config))
+    loaded = load_model(str(folder), LoadOptions(dtype="float32"))
+    driver = drive(loaded, max_step_tokens=64, runner=TorchPoolingRunner(loaded))
+    [score] = vectors(driver.run([request(driver, 0, prompts[0])]))[0]
+    with torch.inference_mode():
+        logits = own(input_ids=torch.tensor([prompts[0]]), use_cache=False).logits[0, -1]
+    assert score == pytest.approx(float(torch.sigmoid(logits[9] - logits[7])), abs=2e-6)
+
+
+def test_a_classifier_of_several_labels_is_refused(tmp_path):
+    make_reranker("qwen3", tmp_path / "m")
+    path = tmp_path / "m" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"id2label": {"0": "a", "1": "b"}}))
+    with pytest.raises(LoadError, match="classifies into 2 labels"):
         load_model(str(tmp_path / "m"), LoadOptions(dtype="float32"))

@@ -53,9 +53,12 @@ def artifact(
     tool_syntax: str = "generic",
     reasoning_syntax: str = "none",
     pooling: Pooling | None = None,
+    has_pair_template: bool = False,
 ) -> bytes:
     syntaxes = {"tool_syntax": tool_syntax, "reasoning_syntax": reasoning_syntax}
-    description = msgspec.json.encode(syntaxes | {"pooling": pooling})
+    description = msgspec.json.encode(
+        {**syntaxes, "pooling": pooling, "has_pair_template": has_pair_template}
+    )
     files = {"tokenizer.json": tokenizer_json(), "detokenizer.json": description}
     if generation_config is not None:
         files["generation_config.json"] = msgspec.json.encode(generation_config)

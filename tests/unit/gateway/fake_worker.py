@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from baton.runtime.shared_stream import StreamLost
 from baton.testing.memory_stream import MemoryStream
@@ -76,6 +76,11 @@ class FakeWorker:
         self.credit_frames: list[worker_pb2.Credits] = []
         self.takes_half_of_the_prompt_logprobs = False
         self.keeps_finish = False
+        # The prompt's first token, and how many tokens it has.
+        self.vector_of: Callable[[worker_pb2.Submit], list[float]] = lambda submit: [
+            submit.prompt_ids[0],
+            submit.num_prompt_tokens,
+        ]
         self.num_dialled = 0
         self.num_prefilling = 0
         # Tokens written, by (handle, choice).
@@ -187,12 +192,11 @@ class FakeWorker:
             await self._finish(stream, key, reason, min(len(ids), max_tokens))
 
     async def _tell_vector(self, submit: worker_pb2.Submit, stream: MemoryStream) -> None:
-        """Its numbers: the prompt's first token, and how many tokens it has."""
         step = worker_pb2.Step()
         side = step.side.add(handle=submit.handle)
         side.prefill.num_cached_tokens = self.num_cached
-        numbers = array("f", [submit.prompt_ids[0], submit.num_prompt_tokens])
-        side.finish.reason, side.finish.vector = "stop", numbers.tobytes()
+        side.finish.reason = "stop"
+        side.finish.vector = array("f", self.vector_of(submit)).tobytes()
         await self._write(stream, worker_pb2.WorkerFrame(step=step))
 
     async def _judge(self, submit: worker_pb2.Submit, stream: MemoryStream) -> None:

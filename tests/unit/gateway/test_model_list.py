@@ -26,7 +26,7 @@ def test_a_card_names_syntaxes_and_abilities() -> None:
         assert (card["object"], card["max_model_len"]) == ("model", 2048)
         assert (card["tool_syntax"], card["reasoning_syntax"]) == ("hermes", "think")
         lacking = [key for key, has in card["capabilities"].items() if not has]
-        assert lacking == ["embeddings"]
+        assert lacking == ["embeddings", "rerank"]
         with pytest.raises(ModelNotFound, match="demi"):
             await fleet.gateway.cards.one("demi", [])
 

@@ -114,6 +114,8 @@ _ASKED = {
     "context_management": {"edits": []},
 }
 # Path -> the fields that its body must have, and others that it may have.
+_RANKED = {"model": "demo", "query": "a", "documents": ["b", {"text": "c"}]}
+_RANKED_TOO = {"top_n": 1, "return_documents": True, "priority": 1, "cache_salt": "s", "user": "u"}
 EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "/v1/chat/completions": (
         {"model": "demo", "messages": _MESSAGES},
@@ -165,6 +167,12 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "/tokenize": (
         {"model": "demo", "messages": _MESSAGES},
         {"prompt": "hi", "add_special_tokens": True, "return_token_strs": True},
+    ),
+    "/v1/rerank": (_RANKED, _RANKED_TOO),
+    "/v2/rerank": (_RANKED, _RANKED_TOO),
+    "/v1/score": (
+        {"model": "demo", "text_1": "a", "text_2": ["b", "c"]},
+        {"priority": 1, "cache_salt": "s", "user": "u"},
     ),
     "/v1/embeddings": (
         {"model": "demo", "input": ["a", [104, 105]]},

@@ -13,6 +13,7 @@ from services.gateway.openai.responses import ResponseFields
 from services.gateway.openai.vllm.tokenize import DetokenizeFields, TokenizeFields
 from services.gateway.request import submission
 from services.gateway.vectors.embeddings import EmbeddingFields
+from services.gateway.vectors.rerank import RerankFields, ScoreFields
 
 STRUCTS = [
     ChatFields,
@@ -22,6 +23,8 @@ STRUCTS = [
     DetokenizeFields,
     MessageFields,
     EmbeddingFields,
+    RerankFields,
+    ScoreFields,
 ]
 PAGE = (Path(__file__).parents[4] / "docs" / "api.md").read_text()
 

@@ -11,7 +11,7 @@ from baton.wire.failures import InvalidRequest
 from baton.wire.pooling import Pooling
 from services.gateway.endpoints import ENDPOINTS
 from services.gateway.openai.generation import Usage
-from services.gateway.openapi.answers import EmbeddingList
+from services.gateway.openapi.vector_answers import EmbeddingList
 from tests.unit.gateway.fakes import Fleet, RecordingSink, artifact, simulate
 from tests.unit.gateway.hostile.described import is_described
 
@@ -129,7 +129,7 @@ def test_a_length_that_the_model_has_not_is_refused(
 
 def test_a_model_that_generates_text_is_refused_by_name() -> None:
     async def scenario(fleet: Fleet) -> None:
-        with pytest.raises(InvalidRequest, match="'demo' generates text") as caught:
+        with pytest.raises(InvalidRequest, match="'demo' gives text and no vectors") as caught:
             await ask(fleet, input="abc")
         assert (caught.value.reason, caught.value.param) == ("not_an_embedding_model", "model")
 
@@ -138,7 +138,9 @@ def test_a_model_that_generates_text_is_refused_by_name() -> None:
 
 def test_an_embedding_model_is_not_asked_for_text_but_for_tokens() -> None:
     async def scenario(fleet: Fleet) -> None:
-        with pytest.raises(InvalidRequest, match="gives vectors and no text") as caught:
+        with pytest.raises(
+            InvalidRequest, match="gives vectors and no text: ask it at /v1/embeddings"
+        ) as caught:
             await fleet.chat()
         assert (caught.value.reason, caught.value.param) == ("not_a_text_model", "model")
         body = {"model": "demo", "prompt": "abc"}
