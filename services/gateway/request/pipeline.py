@@ -8,6 +8,7 @@ the request ends (request/reservation.py), and the answer sink's `finished` come
 """
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 
 from baton.runtime import logs
@@ -85,8 +86,12 @@ class Pipeline:
             request, model, text_model = await self._validate(incoming, principal, trace)
             valid = ValidRequest(incoming, deadlines, principal, request, model)
             if request.prompts:
-                prompts = PromptList(valid, sink, trace, self._deps.auditor)
-                await prompts.run(partial(self._answer, text_model), self._deps.clock)
+                prompts = PromptList(valid, sink, trace, self._deps.auditor, self._deps.clock)
+                if request.vector is not None:
+                    await self._answer_together(text_model, valid, prompts, trace)
+                else:
+                    await prompts.serve(partial(self._answer, text_model))
+                await prompts.end()
             elif incoming.endpoint.generates:
                 await self._answer(text_model, valid, sink, trace)
             else:
@@ -99,14 +104,45 @@ class Pipeline:
         async with self._deps.reservations.reserve(valid, reserve, trace) as lease:
             job = self._job(valid, await self._tokenize(valid, text_model, trace))
             await self._deps.reservations.fit(job, lease, trace)
-            if self._deps.attempts.safety is not None:
-                with trace.measure(Stage.SAFETY):
-                    await check_prompt(self._deps.attempts.safety, job.request, token_texts(job))
-            answer_sink = self._open(job, sink, trace)
-            with reports.of_tokens(trace, job.request.num_choices, job.plan.max_tokens):
-                usage = await self._attempt(job, lease, answer_sink, trace)
+            answer_sink, usage = await self._compute(job, lease, sink, trace)
         trace.stage = Stage.FLUSH
         await answer_sink.finished(usage, trace.head())
+
+    async def _answer_together(
+        self, text_model: TextModel, valid: ValidRequest, prompts: PromptList, trace: RequestTrace
+    ) -> None:
+        """Answer a list of prompts with a vector of each: it is one request of its key, and one
+        reservation holds the tokens of all."""
+        reserve, tokenized = self._reserve_request(valid, text_model), dict[str, Prompt]()
+
+        async def tokenize(part: ValidRequest, number: int) -> None:
+            tokenized[part.request_id] = await self._tokenize(part, text_model, trace)
+
+        async def compute(part: ValidRequest, sink: Sink, part_trace: RequestTrace) -> None:
+            part_trace.lease = lease
+            job = self._job(part, tokenized[part.request_id])
+            part_trace.usage.num_prompt_tokens = job.prompt.num_tokens
+            # No token follows that would need more than was granted.
+            answer_sink, usage = await self._compute(job, replace(lease), sink, part_trace)
+            await answer_sink.finished(usage, part_trace.head())
+
+        async with self._deps.reservations.reserve(valid, reserve, trace) as lease:
+            await prompts.each(tokenize)
+            all_ids = b"".join(each.token_ids for each in tokenized.values())
+            whole = replace(next(iter(tokenized.values())), token_ids=all_ids)
+            await self._deps.reservations.fit(self._job_of(valid, whole), lease, trace)
+            await prompts.serve(compute)
+
+    async def _compute(
+        self, job: Job, lease: Lease, sink: Sink, trace: RequestTrace
+    ) -> tuple[AnswerSink, Usage]:
+        """Let workers answer; returns the sink that has all but the end of the answer."""
+        if self._deps.attempts.safety is not None:
+            with trace.measure(Stage.SAFETY):
+                await check_prompt(self._deps.attempts.safety, job.request, token_texts(job))
+        answer_sink = self._open(job, sink, trace)
+        with reports.of_tokens(trace, job.request.num_choices, job.plan.max_tokens):
+            return answer_sink, await self._attempt(job, lease, answer_sink, trace)
 
     async def _tell(
         self, text_model: TextModel, valid: ValidRequest, sink: Sink, trace: RequestTrace
@@ -179,9 +215,9 @@ class Pipeline:
     def _reserve_request(
         self, valid: ValidRequest, text_model: TextModel
     ) -> quota_pb2.ReserveRequest:
-        estimate = self._deps.estimates.estimate(
-            valid.request, valid.model, text_model.longest_token
-        )
+        estimates = self._deps.estimates
+        of_request = estimates.estimate if valid.request.vector is None else estimates.estimate_all
+        estimate = of_request(valid.request, valid.model, text_model.longest_token)
         default_reservation = self._deps.limits.default_output_reservation
         return submission.reserve_estimate(valid, estimate, default_reservation)
 
@@ -215,8 +251,11 @@ class Pipeline:
         return min(wanted, max(valid.model.max_model_len // 4, 1))
 
     def _job(self, valid: ValidRequest, prompt: Prompt) -> Job:
+        submission.check(valid.request, valid.model, prompt.num_tokens)
+        return self._job_of(valid, prompt)
+
+    def _job_of(self, valid: ValidRequest, prompt: Prompt) -> Job:
         request, model = valid.request, valid.model
-        submission.check(request, model, prompt.num_tokens)
         plan = submission.plan_output(
             request,
             model.max_model_len - prompt.num_tokens,

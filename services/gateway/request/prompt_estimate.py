@@ -7,7 +7,7 @@ model, how many it has at least.
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.wire.failures import InvalidRequest
 from baton.wire.prefix_hash import TOKEN_BYTES
@@ -63,6 +63,20 @@ class PromptEstimates:
         likely = min(math.ceil(ratio * _MARGIN * num_bytes), model.max_model_len - 1)
         return PromptEstimate(max(likely, fewest, 1), max(fewest, 1))
 
+    def estimate_all(
+        self, request: GenerationRequest, model: ServedModel, longest_token: int
+    ) -> PromptEstimate:
+        """As `estimate`, of all prompts of a request together."""
+        prompts = request.prompts or (request.prompt,)
+        each = [
+            self.estimate(replace(request, prompt=prompt, prompts=()), model, longest_token)
+            for prompt in prompts
+        ]
+        num_tokens = sum(one.num_tokens for one in each)
+        if not any(one.fewest for one in each):
+            return PromptEstimate(num_tokens)
+        return PromptEstimate(num_tokens, sum(one.fewest or one.num_tokens for one in each))
+
     def note(self, request: GenerationRequest, model: ServedModel, num_tokens: int) -> None:
         """Note the tokens that a prompt has in truth."""
         if isinstance(request.prompt, PromptTokens):
@@ -76,8 +90,14 @@ class PromptEstimates:
 
 
 def num_prompt_bytes(request: GenerationRequest) -> int:
-    """The size of the prompt as it was sent."""
-    match request.prompt:
+    """The size of the prompt as it was sent; of all prompts that are reserved together."""
+    if request.vector is not None and request.prompts:
+        return sum(map(_num_bytes, request.prompts))
+    return _num_bytes(request.prompt)
+
+
+def _num_bytes(prompt: ChatMessages | PlainText | PromptTokens) -> int:
+    match prompt:
         case ChatMessages(messages_json, tools):
             return len(messages_json) + (0 if tools is None else len(tools.tools_json))
         case PlainText(text):

@@ -1,8 +1,9 @@
 """A request with several prompts, each of which is served as a request of its own.
 
-Every prompt has its own reservation, tokens, picks and attempts, under an id that begins with the
-request's; a few of them run at once. Their answers share the client's: choices are numbered on from
-prompt to prompt. The first failure ends all of them (decision 0057).
+Every prompt has its own picks and attempts, under an id that begins with the request's; a few of
+them run at once. Their answers share the client's: choices are numbered on from prompt to prompt.
+The first failure ends all of them (decision 0057). Each prompt has its own reservation, but for
+prompts whose answer is a vector: one holds the tokens of all (decision 0065).
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from baton.system.clock import Clock
+from baton.wire.engine_time import add_time
 from baton.wire.failures import BatonError, InvalidRequest
 from services.gateway.openai.generation import (
     ChatMessages,
@@ -33,64 +35,94 @@ Serve = Callable[[ValidRequest, Sink, RequestTrace], Awaitable[None]]
 
 
 class PromptList:
-    """The prompts of one valid request. `run` them once; `serve` serves a single one."""
+    """The prompts of one valid request. `serve` them once, then `end` the answer."""
 
     def __init__(
-        self, valid: ValidRequest, sink: Sink, trace: RequestTrace, auditor: GatewayAuditor
+        self,
+        valid: ValidRequest,
+        sink: Sink,
+        trace: RequestTrace,
+        auditor: GatewayAuditor,
+        clock: Clock,
     ) -> None:
         self._valid = valid
         self._trace = trace
         self._auditor = auditor
+        self._clock = clock
         self._answer = _SharedAnswer(valid, sink)
         self._places = asyncio.Semaphore(_num_at_once(valid))
 
-    async def run(self, serve: Serve, clock: Clock) -> None:
-        """Serve all prompts. Raises the first failure, when the other prompts have ended."""
-        trace, num_prompts = self._trace, len(self._valid.request.prompts)
-        trace.stage = Stage.DECODE
-        parts: list[RequestTrace] = []
+    async def each(self, work: Callable[[ValidRequest, int], Awaitable[None]]) -> None:
+        """Do something with each prompt, a few at once. Raises the first failure, when the work on
+        the others has ended."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                for number in range(num_prompts):
-                    tasks.create_task(self._serve(number, serve, parts, clock))
+                for number in range(len(self._valid.request.prompts)):
+                    tasks.create_task(self._in_turn(work, number))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
+
+    async def serve(self, serve: Serve) -> None:
+        """Serve all prompts; `serve` serves a single one. Raises as `each` does."""
+        trace = self._trace
+        trace.stage = Stage.DECODE
+        parts: list[RequestTrace] = []
+
+        async def serve_one(valid: ValidRequest, number: int) -> None:
+            part = self._trace_of(valid)
+            parts.append(part)
+            with part.span, self._auditor.request(part):
+                await serve(valid, self._answer.sink_of(number), part)
+
+        try:
+            await self.each(serve_one)
         finally:
             trace.timer.mark(Stage.DECODE)
-            _add_up(trace, parts)
-        trace.stage = Stage.FLUSH
-        await self._answer.end(trace)
+            if self._valid.request.vector is None:
+                _add_up(trace, parts)
+            else:
+                _add_up_vectors(trace, parts)
 
-    async def _serve(
-        self, number: int, serve: Serve, parts: list[RequestTrace], clock: Clock
+    async def end(self) -> None:
+        """End the answer: everything is settled."""
+        self._trace.stage = Stage.FLUSH
+        await self._answer.end(self._trace)
+
+    async def _in_turn(
+        self, work: Callable[[ValidRequest, int], Awaitable[None]], number: int
     ) -> None:
         async with self._places:
-            valid, trace = self._part(number, clock)
-            parts.append(trace)
-            with trace.span, self._auditor.request(trace):
-                try:
-                    await serve(valid, self._answer.sink_of(number), trace)
-                except InvalidRequest as error:
-                    raise _named(error, number, valid.request) from error
+            valid = self._part(number)
+            try:
+                await work(valid, number)
+            except InvalidRequest as error:
+                raise _named(error, number, valid.request) from error
 
-    def _part(self, number: int, clock: Clock) -> tuple[ValidRequest, RequestTrace]:
+    def _part(self, number: int) -> ValidRequest:
         """The request of one prompt. Its first token is due in the client's time from now on."""
-        valid, trace = self._valid, self._trace
+        valid = self._valid
         incoming = replace(
             valid.incoming,
             request_id=f"{valid.incoming.request_id}.{number}",
-            traceparent=trace.span.traceparent,
+            traceparent=self._trace.span.traceparent,
             deadline_s=valid.deadlines.left_s,
         )
-        part = replace(
+        request = valid.request
+        return replace(
             valid,
             incoming=incoming,
-            deadlines=incoming.deadlines(valid.deadlines.token_gap_s, clock),
-            request=replace(valid.request, prompt=valid.request.prompts[number]),
+            deadlines=incoming.deadlines(valid.deadlines.token_gap_s, self._clock),
+            request=replace(
+                request,
+                prompt=request.prompts[number],
+                prompts=request.prompts if request.vector is None else (),
+            ),
         )
-        part_trace = RequestTrace(incoming, trace.client, clock)
-        part_trace.tenant, part_trace.model_name = trace.tenant, trace.model_name
-        return part, part_trace
+
+    def _trace_of(self, part: ValidRequest) -> RequestTrace:
+        trace = RequestTrace(part.incoming, self._trace.client, self._clock)
+        trace.tenant, trace.model_name = self._trace.tenant, self._trace.model_name
+        return trace
 
 
 class _SharedAnswer:
@@ -199,10 +231,12 @@ class _PromptSink:
 
 
 def _num_at_once(valid: ValidRequest) -> int:
-    """The prompts that run at once: no more than the key may have open."""
+    """The prompts that run at once: no more than the key may have open, where each is a request of
+    its key."""
+    if valid.request.vector is not None:
+        return MAX_VECTORS_AT_ONCE
     accounts = valid.principal.limits_for(valid.model.name)
-    most = MAX_AT_ONCE if valid.request.vector is None else MAX_VECTORS_AT_ONCE
-    return min([most, *(each.concurrency for each in accounts if each.concurrency)])
+    return min([MAX_AT_ONCE, *(each.concurrency for each in accounts if each.concurrency)])
 
 
 def _add_up(trace: RequestTrace, parts: list[RequestTrace]) -> None:
@@ -212,6 +246,20 @@ def _add_up(trace: RequestTrace, parts: list[RequestTrace]) -> None:
     usage.num_prompt_tokens = sum(part.usage.num_prompt_tokens for part in parts)
     usage.num_attempts = sum(part.usage.num_attempts for part in parts)
     usage.num_received = sum(part.usage.num_received for part in parts)
+
+
+def _add_up_vectors(trace: RequestTrace, parts: list[RequestTrace]) -> None:
+    """Count what the prompts used as the usage of the whole request, for its record: it is settled
+    as one. The end of one stands for that of all."""
+    usage, used = trace.usage, [part.usage for part in parts]
+    read = [each for each in used if each.prompt_was_read]
+    usage.choices = used[0].choices if used else ()
+    usage.prompt_was_read = bool(read)
+    usage.num_prompt_tokens = sum(each.num_prompt_tokens for each in read)
+    usage.num_cached = {0: sum(each.num_cached_tokens for each in read)}
+    usage.num_attempts = max((each.num_attempts for each in used), default=0)
+    for each in used:
+        add_time(usage.engine, each.engine)
 
 
 def _named(error: InvalidRequest, number: int, request: GenerationRequest) -> BatonError:

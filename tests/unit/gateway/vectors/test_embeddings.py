@@ -1,5 +1,6 @@
 """/v1/embeddings, from the body to the answer."""
 
+import asyncio
 import json
 from array import array
 from base64 import b64decode
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.wire.failures import InvalidRequest
+from baton.wire.failures import InvalidRequest, LimitExceeded
 from baton.wire.pooling import Pooling
 from services.gateway.endpoints import ENDPOINTS
 from services.gateway.openai.generation import Usage
@@ -78,6 +79,50 @@ def test_a_list_of_texts_or_of_token_lists_is_answered_in_its_order(given: Any) 
         told = await ask(fleet, input=given)
         assert vectors(told) == [[97, 2], [98, 1], [99, 1]][: len(given)]
         assert told["usage"]["prompt_tokens"] == (4 if len(given) == 3 else 2)
+
+    simulate(scenario, prepare=embedder())
+
+
+def test_a_list_is_one_request_of_its_key_and_is_billed_as_one() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.worker.num_cached = 1
+        await ask(fleet, input=["abc", [98, 99], "d" * 40])
+        assert {each.request_id for each in fleet.quota.reserved} == {"r1"}
+        record = fleet.record
+        assert (record.request_id, record.finish_reason) == ("r1", "stop")
+        assert (record.num_prompt_tokens, record.num_output_tokens) == (45, 0)
+        assert (record.num_cached_tokens, record.num_attempts) == (3, 1)
+        assert {each.request_id for each in fleet.worker.submits} == {"r1.0", "r1.1", "r1.2"}
+        assert fleet.quota.reserved[-1].num_prompt_tokens >= 45
+        assert not fleet.gateway.auditor.running()
+
+    simulate(scenario, prepare=embedder())
+
+
+def test_a_list_of_which_one_fails_is_billed_for_what_was_read() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        async def refuse_the_last() -> None:
+            while len(fleet.worker.submits) < 32:
+                await asyncio.sleep(0.001)
+            fleet.worker.refusal = InvalidRequest("no", reason="invalid_token_id")
+
+        fleet.tasks.create_task(refuse_the_last())
+        with pytest.raises(InvalidRequest):
+            await ask(fleet, input=["ab"] * 64)
+        record = fleet.record
+        assert record.finish_reason == "invalid_token_id"
+        assert record.num_prompt_tokens == 32 * 2
+
+    simulate(scenario, prepare=embedder())
+
+
+def test_a_list_without_room_is_refused_before_it_is_tokenized() -> None:
+    async def scenario(fleet: Fleet) -> None:
+        fleet.quota.reserve_failure = LimitExceeded("too many")
+        with pytest.raises(LimitExceeded):
+            await ask(fleet, input=["abc", "d"])
+        assert not fleet.tokenizer.encoded
+        assert not fleet.quota.settled
 
     simulate(scenario, prepare=embedder())
 

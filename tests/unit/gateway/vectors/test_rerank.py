@@ -52,7 +52,7 @@ def test_documents_are_ranked_by_their_scores(path: str) -> None:
         ]
         assert [each["document"]["text"] for each in told["results"]] == ["aaaa", "aaa", "aa", "a"]
         assert told["usage"] == {"prompt_tokens": 14, "total_tokens": 14}
-        assert [each.endpoint for each in fleet.quota.settled] == ["rerank"] * 4
+        assert [each.endpoint for each in fleet.quota.settled] == ["rerank"]
 
     simulate(scenario, prepare=reranker())
 
