@@ -199,7 +199,8 @@ class Pipeline:
             trace.model_name = model.name
             text_model = await self._deps.artifacts.text_model(model.model_fp)
             if generates and (request.vector is not None or text_model.pooling is not None):
-                request = fitted(request, text_model)
+                has_template = text_model.has_pair_template
+                request = fitted(request, text_model.pooling, has_pair_template=has_template)
         return submission.with_defaults(request, text_model), model, text_model
 
     async def _parse(self, incoming: IncomingRequest, tenant: str) -> GenerationRequest:

@@ -12,7 +12,6 @@ from services.gateway.openai.generation import (
     PlainText,
     PromptTokens,
 )
-from services.gateway.text.detokenize import TextModel
 
 # By what a model gives: where to ask for it.
 _PATHS = {
@@ -27,23 +26,25 @@ _REASONS = {
 }
 
 
-def fitted(request: GenerationRequest, model: TextModel) -> GenerationRequest:
+def fitted(
+    request: GenerationRequest, pooling: Pooling | None, *, has_pair_template: bool
+) -> GenerationRequest:
     """The request as its model reads it. Raises InvalidRequest for a model that gives something
-    else."""
+    else. `pooling`: None gives text; `has_pair_template`: its chat template writes pairs."""
     wanted = "text"
     if request.vector is not None:
         wanted = "scores" if request.vector.is_score else "vectors"
     given = "text"
-    if model.pooling is not None:
-        given = "scores" if model.pooling.is_score else "vectors"
+    if pooling is not None:
+        given = "scores" if pooling.is_score else "vectors"
     if wanted != given:
         message = f"model: {quoted(request.model)} gives {given} and no {wanted}"
         hint = f"ask it at {_PATHS[given]}, or name another model of GET /v1/models"
         raise InvalidRequest(f"{message}: {hint}", reason=_REASONS[wanted], param="model")
     if request.vector is not None and request.vector.length is not None:
-        assert model.pooling is not None, "it gives vectors"
-        _check_length(request.vector.length, model.pooling)
-    if wanted != "scores" or model.has_pair_template:
+        assert pooling is not None, "it gives vectors"
+        _check_length(request.vector.length, pooling)
+    if wanted != "scores" or has_pair_template:
         return request
     prompts = tuple(map(_joined, request.prompts))
     return replace(request, prompt=_joined(request.prompt), prompts=prompts)
