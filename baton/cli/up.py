@@ -22,6 +22,7 @@ from baton.localstack.readiness import stack_reason
 from baton.localstack.supervisor import StartFailed, Supervisor
 from baton.system.byte_size import format_bytes, parse_bytes
 from baton.wire import key_registry
+from baton.wire.pooling import Pooling, read_pooling
 
 DEV_TENANT = "dev"
 # Names that examples for OpenAI's API ask for.
@@ -307,19 +308,33 @@ base URL  {made.base_url}
 API key   {api_key}
 web page  {made.web_url}
 
-curl {made.base_url}/chat/completions -H "Authorization: Bearer {api_key}" \\
-  -H "Content-Type: application/json" \\
-  -d '{{"model": "{model.name}", "messages": [{{"role": "user", "content": "What is TTFT?"}}]}}'
-
-from openai import OpenAI
-client = OpenAI(base_url="{made.base_url}", api_key="{api_key}")
-messages = [{{"role": "user", "content": "Explain backpressure in simple terms."}}]
-for chunk in client.chat.completions.create(model="{model.name}", messages=messages, stream=True):
-    print(chunk.choices[0].delta.content or "", end="", flush=True)
-
+{examples(made.base_url, api_key, model.name, read_pooling(model.folder))}
 also in {home.dev_env}
 live in the terminal: .venv/bin/baton top; a request's waterfall: .venv/bin/baton trace REQUEST_ID
 stop: Ctrl-C, or make down"""
+
+
+def examples(base_url: str, api_key: str, model: str, pooling: Pooling | None) -> str:
+    """First requests to a model, by what it gives."""
+    path, body = "chat/completions", '"messages": [{"role": "user", "content": "What is TTFT?"}]'
+    if pooling is not None:
+        path, body = "embeddings", '"input": ["What is TTFT?", "Explain backpressure."]'
+    if pooling is not None and pooling.is_score:
+        path, body = "rerank", '"query": "What is TTFT?", "documents": ["A time.", "A cat."]'
+    curl = f"""\
+curl {base_url}/{path} -H "Authorization: Bearer {api_key}" \\
+  -H "Content-Type: application/json" \\
+  -d '{{"model": "{model}", {body}}}'
+"""
+    if pooling is not None:
+        return curl
+    return f"""{curl}
+from openai import OpenAI
+client = OpenAI(base_url="{base_url}", api_key="{api_key}")
+messages = [{{"role": "user", "content": "Explain backpressure in simple terms."}}]
+for chunk in client.chat.completions.create(model="{model}", messages=messages, stream=True):
+    print(chunk.choices[0].delta.content or "", end="", flush=True)
+"""
 
 
 def _detach(home: Home) -> int:
