@@ -10,9 +10,10 @@ import openai
 import pytest
 
 from baton.wire.failures import LimitExceeded, Unavailable
+from baton.wire.pooling import Pooling
 from baton.wire.v1 import failure_pb2, worker_pb2
 from tests.integration.gateway.gateway_stack import Stack, running_stack
-from tests.unit.gateway.fakes import KEY
+from tests.unit.gateway.fakes import KEY, artifact
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -440,3 +441,14 @@ async def _break_protocol(stack: Stack) -> None:
     handle = stack.worker.submits[-1].handle
     step = worker_pb2.Step(handles=[handle], choices=[0], first_index=[4000], ids=[1])
     await stack.worker.say(worker_pb2.WorkerFrame(step=step))
+
+
+async def test_embeddings(stack: Stack, client: openai.AsyncOpenAI) -> None:
+    stack.tokenizer.data = artifact(pooling=Pooling("last", 2))
+    answer = await client.embeddings.create(model="demo", input=["hi", "abc"])
+    assert [each.embedding for each in answer.data] == [[104.0, 2.0], [97.0, 3.0]]
+    assert answer.usage.total_tokens == 5
+    told = await client.embeddings.create(model="demo", input="hi", encoding_format="float")
+    assert told.data[0].embedding == [104.0, 2.0]
+    with pytest.raises(openai.BadRequestError, match="gives vectors and no text"):
+        await client.chat.completions.create(model="demo", messages=MESSAGES)
