@@ -15,7 +15,7 @@ ARGS ?=
 export BATON_PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status test test-long test-oldest chaos test-cluster bench bench-router bench-gateway bench-peers loadtest images check fmt protos clean
+.PHONY: help setup up down status test test-long test-oldest test-clients chaos test-cluster bench bench-router bench-gateway bench-peers loadtest images check fmt protos clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,11 @@ test-oldest: $(OLDEST_VENV)/.installed ## the models' tests on the oldest suppor
 
 $(OLDEST_VENV)/.installed: pyproject.toml constraints.txt tools/setup.sh Makefile
 	@tools/setup.sh $(OLDEST_VENV) $(OLDEST)
+
+# With BASE_URL and API_KEY, against that server; NAMES="openai langchain" takes some of the clients.
+test-clients: $(KERNELS) ## the API with other projects' clients, installed under .baton/clients
+	@PYTHON=$(RUN) tools/clients.sh .baton/clients
+	@$(RUN) tests/clients/run.py .baton/clients $(NAMES)
 
 chaos: $(KERNELS) $(DEPLOY) ## every kind of fault ten times against the real stack, with a table
 	@BATON_CHAOS_EACH=10 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=0 \
