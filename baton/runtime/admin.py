@@ -4,6 +4,7 @@ Alive means that the event loop runs its callbacks; ready, that the service woul
 """
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -14,6 +15,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+
+from baton.runtime.listening_socket import listening_socket
 
 # An event loop that runs no callback for this long is stuck; a busy one takes less.
 LIVE_TIMEOUT_S = 5.0
@@ -26,19 +29,25 @@ MAX_CONNECTIONS = 256
 # rest of the path: "abc" for "/explain/abc" of the page "/explain". None = not found.
 Page = Callable[[str], bytes | None]
 
+# Makes any page but those of health, in a thread of its own, from its path. It returns status, type
+# and body.
+Relay = Callable[[str], tuple[int, str, bytes]]
+
 
 class _Handler(BaseHTTPRequestHandler):
     server: "_AdminServer"
     timeout = IDLE_TIMEOUT_S
 
     def do_GET(self) -> None:
-        if self.path == "/metrics":
-            self._answer(200, CONTENT_TYPE_LATEST, generate_latest(REGISTRY))
-        elif self.path in ("/livez", "/healthz"):
+        if self.path in ("/livez", "/healthz"):
             is_alive = self.server.comes_around(LIVE_TIMEOUT_S)
             self._answer_reason("" if is_alive else "the event loop is stuck")
         elif self.path == "/readyz":
             self._answer_reason(self.server.unready_reason())
+        elif self.server.relay is not None:
+            self._answer(*self.server.relay(self.path))
+        elif self.path == "/metrics":
+            self._answer(200, CONTENT_TYPE_LATEST, generate_latest(REGISTRY))
         else:
             self._answer_page()
 
@@ -79,10 +88,16 @@ class _AdminServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
+    # Of a process that shows the pages of others, in place of its own.
+    relay: Relay | None = None
+
     def __init__(
-        self, address: tuple[str, int], unready_reason: Callable[[], str], pages: Mapping[str, Page]
+        self, bound: socket.socket, unready_reason: Callable[[], str], pages: Mapping[str, Page]
     ) -> None:
-        super().__init__(address, _Handler)
+        super().__init__(bound.getsockname(), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = bound
+        self.server_activate()
         self.unready_reason = unready_reason
         self.pages = pages
         self._loop = asyncio.get_running_loop()
@@ -123,13 +138,15 @@ def start_admin(
     listen: str,
     unready_reason: Callable[[], str] = lambda: "",
     pages: Mapping[str, Page] | None = None,
+    relay: Relay | None = None,
 ) -> int:
-    """Serve on `listen` ("host:port") in a daemon thread; returns the bound port.
+    """Serve on `listen` (as `listening_socket` takes it) in a daemon thread; returns the port.
 
     Call it from the service's event loop. `unready_reason` is called from another thread; empty =
-    ready. `pages` are the service's own, by the first part of their paths.
+    ready. `pages` are the service's own, by the first part of their paths. With `relay` neither
+    they nor this process's metrics are shown. Raises Misconfigured.
     """
-    host, _, port = listen.rpartition(":")
-    server = _AdminServer((host, int(port)), unready_reason, pages or {})
+    server = _AdminServer(listening_socket(listen), unready_reason, pages or {})
+    server.relay = relay
     threading.Thread(target=server.serve_forever, name="admin", daemon=True).start()
-    return int(server.server_address[1])
+    return int(server.socket.getsockname()[1])

@@ -1,13 +1,18 @@
-"""The listening socket of an HTTP server, bound before anything is served."""
+"""The listening socket of an HTTP server, bound before anything is served, or inherited."""
 
 import socket
 
 from baton.runtime.process import Misconfigured
 
+# Before the number of a socket that the parent process has bound.
+INHERITED = "fd:"
+
 
 def listening_socket(listen: str, *, send_buffer_bytes: int = 0) -> socket.socket:
-    """A socket bound to "host:port"; 0 bytes = the kernel's own send buffer. Raises
-    Misconfigured."""
+    """A socket bound to "host:port", or the parent's socket number 3 for "fd:3"; 0 bytes = the
+    kernel's own send buffer. Raises Misconfigured."""
+    if listen.startswith(INHERITED):
+        return _inherited(listen)
     host, _, port = listen.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
@@ -20,4 +25,13 @@ def listening_socket(listen: str, *, send_buffer_bytes: int = 0) -> socket.socke
     except OSError as error:
         bound.close()
         raise Misconfigured(f"cannot listen on {listen}: {error.strerror}") from error
+    return bound
+
+
+def _inherited(listen: str) -> socket.socket:
+    try:
+        bound = socket.socket(fileno=int(listen.removeprefix(INHERITED)))
+        bound.setblocking(False)
+    except (OSError, ValueError) as error:
+        raise Misconfigured(f"{listen} is not a socket of the parent process") from error
     return bound

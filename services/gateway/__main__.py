@@ -19,8 +19,10 @@ from services.gateway.clients.grpc import GrpcQuota, GrpcRouter, GrpcTokenizer, 
 from services.gateway.clients.url import fetch
 from services.gateway.gateway import Clients, Gateway, GatewayIdentity
 from services.gateway.http.cors import with_cors
+from services.gateway.http.shared_listener import ConnectionCounts
 from services.gateway.identity.certificates import Certificates
 from services.gateway.open_requests import open_requests
+from services.gateway.processes.supervisor import serve_all
 from services.gateway.redis_commands import RedisCommands
 from services.gateway.request.limits import Limits
 from services.gateway.request.room import BodyLimits
@@ -31,7 +33,7 @@ from services.gateway.server import SEND_BUFFER_BYTES, HttpServer
 from services.gateway.settings import PREFIX, GatewaySettings
 from services.gateway.stored.store import BatchLimits, Store, StoreLimits
 from services.gateway.tenants.auth import TokenChecker
-from services.gateway.tenants.outbox_files import DiskFiles
+from services.gateway.tenants.outbox_files import DiskFiles, take_over
 
 LAST_SETTLES_S = 2.0
 
@@ -64,6 +66,7 @@ async def serve(
     )
     gateway = _gateway(process, settings, clients)
     app = _app(gateway, settings)
+    take_over(settings.outbox_dir, num_processes=1)
     bound = listening_socket(settings.listen, send_buffer_bytes=SEND_BUFFER_BYTES)
     server = _server(app, settings)
     pages: dict[str, Page] = {
@@ -211,9 +214,16 @@ def _server(app: App, settings: GatewaySettings) -> HttpServer:
         for_pages = with_cors(app, settings.cors_origins)
     except ValueError as error:
         raise Misconfigured(str(error)) from error
+    is_one = settings.process > 0
     # Uvicorn's own cap must not come before ours, which ends streams with an error event.
     drain_cap_s = settings.unready_s + settings.drain_s + LAST_SETTLES_S
-    return HttpServer(for_pages, drain_cap_s=drain_cap_s, stall_s=settings.stall_s)
+    return HttpServer(
+        for_pages,
+        drain_cap_s=drain_cap_s,
+        stall_s=settings.stall_s,
+        counts=ConnectionCounts(settings.shared_counts, settings.processes) if is_one else None,
+        number=settings.process - 1,
+    )
 
 
 async def _leave(gateway: Gateway, app: App, server: HttpServer, settings: GatewaySettings) -> None:
@@ -235,7 +245,8 @@ def main() -> None:
     settings = environment.load(GatewaySettings, PREFIX)
 
     async def served(process: Process) -> None:
-        await serve(process, settings)
+        has_others = settings.processes > 1 and not settings.process
+        await (serve_all if has_others else serve)(process, settings)
 
     run("gateway", served, instruments.KNOWN_SERIES)
 

@@ -1,14 +1,17 @@
 """uvicorn around the app: a listening socket with a small send buffer, and a drain in order."""
 
+import asyncio
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from services.gateway.http.protocol import BoundedHttpProtocol
+from services.gateway.http.shared_listener import ConnectionCounts, SharedListener
 
 # Accepted sockets inherit this option, as all that are set here. With the default, megabytes of
 # tokens pile up in the kernel before a client that stopped reading is noticed.
@@ -19,9 +22,20 @@ _KEEP_ALIVE_S = 75
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: the process root has its own."""
+    """uvicorn without its signal handlers: the process root has its own. `counts` and `number`: of
+    this one of several processes that accept from its sockets."""
 
-    def __init__(self, app: ASGIApp, *, drain_cap_s: float, stall_s: float) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        drain_cap_s: float,
+        stall_s: float,
+        counts: ConnectionCounts | None = None,
+        number: int = 0,
+    ) -> None:
+        self._counts = counts
+        self._number = number
         super().__init__(
             uvicorn.Config(
                 app,
@@ -43,6 +57,26 @@ class HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._counts is None or sockets is None:
+            await super().startup(sockets)
+            return
+        make_protocol: Callable[[], asyncio.Protocol] = functools.partial(
+            self.config.http_protocol_class,  # type: ignore[call-arg]
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        connections = self.server_state.connections
+        listeners = [
+            SharedListener(bound, make_protocol, connections, self._counts, self._number)
+            for bound in sockets
+        ]
+        for listener in listeners:
+            listener.start(_BACKLOG)
+        self.servers = listeners  # type: ignore[assignment]
+        self.started = True
 
     def announce_drain(self) -> None:
         """Let every response end its connection, so that the client's next one goes to another

@@ -24,8 +24,14 @@ class GatewaySettings:
     # The same routers, under the same addresses, for every gateway: they choose alike.
     router: tuple[str, ...]
     secret_file: Path
+    # fd:N = a socket that the parent process has bound.
     listen: str = "127.0.0.1:8080"
     admin_listen: str = "127.0.0.1:0"
+    # Processes that serve on the same socket, each a gateway of its own with all limits below.
+    processes: int = 1
+    # Set for each of several: its number from 1, and the descriptor of their connections' counts.
+    process: int = 0
+    shared_counts: int = 0
     # Name in logs and hellos; empty = host name and process id.
     gateway_id: str = ""
     # Where it runs, as the cloud or the cluster names it: routers of its zone are asked first.
@@ -108,6 +114,7 @@ class GatewaySettings:
 
     def __post_init__(self) -> None:
         for name in (
+            "processes",
             "max_body_bytes",
             "max_open_requests",
             "default_output_reservation",

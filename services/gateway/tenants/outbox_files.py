@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from baton.wire.v1 import quota_pb2
 
 _MARK = b"-"
+_OF_PROCESS = "process-"
 
 
 class OutboxFiles(Protocol):
@@ -64,6 +65,12 @@ class DiskFiles:
     def remove(self, segment: int) -> None:
         self._path(segment).unlink(missing_ok=True)
 
+    def take(self, other: "DiskFiles", segment: int) -> None:
+        """Move a segment of another folder to the end of those of this one. Raises OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        last = max(self.segments(), default=0)
+        other._path(segment).rename(self._path(last + 1))
+
     def _path(self, segment: int) -> Path:
         return self._folder / f"usage-{segment:08d}.txt"
 
@@ -73,6 +80,21 @@ class DiskFiles:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def folder_of(folder: Path, number: int, num_processes: int) -> Path:
+    """The folder of one of the processes of a gateway: `folder` itself where there is only one."""
+    return folder if num_processes == 1 else folder / f"{_OF_PROCESS}{number}"
+
+
+def take_over(folder: Path, num_processes: int) -> None:
+    """Give the segments of processes that there are no more to the first one. None may run. Raises
+    OSError."""
+    own = [folder_of(folder, number + 1, num_processes) for number in range(num_processes)]
+    files = DiskFiles(own[0])
+    for other in (folder, *folder.glob(f"{_OF_PROCESS}*")):
+        for segment in DiskFiles(other).segments() if other not in own else []:
+            files.take(DiskFiles(other), segment)
 
 
 def record_line(record: quota_pb2.UsageRecord) -> bytes:

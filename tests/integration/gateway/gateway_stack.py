@@ -145,8 +145,8 @@ async def _serve_fake(stack: contextlib.AsyncExitStack, register: Any, *, link: 
 
 
 @contextlib.asynccontextmanager
-async def running_stack(folder: Path, **settings: Any) -> AsyncIterator[Stack]:
-    """Start everything, yield once the gateway listens, drain at the end."""
+async def running_fakes(folder: Path) -> AsyncIterator[tuple[Stack, dict[str, Any]]]:
+    """Start the fakes; yields them with the settings of a gateway in front of them."""
     stack = Stack()
     secret = folder / "secret"
     secret.write_text(SECRET.hex())
@@ -162,34 +162,44 @@ async def running_stack(folder: Path, **settings: Any) -> AsyncIterator[Stack]:
 
             return into
 
-        endpoints = {
+        stack.endpoints = {
             name: await _serve_fake(servers, worker_register(fake), link=True)
             for name, fake in stack.workers.items()
         }
-        stack.endpoints = endpoints
         quota = register(quota_pb2_grpc.add_QuotaServicer_to_server, QuotaOverGrpc(stack.quota))
         tokenizer = register(
             tokenizer_pb2_grpc.add_TokenizerServicer_to_server, TokenizerOverGrpc(stack.tokenizer)
         )
         router = register(
-            router_pb2_grpc.add_RouterServicer_to_server, RouterOverGrpc(stack.router, endpoints)
+            router_pb2_grpc.add_RouterServicer_to_server,
+            RouterOverGrpc(stack.router, stack.endpoints),
         )
-        own: dict[str, Any] = {
-            "quota": (await _serve_fake(servers, quota, link=False),),
-            "tokenizer": (await _serve_fake(servers, tokenizer, link=False),),
-            "router": (await _serve_fake(servers, router, link=False),),
-            "unready_s": 0.0,
-        }
-        configured = GatewaySettings(
-            secret_file=secret,
-            listen="127.0.0.1:0",
-            outbox_dir=folder / "outbox",
-            **{**own, **settings},
+        yield (
+            stack,
+            {
+                "secret_file": secret,
+                "listen": "127.0.0.1:0",
+                "outbox_dir": folder / "outbox",
+                "quota": (await _serve_fake(servers, quota, link=False),),
+                "tokenizer": (await _serve_fake(servers, tokenizer, link=False),),
+                "router": (await _serve_fake(servers, router, link=False),),
+                "unready_s": 0.0,
+            },
         )
+
+
+@contextlib.asynccontextmanager
+async def running_stack(folder: Path, **settings: Any) -> AsyncIterator[Stack]:
+    """Start everything, yield once the gateway listens, drain at the end."""
+    async with running_fakes(folder) as (stack, own):
+        configured = GatewaySettings(**{**own, **settings})
         process = Process("gateway", SystemClock(), stack.stopping)
         stack.addresses = [
-            *endpoints.values(), *configured.quota, *configured.tokenizer, *configured.router
-        ]  # fmt: skip
+            *stack.endpoints.values(),
+            *configured.quota,
+            *configured.tokenizer,
+            *configured.router,
+        ]
         async with asyncio.TaskGroup() as tasks:
             bound: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             gateway = tasks.create_task(serve(process, configured, on_bound=bound.set_result))

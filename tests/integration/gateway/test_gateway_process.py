@@ -41,6 +41,7 @@ async def started(tmp_path: Path, **changes: str) -> tuple[int | None, str]:
         ({"ALIASES": "gpt-4o"}, "is not alias=model"),
         ({"ALIASES_FILE": "/nowhere/aliases"}, "/nowhere/aliases"),
         ({"SECRET_FILE": "/nowhere/secret"}, "/nowhere/secret"),
+        ({"SECRET_FILE": "/nowhere/secret", "PROCESSES": "2"}, "/nowhere/secret"),
     ],
 )
 async def test_a_gateway_that_is_misconfigured_says_so_in_its_last_line(

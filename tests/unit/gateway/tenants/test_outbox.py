@@ -21,7 +21,14 @@ from baton.wire.v1 import quota_pb2
 from services.gateway.clients.protocols import CallContext, RunInThread
 from services.gateway.tenants import outbox as outbox_module
 from services.gateway.tenants.outbox import Outbox
-from services.gateway.tenants.outbox_files import DiskFiles, mark_line, record_line, waiting_records
+from services.gateway.tenants.outbox_files import (
+    DiskFiles,
+    folder_of,
+    mark_line,
+    record_line,
+    take_over,
+    waiting_records,
+)
 from tests.unit.gateway.fakes import FakeQuota, MemoryFiles, inline
 
 
@@ -358,3 +365,23 @@ def test_a_record_that_could_not_be_settled_beside_waits_on_disk() -> None:
         assert settled_ids(quota) == ["r"]
 
     with_outbox(file, quota, scenario)
+
+
+def test_segments_of_processes_that_there_are_no_more_go_to_the_first(tmp_path: Path) -> None:
+    def lines(folder: Path) -> list[bytes]:
+        files = DiskFiles(folder)
+        return [line for segment in files.segments() for line in files.read(segment) if line]
+
+    DiskFiles(tmp_path).append(3, [b"alone"], durable=False)
+    take_over(tmp_path, 2)
+    first, second, third = (folder_of(tmp_path, number, 3) for number in (1, 2, 3))
+    assert lines(first) == [b"alone"]
+    DiskFiles(second).append(1, [b"second"], durable=False)
+    DiskFiles(third).append(1, [b"third"], durable=False)
+    take_over(tmp_path, 2)
+    assert lines(first) == [b"alone", b"third"]
+    assert lines(second) == [b"second"]
+    take_over(tmp_path, 1)
+    assert sorted(lines(tmp_path)) == [b"alone", b"second", b"third"]
+    take_over(tmp_path, 1)
+    assert len(lines(tmp_path)) == 3

@@ -1,0 +1,194 @@
+"""Several gateway processes for one address: start, watch, restart, and drain together (decision
+0068).
+
+The sockets are bound here and inherited. So all processes accept from one queue, and none of its
+connections is lost with a process; its own streams are, as those of any gateway that dies. Each
+process is a gateway of its own, with its own id, outbox, limits and admin port on loopback.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from baton.runtime import logs
+from baton.runtime.admin import start_admin
+from baton.runtime.listening_socket import INHERITED, listening_socket
+from baton.runtime.process import STATUS_MISCONFIGURED, Process
+from baton.system.clock import Clock
+from baton.system.parent_death import die_with_parent
+from services.gateway.http.shared_listener import ConnectionCounts
+from services.gateway.processes.pages import ProcessPages
+from services.gateway.server import SEND_BUFFER_BYTES
+from services.gateway.settings import PREFIX, GatewaySettings
+from services.gateway.tenants.outbox_files import folder_of, take_over
+
+# A process that ends within this time is started again later each time.
+_STEADY_S = 5.0
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.25, 5.0
+# What a process may take for its end beyond its drain.
+_LAST_S = 10.0
+# A process whose event loop stands still is ended: so many looks in a row.
+LOOK_S = 10.0
+_MAX_SILENT = 3
+
+_log = logs.get("processes")
+
+
+class _CannotServe(Exception):
+    """A process has found that it can never serve; its last line has told why."""
+
+
+@dataclass(slots=True)
+class _Member:
+    """One of the processes, under its number, in whatever life."""
+
+    number: int
+    admin: socket.socket
+    process: asyncio.subprocess.Process | None = None
+    # Looks in a row without an answer; none before the first answer of a life.
+    num_silent: int | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    @property
+    def port(self) -> int:
+        return int(self.admin.getsockname()[1])
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, if it runs."""
+        if self.process is not None and self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    def is_stuck(self, *, is_alive: bool) -> bool:
+        """Take in a look; True when its event loop has stood still for too long."""
+        if is_alive:
+            self.num_silent = 0
+        elif self.num_silent is not None:
+            self.num_silent += 1
+        return self.num_silent == _MAX_SILENT
+
+
+async def serve_all(process: Process, settings: GatewaySettings) -> None:
+    """Run `settings.processes` gateways until `process.stopping`, then let all of them drain.
+    Raises Misconfigured; exits as they do when they can never serve."""
+    take_over(settings.outbox_dir, settings.processes)
+    bound = listening_socket(settings.listen, send_buffer_bytes=SEND_BUFFER_BYTES)
+    members = Members(settings, bound, process.clock)
+    pages = ProcessPages(settings.processes, members.ports)
+    admin_port = start_admin(settings.admin_listen, process.unready_reason, relay=pages.answer)
+    port = bound.getsockname()[1]
+    _log.info("serving", port=port, admin_port=admin_port, num_processes=settings.processes)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(members.run())
+            watching = tasks.create_task(members.watch(pages))
+            await process.stopping.wait()
+            watching.cancel()
+            await members.stop(running)
+    except* _CannotServe:
+        raise SystemExit(STATUS_MISCONFIGURED) from None
+    _log.info("stopped")
+
+
+class Members:
+    """The processes that share the socket `bound`. `run` them once."""
+
+    def __init__(self, settings: GatewaySettings, bound: socket.socket, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._bound = bound
+        self._counts = ConnectionCounts.create(settings.processes)
+        self._stopping = asyncio.Event()
+        # One of them has served for a while: the settings are good.
+        self._was_steady = False
+        numbers = range(1, settings.processes + 1)
+        self._members = [_Member(number, listening_socket("127.0.0.1:0")) for number in numbers]
+
+    def ports(self) -> Mapping[int, int]:
+        """The admin ports of the processes that run, by number."""
+        return {each.number: each.port for each in self._members if each.is_running}
+
+    async def run(self) -> None:
+        """Keep all processes running until `stop`."""
+        async with asyncio.TaskGroup() as tasks:
+            for member in self._members:
+                tasks.create_task(self._keep_running(member))
+
+    async def stop(self, running: asyncio.Task[None]) -> None:
+        """Let all processes drain, and end those that take too long."""
+        self._stopping.set()
+        # Once all of them have left it, too, a new connection is refused and does not wait.
+        self._bound.close()
+        for member in self._members:
+            member.signal(signal.SIGTERM)
+        settings = self._settings
+        await asyncio.wait([running], timeout=settings.unready_s + settings.drain_s + _LAST_S)
+        for member in self._members:
+            member.signal(signal.SIGKILL)
+
+    async def watch(self, pages: ProcessPages) -> None:
+        """End each process whose event loop stands still, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            alive = await asyncio.to_thread(pages.bodies, "/livez")
+            for member in self._members:
+                if member.is_running and member.is_stuck(is_alive=member.number in alive):
+                    _log.warning("process_stuck", process=member.number)
+                    member.signal(signal.SIGKILL)
+
+    async def _keep_running(self, member: _Member) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            began_s = self._clock.now()
+            status = await self._run_once(member)
+            if self._stopping.is_set():
+                return
+            if self._clock.now() - began_s > _STEADY_S:
+                self._was_steady, pause_s = True, _FIRST_PAUSE_S
+            elif status == STATUS_MISCONFIGURED and not self._was_steady:
+                raise _CannotServe
+            _log.warning("process_ended", process=member.number, status=status)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+
+    async def _run_once(self, member: _Member) -> int:
+        """Run a process for one life; returns its exit status."""
+        member.num_silent = None
+        member.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.gateway"),
+            env={**os.environ, **self._variables(member)},
+            pass_fds=(self._bound.fileno(), member.admin.fileno(), self._counts.file),
+            # A terminal's Ctrl-C would be a second signal, which ends them at once.
+            start_new_session=True,
+            preexec_fn=partial(die_with_parent, signal.SIGTERM),
+        )
+        _log.info("process_started", process=member.number, pid=member.process.pid)
+        if self._stopping.is_set():
+            member.signal(signal.SIGKILL)
+        status = await member.process.wait()
+        self._counts.left(member.number - 1)
+        return status
+
+    def _variables(self, member: _Member) -> dict[str, str]:
+        settings = self._settings
+        name = settings.gateway_id or f"{socket.gethostname()}-{os.getpid()}"
+        outbox = folder_of(settings.outbox_dir, member.number, settings.processes)
+        own = {
+            "PROCESS": str(member.number),
+            "SHARED_COUNTS": str(self._counts.file),
+            "LISTEN": f"{INHERITED}{self._bound.fileno()}",
+            "ADMIN_LISTEN": f"{INHERITED}{member.admin.fileno()}",
+            "GATEWAY_ID": f"{name}-{member.number}",
+            "OUTBOX_DIR": str(outbox),
+        }
+        return {f"{PREFIX}{key}": value for key, value in own.items()}
