@@ -141,6 +141,7 @@ def _add_gateway(kinds: Any) -> None:
     gateway.add_argument("--part", default="tokens,requests,ttft,idle", help=help_text)
     gateway.add_argument("--seconds", type=int, default=4, metavar="N", help="of each run (4)")
     gateway.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each (3)")
+    gateway.add_argument("--processes", type=int, default=1, metavar="N", help="of the gateway (1)")
     gateway.add_argument("--quick", action="store_true", help="one run of 2 s of each")
     _add_results(gateway)
     gateway.set_defaults(run=_gateway)
@@ -261,7 +262,10 @@ def _gateway(arguments: argparse.Namespace) -> int:
             arguments.quick,
         )
         seconds, num_rounds = (2, 1) if quick else (arguments.seconds, arguments.rounds)
-        options = BenchOptions(parts, cache, seconds, num_rounds, 500 if quick else 2_000)
+        num_idle = 500 if quick else 2_000
+        options = BenchOptions(
+            parts, cache, seconds, num_rounds, num_idle, num_processes=arguments.processes
+        )
         name = time.strftime("gateway-%Y%m%d-%H%M%S.jsonl")
         output = arguments.output or cache / "results" / name
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -55,6 +55,8 @@ class BenchOptions:
     seconds: float = 4.0
     num_rounds: int = 3
     num_idle: int = 2_000
+    # Of the gateway.
+    num_processes: int = 1
 
 
 def run_bench(options: BenchOptions, output: Path, say: Callable[[str], None]) -> None:
@@ -69,7 +71,11 @@ def run_bench(options: BenchOptions, output: Path, say: Callable[[str], None]) -
 def _records(
     options: BenchOptions, stack: ExitStack, say: Callable[[str], None]
 ) -> Iterator[Record]:
-    described = {"seconds": options.seconds, "num_rounds": options.num_rounds}
+    described = {
+        "seconds": options.seconds,
+        "num_rounds": options.num_rounds,
+        "num_processes": options.num_processes,
+    }
     yield {"part": "environment", **describe_machine(), "options": described}
     say("starting the stack")
     bench = _Bench(options, stack)
@@ -87,7 +93,8 @@ class _Bench:
         self._words = WordList.of_tokenizer(demo_model_path() / "tokenizer.json")
         logs = options.cache / "logs"
         workers = {"--aggregated": 1, "--threads": 1}
-        self._stack = SimulatedStack.start(workers, _VARIABLES, logs / "gateway-stack.log")
+        variables = {**_VARIABLES, "BATON_GATEWAY_PROCESSES": str(options.num_processes)}
+        self._stack = SimulatedStack.start(workers, variables, logs / "gateway-stack.log")
         stack.callback(self._stack.stop)
         argv = [sys.executable, "-m", "bench.gateway.load_client"]
         self._client = Runner(argv, logs / "gateway-client.log", clean_environment())

@@ -26,7 +26,7 @@ def _environment(records: Sequence[Record]) -> str:
     options = last["options"]
     return (
         f"{last['cpu']}, {last['num_cpus']} CPUs, Python {last['python']}; {options['num_rounds']} "
-        f"runs of {options['seconds']:g} s each."
+        f"runs of {options['seconds']:g} s each; gateway processes: {options['num_processes']}."
     )
 
 

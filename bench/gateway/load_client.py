@@ -6,7 +6,8 @@
     requests  so many clients, each with one request after the other; times of first tokens
     idle      so many streams that have begun and then wait
 
-CPU time and memory of the processes in `pids` are taken at the ends of the while that counts.
+CPU time and memory of the processes in `pids`, with their children, are taken at the ends of the
+while that counts.
 """
 
 import asyncio
@@ -101,7 +102,7 @@ class Load:
     def __init__(self, plan: Record) -> None:
         self._plan = plan
         self._url = urlsplit(plan["url"])
-        self._processes = {name: psutil.Process(pid) for name, pid in plan["pids"].items()}
+        self._processes = {name: _with_children(pid) for name, pid in plan["pids"].items()}
         self._request = self._bytes()
         self._connections: list[CountingConnection] = []
 
@@ -183,11 +184,13 @@ class Load:
         return {**sums, "client_cpu_s": own}
 
     def _cpu_s(self) -> dict[str, float]:
-        times = {name: process.cpu_times() for name, process in self._processes.items()}
-        return {name: each.user + each.system for name, each in times.items()}
+        return {name: sum(map(_cpu_s, every)) for name, every in self._processes.items()}
 
     def _memory(self) -> dict[str, float]:
-        return {name: each.memory_full_info().pss for name, each in self._processes.items()}
+        return {
+            name: sum(each.memory_full_info().pss for each in every)
+            for name, every in self._processes.items()
+        }
 
     def _bytes(self) -> bytes:
         body = json.dumps(self._plan["body"]).encode()
@@ -199,6 +202,16 @@ class Load:
         }
         lines = [f"{name}: {text}" for name, text in headers.items()]
         return "\r\n".join([f"POST {self._url.path} HTTP/1.1", *lines, "", ""]).encode() + body
+
+
+def _with_children(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 def _less(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
