@@ -10,17 +10,21 @@ CSRC := $(wildcard baton/model/cpu/csrc/*.cpp baton/model/cpu/csrc/*.h baton/han
 # The lowest transformers that pyproject.toml allows, and what it needs older than constraints.txt.
 OLDEST_VENV := .venv-oldest
 OLDEST := transformers==5.17.0 huggingface_hub==1.33.0
+VLLM_VENV := .venv-vllm
 BATON_PORT ?= 8080
 ARGS ?=
 export BATON_PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up down status test test-long test-oldest test-clients chaos test-cluster bench bench-router bench-gateway bench-peers loadtest images check fmt protos clean
+.PHONY: help setup up down status test test-long test-oldest test-clients chaos test-cluster bench bench-router bench-gateway bench-peers test-engines loadtest images check fmt protos clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: $(KERNELS) ## make the virtual environment in .venv, and nothing else
+setup: $(KERNELS) $(if $(filter vllm,$(ENGINE)),$(VLLM_VENV)/.installed) ## make the virtual environment in .venv, and nothing else (ENGINE=vllm: also .venv-vllm)
+
+$(VLLM_VENV)/.installed: tools/vllm.sh
+	@PYTHON=$(CURDIR)/$(RUN) tools/vllm.sh $(VLLM_VENV)
 
 $(INSTALLED): pyproject.toml constraints.txt tools/setup.sh
 	@tools/setup.sh $(VENV)
@@ -43,6 +47,10 @@ status: $(INSTALLED) ## the processes of the stack, and whether it is ready
 test: $(KERNELS) $(DEPLOY) ## all tests, with a table of times
 	@tools/test_programs.sh
 	@$(RUN) tools/run_tests.py
+
+test-engines: $(KERNELS) ## what every engine keeps to a worker: Baton's own, and vLLM's after make setup ENGINE=vllm
+	@BATON_VLLM_PYTHON=$${BATON_VLLM_PYTHON:-$(wildcard $(CURDIR)/$(VLLM_VENV)/bin/python)} OMP_NUM_THREADS=1 \
+		OMP_WAIT_POLICY=PASSIVE $(RUN) -m pytest tests/engines --timeout 900 $(ARGS)
 
 test-long: $(KERNELS) $(DEPLOY) ## the same with the large counts
 	@tools/test_programs.sh
@@ -98,4 +106,4 @@ protos: $(INSTALLED) ## generate baton/wire/v1 from protos/
 	@tools/protos.sh $(VENV) .
 
 clean: ## remove caches and the virtual environment (keeps .baton)
-	@rm -rf $(VENV) $(OLDEST_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	@rm -rf $(VENV) $(OLDEST_VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

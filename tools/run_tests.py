@@ -25,6 +25,7 @@ SECONDS = {
     "unit": 15,
     "architecture": 30,
     "model": 120,
+    "engines": 15,
     "simulation": 60,
     "integration": 120,
     "e2e": 150,

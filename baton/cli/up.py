@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from baton.cli import stack
@@ -55,6 +56,8 @@ def add_parsers(commands: Any) -> None:
     up.add_argument("--alias", action="append", default=[], metavar="PUBLIC=MODEL", help=help_text)
     help_text = f"do not answer to {', '.join(OPENAI_NAMES)} with the first model"
     up.add_argument("--no-openai-names", action="store_true", help=help_text)
+    help_text = "the engine of all workers; vllm after make setup ENGINE=vllm (baton)"
+    up.add_argument("--engine", choices=("baton", "vllm"), default="baton", help=help_text)
     help_text = "of weights and KV cache; auto: the checkpoint's, float32 for float16"
     up.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help=help_text
@@ -111,11 +114,23 @@ def _options(arguments: argparse.Namespace) -> plan.Options:
             arguments.max_batch,
             arguments.speculate,
             arguments.deterministic,
+            arguments.engine,
+            _engine_python(arguments.engine),
         ),
         port=port,
         spans_forward_to=os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
         edge=arguments.edge,
     )
+
+
+def _engine_python(engine: str) -> str:
+    """The interpreter of the environment that has the engine. Raises StartFailed without one."""
+    if engine == "baton":
+        return ""
+    python = Path(os.environ.get("BATON_VLLM_PYTHON", ".venv-vllm/bin/python")).absolute()
+    if not python.exists():
+        raise StartFailed(f"--engine vllm: there is no {python}; make setup ENGINE=vllm makes one")
+    return str(python)
 
 
 def _check_numbers(arguments: argparse.Namespace) -> None:

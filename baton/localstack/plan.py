@@ -52,6 +52,8 @@ class WorkerOptions:
     max_batch: int | None = None
     speculation_tokens: int | None = None
     is_deterministic: bool = False
+    engine: str = "baton"
+    engine_python: str = ""  # empty = this interpreter
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ class Options:
             "max_batch": worker.max_batch,
             "speculation_tokens": worker.speculation_tokens,
             "deterministic": "on" if worker.is_deterministic else None,
+            "engine": worker.engine,
+            "engine_python": worker.engine_python or None,
             "drain_s": DRAIN_S,
         }
         return {name: str(value) for name, value in settings.items() if value is not None}

@@ -9,10 +9,12 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 import grpc
 
+import baton
 from baton.engine.process.process_client import EngineSpec, ProcessEngineClient
 from baton.engine.protocol.client import CoreNotStarted, EngineClient, ModelRefused
 from baton.engine.protocol.messages import SnapshotHashes
@@ -37,6 +39,7 @@ from baton.worker.settings import Settings
 from baton.worker.transports import HandoffOptions, make_transports
 
 CORE_MODULE = "baton.worker.core_main"
+VLLM_CORE_MODULE = "baton.engines.vllm.core_main"
 _STOP_GRACE_S = 1.0
 # How long a worker that leaves still takes what a router sends that does not know it yet.
 REPORT_DRAINING_S = 0.5
@@ -182,13 +185,25 @@ async def _start_core(settings: Settings) -> ProcessEngineClient | CoreNotStarte
     """A failure is returned, so that it reaches the caller alone and not in a group."""
     try:
         return await ProcessEngineClient.start(
-            EngineSpec(CORE_MODULE),
+            _core_of(settings),
             settings.core_arguments(),
             load_timeout_s=settings.load_timeout_s,
             page_file=settings.page_file(),
         )
     except CoreNotStarted as error:
         return error
+
+
+def _core_of(settings: Settings) -> EngineSpec:
+    """The program of the engine that the settings name."""
+    module = VLLM_CORE_MODULE if settings.engine == "vllm" else CORE_MODULE
+    if not settings.engine_python:
+        return EngineSpec(module)
+    # Another environment has its own packages: where Baton is installed among this one's, it must
+    # have Baton, too; from a checkout it takes this one.
+    root = Path(baton.__file__).parents[1]
+    env = {} if root.name == "site-packages" else {"PYTHONPATH": str(root)}
+    return EngineSpec(module, settings.engine_python, env)
 
 
 async def _serve(process: Process, settings: Settings, deps: WorkerDeps, front: Front) -> None:

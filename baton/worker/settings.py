@@ -28,6 +28,11 @@ class Settings:
     # Where it runs, as the cloud or the cluster names it; empty = not known.
     zone: str = ""
 
+    # The engine that computes: Baton's own, or vLLM's.
+    engine: Literal["baton", "vllm"] = "baton"
+    # The interpreter of the environment that has it; empty = this one. vllm needs one of its own.
+    engine_python: str = ""
+
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # auto = the GPU where there is one.
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -41,7 +46,8 @@ class Settings:
     kv_memory: str = AUTO
     # Of the memory that is free before loading: for weights, activations and pool together.
     memory_share: float = 0.8
-    block_size: int = 16
+    # None = as the engine likes it: 16, vllm 32.
+    block_size: int | None = None
     # None = what the model was made for, as far as the pool holds it.
     max_model_len: int | None = None
     # Sequences in one step.
@@ -94,7 +100,7 @@ class Settings:
             raise ValueError("max_step_ms must not be below 0")
         if self.deterministic == "on" and self.device == "cuda":
             raise ValueError("deterministic is for device cpu only")
-        if self.block_size not in (16, 32, 64):
+        if self.block_size not in (None, 16, 32, 64):
             raise ValueError(f"block_size {self.block_size} is none of 16, 32, 64")
         if self.max_step_tokens < self.max_batch:
             raise ValueError("max_step_tokens must be at least max_batch")

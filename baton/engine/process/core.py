@@ -8,17 +8,60 @@ read which requests ran even when this process hangs or is dead (decision 0032).
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
-from baton.engine.protocol.messages import Command, CommandBatch, CoreMessage, LoadFailed, Shutdown
+from baton.engine.protocol.messages import (
+    Command,
+    CommandBatch,
+    CoreMessage,
+    EngineInfo,
+    LoadFailed,
+    Shutdown,
+    StepEvents,
+)
 from baton.engine.protocol.progress_page import PAGE_BYTES, ProgressPage
-from baton.engine.step.engine import Engine
 from baton.system.frames import FrameSocket, PeerClosed
 from baton.system.memory_file import map_memory_file, resize_and_map
 from baton.system.parent_death import die_with_parent
 from baton.system.prefault import prefault
+
+
+class CoreEngine(Protocol):
+    """An engine as the loop of its core process drives it."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def num_pool_blocks(self) -> int:
+        """The blocks of the shared pool."""
+
+    @property
+    def has_work(self) -> bool:
+        """Another turn could bring something without a new command."""
+
+    def bind_pool(self, pool: memoryview) -> None:
+        """Use this pool for what is handed over."""
+
+    def warm_up(self) -> None:
+        """Begin, once the front knows the engine, what a first request would have to wait for."""
+
+    def turn(
+        self,
+        commands: Sequence[Command],
+        page: ProgressPage,
+        send: Callable[[StepEvents], None],
+    ) -> None:
+        """Apply the commands, run one step if there is something to compute, and send reports.
+
+        The page is written before the step runs.
+        """
+
+    def next_deadline(self) -> float | None:
+        """The time to take a turn although no command has come."""
 
 
 class CoreLink:
@@ -57,7 +100,7 @@ class CoreLink:
         self.send(LoadFailed(message))
 
 
-def serve(link: CoreLink, engine: Engine) -> None:
+def serve(link: CoreLink, engine: CoreEngine) -> None:
     """Map the pool, announce the engine, and step it until Shutdown or until the front is gone."""
     try:
         pool = link.create_pool(engine.num_pool_blocks * engine.info.kv_spec.row_bytes)
@@ -70,26 +113,16 @@ def serve(link: CoreLink, engine: Engine) -> None:
         return
 
 
-def _loop(link: CoreLink, engine: Engine) -> None:
+def _loop(link: CoreLink, engine: CoreEngine) -> None:
     while True:
         commands = _next_commands(link, engine)
         link.page.count_commands(len(commands))
         if any(isinstance(command, Shutdown) for command in commands):
             return
-        batch = engine.begin_step(commands)
-        result = None
-        if batch is not None:
-            link.page.begin_step(batch.step, engine.batch_request_ids(), engine.expected_step_s())
-            if (answers := engine.take_answers()) is not None:
-                link.send(answers)
-            result = engine.runner.run(batch)
-        events = engine.finish_step(result)
-        while events is not None:
-            link.send(events)
-            events = engine.next_events()
+        engine.turn(commands, link.page, link.send)
 
 
-def _next_commands(link: CoreLink, engine: Engine) -> list[Command]:
+def _next_commands(link: CoreLink, engine: CoreEngine) -> list[Command]:
     """Take the commands that are there; with nothing to compute, wait for one or a deadline."""
     if engine.has_work:
         return link.receive(0)

@@ -5,6 +5,7 @@ can publish what is about to run, or let virtual time pass. Knows no processes, 
 loops. The three kinds of sequences are described in `protocol/messages.py`.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from baton.engine.kv.block_manager import BlockManager
 from baton.engine.protocol.batch import StepBatch, StepResult
 from baton.engine.protocol.device_handoff import DeviceHandoff
 from baton.engine.protocol.messages import Command, EngineInfo, EngineLoad, StepEvents
+from baton.engine.protocol.progress_page import ProgressPage
 from baton.engine.protocol.runner import PoolingRunner, Runner
 from baton.engine.step.batch_builder import StepBatches
 from baton.engine.step.chunk_policy import ChunkPolicy
@@ -109,6 +111,25 @@ class Engine:
         batch = self.begin_step(commands)
         result = None if batch is None else self.runner.run(batch)
         return self.finish_step(result)
+
+    def turn(
+        self,
+        commands: SequenceOf[Command],
+        page: ProgressPage,
+        send: Callable[[StepEvents], None],
+    ) -> None:
+        """One turn of a core's loop: a step if there is something to compute, and its reports."""
+        batch = self.begin_step(commands)
+        result = None
+        if batch is not None:
+            page.begin_step(batch.step, self.batch_request_ids(), self.expected_step_s())
+            if (answers := self.take_answers()) is not None:
+                send(answers)
+            result = self.runner.run(batch)
+        events = self.finish_step(result)
+        while events is not None:
+            send(events)
+            events = self.next_events()
 
     def begin_step(self, commands: SequenceOf[Command]) -> StepBatch | None:
         """Apply the commands and schedule; None when there is nothing to run."""

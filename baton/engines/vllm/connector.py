@@ -1,0 +1,126 @@
+"""Moves pages between vLLM's KV cache and the pool that the front shares.
+
+vLLM's connector interface: the scheduler's side says which blocks a step makes final and which have
+come, a rank's side copies them. Bytes travel between workers by Baton's own transports, and are
+verified before vLLM sees them. A page in the pool is vLLM's own: what a layer has of a block.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
+
+# What becomes of a request's blocks; the value of vLLM's kv_transfer_params.
+KIND_KEY = "baton"
+
+
+@dataclass
+class StepCopies(KVConnectorMetadata):  # type: ignore[misc]
+    """What one step asks of a rank's side."""
+
+    exports: list[int] = field(default_factory=list)
+    # Requests whose missing blocks are in the pool, with those.
+    imports: list[tuple[str, list[int]]] = field(default_factory=list)
+    # Requests whose held blocks are given back: prefills that were released, and remote requests
+    # that were given up before their blocks came.
+    released: set[str] = field(default_factory=set)
+    dropped: set[str] = field(default_factory=set)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.exports or self.imports or self.released or self.dropped)
+
+
+class ConnectorOwner(Protocol):
+    """The engine, as the scheduler's side of the connector knows it."""
+
+    def on_allocated(self, name: str, block_ids: list[int], num_missing_tokens: int) -> None:
+        """A remote request has its blocks; so many tokens of them are to come."""
+
+    def take_copies(self, scheduled: Any) -> StepCopies:
+        """What the step that was just scheduled has to copy."""
+
+
+class BatonConnector(KVConnectorBase_V1):  # type: ignore[misc]
+    """Both sides, as vLLM makes them: one object for the scheduler, one for each rank."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        # Set on the scheduler's side once the engine is there.
+        self.owner: ConnectorOwner | None = None
+        self._layers: list[torch.Tensor] = []
+        self._pages: list[torch.Tensor] = []
+        self._sent: set[str] = set()
+        self._received: set[str] = set()
+
+    # The scheduler's side.
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        """All of a remote request's prompt comes from elsewhere, later."""
+        if (request.kv_transfer_params or {}).get(KIND_KEY) != "remote":
+            return 0, False
+        return request.num_prompt_tokens - num_computed_tokens, True
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Note the blocks that were found for a remote request."""
+        if num_external_tokens > 0 and self.owner is not None:
+            block_ids = list(blocks.get_block_ids()[0])
+            self.owner.on_allocated(request.request_id, block_ids, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepCopies:
+        """Collect the step's copies."""
+        return StepCopies() if self.owner is None else self.owner.take_copies(scheduler_output)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
+        """A prefill that has ended keeps its blocks until it is released."""
+        kind = (request.kv_transfer_params or {}).get(KIND_KEY)
+        return kind == "prefill" and request.status.name != "FINISHED_ABORTED", None
+
+    # A rank's side.
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Take vLLM's layers, as bytes by block."""
+        self._layers = [
+            layer.view(layer.shape[0], -1).view(torch.uint8) for layer in kv_caches.values()
+        ]
+
+    def bind_pool(self, pool: memoryview, num_blocks: int) -> None:
+        """Take the shared pool, by layer: a block's pages lie one after the other."""
+        rows = torch.frombuffer(pool, dtype=torch.uint8).view(num_blocks, len(self._layers), -1)
+        self._pages = [rows[:, layer] for layer in range(len(self._layers))]
+
+    def start_load_kv(self, forward_context: Any, **_: Any) -> None:
+        """Copy what has come into the cache."""
+        copies = self._get_connector_metadata()
+        for name, block_ids in copies.imports:
+            for layer, pages in zip(self._layers, self._pages, strict=True):
+                layer[block_ids] = pages[block_ids].to(layer.device)
+            self._received.add(name)
+        self._received |= copies.dropped
+        self._sent |= copies.released
+
+    def wait_for_save(self) -> None:
+        """Copy what the step has made final into the pool."""
+        block_ids = self._get_connector_metadata().exports
+        if block_ids:
+            for layer, pages in zip(self._layers, self._pages, strict=True):
+                pages[block_ids] = layer[block_ids].cpu()
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
+        """The requests whose blocks were given back, and those whose blocks have come."""
+        sent, received = self._sent, self._received
+        self._sent, self._received = set(), set()
+        return sent, received
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing: all layers are copied before the step ends."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **_: Any) -> None:
+        """Nothing: layers are copied together, by `wait_for_save`."""

@@ -1,0 +1,175 @@
+"""`python -m baton.engines.vllm.core_main`: the core process of a worker, with vLLM's engine.
+
+Started by the front as Baton's own core is, with the same options, in an environment that has
+vLLM. What vLLM cannot do is told to the front in one line; this process then exits.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from baton.engine.process.core import CoreLink, serve
+from baton.system.byte_size import parse_bytes
+from baton.system.cores import num_available_cores
+
+# One exact version: parts of vLLM that are not its public interface are used here.
+VLLM_VERSION = "0.32.0"
+EXIT_CANNOT_SERVE = 3
+
+
+class CannotServe(Exception):
+    """The message is one line for a person."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Load, then step until the front says Shutdown or is gone. Returns the exit code."""
+    link, rest = CoreLink.from_argv(argv)
+    options = parse_options(rest)
+    _set_environment(options)
+    try:
+        check(options)
+        engine = _build(options)
+    except (CannotServe, ValueError, OSError) as error:
+        link.refuse(str(error).partition("\n")[0])
+        return EXIT_CANNOT_SERVE
+    serve(link, engine)
+    return 0
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises CannotServe for an option that is not served here, or another vLLM."""
+    asked = {
+        "speculation_tokens": options.speculation_tokens > 0,
+        "deterministic": options.deterministic == "on",
+        "device": options.device == "cuda",
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise CannotServe(f"{name}: not served by the engine vllm {VLLM_VERSION}")
+    try:
+        from vllm.version import __version__ as installed
+    except ImportError as error:
+        raise CannotServe(f"engine vllm: {sys.executable} has no vLLM: {error}") from None
+    if installed.partition("+")[0] != VLLM_VERSION:
+        raise CannotServe(f"engine vllm: {VLLM_VERSION} is needed, {installed} is installed")
+
+
+def _set_environment(options: argparse.Namespace) -> None:
+    """Variables that vLLM reads when it is imported."""
+    fixed = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(options.threads),
+    }
+    os.environ.update(fixed)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+
+def _build(options: argparse.Namespace) -> Any:
+    """Load the model and warm up."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor import Executor
+
+    from baton.engine.protocol.messages import EngineInfo
+    from baton.engines.vllm.admission import UNSUPPORTED
+    from baton.engines.vllm.engine import VllmEngine
+    from baton.engines.vllm.model_facts import end_token_ids, kv_spec_of
+    from baton.engines.vllm.pace import StepPace
+    from baton.engines.vllm.warm_up import warm_up
+    from baton.system.clock import SystemClock
+    from baton.wire.fingerprint import model_fingerprint
+
+    folder = Path(options.model).expanduser()
+    if not folder.is_dir():
+        raise CannotServe(f"model {options.model}: no such folder")
+    config = _engine_config(options)
+    core = EngineCore(config, Executor.get_class(config), log_stats=False)
+    name = f"vllm {VLLM_VERSION}"
+    kv_spec = kv_spec_of(core.scheduler.kv_cache_config, name)
+    num_blocks = core.scheduler.cache_config.num_gpu_blocks
+    info = EngineInfo(
+        model_fp=model_fingerprint(folder),
+        model_name=options.model_name or folder.resolve().name,
+        model_revision="local",
+        kv_spec=kv_spec,
+        num_blocks=num_blocks,
+        # One block of vLLM's is never given to a sequence.
+        max_model_len=min(config.model_config.max_model_len, (num_blocks - 1) * kv_spec.block_size),
+        max_num_seqs=options.max_batch,
+        vocab_size=config.model_config.get_vocab_size(),
+        eos_token_ids=end_token_ids(config.model_config),
+        engine=name,
+        unsupported=list(UNSUPPORTED),
+    )
+    pace = StepPace(options.max_step_tokens, options.max_step_ms / 1000 or None)
+    engine = VllmEngine(core, info, get_kv_transfer_group(), pace, SystemClock())
+    warm_up(engine)
+    return engine
+
+
+def _engine_config(options: argparse.Namespace) -> Any:
+    from vllm.config import KVTransferConfig
+    from vllm.config.kv_events import KVEventsConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    package = "baton.engines.vllm"
+    arguments = AsyncEngineArgs(
+        model=options.model,
+        dtype=options.dtype,
+        max_model_len=options.max_model_len,
+        block_size=options.block_size,
+        max_num_seqs=options.max_batch,
+        max_num_batched_tokens=options.max_step_tokens,
+        kv_cache_memory_bytes=options.kv_memory,
+        gpu_memory_utilization=options.memory_share,
+        enforce_eager=True,
+        async_scheduling=False,
+        enable_prefix_caching=True,
+        disable_log_stats=True,
+        scheduling_policy="priority",
+        scheduler_cls=f"{package}.scheduler.BatonScheduler",
+        logits_processors=[f"{package}.row_choice:RowChoice"],
+        kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="BatonConnector",
+            kv_role="kv_both",
+            kv_connector_module_path=f"{package}.connector",
+        ),
+    )
+    return arguments.create_engine_config()
+
+
+def parse_options(argv: Sequence[str]) -> argparse.Namespace:
+    """The options after the three descriptors: those of `baton.worker.core_main`."""
+    parser = argparse.ArgumentParser(prog="baton.engines.vllm.core_main", description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--model-name", default="")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--cuda-graphs", default="on")
+    parser.add_argument("--deterministic", default="off")
+    parser.add_argument("--threads", type=int, default=num_available_cores())
+    parser.add_argument("--kv-memory", type=parse_bytes, default=None)
+    parser.add_argument("--memory-share", type=float, default=0.8)
+    parser.add_argument("--block-size", type=int, default=32)
+    parser.add_argument("--max-model-len", type=int, default=None)
+    parser.add_argument("--max-batch", type=int, default=64)
+    parser.add_argument("--max-step-tokens", type=int, default=2048)
+    parser.add_argument("--speculation-tokens", type=int, default=0)
+    parser.add_argument("--max-step-ms", type=float, default=100.0)
+    parser.add_argument("--nixl-agent", default="")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # taking vLLM apart would hold up a worker that leaves

@@ -1,0 +1,108 @@
+"""Chooses each token by Baton's rules, as a logits processor of vLLM.
+
+vLLM samples greedily, and this processor leaves it one token to choose. So a seed, penalties and
+every other option mean what they mean in Baton's own engine, and a sequence goes on elsewhere
+behind the tokens that it has as if it had never moved: its noise is counted by the index among its
+output tokens, and its penalties count those of earlier attempts as output.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from vllm.v1.sample.logits_processor import LogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+
+from baton.engine.protocol.batch import SampleRow, TokenHistory
+from baton.engine.protocol.messages import SamplingParams
+from baton.engines.vllm.model_facts import end_token_ids
+from baton.model.sampling.logit_edits import is_edited
+from baton.model.sampling.row_sampler import RowSampler
+
+# The key among vLLM's own arguments for plugins.
+EXTRA_KEY = "baton"
+
+
+@dataclass(slots=True)
+class RowOptions:
+    """A sequence as the processor knows it; `num_emitted` tokens at the end of what vLLM takes for
+    the prompt are output."""
+
+    seq_id: int
+    choice: int
+    sampling: SamplingParams
+    num_emitted: int
+
+
+class _Row:
+    """One sequence in the batch; `outputs` is vLLM's own list, which grows."""
+
+    def __init__(self, options: RowOptions, prompt: list[int], outputs: list[int]) -> None:
+        self._options = options
+        self._outputs = outputs
+        self._num_prompt_tokens = len(prompt) - options.num_emitted
+        self._num_given = self._num_tokens = len(prompt)
+        self._tokens = np.empty(len(prompt) + options.sampling.max_tokens + 1, np.uint32)
+        self._tokens[: len(prompt)] = prompt
+
+    def sample_row(self) -> SampleRow:
+        """What is to be sampled now."""
+        options, params = self._options, self._options.sampling
+        has_penalty = (
+            params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
+        )
+        return SampleRow(
+            token_row=0,
+            params=params,
+            choice=options.choice,
+            output_index=options.num_emitted + len(self._outputs),
+            history=self._history() if has_penalty else None,
+        )
+
+    def _history(self) -> TokenHistory:
+        new = self._outputs[self._num_tokens - self._num_given :]
+        end = self._num_tokens + len(new)
+        self._tokens[self._num_tokens : end] = new
+        self._num_tokens = end
+        return TokenHistory(self._options.seq_id, self._tokens[:end], self._num_prompt_tokens)
+
+
+class RowChoice(LogitsProcessor):  # type: ignore[misc]
+    """The processor of one rank. vLLM makes it."""
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self._sampler = RowSampler(end_token_ids(vllm_config.model_config))
+        self._rows: dict[int, _Row] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        """False: it works on rows that vLLM takes for greedy."""
+        return False
+
+    def update_state(self, batch_update: Any) -> None:
+        """Follow the rows of the batch."""
+        process_dict_updates(self._rows, batch_update, _row_of)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Leave one token in each row that is not simply greedy."""
+        rows = {index: row.sample_row() for index, row in self._rows.items()}
+        chosen = {
+            index: row for index, row in rows.items() if row.params.temperature or is_edited(row)
+        }
+        if chosen:
+            indexes = list(chosen)
+            sampled = self._sampler.result(logits[indexes], list(chosen.values()), None)
+            _leave_only(logits, indexes, sampled.tokens)
+        return logits
+
+
+def _row_of(params: Any, prompt: list[int] | None, outputs: list[int]) -> _Row | None:
+    options = (params.extra_args or {}).get(EXTRA_KEY)
+    return None if options is None or prompt is None else _Row(options, prompt, outputs)
+
+
+def _leave_only(logits: torch.Tensor, indexes: list[int], tokens: NDArray[np.int64]) -> None:
+    rows = torch.tensor(indexes, device=logits.device)
+    logits[rows] = -torch.inf
+    logits[rows, torch.from_numpy(tokens).to(logits.device)] = 0.0

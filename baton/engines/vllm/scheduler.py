@@ -1,0 +1,71 @@
+"""vLLM's scheduler with what a front may ask besides: to park, to run alone, to keep steps short.
+
+A request that is left out of a step keeps its blocks and its state. Overrides two methods of
+vLLM's scheduler and calls a third; they are not part of its public interface, which is why one
+exact version of vLLM is required.
+"""
+
+from typing import Any, Protocol
+
+from vllm.v1.core.sched.scheduler import Scheduler
+
+
+class StepOwner(Protocol):
+    """The engine, as its scheduler knows it."""
+
+    def may_run(self, request: Any) -> bool:
+        """Whether the request may take part in this step."""
+
+    def most_step_tokens(self) -> int:
+        """The number of tokens that this step may compute."""
+
+    def on_preempted(self, request: Any) -> None:
+        """Its blocks were taken, and it waits to be computed again."""
+
+    def on_scheduled(self, scheduled: Any) -> None:
+        """The step is about to run."""
+
+
+class BatonScheduler(Scheduler):  # type: ignore[misc]
+    """The scheduler of one engine; `owner` is set once the engine is there."""
+
+    owner: StepOwner | None = None
+    running: list[Any]
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Plan a step of those that may run."""
+        owner = self.owner
+        if owner is None:
+            return super().schedule(*args, **kwargs)
+        left_out = [request for request in self.running if not owner.may_run(request)]
+        self.running = [request for request in self.running if request not in left_out]
+        # Places in the batch that those keep.
+        self.max_num_active_reqs = self.max_num_running_reqs - len(left_out)
+        self.max_num_scheduled_tokens = owner.most_step_tokens()
+        is_wanted = bool(left_out) and (bool(self.running) or self._has_waiting(owner))
+        output = super().schedule(*args, **kwargs)
+        if is_wanted and not output.total_num_scheduled_tokens:
+            # They hold all places or blocks: the least important one gives its own back.
+            victim = max(left_out, key=lambda each: (each.priority, each.arrival_time))
+            left_out.remove(victim)
+            self._preempt_request(victim, 0.0)
+        self.running += left_out
+        owner.on_scheduled(output)
+        return output
+
+    def _has_waiting(self, owner: StepOwner) -> bool:
+        """A request waits for a place or for blocks, and for nothing else."""
+        return any(
+            owner.may_run(request) and request.status.name in ("WAITING", "PREEMPTED")
+            for request in self.waiting
+        )
+
+    def _handle_blocked_waiting_request(self, request: Any) -> bool:
+        if self.owner is not None and not self.owner.may_run(request):
+            return False
+        return bool(super()._handle_blocked_waiting_request(request))
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        super()._preempt_request(request, *args, **kwargs)
+        if self.owner is not None:
+            self.owner.on_preempted(request)

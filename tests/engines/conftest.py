@@ -1,0 +1,49 @@
+"""The engines that the conformance suite runs on: Baton's own, and vLLM's where there is one.
+
+`BATON_VLLM_PYTHON` names the interpreter of an environment with vLLM; `make test-engines` sets it.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import baton.demo_model
+from baton.engine.process.process_client import EngineSpec
+from tests.engines.driven_core import DrivenCore
+
+MODEL = Path(baton.demo_model.__file__).parent
+VLLM_PYTHON = os.environ.get("BATON_VLLM_PYTHON", "")
+ENGINES = {"baton": EngineSpec("baton.worker.core_main")}
+if VLLM_PYTHON:
+    ENGINES["vllm"] = EngineSpec("baton.engines.vllm.core_main", VLLM_PYTHON)
+OPTIONS = {
+    "--model": str(MODEL),
+    "--dtype": "float32",
+    "--threads": "1",
+    "--kv-memory": "20MiB",
+    "--block-size": "32",
+    "--max-batch": "8",
+    "--max-model-len": "640",
+}
+
+
+@pytest.fixture(scope="session", params=ENGINES)
+def running(request: pytest.FixtureRequest) -> Iterator[DrivenCore]:
+    """One core of each engine for all tests."""
+    words = [word for option in OPTIONS.items() for word in option]
+    core = DrivenCore(ENGINES[request.param], words)
+    yield core
+    core.close()
+
+
+@pytest.fixture
+def core(running: DrivenCore) -> Iterator[DrivenCore]:
+    """The core, which has nothing left to do and all its blocks when a test is over."""
+    running.settle()
+    num_free = running.num_free_blocks
+    yield running
+    running.settle()
+    assert running.num_free_blocks == num_free
+    assert running.load.num_running == running.load.num_waiting == running.load.num_not_started == 0

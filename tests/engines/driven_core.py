@@ -1,0 +1,196 @@
+"""Drives one core process from a test, command by command, and keeps what came out."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from baton.engine.process.process_client import EngineSpec, ProcessEngineClient
+from baton.engine.protocol.messages import (
+    Abort,
+    AddSequence,
+    Bind,
+    Command,
+    Credit,
+    EngineLoad,
+    Release,
+    SnapshotHashes,
+    Start,
+    StepEvents,
+    TokenLogprobs,
+)
+from baton.testing import engine_driver
+from baton.wire.prefix_hash import split_hashes
+
+LIMIT_S = 60.0
+
+
+class DrivenCore:
+    """A core and what it has told: by sequence, or in order."""
+
+    def __init__(self, spec: EngineSpec, args: Sequence[str]) -> None:
+        self._runner = asyncio.Runner()
+        self._client: ProcessEngineClient = self._runner.run(
+            ProcessEngineClient.start(spec, args, load_timeout_s=280)
+        )
+        self.info = self._client.info
+        self.tokens: dict[int, list[int]] = {}
+        self.first_index: dict[int, int] = {}
+        self.finished: dict[int, str] = {}
+        self.refused: dict[int, Any] = {}
+        self.admitted: dict[int, int] = {}
+        self.started: dict[int, Any] = {}
+        self.tables: dict[int, list[int]] = {}
+        self.computed: dict[int, int] = {}
+        self.logprobs: dict[int, list[TokenLogprobs]] = {}
+        self.prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        self.freed: set[int] = set()
+        # The sequences that got a token in each step.
+        self.shared_steps: list[set[int]] = []
+        self.cached: set[bytes] = set()
+        self.last: StepEvents | None = None
+        self._last_seq_id = 0
+        self._open: set[int] = set()
+
+    @property
+    def block_size(self) -> int:
+        return self.info.kv_spec.block_size
+
+    @property
+    def progress(self) -> Any:
+        return self._client.progress()
+
+    @property
+    def load(self) -> EngineLoad:
+        assert self.last is not None
+        return self.last.load
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.load.num_blocks_free
+
+    def settle(self) -> None:
+        """End what a test has left, and read all that the core has to tell of it."""
+        self.end(*self._open)
+        self.snapshot()
+
+    def close(self) -> None:
+        self._runner.run(self._client.close())
+        self._runner.close()
+
+    def add(self, prompt: Sequence[int], **fields: Any) -> int:
+        """A new sequence; its id."""
+        self._last_seq_id += 1
+        add: AddSequence = engine_driver.add_sequence(self._last_seq_id, prompt, **fields)
+        self._open.add(self._last_seq_id)
+        self.send(add)
+        return self._last_seq_id
+
+    def send(self, *commands: Command) -> None:
+        async def send() -> None:
+            for command in commands:
+                self._client.send(command)
+            await asyncio.sleep(0)
+
+        self._runner.run(send())
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        """Read events until it is so."""
+        self._runner.run(self._until(is_so))
+
+    def answer(self, prompt: Sequence[int], **fields: Any) -> list[int]:
+        """The whole output of one sequence."""
+        seq_id = self.add(prompt, **fields)
+        self.until(lambda: seq_id in self.finished)
+        return self.tokens.get(seq_id, [])
+
+    def end(self, *seq_ids: int) -> None:
+        """Abort, and wait until all is free."""
+        left = self._open.intersection(seq_ids)
+        self.send(*map(Abort, left))
+        self.until(lambda: self.freed.issuperset(left))
+        self._open -= left
+
+    def release(self, seq_id: int) -> None:
+        self.send(Release(seq_id))
+        self.until(lambda: seq_id in self.freed)
+        self._open.discard(seq_id)
+
+    def credit(self, seq_id: int, up_to_index: int) -> None:
+        self.send(Credit(seq_id, up_to_index))
+
+    def prefill(self, prompt: Sequence[int], **fields: Any) -> tuple[int, int]:
+        """Prefill a prompt and hold it; its sequence and the first token."""
+        seq_id = self.add(prompt, kind="prefill", **fields)
+        self.until(lambda: bool(self.tokens.get(seq_id)))
+        return seq_id, self.tokens[seq_id][0]
+
+    def bind(self, seq_id: int) -> list[int]:
+        """Bind an admitted sequence; its table."""
+        self.until(lambda: seq_id in self.admitted)
+        self.send(Bind(seq_id))
+        self.until(lambda: seq_id in self.tables)
+        return self.tables[seq_id]
+
+    def hand_over(self, source: int, target: int, first_token: int) -> None:
+        """Copy the blocks of a held prefill into those of a bound sequence, and start it."""
+        row = self.info.kv_spec.row_bytes
+        pairs = zip(self.tables[source], self.tables[target], strict=True)
+        for here, there in list(pairs)[self.admitted[target] :]:
+            pool = self._client.pool
+            pool[there * row : (there + 1) * row] = bytes(pool[here * row : (here + 1) * row])
+        self.send(Start(target, first_token))
+
+    def snapshot(self) -> set[bytes]:
+        """All hashes in the prefix cache, as the core tells them."""
+        self.send(SnapshotHashes())
+        found: list[bytes] = []
+
+        def has_come() -> bool:
+            if self.last is not None and self.last.snapshot is not None:
+                found.extend(split_hashes(self.last.snapshot))
+                return True
+            return False
+
+        self.last = None
+        self.until(has_come)
+        return set(found)
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while not is_so():
+                self._take(await self._client.events())
+
+    def _take(self, events: StepEvents) -> None:
+        self.last = events
+        for admitted in events.admitted:
+            self.admitted[admitted.seq_id] = admitted.num_cached_blocks
+        for refused in events.refused:
+            self.refused[refused.seq_id] = refused
+        for started in events.started:
+            self.started[started.seq_id] = started
+            self.tables[started.seq_id] = list(started.block_ids)
+        for bound in events.bound:
+            self.tables[bound.seq_id] = bound.block_ids
+        for progress in events.progress:
+            self.computed[progress.seq_id] = progress.num_computed_tokens
+            self.tables[progress.seq_id] += progress.block_ids
+        for entry in events.prompt_logprobs:
+            self.prompt_logprobs.setdefault(entry.seq_id, []).append(entry)
+        for entry in events.logprobs:
+            self.logprobs.setdefault(entry.seq_id, []).append(entry)
+        columns = zip(events.token_seq_ids, events.token_ids, events.token_indexes, strict=True)
+        for seq_id, token, index in columns:
+            output = self.tokens.setdefault(seq_id, [])
+            first = self.first_index.setdefault(seq_id, index)
+            assert index == first + len(output), f"token {index} of {seq_id} is not the next"
+            output.append(token)
+        if events.token_seq_ids:
+            self.shared_steps.append(set(events.token_seq_ids))
+        for finished in events.finished:
+            assert finished.seq_id not in self.finished, "finished twice"
+            self.finished[finished.seq_id] = finished.reason
+        self.freed.update(events.freed)
+        self.cached -= set(split_hashes(events.removed_hashes))
+        for stored in events.stored:
+            self.cached |= set(split_hashes(stored.hashes))
+        assert not events.violations
