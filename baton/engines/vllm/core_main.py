@@ -55,10 +55,15 @@ def check(options: argparse.Namespace) -> None:
         raise CannotServe(f"engine vllm: {sys.executable} has no vLLM: {error}") from None
     if installed.partition("+")[0] != VLLM_VERSION:
         raise CannotServe(f"engine vllm: {VLLM_VERSION} is needed, {installed} is installed")
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        raise CannotServe("engine vllm: only vLLM's build for CPUs is served here")
 
 
 def _set_environment(options: argparse.Namespace) -> None:
-    """Variables that vLLM reads when it is imported."""
+    """Variables that vLLM reads when it is imported. The runner is the one that takes the processor
+    of `row_choice.py`."""
     fixed = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_V2_MODEL_RUNNER": "0",

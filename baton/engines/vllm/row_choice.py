@@ -50,15 +50,12 @@ class _Row:
     def sample_row(self) -> SampleRow:
         """What is to be sampled now."""
         options, params = self._options, self._options.sampling
-        has_penalty = (
-            params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
-        )
         return SampleRow(
             token_row=0,
             params=params,
             choice=options.choice,
             output_index=options.num_emitted + len(self._outputs),
-            history=self._history() if has_penalty else None,
+            history=self._history() if has_penalty(params) else None,
         )
 
     def _history(self) -> TokenHistory:
@@ -97,9 +94,21 @@ class RowChoice(LogitsProcessor):  # type: ignore[misc]
         return logits
 
 
+def has_penalty(params: SamplingParams) -> bool:
+    """The tokens so far change the next one's probabilities."""
+    return bool(params.presence_penalty or params.frequency_penalty) or (
+        params.repetition_penalty != 1
+    )
+
+
 def _row_of(params: Any, prompt: list[int] | None, outputs: list[int]) -> _Row | None:
+    """None for a sequence that takes the likeliest token as it is: that is vLLM's own way here."""
     options = (params.extra_args or {}).get(EXTRA_KEY)
-    return None if options is None or prompt is None else _Row(options, prompt, outputs)
+    if options is None or prompt is None:
+        return None
+    sampling = options.sampling
+    is_changed = sampling.temperature or sampling.min_tokens or sampling.logit_bias
+    return _Row(options, prompt, outputs) if is_changed or has_penalty(sampling) else None
 
 
 def _leave_only(logits: torch.Tensor, indexes: list[int], tokens: NDArray[np.int64]) -> None:
