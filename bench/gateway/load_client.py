@@ -211,7 +211,7 @@ def _with_children(pid: int) -> list[psutil.Process]:
 
 def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
-    return times.user + times.system
+    return float(times.user + times.system)
 
 
 def _less(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
